@@ -1,0 +1,5 @@
+"""GPU memory in the notebook: exact figures for every cell, a live plot, a release that proves itself."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

@@ -1,0 +1,79 @@
+"""The contract for the one door to hardware.
+
+Everything above asks for memory through these two protocols, so that a recording can stand in for a
+GPU. ``tests/backends/test_contract.py`` holds every implementation to what is said here.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from gpumemwidget.records import DeviceInfo, DeviceUse, Reading
+
+__all__ = ["DeviceMonitor", "MemoryBackend"]
+
+
+@runtime_checkable
+class MemoryBackend(Protocol):
+    """A source of this process's memory counters: the caching allocator, malloc, a recording.
+
+    No method initialises a device, changes the current one, or changes what the user's own calls
+    return. All may be called from any thread.
+    """
+
+    #: ``"cuda"``, ``"host"``, ``"replay"``.
+    kind: str
+
+    def list_devices(self) -> tuple[DeviceInfo, ...]:
+        """The devices that have counters now: those that the user has touched."""
+        ...
+
+    def read(self) -> tuple[Reading, ...]:
+        """One reading for each of these devices; the peaks are those of the running span.
+
+        Outside a span the peaks run since the last span began, or since the process did.
+        """
+        ...
+
+    def start_span(self) -> tuple[Reading, ...]:
+        """Begin a new span of high-water marks, invisibly to the user; what stands at its start.
+
+        A span that was running ends.
+        """
+        ...
+
+    def end_span(self) -> tuple[Reading, ...]:
+        """What stands at the span's end, with its peaks.
+
+        A device that was first touched within the span is there too: its counters began at 0.
+        """
+        ...
+
+    def empty_cache(self) -> None:
+        """Give back to the device what is cached and unused, on each touched device."""
+        ...
+
+    def close(self) -> None:
+        """Take away whatever the backend added to the process. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class DeviceMonitor(Protocol):
+    """A source for whole devices, other processes too: the driver's management library."""
+
+    def list_infos(self) -> tuple[DeviceInfo, ...]:
+        """All devices that this process can see, touched or not, under PyTorch's names."""
+        ...
+
+    def read_use(self, device: str) -> DeviceUse | None:
+        """The whole device now; ``None`` where it can't be read."""
+        ...
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Sentences on what failed since the last call, each failure once."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the library. May be called twice."""
+        ...

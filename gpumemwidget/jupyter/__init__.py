@@ -1,0 +1,1 @@
+"""IPython and Jupyter: the extension, the cell events, the magics, the dashboard."""

@@ -1,0 +1,1 @@
+"""Readings become records: the sampler, its history, the ledger of cells."""

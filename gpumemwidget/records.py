@@ -1,0 +1,259 @@
+"""What is measured and said, as frozen records: the words that all layers share.
+
+Hardware gives readings, the core turns them into records, the report draws them. Bytes and seconds
+throughout. ``None`` is "unknown", never 0. A device is named as PyTorch names it (``"cuda:0"``), and
+the process's own memory is ``"host"``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = [
+    "HOST",
+    "CellDevice",
+    "CellRecord",
+    "DeviceInfo",
+    "DeviceReport",
+    "DeviceUse",
+    "Holding",
+    "IPythonReference",
+    "PeakIs",
+    "Reading",
+    "ReleaseMove",
+    "ReleasePlan",
+    "ReleaseReport",
+    "ReleaseStep",
+    "Sample",
+    "Span",
+    "Status",
+]
+
+#: The name of the process's own memory among the devices.
+HOST = "host"
+
+#: How far a peak can be trusted. ``exact``: the high-water mark itself. ``at least``: the mark was
+#: cut short (reset behind our back, or the span began before we did). ``sampled``: the highest of
+#: what was seen at intervals.
+PeakIs = Literal["exact", "at least", "sampled"]
+
+#: How a cell ended.
+Status = Literal["ok", "error", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What a device is: the part that does not change while the process lives."""
+
+    device: str
+    #: ``"NVIDIA H200"``; for the host ``"host memory"``.
+    name: str
+    #: The whole device's memory; for the host the machine's, or its cgroup's limit.
+    total_bytes: int | None
+    #: This process's cap below ``total_bytes``, where one is set.
+    limit_bytes: int | None = None
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The counters of one device at one moment.
+
+    On CUDA these are the caching allocator's own. On the host *allocated* is what malloc has handed
+    out and *reserved* is the resident size.
+    """
+
+    device: str
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    #: High-water marks since the span began (see ``MemoryBackend.start_span``).
+    allocated_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    #: What kind of figure the two marks are; ``None`` where there is no mark.
+    peak_is: PeakIs | None = None
+    #: Running totals since the process began.
+    num_alloc_retries: int | None = None
+    num_ooms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The readings of all devices at one moment of the session's clock."""
+
+    #: Seconds on the monitor's clock (``Monitor.clock``).
+    time_s: float
+    readings: tuple[Reading, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """The whole device at one moment, other processes too, as its driver tells it."""
+
+    device: str
+    used_bytes: int | None
+    free_bytes: int | None
+    total_bytes: int | None
+    #: How busy the device is, 0 to 100.
+    utilization_percent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """One device in ``%memstat``: its counters now, and the whole device where a driver tells it."""
+
+    info: DeviceInfo
+    #: ``None`` where the user has not touched the device, so nothing of it was read.
+    reading: Reading | None
+    use: DeviceUse | None
+    #: One plain sentence where something could not be read.
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One counter over a cell, in bytes."""
+
+    before_bytes: int | None
+    after_bytes: int | None
+    peak_bytes: int | None
+
+    @property
+    def change_bytes(self) -> int | None:
+        """After less before; ``None`` where either is unknown."""
+        if self.before_bytes is None or self.after_bytes is None:
+            return None
+        return self.after_bytes - self.before_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CellDevice:
+    """What one cell did to one device."""
+
+    device: str
+    allocated: Span
+    reserved: Span
+    #: What kind of figure the peaks are; ``None`` where neither is known.
+    peak_is: PeakIs | None
+    #: How often the allocator had to free its cache and try again, and ran out, during the cell.
+    num_alloc_retries: int | None
+    num_ooms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CellRecord:
+    """One cell that a person ran."""
+
+    #: The number in ``In [n]``; ``None`` where IPython gave none.
+    execution_count: int | None
+    #: The front end's id of the cell; ``None`` in a terminal.
+    cell_id: str | None
+    #: The first line that is not blank, shortened to 120 characters.
+    first_line: str
+    #: Seconds since the epoch, UTC.
+    started_at: float
+    #: Seconds on the monitor's clock, to place the cell in the plot.
+    start_s: float
+    duration_s: float
+    status: Status
+    devices: tuple[CellDevice, ...]
+
+
+# -- Who holds what, and its release ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one name (or ``Out``, or the last exception) holds: a row of the variables panel."""
+
+    #: What the user would type or tick: ``model``, ``Out[7]``, ``last exception``.
+    name: str
+    root: Literal["name", "out", "exception"]
+    #: ``tensor``, ``view``, ``parameter``, ``module``, ``optimizer``, ``container``, ``object``.
+    kind: str
+    #: The class's qualified name, for the tooltip.
+    type_name: str
+    shape: tuple[int, ...] | None
+    dtype: str | None
+    #: Bytes of the distinct storages reached, for each device, biggest first.
+    held_bytes: tuple[tuple[str, int], ...]
+    #: What goes away if exactly this is released, for each device.
+    frees_bytes: tuple[tuple[str, int], ...]
+    #: Names of other rows that reach some of the same storages.
+    shared_with: tuple[str, ...] = ()
+    #: True where something that is not one of the rows holds part of it as well.
+    held_elsewhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseMove:
+    """One thing that a plan moves to the CPU in place, because somebody keeps it."""
+
+    #: What it is, as a path: ``model``, ``history[3]``.
+    path: str
+    kind: str
+    device: str
+    n_bytes: int
+    #: Why it is moved instead of dropped: ``"kept"``, ``"also held by trainer"``.
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class IPythonReference:
+    """A reference of IPython's own that a plan drops: ``Out[3]``, ``_``, ``sys.last_value``."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePlan:
+    """What a release would do, before anything is changed."""
+
+    names: tuple[str, ...]
+    keep: bool
+    moves: tuple[ReleaseMove, ...]
+    drops: tuple[IPythonReference, ...]
+    #: Allocated bytes that will go, for each device.
+    frees_bytes: tuple[tuple[str, int], ...]
+    #: Host memory that the moves need, and what there is.
+    host_needed_bytes: int
+    host_available_bytes: int | None
+    #: Why the plan may not be executed, in one line; ``None`` where it may.
+    refusal: str | None = None
+    #: Sentences on what will remain, and why.
+    remains: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseStep:
+    """One step of a release as it was carried out."""
+
+    #: ``move to CPU``, ``set to None``, ``drop IPython's references``, ``gc.collect``,
+    #: ``empty_cache``.
+    name: str
+    #: What it did, in a few words: ``"3 tensors, 1.20 GiB"``; why it was skipped or failed.
+    detail: str
+    status: Literal["done", "skipped", "failed", "not reached"]
+    #: Fall of the allocated and of the reserved bytes over the step, for each device; negative
+    #: where they rose (the host, when something moves there).
+    allocated_freed_bytes: tuple[tuple[str, int], ...] = ()
+    reserved_freed_bytes: tuple[tuple[str, int], ...] = ()
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseReport:
+    """What a release did, measured."""
+
+    plan: ReleasePlan
+    steps: tuple[ReleaseStep, ...]
+    before: tuple[Reading, ...]
+    after: tuple[Reading, ...]
+    #: Measured over all steps, for each device.
+    allocated_freed_bytes: tuple[tuple[str, int], ...]
+    reserved_freed_bytes: tuple[tuple[str, int], ...]
+    #: Sentences on what still holds what was not freed.
+    remains: tuple[str, ...] = ()
+    #: Where and why it stopped, in one line; ``None`` where it went through.
+    stopped: str | None = None
+    notes: tuple[str, ...] = field(default=())

@@ -1,0 +1,1 @@
+"""Records become text, HTML and figures. Nothing here computes or asks hardware."""
