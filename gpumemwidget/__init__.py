@@ -1,4 +1,4 @@
-"""GPU memory in the notebook: exact figures for every cell, a live plot, a release that proves itself."""
+"""GPU memory in the notebook: exact figures for every cell, a live plot, a release with proof."""
 
 from __future__ import annotations
 

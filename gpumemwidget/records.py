@@ -1,8 +1,8 @@
 """What is measured and said, as frozen records: the words that all layers share.
 
 Hardware gives readings, the core turns them into records, the report draws them. Bytes and seconds
-throughout. ``None`` is "unknown", never 0. A device is named as PyTorch names it (``"cuda:0"``), and
-the process's own memory is ``"host"``.
+throughout. ``None`` is "unknown", never 0. A device is named as PyTorch names it (``"cuda:0"``),
+and the process's own memory is ``"host"``.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """One device in ``%memstat``: its counters now, and the whole device where a driver tells it."""
+    """One device in ``%memstat``: its counters now, and the whole device if a driver tells it."""
 
     info: DeviceInfo
     #: ``None`` where the user has not touched the device, so nothing of it was read.

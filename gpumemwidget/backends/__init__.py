@@ -1,1 +1,1 @@
-"""The only door to hardware: torch's counters, malloc, the driver, and recordings in their place."""
+"""The one door to hardware: torch's counters, malloc, the driver, and recordings of them."""
