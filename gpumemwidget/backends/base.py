@@ -49,8 +49,19 @@ class MemoryBackend(Protocol):
         """
         ...
 
+    def read_as_user(self) -> tuple[Reading, ...]:
+        """Readings whose peaks are those that the user's own calls tell: since *their* last reset.
+
+        Where the user has no such call, since the process began.
+        """
+        ...
+
     def empty_cache(self) -> None:
         """Give back to the device what is cached and unused, on each touched device."""
+        ...
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Sentences on what failed since the last call, each failure once."""
         ...
 
     def close(self) -> None:

@@ -1,0 +1,176 @@
+"""The caching allocator's own counters, for each CUDA (or ROCm) device that the user has touched.
+
+All goes through PyTorch's nested statistics, one dictionary a device and read: the public functions
+flatten it, which takes five times as long. A device is touched once it has a primary context; to
+ask anything else of a device without one would create it, hundreds of MB of the user's memory.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from gpumemwidget.backends.overlay import NestedStats, PeakOverlay
+from gpumemwidget.errors import BackendError
+from gpumemwidget.records import DeviceInfo, Reading
+
+__all__ = ["CudaBackend"]
+
+
+class CudaBackend:
+    """Counters of the touched CUDA devices.
+
+    Args:
+        torch: the imported module ``torch``; it is never imported from here.
+
+    Raises:
+        BackendError: this build of PyTorch has no CUDA.
+    """
+
+    kind = "cuda"
+
+    def __init__(self, torch: ModuleType) -> None:
+        if not hasattr(torch._C, "_cuda_memoryStats"):  # noqa: SLF001 - the one sign of a CUDA build that initialises nothing
+            raise BackendError(
+                f"PyTorch {torch.__version__} was built without CUDA: its GPU can't be read, "
+                "install a CUDA build to record it"
+            )
+        self._torch = torch
+        self._overlay = PeakOverlay(torch._C)  # noqa: SLF001 - see the overlay
+        self._overlay.install()
+        self._touched: list[int] = []
+        self._infos: dict[int, DeviceInfo] = {}
+        #: Sentences on failures, and whether each was told.
+        self._failures: dict[str, bool] = {}
+
+    def list_devices(self) -> tuple[DeviceInfo, ...]:
+        """The touched devices, by index."""
+        return tuple(self._describe(index) for index in self._find_touched())
+
+    def read(self) -> tuple[Reading, ...]:
+        """One reading a touched device, with the peaks of the running span."""
+        readings = []
+        for index in self._find_touched():
+            try:
+                stats, exact = self._overlay.read(index)
+            except RuntimeError as exc:
+                readings.append(self._fail(index, exc))
+            else:
+                readings.append(_to_reading(index, stats, exact=exact))
+        return tuple(readings)
+
+    def start_span(self) -> tuple[Reading, ...]:
+        """Reset the peaks of the touched devices, behind the overlay."""
+        readings = []
+        for index in self._find_touched():
+            try:
+                stats = self._overlay.start_span(index)
+            except RuntimeError as exc:
+                readings.append(self._fail(index, exc))
+            else:
+                readings.append(_to_reading(index, stats, exact=True))
+        return tuple(readings)
+
+    def end_span(self) -> tuple[Reading, ...]:
+        """As ``read``: the marks of the span stay until the next one begins."""
+        return self.read()
+
+    def read_as_user(self) -> tuple[Reading, ...]:
+        """Readings whose peaks are what ``torch.cuda.max_memory_allocated()`` tells the user."""
+        readings = []
+        for index in self._find_touched():
+            try:
+                stats = self._overlay.read_as_user(index)
+            except RuntimeError as exc:
+                readings.append(self._fail(index, exc))
+            else:
+                readings.append(_to_reading(index, stats, exact=True))
+        return tuple(readings)
+
+    def empty_cache(self) -> None:
+        """``torch.cuda.empty_cache()``, where CUDA is in use.
+
+        Raises:
+            BackendError: CUDA refuses, as it does after a fault on the device.
+        """
+        if not self._torch.cuda.is_initialized():
+            return
+        try:
+            self._torch.cuda.empty_cache()
+        except RuntimeError as exc:
+            raise BackendError(
+                f"CUDA could not empty its cache ({_first_line(exc)}): restart the kernel if "
+                "the device is in error"
+            ) from exc
+
+    def list_uuids(self) -> dict[str, str]:
+        """UUIDs of the touched devices by name, to match them with the driver's own list."""
+        return {info.device: info.uuid for info in self.list_devices() if info.uuid}
+
+    def list_lost_peaks(self) -> tuple[tuple[str, int], ...]:
+        """Devices and the peaks, in bytes, that ``close`` takes from the user's view."""
+        if not self._torch.cuda.is_initialized():
+            return ()
+        return tuple((f"cuda:{index}", peak) for index, peak in self._overlay.list_lost_marks())
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Sentences on what failed, each once."""
+        new = tuple(note for note, told in self._failures.items() if not told)
+        self._failures.update(dict.fromkeys(new, True))
+        return new
+
+    def close(self) -> None:
+        """Take the overlay away. May be called twice."""
+        self._overlay.uninstall()
+
+    def _find_touched(self) -> list[int]:
+        cuda = self._torch.cuda
+        # False in a forked child too, where the parent's CUDA can't be used.
+        if not cuda.is_initialized():
+            return []
+        count = cuda.device_count()
+        if len(self._touched) < count:
+            has_context = self._torch._C._cuda_hasPrimaryContext  # noqa: SLF001 - no public call asks without creating one
+            self._touched = [index for index in range(count) if has_context(index)]
+        return self._touched
+
+    def _describe(self, index: int) -> DeviceInfo:
+        info = self._infos.get(index)
+        if info is None:
+            properties = self._torch.cuda.get_device_properties(index)
+            uuid = getattr(properties, "uuid", None)
+            info = self._infos[index] = DeviceInfo(
+                device=f"cuda:{index}",
+                name=properties.name,
+                total_bytes=properties.total_memory,
+                uuid=None if uuid is None else f"GPU-{uuid}",
+            )
+        return info
+
+    def _fail(self, index: int, exc: RuntimeError) -> Reading:
+        """Unknown counters, and a sentence why.
+
+        Pluggable allocators have no statistics: https://pytorch.org/docs/stable/notes/cuda.html
+        """
+        note = f"cuda:{index} gives no counters: {_first_line(exc)}"
+        if note not in self._failures:
+            self._failures[note] = False
+        return Reading(device=f"cuda:{index}", allocated_bytes=None, reserved_bytes=None)
+
+
+def _to_reading(index: int, stats: NestedStats, *, exact: bool) -> Reading:
+    allocated = stats["allocated_bytes"]["all"]
+    reserved = stats["reserved_bytes"]["all"]
+    return Reading(
+        device=f"cuda:{index}",
+        allocated_bytes=allocated["current"],
+        reserved_bytes=reserved["current"],
+        allocated_peak_bytes=allocated["peak"],
+        reserved_peak_bytes=reserved["peak"],
+        peak_is="exact" if exact else "at least",
+        num_alloc_retries=stats["num_alloc_retries"],
+        num_ooms=stats["num_ooms"],
+    )
+
+
+def _first_line(exc: BaseException) -> str:
+    return str(exc).strip().partition("\n")[0]

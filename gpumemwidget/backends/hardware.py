@@ -1,0 +1,175 @@
+"""All of the machine's memory behind one object: what the rest of the package asks.
+
+It puts the backends side by side (GPUs first, the host last), lets the CUDA backend join when the
+user imports torch, and adds what the driver knows of whole devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+from types import ModuleType
+
+from gpumemwidget.backends.arrival import TorchArrival, find_torch
+from gpumemwidget.backends.base import DeviceMonitor, MemoryBackend
+from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.host import HostBackend
+from gpumemwidget.backends.nvml import NvmlMonitor
+from gpumemwidget.errors import BackendError
+from gpumemwidget.records import HOST, DeviceInfo, DeviceReport, Reading
+
+__all__ = ["Hardware", "detect_hardware"]
+
+
+class Hardware:
+    """The memory of this process on every device, and of the devices themselves.
+
+    Args:
+        backends: sources of counters, in the order in which their devices are shown.
+        monitor: the source for whole devices; ``None`` where there is none.
+    """
+
+    def __init__(
+        self, backends: Sequence[MemoryBackend], monitor: DeviceMonitor | None = None
+    ) -> None:
+        self._backends = tuple(backends)
+        self._monitor = monitor
+        self._arrival: TorchArrival | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._notes: list[str] = []
+
+    def list_devices(self) -> tuple[DeviceInfo, ...]:
+        """The devices that have counters now: the touched GPUs, and the host last."""
+        return tuple(info for backend in self._backends for info in backend.list_devices())
+
+    def read(self) -> tuple[Reading, ...]:
+        """One reading for each of these devices, with the peaks of the running span."""
+        return tuple(reading for backend in self._backends for reading in backend.read())
+
+    def start_span(self) -> tuple[Reading, ...]:
+        """Begin a span of high-water marks on all of them; what stands at its start."""
+        return tuple(reading for backend in self._backends for reading in backend.start_span())
+
+    def end_span(self) -> tuple[Reading, ...]:
+        """What stands at the span's end, with its peaks."""
+        return tuple(reading for backend in self._backends for reading in backend.end_span())
+
+    def read_as_user(self) -> tuple[Reading, ...]:
+        """Readings whose peaks are those that the user's own calls tell."""
+        return tuple(reading for backend in self._backends for reading in backend.read_as_user())
+
+    def empty_cache(self) -> None:
+        """Give back what is cached and unused, everywhere.
+
+        Raises:
+            BackendError: a device refused.
+        """
+        for backend in self._backends:
+            backend.empty_cache()
+
+    def read_devices(self) -> tuple[DeviceReport, ...]:
+        """Every device that can be seen, touched or not: its counters and its whole use.
+
+        The peaks are those that the user's own calls tell.
+        """
+        readings = {reading.device: reading for reading in self.read_as_user()}
+        infos = {info.device: info for info in self.list_devices()}
+        visible = () if self._monitor is None else self._monitor.list_infos()
+        for info in visible:
+            known = infos.get(info.device)
+            infos[info.device] = info if known is None else _merge(known, info)
+        return tuple(
+            DeviceReport(
+                info=infos[device],
+                reading=readings.get(device),
+                use=None if self._monitor is None else self._monitor.read_use(device),
+            )
+            for device in sorted(infos, key=_by_kind_and_index)
+        )
+
+    def available_host_bytes(self) -> int | None:
+        """Host memory that can still be taken; ``None`` where that is unknown."""
+        for backend in self._backends:
+            if isinstance(backend, HostBackend):
+                return backend.available_bytes()
+        return None
+
+    def list_lost_peaks(self) -> tuple[tuple[str, int], ...]:
+        """Devices and the peaks, in bytes, that ``close`` takes from the user's view."""
+        return tuple(
+            lost
+            for backend in self._backends
+            if isinstance(backend, CudaBackend)
+            for lost in backend.list_lost_peaks()
+        )
+
+    def take_notes(self) -> tuple[str, ...]:
+        """What could not be read and why, a plain sentence each, each once."""
+        notes = [note for backend in self._backends for note in backend.take_notes()]
+        with self._lock:
+            notes.extend(self._notes)
+            self._notes.clear()
+        if self._monitor is not None:
+            notes.extend(self._monitor.take_notes())
+        return tuple(notes)
+
+    def close(self) -> None:
+        """Take away whatever was added to the process. May be called twice."""
+        with self._lock:
+            self._closed = True
+        if self._arrival is not None:
+            self._arrival.cancel()
+        for backend in self._backends:
+            backend.close()
+        if self._monitor is not None:
+            self._monitor.close()
+
+    # -- torch joins -------------------------------------------------------------------------------
+
+    def await_torch(self) -> None:
+        """Let the CUDA backend join: now if torch is imported, else when the user imports it."""
+        torch = find_torch()
+        if torch is not None:
+            self._join(torch)
+        else:
+            self._arrival = TorchArrival(self._join)
+            self._arrival.expect()
+
+    def _join(self, torch: ModuleType) -> None:
+        try:
+            backend = CudaBackend(torch)
+        except BackendError:
+            return  # A build without CUDA: the host is all there is, and that is no failure.
+        except Exception as exc:  # noqa: BLE001 - this runs within the user's `import torch`
+            with self._lock:
+                self._notes.append(f"CUDA memory is not recorded: {type(exc).__name__}: {exc}")
+            return
+        with self._lock:
+            if not self._closed:
+                self._backends = (backend, *self._backends)
+                return
+        backend.close()
+
+
+def detect_hardware() -> Hardware:
+    """What this machine has: the host, the driver, and CUDA as soon as torch is there."""
+    hardware = Hardware([HostBackend()], NvmlMonitor())
+    hardware.await_torch()
+    return hardware
+
+
+def _merge(counted: DeviceInfo, seen: DeviceInfo) -> DeviceInfo:
+    """What the allocator's side knows of a device, filled up with what the driver knows."""
+    missing = {
+        field.name: getattr(seen, field.name)
+        for field in dataclasses.fields(counted)
+        if getattr(counted, field.name) is None
+    }
+    return dataclasses.replace(counted, **missing)
+
+
+def _by_kind_and_index(device: str) -> tuple[bool, str, int]:
+    kind, _, index = device.partition(":")
+    return device == HOST, kind, int(index) if index.isdigit() else -1

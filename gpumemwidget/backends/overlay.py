@@ -1,0 +1,284 @@
+"""The user's peak counters, kept as they would be without us.
+
+A cell's exact peak needs the allocator's high-water marks reset at the cell's start. That wipes out
+marks which the user may still ask for, so they are remembered here and laid over what PyTorch's
+Python functions read. All of these functions (``memory_stats``, ``memory_stats_as_nested_dict``,
+``max_memory_allocated``, ``memory_summary``, …, in ``torch.cuda`` and ``torch.accelerator``) look
+one of a few bindings up in ``torch._C`` when they are called. Only these bindings are replaced:
+code that imported a function before us is covered too.
+
+The user's own resets pass through here as well: they clear what is remembered, and what the marks
+said until then still counts for the running cell.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["NestedStats", "PeakOverlay", "walk_stats"]
+
+#: What ``torch.cuda.memory_stats_as_nested_dict()`` gives: ``{"allocated_bytes": {"all":
+#: {"current": …, "peak": …, "allocated": …, "freed": …}, …}, "num_ooms": …}``.
+NestedStats = dict[Any, Any]
+
+Path = tuple[Any, ...]
+Peaks = dict[Path, int]
+
+_READERS = ("_cuda_memoryStats", "_accelerator_getDeviceStats")
+_PEAK_RESETS = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
+_TOTAL_RESETS = ("_cuda_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats")
+
+_COUNTERS = ("num_alloc_retries", "num_ooms")
+_PRIVATE_POOLS = "reserved_bytes_by_private_pools"
+
+
+def walk_stats(stats: NestedStats, path: Path = ()) -> Iterator[tuple[Path, dict[str, int]]]:
+    """Each statistic that has a peak, with its path: ``("allocated_bytes", "all"), {…}``.
+
+    Paths may hold more than strings: private pools are keyed by their id, a pair of integers.
+    """
+    for key, value in stats.items():
+        if isinstance(value, dict):
+            if "peak" in value:
+                yield (*path, key), value
+            else:
+                yield from walk_stats(value, (*path, key))
+
+
+class _Marks:
+    """What is remembered of one device."""
+
+    __slots__ = ("at_least", "counters", "folded", "seen", "wiped")
+
+    def __init__(self) -> None:
+        #: Peaks that our resets wiped out since the user's last reset: the user's view.
+        self.wiped: Peaks = {}
+        #: Peaks of the running span that other resets wiped out: the span's view.
+        self.folded: Peaks = {}
+        #: Lower bounds on the raw peaks: what they were when they were last read.
+        self.seen: Peaks = {}
+        #: Counts that the user's ``reset_accumulated_memory_stats`` wiped out.
+        self.counters: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
+        #: True once somebody reset the peaks, within the span, in a way that we did not see.
+        self.at_least = False
+
+    def take_in(self, stats: NestedStats) -> Peaks:
+        """Check raw statistics against what was seen before, remember them, return their peaks.
+
+        A raw peak only rises until it is reset. One below what it was known to be tells of a reset
+        behind our back: what it was known to be is then all that is left of the earlier marks, and
+        the user's view starts anew, as it would have without us.
+        """
+        peaks = {path: values["peak"] for path, values in walk_stats(stats)}
+        # Private pools come and go with their marks, which tells nothing of a reset.
+        if any(
+            peaks.get(path, known) < known
+            for path, known in self.seen.items()
+            if path[0] != _PRIVATE_POOLS
+        ):
+            self.at_least = True
+            _lift(self.folded, self.seen)
+            self.wiped.clear()
+        self.seen = peaks
+        return peaks
+
+    def before_span(self, stats: NestedStats) -> None:
+        """We are about to reset: the span's view starts anew, the user's does not."""
+        _lift(self.wiped, self.take_in(stats))
+        self.folded.clear()
+        self.seen.clear()
+        self.at_least = False
+
+    def before_user_reset(self, stats: NestedStats) -> None:
+        """The user is about to reset: the span's view does not start anew."""
+        _lift(self.folded, self.take_in(stats))
+
+    def after_user_reset(self, stats: NestedStats) -> None:
+        """The user has reset: their view starts anew."""
+        self.wiped.clear()
+        self.seen.clear()
+        self.take_in(stats)
+
+
+class PeakOverlay:
+    """Resets peaks for our spans and hides that from the user.
+
+    Args:
+        bindings: ``torch._C``, or anything with the same attributes. Bindings that it lacks (they
+            came with later releases) are left out.
+    """
+
+    def __init__(self, bindings: Any) -> None:
+        self._bindings = bindings
+        self._lock = threading.RLock()
+        self._marks: dict[int, _Marks] = {}
+        self._originals: dict[str, Callable[..., Any]] = {}
+        self._ours: dict[str, Callable[..., Any]] = {}
+        self._read_stats: Callable[[int], NestedStats] = bindings._cuda_memoryStats  # noqa: SLF001 - PyTorch has no public seam below its own functions
+        self._reset_peaks: Callable[[int], None] = bindings._cuda_resetPeakMemoryStats  # noqa: SLF001 - as above
+
+    def install(self) -> None:
+        """Replace the bindings. Does nothing where they are replaced already."""
+        with self._lock:
+            if self._originals:
+                return
+            for names, wrap in (
+                (_READERS, self._wrap_reader),
+                (_PEAK_RESETS, self._wrap_peak_reset),
+                (_TOTAL_RESETS, self._wrap_total_reset),
+            ):
+                for name in names:
+                    original = getattr(self._bindings, name, None)
+                    if original is None:
+                        continue
+                    ours = wrap(original)
+                    ours.__name__ = ours.__qualname__ = name
+                    self._originals[name] = original
+                    self._ours[name] = ours
+                    setattr(self._bindings, name, ours)
+
+    def uninstall(self) -> None:
+        """Put the bindings back, save those that somebody has replaced since. May be called twice.
+
+        The marks that we wiped out are gone from then on: see ``list_lost_marks``.
+        """
+        with self._lock:
+            for name, original in self._originals.items():
+                if getattr(self._bindings, name, None) is self._ours[name]:
+                    setattr(self._bindings, name, original)
+            self._originals.clear()
+            self._ours.clear()
+            self._marks.clear()
+
+    def list_lost_marks(self) -> tuple[tuple[int, int], ...]:
+        """Device indices, and the allocated peaks that the user would no longer see if we unload.
+
+        The allocator's own marks can't be raised again, so only what still stands there remains.
+        """
+        path = ("allocated_bytes", "all")
+        lost = []
+        with self._lock:
+            for device, marks in self._marks.items():
+                wiped = marks.wiped.get(path, 0)
+                stats = self._read_stats(device)
+                if wiped > _peak_at(stats, path):
+                    lost.append((device, wiped))
+        return tuple(lost)
+
+    # -- for the backend ---------------------------------------------------------------------------
+
+    def start_span(self, device: int) -> NestedStats:
+        """Reset the device's peaks without the user seeing it; the statistics after that."""
+        with self._lock:
+            marks = self._marks_of(device)
+            # Remembered before the reset, so that an interrupt in between loses nothing.
+            marks.before_span(self._read_stats(device))
+            self._reset_peaks(device)
+            stats = self._read_stats(device)
+            marks.take_in(stats)
+        self._add_counters(device, stats)
+        return stats
+
+    def read(self, device: int) -> tuple[NestedStats, bool]:
+        """Statistics with the span's peaks, and whether these are exact."""
+        with self._lock:
+            stats = self._read_stats(device)
+            marks = self._marks_of(device)
+            marks.take_in(stats)
+            _lay_over(stats, marks.folded)
+            exact = not marks.at_least
+        self._add_counters(device, stats)
+        return stats, exact
+
+    def read_as_user(self, device: int) -> NestedStats:
+        """Statistics as the user's own calls give them."""
+        with self._lock:
+            stats = self._read_stats(device)
+            marks = self._marks.get(device)
+            if marks is not None:
+                _lay_over(stats, marks.wiped)
+        return stats
+
+    def _marks_of(self, device: int) -> _Marks:
+        marks = self._marks.get(device)
+        if marks is None:
+            marks = self._marks[device] = _Marks()
+        return marks
+
+    def _add_counters(self, device: int, stats: NestedStats) -> None:
+        for name, count in self._marks[device].counters.items():
+            if count and name in stats:
+                stats[name] += count
+
+    # -- in the place of torch._C's own ------------------------------------------------------------
+
+    def _wrap_reader(self, original: Callable[..., NestedStats]) -> Callable[..., NestedStats]:
+        def read(*args: Any) -> NestedStats:
+            with self._lock:
+                stats = original(*args)
+                marks = self._marks.get(_device_of(args))
+                if marks is not None:
+                    _lay_over(stats, marks.wiped)
+                return stats
+
+        return read
+
+    def _wrap_peak_reset(self, original: Callable[..., None]) -> Callable[..., None]:
+        def reset(*args: Any) -> None:
+            with self._lock:
+                device = _device_of(args)
+                if device < 0:
+                    original(*args)  # It refuses its arguments in its own words.
+                    return
+                marks = self._marks_of(device)
+                marks.before_user_reset(self._read_stats(device))
+                original(*args)
+                marks.after_user_reset(self._read_stats(device))
+
+        return reset
+
+    def _wrap_total_reset(self, original: Callable[..., None]) -> Callable[..., None]:
+        def reset(*args: Any) -> None:
+            with self._lock:
+                device = _device_of(args)
+                if device < 0:
+                    original(*args)  # As above.
+                    return
+                stats = self._read_stats(device)
+                original(*args)
+                counters = self._marks_of(device).counters
+                for name in counters:
+                    counters[name] += stats.get(name, 0)
+
+        return reset
+
+
+def _device_of(args: tuple[Any, ...]) -> int:
+    """The device index in a binding's arguments; -1 where the binding will refuse them."""
+    return args[0] if args and isinstance(args[0], int) else -1
+
+
+def _lift(marks: Peaks, peaks: Peaks) -> None:
+    """Lift marks to peaks that are higher, in place."""
+    for path, peak in peaks.items():
+        if peak > marks.get(path, -1):
+            marks[path] = peak
+
+
+def _lay_over(stats: NestedStats, marks: Peaks) -> None:
+    """Lift the peaks in statistics to the marks, in place."""
+    if not marks:
+        return
+    for path, values in walk_stats(stats):
+        mark = marks.get(path)
+        if mark is not None and mark > values["peak"]:
+            values["peak"] = mark
+
+
+def _peak_at(stats: NestedStats, path: Path) -> int:
+    for found, values in walk_stats(stats):
+        if found == path:
+            return values["peak"]
+    return 0
