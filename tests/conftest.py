@@ -1,0 +1,128 @@
+"""What every test may rely on: GPU tests run where a GPU is, and nothing of ours stays behind.
+
+Nothing heavy is imported here: the GPU suite also runs where neither a browser nor JupyterLab is
+installed, and the pure modules' tests where torch is not.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gpumemwidget
+
+_PACKAGE = f"{Path(gpumemwidget.__file__).parent}{os.sep}"
+#: Where the user's peaks are read, and where we may lay something over them.
+_OVERLAID_MODULES = (
+    "resource",
+    "torch.accelerator",
+    "torch.accelerator.memory",
+    "torch.cuda",
+    "torch.cuda.memory",
+)
+#: How long a thread that was told to stop may take to end.
+_THREAD_GRACE_S = 2.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the GPU tests where torch sees no GPU, and say so."""
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_items or _has_gpu():
+        return
+    skip = pytest.mark.skip(reason="no NVIDIA GPU that torch can use on this machine")
+    for item in gpu_items:
+        item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail a test that leaves a thread, a hook or an overlay of ours in the process."""
+    before = _list_remains()
+
+    yield
+
+    for thread in _list_threads():
+        if not _holds(before, thread):
+            thread.join(_THREAD_GRACE_S)
+    left = [what for remain, what in _list_remains() if not _holds(before, remain)]
+    assert not left, f"the test left behind: {', '.join(left)}"
+
+
+def _has_gpu() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+def _holds(remains: list[tuple[object, str]], wanted: object) -> bool:
+    return any(remain is wanted for remain, _ in remains)
+
+
+def _list_remains() -> list[tuple[object, str]]:
+    """Everything of ours that stands in the process now, and what to call it.
+
+    The objects themselves and not their ids, which a later object may get again.
+    """
+    return [
+        *((thread, f"thread {thread.name}") for thread in _list_threads()),
+        *_list_overlays(),
+        *_list_import_hooks(),
+        *_list_shell_hooks(),
+    ]
+
+
+def _list_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("gpumemwidget")]
+
+
+def _list_overlays() -> Iterator[tuple[object, str]]:
+    for module_name in _OVERLAID_MODULES:
+        module = sys.modules.get(module_name)
+        for name, value in list(vars(module).items()) if module else ():
+            if _is_ours(value):
+                yield value, f"overlay on {module_name}.{name}"
+    if _is_ours(builtins.__import__):
+        yield builtins.__import__, "overlay on builtins.__import__"
+
+
+def _list_import_hooks() -> Iterator[tuple[object, str]]:
+    for finder in sys.meta_path:
+        if _is_ours(finder):
+            yield finder, f"import hook {finder!r}"
+
+
+def _list_shell_hooks() -> Iterator[tuple[object, str]]:
+    """Callbacks, transformers and magics of ours in the process's own shell, if there is one."""
+    interactiveshell = sys.modules.get("IPython.core.interactiveshell")
+    if interactiveshell is None or not interactiveshell.InteractiveShell.initialized():
+        return
+    shell = interactiveshell.InteractiveShell.instance()
+    for event, callbacks in shell.events.callbacks.items():
+        for callback in callbacks:
+            if _is_ours(callback):
+                yield callback, f"{event} callback {callback!r}"
+    manager = shell.input_transformer_manager
+    for transformer in (*manager.cleanup_transforms, *manager.line_transforms):
+        if _is_ours(transformer):
+            yield transformer, f"input transformer {transformer!r}"
+    for kind, magics in shell.magics_manager.magics.items():
+        for name, magic in magics.items():
+            if _is_ours(magic):
+                yield magic, f"{kind} magic {name}"
+
+
+def _is_ours(value: object) -> bool:
+    """Whether code of ours would run if this were called."""
+    function = getattr(value, "__func__", value)
+    if isinstance(function, types.FunctionType):
+        return function.__code__.co_filename.startswith(_PACKAGE)
+    return type(value).__module__.partition(".")[0] == "gpumemwidget"
