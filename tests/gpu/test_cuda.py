@@ -1,0 +1,170 @@
+"""The CUDA backend on a real GPU: what it must not do, and what it must notice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+
+def run_python(source: str) -> str:
+    """Run a script in a new process, where CUDA is not initialised yet; what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+SHELL = """
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance(colors="nocolor")
+def cell(source):
+    shell.run_cell(source, store_history=True)
+cell("%load_ext gpumemwidget")
+import gpumemwidget
+monitor = gpumemwidget.monitor()
+def devices():
+    return {d.device: d for d in monitor.ledger[-1].devices}
+"""
+
+
+def test_watching_never_initialises_cuda() -> None:
+    """Cells, the sampler and %memstat leave an untouched device without a context."""
+    out = run_python(
+        SHELL
+        + """
+cell("import torch")
+cell("1 + 1")
+monitor.want_samples("test")
+monitor.read_now()
+cell("%memstat")
+gpumemwidget.stat()
+monitor.unwant_samples("test")
+import torch
+print("initialised", torch.cuda.is_initialized())
+print("context", torch._C._cuda_hasPrimaryContext(0))
+print(sorted(devices()))
+"""
+    )
+
+    assert "initialised False" in out
+    assert "context False" in out
+    assert out.splitlines()[-1] == "['host']"
+
+
+def test_recording_begins_in_mid_cell() -> None:
+    """The cell that imports torch and touches the GPU first is recorded from 0, exactly."""
+    out = run_python(
+        SHELL
+        + """
+cell('''
+import torch
+x = torch.empty(10 << 20, dtype=torch.uint8, device="cuda")
+y = torch.empty(50 << 20, dtype=torch.uint8, device="cuda")
+torch.cuda.reset_peak_memory_stats()
+del y
+torch.cuda.reset_peak_memory_stats()
+''')
+d = devices()["cuda:0"]
+print(d.allocated.before_bytes, d.allocated.after_bytes, d.allocated.peak_bytes, d.peak_is)
+import torch
+print(torch.cuda.max_memory_allocated())
+"""
+    )
+
+    mib = 1 << 20
+    assert out.splitlines()[-2:] == [f"0 {10 * mib} {60 * mib} exact", str(10 * mib)]
+
+
+def test_reset_behind_our_back_is_told() -> None:
+    """A reset through a binding taken before us makes the peak "at least", never a wrong exact."""
+    out = run_python(
+        """
+import torch
+raw_reset = torch._C._cuda_resetPeakMemoryStats
+x = torch.empty(10 << 20, dtype=torch.uint8, device="cuda")
+"""
+        + SHELL
+        + """
+shell.user_ns.update(raw_reset=raw_reset, monitor=monitor)
+shell.user_ns["x"] = x
+del x
+cell('''
+import torch
+y = torch.empty(50 << 20, dtype=torch.uint8, device="cuda")
+monitor.read_now()
+del x, y
+raw_reset(0)
+''')
+d = devices()["cuda:0"]
+print(d.allocated.peak_bytes >> 20, d.peak_is)
+print(torch.cuda.max_memory_allocated())
+"""
+    )
+
+    assert out.splitlines()[-2:] == ["60 at least", "0"]
+
+
+def test_unload_restores_the_bindings() -> None:
+    """After unload torch._C holds its own functions again, and peaks are read from it alone."""
+    out = run_python(
+        """
+import torch
+names = [n for n in dir(torch._C) if n in (
+    "_cuda_memoryStats", "_accelerator_getDeviceStats", "_cuda_resetPeakMemoryStats",
+    "_accelerator_resetPeakStats", "_cuda_resetAccumulatedMemoryStats",
+    "_accelerator_resetAccumulatedStats")]
+before = [getattr(torch._C, n) for n in names]
+"""
+        + SHELL
+        + """
+assert any(getattr(torch._C, n) is not b for n, b in zip(names, before))
+cell("%unload_ext gpumemwidget")
+assert all(getattr(torch._C, n) is b for n, b in zip(names, before)), names
+print(len(names), "restored")
+"""
+    )
+
+    assert out.splitlines()[-1].endswith("restored")
+
+
+def test_oom_is_counted_and_harms_nothing() -> None:
+    """An OOM in a cell is an error with its count, and the next cell is recorded as ever."""
+    out = run_python(
+        SHELL
+        + """
+cell("import torch; x = torch.empty(1 << 20, device='cuda')")
+cell("y = torch.empty(1 << 50, dtype=torch.uint8, device='cuda')")
+d = devices()["cuda:0"]
+print(monitor.ledger[-1].status, d.num_ooms, d.num_alloc_retries)
+cell("torch.cuda.reset_accumulated_memory_stats()")
+print(monitor.ledger[-1].status, devices()["cuda:0"].num_ooms)
+"""
+    )
+
+    assert out.splitlines()[-2:] == ["error 1 1", "ok 0"]
+
+
+def test_current_device_and_rng_are_untouched() -> None:
+    """The random numbers that a cell draws are the same with the extension loaded."""
+    body = """
+cell("import torch; torch.manual_seed(0); a = torch.rand(3, device='cuda')")
+cell("b = torch.rand(3, device='cuda')")
+import torch
+print(torch.cuda.current_device(), shell.user_ns["b"].tolist())
+"""
+    plain = run_python(
+        SHELL.replace('cell("%load_ext gpumemwidget")', "").partition("import gpu")[0] + body
+    )
+
+    loaded = run_python(SHELL + body)
+
+    assert loaded.splitlines()[-1] == plain.splitlines()[-1]
