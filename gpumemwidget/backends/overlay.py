@@ -13,6 +13,7 @@ said until then still counts for the running cell.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,7 +32,10 @@ _PEAK_RESETS = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
 _TOTAL_RESETS = ("_cuda_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats")
 
 _COUNTERS = ("num_alloc_retries", "num_ooms")
+#: Private pools come and go with their marks, so these tell nothing of a reset.
 _PRIVATE_POOLS = "reserved_bytes_by_private_pools"
+#: Statistics kept whole (about 20 KB each) before they are taken apart.
+_MAX_UNREAD = 16
 
 
 def walk_stats(stats: NestedStats, path: Path = ()) -> Iterator[tuple[Path, dict[str, int]]]:
@@ -48,58 +52,70 @@ def walk_stats(stats: NestedStats, path: Path = ()) -> Iterator[tuple[Path, dict
 
 
 class _Marks:
-    """What is remembered of one device."""
+    """What is remembered of one device.
 
-    __slots__ = ("at_least", "counters", "folded", "seen", "wiped")
+    A cell must cost no more than its reads, so whole statistics are kept as they came, and are
+    taken apart when somebody asks (``wiped``) or a peak has fallen (``folded``).
+    """
+
+    __slots__ = ("_unread", "_wiped", "at_least", "counters", "folded", "seen")
 
     def __init__(self) -> None:
-        #: Peaks that our resets wiped out since the user's last reset: the user's view.
-        self.wiped: Peaks = {}
+        self._wiped: Peaks = {}
+        #: Statistics whose peaks belong to ``wiped`` but were not lifted into it yet.
+        self._unread: list[NestedStats] = []
         #: Peaks of the running span that other resets wiped out: the span's view.
         self.folded: Peaks = {}
-        #: Lower bounds on the raw peaks: what they were when they were last read.
-        self.seen: Peaks = {}
+        #: The last raw statistics: lower bounds on the peaks until the next reset.
+        self.seen: NestedStats = {}
         #: Counts that the user's ``reset_accumulated_memory_stats`` wiped out.
         self.counters: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
         #: True once somebody reset the peaks, within the span, in a way that we did not see.
         self.at_least = False
 
-    def take_in(self, stats: NestedStats) -> Peaks:
-        """Check raw statistics against what was seen before, remember them, return their peaks.
+    def get_wiped(self) -> Peaks:
+        """Peaks that our resets wiped out since the user's last reset: the user's view."""
+        for stats in self._unread:
+            _lift(self._wiped, stats)
+        self._unread.clear()
+        return self._wiped
+
+    def take_in(self, stats: NestedStats) -> None:
+        """Check raw statistics against what was seen before, and remember them.
 
         A raw peak only rises until it is reset. One below what it was known to be tells of a reset
         behind our back: what it was known to be is then all that is left of the earlier marks, and
         the user's view starts anew, as it would have without us.
         """
-        peaks = {path: values["peak"] for path, values in walk_stats(stats)}
-        # Private pools come and go with their marks, which tells nothing of a reset.
-        if any(
-            peaks.get(path, known) < known
-            for path, known in self.seen.items()
-            if path[0] != _PRIVATE_POOLS
-        ):
+        if _has_fallen(stats, self.seen):
             self.at_least = True
             _lift(self.folded, self.seen)
-            self.wiped.clear()
-        self.seen = peaks
-        return peaks
+            self._start_user_view()
+        self.seen = stats
 
     def before_span(self, stats: NestedStats) -> None:
         """We are about to reset: the span's view starts anew, the user's does not."""
-        _lift(self.wiped, self.take_in(stats))
-        self.folded.clear()
-        self.seen.clear()
+        self.take_in(stats)
+        self._unread.append(stats)
+        if len(self._unread) >= _MAX_UNREAD:
+            self.get_wiped()
+        self.folded = {}
+        self.seen = {}
         self.at_least = False
 
     def before_user_reset(self, stats: NestedStats) -> None:
         """The user is about to reset: the span's view does not start anew."""
-        _lift(self.folded, self.take_in(stats))
+        self.take_in(stats)
+        _lift(self.folded, stats)
 
     def after_user_reset(self, stats: NestedStats) -> None:
         """The user has reset: their view starts anew."""
-        self.wiped.clear()
-        self.seen.clear()
-        self.take_in(stats)
+        self._start_user_view()
+        self.seen = stats
+
+    def _start_user_view(self) -> None:
+        self._unread.clear()
+        self._wiped = {}
 
 
 class PeakOverlay:
@@ -161,7 +177,7 @@ class PeakOverlay:
         lost = []
         with self._lock:
             for device, marks in self._marks.items():
-                wiped = marks.wiped.get(path, 0)
+                wiped = marks.get_wiped().get(path, 0)
                 stats = self._read_stats(device)
                 if wiped > _peak_at(stats, path):
                     lost.append((device, wiped))
@@ -178,8 +194,7 @@ class PeakOverlay:
             self._reset_peaks(device)
             stats = self._read_stats(device)
             marks.take_in(stats)
-        self._add_counters(device, stats)
-        return stats
+        return self._add_counters(device, stats)
 
     def read(self, device: int) -> tuple[NestedStats, bool]:
         """Statistics with the span's peaks, and whether these are exact."""
@@ -187,10 +202,11 @@ class PeakOverlay:
             stats = self._read_stats(device)
             marks = self._marks_of(device)
             marks.take_in(stats)
-            _lay_over(stats, marks.folded)
+            if marks.folded:
+                stats = copy.deepcopy(stats)  # What was seen stays raw.
+                _lay_over(stats, marks.folded)
             exact = not marks.at_least
-        self._add_counters(device, stats)
-        return stats, exact
+        return self._add_counters(device, stats), exact
 
     def read_as_user(self, device: int) -> NestedStats:
         """Statistics as the user's own calls give them."""
@@ -198,7 +214,7 @@ class PeakOverlay:
             stats = self._read_stats(device)
             marks = self._marks.get(device)
             if marks is not None:
-                _lay_over(stats, marks.wiped)
+                _lay_over(stats, marks.get_wiped())
         return stats
 
     def _marks_of(self, device: int) -> _Marks:
@@ -207,10 +223,11 @@ class PeakOverlay:
             marks = self._marks[device] = _Marks()
         return marks
 
-    def _add_counters(self, device: int, stats: NestedStats) -> None:
-        for name, count in self._marks[device].counters.items():
-            if count and name in stats:
-                stats[name] += count
+    def _add_counters(self, device: int, stats: NestedStats) -> NestedStats:
+        counters = self._marks[device].counters
+        if any(counters.values()):
+            stats = {**stats, **{name: stats[name] + counters[name] for name in counters}}
+        return stats
 
     # -- in the place of torch._C's own ------------------------------------------------------------
 
@@ -220,7 +237,7 @@ class PeakOverlay:
                 stats = original(*args)
                 marks = self._marks.get(_device_of(args))
                 if marks is not None:
-                    _lay_over(stats, marks.wiped)
+                    _lay_over(stats, marks.get_wiped())
                 return stats
 
         return read
@@ -260,11 +277,27 @@ def _device_of(args: tuple[Any, ...]) -> int:
     return args[0] if args and isinstance(args[0], int) else -1
 
 
-def _lift(marks: Peaks, peaks: Peaks) -> None:
-    """Lift marks to peaks that are higher, in place."""
-    for path, peak in peaks.items():
-        if peak > marks.get(path, -1):
-            marks[path] = peak
+def _has_fallen(stats: NestedStats, seen: NestedStats) -> bool:
+    """Whether any peak is below what was seen of it. Written out, since each cell runs it."""
+    for key, was in seen.items():
+        if not isinstance(was, dict) or key == _PRIVATE_POOLS or key not in stats:
+            continue
+        now = stats[key]
+        if "peak" in was:
+            if now["peak"] < was["peak"]:
+                return True
+        else:
+            for pool, pool_was in was.items():
+                if now[pool]["peak"] < pool_was["peak"]:
+                    return True
+    return False
+
+
+def _lift(marks: Peaks, stats: NestedStats) -> None:
+    """Lift marks to the peaks in statistics that are higher, in place."""
+    for path, values in walk_stats(stats):
+        if values["peak"] > marks.get(path, -1):
+            marks[path] = values["peak"]
 
 
 def _lay_over(stats: NestedStats, marks: Peaks) -> None:
