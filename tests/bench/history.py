@@ -1,0 +1,68 @@
+"""How much memory a working day's history takes: eight hours at 10 Hz, eight GPUs and the host."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections.abc import Iterator
+
+from gpumemwidget.measure.history import History
+from gpumemwidget.records import HOST, Reading, Sample
+from tests.bench.rows import Row, emit
+
+#: Bytes that the history may take, however long the day.
+MOST_BYTES = 50e6
+_DEVICES = (*(f"cuda:{index}" for index in range(8)), HOST)
+_HOURS = 8
+_RATE_HZ = 10
+
+
+def measure(quick: bool) -> list[Row]:
+    """The history's bytes at the end, as the interpreter counts them."""
+    hours = 0.05 if quick else _HOURS
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    history = History()
+    for sample in _make_samples(int(hours * 3600 * _RATE_HZ)):
+        history.append(sample)
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    taken = after - before
+    return [
+        Row(
+            f"history of {hours:g} h at {_RATE_HZ} Hz, {len(_DEVICES) - 1} GPUs and the host",
+            f"{taken / 1e6:.1f} MB, {len(history)} samples kept",
+            value=taken,
+            limit=MOST_BYTES,
+            target="≤ 50 MB",
+        )
+    ]
+
+
+def _make_samples(count: int) -> Iterator[Sample]:
+    """A day of training: every counter moves at every sample, so that nothing can be shared."""
+    numbers = random.Random(7)
+    for index in range(count):
+        yield Sample(
+            time_s=index / _RATE_HZ,
+            readings=tuple(_make_reading(device, numbers) for device in _DEVICES),
+        )
+
+
+def _make_reading(device: str, numbers: random.Random) -> Reading:
+    allocated = numbers.randrange(2**30, 2**36)
+    reserved = allocated + numbers.randrange(2**30)
+    return Reading(
+        device=device,
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        allocated_peak_bytes=allocated + numbers.randrange(2**30),
+        reserved_peak_bytes=reserved + numbers.randrange(2**30),
+        peak_is="exact",
+        num_alloc_retries=numbers.randrange(300, 10_000),
+        num_ooms=numbers.randrange(300, 10_000),
+    )
+
+
+if __name__ == "__main__":
+    emit(measure)

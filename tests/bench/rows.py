@@ -1,0 +1,59 @@
+"""One measured figure beside its target, and the table that they make.
+
+The groups run in processes of their own, so that no group's imports, threads or heap reach into
+another's figures; a row is what comes back from there, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+__all__ = ["Row", "emit", "format_table", "parse_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure."""
+
+    #: What was measured, in a few words.
+    what: str
+    #: The figure as it is shown, with its unit.
+    measured: str
+    #: The figure itself, to compare with ``limit``; ``None`` where it could not be measured.
+    value: float | None = None
+    #: The most that ``value`` may be; ``None`` where there is no target.
+    limit: float | None = None
+    #: The target as it is shown; empty where there is none.
+    target: str = ""
+
+    @property
+    def is_met(self) -> bool | None:
+        """Whether the target is reached; ``None`` without a target or a figure."""
+        if self.value is None or self.limit is None:
+            return None
+        return self.value <= self.limit
+
+
+def format_table(rows: Sequence[Row]) -> str:
+    """The rows as a Markdown table."""
+    verdicts = {True: "yes", False: "**no**", None: ""}
+    lines = ["| what | measured | target | met |", "|---|---|---|---|"]
+    lines += [
+        f"| {row.what} | {row.measured} | {row.target} | {verdicts[row.is_met]} |" for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def emit(measure: Callable[[bool], Sequence[Row]]) -> None:
+    """Run one group's measurement and print its rows as the last line of the output."""
+    rows = measure("--quick" in sys.argv[1:])
+    print()
+    print(json.dumps([asdict(row) for row in rows]))
+
+
+def parse_rows(output: str) -> list[Row]:
+    """The rows that :func:`emit` printed."""
+    return [Row(**fields) for fields in json.loads(output.splitlines()[-1])]
