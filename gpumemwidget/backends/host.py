@@ -1,0 +1,270 @@
+"""This process's own memory: the device that is always there beside the GPUs.
+
+Releasing a GPU's memory to the CPU fills it, and on a machine without a GPU it is all there is to
+watch. malloc's count stands for *allocated*, the resident size for *reserved*, and the kernel's
+high-water mark gives an exact peak.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpumemwidget.backends import cgroup as cgroups
+from gpumemwidget.backends.malloc import Malloc, find_malloc
+from gpumemwidget.backends.resident import (
+    Resident,
+    ResidentFiles,
+    read_available_elsewhere,
+    read_resident_elsewhere,
+    read_total_elsewhere,
+)
+from gpumemwidget.records import HOST, DeviceInfo, PeakIs, Reading
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["HostBackend"]
+
+_KIB = 1024
+#: Up to this, malloc's count is read as often as anyone asks. A slower walk over a fragmented heap
+#: stops malloc for everybody, so a sampler gets it only as often as costs this share of the time.
+_CHEAP_S = 0.001
+_DEAREST_SHARE = 0.01
+
+
+class HostBackend:
+    """Process memory as a ``MemoryBackend``.
+
+    * *allocated* is what glibc's malloc has handed out: tensors and arrays, but not Python's small
+      objects, which live in arenas that Python maps itself. ``None`` with another malloc.
+    * *reserved* is the resident size. Its peak is exact where Linux lets us reset its mark, else
+      the highest that was seen ("sampled").
+    * The peak of *allocated* is unknown: glibc keeps no mark of it.
+
+    Args:
+        proc: where procfs is mounted.
+        cgroup: where the control groups are mounted.
+        find_malloc: finds the malloc that can tell what is in use.
+        timer: seconds, to time malloc's count with.
+    """
+
+    kind = HOST
+
+    def __init__(
+        self,
+        proc: Path = Path("/proc"),
+        cgroup: Path = Path("/sys/fs/cgroup"),
+        *,
+        find_malloc: Callable[[], Malloc | None] = find_malloc,
+        timer: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._proc = proc
+        self._cgroup = cgroup
+        self._timer = timer
+        self._malloc = find_malloc()
+        self._count_again_at_s = 0.0
+        self._tolerance_kib = _mark_tolerance_kib()
+        self._maxrss: ModuleType | None = None
+        self._is_closed = False
+        self._info: DeviceInfo | None = None
+        self._is_in_span = False
+        #: The mark at the span's start where it could not be reset: only above it does it tell.
+        self._base_kib: int | None = None
+        self._files: ResidentFiles | None = None
+        self._begin(None)
+        self._open()
+
+    def list_devices(self) -> tuple[DeviceInfo, ...]:
+        """The host alone; its total is the machine's memory, or its control group's limit."""
+        if self._info is None:
+            totals = (
+                cgroups.read_limit_bytes(self._proc, self._cgroup),
+                self._read_meminfo(b"MemTotal:") or read_total_elsewhere(),
+            )
+            total_bytes = min((total for total in totals if total is not None), default=None)
+            self._info = DeviceInfo(device=HOST, name="host memory", total_bytes=total_bytes)
+        return (self._info,)
+
+    def read(self) -> tuple[Reading, ...]:
+        """What stands now; costs one read of the status file and one of malloc's count.
+
+        *allocated* is ``None`` in between where malloc's count is too slow to be read this often.
+        """
+        if os.getpid() != self._pid:
+            self._adopt()
+        with self._lock:
+            return (self._measure(self._read_resident(), self._count_often()),)
+
+    def start_span(self) -> tuple[Reading, ...]:
+        """Set the kernel's mark back to the present, which ``resource.getrusage`` doesn't show."""
+        if os.getpid() != self._pid:
+            self._adopt()
+        with self._lock:
+            resident = self._read_resident()
+            in_use_bytes = self._count()
+            self._is_in_span = True
+            self._begin(resident)
+            if resident is not None and resident[1] is not None:
+                if self._reset(resident[1]):
+                    # It stands where the resident size does; another read would tell no more.
+                    resident = (resident[0], resident[0])
+                else:
+                    self._base_kib = resident[1]
+            return (self._measure(resident, in_use_bytes),)
+
+    def end_span(self) -> tuple[Reading, ...]:
+        """What stands now, with the peaks since the span began."""
+        if os.getpid() != self._pid:
+            self._adopt()
+        with self._lock:
+            return (self._measure(self._read_resident(), self._count()),)
+
+    def empty_cache(self) -> None:
+        """Have malloc give its free memory back to the system."""
+        if self._malloc is not None:
+            self._malloc.trim()
+
+    def available_bytes(self) -> int | None:
+        """How much more memory this process can take now without swapping or being killed.
+
+        The lower of what the machine has available and what the control groups' limits leave.
+        """
+        rooms = (
+            cgroups.read_headroom_bytes(self._proc, self._cgroup),
+            self._read_meminfo(b"MemAvailable:") or read_available_elsewhere(),
+        )
+        return min((room for room in rooms if room is not None), default=None)
+
+    def close(self) -> None:
+        """Close the files and give ``resource.getrusage`` back; readings go on, less exact."""
+        if os.getpid() != self._pid:
+            self._adopt()
+        with self._lock:
+            self._is_closed = True
+            if self._files is not None:
+                self._files.close()
+                self._files = None
+            if self._maxrss is not None:
+                self._maxrss.let_go()
+                self._maxrss = None
+
+    # -- The process --------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._files = None
+        if self._is_closed:
+            return
+        try:
+            self._files = ResidentFiles(self._proc)
+        except (OSError, ValueError):
+            return  # no procfs, or one that does not tell this: psutil then
+
+    def _adopt(self) -> None:
+        """Begin anew in a forked child.
+
+        The open files still tell of the parent, and another thread of the parent may have held the
+        lock. The old descriptors are left alone: a child that closed everything may have given
+        their numbers to files of its own.
+        """
+        self._begin(None)
+        # The marks of a running span were the parent's; those of a fresh process are its own.
+        self._is_cut = self._is_in_span
+        self._open()
+
+    def _read_resident(self) -> Resident | None:
+        if self._files is not None:
+            try:
+                return self._files.read()
+            except (OSError, ValueError):
+                # Somebody closed our descriptors, perhaps all there were, and the numbers may be
+                # another's by now: don't touch them again.
+                self._files = None
+        return read_resident_elsewhere()
+
+    def _reset(self, mark_kib: int) -> bool:
+        if self._files is None or not self._files.resets:
+            return False
+        # Remembered before it is wiped, so that nobody sees it missing.
+        if self._maxrss is None:
+            # Here, because it needs a module that Windows lacks.
+            from gpumemwidget.backends import maxrss  # noqa: PLC0415
+
+            maxrss.hold()
+            self._maxrss = maxrss
+        self._maxrss.remember(mark_kib)
+        return self._files.reset()
+
+    def _read_meminfo(self, key: bytes) -> int | None:
+        try:
+            text = (self._proc / "meminfo").read_bytes()
+        except OSError:
+            return None
+        for line in text.splitlines():
+            words = line.split()
+            if len(words) >= 2 and words[0] == key and words[1].isdigit():
+                return int(words[1]) * _KIB
+        return None
+
+    # -- malloc's count -----------------------------------------------------------------------
+
+    def _count(self) -> int | None:
+        if self._malloc is None:
+            return None
+        start_s = self._timer()
+        in_use_bytes = self._malloc.read_in_use()
+        end_s = self._timer()
+        if end_s - start_s > _CHEAP_S:
+            self._count_again_at_s = end_s + (end_s - start_s) / _DEAREST_SHARE
+        return in_use_bytes
+
+    def _count_often(self) -> int | None:
+        return self._count() if self._timer() >= self._count_again_at_s else None
+
+    # -- The span's peak ----------------------------------------------------------------------
+
+    def _begin(self, resident: Resident | None) -> None:
+        #: The highest that is known to have been reached in the span.
+        self._seen_kib = resident[0] if resident is not None else 0
+        self._base_kib = None
+        #: Whether the mark was reset behind our back.
+        self._is_cut = False
+
+    def _measure(self, resident: Resident | None, in_use_bytes: int | None) -> Reading:
+        if resident is None:
+            return Reading(device=HOST, allocated_bytes=in_use_bytes, reserved_bytes=None)
+        resident_kib, mark_kib = resident
+        self._seen_kib = max(self._seen_kib, resident_kib)
+        peak_is: PeakIs = "sampled"
+        if mark_kib is not None:
+            if mark_kib + self._tolerance_kib < max(self._seen_kib, self._base_kib or 0):
+                self._is_cut = True
+                self._base_kib = None
+            if self._base_kib is None or mark_kib > self._base_kib:
+                peak_is = "at least" if self._is_cut else "exact"
+                self._seen_kib = max(self._seen_kib, mark_kib)
+        return Reading(
+            HOST,
+            in_use_bytes,
+            resident_kib * _KIB,
+            None,
+            self._seen_kib * _KIB,
+            peak_is,
+        )
+
+
+def _mark_tolerance_kib() -> int:
+    """How far a mark may trail the resident size that was read a moment before, in KiB.
+
+    The kernel counts pages for each CPU apart and adds them up in batches (percpu_counter, Linux
+    6.2), or for each thread, 64 at a time, before that; reading adds up more than marking does.
+    """
+    n_cpus = os.cpu_count() or 1
+    page_kib = 4
+    return n_cpus * max(64, 2 * n_cpus) * page_kib
