@@ -125,6 +125,13 @@ class Span:
             return None
         return self.after_bytes - self.before_bytes
 
+    @property
+    def rise_bytes(self) -> int | None:
+        """How far the peak stood above the start; ``None`` where either is unknown."""
+        if self.before_bytes is None or self.peak_bytes is None:
+            return None
+        return self.peak_bytes - self.before_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class CellDevice:
