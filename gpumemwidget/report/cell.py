@@ -1,0 +1,187 @@
+"""The report under one cell: the whole of it, or one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpumemwidget.records import HOST, CellDevice, CellRecord, Sample, Span
+from gpumemwidget.report.document import (
+    Block,
+    Cell,
+    Column,
+    Document,
+    Heading,
+    Note,
+    Sparklines,
+    Table,
+)
+from gpumemwidget.report.html import render_html, render_html_line
+from gpumemwidget.report.output import Report
+from gpumemwidget.report.pieces import (
+    bytes_cell,
+    change_cell,
+    explain_marks,
+    list_cell_runs,
+    peak_cell,
+    rise_cell,
+    sort_devices,
+)
+from gpumemwidget.report.sparkline import plot_device
+from gpumemwidget.report.text import render_text
+from gpumemwidget.report.words import mark_peak, name_cell, name_counters
+from gpumemwidget.units import format_bytes, format_change, format_duration
+
+__all__ = ["report_cell", "report_cell_line"]
+
+_COLUMNS = (
+    Column("device", "name"),
+    Column("memory", "name"),
+    Column("before"),
+    Column("after"),
+    Column("change"),
+    Column("peak"),
+    Column("peak rise"),
+)
+
+
+def report_cell(record: CellRecord, samples: Sequence[Sample]) -> Report:
+    """What one cell did: each device's counters before, after and at their peak, and its chart.
+
+    Args:
+        record: the cell.
+        samples: readings taken while it ran, in order of time; others are left out. May be empty.
+    """
+    devices = sort_devices(record.devices)
+    blocks: list[Block] = [Heading(list_cell_runs(record))]
+    if devices:
+        blocks.append(
+            Table(
+                caption="Memory of each device over the cell",
+                columns=_COLUMNS,
+                groups=tuple(_list_rows(device) for device in devices),
+                n_shared=1,
+                shared_above=True,
+            )
+        )
+    else:
+        blocks.append(Note("No device was read."))
+    charts = [
+        plot_device(record, device, samples)
+        for index, device in enumerate(devices)
+        if index == 0 or _moved(device)
+    ]
+    drawn = tuple(chart for chart in charts if chart is not None)
+    if drawn:
+        blocks.append(Sparklines(drawn))
+    blocks.extend(_list_troubles(devices))
+    blocks.extend(explain_marks(blocks))
+    blocks.extend(_explain_host(devices))
+    document = Document(tuple(blocks))
+    return Report(text=render_text(document), html=render_html(document))
+
+
+def _list_rows(device: CellDevice) -> tuple[tuple[Cell, ...], ...]:
+    names = name_counters(device.device)
+
+    def list_numbers(span: Span) -> tuple[Cell, ...]:
+        return (
+            bytes_cell(span.before_bytes),
+            bytes_cell(span.after_bytes),
+            change_cell(span.change_bytes),
+            peak_cell(span.peak_bytes, device.peak_is),
+            rise_cell(span.rise_bytes, device.peak_is),
+        )
+
+    return (
+        (
+            Cell(device.device),
+            Cell(names.allocated, detail=names.allocated_detail),
+            *list_numbers(device.allocated),
+        ),
+        (Cell(names.reserved), *list_numbers(device.reserved)),
+    )
+
+
+def _moved(device: CellDevice) -> bool:
+    """Whether there is anything to draw: a device that stood still is in the table alone."""
+    return any(
+        span.change_bytes != 0 or span.rise_bytes not in (0, None)
+        for span in (device.allocated, device.reserved)
+    )
+
+
+def _list_troubles(devices: Sequence[CellDevice]) -> list[Note]:
+    notes = []
+    for device in devices:
+        if device.num_alloc_retries:
+            times = "once" if device.num_alloc_retries == 1 else f"{device.num_alloc_retries} times"
+            notes.append(
+                Note(
+                    f"{device.device} was full: the allocator emptied its cache and tried again "
+                    f"{times}.",
+                    tone="warn",
+                )
+            )
+        if device.num_ooms:
+            times = "once" if device.num_ooms == 1 else f"{device.num_ooms} times"
+            notes.append(Note(f"{device.device} ran out of memory {times}.", tone="bad"))
+    return notes
+
+
+def _explain_host(devices: Sequence[CellDevice]) -> list[Note]:
+    """Why the host's first row has gaps, where it has."""
+    host = next((device for device in devices if device.device == HOST), None)
+    if host is None or host.allocated.peak_bytes is not None:
+        return []
+    if host.allocated.before_bytes is None and host.allocated.after_bytes is None:
+        return [Note("host allocated: this system's malloc tells no figure.")]
+    return [Note("host allocated: what malloc has handed out; of this it keeps no peak.")]
+
+
+def report_cell_line(record: CellRecord) -> Report:
+    """What one cell did, in one line: GPUs that stood still are only counted."""
+    devices = sort_devices(record.devices)
+    gpus = [device for device in devices if device.device != HOST]
+    shown = [device for device in gpus if _moved(device)] or gpus[:1]
+    pieces = [name_cell(record.execution_count)]
+    if record.status != "ok":
+        pieces.append(record.status)
+    pieces.append(format_duration(record.duration_s))
+    pieces.extend(_describe_device(device, is_alone=len(shown) == 1) for device in shown)
+    n_still = len(gpus) - len(shown)
+    if n_still:
+        pieces.append(f"{n_still} more GPU{'s' if n_still > 1 else ''} unchanged")
+    pieces.extend(
+        _describe_host_change(device) if gpus else _describe_device(device, is_alone=True)
+        for device in devices
+        if device.device == HOST
+    )
+    pieces.extend(note.text.rstrip(".") for note in _list_troubles(devices))
+    return Report(text="  ".join(pieces), html=render_html_line(tuple(pieces)))
+
+
+def _describe_device(device: CellDevice, *, is_alone: bool) -> str:
+    """``cuda:0 allocated 1.20 GiB (+512.00 MiB), peak 3.40 GiB · reserved 4.00 GiB (0 B)``."""
+    names = name_counters(device.device)
+    allocated = _describe_span(names.allocated, device.allocated, device)
+    if not is_alone:
+        return f"{device.device} {allocated}"
+    return (
+        f"{device.device} {allocated} · {_describe_span(names.reserved, device.reserved, device)}"
+    )
+
+
+def _describe_span(name: str, span: Span, device: CellDevice) -> str:
+    words = f"{name} {format_bytes(span.after_bytes)} ({format_change(span.change_bytes)})"
+    # A peak that the end reached again says nothing new.
+    if span.peak_bytes is None or span.peak_bytes == span.after_bytes:
+        return words
+    mark = mark_peak(device.peak_is)
+    return f"{words}, peak {mark}{' ' if mark else ''}{format_bytes(span.peak_bytes)}"
+
+
+def _describe_host_change(device: CellDevice) -> str:
+    names = name_counters(device.device)
+    if device.allocated.change_bytes is not None:
+        return f"host {names.allocated} {format_change(device.allocated.change_bytes)}"
+    return f"host {names.reserved} {format_change(device.reserved.change_bytes)}"

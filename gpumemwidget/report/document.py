@@ -1,0 +1,132 @@
+"""What a report says, before it is text or HTML.
+
+Each report is built once, as a document of a few kinds of blocks, and drawn twice from it: so both
+forms say the same numbers, and the escaping of a user's text is done in one place for each form.
+Tables of the lines of a cell are one more block for ``report_cell`` to append.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpumemwidget.report.sparkline import Sparkline
+
+__all__ = [
+    "Block",
+    "Cell",
+    "Column",
+    "Document",
+    "Heading",
+    "Note",
+    "Run",
+    "Sparklines",
+    "Step",
+    "Steps",
+    "Table",
+]
+
+#: How a piece of text is meant. ``code`` is the user's own text.
+Tone = Literal["plain", "strong", "muted", "code", "bad", "warn"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A piece of a line."""
+
+    text: str
+    tone: Tone = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The first line: pieces with a dot between them."""
+
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    ``name`` heads its row, ``number`` is set to the right, ``code`` is the user's text. A ``last``
+    column takes what room is left: ``wrap`` flows, ``cut`` ends in an ellipsis.
+    """
+
+    title: str
+    kind: Literal["name", "number", "words", "code"] = "number"
+    last: Literal["wrap", "cut"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One value of a table, as text already."""
+
+    text: str
+    #: Stands before a number that is not what it seems: ``≥``, ``~``, ``*``. A note explains it.
+    mark: str = ""
+    tone: Tone = "plain"
+    #: Says a little more, where there is room (HTML).
+    detail: str = ""
+    #: Fills the rest of the row.
+    spans_rest: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows in groups; the first ``n_shared`` cells of a group's first row stand for all its rows.
+
+    The other rows of a group are that much shorter.
+    """
+
+    caption: str
+    columns: tuple[Column, ...]
+    groups: tuple[tuple[tuple[Cell, ...], ...], ...]
+    n_shared: int = 0
+    #: Screen readers hear the caption in any case; it is seen where several tables need names.
+    caption_is_seen: bool = False
+    #: In HTML the shared cell is a line of its own above its rows, which keeps the table narrow.
+    shared_above: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A sentence below: what a mark means, what went wrong."""
+
+    text: str
+    mark: str = ""
+    tone: Tone = "muted"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a list, with the details that belong to it."""
+
+    name: str
+    summary: str = ""
+    details: tuple[str, ...] = ()
+    tone: Tone = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps in their order."""
+
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sparklines:
+    """The charts, which only HTML can show."""
+
+    charts: tuple[Sparkline, ...]
+
+
+Block = Heading | Table | Note | Steps | Sparklines
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A whole report."""
+
+    blocks: tuple[Block, ...] = field(default=())

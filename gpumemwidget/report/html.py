@@ -1,0 +1,170 @@
+"""A document as static HTML: no script, nothing from elsewhere, its small style sheet with it.
+
+Where a page strips styles and SVG (a notebook that is not trusted, GitHub), the tables, headings
+and notes that remain still say everything. Everything that is shown passes through ``escape_html``.
+"""
+
+from __future__ import annotations
+
+from gpumemwidget.report.document import (
+    Block,
+    Cell,
+    Column,
+    Document,
+    Heading,
+    Note,
+    Run,
+    Sparklines,
+    Steps,
+    Table,
+)
+from gpumemwidget.report.escape import escape_html
+from gpumemwidget.report.svg import render_sparkline
+from gpumemwidget.report.theme import (
+    BASE_CSS,
+    LINE_CSS,
+    ROOT_CLASS,
+    SPARKLINE_CSS,
+    STEPS_CSS,
+    TABLE_CSS,
+)
+
+__all__ = ["render_html", "render_html_line"]
+
+# MathJax would read a user's "$x$" as a formula; both its versions pass over these classes.
+_ROOT_CLASSES = f"{ROOT_CLASS} mathjax_ignore tex2jax_ignore"
+
+_TONE_CLASSES = {"muted": "gmw-m", "bad": "gmw-bad", "warn": "gmw-warn"}
+
+
+def render_html(document: Document) -> str:
+    """The document as one ``<div>`` that carries the styles of just the blocks that it has."""
+    kinds = {type(block) for block in document.blocks}
+    css = BASE_CSS
+    css += TABLE_CSS if Table in kinds else ""
+    css += SPARKLINE_CSS if Sparklines in kinds else ""
+    css += STEPS_CSS if Steps in kinds else ""
+    body = "".join(_render_block(block) for block in document.blocks)
+    return f'<div class="{_ROOT_CLASSES}"><style>{css}</style>{body}</div>'
+
+
+def render_html_line(pieces: tuple[str, ...]) -> str:
+    """One quiet line; it breaks only between the pieces."""
+    spans = " ".join(f"<span>{escape_html(piece)}</span>" for piece in pieces)
+    return f'<div class="gmw-l {_ROOT_CLASSES}"><style>{LINE_CSS}</style>{spans}</div>'
+
+
+def _render_block(block: Block) -> str:
+    if isinstance(block, Heading):
+        return f"<p>{' · '.join(_render_run(run) for run in block.runs)}</p>"
+    if isinstance(block, Table):
+        return _render_table(block)
+    if isinstance(block, Note):
+        tone = _TONE_CLASSES.get(block.tone, "")
+        mark = f"{escape_html(block.mark)} " if block.mark else ""
+        return f'<p class="gmw-n {tone}">{mark}{escape_html(block.text)}</p>'
+    if isinstance(block, Steps):
+        return _render_steps(block)
+    charts = "".join(render_sparkline(chart) for chart in block.charts)
+    return f'<div class="gmw-s">{charts}</div>'
+
+
+def _render_run(run: Run) -> str:
+    text = escape_html(run.text)
+    if run.tone == "strong":
+        return f"<strong>{text}</strong>"
+    if run.tone == "code":
+        return f'<code dir="auto">{text}</code>'
+    if run.tone in _TONE_CLASSES:
+        return f'<span class="{_TONE_CLASSES[run.tone]}">{text}</span>'
+    return text
+
+
+def _render_steps(steps: Steps) -> str:
+    items = []
+    for step in steps.steps:
+        summary = f": {escape_html(step.summary)}" if step.summary else ""
+        details = "".join(f"<li>{escape_html(detail)}</li>" for detail in step.details)
+        inner = f"<strong>{escape_html(step.name)}</strong>{summary}"
+        inner += f"<ul>{details}</ul>" if details else ""
+        tone = _TONE_CLASSES.get(step.tone)
+        items.append(f'<li class="{tone}">{inner}</li>' if tone else f"<li>{inner}</li>")
+    return f"<ol>{''.join(items)}</ol>"
+
+
+def _render_table(table: Table) -> str:
+    n_above = table.n_shared if table.shared_above else 0
+    columns = table.columns[n_above:]
+    head = "".join(
+        f'<th scope="col"{_class_of(column, Cell(""))}>{escape_html(column.title)}</th>'
+        for column in columns
+    )
+    bodies = "".join(
+        f"<tbody>{_render_group(table, group, columns)}</tbody>" for group in table.groups
+    )
+    hidden = "" if table.caption_is_seen else ' class="gmw-h"'
+    caption = f"<caption{hidden}>{escape_html(table.caption)}</caption>"
+    return (
+        f'<div class="gmw-w"><table class="gmw-t">{caption}'
+        f"<thead><tr>{head}</tr></thead>{bodies}</table></div>"
+    )
+
+
+def _render_group(
+    table: Table, group: tuple[tuple[Cell, ...], ...], columns: tuple[Column, ...]
+) -> str:
+    if table.shared_above:
+        shared, first = group[0][: table.n_shared], group[0][table.n_shared :]
+        label = " ".join(escape_html(cell.text) for cell in shared)
+        if first and first[0].spans_rest:
+            label += f' <span class="gmw-m">{escape_html(first[0].text)}</span>'
+        above = f'<tr><th scope="rowgroup" colspan="{len(columns)}" class="gmw-d">{label}</th></tr>'
+        rows = () if first and first[0].spans_rest else (first, *group[1:])
+        return above + "".join(f"<tr>{_render_cells(row, columns)}</tr>" for row in rows)
+    rows_html = []
+    for index, row in enumerate(group):
+        if index:
+            rows_html.append(f"<tr>{_render_cells(row, columns[table.n_shared :])}</tr>")
+        else:
+            cells = _render_cells(row, columns, n_rows=len(group), n_shared=table.n_shared)
+            rows_html.append(f"<tr>{cells}</tr>")
+    return "".join(rows_html)
+
+
+def _render_cells(
+    row: tuple[Cell, ...], columns: tuple[Column, ...], *, n_rows: int = 1, n_shared: int = 0
+) -> str:
+    parts = []
+    for index, (cell, column) in enumerate(zip(row, columns, strict=False)):
+        attributes = _class_of(column, cell)
+        if n_rows > 1 and index < n_shared:
+            attributes += f' rowspan="{n_rows}"'
+        if cell.spans_rest:
+            attributes += f' colspan="{len(columns) - index}"'
+        text = escape_html(cell.text)
+        if column.kind == "code" and text:
+            attributes += f' title="{text}"' if column.last == "cut" else ""
+            text = f'<code dir="auto">{text}</code>'
+        if cell.detail:
+            text += f' <span class="gmw-m">({escape_html(cell.detail)})</span>'
+        if cell.mark:
+            text = f"{escape_html(cell.mark)} {text}"
+        if column.kind == "name":
+            scope = "rowgroup" if n_rows > 1 and index < n_shared else "row"
+            parts.append(f'<th scope="{scope}"{attributes}>{text}</th>')
+        else:
+            parts.append(f"<td{attributes}>{text}</td>")
+    return "".join(parts)
+
+
+def _class_of(column: Column, cell: Cell) -> str:
+    classes = []
+    if column.kind == "number" and not cell.spans_rest:
+        classes.append("gmw-r")
+    if column.last == "wrap":
+        classes.append("gmw-f")
+    if column.last == "cut":
+        classes.append("gmw-c")
+    if cell.tone in _TONE_CLASSES:
+        classes.append(_TONE_CLASSES[cell.tone])
+    return f' class="{" ".join(classes)}"' if classes else ""

@@ -1,0 +1,199 @@
+"""A release before it happens, and after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpumemwidget.records import ReleaseMove, ReleasePlan, ReleaseReport, ReleaseStep
+from gpumemwidget.report.document import (
+    Block,
+    Cell,
+    Column,
+    Document,
+    Heading,
+    Note,
+    Run,
+    Step,
+    Steps,
+    Table,
+    Tone,
+)
+from gpumemwidget.report.html import render_html
+from gpumemwidget.report.output import Report
+from gpumemwidget.report.pieces import bytes_cell
+from gpumemwidget.report.text import render_text
+from gpumemwidget.report.words import join_words, name_counters, rank_device
+from gpumemwidget.units import format_bytes
+
+__all__ = ["N_MOVES_SHOWN", "report_plan", "report_release"]
+
+#: An optimizer alone can be hundreds of tensors.
+N_MOVES_SHOWN = 12
+
+_STEP_COLUMNS = (
+    Column("step", "name"),
+    Column("device", "words"),
+    Column("allocated"),
+    Column("reserved"),
+    Column("what was done", "words", last="wrap"),
+)
+_TOTAL_COLUMNS = (
+    Column("device", "name"),
+    Column("memory", "name"),
+    Column("planned"),
+    Column("freed"),
+    Column("before"),
+    Column("now"),
+)
+
+
+def report_plan(plan: ReleasePlan) -> Report:
+    """What a release would do, step by step; if it may not be done, that comes first."""
+    title = Run(f"Release {join_words(plan.names)}".rstrip(), "strong")
+    if plan.refusal:
+        blocks: list[Block] = [Heading((title, Run("refused", "bad")))]
+        blocks.append(Note(plan.refusal, tone="bad"))
+    else:
+        blocks = [Heading((title, Run("plan, nothing is changed yet", "muted")))]
+    blocks.append(Steps(_list_steps(plan)))
+    blocks.append(Note(_describe_frees(plan.frees_bytes), tone="plain"))
+    if plan.host_needed_bytes:
+        needed = format_bytes(plan.host_needed_bytes)
+        available = format_bytes(plan.host_available_bytes)
+        blocks.append(Note(f"Needs {needed} of host memory; {available} available.", tone="plain"))
+    blocks.extend(Note(sentence, tone="warn") for sentence in plan.remains)
+    document = Document(tuple(blocks))
+    return Report(text=render_text(document), html=render_html(document))
+
+
+def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
+    """The release sequence, always in its order."""
+    names = [name for name in plan.names if name.isidentifier()]
+    drops = [reference.path for reference in plan.drops]
+    shown = plan.moves[:N_MOVES_SHOWN]
+    moves = [_describe_move(move) for move in shown]
+    if len(plan.moves) > len(shown):
+        moves.append(f"and {len(plan.moves) - len(shown)} more")
+    if not names:
+        rebinding = "no name to set"
+    elif plan.keep:
+        rebinding = f"{', '.join(names)}: not done, for the copies on the CPU keep the names"
+    else:
+        rebinding = ", ".join(names)
+    return (
+        Step("move to CPU", "" if moves else "nothing that anybody would keep", tuple(moves)),
+        Step("set to None", rebinding),
+        Step("drop IPython's references", ", ".join(drops) if drops else "it holds none"),
+        Step("gc.collect()"),
+        Step("empty_cache()"),
+    )
+
+
+def _describe_move(move: ReleaseMove) -> str:
+    size = f"{move.kind}, {format_bytes(move.n_bytes)} on {move.device}"
+    return f"{move.path} ({size}): {move.reason}" if move.reason else f"{move.path} ({size})"
+
+
+def _describe_frees(frees_bytes: Iterable[tuple[str, int]]) -> str:
+    amounts = [f"{format_bytes(n_bytes)} on {device}" for device, n_bytes in frees_bytes]
+    return f"Will free {join_words(amounts)}." if amounts else "Will free nothing."
+
+
+def report_release(report: ReleaseReport) -> Report:
+    """What a release did: the totals beside the plan, each step, and what remains and why."""
+    title = Run(f"Release {join_words(report.plan.names)}".rstrip(), "strong")
+    if report.stopped:
+        blocks: list[Block] = [Heading((title, Run("stopped", "bad")))]
+        blocks.append(Note(report.stopped, tone="bad"))
+    else:
+        blocks = [Heading((title, Run("done", "muted")))]
+    totals = _list_totals(report)
+    if totals:
+        blocks.append(
+            Table(
+                caption="Freed on each device",
+                columns=_TOTAL_COLUMNS,
+                groups=totals,
+                n_shared=1,
+                caption_is_seen=True,
+            )
+        )
+    blocks.append(
+        Table(
+            caption="Freed by each step",
+            columns=_STEP_COLUMNS,
+            groups=tuple(_list_step_rows(step) for step in report.steps),
+            n_shared=1,
+            caption_is_seen=True,
+        )
+    )
+    if _has_risen(report):
+        blocks.append(Note("Less than zero freed: so much more is in use there than before."))
+    blocks.extend(Note(sentence, tone="warn") for sentence in report.remains)
+    blocks.extend(Note(sentence) for sentence in report.notes)
+    document = Document(tuple(blocks))
+    return Report(text=render_text(document), html=render_html(document))
+
+
+def _list_totals(report: ReleaseReport) -> tuple[tuple[tuple[Cell, ...], ...], ...]:
+    planned = dict(report.plan.frees_bytes)
+    allocated = dict(report.allocated_freed_bytes)
+    reserved = dict(report.reserved_freed_bytes)
+    before = {reading.device: reading for reading in report.before}
+    after = {reading.device: reading for reading in report.after}
+    devices = planned.keys() | allocated.keys() | reserved.keys()
+
+    def list_rows(device: str) -> tuple[tuple[Cell, ...], ...]:
+        names = name_counters(device)
+        start, end = before.get(device), after.get(device)
+        return (
+            (
+                Cell(device),
+                Cell(names.allocated, detail=names.allocated_detail),
+                bytes_cell(planned[device]) if device in planned else Cell(""),
+                bytes_cell(allocated.get(device)),
+                bytes_cell(start.allocated_bytes if start else None),
+                bytes_cell(end.allocated_bytes if end else None),
+            ),
+            (
+                Cell(names.reserved),
+                Cell(""),
+                bytes_cell(reserved.get(device)),
+                bytes_cell(start.reserved_bytes if start else None),
+                bytes_cell(end.reserved_bytes if end else None),
+            ),
+        )
+
+    return tuple(list_rows(device) for device in sorted(devices, key=rank_device))
+
+
+def _list_step_rows(step: ReleaseStep) -> tuple[tuple[Cell, ...], ...]:
+    allocated, reserved = dict(step.allocated_freed_bytes), dict(step.reserved_freed_bytes)
+    devices = sorted(
+        (
+            device
+            for device in allocated.keys() | reserved.keys()
+            if allocated.get(device) or reserved.get(device)
+        ),
+        key=rank_device,
+    )
+    tones: dict[str, Tone] = {"failed": "bad", "done": "plain"}
+    tone = tones.get(step.status, "muted")
+    detail = step.detail
+    if step.status != "done":
+        detail = f"{step.status}: {detail}" if detail else step.status
+    name, what = Cell(step.name, tone=tone), Cell(detail, tone=tone)
+    if not devices:
+        return ((name, Cell(""), Cell(""), Cell(""), what),)
+    rows = [
+        (Cell(device), bytes_cell(allocated.get(device)), bytes_cell(reserved.get(device)))
+        for device in devices
+    ]
+    return ((name, *rows[0], what), *rows[1:])
+
+
+def _has_risen(report: ReleaseReport) -> bool:
+    falls = [report.allocated_freed_bytes, report.reserved_freed_bytes]
+    for step in report.steps:
+        falls += [step.allocated_freed_bytes, step.reserved_freed_bytes]
+    return any(n_bytes < 0 for fall in falls for _, n_bytes in fall)

@@ -1,0 +1,25 @@
+"""The door to the reports: one function each, records in, a ``Report`` out.
+
+All are pure. The plotly figures have their own door, ``report.figures``, because plotly is slow to
+import.
+"""
+
+from __future__ import annotations
+
+from gpumemwidget.report.cell import report_cell, report_cell_line
+from gpumemwidget.report.holdings import report_holdings
+from gpumemwidget.report.ledger import report_ledger
+from gpumemwidget.report.output import Report
+from gpumemwidget.report.release import report_plan, report_release
+from gpumemwidget.report.stat import report_stat
+
+__all__ = [
+    "Report",
+    "report_cell",
+    "report_cell_line",
+    "report_holdings",
+    "report_ledger",
+    "report_plan",
+    "report_release",
+    "report_stat",
+]

@@ -1,0 +1,160 @@
+"""A document as plain text, for a terminal and wherever HTML is not shown.
+
+80 columns, no boxes. Our own characters are such that every Windows console can print them, so
+``≥`` is written ``>=``; the user's text may hold any letter, but nothing that acts on a terminal.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import unicodedata
+
+from gpumemwidget.report.document import (
+    Cell,
+    Column,
+    Document,
+    Heading,
+    Note,
+    Sparklines,
+    Steps,
+    Table,
+)
+from gpumemwidget.report.escape import clean
+
+__all__ = ["WIDTH", "cut", "measure", "render_text"]
+
+#: Columns that a report keeps to where its numbers allow it.
+WIDTH = 80
+
+_GAP = "  "
+
+#: A last column is never squeezed below this.
+_NARROWEST_LAST = 16
+
+_ELLIPSIS = "…"
+
+
+def render_text(document: Document) -> str:
+    """The document as lines; a blank line stands before each block but the first.
+
+    Notes that follow each other stand together.
+    """
+    parts: list[str] = []
+    was_note = False
+    for block in document.blocks:
+        if isinstance(block, Sparklines):
+            continue
+        is_note = isinstance(block, Note)
+        if parts:
+            parts.append("\n" if is_note and was_note else "\n\n")
+        if isinstance(block, Heading):
+            parts.append(" · ".join(clean(run.text) for run in block.runs))
+        elif isinstance(block, Table):
+            parts.append(_render_table(block))
+        elif isinstance(block, Steps):
+            parts.append(_render_steps(block))
+        else:
+            parts.append(_render_note(block))
+        was_note = is_note
+    return "".join(parts)
+
+
+def measure(text: str) -> int:
+    """How many columns of a terminal a text takes: wide letters take two, joined marks none."""
+    if text.isascii():
+        return len(text)
+    return sum(_measure_character(character) for character in text)
+
+
+def _measure_character(character: str) -> int:
+    if unicodedata.combining(character) or character in "\u200c\u200d\ufe0f":
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def cut(text: str, width: int) -> str:
+    """The text, ended with an ellipsis where it would take more than ``width`` columns."""
+    if measure(text) <= width:
+        return text
+    used = 0
+    for index, character in enumerate(text):
+        used += _measure_character(character)
+        if used > width - 1:
+            return text[:index].rstrip() + _ELLIPSIS
+    return text
+
+
+def _render_note(note: Note) -> str:
+    return _fill(_join_mark(note.mark, clean(note.text)), indent="")
+
+
+def _render_steps(steps: Steps) -> str:
+    lines: list[str] = []
+    for number, step in enumerate(steps.steps, 1):
+        summary = f": {clean(step.summary)}" if step.summary else ""
+        lines.append(_fill(f"{number}. {clean(step.name)}{summary}", indent="   "))
+        lines.extend(_fill(f"   {clean(detail)}", indent="     ") for detail in step.details)
+    return "\n".join(lines)
+
+
+def _fill(text: str, *, indent: str) -> str:
+    return textwrap.fill(
+        text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _join_mark(mark: str, text: str) -> str:
+    return f"{mark.replace('≥', '>=')} {text}" if mark else text
+
+
+def _render_table(table: Table) -> str:
+    rows = [_expand(table, group, index) for group in table.groups for index in range(len(group))]
+    n_fixed = sum(column.last is None for column in table.columns)
+    widths = [
+        max(
+            [measure(column.title)]
+            + [measure(_show(row[index])) for row in rows if not _is_spanned(row, index)]
+        )
+        for index, column in enumerate(table.columns[:n_fixed])
+    ]
+    last_width = max(WIDTH - sum(widths) - len(_GAP) * n_fixed, _NARROWEST_LAST)
+    header = tuple(Cell(column.title) for column in table.columns)
+    lines = [clean(table.caption)] if table.caption_is_seen else []
+    for row in (header, *rows):
+        lines.extend(_render_row(row, table.columns, widths, last_width))
+    return "\n".join(lines)
+
+
+def _expand(table: Table, group: tuple[tuple[Cell, ...], ...], index: int) -> tuple[Cell, ...]:
+    """A row in full length: what it shares with the row above is left blank."""
+    blanks = (Cell(""),) * (table.n_shared if index else 0)
+    return blanks + group[index]
+
+
+def _is_spanned(row: tuple[Cell, ...], index: int) -> bool:
+    return index >= len(row) or row[index].spans_rest
+
+
+def _show(cell: Cell) -> str:
+    return _join_mark(cell.mark, clean(cell.text))
+
+
+def _render_row(
+    row: tuple[Cell, ...], columns: tuple[Column, ...], widths: list[int], last_width: int
+) -> list[str]:
+    fields: list[str] = []
+    rest: list[str] = []
+    for cell, column, width in zip(row, columns, (*widths, last_width), strict=False):
+        shown = _show(cell)
+        if cell.spans_rest:
+            fields.append(shown)
+        elif column.last == "cut":
+            fields.append(cut(shown, width))
+        elif column.last == "wrap":
+            first, *rest = textwrap.wrap(shown, width, break_on_hyphens=False) or [""]
+            fields.append(first)
+        else:
+            blank = " " * (width - measure(shown))
+            fields.append(blank + shown if column.kind == "number" else shown + blank)
+    hanging = " " * (sum(widths) + len(_GAP) * len(widths))
+    return [_GAP.join(fields).rstrip(), *(hanging + line for line in rest)]

@@ -1,0 +1,136 @@
+"""How the reports look: colours, class names, the chart's size, and the style sheets.
+
+A report stands in places that we don't choose: JupyterLab in light and in dark, Notebook, VS Code,
+a page from nbconvert. So it paints no background and sets no colour of text: it inherits both, and
+its few own colours are middle tones that keep a contrast of 3:1 or more on white and on near-black
+alike. Whatever imitates the static chart (the live one that it replaces) takes its size, classes
+and ``SPARKLINE_CSS`` from here.
+"""
+
+from __future__ import annotations
+
+import re
+from string import Template
+
+__all__ = [
+    "ALLOCATED_COLOR",
+    "BAD_COLOR",
+    "BASE_CSS",
+    "LINE_CSS",
+    "NEUTRAL_COLOR",
+    "PEAK_COLOR",
+    "RESERVED_COLOR",
+    "ROOT_CLASS",
+    "SPARKLINE_CSS",
+    "SPARKLINE_HEIGHT",
+    "SPARKLINE_WIDTH",
+    "STEPS_CSS",
+    "TABLE_CSS",
+    "WARN_COLOR",
+]
+
+ALLOCATED_COLOR = "#3b82d6"
+RESERVED_COLOR = "#d9730d"
+PEAK_COLOR = "#d6456b"
+BAD_COLOR = "#d6453d"
+WARN_COLOR = "#b87a00"
+#: Text and lines of figures, which can't inherit the page's colour.
+NEUTRAL_COLOR = "#808080"
+
+#: All classes begin with ``gmw-``; all rules begin with this one, which every report's root has.
+ROOT_CLASS = "gmw"
+
+#: The chart's ``viewBox`` is ``0 0 600 56``. It is stretched in width (``preserveAspectRatio`` is
+#: ``none`` and the strokes do not scale), and in height one unit is one pixel.
+SPARKLINE_WIDTH = 600
+SPARKLINE_HEIGHT = 56
+
+
+_COLORS = {
+    "allocated": ALLOCATED_COLOR,
+    "reserved": RESERVED_COLOR,
+    "peak": PEAK_COLOR,
+    "bad": BAD_COLOR,
+    "warn": WARN_COLOR,
+    "neutral": NEUTRAL_COLOR,
+}
+
+
+def _squeeze(css: str) -> str:
+    """A style sheet with our colours put in, without the spaces that only a reader here needs."""
+    css = Template(css).substitute(_COLORS)
+    css = re.sub(r"\s+", " ", css).strip()
+    return re.sub(r" ?([{};,]) ?|(?<=:) ", lambda match: match[1] or "", css)
+
+
+BASE_CSS = _squeeze("""
+.gmw { font: 13px/1.45 var(--jp-ui-font-family, system-ui, sans-serif); container-type: inline-size;
+  font-variant-numeric: tabular-nums; margin: 4px 0; text-align: left }
+.gmw p { margin: 0 0 6px }
+.gmw code { background: none; color: inherit; font-size: 12px; padding: 0 }
+.gmw-m { opacity: .72 }
+.gmw p.gmw-n { font-size: 12px; margin: 2px 0 0 }
+.gmw-bad { color: $bad }
+.gmw-warn { color: $warn }
+""")
+
+TABLE_CSS = _squeeze("""
+.gmw-w { overflow-x: auto; margin: 0 0 8px }
+.gmw .gmw-t { border-collapse: collapse; border: 0; font-size: 13px; margin: 0; table-layout: auto;
+  width: auto }
+.gmw .gmw-t caption { caption-side: top; color: inherit; font-weight: 600; padding: 0 0 2px;
+  text-align: left; white-space: nowrap }
+.gmw .gmw-t caption.gmw-h { clip-path: inset(50%); height: 1px; overflow: hidden;
+  position: absolute; width: 1px }
+.gmw .gmw-t tbody tr, .gmw .gmw-t thead tr { background: none; border: 0 }
+.gmw .gmw-t th, .gmw .gmw-t td { border: 0; font-weight: 400; max-width: none;
+  padding: 2px 16px 2px 0; text-align: left; vertical-align: top; white-space: nowrap }
+.gmw .gmw-t thead th { border-bottom: 1px solid ${neutral}73; opacity: .72;
+  vertical-align: bottom }
+.gmw .gmw-t tbody + tbody > tr:first-child > * { border-top: 1px solid ${neutral}40 }
+.gmw .gmw-t .gmw-r { text-align: right }
+.gmw .gmw-t .gmw-d { font-weight: 600 }
+.gmw .gmw-t .gmw-f { min-width: 12em; white-space: normal }
+.gmw .gmw-t .gmw-c { max-width: 34em; overflow: hidden; text-overflow: ellipsis }
+.gmw .gmw-t tr > :last-child { padding-right: 0 }
+@container (max-width: 480px) {
+  .gmw .gmw-t { font-size: 11px }
+  .gmw .gmw-t th, .gmw .gmw-t td { padding-right: 8px }
+  .gmw .gmw-t .gmw-c { max-width: 16em }
+}
+""")
+
+#: The chart of one device; the figures of several stand side by side where there is room.
+SPARKLINE_CSS = _squeeze("""
+.gmw-s { display: flex; flex-wrap: wrap; gap: 8px 24px; margin: 0 0 6px }
+.gmw .gmw-g { flex: 1 1 260px; margin: 0; max-width: 460px; min-width: 0 }
+.gmw-g figcaption { font-size: 12px; margin: 0 0 3px; text-align: left }
+.gmw-k { display: inline-block; height: 0; margin: 0 4px 0 12px; vertical-align: middle;
+  width: 14px; border-top: 2px solid $allocated }
+.gmw-k.gmw-a { background: ${allocated}44; height: 6px }
+.gmw-k.gmw-v { border-color: $reserved }
+.gmw-k.gmw-p { border-top: 2px dashed $peak }
+.gmw-b { display: grid; font-size: 11px; gap: 1px 6px; grid-template-columns: 1fr auto }
+.gmw-b svg { background: none; border-bottom: 1px solid ${neutral}73; display: block;
+  grid-row: 1 / 3; height: 56px; max-width: none; overflow: visible; width: 100% }
+.gmw-b svg path { fill: none; stroke-width: 1.5; vector-effect: non-scaling-stroke }
+.gmw-b .gmw-a { fill: ${allocated}44; stroke: $allocated }
+.gmw-b .gmw-v { stroke: $reserved }
+.gmw-b .gmw-p { stroke: $peak; stroke-dasharray: 5 3 }
+.gmw-b span { line-height: 1; opacity: .72 }
+.gmw-b span:nth-of-type(2) { align-self: end }
+.gmw-x { display: flex; font-size: 11px; justify-content: space-between }
+""")
+
+STEPS_CSS = _squeeze("""
+.gmw ol { margin: 0 0 8px; padding-left: 1.8em }
+.gmw ol ul { list-style: none; margin: 0; padding-left: 0 }
+.gmw li { margin: 1px 0 }
+""")
+
+#: The one line of ``%memtrace on`` carries only this.
+LINE_CSS = _squeeze("""
+.gmw-l { font: 12px/1.4 var(--jp-ui-font-family, system-ui, sans-serif);
+  font-variant-numeric: tabular-nums; opacity: .8 }
+.gmw-l span { margin-right: 16px; white-space: nowrap }
+""")

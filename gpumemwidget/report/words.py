@@ -1,0 +1,67 @@
+"""The words that the reports share: names of counters and cells, what a mark means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpumemwidget.records import HOST, PeakIs
+
+__all__ = [
+    "MARK_MEANINGS",
+    "CounterNames",
+    "join_words",
+    "mark_peak",
+    "name_cell",
+    "name_counters",
+    "rank_device",
+]
+
+_MARKS: dict[PeakIs | None, str] = {"at least": "≥", "sampled": "~"}
+
+#: What a mark before a number says, in the order in which the legends stand.
+MARK_MEANINGS = {
+    "≥": "at least: the counter was reset meanwhile, or ran before the recording did",
+    "~": "sampled: the highest of what was seen at intervals",
+    "*": "resident: malloc keeps no peak of what it has handed out",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CounterNames:
+    """What a device's two counters are called, and what the first is on the host."""
+
+    allocated: str
+    reserved: str
+    allocated_detail: str = ""
+
+
+def name_counters(device: str) -> CounterNames:
+    """The names of a device's counters: the host's are those of malloc and of the process."""
+    if device == HOST:
+        return CounterNames("allocated", "resident", "malloc")
+    return CounterNames("allocated", "reserved")
+
+
+def mark_peak(peak_is: PeakIs | None) -> str:
+    """What stands before a peak that is not the exact one; nothing before one that is."""
+    return _MARKS.get(peak_is, "")
+
+
+def name_cell(execution_count: int | None) -> str:
+    """``In [7]``, and ``In [ ]`` where IPython gave no number."""
+    return f"In [{' ' if execution_count is None else execution_count}]"
+
+
+def rank_device(device: str) -> tuple[bool, str, int, str]:
+    """The key to sort devices by: GPUs by their number, others by name, the host last."""
+    kind, _, index = device.partition(":")
+    is_numbered = index.isascii() and index.isdigit() and len(index) < 10
+    return device == HOST, kind, int(index) if is_numbered else -1, device
+
+
+def join_words(words: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,262 @@
+"""Records as a real session makes them, for the reports' tests."""
+
+from __future__ import annotations
+
+import math
+
+from gpumemwidget.records import (
+    CellDevice,
+    CellRecord,
+    DeviceInfo,
+    DeviceReport,
+    DeviceUse,
+    Holding,
+    IPythonReference,
+    Reading,
+    ReleaseMove,
+    ReleasePlan,
+    ReleaseReport,
+    ReleaseStep,
+    Sample,
+    Span,
+)
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+
+#: What a hostile notebook puts into a first line.
+HOSTILE = (
+    "<script>alert('x')</script> `&amp;` \"$x$\" \x1b[31mred\x07\x00 "
+    "\u202egnp.exe\u2066 \ud800 </code></td></table>"
+)
+
+
+def make_gpu_cell(**changes: object) -> CellRecord:
+    """A training step on one GPU: 512 MiB more stay, 3.40 GiB at the peak."""
+    values: dict[str, object] = {
+        "execution_count": 7,
+        "cell_id": "c7",
+        "first_line": "loss = train_step(model, batch)",
+        "started_at": 1_790_000_000.0,
+        "start_s": 100.0,
+        "duration_s": 4.56,
+        "status": "ok",
+        "devices": (
+            CellDevice(
+                "cuda:0",
+                Span(int(1.2 * GIB), int(1.7 * GIB), int(3.4 * GIB)),
+                Span(2 * GIB, 4 * GIB, 4 * GIB),
+                "exact",
+                0,
+                0,
+            ),
+            CellDevice(
+                "host",
+                Span(812 * MIB, 824 * MIB, None),
+                Span(1536 * MIB, 1548 * MIB, 1600 * MIB),
+                "exact",
+                None,
+                None,
+            ),
+        ),
+    }
+    return CellRecord(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def make_samples(record: CellRecord, n: int = 46) -> list[Sample]:
+    """Readings that wave between the cell's ends, as a training loop's do."""
+    samples = []
+    for index in range(1, n):
+        part = index / n
+        wave = abs(math.sin(part * math.pi * 5))
+        samples.append(
+            Sample(
+                record.start_s + part * record.duration_s,
+                tuple(_wave(device, part, wave) for device in record.devices),
+            )
+        )
+    return samples
+
+
+def _wave(device: CellDevice, part: float, wave: float) -> Reading:
+    def place(span: Span, share: float) -> int | None:
+        if span.before_bytes is None or span.change_bytes is None:
+            return None
+        top = span.peak_bytes or span.after_bytes or 0
+        base = span.before_bytes + part * span.change_bytes
+        return round(base + (top - base) * share)
+
+    return Reading(
+        device.device,
+        place(device.allocated, wave * 0.93),
+        place(device.reserved, min(part * 3, 1.0)),
+    )
+
+
+def make_host_cell(**changes: object) -> CellRecord:
+    """A cell on a machine without a GPU."""
+    host = CellDevice(
+        "host",
+        Span(300 * MIB, 312 * MIB, None),
+        Span(700 * MIB, 703 * MIB, 956 * MIB),
+        "exact",
+        None,
+        None,
+    )
+    return make_gpu_cell(
+        **{"first_line": "x = torch.ones(1024, 1024)", "devices": (host,), **changes}
+    )
+
+
+def make_two_gpu_cell(**changes: object) -> CellRecord:
+    """A cell that failed for memory on the second of two GPUs."""
+    record = make_gpu_cell()
+    second = CellDevice(
+        "cuda:1",
+        Span(0, 70 * GIB, int(78.5 * GIB)),
+        Span(0, 79 * GIB, 79 * GIB),
+        "at least",
+        2,
+        1,
+    )
+    devices = (second, record.devices[1], record.devices[0])
+    return make_gpu_cell(**{"status": "error", "devices": devices, **changes})
+
+
+def make_stat() -> list[DeviceReport]:
+    """One GPU in use, one that the process has not touched, the host."""
+    return [
+        DeviceReport(
+            DeviceInfo("host", "host memory", 64 * GIB),
+            Reading("host", 812 * MIB, 1536 * MIB, None, 1600 * MIB, "sampled"),
+            DeviceUse("host", 20 * GIB, 44 * GIB, 64 * GIB),
+        ),
+        DeviceReport(
+            DeviceInfo("cuda:0", "NVIDIA H200", 140 * GIB, limit_bytes=112 * GIB),
+            Reading("cuda:0", int(1.2 * GIB), 2 * GIB, int(3.4 * GIB), 4 * GIB, "exact", 0, 0),
+            DeviceUse("cuda:0", 4 * GIB, 136 * GIB, 140 * GIB, 37),
+        ),
+        DeviceReport(
+            DeviceInfo("cuda:1", "NVIDIA H200", 140 * GIB),
+            None,
+            DeviceUse("cuda:1", 90 * GIB, 50 * GIB, 140 * GIB, 100),
+        ),
+        DeviceReport(
+            DeviceInfo("cuda:2", "NVIDIA H200", None),
+            None,
+            None,
+            "cuda:2 is lost: the driver no longer answers for it.",
+        ),
+    ]
+
+
+def make_holdings() -> list[Holding]:
+    """A model with its optimizer, a view, what ``Out`` and an exception hold."""
+    return [
+        Holding(
+            "model",
+            "name",
+            "module",
+            "transformers.GPT2LMHeadModel",
+            None,
+            None,
+            (("cuda:0", 475 * MIB), ("host", 12 * MIB)),
+            (("cuda:0", 0), ("host", 12 * MIB)),
+            ("optimizer",),
+        ),
+        Holding(
+            "optimizer",
+            "name",
+            "optimizer",
+            "torch.optim.AdamW",
+            None,
+            None,
+            (("cuda:0", 1425 * MIB),),
+            (("cuda:0", 950 * MIB),),
+            ("model",),
+        ),
+        Holding(
+            "batch",
+            "name",
+            "tensor",
+            "torch.Tensor",
+            (64, 1024, 1024),
+            "torch.float32",
+            (("cuda:0", 256 * MIB),),
+            (("cuda:0", 256 * MIB),),
+        ),
+        Holding(
+            "Out[7]",
+            "out",
+            "view",
+            "torch.Tensor",
+            (1024, 1024),
+            "torch.float32",
+            (("cuda:0", 256 * MIB),),
+            (("cuda:0", 0),),
+            ("batch", "history"),
+            held_elsewhere=True,
+        ),
+        Holding(
+            "last exception",
+            "exception",
+            "object",
+            "torch.OutOfMemoryError",
+            None,
+            None,
+            (("cuda:0", 64 * MIB),),
+            (("cuda:0", 64 * MIB),),
+        ),
+    ]
+
+
+def make_plan(**changes: object) -> ReleasePlan:
+    """The release of a model, its optimizer and an output."""
+    values: dict[str, object] = {
+        "names": ("model", "optimizer", "Out[7]"),
+        "keep": False,
+        "moves": (
+            ReleaseMove("model", "module", "cuda:0", 475 * MIB, "also held by trainer"),
+            ReleaseMove("history[3]", "tensor", "cuda:0", 4 * MIB, "also held by history"),
+        ),
+        "drops": (IPythonReference("Out[7]"), IPythonReference("_7"), IPythonReference("_")),
+        "frees_bytes": (("cuda:0", 1429 * MIB),),
+        "host_needed_bytes": 479 * MIB,
+        "host_available_bytes": 44 * GIB,
+        "remains": ("trainer keeps model: it is moved to the CPU.",),
+    }
+    return ReleasePlan(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def make_release(**changes: object) -> ReleaseReport:
+    """That release, done."""
+    values: dict[str, object] = {
+        "plan": make_plan(),
+        "steps": (
+            ReleaseStep(
+                "move to CPU",
+                "1 module, 1 tensor, 479.00 MiB",
+                "done",
+                (("cuda:0", 479 * MIB), ("host", -479 * MIB)),
+                (("cuda:0", 0), ("host", -481 * MIB)),
+                0.21,
+            ),
+            ReleaseStep("set to None", "model, optimizer", "done", (("cuda:0", 950 * MIB),), ()),
+            ReleaseStep("drop IPython's references", "Out[7], _7, _", "done"),
+            ReleaseStep("gc.collect", "12 objects", "done"),
+            ReleaseStep(
+                "empty_cache", "", "done", (("cuda:0", 0),), (("cuda:0", 1480 * MIB),), 0.01
+            ),
+        ),
+        "before": (
+            Reading("cuda:0", 1800 * MIB, 2048 * MIB),
+            Reading("host", 812 * MIB, 1536 * MIB),
+        ),
+        "after": (
+            Reading("cuda:0", 371 * MIB, 568 * MIB),
+            Reading("host", 1291 * MIB, 2017 * MIB),
+        ),
+        "allocated_freed_bytes": (("cuda:0", 1429 * MIB), ("host", -479 * MIB)),
+        "reserved_freed_bytes": (("cuda:0", 1480 * MIB), ("host", -481 * MIB)),
+        "remains": ("33.00 MiB on cuda:0 are cuBLAS workspace, which no name holds.",),
+    }
+    return ReleaseReport(**{**values, **changes})  # type: ignore[arg-type]
