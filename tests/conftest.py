@@ -22,6 +22,7 @@ _PACKAGE = f"{Path(gpumemwidget.__file__).parent}{os.sep}"
 #: Where the user's peaks are read, and where we may lay something over them.
 _OVERLAID_MODULES = (
     "resource",
+    "torch._C",
     "torch.accelerator",
     "torch.accelerator.memory",
     "torch.cuda",
