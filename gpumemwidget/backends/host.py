@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,9 @@ class HostBackend:
         self._is_closed = False
         self._info: DeviceInfo | None = None
         self._is_in_span = False
+        #: The highest that is known of this process, over all spans.
+        self._highest_kib = 0
+        self._was_ever_cut = False
         #: The mark at the span's start where it could not be reset: only above it does it tell.
         self._base_kib: int | None = None
         self._files: ResidentFiles | None = None
@@ -124,6 +128,26 @@ class HostBackend:
         with self._lock:
             return (self._measure(self._read_resident(), self._count()),)
 
+    def read_as_user(self) -> tuple[Reading, ...]:
+        """What stands now, with the peak since the process began.
+
+        The user has no call of PyTorch's for it; it is what ``resource.getrusage`` tells them.
+        """
+        if os.getpid() != self._pid:
+            self._adopt()
+        with self._lock:
+            resident = self._read_resident()
+            reading = self._measure(resident, self._count_often())
+            if resident is None:
+                return (reading,)
+            peak_kib = self._highest_kib
+            peak_is: PeakIs = "sampled"
+            if resident[1] is not None:
+                wiped_kib = 0 if self._maxrss is None else self._maxrss.read_wiped_kib()
+                peak_kib = max(peak_kib, resident[1], wiped_kib)
+                peak_is = "at least" if self._was_ever_cut else "exact"
+        return (replace(reading, reserved_peak_bytes=peak_kib * _KIB, peak_is=peak_is),)
+
     def empty_cache(self) -> None:
         """Have malloc give its free memory back to the system."""
         if self._malloc is not None:
@@ -139,6 +163,10 @@ class HostBackend:
             self._read_meminfo(b"MemAvailable:") or read_available_elsewhere(),
         )
         return min((room for room in rooms if room is not None), default=None)
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Nothing: what can't be read here is the platform's way, and its readings say so."""
+        return ()
 
     def close(self) -> None:
         """Close the files and give ``resource.getrusage`` back; readings go on, less exact."""
@@ -174,6 +202,8 @@ class HostBackend:
         their numbers to files of its own.
         """
         self._begin(None)
+        self._highest_kib = 0
+        self._was_ever_cut = False
         # The marks of a running span were the parent's; those of a fresh process are its own.
         self._is_cut = self._is_in_span
         self._open()
@@ -244,11 +274,12 @@ class HostBackend:
         peak_is: PeakIs = "sampled"
         if mark_kib is not None:
             if mark_kib + self._tolerance_kib < max(self._seen_kib, self._base_kib or 0):
-                self._is_cut = True
+                self._is_cut = self._was_ever_cut = True
                 self._base_kib = None
             if self._base_kib is None or mark_kib > self._base_kib:
                 peak_is = "at least" if self._is_cut else "exact"
                 self._seen_kib = max(self._seen_kib, mark_kib)
+        self._highest_kib = max(self._highest_kib, self._seen_kib)
         return Reading(
             HOST,
             in_use_bytes,

@@ -13,7 +13,7 @@ import resource
 import threading
 from collections.abc import Callable
 
-__all__ = ["hold", "let_go", "remember"]
+__all__ = ["hold", "let_go", "read_wiped_kib", "remember"]
 
 _GetRusage = Callable[[int], resource.struct_rusage]
 
@@ -67,12 +67,18 @@ def remember(mark_kib: int) -> None:
         _wiped = (pid, mark_kib)
 
 
+def read_wiped_kib() -> int:
+    """The highest mark of this process that was wiped, in KiB; 0 where none was."""
+    pid, mark_kib = _wiped
+    return mark_kib if pid == os.getpid() else 0
+
+
 def _overlay(original: _GetRusage) -> _GetRusage:
     def getrusage(who: int, /) -> resource.struct_rusage:
         usage = original(who)
-        pid, mark_kib = _wiped
+        mark_kib = read_wiped_kib()
         # A thread's ru_maxrss is the whole process's too; only the children's is another.
-        if who == resource.RUSAGE_CHILDREN or mark_kib <= usage.ru_maxrss or pid != os.getpid():
+        if who == resource.RUSAGE_CHILDREN or mark_kib <= usage.ru_maxrss:
             return usage
         values = list(usage)
         values[_MAXRSS] = mark_kib

@@ -1,0 +1,333 @@
+"""Whole devices as NVIDIA's driver tells them: names, totals, what all processes use.
+
+NVML numbers GPUs by their place on the bus, whatever ``CUDA_VISIBLE_DEVICES`` says, and PyTorch
+numbers what CUDA shows in CUDA's order. The two are matched by UUID. Where the order can't be known
+without starting CUDA, nothing is guessed (see ``NvmlMonitor.match``).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpumemwidget.backends.visible import find_by_uuid, parse_visible, strip_uuid
+from gpumemwidget.records import DeviceInfo, DeviceUse
+
+__all__ = ["NvmlMonitor"]
+
+_T = TypeVar("_T")
+
+# nvmlReturn_t: https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html
+_UNINITIALIZED = 1
+_NO_PERMISSION = 4
+_LIBRARY_NOT_FOUND = 12
+_CAUSES = {
+    _UNINITIALIZED: "something else in this process has shut the driver's library down",
+    3: "the device does not support it",
+    _NO_PERMISSION: "this user has no permission for it",
+    9: "the NVIDIA driver is not loaded",
+    10: "the driver did not answer in time",
+    15: "the GPU is lost and does not answer any more (nvidia-smi tells more)",
+    16: "the GPU has to be reset first",
+    18: "the driver and its library are of different versions (a reboot mends that)",
+    999: "the driver gives no reason",
+}
+_NO_LIBRARY = (
+    "Whole-device figures are missing: the NVIDIA driver is loaded, but {what} is not found{hint}."
+)
+
+
+@dataclass(slots=True)
+class _Gpu:
+    """One GPU or MIG instance as NVML knows it."""
+
+    handle: Any
+    name: str
+    uuid: str | None
+    total_bytes: int | None
+
+
+class NvmlMonitor:
+    """NVML as a ``DeviceMonitor``.
+
+    On a machine without NVIDIA's driver it knows no device and says nothing. Nothing is asked
+    before the first call, and no CUDA context is ever created.
+
+    Args:
+        library: stands in for the module ``pynvml``.
+        environ: where ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` are looked up.
+        driver: the file that is there when the driver is loaded.
+    """
+
+    def __init__(
+        self,
+        library: Any = None,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        driver: Path = Path("/proc/driver/nvidia/version"),
+    ) -> None:
+        self._library = library
+        self._environ = environ
+        self._driver = driver
+        self._lock = threading.RLock()
+        self._state = "new"  # then "open" or "failed", and "closed"
+        #: In NVML's order; ``None`` holds the place of one that can't be had.
+        self._gpus: tuple[_Gpu | None, ...] = ()
+        self._instances: tuple[_Gpu, ...] = ()
+        self._uuids: dict[str, str] = {}
+        self._mapped_for: object = None
+        self._mapped: dict[str, _Gpu] = {}
+        self._notes: list[str] = []
+        self._noted: set[str] = set()
+
+    def list_infos(self) -> tuple[DeviceInfo, ...]:
+        """The GPUs that CUDA shows to this process, under PyTorch's names."""
+        with self._lock:
+            return tuple(
+                DeviceInfo(device=device, name=gpu.name, total_bytes=gpu.total_bytes, uuid=gpu.uuid)
+                for device, gpu in self._map().items()
+            )
+
+    def read_use(self, device: str) -> DeviceUse | None:
+        """The whole device now: two calls of the library, about 5 µs."""
+        with self._lock:
+            gpu = self._map().get(device)
+            if gpu is None:
+                return None
+            nvml = self._library
+            memory = self._ask(gpu, device, "memory in use", nvml.nvmlDeviceGetMemoryInfo)
+            rates = self._ask(gpu, device, "utilisation", nvml.nvmlDeviceGetUtilizationRates)
+            if memory is None and rates is None:
+                return None
+            return DeviceUse(
+                device=device,
+                used_bytes=None if memory is None else int(memory.used),
+                free_bytes=None if memory is None else int(memory.free),
+                total_bytes=gpu.total_bytes if memory is None else int(memory.total),
+                utilization_percent=None if rates is None else int(rates.gpu),
+            )
+
+    def match(self, uuids: Mapping[str, str]) -> None:
+        """Set the numbering right by what CUDA itself says of the devices that are in use.
+
+        Args:
+            uuids: PyTorch's device names with their UUIDs, with or without ``GPU-``, as in
+                ``torch.cuda.get_device_properties(0).uuid``.
+        """
+        with self._lock:
+            self._uuids.update((device, strip_uuid(uuid)) for device, uuid in uuids.items())
+            self._mapped_for = None
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Sentences on what failed since the last call, each failure once in a session."""
+        with self._lock:
+            notes = tuple(self._notes)
+            self._notes.clear()
+            return notes
+
+    def close(self) -> None:
+        """Let go of the library; after that there are no devices. Twice is fine."""
+        with self._lock:
+            was_open = self._state == "open"
+            self._state = "closed"
+            self._gpus = self._instances = ()
+            self._mapped = {}
+            if was_open:
+                try:
+                    self._library.nvmlShutdown()
+                except self._library.NVMLError:
+                    # Somebody shut it down before us: it is as we want it.
+                    return
+
+    # -- The library --------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._state = "failed"
+        if self._library is None:
+            self._library = _import_library()
+        if self._library is None:
+            if self._driver.exists():
+                hint = ": pip install nvidia-ml-py"
+                self._note(_NO_LIBRARY.format(what="the Python package nvidia-ml-py", hint=hint))
+            return
+        try:
+            self._library.nvmlInit()
+        except self._library.NVMLError as error:
+            if error.value != _LIBRARY_NOT_FOUND:
+                self._note(f"Whole-device figures are missing: {_explain(error)}.")
+            elif self._driver.exists():
+                hint = " (a container needs the driver capability 'utility')"
+                self._note(_NO_LIBRARY.format(what="its library libnvidia-ml", hint=hint))
+            return
+        self._state = "open"
+        self._gpus = tuple(self._list_gpus())
+        self._instances = tuple(self._list_instances())
+
+    def _list_gpus(self) -> Iterator[_Gpu | None]:
+        nvml = self._library
+        try:
+            n_gpus = int(nvml.nvmlDeviceGetCount())
+        except nvml.NVMLError as error:
+            self._note(f"The machine's GPUs can't be counted: {_explain(error)}.")
+            return
+        for index in range(n_gpus):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            except nvml.NVMLError as error:
+                # What this user may not open, CUDA does not count either.
+                if error.value != _NO_PERMISSION:
+                    self._note(f"The machine's GPU {index} can't be read: {_explain(error)}.")
+                    yield None
+                continue
+            yield self._describe(handle, f"the machine's GPU {index}")
+
+    def _list_instances(self) -> Iterator[_Gpu]:
+        """The MIG instances of all GPUs, each a device of its own to CUDA."""
+        nvml = self._library
+        for index, gpu in enumerate(self._gpus):
+            if gpu is None:
+                continue
+            try:
+                if not nvml.nvmlDeviceGetMigMode(gpu.handle)[0]:
+                    continue
+                n_places = int(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu.handle))
+            except nvml.NVMLError:
+                continue  # a GPU without MIG: most are
+            for place in range(n_places):
+                try:
+                    handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, place)
+                except nvml.NVMLError:
+                    continue  # an empty place
+                yield self._describe(handle, f"an instance of the machine's GPU {index}")
+
+    def _describe(self, handle: Any, where: str) -> _Gpu:
+        nvml = self._library
+        gpu = _Gpu(handle, "", None, None)
+        gpu.name = self._ask(gpu, where, "name", nvml.nvmlDeviceGetName) or "NVIDIA GPU"
+        gpu.uuid = self._ask(gpu, where, "UUID", nvml.nvmlDeviceGetUUID)
+        memory = self._ask(gpu, where, "total memory", nvml.nvmlDeviceGetMemoryInfo)
+        gpu.total_bytes = None if memory is None else int(memory.total)
+        return gpu
+
+    def _ask(self, gpu: _Gpu, where: str, what: str, question: Callable[[Any], _T]) -> _T | None:
+        error_type = self._library.NVMLError
+        try:
+            try:
+                return question(gpu.handle)
+            except error_type as error:
+                if error.value != _UNINITIALIZED or gpu.uuid is None:
+                    raise
+                # The user's own code has called nvmlShutdown once too often. Begin again.
+                self._library.nvmlInit()
+                gpu.handle = self._library.nvmlDeviceGetHandleByUUID(gpu.uuid)
+                return question(gpu.handle)
+        except error_type as error:
+            self._note(f"{where[0].upper()}{where[1:]}: {what} can't be read: {_explain(error)}.")
+            return None
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self._noted:
+            self._noted.add(sentence)
+            self._notes.append(sentence)
+
+    # -- PyTorch's numbers --------------------------------------------------------------------
+
+    def _map(self) -> dict[str, _Gpu]:
+        """The devices under PyTorch's names, as far as they are certain."""
+        if self._state == "new":
+            self._open()
+        if self._state != "open":
+            return {}
+        visible = self._environ.get("CUDA_VISIBLE_DEVICES")
+        by_bus = self._environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+        if self._mapped_for != (visible, by_bus):
+            self._mapped_for = (visible, by_bus)
+            self._mapped = self._correct(self._number(visible, by_bus=by_bus))
+        return self._mapped
+
+    def _number(self, visible: str | None, *, by_bus: bool) -> dict[str, _Gpu]:
+        entries = parse_visible(visible)
+        gpus: list[_Gpu | None]
+        if entries and isinstance(entries[0], str):
+            gpus = self._choose_by_uuid([str(entry) for entry in entries])
+        elif entries == ():
+            gpus = []
+        elif self._instances:
+            # CUDA shows one instance, and beside it no other GPU, however many there are.
+            # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/ (CUDA device enumeration)
+            gpus = [self._instances[0]]
+        elif not by_bus and len({gpu.name for gpu in self._gpus if gpu is not None}) > 1:
+            if not self._uuids:
+                self._note(
+                    "This machine has GPUs of different models, and CUDA numbers the fastest first:"
+                    " their whole-device figures appear once CUDA is in use (CUDA_DEVICE_ORDER="
+                    "PCI_BUS_ID makes the numbers certain from the start)."
+                )
+            gpus = []
+        elif entries is None:
+            gpus = list(self._gpus)
+        else:
+            gpus = self._choose_by_number([int(entry) for entry in entries])
+        return {f"cuda:{index}": gpu for index, gpu in enumerate(gpus) if gpu is not None}
+
+    def _choose_by_number(self, numbers: list[int]) -> list[_Gpu | None]:
+        chosen = []
+        for number in numbers:
+            if number >= len(self._gpus):
+                break
+            chosen.append(self._gpus[number])
+        return chosen
+
+    def _choose_by_uuid(self, beginnings: list[str]) -> list[_Gpu | None]:
+        is_mig = beginnings[0].startswith("MIG-")
+        known = [
+            gpu
+            for gpu in (self._instances if is_mig else self._gpus)
+            if gpu is not None and gpu.uuid is not None
+        ]
+        uuids = [str(gpu.uuid) for gpu in known]
+        places: list[int] = []
+        for beginning in beginnings:
+            place = find_by_uuid(beginning, uuids)
+            if place is None:
+                break
+            places.append(place)
+        if len(set(places)) < len(places):
+            return []
+        return [known[place] for place in places[: 1 if is_mig else None]]
+
+    def _correct(self, numbered: dict[str, _Gpu]) -> dict[str, _Gpu]:
+        """What CUDA said of the devices in use goes before what was worked out."""
+        if not self._uuids:
+            return numbered
+        known = {
+            strip_uuid(gpu.uuid): gpu
+            for gpu in (*self._gpus, *self._instances)
+            if gpu is not None and gpu.uuid is not None
+        }
+        told = {device: known[uuid] for device, uuid in self._uuids.items() if uuid in known}
+        if all(numbered.get(device) is told.get(device) for device in self._uuids):
+            return numbered
+        # The order was not what we took it for, so the rest of it is not known either.
+        return dict(sorted(told.items(), key=lambda item: int(item[0].rpartition(":")[2])))
+
+
+def _import_library() -> Any:
+    try:
+        with warnings.catch_warnings():
+            # The abandoned package "pynvml" beside nvidia-ml-py warns of itself; it does no harm.
+            warnings.simplefilter("ignore", FutureWarning)
+            import pynvml  # noqa: PLC0415 - not before it is needed
+    except ImportError:
+        return None
+    return pynvml
+
+
+def _explain(error: Any) -> str:
+    """An error of NVML as the reason in a sentence."""
+    return _CAUSES.get(error.value, f"NVML says {str(error)!r}")
