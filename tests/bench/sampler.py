@@ -30,7 +30,7 @@ class SmallOperations:
     """A training loop's worst case for an observer: nothing but tiny operations from Python."""
 
     def __init__(self, device: str) -> None:
-        self._device = device
+        self.device = device
         self._kept: list[torch.Tensor] = []
         self._steps = 1000
         # So many steps that a block holds several samples.
@@ -41,12 +41,12 @@ class SmallOperations:
         self._kept.clear()
         start_s = perf_counter()
         for step in range(self._steps):
-            value = torch.ones(16, device=self._device)
+            value = torch.ones(16, device=self.device)
             value.add_(1).mul_(2)
             if step % 64 == 0:
-                self._kept.append(torch.empty(4096, device=self._device))
-        if self._device != "cpu":
-            torch.cuda.synchronize(self._device)
+                self._kept.append(torch.empty(4096, device=self.device))
+        if self.device != "cpu":
+            torch.cuda.synchronize(self.device)
         return perf_counter() - start_s
 
 
