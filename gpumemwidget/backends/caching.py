@@ -1,0 +1,258 @@
+"""One device's caching allocator in miniature, with all of its counters.
+
+The rules and sizes are those of PyTorch's own (CUDACachingAllocator.cpp, and
+https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management), less streams and private
+pools: requests are rounded to 512 bytes, small ones share segments of 2 MiB, larger ones segments
+of 20 MiB, the largest have their own; freed blocks stay reserved; a full device flushes its cache
+and tries once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gpumemwidget.errors import BackendError
+
+__all__ = ["Block", "CachingAllocator", "DeviceFullError"]
+
+_MIB = 1024 * 1024
+#: Every block is a multiple of this.
+_ROUNDING_BYTES = 512
+#: Up to this a request is small.
+_SMALL_BYTES = _MIB
+_SMALL_SEGMENT_BYTES = 2 * _MIB
+#: From this on a request has a segment of its own.
+_OWN_SEGMENT_BYTES = 10 * _MIB
+_SHARED_SEGMENT_BYTES = 20 * _MIB
+_SEGMENT_ROUNDING_BYTES = 2 * _MIB
+
+_STATS = (
+    *("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes"),
+    *("requested_bytes", "allocation", "segment", "active", "inactive_split"),
+)
+_POOLS = ("all", "small_pool", "large_pool")
+
+
+class DeviceFullError(BackendError):
+    """The simulated device has no room for a request."""
+
+
+class _Stat:
+    """One counter: what it is, was at most, and all that it ever rose and fell."""
+
+    __slots__ = ("allocated", "current", "freed", "peak")
+
+    def __init__(self) -> None:
+        self.current = self.peak = self.allocated = self.freed = 0
+
+    def add(self, amount: int) -> None:
+        self.current += amount
+        self.peak = max(self.peak, self.current)
+        if amount >= 0:
+            self.allocated += amount
+        else:
+            self.freed -= amount
+
+    def to_dict(self) -> dict[str, int]:
+        return {
+            "current": self.current,
+            "peak": self.peak,
+            "allocated": self.allocated,
+            "freed": self.freed,
+        }
+
+
+# Blocks and segments are compared by identity: two of the same size are not the same.
+@dataclass(slots=True, eq=False)
+class Block:
+    """A piece of a segment."""
+
+    segment: _Segment
+    n_bytes: int
+    requested_bytes: int = 0
+    is_free: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class _Segment:
+    """One allocation of the driver's, and its pieces from left to right."""
+
+    n_bytes: int
+    pool: str
+    blocks: list[Block]
+
+
+class CachingAllocator:
+    """The allocator of one device.
+
+    Args:
+        total_bytes: the device's memory.
+    """
+
+    def __init__(self, total_bytes: int) -> None:
+        self.total_bytes = total_bytes
+        self._segments: list[_Segment] = []
+        self._stats = {name: {pool: _Stat() for pool in _POOLS} for name in _STATS}
+        self._num_alloc_retries = 0
+        self._num_ooms = 0
+        self._num_device_alloc = 0
+        self._num_device_free = 0
+
+    def allocate(self, n_bytes: int) -> Block:
+        """Take a block.
+
+        Raises:
+            DeviceFullError: there is no room, the cache given back included.
+        """
+        block_bytes = _round_up(n_bytes, _ROUNDING_BYTES)
+        pool = "small_pool" if block_bytes <= _SMALL_BYTES else "large_pool"
+        block = self._find_free(pool, block_bytes)
+        if block is None:
+            block = self._add_segment(pool, block_bytes)
+        self._cut(block, block_bytes)
+        block.is_free = False
+        block.requested_bytes = n_bytes
+        self._count_use(block, 1)
+        return block
+
+    def free(self, block: Block) -> None:
+        """Give a block back to the cache, and join it with its free neighbours."""
+        self._count_use(block, -1)
+        block.is_free = True
+        segment = block.segment
+        place = segment.blocks.index(block)
+        for neighbour in (place + 1, place - 1):
+            if 0 <= neighbour < len(segment.blocks) and segment.blocks[neighbour].is_free:
+                joined = segment.blocks.pop(neighbour)
+                self._count_split(joined, -1)
+                block.n_bytes += joined.n_bytes
+        if len(segment.blocks) > 1:
+            self._count_split(block, 1)
+
+    def flush(self) -> None:
+        """Give segments that hold nothing back to the driver."""
+        for segment in list(self._segments):
+            if len(segment.blocks) == 1 and segment.blocks[0].is_free:
+                self._segments.remove(segment)
+                self._num_device_free += 1
+                self._add(segment.pool, reserved_bytes=-segment.n_bytes, segment=-1)
+
+    def retry(self) -> None:
+        """Flush because the device is full, and try again."""
+        self.flush()
+        self._num_alloc_retries += 1
+
+    def fail(self) -> None:
+        """Give up on an allocation."""
+        self._num_ooms += 1
+
+    def to_dict(self) -> dict[Any, Any]:
+        """The counters, nested as ``torch.cuda.memory_stats_as_nested_dict`` nests them."""
+        nested: dict[Any, Any] = {
+            name: {pool: stat.to_dict() for pool, stat in pools.items()}
+            for name, pools in self._stats.items()
+        }
+        nested["oversize_allocations"] = _Stat().to_dict()
+        nested["oversize_segments"] = _Stat().to_dict()
+        nested.update(
+            num_alloc_retries=self._num_alloc_retries,
+            num_ooms=self._num_ooms,
+            num_sync_all_streams=0,
+            num_device_alloc=self._num_device_alloc,
+            num_device_free=self._num_device_free,
+            max_split_size=-1,
+        )
+        return nested
+
+    def reset_peak(self) -> None:
+        """Set every mark back to what it marks."""
+        for stat in self._list_stats():
+            stat.peak = stat.current
+
+    def reset_totals(self) -> None:
+        """Begin the running totals anew."""
+        for stat in self._list_stats():
+            stat.allocated = stat.freed = 0
+        self._num_alloc_retries = self._num_ooms = 0
+        self._num_device_alloc = self._num_device_free = 0
+
+    # -- Segments and blocks ------------------------------------------------------------------
+
+    def _find_free(self, pool: str, block_bytes: int) -> Block | None:
+        """The smallest free block that is large enough, the oldest of equals."""
+        fitting = (
+            block
+            for segment in self._segments
+            if segment.pool == pool
+            for block in segment.blocks
+            if block.is_free and block.n_bytes >= block_bytes
+        )
+        return min(fitting, key=lambda block: block.n_bytes, default=None)
+
+    def _add_segment(self, pool: str, block_bytes: int) -> Block:
+        if pool == "small_pool":
+            n_bytes = _SMALL_SEGMENT_BYTES
+        elif block_bytes < _OWN_SEGMENT_BYTES:
+            n_bytes = _SHARED_SEGMENT_BYTES
+        else:
+            n_bytes = _round_up(block_bytes, _SEGMENT_ROUNDING_BYTES)
+        reserved = self._stats["reserved_bytes"]["all"]
+        if reserved.current + n_bytes > self.total_bytes:
+            self.retry()
+        if reserved.current + n_bytes > self.total_bytes:
+            self.fail()
+            raise DeviceFullError(
+                f"no room for {block_bytes} bytes: of {self.total_bytes} bytes "
+                f"{reserved.current} are reserved and in use"
+            )
+        segment = _Segment(n_bytes, pool, [])
+        segment.blocks.append(Block(segment, n_bytes))
+        self._segments.append(segment)
+        self._num_device_alloc += 1
+        self._add(pool, reserved_bytes=n_bytes, segment=1)
+        return segment.blocks[0]
+
+    def _cut(self, block: Block, block_bytes: int) -> None:
+        """Leave what a free block has over as another block, if it is worth it."""
+        segment = block.segment
+        if len(segment.blocks) > 1:
+            self._count_split(block, -1)
+        over_bytes = block.n_bytes - block_bytes
+        worth_bytes = _ROUNDING_BYTES if segment.pool == "small_pool" else _SMALL_BYTES + 1
+        if over_bytes >= worth_bytes:
+            rest = Block(segment, over_bytes)
+            segment.blocks.insert(segment.blocks.index(block) + 1, rest)
+            block.n_bytes = block_bytes
+            self._count_split(rest, 1)
+
+    # -- Counters -----------------------------------------------------------------------------
+
+    def _add(self, pool: str, **amounts: int) -> None:
+        for name, amount in amounts.items():
+            self._stats[name]["all"].add(amount)
+            self._stats[name][pool].add(amount)
+
+    def _count_use(self, block: Block, sign: int) -> None:
+        self._add(
+            block.segment.pool,
+            allocated_bytes=sign * block.n_bytes,
+            active_bytes=sign * block.n_bytes,
+            requested_bytes=sign * block.requested_bytes,
+            allocation=sign,
+            active=sign,
+        )
+
+    def _count_split(self, block: Block, sign: int) -> None:
+        self._add(
+            block.segment.pool, inactive_split_bytes=sign * block.n_bytes, inactive_split=sign
+        )
+
+    def _list_stats(self) -> Iterator[_Stat]:
+        for pools in self._stats.values():
+            yield from pools.values()
+
+
+def _round_up(n_bytes: int, multiple: int) -> int:
+    return -(-n_bytes // multiple) * multiple
