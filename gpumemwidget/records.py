@@ -190,6 +190,8 @@ class Holding:
     shared_with: tuple[str, ...] = ()
     #: True where something that is not one of the rows holds part of it as well.
     held_elsewhere: bool = False
+    #: True where the walk stopped at its budget of time: it holds this much or more.
+    is_at_least: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +231,9 @@ class ReleasePlan:
     refusal: str | None = None
     #: Sentences on what will remain, and why.
     remains: tuple[str, ...] = ()
+    #: Whether all displayed values, and the last exception, go too.
+    out: bool = False
+    exceptions: bool = False
 
 
 @dataclass(frozen=True, slots=True)
