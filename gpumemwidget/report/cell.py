@@ -21,14 +21,15 @@ from gpumemwidget.report.pieces import (
     bytes_cell,
     change_cell,
     explain_marks,
+    has_moved,
     list_cell_runs,
     peak_cell,
     rise_cell,
     sort_devices,
 )
 from gpumemwidget.report.sparkline import plot_device
-from gpumemwidget.report.text import render_text
-from gpumemwidget.report.words import mark_peak, name_cell, name_counters
+from gpumemwidget.report.text import render_text, render_text_line
+from gpumemwidget.report.words import name_cell, name_counters
 from gpumemwidget.units import format_bytes, format_change, format_duration
 
 __all__ = ["report_cell", "report_cell_line"]
@@ -68,7 +69,7 @@ def report_cell(record: CellRecord, samples: Sequence[Sample]) -> Report:
     charts = [
         plot_device(record, device, samples)
         for index, device in enumerate(devices)
-        if index == 0 or _moved(device)
+        if index == 0 or has_moved(device)
     ]
     drawn = tuple(chart for chart in charts if chart is not None)
     if drawn:
@@ -102,19 +103,11 @@ def _list_rows(device: CellDevice) -> tuple[tuple[Cell, ...], ...]:
     )
 
 
-def _moved(device: CellDevice) -> bool:
-    """Whether there is anything to draw: a device that stood still is in the table alone."""
-    return any(
-        span.change_bytes != 0 or span.rise_bytes not in (0, None)
-        for span in (device.allocated, device.reserved)
-    )
-
-
 def _list_troubles(devices: Sequence[CellDevice]) -> list[Note]:
     notes = []
     for device in devices:
         if device.num_alloc_retries:
-            times = "once" if device.num_alloc_retries == 1 else f"{device.num_alloc_retries} times"
+            times = _count(device.num_alloc_retries, "time", "times")
             notes.append(
                 Note(
                     f"{device.device} was full: the allocator emptied its cache and tried again "
@@ -123,7 +116,7 @@ def _list_troubles(devices: Sequence[CellDevice]) -> list[Note]:
                 )
             )
         if device.num_ooms:
-            times = "once" if device.num_ooms == 1 else f"{device.num_ooms} times"
+            times = _count(device.num_ooms, "time", "times")
             notes.append(Note(f"{device.device} ran out of memory {times}.", tone="bad"))
     return notes
 
@@ -142,7 +135,7 @@ def report_cell_line(record: CellRecord) -> Report:
     """What one cell did, in one line: GPUs that stood still are only counted."""
     devices = sort_devices(record.devices)
     gpus = [device for device in devices if device.device != HOST]
-    shown = [device for device in gpus if _moved(device)] or gpus[:1]
+    shown = [device for device in gpus if has_moved(device)] or gpus[:1]
     pieces = [name_cell(record.execution_count)]
     if record.status != "ok":
         pieces.append(record.status)
@@ -156,19 +149,20 @@ def report_cell_line(record: CellRecord) -> Report:
         for device in devices
         if device.device == HOST
     )
-    pieces.extend(note.text.rstrip(".") for note in _list_troubles(devices))
-    return Report(text="  ".join(pieces), html=render_html_line(tuple(pieces)))
+    return Report(text=render_text_line(pieces), html=render_html_line(pieces))
 
 
 def _describe_device(device: CellDevice, *, is_alone: bool) -> str:
     """``cuda:0 allocated 1.20 GiB (+512.00 MiB), peak 3.40 GiB · reserved 4.00 GiB (0 B)``."""
     names = name_counters(device.device)
-    allocated = _describe_span(names.allocated, device.allocated, device)
-    if not is_alone:
-        return f"{device.device} {allocated}"
-    return (
-        f"{device.device} {allocated} · {_describe_span(names.reserved, device.reserved, device)}"
-    )
+    parts = [_describe_span(names.allocated, device.allocated, device)]
+    if is_alone:
+        parts.append(_describe_span(names.reserved, device.reserved, device))
+    if device.num_alloc_retries:
+        parts.append(_count(device.num_alloc_retries, "retry", "retries"))
+    if device.num_ooms:
+        parts.append(_count(device.num_ooms, "OOM", "OOMs"))
+    return f"{device.device} {' · '.join(parts)}"
 
 
 def _describe_span(name: str, span: Span, device: CellDevice) -> str:
@@ -176,8 +170,12 @@ def _describe_span(name: str, span: Span, device: CellDevice) -> str:
     # A peak that the end reached again says nothing new.
     if span.peak_bytes is None or span.peak_bytes == span.after_bytes:
         return words
-    mark = mark_peak(device.peak_is)
-    return f"{words}, peak {mark}{' ' if mark else ''}{format_bytes(span.peak_bytes)}"
+    kind = "" if device.peak_is in ("exact", None) else f"{device.peak_is} "
+    return f"{words}, peak {kind}{format_bytes(span.peak_bytes)}"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
 
 
 def _describe_host_change(device: CellDevice) -> str:

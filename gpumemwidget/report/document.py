@@ -76,7 +76,7 @@ class Cell:
 class Table:
     """Rows in groups; the first ``n_shared`` cells of a group's first row stand for all its rows.
 
-    The other rows of a group are that much shorter.
+    So does the cell of a ``last`` column. The group's other rows are that much shorter.
     """
 
     caption: str

@@ -6,6 +6,8 @@ and notes that remain still say everything. Everything that is shown passes thro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpumemwidget.report.document import (
     Block,
     Cell,
@@ -48,7 +50,7 @@ def render_html(document: Document) -> str:
     return f'<div class="{_ROOT_CLASSES}"><style>{css}</style>{body}</div>'
 
 
-def render_html_line(pieces: tuple[str, ...]) -> str:
+def render_html_line(pieces: Sequence[str]) -> str:
     """One quiet line; it breaks only between the pieces."""
     spans = " ".join(f"<span>{escape_html(piece)}</span>" for piece in pieces)
     return f'<div class="gmw-l {_ROOT_CLASSES}"><style>{LINE_CSS}</style>{spans}</div>'
@@ -103,9 +105,11 @@ def _render_table(table: Table) -> str:
         f"<tbody>{_render_group(table, group, columns)}</tbody>" for group in table.groups
     )
     hidden = "" if table.caption_is_seen else ' class="gmw-h"'
+    # A table of numbers alone may break them from their units to stay in sight; others scroll.
+    classes = "gmw-t" if columns[-1].last else "gmw-t gmw-q"
     caption = f"<caption{hidden}>{escape_html(table.caption)}</caption>"
     return (
-        f'<div class="gmw-w"><table class="gmw-t">{caption}'
+        f'<div class="gmw-w"><table class="{classes}">{caption}'
         f"<thead><tr>{head}</tr></thead>{bodies}</table></div>"
     )
 
@@ -137,7 +141,8 @@ def _render_cells(
     parts = []
     for index, (cell, column) in enumerate(zip(row, columns, strict=False)):
         attributes = _class_of(column, cell)
-        if n_rows > 1 and index < n_shared:
+        is_shared = n_rows > 1 and (index < n_shared or column.last is not None)
+        if is_shared:
             attributes += f' rowspan="{n_rows}"'
         if cell.spans_rest:
             attributes += f' colspan="{len(columns) - index}"'
@@ -148,9 +153,9 @@ def _render_cells(
         if cell.detail:
             text += f' <span class="gmw-m">({escape_html(cell.detail)})</span>'
         if cell.mark:
-            text = f"{escape_html(cell.mark)} {text}"
+            text = f"{escape_html(cell.mark)}&nbsp;{text}"
         if column.kind == "name":
-            scope = "rowgroup" if n_rows > 1 and index < n_shared else "row"
+            scope = "rowgroup" if is_shared else "row"
             parts.append(f'<th scope="{scope}"{attributes}>{text}</th>')
         else:
             parts.append(f"<td{attributes}>{text}</td>")

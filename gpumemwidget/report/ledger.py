@@ -12,6 +12,7 @@ from gpumemwidget.report.output import Report
 from gpumemwidget.report.pieces import (
     change_cell,
     explain_marks,
+    has_moved,
     peak_cell,
     sort_devices,
     status_tone,
@@ -30,7 +31,7 @@ _COLUMNS = (
     Column("time"),
     Column("status", "words"),
     Column("device", "name"),
-    Column("allocated"),
+    Column("change"),
     Column("peak"),
     Column("first line", "code", last="cut"),
 )
@@ -46,13 +47,16 @@ def report_ledger(records: Sequence[CellRecord], *, dropped: int = 0) -> Report:
     n_before = max(len(records) - N_SHOWN, 0) + dropped
     shown = records[-N_SHOWN:]
     title = f"{len(records) + dropped} cell{'' if len(records) + dropped == 1 else 's'} recorded"
-    blocks: list[Block] = [Heading((Run(title, "strong"),))]
+    heading = [Run(title, "strong")]
+    if shown:
+        heading.append(Run("change and peak of allocated", "muted"))
+    blocks: list[Block] = [Heading(tuple(heading))]
     if shown:
         if n_before:
             blocks.append(Note(_tell_more(len(shown), n_before, dropped)))
         blocks.append(
             Table(
-                caption="The recorded cells; allocated is the change over the cell",
+                caption="The recorded cells, with the change and the peak of allocated",
                 columns=_COLUMNS,
                 groups=tuple(_list_rows(record) for record in shown),
                 n_shared=3,
@@ -61,6 +65,8 @@ def report_ledger(records: Sequence[CellRecord], *, dropped: int = 0) -> Report:
     else:
         blocks.append(Note("Each cell that you run from here on is recorded."))
     blocks.extend(explain_marks(blocks))
+    if any(len(_list_moved(record)) < len(record.devices) for record in shown):
+        blocks.append(Note("A device that stood still over a cell has no line there."))
     document = Document(tuple(blocks))
     return Report(text=render_text(document), html=render_html(document))
 
@@ -79,12 +85,18 @@ def _list_rows(record: CellRecord) -> tuple[tuple[Cell, ...], ...]:
         Cell(record.status, tone=status_tone(record.status)),
     )
     first_line = Cell(record.first_line)
-    devices = sort_devices(record.devices)
+    devices = _list_moved(record)
     if not devices:
         nothing = (Cell(UNKNOWN, tone="muted"),) * 3
         return ((*cell, *nothing, first_line),)
     first, *others = (_list_device(device) for device in devices)
     return ((*cell, *first, first_line), *others)
+
+
+def _list_moved(record: CellRecord) -> list[CellDevice]:
+    """The devices to which the cell did something, or the first one where it did nothing."""
+    devices = sort_devices(record.devices)
+    return [device for device in devices if has_moved(device)] or devices[:1]
 
 
 def _list_device(device: CellDevice) -> tuple[Cell, ...]:

@@ -13,6 +13,7 @@ __all__ = [
     "bytes_cell",
     "change_cell",
     "explain_marks",
+    "has_moved",
     "list_cell_runs",
     "peak_cell",
     "rise_cell",
@@ -50,6 +51,14 @@ def rise_cell(rise_bytes: int | None, peak_is: PeakIs | None) -> Cell:
 def sort_devices(devices: Iterable[CellDevice]) -> list[CellDevice]:
     """A cell's devices in the order in which every report has them."""
     return sorted(devices, key=lambda device: rank_device(device.device))
+
+
+def has_moved(device: CellDevice) -> bool:
+    """Whether the cell did anything to the device that the counters show."""
+    return any(
+        span.change_bytes != 0 or span.rise_bytes not in (0, None)
+        for span in (device.allocated, device.reserved)
+    )
 
 
 def status_tone(status: Status) -> Tone:

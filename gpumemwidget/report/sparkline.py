@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gpumemwidget.records import CellDevice, CellRecord, Reading, Sample
 from gpumemwidget.report.theme import SPARKLINE_HEIGHT, SPARKLINE_WIDTH
@@ -25,7 +26,7 @@ from gpumemwidget.units import format_bytes
 __all__ = ["Sparkline", "choose_range", "plot_device", "thin"]
 
 #: Stretches of time, of each of which the lowest and the highest point are kept.
-_N_STRETCHES = 80
+_N_STRETCHES = 60
 
 #: The scale is never finer than this part of its top, so that a rounding is not drawn as a drama.
 _FINEST_PART = 200
@@ -44,7 +45,7 @@ class Sparkline:
     allocated_name: str
     reserved_name: str
     #: How high the dashed line stands; ``None`` where no peak is known.
-    peak_y: float | None
+    peak_y: int | None
     #: ``"peak 3.40 GiB"``, with what it is the peak of where that is not *allocated*.
     peak_label: str
     low_bytes: int
@@ -57,8 +58,8 @@ class Sparkline:
 def choose_range(values: Iterable[int]) -> tuple[int, int]:
     """The bytes at the bottom and at the top of the chart.
 
-    The bottom is 0 unless everything happens in the upper half: then it is the lowest value, or a
-    little lower where all values are nearly the same.
+    The bottom is 0 unless everything happens in the upper half: then it is a little below the
+    lowest value, so that the area still has a body.
     """
     known = list(values)
     low, high = min(known, default=0), max(known, default=0)
@@ -66,7 +67,8 @@ def choose_range(values: Iterable[int]) -> tuple[int, int]:
         return 0, 1
     if low <= high / 2 or low == high:
         return 0, high
-    return min(low, high - high // _FINEST_PART), high
+    span = max(high - low, high // _FINEST_PART)
+    return max(high - span - span // 5, 0), high
 
 
 def thin(points: Points, n_stretches: int = _N_STRETCHES) -> list[tuple[float, int | None]]:
@@ -151,10 +153,10 @@ def _find_reading(sample: Sample, device: str) -> Reading | None:
     return next((reading for reading in sample.readings if reading.device == device), None)
 
 
-def _place(value: int, low: int, high: int) -> float:
-    """The height of a value, in tenths of a unit of the ``viewBox``; y grows downwards."""
+def _place(value: int, low: int, high: int) -> int:
+    """The height of a value in the ``viewBox``, where y grows downwards."""
     part = min(max((value - low) / (high - low), 0.0), 1.0)
-    return round((1 - part) * SPARKLINE_HEIGHT, 1)
+    return round((1 - part) * SPARKLINE_HEIGHT)
 
 
 def _place_time(time_s: float, duration_s: float) -> int:
@@ -177,11 +179,16 @@ def _draw_path(points: Points, duration_s: float, low: int, high: int, *, is_are
         if len(corners) == 1:
             # A point alone would not be seen: a short dash.
             corners.append((corners[0][0] + 2, corners[0][1]))
-        line = "L".join(f"{x} {y:g}" for x, y in corners)
+        steps = "".join(
+            f" {x - x_before} {y - y_before}" for (x_before, y_before), (x, y) in pairwise(corners)
+        )
+        # A minus sign needs no space before it.
+        line = f"l{steps[1:]}".replace(" -", "-")
+        x, y = corners[0]
         if is_area:
-            pieces.append(f"M{corners[0][0]} {SPARKLINE_HEIGHT}L{line}V{SPARKLINE_HEIGHT}")
+            pieces.append(f"M{x} {SPARKLINE_HEIGHT}V{y}{line}V{SPARKLINE_HEIGHT}")
         else:
-            pieces.append(f"M{line}")
+            pieces.append(f"M{x} {y}{line}")
     return "".join(pieces)
 
 
@@ -195,7 +202,7 @@ def _split_at_gaps(points: Points) -> list[list[tuple[float, int]]]:
     return [run for run in runs if run]
 
 
-def _drop_level(corners: list[tuple[int, float]]) -> list[tuple[int, float]]:
+def _drop_level(corners: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return [
         corner
         for index, corner in enumerate(corners)

@@ -21,9 +21,11 @@ def render_sparkline(chart: Sparkline) -> str:
         paths.append(f'<path class="gmw-v" d="{chart.reserved_path}"/>')
         keys.append(("gmw-v", chart.reserved_name))
     if chart.peak_y is not None:
-        paths.append(f'<path class="gmw-p" d="M0 {chart.peak_y:g}H{SPARKLINE_WIDTH}"/>')
+        paths.append(f'<path class="gmw-p" d="M0 {chart.peak_y}H{SPARKLINE_WIDTH}"/>')
         keys.append(("gmw-p", chart.peak_label))
-    legend = "".join(f' <i class="gmw-k {key}"></i>{escape_html(name)}' for key, name in keys)
+    legend = "".join(
+        f' <span><i class="{key}"></i>{escape_html(name)}</span>' for key, name in keys
+    )
     span = format_duration(chart.duration_s)
     low, high = format_bytes(chart.low_bytes), format_bytes(chart.high_bytes)
     names = ", ".join(name for _, name in keys)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 import unicodedata
+from collections.abc import Sequence
 
 from gpumemwidget.report.document import (
     Cell,
@@ -21,7 +22,7 @@ from gpumemwidget.report.document import (
 )
 from gpumemwidget.report.escape import clean
 
-__all__ = ["WIDTH", "cut", "measure", "render_text"]
+__all__ = ["WIDTH", "cut", "measure", "render_text", "render_text_line"]
 
 #: Columns that a report keeps to where its numbers allow it.
 WIDTH = 80
@@ -57,6 +58,11 @@ def render_text(document: Document) -> str:
             parts.append(_render_note(block))
         was_note = is_note
     return "".join(parts)
+
+
+def render_text_line(pieces: Sequence[str]) -> str:
+    """Pieces on one line."""
+    return _GAP.join(clean(piece) for piece in pieces)
 
 
 def measure(text: str) -> int:

@@ -40,11 +40,11 @@ NEUTRAL_COLOR = "#808080"
 #: All classes begin with ``gmw-``; all rules begin with this one, which every report's root has.
 ROOT_CLASS = "gmw"
 
-#: The chart's ``viewBox`` is ``0 0 600 56``. It is stretched in width (``preserveAspectRatio`` is
-#: ``none`` and the strokes do not scale), and in height one unit is one pixel.
+#: The chart's ``viewBox`` is ``0 0 600 100``: y is the percentage of the scale, from above. It is
+#: stretched to the room it has, 56 pixels high (``preserveAspectRatio`` is ``none``, and the
+#: strokes do not scale).
 SPARKLINE_WIDTH = 600
-SPARKLINE_HEIGHT = 56
-
+SPARKLINE_HEIGHT = 100
 
 _COLORS = {
     "allocated": ALLOCATED_COLOR,
@@ -66,16 +66,17 @@ def _squeeze(css: str) -> str:
 BASE_CSS = _squeeze("""
 .gmw { font: 13px/1.45 var(--jp-ui-font-family, system-ui, sans-serif); container-type: inline-size;
   font-variant-numeric: tabular-nums; margin: 4px 0; text-align: left }
-.gmw p { margin: 0 0 6px }
-.gmw code { background: none; color: inherit; font-size: 12px; padding: 0 }
+.gmw.gmw p { margin: 0 0 6px }
+.gmw.gmw code { background: none; color: inherit; font-size: 12px; padding: 0;
+  white-space: inherit }
 .gmw-m { opacity: .72 }
-.gmw p.gmw-n { font-size: 12px; margin: 2px 0 0 }
+.gmw.gmw p.gmw-n { font-size: 12px; margin: 2px 0 }
 .gmw-bad { color: $bad }
 .gmw-warn { color: $warn }
 """)
 
 TABLE_CSS = _squeeze("""
-.gmw-w { overflow-x: auto; margin: 0 0 8px }
+.gmw-w { overflow-x: auto; margin: 6px 0 8px }
 .gmw .gmw-t { border-collapse: collapse; border: 0; font-size: 13px; margin: 0; table-layout: auto;
   width: auto }
 .gmw .gmw-t caption { caption-side: top; color: inherit; font-weight: 600; padding: 0 0 2px;
@@ -91,46 +92,50 @@ TABLE_CSS = _squeeze("""
 .gmw .gmw-t .gmw-r { text-align: right }
 .gmw .gmw-t .gmw-d { font-weight: 600 }
 .gmw .gmw-t .gmw-f { min-width: 12em; white-space: normal }
-.gmw .gmw-t .gmw-c { max-width: 34em; overflow: hidden; text-overflow: ellipsis }
-.gmw .gmw-t tr > :last-child { padding-right: 0 }
+.gmw .gmw-t .gmw-c { max-width: 28em; overflow: hidden; text-overflow: ellipsis }
 @container (max-width: 480px) {
   .gmw .gmw-t { font-size: 11px }
-  .gmw .gmw-t th, .gmw .gmw-t td { padding-right: 8px }
+  .gmw .gmw-t th, .gmw .gmw-t td { padding-right: 7px }
+  .gmw .gmw-q .gmw-r { white-space: normal }
+  .gmw .gmw-t th .gmw-m { display: none }
   .gmw .gmw-t .gmw-c { max-width: 16em }
 }
 """)
 
-#: The chart of one device; the figures of several stand side by side where there is room.
+#: The chart of one device; those of several stand side by side where there is room.
 SPARKLINE_CSS = _squeeze("""
 .gmw-s { display: flex; flex-wrap: wrap; gap: 8px 24px; margin: 0 0 6px }
-.gmw .gmw-g { flex: 1 1 260px; margin: 0; max-width: 460px; min-width: 0 }
-.gmw-g figcaption { font-size: 12px; margin: 0 0 3px; text-align: left }
-.gmw-k { display: inline-block; height: 0; margin: 0 4px 0 12px; vertical-align: middle;
-  width: 14px; border-top: 2px solid $allocated }
-.gmw-k.gmw-a { background: ${allocated}44; height: 6px }
-.gmw-k.gmw-v { border-color: $reserved }
-.gmw-k.gmw-p { border-top: 2px dashed $peak }
-.gmw-b { display: grid; font-size: 11px; gap: 1px 6px; grid-template-columns: 1fr auto }
+.gmw .gmw-g { flex: 1 1 300px; font-size: 12px; margin: 0; max-width: 560px; min-width: 0 }
+.gmw-g figcaption { margin: 0 0 4px; text-align: left }
+.gmw-g figcaption span { display: inline-block; margin-left: 12px }
+.gmw-g i { border-top: 2px solid $allocated; display: inline-block; margin-right: 4px;
+  vertical-align: middle; width: 14px }
+.gmw-g i.gmw-a { background: ${allocated}44; height: 6px }
+.gmw-g i.gmw-v { border-color: $reserved }
+.gmw-g i.gmw-p { border-top: 2px dashed $peak }
+.gmw-b { display: grid; font-size: 11px; gap: 3px 8px; line-height: 1;
+  grid-template-columns: 1fr minmax(66px, auto) }
 .gmw-b svg { background: none; border-bottom: 1px solid ${neutral}73; display: block;
   grid-row: 1 / 3; height: 56px; max-width: none; overflow: visible; width: 100% }
-.gmw-b svg path { fill: none; stroke-width: 1.5; vector-effect: non-scaling-stroke }
+.gmw-b path { fill: none; stroke-width: 1.5; vector-effect: non-scaling-stroke }
 .gmw-b .gmw-a { fill: ${allocated}44; stroke: $allocated }
 .gmw-b .gmw-v { stroke: $reserved }
 .gmw-b .gmw-p { stroke: $peak; stroke-dasharray: 5 3 }
-.gmw-b span { line-height: 1; opacity: .72 }
+.gmw-b span { opacity: .72 }
 .gmw-b span:nth-of-type(2) { align-self: end }
-.gmw-x { display: flex; font-size: 11px; justify-content: space-between }
+.gmw-x { display: flex; gap: 8px; justify-content: space-between; white-space: nowrap }
+.gmw-x :nth-child(2):not(:last-child) { overflow: hidden; text-overflow: ellipsis }
 """)
 
 STEPS_CSS = _squeeze("""
-.gmw ol { margin: 0 0 8px; padding-left: 1.8em }
-.gmw ol ul { list-style: none; margin: 0; padding-left: 0 }
-.gmw li { margin: 1px 0 }
+.gmw.gmw ol { margin: 6px 0 8px; padding-left: 1.8em }
+.gmw.gmw ol ul { list-style: none; margin: 0; padding: 0 }
+.gmw.gmw li { margin: 1px 0 }
 """)
 
 #: The one line of ``%memtrace on`` carries only this.
 LINE_CSS = _squeeze("""
 .gmw-l { font: 12px/1.4 var(--jp-ui-font-family, system-ui, sans-serif);
   font-variant-numeric: tabular-nums; opacity: .8 }
-.gmw-l span { margin-right: 16px; white-space: nowrap }
+.gmw-l span { display: inline-block; margin-right: 14px }
 """)
