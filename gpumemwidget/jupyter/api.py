@@ -1,0 +1,142 @@
+"""The functions behind the magics, for code: ``gpumemwidget.monitor()`` and its kin."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from gpumemwidget.errors import BusyError, NotLoadedError
+from gpumemwidget.records import DeviceReport, Holding, ReleasePlan, ReleaseReport
+
+if TYPE_CHECKING:
+    from gpumemwidget.jupyter.dashboard import Dashboard
+    from gpumemwidget.jupyter.extension import Extension
+    from gpumemwidget.measure.monitor import Monitor
+
+__all__ = ["dashboard", "holdings", "last_failure", "monitor", "plan_release", "release", "stat"]
+
+
+def monitor() -> Monitor:
+    """What records the cells: ``.ledger`` (also ``.ledger.to_dataframe()``), ``.history``.
+
+    Raises:
+        NotLoadedError: the extension is not loaded.
+    """
+    return _get_extension().monitor
+
+
+def stat() -> tuple[DeviceReport, ...]:
+    """The memory of every device now, as ``%memstat`` shows it; bytes.
+
+    It needs no notebook: without the extension the devices are looked up for this one call.
+
+    Returns:
+        A report for each device that can be seen, the host last. ``reading`` is ``None`` for a GPU
+        that this process has not touched.
+    """
+    from gpumemwidget.backends.hardware import detect_hardware  # noqa: PLC0415 - when it is used
+
+    try:
+        return _get_extension().monitor.hardware.read_devices()
+    except NotLoadedError:
+        hardware = detect_hardware()
+        try:
+            return hardware.read_devices()
+        finally:
+            hardware.close()
+
+
+def holdings() -> tuple[Holding, ...]:
+    """What the notebook's names, ``Out`` and the last exception hold, biggest first; bytes.
+
+    Raises:
+        NotLoadedError: the extension is not loaded.
+    """
+    from gpumemwidget.owners.holdings import list_holdings  # noqa: PLC0415 - when it is used
+
+    return list_holdings(_get_extension().shell)
+
+
+def plan_release(
+    *names: str, keep: bool = False, out: bool = False, exceptions: bool = False
+) -> ReleasePlan:
+    """What ``release`` with the same arguments would do; nothing is changed.
+
+    Args:
+        names: variables, or rows of ``holdings()`` such as ``"Out[7]"``.
+        keep: leave copies on the CPU under the names.
+        out: also what IPython holds of displayed values.
+        exceptions: also the last exception and its frames.
+
+    Raises:
+        NotLoadedError: the extension is not loaded.
+        UnknownNameError: a name is not bound.
+        BadInputError: nothing was named.
+    """
+    from gpumemwidget.owners.release import plan_release as plan  # noqa: PLC0415 - when it is used
+
+    extension = _get_extension()
+    return plan(
+        extension.shell,
+        extension.monitor.hardware,
+        names,
+        keep=keep,
+        out=out,
+        exceptions=exceptions,
+    )
+
+
+def release(
+    *names: str, keep: bool = False, out: bool = False, exceptions: bool = False
+) -> ReleaseReport:
+    """Release what variables hold: move, set to ``None``, collect, empty the cache, measure.
+
+    Args:
+        names: variables, or rows of ``holdings()`` such as ``"Out[7]"``.
+        keep: leave copies on the CPU under the names.
+        out: also what IPython holds of displayed values.
+        exceptions: also the last exception and its frames.
+
+    Returns:
+        What each step did and freed, in bytes, and what still holds the rest.
+
+    Raises:
+        NotLoadedError: the extension is not loaded.
+        UnknownNameError: a name is not bound; nothing was changed.
+        BadInputError: nothing was named.
+        BusyError: a cell is running, and this is not the cell's own thread.
+        ReleaseError: it may not be carried out; nothing was changed.
+    """
+    from gpumemwidget.owners.release import apply_release  # noqa: PLC0415 - when it is used
+
+    extension = _get_extension()
+    is_own_thread = threading.current_thread() is threading.main_thread()
+    if extension.monitor.running is not None and not is_own_thread:
+        raise BusyError("a cell is running: release from the cell itself, or after its end")
+    plan = plan_release(*names, keep=keep, out=out, exceptions=exceptions)
+    return apply_release(plan, extension.shell, extension.monitor.hardware)
+
+
+def dashboard() -> Dashboard:
+    """The dashboard, a widget: the last value of a cell, or for ``display``.
+
+    Raises:
+        NotLoadedError: the extension is not loaded.
+    """
+    return _get_extension().open_dashboard()
+
+
+def last_failure() -> str | None:
+    """The whole traceback of the last failure of ours, for a bug report; ``None`` if none failed.
+
+    Raises:
+        NotLoadedError: the extension is not loaded.
+    """
+    return _get_extension().last_failure
+
+
+def _get_extension() -> Extension:
+    # Brings IPython, which `import gpumemwidget` does not.
+    from gpumemwidget.jupyter.extension import current_extension  # noqa: PLC0415
+
+    return current_extension()

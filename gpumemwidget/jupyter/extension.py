@@ -1,0 +1,211 @@
+"""What ``%load_ext gpumemwidget`` adds to a shell, and what takes all of it away again."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gpumemwidget.backends.hardware import Hardware, detect_hardware
+from gpumemwidget.errors import NotLoadedError
+from gpumemwidget.jupyter.cells import CellEvents
+from gpumemwidget.jupyter.magics import MemMagics
+from gpumemwidget.jupyter.memtrace import MemtraceLine, MemtraceOptions
+from gpumemwidget.jupyter.references import IPythonShell
+from gpumemwidget.jupyter.trace import Outputs
+from gpumemwidget.measure.monitor import Monitor
+from gpumemwidget.owners.base import Shell
+from gpumemwidget.records import HOST, DeviceReport
+from gpumemwidget.units import format_bytes
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from gpumemwidget.jupyter.dashboard import Dashboard
+
+__all__ = ["Extension", "current_extension", "load", "unload"]
+
+#: The shells that have it, in the order of their loading.
+_extensions: dict[InteractiveShell, Extension] = {}
+
+
+def load(shell: InteractiveShell) -> Extension:
+    """Record the shell's cells from now on; what is loaded already stays as it is."""
+    extension = _extensions.get(shell)
+    if extension is None:
+        extension = Extension(shell, detect_hardware())
+        extension.open()
+        _extensions[shell] = extension
+        print(extension.describe())
+    return extension
+
+
+def unload(shell: InteractiveShell) -> None:
+    """Take away everything that ``load`` added; nothing where there is nothing."""
+    extension = _extensions.pop(shell, None)
+    if extension is not None:
+        for sentence in extension.describe_loss():
+            print(sentence)
+        extension.close()
+
+
+def current_extension() -> Extension:
+    """The extension of the running shell.
+
+    Raises:
+        NotLoadedError: it is not loaded.
+    """
+    # Whoever has loaded it has IPython imported.
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell in _extensions:
+        return _extensions[shell]
+    if _extensions:
+        # A shell that is not the process's registered one, as in an embedded session.
+        return next(reversed(_extensions.values()))
+    raise NotLoadedError("gpumemwidget is not loaded: run %load_ext gpumemwidget first")
+
+
+class Extension:
+    """Everything of ours in one shell.
+
+    Args:
+        shell: the ``InteractiveShell``.
+        hardware: what is measured.
+
+    Attributes:
+        ipython: the shell itself.
+        shell: the same as ``owners`` sees it.
+        monitor: records the cells.
+        last_failure: the whole traceback of the last failure of ours, for a bug report.
+    """
+
+    def __init__(self, shell: InteractiveShell, hardware: Hardware) -> None:
+        self.ipython = shell
+        self.shell: Shell = IPythonShell(shell)
+        self.monitor = Monitor(hardware, on_failure=self.show_failure)
+        self.last_failure: str | None = None
+        self._dashboard: Dashboard | None = None
+        self._magics = MemMagics(shell, self)
+        self.outputs = Outputs(shell, self.monitor, self._magics.read_options)
+        self._events = CellEvents(shell, self.monitor, self.outputs, self._report_failure)
+        self._transformer = MemtraceLine(shell, self._magics.read_options, self._trace_running)
+        #: Magics of the same names that were there before us.
+        self._displaced: list[tuple[str, str, object]] = []
+
+    def open(self) -> None:
+        """Take part in the shell."""
+        tables = self.ipython.magics_manager.magics
+        for kind, name in self._magics.list_names():
+            if name in tables[kind]:
+                self._displaced.append((kind, name, tables[kind][name]))
+        self.ipython.register_magics(self._magics)
+        self.ipython.input_transformers_cleanup.append(self._transformer)
+        self._events.register()
+
+    def close(self) -> None:
+        """Leave nothing behind. May be called twice."""
+        # Each by itself: what one of them fails at must not keep the others.
+        self._attempt("leaving the shell's events", self._events.unregister)
+        self._attempt("taking away the input transformer", self._remove_transformer)
+        self._attempt("taking away the magics", self._remove_magics)
+        self._attempt(
+            "closing a cell's output", lambda: self.outputs.close(None, showed_result=False)
+        )
+        self._attempt("closing the dashboard", self._close_dashboard)
+        self._attempt("closing the monitor", self.monitor.close)
+
+    def open_dashboard(self, *, interval_s: float | None = None) -> Dashboard:
+        """The dashboard, made at the first call.
+
+        Args:
+            interval_s: seconds between samples from now on; ``None`` leaves them as they are.
+        """
+        from gpumemwidget.jupyter.dashboard import Dashboard  # noqa: PLC0415 - brings ipywidgets
+
+        if interval_s is not None:
+            self.monitor.interval_s = interval_s
+        if self._dashboard is None:
+            self._dashboard = Dashboard(self)
+        return self._dashboard
+
+    # -- What a person is told ---------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """One line: which devices were found, and how to go on."""
+        reports = self.monitor.hardware.read_devices()
+        devices = ", ".join(_describe_device(report) for report in reports)
+        return (
+            f"gpumemwidget records every cell from here on: {devices}. "
+            "%memdash opens the dashboard."
+        )
+
+    def describe_loss(self) -> list[str]:
+        """What the user's own calls will no longer tell once we are gone."""
+        return [
+            f"gpumemwidget: torch's own peak of {device} forgets the {format_bytes(peak_bytes)} of "
+            "before, and runs from the last cell's start."
+            for device, peak_bytes in self.monitor.hardware.list_lost_peaks()
+        ]
+
+    def show_failure(self, message: str) -> None:
+        """Say what failed of ours, in one line."""
+        print(f"gpumemwidget: {message}", file=sys.stderr)
+
+    def _report_failure(self, what: str, exc: Exception) -> None:
+        self.last_failure = "".join(traceback.format_exception(exc))
+        cause = f"{type(exc).__name__}: {exc}".splitlines()[0]
+        self.monitor.report_failure(
+            f"{what} failed ({cause}); your cell is not affected, and recording goes on. "
+            "For a bug report: print(gpumemwidget.last_failure())"
+        )
+
+    # -- Parts -------------------------------------------------------------------------------------
+
+    def _trace_running(self, options: MemtraceOptions) -> None:
+        """A ``%%memtrace`` line was taken out, of a whole cell or of what a cell magic runs."""
+        # A whole cell is transformed before it begins; its own start looks at its first line.
+        if self._events.is_running:
+            try:
+                self.outputs.trace(options)
+            except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
+                self._report_failure("preparing a cell's output", exc)
+
+    def _remove_transformer(self) -> None:
+        transformers = self.ipython.input_transformers_cleanup
+        if self._transformer in transformers:
+            transformers.remove(self._transformer)
+
+    def _remove_magics(self) -> None:
+        # IPython has no call for this.
+        manager = self.ipython.magics_manager
+        for kind, name in self._magics.list_names():
+            magic = manager.magics[kind].get(name)
+            if getattr(magic, "__self__", None) is self._magics:
+                del manager.magics[kind][name]
+        for kind, name, magic in self._displaced:
+            manager.magics[kind].setdefault(name, magic)
+        self._displaced.clear()
+        registered = type(self._magics).__name__
+        if manager.registry.get(registered) is self._magics:
+            del manager.registry[registered]
+
+    def _close_dashboard(self) -> None:
+        dashboard, self._dashboard = self._dashboard, None
+        if dashboard is not None:
+            dashboard.close()
+
+    def _attempt(self, what: str, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as exc:  # noqa: BLE001 - the other parts still have to go
+            self._report_failure(what, exc)
+
+
+def _describe_device(report: DeviceReport) -> str:
+    info = report.info
+    total = f" ({format_bytes(info.total_bytes)})" if info.total_bytes is not None else ""
+    name = "host memory" if info.device == HOST else f"{info.device} {info.name}"
+    untouched = "" if report.reading is not None else " once you use it"
+    return f"{name}{total}{untouched}"

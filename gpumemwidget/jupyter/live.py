@@ -1,0 +1,177 @@
+"""The chart that stands in the output of a ``%%memtrace`` cell while the cell runs.
+
+It shows the report that will take its place: the report of the cell's first moment is sent as HTML
+once, and from then on only readings, which live.js writes into it. So nothing jumps when the cell
+ends, and opening it costs a few KB.
+
+This module brings ipywidgets and anywidget; it is imported when the first chart is shown.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from gpumemwidget.measure.monitor import Monitor, RunningCell
+from gpumemwidget.records import CellDevice, CellRecord, Reading, Sample, Span
+from gpumemwidget.report.cell import report_cell
+from gpumemwidget.report.words import mark_peak, name_cell, name_counters, rank_device
+
+__all__ = ["LiveChart"]
+
+_STATIC = Path(__file__).parent / "static"
+#: How many points a page that joins late gets, at most.
+_MOST_POINTS = 600
+
+
+class LiveChart(anywidget.AnyWidget):
+    """The live chart of one cell; a listener of the monitor.
+
+    Args:
+        monitor: what it listens to.
+        execution_count: of the cell.
+        device: the one to show; ``None`` for all.
+    """
+
+    _esm = "\n".join(
+        (_STATIC / name).read_text(encoding="utf-8") for name in ("units.js", "live.js")
+    )
+
+    #: The report of the first moment, and what the chart needs beside it.
+    report = traitlets.Dict().tag(sync=True)
+    #: For a page that joins late: what has been drawn so far, listed when it is asked for.
+    points = traitlets.Any([]).tag(sync=True, to_json=lambda _value, self: self._list_points())
+
+    def __init__(
+        self, monitor: Monitor, *, execution_count: int | None, device: str | None = None
+    ) -> None:
+        self._monitor = monitor
+        self._count = execution_count
+        self._device = device
+        self._start_s = monitor.clock.now()
+        self._before: tuple[Reading, ...] = self._select(monitor.hardware.read())
+        self._is_closed = False
+        # Closing on the main thread must not happen in the middle of the sampler's message.
+        self._lock = threading.Lock()
+        super().__init__(report=self._describe())
+
+    def on_cell_started(self, cell: RunningCell) -> None:
+        """The cell's clock starts."""
+        self._start_s = cell.start_s
+
+    def on_cell_ended(self, record: CellRecord) -> None:
+        """Nothing: the report is about to take the chart's place."""
+
+    def on_sample(self, sample: Sample) -> None:
+        """Send the readings of one moment, on the sampler's thread."""
+        readings = self._select(sample.readings)
+        with self._lock:
+            if self._is_closed:
+                return
+            if [each.device for each in readings] != [each.device for each in self._before]:
+                # A device was first touched in this cell, so it began at 0; or one went away.
+                known = {each.device: each for each in self._before}
+                self._before = tuple(
+                    known.get(each.device, Reading(each.device, 0, 0)) for each in readings
+                )
+                self.report = self._describe()
+                # A trait's change may be taken up after the next message; messages keep order.
+                self.send({"report": self.report})
+            self.send({"point": self._list_numbers(sample.time_s, readings)})
+
+    def close(self) -> None:
+        """End the chart on every page."""
+        with self._lock:
+            self._is_closed = True
+        super().close()
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """The chart; where widgets can't be shown, what it begins with."""
+        bundle = super()._repr_mimebundle_(**kwargs)
+        if bundle is None:
+            return None
+        data, metadata = bundle
+        static = {
+            "text/plain": f"{name_cell(self._count)} is running",
+            "text/html": self.report["html"],
+        }
+        return {**data, **static}, metadata
+
+    # -- What is sent ------------------------------------------------------------------------------
+
+    def _select(self, readings: Sequence[Reading]) -> tuple[Reading, ...]:
+        """The readings that are shown, in the order of the report."""
+        shown = [each for each in readings if self._device in (None, each.device)]
+        return tuple(sorted(shown, key=lambda reading: rank_device(reading.device)))
+
+    def _describe(self) -> dict[str, Any]:
+        record = CellRecord(
+            execution_count=self._count,
+            cell_id=None,
+            first_line="",
+            started_at=0.0,
+            start_s=self._start_s,
+            duration_s=0.0,
+            status="ok",
+            devices=tuple(_stand_still(reading) for reading in self._before),
+        )
+        names = [name_counters(reading.device) for reading in self._before]
+        return {
+            "title": name_cell(self._count),
+            "html": report_cell(record, ()).html,
+            "devices": [
+                {
+                    "name": reading.device,
+                    "allocated": name.allocated,
+                    "reserved": name.reserved,
+                    "before": [reading.allocated_bytes, reading.reserved_bytes],
+                }
+                for reading, name in zip(self._before, names, strict=True)
+            ],
+        }
+
+    def _list_numbers(self, time_s: float, readings: Sequence[Reading]) -> list[Any]:
+        return [
+            round(max(0.0, time_s - self._start_s), 3),
+            *(
+                [
+                    reading.allocated_bytes,
+                    reading.reserved_bytes,
+                    reading.allocated_peak_bytes,
+                    reading.reserved_peak_bytes,
+                    mark_peak(reading.peak_is),
+                ]
+                for reading in readings
+            ),
+        ]
+
+    def _list_points(self) -> list[list[Any]]:
+        samples = self._monitor.history.samples(since_s=self._start_s)
+        devices = [each.device for each in self._before]
+        points = []
+        for sample in samples[:: len(samples) // _MOST_POINTS + 1]:
+            readings = self._select(sample.readings)
+            if [each.device for each in readings] == devices:
+                points.append(self._list_numbers(sample.time_s, readings))
+        return points
+
+
+def _stand_still(reading: Reading) -> CellDevice:
+    """A device to which nothing has happened yet."""
+
+    def span(now: int | None, peak: int | None) -> Span:
+        return Span(now, now, None if peak is None else now)
+
+    return CellDevice(
+        device=reading.device,
+        allocated=span(reading.allocated_bytes, reading.allocated_peak_bytes),
+        reserved=span(reading.reserved_bytes, reading.reserved_peak_bytes),
+        peak_is=reading.peak_is,
+        num_alloc_retries=0,
+        num_ooms=0,
+    )

@@ -1,0 +1,261 @@
+"""The magics: each parses, calls and displays.
+
+A refusal is IPython's own ``UsageError``, which it shows in one line; its subclasses would come
+with a traceback.
+"""
+# IPython's decorators for arguments have no types.
+# mypy: disable-error-code="untyped-decorator, no-untyped-call"
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments
+from IPython.display import display
+
+from gpumemwidget.errors import BadInputError, GpuMemError
+from gpumemwidget.jupyter.memtrace import MemtraceOptions
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from gpumemwidget.jupyter.extension import Extension
+
+__all__ = ["MemMagics"]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no count: give a whole number above 0")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0.01 <= seconds <= 60:
+        raise argparse.ArgumentTypeError(f"{text!r} is no interval: give 0.01 to 60 seconds")
+    return seconds
+
+
+@magics_class
+class MemMagics(Magics):
+    """The magics of one shell.
+
+    Args:
+        shell: the shell.
+        extension: what they act on.
+    """
+
+    def __init__(self, shell: InteractiveShell, extension: Extension) -> None:
+        super().__init__(shell)
+        self._shell = shell
+        self._extension = extension
+
+    def list_names(self) -> list[tuple[str, str]]:
+        """Each magic's kind (``line``, ``cell``) and name."""
+        return [(kind, name) for kind, magics in self.magics.items() for name in magics]
+
+    @magic_arguments()
+    @line_magic
+    def memstat(self, line: str) -> None:
+        """Show the memory of every device now.
+
+        For each GPU and the host: what is allocated, reserved and was the peak in this process, and
+        what is used and free on the whole device, other processes included.
+        """
+        with _refusal("memstat"):
+            _parse(self.memstat, line)
+            from gpumemwidget.report.report import report_stat  # noqa: PLC0415 - when it is used
+
+            hardware = self._extension.monitor.hardware
+            display(report_stat(hardware.read_devices(), hardware.take_notes()))
+
+    @magic_arguments()
+    @argument("--last", type=_count, metavar="N", help="only the last N cells (default: all)")
+    @argument(
+        "--export",
+        metavar="FILE",
+        help="write the cells to FILE instead: .csv, .json or .parquet, by its suffix; all of "
+        "them, a row for each cell and device, in bytes and seconds",
+    )
+    @argument("--force", action="store_true", help="let --export take the place of a file")
+    @line_magic
+    def memledger(self, line: str) -> None:
+        """Show the recorded cells: duration, status, change and peak on each device."""
+        with _refusal("memledger"):
+            args = _parse(self.memledger, line)
+            ledger = self._extension.monitor.ledger
+            if args.export is not None:
+                if args.last is not None:
+                    raise BadInputError(
+                        "--export writes all cells: leave --last out (or slice "
+                        "gpumemwidget.monitor().ledger.to_dataframe())"
+                    )
+                path = ledger.export(_unquote(args.export), force=args.force)
+                print(f"{len(ledger)} cell{'' if len(ledger) == 1 else 's'} written to {path}")
+                return
+            if args.force:
+                raise BadInputError("--force goes with --export FILE: name the file")
+            from gpumemwidget.report.report import report_ledger  # noqa: PLC0415 - when it is used
+
+            records = ledger.records
+            shown = records if args.last is None else records[-args.last :]
+            dropped = ledger.dropped + len(records) - len(shown)
+            display(report_ledger(shown, dropped=dropped))
+
+    @magic_arguments()
+    @argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help='a variable, or a row such as Out[7] or "last exception"',
+    )
+    @argument("--dry-run", action="store_true", help="show the plan and change nothing")
+    @argument("--keep", action="store_true", help="leave copies on the CPU under the names")
+    @argument("--out", action="store_true", help="also what IPython holds of displayed values")
+    @argument("--exceptions", action="store_true", help="also the last exception and its frames")
+    @line_magic
+    def memrelease(self, line: str) -> None:
+        """Release what variables hold: move, set to None, collect, empty the cache, measure.
+
+        What others hold as well is moved to the CPU in place; nothing else is copied. The report
+        says what each step freed, and what still holds the rest.
+        """
+        with _refusal("memrelease"):
+            args = _parse(self.memrelease, line)
+            # Several may be typed as one would in Python: x, y
+            names = [name for name in (_unquote(each.rstrip(",")) for each in args.names) if name]
+            from gpumemwidget.owners.release import (  # noqa: PLC0415 - when it is used
+                apply_release,
+                plan_release,
+            )
+            from gpumemwidget.report.report import (  # noqa: PLC0415
+                report_plan,
+                report_release,
+            )
+
+            shell, hardware = self._extension.shell, self._extension.monitor.hardware
+            plan = plan_release(
+                shell, hardware, names, keep=args.keep, out=args.out, exceptions=args.exceptions
+            )
+            if args.dry_run:
+                display(report_plan(plan))
+            else:
+                display(report_release(apply_release(plan, shell, hardware)))
+
+    @magic_arguments()
+    @argument(
+        "--interval",
+        type=_seconds,
+        metavar="S",
+        help="seconds between samples, 0.01 to 60 (default: 0.1, or as last set)",
+    )
+    @line_magic
+    def memdash(self, line: str) -> None:
+        """Show the dashboard: the live plot, the cells, the variables and their release."""
+        with _refusal("memdash"):
+            args = _parse(self.memdash, line)
+            display(self._extension.open_dashboard(interval_s=args.interval))
+
+    @magic_arguments()
+    @argument(
+        "state",
+        nargs="?",
+        metavar="on|off",
+        help="%%memtrace on its own line: a line under every cell from the next one on, or no more",
+    )
+    @argument("--device", metavar="D", help="report one device only: cuda:0, host (default: all)")
+    @argument("--no-live", action="store_true", help="no chart while the cell runs")
+    @line_cell_magic
+    def memtrace(self, line: str, cell: str | None = None) -> None:
+        """Report what a cell does to the memory of each device, as %%%%memtrace above it.
+
+        Before, after, change and peak (bytes in binary units), with a chart over time.
+        As %%memtrace on, a line under every cell; %%memtrace alone says whether that is on.
+        """
+        if cell is None:
+            with _refusal("memtrace"):
+                self._set_line(_parse(self.memtrace, line))
+            return
+        with _refusal("%memtrace"):
+            self._read(line)
+        # The line is valid, so IPython did not read this cell as typed (then the transformer would
+        # have taken the line out): code has called the magic. Do what is done to a typed cell.
+        self._shell.run_cell(f"%%memtrace {line}\n{cell}").raise_error()
+
+    def read_options(self, text: str) -> MemtraceOptions | None:
+        """What stands behind ``%%memtrace``; ``None`` where it is not valid."""
+        try:
+            return self._read(text)
+        except (UsageError, GpuMemError):
+            return None
+
+    def _read(self, text: str) -> MemtraceOptions:
+        args = _parse(self.memtrace, text)
+        if args.state is not None:
+            raise BadInputError(
+                f"{args.state!r} has no place above a cell: give options only, or write "
+                "%memtrace on in a cell of its own"
+            )
+        device = None if args.device is None else _unquote(args.device)
+        if device is not None:
+            reports = self._extension.monitor.hardware.read_devices()
+            known = [report.info.device for report in reports]
+            if device not in known:
+                raise BadInputError(f"no device {device!r} here: choose from {', '.join(known)}")
+        return MemtraceOptions(device=device, live=not args.no_live)
+
+    def _set_line(self, args: argparse.Namespace) -> None:
+        if args.device is not None or args.no_live:
+            raise BadInputError("--device and --no-live go above a cell, with %%memtrace")
+        outputs = self._extension.outputs
+        if args.state is None:
+            print(f"memtrace is {'on' if outputs.line_is_on else 'off'}")
+        elif args.state == "on":
+            outputs.line_is_on = True
+            print("memtrace is on: a line under every cell from the next one on")
+        elif args.state == "off":
+            outputs.line_is_on = False
+            print("memtrace is off")
+        else:
+            raise BadInputError(f"{args.state!r} is neither on nor off")
+
+
+@contextmanager
+def _refusal(name: str) -> Iterator[None]:
+    """Our errors, and the parser's, as one line."""
+    try:
+        yield
+    except _ParseError as exc:
+        raise UsageError(f"%{name}: {exc}; %{name}? shows what it takes") from None
+    except GpuMemError as exc:
+        raise UsageError(str(exc)) from None
+
+
+class _ParseError(BadInputError):
+    """A line that is not what the magic takes."""
+
+
+def _parse(magic: Any, line: str) -> argparse.Namespace:
+    try:
+        args: argparse.Namespace = magic.parser.parse_argstring(line)
+    except (UsageError, ValueError) as exc:
+        # ValueError: a quote that is not closed.
+        raise _ParseError(str(exc)) from None
+    return args
+
+
+def _unquote(text: str) -> str:
+    """IPython's splitting leaves the quotes where they were."""
+    if len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'":
+        return text[1:-1]
+    return text
