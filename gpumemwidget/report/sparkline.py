@@ -23,7 +23,7 @@ from gpumemwidget.report.theme import SPARKLINE_HEIGHT, SPARKLINE_WIDTH
 from gpumemwidget.report.words import mark_peak, name_counters
 from gpumemwidget.units import format_bytes
 
-__all__ = ["Sparkline", "choose_range", "plot_device", "thin"]
+__all__ = ["Sparkline", "choose_range", "list_points", "plot_device", "thin"]
 
 #: Stretches of time, of each of which the lowest and the highest point are kept.
 _N_STRETCHES = 60
@@ -96,6 +96,23 @@ def thin(points: Points, n_stretches: int = _N_STRETCHES) -> list[tuple[float, i
     return [points[index] for index in sorted(kept)]
 
 
+def list_points(
+    record: CellRecord, device: CellDevice, samples: Sequence[Sample]
+) -> tuple[Points, Points]:
+    """Allocated and reserved over the cell: its start, the samples within it, its end."""
+    allocated: list[tuple[float, int | None]] = [(0.0, device.allocated.before_bytes)]
+    reserved: list[tuple[float, int | None]] = [(0.0, device.reserved.before_bytes)]
+    for sample in samples:
+        time_s = sample.time_s - record.start_s
+        reading = _find_reading(sample, device.device)
+        if reading is not None and 0 < time_s < record.duration_s:
+            allocated.append((time_s, reading.allocated_bytes))
+            reserved.append((time_s, reading.reserved_bytes))
+    allocated.append((record.duration_s, device.allocated.after_bytes))
+    reserved.append((record.duration_s, device.reserved.after_bytes))
+    return allocated, reserved
+
+
 def plot_device(
     record: CellRecord, device: CellDevice, samples: Sequence[Sample]
 ) -> Sparkline | None:
@@ -106,19 +123,7 @@ def plot_device(
         device: one of ``record.devices``.
         samples: the readings taken while the cell ran; others are left out.
     """
-    allocated: list[tuple[float, int | None]] = [(0.0, device.allocated.before_bytes)]
-    reserved: list[tuple[float, int | None]] = [(0.0, device.reserved.before_bytes)]
-    n_samples = 0
-    for sample in samples:
-        time_s = sample.time_s - record.start_s
-        reading = _find_reading(sample, device.device)
-        if reading is not None and 0 < time_s < record.duration_s:
-            allocated.append((time_s, reading.allocated_bytes))
-            reserved.append((time_s, reading.reserved_bytes))
-            n_samples += 1
-    allocated.append((record.duration_s, device.allocated.after_bytes))
-    reserved.append((record.duration_s, device.reserved.after_bytes))
-
+    allocated, reserved = list_points(record, device, samples)
     names = name_counters(device.device)
     peak_bytes, peak_of = device.allocated.peak_bytes, ""
     if peak_bytes is None:
@@ -145,7 +150,7 @@ def plot_device(
         low_bytes=low,
         high_bytes=high,
         duration_s=record.duration_s,
-        n_samples=n_samples,
+        n_samples=len(allocated) - 2,
     )
 
 
