@@ -139,7 +139,7 @@ STEPS = st.one_of(
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.lists(STEPS, max_size=60))
+@given(st.lists(STEPS, min_size=5, max_size=80))
 def test_any_program_tells_the_user_the_same_and_us_the_truth(steps: list[tuple[Any, ...]]) -> None:
     """Whatever is allocated, freed, reset and read, in whatever order, with spans in between."""
     twins = Twins()
@@ -174,12 +174,28 @@ def test_many_spans_without_a_read_keep_the_highest_mark() -> None:
     assert with_us["allocated_bytes"]["all"]["peak"] == 50 * MIB
 
 
+def test_span_does_not_inherit_what_an_earlier_reset_cut_off() -> None:
+    """Peaks kept from before a user's reset belong to the span in which it came, and no other."""
+    twins = Twins()
+    twins.start_span()
+    twins.allocate(90 * MIB)
+    twins.free(0)
+    twins.user_resets("_cuda_resetPeakMemoryStats")
+    assert twins.read_span()[0][0] == 90 * MIB
+
+    twins.start_span()
+
+    assert twins.read_span() == (twins.read_truth(), True)
+    assert twins.read_span()[0][0] == 0
+
+
 def test_reset_behind_our_back_is_noticed() -> None:
     """A mark below what it was known to be makes the peak "at least"; the user's view is reset."""
     allocator = ReplayAllocator()
     bindings = bind(allocator)
     overlay = PeakOverlay(bindings)
     overlay.install()
+    allocator.free(allocator.allocate(128 * MIB))
     overlay.start_span(0)
     handle = allocator.allocate(64 * MIB)
     overlay.read(0)
