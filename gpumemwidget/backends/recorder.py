@@ -1,0 +1,130 @@
+"""Writes real counters down, so that they can be played back where the hardware is not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from gpumemwidget.backends.base import DeviceMonitor
+from gpumemwidget.backends.recording import Action, Event, Recording, save_recording
+from gpumemwidget.records import DeviceInfo, DeviceUse, Reading
+
+__all__ = ["Recorder", "Source"]
+
+
+class Source(Protocol):
+    """What can be recorded: a memory backend, or several behind one object."""
+
+    def list_devices(self) -> tuple[DeviceInfo, ...]:
+        """The devices that have counters now."""
+        ...
+
+    def read(self) -> tuple[Reading, ...]:
+        """One reading for each of them."""
+        ...
+
+    def start_span(self) -> tuple[Reading, ...]:
+        """Begin a span."""
+        ...
+
+    def end_span(self) -> tuple[Reading, ...]:
+        """End a span."""
+        ...
+
+
+class Recorder:
+    """Passes calls on to a source, and keeps what it answers.
+
+    Peaks are best kept by ``tick``: between two ticks they are exact, so that the recording can be
+    played back with spans that begin and end at any of them.
+
+    Args:
+        source: what is recorded. It stays the caller's to close.
+        monitor: read with every event, if given.
+        clock: seconds, from any start.
+        about: what is recorded and on what machine, for the file.
+        max_events: from there on nothing more is kept.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        monitor: DeviceMonitor | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        about: str = "",
+        max_events: int = 100_000,
+    ) -> None:
+        self._source = source
+        self._monitor = monitor
+        self._clock = clock
+        self._about = about
+        self._max_events = max_events
+        self._start_s = clock()
+        self._lock = threading.Lock()
+        self._devices: dict[str, DeviceInfo] = {}
+        self._events: list[Event] = []
+
+    def read(self) -> tuple[Reading, ...]:
+        """``read`` of the source."""
+        return self._keep("read", self._source.read)
+
+    def start_span(self) -> tuple[Reading, ...]:
+        """``start_span`` of the source."""
+        return self._keep("start_span", self._source.start_span)
+
+    def end_span(self) -> tuple[Reading, ...]:
+        """``end_span`` of the source."""
+        return self._keep("end_span", self._source.end_span)
+
+    def tick(self) -> tuple[Reading, ...]:
+        """End the running span and begin the next; what stood at the end."""
+        return self._keep("tick", self._end_and_start)
+
+    @property
+    def n_events(self) -> int:
+        """How many events were kept."""
+        return len(self._events)
+
+    def to_recording(self) -> Recording:
+        """What was recorded until now."""
+        with self._lock:
+            return Recording(
+                devices=tuple(self._devices.values()),
+                visible=() if self._monitor is None else self._monitor.list_infos(),
+                events=tuple(self._events),
+                about=self._about,
+            )
+
+    def save(self, path: str | Path) -> None:
+        """Write what was recorded until now to a new file.
+
+        Raises:
+            FileError: the file is there already, or can't be written.
+        """
+        save_recording(self.to_recording(), path)
+
+    def _end_and_start(self) -> tuple[Reading, ...]:
+        readings = self._source.end_span()
+        self._source.start_span()
+        return readings
+
+    def _keep(self, action: Action, ask: Callable[[], tuple[Reading, ...]]) -> tuple[Reading, ...]:
+        with self._lock:
+            readings = ask()
+            if len(self._events) < self._max_events:
+                # In the source's latest order: a GPU that comes later stands before the host.
+                latest = {info.device: info for info in self._source.list_devices()}
+                self._devices = {**latest, **self._devices, **latest}
+                time_s = self._clock() - self._start_s
+                self._events.append(Event(time_s, action, readings, self._read_uses()))
+            return readings
+
+    def _read_uses(self) -> tuple[DeviceUse, ...]:
+        if self._monitor is None:
+            return ()
+        uses = (self._monitor.read_use(info.device) for info in self._monitor.list_infos())
+        return tuple(use for use in uses if use is not None)
