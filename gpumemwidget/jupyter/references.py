@@ -1,0 +1,218 @@
+"""What IPython itself holds of the user's objects: displayed values and the last exception.
+
+A displayed value lives on in up to nine places and an exception in up to eight; memory is freed
+only when the last of them lets go. This module knows them all, on IPython 8 and 9, so that the
+walk can account for each and the release can drop exactly those that it announced.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection, MutableMapping, Sequence
+from types import ModuleType, TracebackType
+from typing import Any, Literal
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from gpumemwidget.owners.base import LAST_EXCEPTION, ShellReference
+from gpumemwidget.records import IPythonReference
+
+__all__ = ["IPythonShell"]
+
+_UNDERSCORES = ("_", "__", "___")
+#: ``_5``: what ``Out[5]`` is called in the namespace.
+_OUT_NAME = re.compile(r"_(?P<number>\d+)")
+#: IPython's own: the inputs, the histories. (What it puts there to be called is "hidden" as well.)
+_OWN_NAME = re.compile(r"_i\d+|_i{1,3}|_ih|_oh|_dh|In|Out|_exit_code|_sh|__\w+__")
+_SYS_NAMES = ("last_value", "last_exc", "last_traceback")
+
+
+class IPythonShell:
+    """The real shell behind ``owners.Shell``.
+
+    Args:
+        shell: the running ``InteractiveShell``, in a kernel or a terminal.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell: Any = shell
+
+    @property
+    def user_ns(self) -> MutableMapping[str, object]:
+        """The notebook's namespace itself, not a copy."""
+        namespace: MutableMapping[str, object] = self._shell.user_ns
+        return namespace
+
+    def list_user_names(self) -> list[str]:
+        """The names that the user bound, in the order of their making.
+
+        A name that begins with an underscore is the user's too, and so is ``_`` once they have
+        bound it themselves (``for _ in loader``).
+        """
+        hidden = dict(self._shell.user_ns_hidden)
+        return [
+            name
+            for name, value in dict(self.user_ns).items()
+            if type(name) is str
+            and not (name in hidden and hidden[name] is value)
+            and not _OWN_NAME.fullmatch(name)
+            and not _OUT_NAME.fullmatch(name)
+            and not (name in _UNDERSCORES and self._is_own_underscore(name, value))
+            and not issubclass(type(value), ModuleType)
+        ]
+
+    def list_own_objects(self) -> list[object]:
+        """The shell, its parts and its dictionaries: they reach everything and own nothing."""
+        shell = self._shell
+        own: list[object] = [
+            self,
+            shell,
+            shell.user_ns,
+            shell.user_ns_hidden,
+            shell.user_module,
+            shell.user_ns.get("In"),
+            shell.user_ns.get("_oh"),
+            shell.user_ns.get("Out"),
+            shell.displayhook,
+            vars(shell.displayhook),
+            shell.last_execution_result,
+            sys,
+        ]
+        own.extend(shell.configurables)
+        for name in ("InteractiveTB", "SyntaxTB", "events", "display_pub", "kernel", "parent"):
+            own.append(getattr(shell, name, None))
+        return [part for part in own if part is not None]
+
+    def list_references(self) -> list[ShellReference]:
+        """Every reference to a displayed value or an exception, each once."""
+        return [*self._list_out_references(), *self._list_exception_references()]
+
+    def list_out(self) -> list[tuple[str, object]]:
+        """The displayed values that are still held, each row once."""
+        rows: dict[str, object] = {}
+        for reference in self._list_out_references():
+            rows.setdefault(reference.row, reference.target)
+        return list(rows.items())
+
+    def list_exceptions(self) -> list[tuple[str, BaseException]]:
+        """The exceptions that are still held, each once."""
+        found: dict[int, BaseException] = {}
+        for reference in self._list_exception_references():
+            if issubclass(type(reference.target), BaseException):
+                found.setdefault(id(reference.target), reference.target)  # type: ignore[arg-type]
+        return [(LAST_EXCEPTION, exception) for exception in found.values()]
+
+    def drop_references(self, objects: Sequence[object]) -> list[IPythonReference]:
+        """Drop what is held of displayed values that are exactly these objects, and no other."""
+        return self.drop_ids([id(each) for each in objects])
+
+    def drop_ids(self, ids: Collection[int]) -> list[IPythonReference]:
+        """As ``drop_references``, for a caller that holds only the ``id`` of the objects."""
+        wanted = frozenset(ids)
+        return self._drop([ref for ref in self._list_out_references() if id(ref.target) in wanted])
+
+    def drop_out(self, rows: Collection[str] | None = None) -> list[IPythonReference]:
+        """Drop all displayed values, or only those of the rows named (``["Out[3]"]``)."""
+        return self._drop(
+            [ref for ref in self._list_out_references() if rows is None or ref.row in rows]
+        )
+
+    def drop_exceptions(self) -> list[IPythonReference]:
+        """Drop the last exception everywhere; ``%debug`` has nothing to look at afterwards."""
+        return self._drop(self._list_exception_references())
+
+    # -- displayed values --------------------------------------------------------------------------
+
+    def _is_own_underscore(self, name: str, value: object) -> bool:
+        """Whether ``_`` still is the last displayed value, and was not bound by the user."""
+        hook = self._shell.displayhook
+        return value is getattr(hook, name, None) or value is self._shell.user_ns_hidden.get(name)
+
+    def _list_out_references(self) -> list[ShellReference]:
+        shell = self._shell
+        found: list[tuple[str, str, object]] = []
+        for number, value in dict(shell.user_ns.get("_oh", {})).items():
+            found.append((f"Out[{number}]", f"Out[{number}]", value))
+        for prefix, namespace in (("", shell.user_ns), ("user_ns_hidden: ", shell.user_ns_hidden)):
+            for name, value in dict(namespace).items():
+                match = _OUT_NAME.fullmatch(name) if type(name) is str else None
+                if match:
+                    found.append((f"Out[{match['number']}]", prefix + name, value))
+        row_of = {id(value): row for row, _, value in found}
+        # The unnumbered ones belong to the row of the same value; `%reset out` leaves them alone.
+        for name in _UNDERSCORES:
+            for path, value in (
+                (name, shell.user_ns.get(name)),
+                (f"user_ns_hidden: {name}", shell.user_ns_hidden.get(name)),
+                (f"displayhook.{name}", getattr(shell.displayhook, name, None)),
+            ):
+                if path == name and not self._is_own_underscore(name, value):
+                    continue
+                if value is not None and not (type(value) is str and value == ""):
+                    found.append((row_of.setdefault(id(value), name), path, value))
+        last = shell.last_execution_result
+        if last is not None and last.result is not None:
+            row = row_of.get(id(last.result), "_")
+            found.append((row, "last_execution_result.result", last.result))
+        return [ShellReference(row, "out", path, value) for row, path, value in found]
+
+    # -- exceptions --------------------------------------------------------------------------------
+
+    def _list_exception_references(self) -> list[ShellReference]:
+        shell = self._shell
+        last = shell.last_execution_result
+        found: list[tuple[str, object]] = [
+            (f"sys.{name}", vars(sys).get(name)) for name in _SYS_NAMES
+        ]
+        for handler in ("InteractiveTB", "SyntaxTB"):
+            # `pdb` is made by the first %debug and keeps the frames that it looked at.
+            for name in ("tb", "last_syntax_error", "pdb"):
+                value = getattr(getattr(shell, handler, None), name, None)
+                found.append((f"{handler}.{name}", value))
+        for name in ("error_in_exec", "error_before_exec"):
+            found.append((f"last_execution_result.{name}", getattr(last, name, None)))
+        return [
+            ShellReference(LAST_EXCEPTION, "exception", path, value)
+            for path, value in found
+            if isinstance(value, TracebackType | BaseException) or path.endswith(".pdb")
+            if value is not None
+        ]
+
+    # -- dropping ----------------------------------------------------------------------------------
+
+    def _drop(self, references: list[ShellReference]) -> list[IPythonReference]:
+        dropped: list[IPythonReference] = []
+        for reference in references:
+            self._drop_path(reference.path)
+            dropped.append(IPythonReference(path=reference.path))
+        if any(reference.root == "exception" for reference in references):
+            # The class alone holds no frames, but must not speak of an exception that is gone.
+            vars(sys).pop("last_type", None)
+        references.clear()
+        return dropped
+
+    def _drop_path(self, path: str) -> None:
+        shell = self._shell
+        kind: Literal["hidden", "user"] = (
+            "hidden" if path.startswith("user_ns_hidden: ") else "user"
+        )
+        name = path.removeprefix("user_ns_hidden: ")
+        owner, _, attribute = name.rpartition(".")
+        if name.startswith("Out["):
+            outputs = shell.user_ns["_oh"]
+            for number in [key for key in outputs if f"Out[{key}]" == name]:
+                del outputs[number]
+        elif not owner:
+            namespace = shell.user_ns_hidden if kind == "hidden" else shell.user_ns
+            if name in _UNDERSCORES:
+                # The same value in all three places, or IPython would take `_` for the user's own.
+                namespace[name] = ""
+            else:
+                namespace.pop(name, None)
+        elif owner == "sys":
+            vars(sys).pop(attribute, None)
+        elif owner == "displayhook":
+            setattr(shell.displayhook, attribute, "")
+        else:
+            setattr(getattr(shell, owner), attribute, None)

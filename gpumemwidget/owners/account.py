@@ -1,0 +1,183 @@
+"""Who holds which storage: the account that the rows, the plan and the release all read.
+
+All rows are walked at once, into one graph. Then each row's mark runs along the edges, so that a
+storage ends up with the set of all rows that reach it, and with one more mark where something that
+is no row holds it too. What a set of rows frees is then plain: the storages that carry no other
+mark.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpumemwidget.owners.base import Shell, ShellReference
+from gpumemwidget.owners.storages import TorchReader, find_torch
+from gpumemwidget.owners.walk import Graph, list_namespaces
+
+__all__ = ["ELSEWHERE", "Account", "Row", "take_account"]
+
+#: The mark of whatever holds memory without being a row.
+ELSEWHERE = 1
+#: How far the holders of holders are followed when they may be rubbish; each round reads the heap.
+_MOST_ROUNDS = 6
+
+
+@dataclass(slots=True)
+class Row:
+    """One root: a name, a displayed value, the last exception."""
+
+    name: str
+    root: Literal["name", "out", "exception"]
+    #: Its mark, one bit of its own.
+    mark: int
+    #: Its objects, as places in the graph, one for each reference.
+    places: list[int] = field(default_factory=list)
+    #: Marks of what goes with it: a name's value is dropped from ``Out`` too.
+    frees_marks: int = 0
+
+
+@dataclass(slots=True)
+class Account:
+    """Who holds which storage. It holds every object of the walk: let go of it before a release."""
+
+    graph: Graph
+    rows: dict[str, Row]
+    #: For each place, the marks of all that reaches it (0 for what leads to no storage).
+    marks: list[int]
+
+    def list_storages(self, marks: int) -> list[int]:
+        """The storages that any of these marks reaches."""
+        return [place for place in self.graph.storages if self.marks[place] & marks]
+
+    def find_marks(self, names: Iterable[str]) -> int:
+        """The marks of all that is dropped when these rows are released."""
+        marks = 0
+        for name in names:
+            marks |= self.rows[name].frees_marks
+        return marks
+
+    def sum_held(self, marks: int) -> tuple[tuple[str, int], ...]:
+        """Bytes of the storages that any of these marks reaches, for each device."""
+        return self._sum(self.list_storages(marks), rounded=False)
+
+    def sum_frees(self, marks: int) -> tuple[tuple[str, int], ...]:
+        """Bytes of the storages that nothing but these marks reaches, for each device.
+
+        On CUDA rounded up to the allocator's 512 bytes, as the allocator counts them.
+        """
+        only = [place for place in self.list_storages(marks) if not self.marks[place] & ~marks]
+        return self._sum(only, rounded=True)
+
+    def name_holders(self, marks: int) -> tuple[str, ...]:
+        """The rows behind these marks."""
+        return tuple(row.name for row in self.rows.values() if row.mark & marks)
+
+    def _sum(self, places: Iterable[int], *, rounded: bool) -> tuple[tuple[str, int], ...]:
+        # Two storages over the same memory (DLPack) are counted once.
+        by_address: dict[tuple[str, int], int] = {}
+        for place in places:
+            info = self.graph.storages[place]
+            n_bytes = info.freed_bytes if rounded else info.n_bytes
+            key = (info.device, info.address)
+            by_address[key] = max(by_address.get(key, 0), n_bytes)
+        sums: dict[str, int] = {}
+        for (device, _), n_bytes in by_address.items():
+            sums[device] = sums.get(device, 0) + n_bytes
+        return tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+
+
+def take_account(
+    shell: Shell, *, budget_s: float, extra_roots: Sequence[object] = ()
+) -> Account | None:
+    """Walk from all of the user's names; ``None`` where torch is not imported.
+
+    Args:
+        shell: the running IPython.
+        budget_s: seconds after which the walk stops; what it then knows is "at least".
+        extra_roots: objects to enter that no row leads to; they count as held elsewhere.
+    """
+    torch = find_torch()
+    if torch is None:
+        return None
+    graph = Graph(
+        TorchReader(torch),
+        boundaries=[*shell.list_own_objects(), *list_namespaces()],
+        budget_s=budget_s,
+    )
+    rows, root_refs = _enter_rows(shell, graph)
+    elsewhere = [place for each in extra_roots if (place := graph.add_root(each)) is not None]
+    graph.walk()
+    elsewhere.extend(_find_elsewhere(graph, root_refs))
+    roots = [(place, row.mark) for row in rows.values() for place in row.places]
+    roots.extend((place, ELSEWHERE) for place in elsewhere)
+    return Account(graph=graph, rows=rows, marks=_spread_marks(graph, roots))
+
+
+def _enter_rows(shell: Shell, graph: Graph) -> tuple[dict[str, Row], dict[int, int]]:
+    """Enter every root; the rows, and how many references the roots have to each place.
+
+    Nothing of the user's may stay in a variable after this: it would count as a holder.
+    """
+    rows: dict[str, Row] = {}
+    root_refs: dict[int, int] = {}
+
+    def enter(name: str, root: Literal["name", "out", "exception"], target: object) -> None:
+        place = graph.add_root(target)
+        if place is None:
+            return
+        row = rows.get(name)
+        if row is None:
+            row = rows[name] = Row(name=name, root=root, mark=2 << len(rows))
+            row.frees_marks = row.mark
+        row.places.append(place)
+        root_refs[place] = root_refs.get(place, 0) + 1
+
+    namespace = dict(shell.user_ns)
+    for name in shell.list_user_names():
+        if name in namespace:
+            enter(name, "name", namespace[name])
+    references: list[ShellReference] = shell.list_references()
+    for reference in references:
+        enter(reference.row, reference.root, reference.target)
+
+    marks_of_out: dict[int, int] = {}
+    for row in rows.values():
+        if row.root == "out":
+            for place in row.places:
+                marks_of_out[place] = marks_of_out.get(place, 0) | row.mark
+    for row in rows.values():
+        if row.root == "name":
+            row.frees_marks |= marks_of_out.get(row.places[0], 0)
+    return rows, root_refs
+
+
+def _find_elsewhere(graph: Graph, root_refs: dict[int, int]) -> list[int]:
+    """What leads to storages and is held by something beside the rows, rubbish not counted."""
+    for _ in range(_MOST_ROUNDS):
+        leads = graph.list_leads()
+        found = [place for place in graph.list_held_elsewhere(root_refs) if leads[place]]
+        if not found or not graph.is_complete or not graph.adopt_referrers(found):
+            break
+    return found
+
+
+def _spread_marks(graph: Graph, roots: Iterable[tuple[int, int]]) -> list[int]:
+    """Run each root's mark along the edges, through all that leads to a storage."""
+    marks = [0] * len(graph.objects)
+    leads = graph.list_leads()
+    pending: deque[int] = deque()
+    for place, mark in roots:
+        if leads[place]:
+            marks[place] |= mark
+            pending.append(place)
+    while pending:
+        place = pending.popleft()
+        mark = marks[place]
+        for target in graph.edges[place]:
+            if leads[target] and marks[target] | mark != marks[target]:
+                marks[target] |= mark
+                pending.append(target)
+    return marks

@@ -1,0 +1,111 @@
+"""What each of the user's names holds and what would go away with it: the variables panel."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from gpumemwidget.errors import UnknownNameError
+from gpumemwidget.owners.account import ELSEWHERE, Account, Row, take_account
+from gpumemwidget.owners.base import Shell
+from gpumemwidget.owners.kinds import Kind, list_bases, name_class
+from gpumemwidget.owners.walk import Graph
+from gpumemwidget.records import Holding
+
+__all__ = ["find_kind_name", "list_holdings", "sum_frees"]
+
+#: The panel is filled after every cell, so its walk may not take long; a release may.
+LIST_BUDGET_S = 1.0
+
+
+def list_holdings(shell: Shell) -> tuple[Holding, ...]:
+    """What the user's names, displayed values and the last exception hold, biggest first.
+
+    By storage, each counted once in a row. ``held_bytes`` is what the row reaches; ``frees_bytes``
+    what goes away if exactly this row is released, on CUDA rounded up to the allocator's 512
+    bytes. The latter errs on the side of too little: what something unknown holds as well is left
+    out, and ``held_elsewhere`` is true.
+
+    Args:
+        shell: the running IPython.
+
+    Returns:
+        The rows that hold memory; ``()`` where torch is not imported.
+    """
+    account = take_account(shell, budget_s=LIST_BUDGET_S)
+    if account is None:
+        return ()
+    holdings = [
+        _describe_row(account, row)
+        for row in account.rows.values()
+        if account.list_storages(row.mark)
+    ]
+    return tuple(
+        sorted(holdings, key=lambda row: (-sum(each[1] for each in row.held_bytes), row.name))
+    )
+
+
+def sum_frees(shell: Shell, names: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """What goes away if exactly these rows are released together, for each device.
+
+    Args:
+        shell: the running IPython.
+        names: names of rows: ``"model"``, ``"Out[7]"``, ``"last exception"``.
+
+    Raises:
+        UnknownNameError: there is no such row.
+    """
+    account = take_account(shell, budget_s=LIST_BUDGET_S)
+    if account is None:
+        return ()
+    for name in names:
+        if name not in account.rows:
+            raise UnknownNameError(f"{name!r} holds nothing now: look at the variables again")
+    return account.sum_frees(account.find_marks(names))
+
+
+def _describe_row(account: Account, row: Row) -> Holding:
+    graph = account.graph
+    reached = 0
+    for place in account.list_storages(row.mark):
+        reached |= account.marks[place]
+    target = graph.objects[row.places[0]]
+    cls = type(target)
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    if graph.kinds[row.places[0]] is Kind.TENSOR and not graph.reader.is_dispatched(cls):
+        with graph.reader.quiet():
+            shape, dtype = graph.reader.read_shape(target)
+    return Holding(
+        name=row.name,
+        root=row.root,
+        kind=find_kind_name(graph, row.places[0]),
+        type_name=name_class(cls),
+        shape=shape,
+        dtype=dtype,
+        held_bytes=account.sum_held(row.mark),
+        frees_bytes=account.sum_frees(row.frees_marks),
+        shared_with=account.name_holders(reached & ~row.mark),
+        held_elsewhere=bool(reached & ELSEWHERE),
+        is_at_least=not graph.is_complete,
+    )
+
+
+def find_kind_name(graph: Graph, place: int) -> str:
+    """What a person would call an object: ``tensor``, ``view``, ``parameter``, ``module``."""
+    target, reader = graph.objects[place], graph.reader
+    bases = list_bases(type(target))
+    if graph.kinds[place] is Kind.TENSOR:
+        if any(base is reader.parameter_type for base in bases):
+            return "parameter"
+        with reader.quiet():
+            return "view" if reader.is_view(target) else "tensor"
+    for kind, cls in (
+        ("module", reader.module_type),
+        ("optimizer", reader.optimizer_type),
+        ("exception", BaseException),
+    ):
+        if any(base is cls for base in bases):
+            return kind
+    containers = (dict, list, tuple, set, frozenset, deque)
+    return "container" if any(base in containers for base in bases[-2:]) else "object"

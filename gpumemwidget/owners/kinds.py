@@ -1,0 +1,108 @@
+"""Tells classes of objects apart without asking them.
+
+A class may have a metaclass whose ``==``, ``hash`` or ``__mro__`` is user code, and an object may
+lie about its ``__class__``. Everything here goes by identity and by the slots of ``type`` itself.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpumemwidget.owners.storages import TorchReader
+
+__all__ = ["Kind", "KindFinder", "is_user_class", "list_bases", "name_class", "read_type_dict"]
+
+#: Machinery that reaches the whole process and owns no user's memory.
+_FOREIGN_MODULES = re.compile(
+    r"(ipykernel|zmq|tornado|logging|jupyter_client|gpumemwidget)(\..*)?|uvloop"
+    r"|asyncio\.(\w*events|runners)"
+)
+_MRO: Any = type.__dict__["__mro__"]
+_TYPE_DICT: Any = type.__dict__["__dict__"]
+_QUALNAME: Any = type.__dict__["__qualname__"]
+
+
+def list_bases(cls: type) -> tuple[type, ...]:
+    """The class's method resolution order, whatever its metaclass would answer."""
+    bases: tuple[type, ...] = _MRO.__get__(cls)
+    return bases
+
+
+def read_type_dict(cls: type) -> dict[str, object]:
+    """A copy of the class's own attributes, whatever its metaclass would answer."""
+    return dict(_TYPE_DICT.__get__(cls))
+
+
+def name_class(cls: type) -> str:
+    """The class's qualified name; the notebook's own and the builtins' without their module."""
+    name: str = _QUALNAME.__get__(cls)
+    module = read_type_dict(cls).get("__module__")
+    if type(module) is not str or module in {"builtins", "__main__"}:
+        return name
+    return f"{module}.{name}"
+
+
+def is_user_class(cls: Any) -> bool:
+    """Whether a class was written in the notebook; a library's class outlives all names."""
+    module = read_type_dict(cls).get("__module__")
+    return type(module) is str and module == "__main__"
+
+
+class Kind(Enum):
+    """How the walk treats an object."""
+
+    SKIP = "skip"
+    PLAIN = "plain"
+    CLASS = "class"
+    FUNCTION = "function"
+    FRAME = "frame"
+    TENSOR = "tensor"
+    STORAGE = "storage"
+    NODE = "node"
+
+
+class KindFinder:
+    """Finds and remembers how objects of a class are treated.
+
+    Args:
+        reader: tells torch's classes.
+    """
+
+    def __init__(self, reader: TorchReader) -> None:
+        self._reader = reader
+        self._kinds: tuple[tuple[type, Kind], ...] = (
+            (reader.tensor_type, Kind.TENSOR),
+            (reader.storage_type, Kind.STORAGE),
+            (ModuleType, Kind.SKIP),
+            (CodeType, Kind.SKIP),
+            (type, Kind.CLASS),
+            (FunctionType, Kind.FUNCTION),
+            (FrameType, Kind.FRAME),
+        )
+        #: By the class's id; the class is kept beside its kind, so that the id stays its own.
+        self.known: dict[int, tuple[type, Kind]] = {}
+
+    def find(self, cls: type) -> Kind:
+        """How objects of a class are treated."""
+        noted = self.known.get(id(cls))
+        if noted is None:
+            noted = self.known[id(cls)] = (cls, self._classify(cls))
+        return noted[1]
+
+    def count_own_refs(self, cls: object) -> int:
+        """How often the notes on classes, here and in the reader, hold a class."""
+        return (id(cls) in self.known) + self._reader.count_own_refs(cls)
+
+    def _classify(self, cls: type) -> Kind:
+        for base in list_bases(cls):
+            for known, kind in self._kinds:
+                if base is known:
+                    return kind
+        module = read_type_dict(cls).get("__module__")
+        if type(module) is str and _FOREIGN_MODULES.fullmatch(module):
+            return Kind.SKIP
+        return Kind.NODE if self._reader.is_graph_type(cls) else Kind.PLAIN

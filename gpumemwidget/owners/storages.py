@@ -1,0 +1,284 @@
+"""What torch tells about a tensor without running anything of the user's.
+
+Memory belongs to storages, not to tensors: a view, a detached copy and a tied weight share one. All
+reading of tensors and autograd graphs is here, in a form that calls no hook, no
+``__torch_function__`` and no ``__torch_dispatch__``: a saved tensor is read through
+``_raw_saved_*`` and its ``.data``, because ``_saved_*`` runs unpack hooks, and under gradient
+checkpointing that recomputes the activations
+(https://docs.pytorch.org/tutorials/intermediate/autograd_saved_tensors_hooks_tutorial.html).
+"""
+
+# ruff: noqa: SLF001 - what torch says of these things it says in private attributes.
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import GetSetDescriptorType, ModuleType
+from typing import Any
+
+from gpumemwidget.owners.kinds import list_bases, read_type_dict
+from gpumemwidget.records import HOST
+
+__all__ = ["StorageInfo", "TorchReader", "find_torch"]
+
+#: The CUDA caching allocator hands out multiples of this.
+CUDA_ROUNDING_BYTES = 512
+
+
+def find_torch() -> ModuleType | None:
+    """Torch, if the user has imported it and the import is through; it is never imported here."""
+    torch = sys.modules.get("torch")
+    if torch is None or not {"Tensor", "UntypedStorage", "nn", "optim"} <= vars(torch).keys():
+        return None
+    return torch
+
+
+@dataclass(frozen=True, slots=True)
+class StorageInfo:
+    """One storage: memory that exists once, however many tensors look at it."""
+
+    device: str
+    n_bytes: int
+    #: Where it lies; two storages over the same memory (DLPack) have the same.
+    address: int
+    #: True where the memory is lent by something that we can't see (a NumPy array, a file).
+    is_borrowed: bool
+
+    @property
+    def freed_bytes(self) -> int:
+        """What the device's allocator gets back: on CUDA rounded up to its granularity."""
+        if self.device == HOST:
+            return self.n_bytes
+        return -(-self.n_bytes // CUDA_ROUNDING_BYTES) * CUDA_ROUNDING_BYTES
+
+
+@dataclass(slots=True)
+class TensorParts:
+    """What a tensor holds beside its Python attributes."""
+
+    storage: object | None = None
+    #: Tensors that its C++ part refers to: the gradient, a view's base.
+    tensors: tuple[object, ...] = ()
+    grad_fn: object | None = None
+    #: Storages of inner tensors that have no Python object (sparse indices and values).
+    inner_storages: tuple[object, ...] = ()
+
+
+class TorchReader:
+    """Reads tensors, storages and autograd nodes of one torch module.
+
+    Reference counts tell whether something that we did not reach holds a tensor too. Torch has
+    changed who counts whom, so what a count should be is found out here by experiment.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+        base = torch._C.TensorBase
+        self.tensor_type: type = base
+        self.storage_type: Any = torch.UntypedStorage
+        self.module_type: type = torch.nn.Module
+        self.parameter_type: type = torch.nn.Parameter
+        self.optimizer_type: type = torch.optim.Optimizer
+        self._base = base
+        self._disabled_dispatch = getattr(torch._C, "_disabled_torch_dispatch_impl", None)
+        # Classes are kept beside what is known of them, so that an id stays its own.
+        self._dispatched: dict[int, tuple[type, bool]] = {}
+        self._raw_names: dict[int, tuple[type, tuple[str, ...]]] = {}
+        self._count_storage_users = getattr(torch._C, "_storage_Use_Count", None)
+        self._count_tensor_users = getattr(base, "_use_count", None)
+        #: Whether torch tells how many users a tensor and a storage have.
+        self.can_count = None not in (self._count_storage_users, self._count_tensor_users)
+        #: Whether the C++ part of a tensor, a storage and an autograd node holds the Python object
+        #: while others use it.
+        self.cpp_holds_tensor, self.cpp_holds_storage, self.cpp_holds_node = _try_counts(torch)
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Within it no ``__torch_function__``, ``__torch_dispatch__`` or mode is called."""
+        with ExitStack() as stack:
+            stack.enter_context(self.torch._C.DisableTorchFunction())
+            no_dispatch = getattr(self.torch._C, "_DisableTorchDispatch", None)
+            if no_dispatch is not None:
+                stack.enter_context(no_dispatch())
+            stack.enter_context(self.torch.no_grad())
+            yield
+
+    def is_dispatched(self, cls: type) -> bool:
+        """Whether a tensor class answers by ``__torch_dispatch__``: even its shape may be code."""
+        known = self._dispatched.get(id(cls))
+        if known is None:
+            known = self._dispatched[id(cls)] = (cls, self._find_dispatch(cls))
+        return known[1]
+
+    def _find_dispatch(self, cls: type) -> bool:
+        for each in list_bases(cls):
+            if each is self.tensor_type:
+                return False
+            found = read_type_dict(each).get("__torch_dispatch__")
+            if found is not None:
+                found = getattr(found, "__func__", found) if type(found) is classmethod else found
+                return found is not self._disabled_dispatch
+        return False
+
+    def is_graph_type(self, cls: type) -> bool:
+        """Whether it is a class of autograd nodes (they have no common base in Python)."""
+        for each in list_bases(cls):
+            found = read_type_dict(each).get("next_functions")
+            if type(found) is GetSetDescriptorType:
+                return True
+        return False
+
+    def read_tensor(self, tensor: Any) -> TensorParts:
+        """The parts of a tensor; call within ``quiet()``."""
+        parts = TensorParts()
+        dispatched = self.is_dispatched(type(tensor))
+        try:
+            parts.storage = self._base.untyped_storage(tensor)
+        except (RuntimeError, NotImplementedError):
+            # Sparse, mkldnn and functorch tensors have none.
+            if not dispatched:
+                parts.inner_storages = self._read_sparse(tensor)
+        # A view of a dispatched class may compute its grad_fn anew, and that runs its code.
+        if dispatched and self._base._is_view(tensor):
+            return parts
+        found = []
+        for name in ("grad", "_base"):
+            try:
+                other = getattr(self._base, name).__get__(tensor)
+            except RuntimeError:
+                continue
+            if other is not None:
+                found.append(other)
+        parts.tensors = tuple(found)
+        try:
+            parts.grad_fn = self._base.grad_fn.__get__(tensor)
+        except RuntimeError:
+            # A view that was changed in place after a multi-output view has none that can be told.
+            parts.grad_fn = None
+        return parts
+
+    def read_storage(self, storage: Any) -> StorageInfo | None:
+        """Where a storage lies and how big it is; ``None`` where it has no memory of its own."""
+        cls = self.storage_type
+        try:
+            address = cls.data_ptr(storage)
+            n_bytes = cls.nbytes(storage)
+            device = cls.device.__get__(storage)
+            borrowed = not cls.resizable(storage)
+        except (RuntimeError, NotImplementedError):
+            # Fake tensors and wrapper subclasses: "invalid python storage".
+            return None
+        if not address or not n_bytes or device.type == "meta":
+            return None
+        name = HOST if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+        return StorageInfo(device=name, n_bytes=n_bytes, address=address, is_borrowed=borrowed)
+
+    def read_node(self, node: Any) -> tuple[tuple[object, ...], tuple[object, ...], bool]:
+        """What an autograd node holds; call within ``quiet()``.
+
+        Returns:
+            The next nodes; what it saved or accumulates into (tensors, or whatever a pack hook
+            returned); whether the node is a Python function's context.
+        """
+        cls = type(node)
+        is_python = any(each is self.torch._C._FunctionBase for each in list_bases(cls))
+        if is_python:
+            functions = self.torch._C._FunctionBase.next_functions.__get__(node)
+        else:
+            functions = node.next_functions
+        saved: list[object] = []
+        for name in self._list_raw_names(cls):
+            try:
+                raw = getattr(node, name)
+                for each in raw if type(raw) is tuple else (raw,):
+                    data = each if name == "variable" else getattr(each, "data", None)
+                    if data is not None:
+                        saved.append(data)
+            except RuntimeError:
+                # "Trying to backward through the graph a second time": it is already freed.
+                continue
+        following = tuple(each[0] for each in functions if each[0] is not None)
+        return following, tuple(saved), is_python
+
+    def read_shape(self, tensor: Any) -> tuple[tuple[int, ...] | None, str | None]:
+        """Shape and ``"float32"``; ``None`` for a nested tensor's shape. Within ``quiet()``."""
+        dtype = str(self._base.dtype.__get__(tensor)).removeprefix("torch.")
+        try:
+            return tuple(int(size) for size in self._base.shape.__get__(tensor)), dtype
+        except RuntimeError:
+            return None, dtype
+
+    def is_view(self, tensor: Any) -> bool:
+        """Whether it shows a part or another shape of what a base holds. Within ``quiet()``."""
+        if self.is_dispatched(type(tensor)):
+            return False
+        try:
+            storage = self._base.untyped_storage(tensor)
+            own = self._base.numel(tensor) * self._base.element_size(tensor)
+            n_bytes: int = self.storage_type.nbytes(storage)
+            return own < n_bytes or self._base._base.__get__(tensor) is not None
+        except (RuntimeError, NotImplementedError):
+            return False
+
+    def count_storage_users(self, storage: Any) -> int | None:
+        """How many tensors and Python objects use a storage; ``None`` where torch can't tell."""
+        if self._count_storage_users is None:
+            return None
+        return int(self._count_storage_users(self.storage_type._cdata.__get__(storage)))
+
+    def count_tensor_users(self, tensor: Any) -> int | None:
+        """How many C++ references a tensor has; ``None`` where torch can't tell."""
+        if self._count_tensor_users is None:
+            return None
+        return int(self._count_tensor_users(tensor))
+
+    def _list_raw_names(self, cls: type) -> tuple[str, ...]:
+        known = self._raw_names.get(id(cls))
+        if known is None:
+            names = tuple(
+                name
+                for each in list_bases(cls)
+                for name, value in read_type_dict(each).items()
+                if type(value) is GetSetDescriptorType
+                and (name.startswith("_raw_saved_") or name == "variable")
+            )
+            known = self._raw_names[id(cls)] = (cls, names)
+        return known[1]
+
+    def _read_sparse(self, tensor: Any) -> tuple[object, ...]:
+        layout = str(self._base.layout.__get__(tensor))
+        if layout == "torch.sparse_coo":
+            names = ["_indices", "_values"]
+        elif layout in {"torch.sparse_csr", "torch.sparse_bsr"}:
+            names = ["crow_indices", "col_indices", "values"]
+        elif layout in {"torch.sparse_csc", "torch.sparse_bsc"}:
+            names = ["ccol_indices", "row_indices", "values"]
+        else:
+            return ()
+        try:
+            inner = [getattr(self._base, name)(tensor) for name in names]
+            return tuple(self._base.untyped_storage(each) for each in inner)
+        except (RuntimeError, NotImplementedError):
+            return ()
+
+    def count_own_refs(self, cls: object) -> int:
+        """How often the notes here hold a class."""
+        return (id(cls) in self._dispatched) + (id(cls) in self._raw_names)
+
+
+@functools.cache
+def _try_counts(torch: Any) -> tuple[bool, bool, bool]:
+    """Whether a reference from C++ shows in the Python object's count (since torch 2.10)."""
+    # No mode of the user's may see this: neither theirs for functions nor for inference.
+    with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
+        leaf = torch.empty(1, device="cpu", requires_grad=True)
+        before = sys.getrefcount(leaf)
+        graph = leaf * leaf
+        after = sys.getrefcount(leaf)
+        held = [leaf.untyped_storage(), graph.grad_fn, object()]
+        storage, node, plain = map(sys.getrefcount, held)
+        del graph
+    return after > before, storage > plain, node > plain
