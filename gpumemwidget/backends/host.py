@@ -43,8 +43,9 @@ class HostBackend:
 
     * *allocated* is what glibc's malloc has handed out: tensors and arrays, but not Python's small
       objects, which live in arenas that Python maps itself. ``None`` with another malloc.
-    * *reserved* is the resident size. Its peak is exact where Linux lets us reset its mark, else
-      the highest that was seen ("sampled").
+    * *reserved* is the resident size. Its peak is the kernel's own mark ("exact", to the few pages
+      for each CPU by which the kernel lets it trail) where Linux lets us reset that, else the
+      highest that was seen ("sampled").
     * The peak of *allocated* is unknown: glibc keeps no mark of it.
 
     Args:

@@ -1,0 +1,1 @@
+"""Tests of what reads memory: real where the machine has it, replayed where it has not."""

@@ -1,0 +1,49 @@
+"""A procfs and control groups made of plain files, to be read as the kernel's are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class FakeProc:
+    """A folder with the files of ``/proc`` that we read."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "self").mkdir(parents=True)
+
+    def write_status(self, *, resident_kib: int, mark_kib: int | None, n_groups: int = 0) -> None:
+        mark = "" if mark_kib is None else f"VmHWM:\t{mark_kib:8} kB\n"
+        groups = " ".join(str(group) for group in range(n_groups))
+        (self.root / "self" / "status").write_text(
+            f"Name:\tpython\nGroups:\t{groups} \nVmSize:\t  999999 kB\n"
+            f"{mark}VmRSS:\t{resident_kib:8} kB\nThreads:\t1\n"
+        )
+
+    def write_clear_refs(self) -> Path:
+        path = self.root / "self" / "clear_refs"
+        path.write_text("")
+        return path
+
+    def write_cgroup(self, text: str) -> None:
+        (self.root / "self" / "cgroup").write_text(text)
+
+    def write_meminfo(self, *, total_kib: int, available_kib: int) -> None:
+        (self.root / "meminfo").write_text(
+            f"MemTotal:       {total_kib} kB\nMemFree:        1 kB\n"
+            f"MemAvailable:   {available_kib} kB\n"
+        )
+
+
+def write_group(
+    folder: Path, *, limit: str, usage: int = 0, inactive_file: int = 0, version: int = 2
+) -> None:
+    """One control group's memory files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        2: ("memory.max", "memory.current", "inactive_file"),
+    }[version]
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{usage}\n")
+    (folder / "memory.stat").write_text(f"anon 5\n{names[2]} {inactive_file}\nactive_file 9\n")

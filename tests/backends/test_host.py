@@ -1,0 +1,589 @@
+"""The host backend: real malloc and real procfs where the machine has them, and files elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpumemwidget.backends.host import HostBackend
+from gpumemwidget.backends.malloc import Glibc, find_malloc
+from gpumemwidget.records import Reading
+from tests.backends.procfs import FakeProc, write_group
+
+MIB = 1024 * 1024
+#: What Python itself may take or give in between, and the kernel's mark may trail (a batch of pages
+#: for each CPU).
+SLACK_BYTES = 2 * MIB
+
+linux = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or find_malloc() is None,
+    reason="needs Linux with glibc 2.33 or later",
+)
+
+
+@pytest.fixture
+def host() -> Iterator[HostBackend]:
+    backend = HostBackend()
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> FakeProc:
+    return FakeProc(tmp_path / "proc")
+
+
+@pytest.fixture
+def fake_host(proc: FakeProc, tmp_path: Path) -> Iterator[Callable[[], HostBackend]]:
+    made = []
+
+    def make() -> HostBackend:
+        made.append(HostBackend(proc.root, tmp_path / "cgroup", find_malloc=lambda: None))
+        return made[-1]
+
+    yield make
+    for backend in made:
+        backend.close()
+
+
+def make_and_drop(n_bytes: int) -> None:
+    block = bytearray(n_bytes)
+    del block
+
+
+def in_child(action: Callable[[], object]) -> object:
+    """What an action returns in a forked child."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            answer = json.dumps(action())
+        except BaseException as error:  # noqa: BLE001 - the child must not run pytest's own code
+            answer = json.dumps(f"{type(error).__name__}: {error}")
+        os.write(write_end, answer.encode())
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        answer = pipe.read()
+    os.waitpid(pid, 0)
+    return json.loads(answer)
+
+
+# -- Real memory ------------------------------------------------------------------------------
+
+
+@linux
+def test_allocated_follows_malloc(host: HostBackend) -> None:
+    """A block of 64 MiB raises allocated by as much, and its end takes it back."""
+    before = host.read()[0].allocated_bytes
+    block = bytearray(64 * MIB)
+    held = host.read()[0].allocated_bytes
+    del block
+    after = host.read()[0].allocated_bytes
+
+    assert 64 * MIB <= held - before < 64 * MIB + SLACK_BYTES
+    assert abs(after - before) < SLACK_BYTES
+
+
+@linux
+def test_peak_of_what_was_made_and_dropped_is_exact(host: HostBackend) -> None:
+    """A span's peak holds 128 MiB that came and went within it."""
+    (before,) = host.start_span()
+    make_and_drop(128 * MIB)
+    (after,) = host.end_span()
+
+    rise_bytes = after.reserved_peak_bytes - before.reserved_bytes
+    assert abs(rise_bytes - 128 * MIB) < SLACK_BYTES
+    assert after.peak_is == "exact"
+    assert after.allocated_peak_bytes is None
+    assert after.reserved_bytes - before.reserved_bytes < SLACK_BYTES
+
+
+@linux
+def test_a_span_begins_anew(host: HostBackend) -> None:
+    """The peak of the span before is not in this one's."""
+    host.start_span()
+    make_and_drop(128 * MIB)
+    host.end_span()
+
+    (before,) = host.start_span()
+    (after,) = host.end_span()
+
+    assert before.reserved_peak_bytes == before.reserved_bytes
+    assert after.reserved_peak_bytes - before.reserved_bytes < SLACK_BYTES
+
+
+@linux
+def test_users_peak_outlives_our_spans(host: HostBackend) -> None:
+    """``read_as_user`` tells the peak since the process began, whatever we reset."""
+    host.start_span()
+    make_and_drop(128 * MIB)
+    (peaked,) = host.end_span()
+
+    host.start_span()
+    (told,) = host.read_as_user()
+
+    assert told.reserved_peak_bytes >= peaked.reserved_peak_bytes
+    assert told.peak_is == "exact"
+
+
+@linux
+def test_reset_by_somebody_else_is_noticed(host: HostBackend) -> None:
+    """Where the mark falls below what was seen of it, the peak is "at least" the best seen."""
+    host.start_span()
+    make_and_drop(128 * MIB)
+    (seen,) = host.read()
+
+    Path("/proc/self/clear_refs").write_text("5")
+    (after,) = host.end_span()
+
+    assert (seen.peak_is, after.peak_is) == ("exact", "at least")
+    assert after.reserved_peak_bytes == seen.reserved_peak_bytes
+
+
+@linux
+def test_trim_gives_freed_memory_back(host: HostBackend) -> None:
+    """``empty_cache`` returns small freed blocks that malloc had kept."""
+    blocks = [bytes(4000) for _ in range(20_000)]
+    keep = blocks[-1]
+    del blocks
+    (before,) = host.read()
+
+    host.empty_cache()
+    (after,) = host.read()
+
+    assert before.reserved_bytes - after.reserved_bytes > 40 * MIB
+    assert len(keep) == 4000
+
+
+@linux
+def test_total_and_room_are_the_machines(host: HostBackend) -> None:
+    """The device is the host; what is available is no more than the total."""
+    (info,) = host.list_devices()
+    available_bytes = host.available_bytes()
+
+    assert (info.device, info.name) == ("host", "host memory")
+    assert 0 < available_bytes <= info.total_bytes
+
+
+@linux
+def test_both_ends_of_a_span_cost_two_reads_of_the_status_file(
+    host: HostBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell costs one read at each end and one reset, and opens nothing."""
+    host.start_span()
+    calls = []
+    for name in ("pread", "write", "open", "read"):
+        real = getattr(os, name)
+
+        def count(*args: object, name: str = name, real: Callable = real) -> object:
+            calls.append(name)
+            return real(*args)
+
+        monkeypatch.setattr(os, name, count)
+
+    host.start_span()
+    host.end_span()
+
+    assert calls == ["pread", "write", "pread"]
+
+
+# -- resource.getrusage -----------------------------------------------------------------------
+
+
+@linux
+@pytest.mark.parametrize("who", [resource.RUSAGE_SELF, resource.RUSAGE_THREAD])
+def test_ru_maxrss_is_not_lowered(host: HostBackend, who: int) -> None:
+    """A user who asks for the process's peak after our resets is told what it was."""
+    make_and_drop(128 * MIB)
+    before = resource.getrusage(who)
+
+    host.start_span()
+    after = resource.getrusage(who)
+
+    assert after.ru_maxrss >= before.ru_maxrss
+    assert type(after) is resource.struct_rusage
+    assert len(after) == len(before)
+    assert after.ru_utime >= before.ru_utime
+
+
+@linux
+def test_ru_maxrss_rises_with_a_higher_peak(host: HostBackend) -> None:
+    """What is remembered never hides a peak that is higher."""
+    host.start_span()
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    make_and_drop(before_kib * 1024 + 32 * MIB)
+
+    after_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    assert after_kib >= before_kib + 30 * 1024
+
+
+@linux
+def test_childrens_usage_is_the_kernels(host: HostBackend) -> None:
+    """Only the process's own mark is ours to mend, and bad arguments are refused as ever."""
+    original = resource.getrusage
+    host.start_span()
+
+    assert resource.getrusage is not original
+    assert resource.getrusage(resource.RUSAGE_CHILDREN) == original(resource.RUSAGE_CHILDREN)
+    with pytest.raises(ValueError, match="invalid who"):
+        resource.getrusage(99)
+
+
+@linux
+def test_getrusage_is_given_back() -> None:
+    """The last backend that closes, in whatever order, leaves the original function."""
+    original = resource.getrusage
+    first, second = HostBackend(), HostBackend()
+    assert resource.getrusage is original
+    first.start_span()
+    second.start_span()
+
+    first.close()
+    first.close()
+    still_ours = resource.getrusage is not original
+    second.close()
+
+    assert still_ours
+    assert resource.getrusage is original
+
+
+@linux
+def test_getrusage_wrapped_by_somebody_stays_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that was laid over ours is not thrown away."""
+    backend = HostBackend()
+    backend.start_span()
+    ours = resource.getrusage
+
+    def theirs(who: int) -> resource.struct_rusage:
+        return ours(who)
+
+    monkeypatch.setattr(resource, "getrusage", theirs)
+    backend.close()
+
+    assert resource.getrusage is theirs
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
+    monkeypatch.undo()
+    resource.getrusage = ours.__closure__[0].cell_contents
+
+
+# -- Forks and threads ------------------------------------------------------------------------
+
+
+@linux
+def test_a_forked_child_reads_itself(host: HostBackend) -> None:
+    """In a child the figures are the child's, the parent's marks are gone, and its span is cut."""
+    host.start_span()
+    make_and_drop(256 * MIB)
+    (parent,) = host.end_span()
+    host.start_span()
+
+    def look() -> list[object]:
+        block = bytearray(32 * MIB)
+        (reading,) = host.end_span()
+        own = Path("/proc/self/status").read_text()
+        resident_kib = int(own.partition("VmRSS:")[2].split()[0])
+        told_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        mark_kib = int(own.partition("VmHWM:")[2].split()[0])
+        del block
+        (fresh,) = host.start_span()
+        return [
+            abs(reading.reserved_bytes - resident_kib * 1024) < SLACK_BYTES,
+            reading.peak_is,
+            abs(told_kib - mark_kib) * 1024 < SLACK_BYTES,
+            fresh.peak_is,
+        ]
+
+    assert in_child(look) == [True, "at least", True, "exact"]
+    assert host.read_as_user()[0].reserved_peak_bytes >= parent.reserved_peak_bytes
+
+
+@linux
+def test_a_child_forked_while_a_thread_reads_is_not_stuck(host: HostBackend) -> None:
+    """A lock that another thread held at the fork does not hold the child."""
+    assert host._lock.acquire(timeout=5)
+    try:
+        answer = in_child(lambda: host.read()[0].peak_is)
+    finally:
+        host._lock.release()
+
+    assert answer == "exact"
+
+
+@linux
+def test_closed_in_a_child_leaves_the_parents_files_open(host: HostBackend) -> None:
+    """A child that closes its copy does not close ours."""
+    host.start_span()
+
+    assert in_child(host.close) is None
+    assert host.end_span()[0].peak_is == "exact"
+
+
+@linux
+def test_reads_from_many_threads_hold_together(host: HostBackend) -> None:
+    """While spans come and go, every reading of other threads has a peak that is no lower."""
+    stop = threading.Event()
+    bad: list[Reading] = []
+
+    def watch() -> None:
+        while not stop.is_set():
+            (reading,) = host.read()
+            if reading.reserved_peak_bytes < reading.reserved_bytes:
+                bad.append(reading)
+
+    threads = [threading.Thread(target=watch) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    ends = []
+    for _ in range(100):
+        host.start_span()
+        make_and_drop(MIB)
+        ends.extend(host.end_span())
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+    assert bad == []
+    assert all(end.reserved_peak_bytes >= end.reserved_bytes for end in ends)
+
+
+@linux
+def test_descriptors_closed_by_somebody_are_never_written_to(tmp_path: Path) -> None:
+    """If our descriptors were closed and given to the user's files, these stay untouched."""
+    backend = HostBackend()
+    backend.start_span()
+    descriptors = (backend._files._status, backend._files._clear_refs)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    theirs = [os.open(tmp_path / f"{n}.txt", os.O_RDWR | os.O_CREAT) for n in range(2)]
+    assert sorted(theirs) == sorted(descriptors)
+
+    (reading,) = backend.start_span()
+    backend.end_span()
+    backend.close()
+
+    assert reading.reserved_bytes > 0
+    assert [os.fstat(descriptor).st_size for descriptor in theirs] == [0, 0]
+    for descriptor in theirs:
+        os.close(descriptor)
+
+
+def test_after_close_readings_go_on_without_additions() -> None:
+    """A backend that was closed still reads, and neither resets nor overlays anything."""
+    original = resource.getrusage
+    backend = HostBackend()
+    backend.close()
+
+    (reading,) = backend.start_span()
+
+    assert reading.reserved_bytes > 0
+    assert reading.peak_is == "sampled"
+    assert resource.getrusage is original
+
+
+# -- Other machines ---------------------------------------------------------------------------
+
+
+def test_without_procfs_the_peak_is_sampled(tmp_path: Path) -> None:
+    """The resident size of psutil stands in, and the peak is the highest that a read has seen."""
+    backend = HostBackend(tmp_path / "none", tmp_path / "none", find_malloc=lambda: None)
+    backend.start_span()
+    block = bytearray(64 * MIB)
+    (held,) = backend.read()
+    del block
+    (after,) = backend.end_span()
+
+    assert after.peak_is == "sampled"
+    assert after.reserved_peak_bytes == held.reserved_bytes
+    assert after.allocated_bytes is None
+    assert backend.list_devices()[0].total_bytes > 0
+    assert backend.available_bytes() > 0
+    backend.empty_cache()
+    backend.close()
+
+
+def test_without_a_reset_only_a_mark_that_rose_is_exact(
+    proc: FakeProc, fake_host: Callable[[], HostBackend]
+) -> None:
+    """Where the mark can't be reset, it tells nothing until it passes where it stood."""
+    proc.write_status(resident_kib=100, mark_kib=500)
+    host = fake_host()
+
+    (start,) = host.start_span()
+    proc.write_status(resident_kib=300, mark_kib=500)
+    (middle,) = host.read()
+    proc.write_status(resident_kib=200, mark_kib=800)
+    (end,) = host.end_span()
+
+    peaks = [(r.reserved_peak_bytes // 1024, r.peak_is) for r in (start, middle, end)]
+    assert peaks == [(100, "sampled"), (300, "sampled"), (800, "exact")]
+
+
+def test_before_any_span_the_peak_is_the_processs(
+    proc: FakeProc, fake_host: Callable[[], HostBackend]
+) -> None:
+    """The mark that the kernel has kept since the process began is exact as it is."""
+    proc.write_status(resident_kib=100, mark_kib=500)
+    host = fake_host()
+
+    (reading,) = host.read()
+
+    assert (reading.reserved_peak_bytes, reading.peak_is) == (500 * 1024, "exact")
+
+
+def test_a_mark_is_reset_by_writing_5(proc: FakeProc, fake_host: Callable[[], HostBackend]) -> None:
+    """The kernel's word for it (proc(5)): 5 into clear_refs, once a span."""
+    proc.write_status(resident_kib=100, mark_kib=500)
+    clear_refs = proc.write_clear_refs()
+    host = fake_host()
+
+    (start,) = host.start_span()
+
+    assert clear_refs.read_text() == "5"
+    assert (start.reserved_peak_bytes, start.peak_is) == (100 * 1024, "exact")
+
+
+def test_a_status_without_a_mark_gives_a_sampled_peak(
+    proc: FakeProc, fake_host: Callable[[], HostBackend]
+) -> None:
+    """Some sandboxes tell the resident size alone."""
+    proc.write_status(resident_kib=100, mark_kib=None)
+    proc.write_clear_refs()
+    host = fake_host()
+
+    host.start_span()
+    proc.write_status(resident_kib=90, mark_kib=None)
+    (end,) = host.end_span()
+
+    assert (end.reserved_bytes, end.reserved_peak_bytes) == (90 * 1024, 100 * 1024)
+    assert end.peak_is == "sampled"
+
+
+def test_a_process_in_many_groups_is_read_whole(
+    proc: FakeProc, fake_host: Callable[[], HostBackend]
+) -> None:
+    """A long line of groups before the figures does not hide them."""
+    proc.write_status(resident_kib=123, mark_kib=456, n_groups=5000)
+    host = fake_host()
+
+    (reading,) = host.read()
+
+    assert reading.reserved_bytes == 123 * 1024
+
+
+@pytest.mark.parametrize(
+    "status",
+    ["", "rubbish", "\nVmRSS:\t lots kB\n", "\nVmRSS:\t 5", "\nVmHWM:\t 5 kB\n", "\x00\xff"],
+)
+def test_a_status_that_says_nothing_falls_back(
+    status: str, proc: FakeProc, fake_host: Callable[[], HostBackend]
+) -> None:
+    """A file that is no process's status is not believed: psutil's figures stand in."""
+    (proc.root / "self" / "status").write_bytes(status.encode("latin-1"))
+    host = fake_host()
+
+    (reading,) = host.end_span()
+
+    assert reading.reserved_bytes > MIB
+    assert reading.peak_is == "sampled"
+
+
+def test_a_status_that_goes_bad_falls_back(
+    proc: FakeProc, fake_host: Callable[[], HostBackend]
+) -> None:
+    """What could be read at first may not be later on; a reading still comes."""
+    proc.write_status(resident_kib=100, mark_kib=100)
+    host = fake_host()
+    host.start_span()
+    (proc.root / "self" / "status").write_text("gone")
+
+    (reading,) = host.end_span()
+
+    assert reading.reserved_bytes > MIB
+    assert reading.peak_is == "sampled"
+
+
+def test_the_containers_limit_is_the_total(
+    proc: FakeProc, fake_host: Callable[[], HostBackend], tmp_path: Path
+) -> None:
+    """Total and room are the machine's or the control group's, whichever is lower."""
+    proc.write_meminfo(total_kib=1000, available_kib=700)
+    proc.write_cgroup("0::/\n")
+    write_group(tmp_path / "cgroup", limit=str(900 * 1024), usage=850 * 1024)
+    limited = fake_host()
+    limits = (limited.list_devices()[0].total_bytes, limited.available_bytes())
+    write_group(tmp_path / "cgroup", limit=str(5000 * 1024), usage=10 * 1024)
+    free = fake_host()
+
+    assert limits == (900 * 1024, 50 * 1024)
+    assert free.list_devices()[0].total_bytes == 1000 * 1024
+    assert free.available_bytes() == 700 * 1024
+
+
+# -- malloc -----------------------------------------------------------------------------------
+
+
+class SlowMalloc:
+    """A malloc whose count takes a set time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.cost_s = 0.0
+        self.n_reads = 0
+
+    def read_in_use(self) -> int:
+        self.n_reads += 1
+        self.now_s += self.cost_s
+        return 1000 + self.n_reads
+
+    def trim(self) -> None:
+        self.now_s += 1.0
+
+
+@linux
+def test_glibc_is_believed_only_if_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another malloc in use, glibc's count stands still and is not taken for the truth."""
+    glibc = Glibc()
+    counted = glibc.counts()
+    monkeypatch.setattr(glibc, "_malloc", lambda _n_bytes: 0)
+    monkeypatch.setattr(glibc, "_free", lambda _address: None)
+
+    assert counted
+    assert not glibc.counts()
+
+
+def test_a_fragmented_heap_is_counted_seldom_by_a_sampler() -> None:
+    """A count that takes 8 ms comes at most every 800 ms, save at a cell's ends."""
+    malloc = SlowMalloc()
+    backend = HostBackend(find_malloc=lambda: malloc, timer=lambda: malloc.now_s)
+    malloc.cost_s = 0.008
+
+    first = backend.read()[0].allocated_bytes
+    malloc.now_s += 0.5
+    between = backend.read()[0].allocated_bytes
+    ends = [backend.start_span()[0].allocated_bytes, backend.end_span()[0].allocated_bytes]
+    malloc.now_s += 0.81
+    later = backend.read()[0].allocated_bytes
+    backend.close()
+
+    assert (first, between, ends, later) == (1001, None, [1002, 1003], 1004)
+
+
+def test_a_quick_count_is_read_every_time() -> None:
+    """As long as the count is cheap, no reading goes without it."""
+    malloc = SlowMalloc()
+    backend = HostBackend(find_malloc=lambda: malloc, timer=lambda: malloc.now_s)
+    malloc.cost_s = 0.0005
+
+    counts = [backend.read()[0].allocated_bytes for _ in range(3)]
+    backend.close()
+
+    assert counts == [1001, 1002, 1003]
