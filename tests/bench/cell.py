@@ -1,8 +1,7 @@
 """What a recorded cell costs beyond plain IPython, beside the reads that it can't do without.
 
-Blocks of empty cells with and without the extension take turns, so that whatever else the machine
-does falls on both. The bare reads are timed where they would stand, before and after a plain cell,
-and not in a loop of their own, which would find the caches warm.
+Blocks of empty cells take turns: plain, with the extension, and with nothing but the counter reads
+in the same two events, so that whatever else the machine does falls on all three.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 
 import torch
+from IPython.core.interactiveshell import InteractiveShell
 
 from tests.bench.machine import list_devices
 from tests.bench.rows import Row, emit
@@ -52,19 +51,29 @@ class BareReads:
         self._clear_refs = os.open("/proc/self/clear_refs", os.O_WRONLY)
         self._devices = list_devices()
 
-    def read_start(self) -> None:
+    def read_start(self, _info: object) -> None:
         """What must be read before the cell."""
-        self.read_end()
+        self._read()
         os.write(self._clear_refs, b"5")
         for device in self._devices:
             torch.cuda.reset_peak_memory_stats(device)
 
-    def read_end(self) -> None:
+    def read_end(self, _result: object) -> None:
         """What must be read after it."""
+        self._read()
+
+    def _read(self) -> None:
         self._mallinfo2()
-        os.pread(self._status, 4096, 0)
+        status = os.pread(self._status, 4096, 0)
+        _find_number(status, b"VmHWM:")
+        _find_number(status, b"VmRSS:")
         for device in self._devices:
             torch.cuda.memory_stats_as_nested_dict(device)
+
+
+def _find_number(status: bytes, key: bytes) -> int:
+    start = status.index(key) + len(key)
+    return int(status[start : status.index(b"kB", start)])
 
 
 def measure(quick: bool) -> list[Row]:
@@ -74,22 +83,24 @@ def measure(quick: bool) -> list[Row]:
         torch.zeros(1, device=device)
     reads = BareReads()
     plain_s: list[float] = []
-    ours_s: list[float] = []
-    reads_s: list[float] = []
+    read_s: list[float] = []
+    recorded_s: list[float] = []
     for _ in range(2 if quick else 40):
+        plain_s += _time_block(shell)
+        shell.events.register("pre_run_cell", reads.read_start)
+        shell.events.register("post_run_cell", reads.read_end)
+        read_s += _time_block(shell)
+        shell.events.unregister("pre_run_cell", reads.read_start)
+        shell.events.unregister("post_run_cell", reads.read_end)
         run(shell, "%load_ext gpumemwidget")
-        ours_s += _time_block(lambda: run(shell, _EMPTY_CELL))
+        recorded_s += _time_block(shell)
         run(shell, "%unload_ext gpumemwidget")
-        plain_s += _time_block(
-            lambda: run(shell, _EMPTY_CELL),
-            around=(reads.read_start, reads.read_end),
-            around_s=reads_s,
-        )
-    cost_s = median(ours_s) - median(plain_s)
-    times = cost_s / median(reads_s)
+    reads_cost_s = median(read_s) - median(plain_s)
+    cost_s = median(recorded_s) - median(plain_s)
+    times = cost_s / reads_cost_s
     return [
         Row("empty cell in plain IPython", f"{median(plain_s) * 1e6:.0f} µs"),
-        Row("the bare counter reads of a cell", f"{median(reads_s) * 1e6:.0f} µs"),
+        Row("the bare counter reads of a cell", f"{reads_cost_s * 1e6:.0f} µs"),
         Row(
             "what a recorded cell costs beyond plain IPython",
             f"{cost_s * 1e6:.0f} µs = {times:.2f} × the reads",
@@ -101,32 +112,14 @@ def measure(quick: bool) -> list[Row]:
     ]
 
 
-def _time_block(
-    action: Callable[[], None],
-    *,
-    around: tuple[Callable[[], None], Callable[[], None]] | None = None,
-    around_s: list[float] | None = None,
-) -> list[float]:
-    """Seconds of each run of ``action``; those of ``around`` go to ``around_s``.
-
-    The first run after a change of sides is not counted: it finds cold caches.
-    """
+def _time_block(shell: InteractiveShell) -> list[float]:
+    """Seconds of each cell but the first, which finds cold caches after the change of sides."""
     seconds = []
-    for index in range(_BLOCK + 1):
-        times = [perf_counter()]
-        if around:
-            around[0]()
-        times.append(perf_counter())
-        action()
-        times.append(perf_counter())
-        if around:
-            around[1]()
-        times.append(perf_counter())
-        if index:
-            seconds.append(times[2] - times[1])
-            if around_s is not None:
-                around_s.append(times[1] - times[0] + times[3] - times[2])
-    return seconds
+    for _ in range(_BLOCK + 1):
+        start_s = perf_counter()
+        run(shell, _EMPTY_CELL)
+        seconds.append(perf_counter() - start_s)
+    return seconds[1:]
 
 
 def _measure_ipyexperiments() -> Row:
@@ -149,10 +142,10 @@ def _run_ipyexperiments() -> None:
     shell = start_shell()
     kind = "Pytorch" if list_devices() else "CPU"
     with contextlib.redirect_stdout(io.StringIO()):
-        plain_s = median(_time_block(lambda: run(shell, _EMPTY_CELL)))
+        plain_s = median(_time_block(shell))
         run(shell, f"from ipyexperiments import IPyExperiments{kind} as Experiment")
         run(shell, "experiment = Experiment()")
-        observed_s = median(_time_block(lambda: run(shell, _EMPTY_CELL)))
+        observed_s = median(_time_block(shell))
         run(shell, "del experiment")
     print(observed_s - plain_s)
 

@@ -15,6 +15,9 @@ def start_shell() -> InteractiveShell:
     """The process's shell, as a kernel would have it."""
     os.environ["IPYTHONDIR"] = tempfile.mkdtemp(prefix="gpumemwidget-bench-")
     shell = InteractiveShell.instance()
+    # IPython writes its history from another thread, and whoever makes a system call next gives it
+    # the interpreter for up to a millisecond: that would be counted as a cost of the call.
+    shell.history_manager.db_cache_size = 1_000_000
     # ipyexperiments asks the shell for its kernel, and the kernel for its shell.
     shell.kernel = SimpleNamespace(shell=shell)
     return shell
