@@ -5,12 +5,15 @@ As records eight hours of eight GPUs would take gigabytes.
 
 from __future__ import annotations
 
+import bisect
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import TypeAlias
 
 from gpumemwidget.records import PeakIs, Reading, Sample
 
-__all__ = ["Block", "merge_blocks"]
+__all__ = ["Block", "merge_blocks", "thin_blocks"]
 
 #: Stands for ``None`` in the packed columns: no counter is ever there.
 _UNKNOWN = -(2**63)
@@ -22,6 +25,7 @@ _ABSENT = -1
 _WIDTH = 6
 _ALLOCATED = 0
 _N_HIGHEST = 4
+_Columns: TypeAlias = "tuple[array[float], array[int], array[int]]"
 _NOTHING = (None,) * _WIDTH
 
 
@@ -29,21 +33,42 @@ class Block:
     """Samples of consecutive times, in order, with the devices that any of them has.
 
     Args:
-        devices: the devices of all samples to come.
-        start_s: the time from which on the block stands for what was seen.
+        devices: the devices of all samples.
+        start_s: the first time that the block stands for.
+        end_s: the last one; without it, that of the newest sample.
+        columns: the samples so far, packed.
+        is_thin: these hold nothing but extremes.
     """
 
-    __slots__ = ("_device_list", "_kinds", "_values", "devices", "end_s", "start_s", "times")
+    __slots__ = (
+        "_device_list",
+        "_is_thin",
+        "_kinds",
+        "_values",
+        "devices",
+        "end_s",
+        "start_s",
+        "times",
+    )
 
-    def __init__(self, devices: tuple[str, ...], start_s: float) -> None:
+    def __init__(
+        self,
+        devices: tuple[str, ...],
+        start_s: float,
+        *,
+        end_s: float | None = None,
+        columns: _Columns | None = None,
+        is_thin: bool = False,
+    ) -> None:
         self.devices = devices
         self._device_list = list(devices)
         #: The first and last time of the samples that the block stands for, kept or not.
         self.start_s = start_s
-        self.end_s = start_s
-        self.times = array("d")
-        self._values = array("q")
-        self._kinds = array("b")
+        self.end_s = start_s if end_s is None else end_s
+        if columns is None:
+            columns = array("d"), array("q"), array("b")
+        self.times, self._values, self._kinds = columns
+        self._is_thin = is_thin
 
     def __len__(self) -> int:
         return len(self.times)
@@ -94,14 +119,20 @@ class Block:
                 raise KeyError(device)
         return [found.get(device) for device in self.devices]
 
+    def cut(self, since_s: float | None, until_s: float | None) -> Block:
+        """The samples between two moments, both included."""
+        first = 0 if since_s is None else bisect.bisect_left(self.times, since_s)
+        end = len(self) if until_s is None else bisect.bisect_right(self.times, until_s)
+        return self if end - first == len(self) else self._take(range(first, end))
+
     def copy(self) -> Block:
         """A block of its own with the same samples."""
-        other = Block(self.devices, self.start_s)
-        other.end_s = self.end_s
-        other.times = self.times[:]
-        other._values = self._values[:]
-        other._kinds = self._kinds[:]
-        return other
+        return Block(
+            self.devices,
+            self.start_s,
+            end_s=self.end_s,
+            columns=(self.times[:], self._values[:], self._kinds[:]),
+        )
 
     def iter_samples(self) -> Iterator[Sample]:
         """The samples as records, in order of time."""
@@ -137,13 +168,9 @@ class Block:
         These are, for every device, a highest of each of allocated, reserved and their peaks, and a
         lowest of allocated. One sample often holds many of them.
         """
-        rows = self._find_extremes()
-        if len(rows) == len(self):
+        if self._is_thin:
             return self
-        thinned = Block(self.devices, self.start_s)
-        thinned.end_s = self.end_s
-        thinned._take(self, rows)
-        return thinned
+        return self._take(self._find_extremes(), is_thin=True)
 
     def _find_extremes(self) -> list[int]:
         stride = len(self.devices) * _WIDTH
@@ -159,28 +186,55 @@ class Block:
                         _add_row(rows, series, min(known))
         return sorted(rows)
 
-    def _take(self, source: Block, rows: list[int]) -> None:
+    def _take(self, rows: Iterable[int], *, is_thin: bool = False) -> Block:
+        """A block of some of the samples, which stands for all of them."""
         n_devices = len(self.devices)
         width = n_devices * _WIDTH
+        columns = times, values, kinds = array("d"), array("q"), array("b")
         for row in rows:
-            self.times.append(source.times[row])
-            self._values.extend(source._values[row * width : (row + 1) * width])
-            self._kinds.extend(source._kinds[row * n_devices : (row + 1) * n_devices])
+            times.append(self.times[row])
+            values.extend(self._values[row * width : (row + 1) * width])
+            kinds.extend(self._kinds[row * n_devices : (row + 1) * n_devices])
+        return Block(self.devices, self.start_s, end_s=self.end_s, columns=columns, is_thin=is_thin)
+
+    def _join(self, newer: Block) -> Block:
+        """Both blocks in one, where they have the same devices."""
+        return Block(
+            self.devices,
+            self.start_s,
+            end_s=newer.end_s,
+            columns=(
+                self.times + newer.times,
+                self._values + newer._values,
+                self._kinds + newer._kinds,
+            ),
+        )
 
 
 def merge_blocks(older: Block, newer: Block) -> Block:
     """One thinned block for two neighbours: the extremes of both."""
-    merged = older.copy()
     if older.devices == newer.devices:
-        merged._take(newer, list(range(len(newer))))  # noqa: SLF001 - of the same module
-    else:
-        names = dict.fromkeys((*older.devices, *newer.devices))
-        merged = Block(tuple(names), older.start_s)
-        for block in (older, newer):
-            for sample in block.iter_samples():
-                merged.append(sample)
+        return older._join(newer).thin()  # noqa: SLF001 - of this module
+    # The newer one has the older one's devices too: nothing that was seen is forgotten.
+    merged = Block(newer.devices, older.start_s)
+    for sample in chain(older.iter_samples(), newer.iter_samples()):
+        merged.append(sample)
     merged.end_s = newer.end_s
     return merged.thin()
+
+
+def thin_blocks(blocks: list[Block], most: int) -> list[Block]:
+    """Blocks for the same time with at most ``most`` samples, and the extremes still among them.
+
+    One block remains at the least, with up to five samples a device.
+    """
+    if sum(map(len, blocks)) > most:
+        blocks = [block.thin() for block in blocks]
+    while len(blocks) > 1 and sum(map(len, blocks)) > most:
+        pairs = zip(blocks[::2], blocks[1::2], strict=False)
+        alone = blocks[-1:] if len(blocks) % 2 else []
+        blocks = [merge_blocks(older, newer) for older, newer in pairs] + alone
+    return blocks
 
 
 def _add_row(rows: set[int], series: array[int], extreme: int) -> None:

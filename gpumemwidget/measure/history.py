@@ -13,9 +13,9 @@ import threading
 from collections import deque
 from itertools import chain
 
-from gpumemwidget.measure.blocks import Block, merge_blocks
+from gpumemwidget.measure.blocks import Block, merge_blocks, thin_blocks
 from gpumemwidget.measure.forks import survive_fork
-from gpumemwidget.records import Sample
+from gpumemwidget.records import HOST, Sample
 
 __all__ = ["History"]
 
@@ -90,27 +90,38 @@ class History:
         return sum(block.nbytes for block in self._list_blocks())
 
     def devices(self) -> tuple[str, ...]:
-        """Every device that was ever in a sample, in the order of the newest one's readings."""
+        """Every device that was ever in a sample: GPUs by their index, the host last."""
         return self._devices
 
-    def samples(self, since_s: float | None = None, until_s: float | None = None) -> list[Sample]:
+    def samples(
+        self,
+        since_s: float | None = None,
+        until_s: float | None = None,
+        *,
+        most: int | None = None,
+    ) -> list[Sample]:
         """The samples that are kept, in order of time.
 
         Args:
             since_s: leave out what is older, on the monitor's clock.
             until_s: leave out what is newer.
+            most: give no more than this, the newest sample and all extremes of this window among
+                them; a few dozen for each device there may be in any case.
         """
         blocks = self._list_blocks()
         if since_s is not None:
             blocks = blocks[bisect.bisect_left(blocks, since_s, key=lambda block: block.end_s) :]
         if until_s is not None:
             blocks = blocks[: bisect.bisect_right(blocks, until_s, key=lambda block: block.start_s)]
-        return [
-            sample
-            for sample in chain.from_iterable(block.iter_samples() for block in blocks)
-            if (since_s is None or sample.time_s >= since_s)
-            and (until_s is None or sample.time_s <= until_s)
-        ]
+        if blocks:
+            blocks[-1] = blocks[-1].cut(since_s, until_s)
+            blocks[0] = blocks[0].cut(since_s, until_s)
+            blocks = [block for block in blocks if len(block)]
+        newest = list(blocks[-1].iter_samples())[-1:] if blocks else []
+        if most is not None:
+            blocks = thin_blocks(blocks, most - 1)
+        samples = list(chain.from_iterable(block.iter_samples() for block in blocks))
+        return samples if samples[-1:] == newest else samples + newest
 
     def stretches(self) -> list[tuple[float, float]]:
         """Where samples were thinned out: first and last time of each stretch, oldest first.
@@ -136,7 +147,7 @@ class History:
     def _begin_block(self, sample: Sample) -> Block:
         names = [reading.device for reading in sample.readings]
         if not set(names) <= set(self._devices):
-            self._devices = tuple(dict.fromkeys((*names, *self._devices)))
+            self._devices = tuple(sorted({*names, *self._devices}, key=_by_kind_and_index))
         return Block(self._devices, sample.time_s)
 
     def _seal(self, block: Block) -> None:
@@ -170,3 +181,8 @@ class History:
                 self._add(level + 1, merge_blocks(older, newer))
                 return True
         return False
+
+
+def _by_kind_and_index(device: str) -> tuple[bool, int, str]:
+    # The order of the hardware's own readings: cuda:9 stands before cuda:10.
+    return device == HOST, len(device), device

@@ -239,6 +239,19 @@ class Monitor:
         """Whether the sampler's thread runs."""
         return self._sampler.is_running
 
+    @property
+    def interval_s(self) -> float:
+        """Seconds between samples while something happens; may be set.
+
+        Raises:
+            BadInputError: set to what is no positive number of seconds.
+        """
+        return self._sampler.interval_s
+
+    @interval_s.setter
+    def interval_s(self, interval_s: float) -> None:
+        self._sampler.interval_s = interval_s
+
     def _stop_if_unwanted(self) -> bool:
         gone = [key for key, alive in self._wanted_by.items() if alive() is None]
         for key in gone:

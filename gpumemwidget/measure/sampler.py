@@ -50,16 +50,12 @@ class Sampler:
         interval_s: float = 0.1,
         slowest_s: float = 1.0,
     ) -> None:
-        if not (math.isfinite(interval_s) and interval_s > 0):
-            raise BadInputError(
-                f"{interval_s!r} is no interval: give a positive number of seconds, as in 0.1"
-            )
         self._read = read
         self._clock = clock
         self._on_sample = on_sample
         self._on_error = on_error
-        self.interval_s = interval_s
-        self.slowest_s = max(slowest_s, interval_s)
+        self._interval_s = _check_interval(interval_s)
+        self._slowest_s = slowest_s
         #: Seconds to the next sample, as things stand.
         self.delay_s = interval_s
         #: When the next sample is due, on the clock.
@@ -71,6 +67,20 @@ class Sampler:
         self._wake = threading.Event()
         self._lock = threading.RLock()
         survive_fork(self)
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between samples while something happens.
+
+        Raises:
+            BadInputError: set to what is no positive number of seconds.
+        """
+        return self._interval_s
+
+    @interval_s.setter
+    def interval_s(self, interval_s: float) -> None:
+        self._interval_s = _check_interval(interval_s)
+        self._hurry()
 
     @property
     def is_running(self) -> bool:
@@ -95,7 +105,7 @@ class Sampler:
             self._stop_asked = threading.Event()
             self._wake = threading.Event()
             self._anchor = None
-            self.delay_s = self.interval_s
+            self.delay_s = self._interval_s
             self.due_s = self._clock.now()
             context = contextvars.copy_context()
             self._thread = threading.Thread(
@@ -129,9 +139,8 @@ class Sampler:
     def start_cell(self) -> None:
         """A cell runs: keep the interval, and be back at it at once."""
         self._busy = True
-        if self.delay_s > self.interval_s:
-            self.delay_s = self.interval_s
-            self._wake.set()
+        if self.delay_s > self._interval_s:
+            self._hurry()
 
     def end_cell(self) -> None:
         """No cell runs: slow down when nothing changes."""
@@ -146,10 +155,19 @@ class Sampler:
         self._lock = threading.RLock()
         self._thread = None
 
+    def _hurry(self) -> None:
+        self.delay_s = self._interval_s
+        self._wake.set()
+
+    @property
+    def _slowest_now_s(self) -> float:
+        return max(self._slowest_s, self._interval_s)
+
     def _run(self, stop_asked: threading.Event, wake: threading.Event) -> None:
         while not stop_asked.is_set():
             if wake.wait(max(0.0, self.due_s - self._clock.now())):
                 wake.clear()
+                self.delay_s = self._interval_s
                 self.due_s = min(self.due_s, self._clock.now() + self.delay_s)
             else:
                 self._tick(stop_asked)
@@ -163,7 +181,7 @@ class Sampler:
             self._choose_delay(readings)
             self._on_sample(Sample(time_s, readings))
         except Exception as exc:  # noqa: BLE001 - reported, and the next sample may go well
-            self.delay_s = self.slowest_s
+            self.delay_s = self._slowest_now_s
             self._on_error(exc)
         # What is past is dropped, and a slow read is not followed by another at once.
         due_s, now_s = self.due_s + self.delay_s, self._clock.now()
@@ -172,9 +190,22 @@ class Sampler:
     def _choose_delay(self, readings: tuple[Reading, ...]) -> None:
         if self._busy or self._anchor is None or _has_changed(self._anchor, readings):
             self._anchor = readings
-            self.delay_s = self.interval_s
+            self.delay_s = self._interval_s
         else:
-            self.delay_s = min(2 * self.delay_s, self.slowest_s)
+            self.delay_s = min(2 * self.delay_s, self._slowest_now_s)
+
+
+def _check_interval(interval_s: float) -> float:
+    """The interval, if it is one.
+
+    Raises:
+        BadInputError: it is no positive number of seconds.
+    """
+    if not (math.isfinite(interval_s) and interval_s > 0):
+        raise BadInputError(
+            f"{interval_s!r} is no interval: give a positive number of seconds, as in 0.1"
+        )
+    return interval_s
 
 
 def _has_changed(old: tuple[Reading, ...], new: tuple[Reading, ...]) -> bool:

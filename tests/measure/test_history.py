@@ -1,0 +1,332 @@
+"""A bounded history in which every peak is still to be found."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpumemwidget.measure.history import History
+from gpumemwidget.records import Reading, Sample
+from tests.measure.scripted import gpu, host
+
+#: What is never lost, by name: a column of the readings and the pick among its values.
+EXTREMES: dict[str, tuple[Callable[[Reading], int | None], Callable[[Iterable[int]], int]]] = {
+    "highest allocated": (lambda reading: reading.allocated_bytes, max),
+    "lowest allocated": (lambda reading: reading.allocated_bytes, min),
+    "highest reserved": (lambda reading: reading.reserved_bytes, max),
+    "highest allocated peak": (lambda reading: reading.allocated_peak_bytes, max),
+    "highest reserved peak": (lambda reading: reading.reserved_peak_bytes, max),
+}
+DEVICES = ("cuda:0", "cuda:1", "host")
+
+
+def find_extremes(samples: Iterable[Sample]) -> dict[tuple[str, str], int]:
+    """The extremes of samples for every device that has any known value."""
+    columns: dict[tuple[str, str], list[int]] = {}
+    for sample in samples:
+        for reading in sample.readings:
+            for name, (take, _) in EXTREMES.items():
+                value = take(reading)
+                if value is not None:
+                    columns.setdefault((reading.device, name), []).append(value)
+    return {key: EXTREMES[key[1]][1](values) for key, values in columns.items()}
+
+
+def make_sample(number: int, *values: int) -> Sample:
+    """The sample of second ``number``: a GPU and the host, with these bytes allocated."""
+    gpu_bytes, host_bytes = values or (number, number)
+    return Sample(float(number), (gpu(gpu_bytes), host(host_bytes)))
+
+
+VALUES = st.none() | st.integers(0, 2**40)
+
+
+@st.composite
+def readings(draw: st.DrawFn, device: str) -> Reading:
+    return Reading(
+        device,
+        draw(VALUES),
+        draw(VALUES),
+        draw(VALUES),
+        draw(VALUES),
+        draw(st.sampled_from([None, "exact", "at least", "sampled"])),
+        draw(st.none() | st.integers(0, 9)),
+        draw(st.none() | st.integers(0, 9)),
+    )
+
+
+@st.composite
+def sessions(draw: st.DrawFn) -> list[Sample]:
+    """Long sessions made of short patterns, in which devices come and go."""
+    samples: list[Sample] = []
+    for _ in range(draw(st.integers(1, 6))):
+        # Whoever is there comes in the same order each time, as from the hardware.
+        devices = sorted(draw(st.sets(st.sampled_from(DEVICES))))
+        pattern = draw(
+            st.lists(st.tuples(*(readings(device) for device in devices)), min_size=1, max_size=8)
+        )
+        for number in range(draw(st.integers(1, 900))):
+            samples.append(Sample(float(len(samples)), pattern[number % len(pattern)]))
+    return samples
+
+
+class TestUnderItsCapacity:
+    """Nothing is thinned yet."""
+
+    def test_gives_back_what_was_appended(self) -> None:
+        """Every field comes back as it was, unknown ones too."""
+        history = History()
+        samples = [
+            Sample(1.5, (host(5),)),
+            Sample(2.5, (gpu(7, reserved=9, peak=11, retries=3, ooms=1), host(None))),
+            Sample(3.5, (Reading("cuda:0", None, None), host(6))),
+        ]
+
+        kept = [history.append(sample) for sample in samples]
+
+        assert kept == [True, True, True]
+        assert history.samples() == samples
+        assert len(history) == 3
+        assert history.stretches() == []
+
+    def test_a_device_that_went_and_came_back(self) -> None:
+        """A sample has the devices that it had, not those of its neighbours."""
+        history = History()
+        both, one = (gpu(1), host(2)), (host(3),)
+        samples = [Sample(0.0, both), Sample(1.0, one), Sample(2.0, both), Sample(3.0, ())]
+
+        for sample in samples:
+            history.append(sample)
+
+        assert history.samples() == samples
+        assert history.devices() == ("cuda:0", "host")
+
+    def test_refuses_what_is_older_than_the_last(self) -> None:
+        """Time goes forward; two samples of one moment are fine."""
+        history = History()
+        history.append(make_sample(5))
+
+        older, same = history.append(make_sample(4)), history.append(make_sample(5))
+
+        assert (older, same) == (False, True)
+        assert [sample.time_s for sample in history.samples()] == [5.0, 5.0]
+
+    @pytest.mark.parametrize(
+        ("since_s", "until_s", "expected"),
+        [
+            (None, None, range(300)),
+            (250.0, None, range(250, 300)),
+            (249.5, 251.5, range(250, 252)),
+            (64.0, 64.0, [64]),
+            (None, 3.0, range(4)),
+            (300.0, None, []),
+            (None, -1.0, []),
+        ],
+    )
+    def test_gives_a_window(
+        self, since_s: float | None, until_s: float | None, expected: Iterable[int]
+    ) -> None:
+        """Both ends of the window belong to it."""
+        history = History()
+        for number in range(300):
+            history.append(make_sample(number))
+
+        samples = history.samples(since_s, until_s)
+
+        assert [sample.time_s for sample in samples] == list(expected)
+
+    def test_a_counter_that_no_machine_has_is_unknown(self) -> None:
+        """A source that answers -1 as an unsigned number does not stop the history."""
+        history = History()
+
+        history.append(Sample(0.0, (gpu(2**64 - 1, reserved=5),)))
+
+        (sample,) = history.samples()
+        assert sample.readings == (Reading("cuda:0", None, 5, None, 5, "exact", 0, 0),)
+
+    def test_too_small_a_capacity_is_refused(self) -> None:
+        """Below a thousand samples the blocks would be all there is."""
+        with pytest.raises(ValueError, match="at least 1000"):
+            History(capacity=999)
+
+
+class TestThinning:
+    """More was appended than there is room for."""
+
+    @settings(max_examples=60, deadline=None)
+    @given(session=sessions())
+    def test_keeps_every_extreme_of_every_run_of_stretches(self, session: list[Sample]) -> None:
+        """What is kept was read, in order, and over whole stretches its extremes are the true ones.
+
+        The recent samples are all there.
+        """
+        history = History(capacity=1000)
+
+        for sample in session:
+            history.append(sample)
+
+        kept = history.samples()
+        stretches = history.stretches()
+        by_time = {sample.time_s: sample for sample in session}
+        assert all(by_time[sample.time_s] == sample for sample in kept)
+        assert [sample.time_s for sample in kept] == sorted({sample.time_s for sample in kept})
+        assert len(kept) == len(history) <= 1000
+        assert find_extremes(kept) == find_extremes(session)
+        for start_s, end_s in stretches:
+            within = [sample for sample in session if start_s <= sample.time_s <= end_s]
+            assert find_extremes(history.samples(start_s, end_s)) == find_extremes(within)
+        thinned_until_s = stretches[-1][1] if stretches else -1.0
+        recent = [sample for sample in session if sample.time_s > thinned_until_s]
+        assert history.samples(thinned_until_s + 0.5) == recent
+        assert len(recent) >= min(len(session), 192)
+
+    def test_stretches_follow_each_other_without_a_gap(self) -> None:
+        """Every sample that was thinned belongs to exactly one stretch, and older ones are coarser.
+
+        With one sample a second, the last of a stretch comes a second before the next begins.
+        """
+        history = History(capacity=1000)
+        for number in range(20_000):
+            history.append(make_sample(number, number * 7919 % 4096, number * 104_729 % 4096))
+
+        stretches = history.stretches()
+
+        assert stretches[0][0] == 0.0
+        assert all(after[0] - before[1] == 1.0 for before, after in itertools.pairwise(stretches))
+        lengths = [end_s - start_s + 1 for start_s, end_s in stretches]
+        assert lengths == sorted(lengths, reverse=True)
+
+    def test_a_quiet_session_leaves_room(self) -> None:
+        """A block in which nothing changes is one sample, so a day of quiet fits."""
+        history = History(capacity=1000)
+
+        for number in range(10_000):
+            history.append(make_sample(number, 5, 5))
+
+        assert len(history.stretches()) == 10_000 // 64 - 4
+        assert len(history) == 10_000 // 64 - 4 + 4 * 64 + 10_000 % 64
+
+    def test_a_single_spike_is_still_there(self) -> None:
+        """One sample in a hundred thousand that is higher than the rest is found at its time."""
+        history = History(capacity=1000)
+        for number in range(100_000):
+            value = 9_999_999 if number == 777 else number % 1000
+            history.append(make_sample(number, value, 0))
+
+        spikes = [
+            sample
+            for sample in history.samples()
+            if sample.readings[0].allocated_bytes == 9_999_999
+        ]
+
+        assert spikes == [make_sample(777, 9_999_999, 0)]
+
+
+class TestAtMost:
+    """A view asks for as many samples as it can draw."""
+
+    @settings(max_examples=30, deadline=None)
+    @given(session=sessions(), most=st.integers(100, 600), cut=st.integers(0, 900))
+    def test_keeps_the_extremes_of_the_window(
+        self, session: list[Sample], most: int, cut: int
+    ) -> None:
+        """What is left out of a window are never its extremes, nor its newest sample."""
+        history = History(capacity=1000)
+        for sample in session:
+            history.append(sample)
+        window = history.samples(float(cut))
+
+        samples = history.samples(float(cut), most=most)
+
+        assert len(samples) <= most
+        assert find_extremes(samples) == find_extremes(window)
+        assert samples[-1:] == window[-1:]
+        assert [sample for sample in window if sample in samples] == samples
+        if len(window) < most:
+            assert samples == window
+
+    def test_leaves_the_history_as_it_is(self) -> None:
+        """Looking changes nothing."""
+        history = History(capacity=1000)
+        for number in range(5000):
+            history.append(make_sample(number, number * 7919 % 4096, 5))
+        before = history.samples()
+
+        few = history.samples(most=50)
+
+        assert 25 <= len(few) <= 50
+        assert history.samples() == before
+
+
+class TestEightHours:
+    """Eight hours at 10 Hz on eight GPUs and the host, all restless: the worst that is promised."""
+
+    N_SAMPLES = 8 * 3600 * 10
+
+    def test_takes_less_than_50_mb_and_never_stalls(self) -> None:
+        """All memory is counted; the slowest append is far below what a person could notice."""
+        patterns = [
+            (
+                *(
+                    gpu(number * 7919 * (index + 3) % (80 * 2**30), device=f"cuda:{index}")
+                    for index in range(8)
+                ),
+                host(number * 104_729 % 2**36),
+            )
+            for number in range(4001)
+        ]
+        slowest_s = 0.0
+        # A collection of the whole process would be timed with whichever append sets it off.
+        gc.disable()
+        tracemalloc.start()
+        try:
+            history = History()
+
+            for number in range(self.N_SAMPLES):
+                sample = Sample(number / 10, patterns[number % len(patterns)])
+                start_s = time.thread_time()
+                history.append(sample)
+                slowest_s = max(slowest_s, time.thread_time() - start_s)
+
+            n_bytes = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+        print(
+            f"{n_bytes / 1e6:.1f} MB for {len(history)} of {self.N_SAMPLES} samples; "
+            f"slowest append {slowest_s * 1e3:.2f} ms while its memory is traced"
+        )
+        assert history.nbytes < n_bytes < 50e6
+        assert len(history) <= 20_000
+        assert slowest_s < 0.05
+
+
+def test_reads_while_another_thread_appends() -> None:
+    """A view may take its snapshot in the middle of sampling, and sees a consistent one."""
+    history = History(capacity=1000)
+    done = threading.Event()
+    snapshots: list[list[Sample]] = []
+
+    def append_all() -> None:
+        for number in range(5000):
+            history.append(make_sample(number))
+        done.set()
+
+    thread = threading.Thread(target=append_all)
+    thread.start()
+    while not done.is_set():
+        snapshots.append(history.samples())
+    thread.join()
+
+    for snapshot in snapshots:
+        assert snapshot == [make_sample(int(sample.time_s)) for sample in snapshot]
+        times = [sample.time_s for sample in snapshot]
+        assert times == sorted(set(times))
