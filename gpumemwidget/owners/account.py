@@ -61,7 +61,7 @@ class Account:
 
     def sum_held(self, marks: int) -> tuple[tuple[str, int], ...]:
         """Bytes of the storages that any of these marks reaches, for each device."""
-        return self._sum(self.list_storages(marks), rounded=False)
+        return self.sum_places(self.list_storages(marks), rounded=False)
 
     def sum_frees(self, marks: int) -> tuple[tuple[str, int], ...]:
         """Bytes of the storages that nothing but these marks reaches, for each device.
@@ -69,13 +69,16 @@ class Account:
         On CUDA rounded up to the allocator's 512 bytes, as the allocator counts them.
         """
         only = [place for place in self.list_storages(marks) if not self.marks[place] & ~marks]
-        return self._sum(only, rounded=True)
+        return self.sum_places(only)
 
     def name_holders(self, marks: int) -> tuple[str, ...]:
         """The rows behind these marks."""
         return tuple(row.name for row in self.rows.values() if row.mark & marks)
 
-    def _sum(self, places: Iterable[int], *, rounded: bool) -> tuple[tuple[str, int], ...]:
+    def sum_places(
+        self, places: Iterable[int], *, rounded: bool = True
+    ) -> tuple[tuple[str, int], ...]:
+        """Bytes of these storages for each device, as held or as the allocator counts them."""
         # Two storages over the same memory (DLPack) are counted once.
         by_address: dict[tuple[str, int], int] = {}
         for place in places:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gpumemwidget.errors import UnknownNameError
 from gpumemwidget.owners.account import ELSEWHERE, Account, Row, take_account
 from gpumemwidget.owners.base import Shell
-from gpumemwidget.owners.kinds import Kind, list_bases, name_class
+from gpumemwidget.owners.kinds import Kind, is_one_of, name_class
 from gpumemwidget.owners.walk import Graph
 from gpumemwidget.records import Holding
 
@@ -94,18 +94,18 @@ def _describe_row(account: Account, row: Row) -> Holding:
 def find_kind_name(graph: Graph, place: int) -> str:
     """What a person would call an object: ``tensor``, ``view``, ``parameter``, ``module``."""
     target, reader = graph.objects[place], graph.reader
-    bases = list_bases(type(target))
+    cls = type(target)
     if graph.kinds[place] is Kind.TENSOR:
-        if any(base is reader.parameter_type for base in bases):
+        if is_one_of(cls, reader.parameter_type):
             return "parameter"
         with reader.quiet():
             return "view" if reader.is_view(target) else "tensor"
-    for kind, cls in (
-        ("module", reader.module_type),
-        ("optimizer", reader.optimizer_type),
-        ("exception", BaseException),
+    for kind, classes in (
+        ("module", (reader.module_type,)),
+        ("optimizer", (reader.optimizer_type,)),
+        ("exception", (BaseException,)),
+        ("container", (dict, list, tuple, set, frozenset, deque)),
     ):
-        if any(base is cls for base in bases):
+        if is_one_of(cls, *classes):
             return kind
-    containers = (dict, list, tuple, set, frozenset, deque)
-    return "container" if any(base in containers for base in bases[-2:]) else "object"
+    return "object"

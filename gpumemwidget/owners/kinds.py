@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpumemwidget.owners.storages import TorchReader
 
-__all__ = ["Kind", "KindFinder", "is_user_class", "list_bases", "name_class", "read_type_dict"]
+__all__ = [
+    "Kind",
+    "KindFinder",
+    "is_one_of",
+    "is_user_class",
+    "list_bases",
+    "name_class",
+    "read_type_dict",
+]
 
 #: Machinery that reaches the whole process and owns no user's memory.
 _FOREIGN_MODULES = re.compile(
@@ -35,6 +43,11 @@ def list_bases(cls: type) -> tuple[type, ...]:
 def read_type_dict(cls: type) -> dict[str, object]:
     """A copy of the class's own attributes, whatever its metaclass would answer."""
     return dict(_TYPE_DICT.__get__(cls))
+
+
+def is_one_of(cls: type, *classes: type) -> bool:
+    """Whether a class is one of these or derives from one, by identity alone."""
+    return any(base is each for base in list_bases(cls) for each in classes)
 
 
 def name_class(cls: type) -> str:

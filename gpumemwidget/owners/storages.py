@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from types import GetSetDescriptorType, ModuleType
 from typing import Any
 
-from gpumemwidget.owners.kinds import list_bases, read_type_dict
+from gpumemwidget.owners.kinds import is_one_of, list_bases, read_type_dict
 from gpumemwidget.records import HOST
 
 __all__ = ["StorageInfo", "TorchReader", "find_torch"]
@@ -184,7 +184,7 @@ class TorchReader:
             returned); whether the node is a Python function's context.
         """
         cls = type(node)
-        is_python = any(each is self.torch._C._FunctionBase for each in list_bases(cls))
+        is_python = is_one_of(cls, self.torch._C._FunctionBase)
         if is_python:
             functions = self.torch._C._FunctionBase.next_functions.__get__(node)
         else:

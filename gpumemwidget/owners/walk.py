@@ -81,6 +81,8 @@ class Graph:
         self.python_refs: list[int] = []
         self.cpp_refs: list[int] = []
         self.storages: dict[int, StorageInfo] = {}
+        #: The tensors on each storage.
+        self.tensors_on: dict[int, list[int]] = {}
         #: Tensors that an autograd node saved for backward, with those nodes.
         self.saved_by: dict[int, list[int]] = {}
         self.is_complete = True
@@ -265,7 +267,9 @@ class Graph:
                 continue
             info = self.reader.read_storage(storage)
             if info is not None:
-                self.storages[self._add_cpp(place, storage, Kind.STORAGE)] = info
+                found = self._add_cpp(place, storage, Kind.STORAGE)
+                self.storages[found] = info
+                self.tensors_on.setdefault(found, []).append(place)
         for other in parts.tensors:
             self._add_cpp(place, other, Kind.TENSOR)
         if parts.grad_fn is not None:

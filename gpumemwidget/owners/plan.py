@@ -1,0 +1,261 @@
+"""Draws up a release: what will go, what is moved, what remains and why. Changes nothing.
+
+The plan that a person sees is strings and numbers alone, so that holding on to it holds no memory.
+The draft behind it, with the objects themselves, lives only while a release is being carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.errors import BadInputError
+from gpumemwidget.owners.account import ELSEWHERE, Account, Row, take_account
+from gpumemwidget.owners.base import LAST_EXCEPTION, Shell
+from gpumemwidget.owners.checks import check_functions, check_names
+from gpumemwidget.owners.holdings import find_kind_name
+from gpumemwidget.owners.moves import Move, find_move, find_outside
+from gpumemwidget.records import HOST, IPythonReference, ReleaseMove, ReleasePlan
+from gpumemwidget.units import format_bytes
+
+__all__ = ["Draft", "draw_up", "plan_release"]
+
+#: A release may take its time to look: what the walk misses, it would not free.
+RELEASE_BUDGET_S = 10.0
+_MOST_NAMED = 4
+
+
+#: What a plan is before anything is known.
+_NOTHING = ReleasePlan(
+    names=(),
+    keep=False,
+    moves=(),
+    drops=(),
+    frees_bytes=(),
+    host_needed_bytes=0,
+    host_available_bytes=None,
+)
+
+
+@dataclass(slots=True)
+class Draft:
+    """A plan with the objects behind it. Let go of it before memory is to be freed."""
+
+    account: Account | None
+    #: The names to be set to ``None``, and the ids of what they are bound to.
+    user_names: tuple[str, ...]
+    ids: frozenset[int]
+    #: Rows of displayed values that were named one by one.
+    out_rows: tuple[str, ...]
+    #: The storages of each move, in the order of ``plan.moves``.
+    moves: list[list[Move]] = field(default_factory=list)
+    #: The storages that will go without being moved.
+    dying: list[int] = field(default_factory=list)
+    plan: ReleasePlan = _NOTHING
+
+
+def plan_release(
+    shell: Shell,
+    hardware: Hardware,
+    names: Sequence[str],
+    *,
+    keep: bool = False,
+    out: bool = False,
+    exceptions: bool = False,
+) -> ReleasePlan:
+    """What releasing these rows would do; nothing is changed.
+
+    Args:
+        shell: the running IPython.
+        hardware: where host memory is asked for.
+        names: rows: variables, ``"Out[7]"``, ``"last exception"``.
+        keep: leave CPU copies under the names instead of setting them to ``None``.
+        out: drop all displayed values too.
+        exceptions: drop all that is held of the last exception too.
+
+    Raises:
+        UnknownNameError: there is no such row.
+        BadInputError: nothing was named, or something that is not the user's memory.
+    """
+    return draw_up(shell, hardware, names, keep=keep, out=out, exceptions=exceptions).plan
+
+
+def draw_up(
+    shell: Shell,
+    hardware: Hardware,
+    names: Sequence[str],
+    *,
+    keep: bool,
+    out: bool,
+    exceptions: bool,
+) -> Draft:
+    """The plan as ``plan_release`` gives it, with the objects that it is about."""
+    names = tuple(dict.fromkeys(names))
+    if not names and not out and not exceptions:
+        raise BadInputError("nothing to release: name the variables, or give --out or --exceptions")
+    ipython_rows = {reference.row: reference.root for reference in shell.list_references()}
+    user_names = tuple(name for name in names if name not in ipython_rows)
+    check_names(shell, user_names, rows=ipython_rows)
+    account = take_account(shell, budget_s=RELEASE_BUDGET_S)
+    check_functions(shell, user_names, account)
+
+    out_rows = () if keep else tuple(name for name in names if ipython_rows.get(name) == "out")
+    exceptions = exceptions or (LAST_EXCEPTION in names and not keep)
+    ids = frozenset(() if keep else (id(shell.user_ns[name]) for name in user_names))
+    drops = tuple(
+        IPythonReference(path=reference.path)
+        for reference in shell.list_references()
+        if (reference.root == "out" and (out or id(reference.target) in ids))
+        or reference.row in out_rows
+        or (reference.root == "exception" and exceptions)
+    )
+    draft = Draft(account=account, user_names=user_names, ids=ids, out_rows=out_rows)
+    moves: tuple[ReleaseMove, ...] = ()
+    remains: list[str] = []
+    if account is not None:
+        sorting = _Sorting(account, names, keep=keep, out=out, exceptions=exceptions)
+        draft.dying = sorting.dying
+        moves = sorting.find_moves(draft)
+        remains = sorting.remains
+    moved = [move.place for group in draft.moves for move in group]
+    held = () if account is None else account.sum_places(moved, rounded=False)
+    needed = sum(n_bytes for _, n_bytes in held)
+    available = hardware.available_host_bytes()
+    draft.plan = ReleasePlan(
+        names=names,
+        keep=keep,
+        moves=moves,
+        drops=drops,
+        frees_bytes=() if account is None else account.sum_places([*draft.dying, *moved]),
+        host_needed_bytes=needed,
+        host_available_bytes=available,
+        refusal=_find_refusal(needed, available),
+        remains=(*remains, *_describe_empty(shell, draft, keep=keep)),
+        out=out,
+        exceptions=exceptions,
+    )
+    return draft
+
+
+class _Sorting:
+    """Sorts the storages that the chosen rows reach: dying, to be moved, remaining."""
+
+    def __init__(
+        self, account: Account, names: Sequence[str], *, keep: bool, out: bool, exceptions: bool
+    ) -> None:
+        self._account = account
+        self._keep = keep
+        self._rows = [account.rows[name] for name in names if name in account.rows]
+        self._dropped = 0 if keep else account.find_marks(row.name for row in self._rows)
+        for row in account.rows.values():
+            if (row.root == "out" and out) or (row.root == "exception" and exceptions):
+                self._dropped |= row.mark
+        chosen = self._dropped
+        for row in self._rows:
+            chosen |= row.mark
+        self._places = account.list_storages(chosen)
+        self.dying = [place for place in self._places if not account.marks[place] & ~self._dropped]
+        self.remains: list[str] = []
+
+    def find_moves(self, draft: Draft) -> tuple[ReleaseMove, ...]:
+        """Fill in the draft's moves and ``remains``; the moves as a person is told of them.
+
+        What the user's names share is moved. What a displayed value or an exception shares is not:
+        to drop ``Out[3]`` is no wish to take the model that it shows off the device.
+        """
+        account = self._account
+        moved: dict[tuple[str, str, str], list[Move]] = {}
+        stays: dict[tuple[str, str, str], list[int]] = {}
+        dying = set(self.dying)
+        kept = [
+            (place, row)
+            for place in self._places
+            if place not in dying and (row := self._find_row(place)) is not None
+        ]
+        movable = [
+            place
+            for place, row in kept
+            if account.graph.storages[place].device != HOST and (self._keep or row.root == "name")
+        ]
+        outside = find_outside(account, movable) if movable else {}
+        for place, row in kept:
+            device = account.graph.storages[place].device
+            why = self._name_holders(place)
+            if place in movable:
+                move = find_move(account, place, dropped=self._dropped, outside=outside)
+                if move.obstacle is None:
+                    reason = "kept" if self._keep else why
+                    moved.setdefault((row.name, device, reason), []).append(move)
+                    continue
+                why = move.obstacle
+            elif self._keep:
+                why = "it is on the host already"
+            stays.setdefault((row.name, device, why), []).append(place)
+        for (name, device, why), places in stays.items():
+            n_bytes = sum(each[1] for each in account.sum_places(places))
+            self.remains.append(f"{format_bytes(n_bytes)} of {name} on {device} stays: {why}")
+        if not account.graph.is_complete:
+            self.remains.append(
+                f"There is too much to look at within {RELEASE_BUDGET_S:.0f} s: "
+                "what this frees is at least what is said here"
+            )
+        draft.moves = list(moved.values())
+        return tuple(
+            ReleaseMove(
+                path=name,
+                kind=find_kind_name(account.graph, account.rows[name].places[0]),
+                device=device,
+                n_bytes=sum(account.graph.storages[move.place].n_bytes for move in group),
+                reason=reason,
+            )
+            for (name, device, reason), group in moved.items()
+        )
+
+    def _find_row(self, place: int) -> Row | None:
+        marks = self._account.marks[place]
+        return next((row for row in self._rows if row.mark & marks), None)
+
+    def _name_holders(self, place: int) -> str:
+        """``"also held by opt and Out[3] (--out drops it)"``."""
+        marks = self._account.marks[place] & ~self._dropped
+        holders = []
+        for name in self._account.name_holders(marks):
+            root = self._account.rows[name].root
+            hint = {"out": " (--out drops it)", "exception": " (--exceptions drops it)"}
+            holders.append(name + hint.get(root, ""))
+        if len(holders) > _MOST_NAMED:
+            holders[_MOST_NAMED - 1 :] = [f"{len(holders) - _MOST_NAMED + 1} more"]
+        if self._account.graph.storages[place].is_borrowed:
+            holders.append("whatever lent it to torch (NumPy, a file)")
+        elif marks & ELSEWHERE:
+            holders.append("something that no variable names")
+        *first, last = holders or ["nothing that is known"]
+        return "also held by " + (f"{', '.join(first)} and {last}" if first else last)
+
+
+def _describe_empty(shell: Shell, draft: Draft, *, keep: bool) -> list[str]:
+    """A sentence on each name that holds nothing."""
+    account = draft.account
+    found = []
+    for name in draft.user_names:
+        row = None if account is None else account.rows.get(name)
+        if account is not None and row is not None and account.list_storages(row.mark):
+            continue
+        if shell.user_ns[name] is None:
+            found.append(f"{name} is None already")
+        elif keep:
+            found.append(f"{name} holds no tensor memory")
+        else:
+            found.append(f"{name} holds no tensor memory; it is set to None all the same")
+    return found
+
+
+def _find_refusal(needed: int, available: int | None) -> str | None:
+    if available is None or needed <= available:
+        return None
+    return (
+        f"the move to the CPU needs {format_bytes(needed)} of host memory and "
+        f"{format_bytes(available)} is available: release fewer names, or what also holds them; "
+        "nothing was changed"
+    )

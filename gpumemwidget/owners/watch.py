@@ -1,0 +1,82 @@
+"""Watches storages that are meant to go, without holding them.
+
+A release is proved by its storages: each is expired or it is not, whatever the counters say. Torch
+has weak references of its own for storages; a Python one would only watch the wrapper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gpumemwidget.owners.account import Account, take_account
+from gpumemwidget.owners.base import Shell
+from gpumemwidget.owners.storages import StorageInfo
+from gpumemwidget.units import format_bytes
+
+__all__ = ["StorageWatch"]
+
+_BUDGET_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    #: Torch's weak reference: an address that must be given back.
+    handle: int
+    info: StorageInfo
+
+
+class StorageWatch:
+    """Weak references to storages; ``close`` it, or their headers stay allocated."""
+
+    def __init__(self) -> None:
+        self._watched: list[_Watched] = []
+        self._storage_type: Any = None
+
+    def add(self, account: Account, places: Iterable[int]) -> None:
+        """Watch the storages at these places of the account's graph."""
+        graph = account.graph
+        self._storage_type = graph.reader.storage_type
+        for place in places:
+            storage: Any = graph.objects[place]
+            handle = self._storage_type._weak_ref(storage)  # noqa: SLF001 - has no public name
+            self._watched.append(_Watched(handle=handle, info=graph.storages[place]))
+
+    def count_alive_bytes(self) -> int:
+        """Bytes of the watched storages that are still there."""
+        return sum(each.info.n_bytes for each in self._list_alive())
+
+    def list_remains(self, shell: Shell, *, tolerance_bytes: int) -> list[str]:
+        """A sentence for each holder of what is still there; none within the tolerance."""
+        alive = self._list_alive()
+        if sum(each.info.n_bytes for each in alive) <= tolerance_bytes:
+            return []
+        account = take_account(shell, budget_s=_BUDGET_S)
+        sums: dict[tuple[str, str], int] = {}
+        for each in alive:
+            key = (each.info.device, self._name_holder(account, each))
+            sums[key] = sums.get(key, 0) + each.info.n_bytes
+        return [
+            f"{format_bytes(n_bytes)} on {device} was meant to go and is still held by {holder}"
+            for (device, holder), n_bytes in sums.items()
+        ]
+
+    def close(self) -> None:
+        """Give the weak references back. May be called twice."""
+        while self._watched:
+            self._storage_type._free_weak_ref(self._watched.pop().handle)  # noqa: SLF001
+
+    def _list_alive(self) -> list[_Watched]:
+        return [
+            each
+            for each in self._watched
+            if not self._storage_type._expired(each.handle)  # noqa: SLF001
+        ]
+
+    def _name_holder(self, account: Account | None, watched: _Watched) -> str:
+        storage = self._storage_type._new_with_weak_ptr(watched.handle)  # noqa: SLF001
+        place = None if account is None or storage is None else account.graph.find(storage)
+        if account is None or place is None:
+            return "something that no variable names"
+        return ", ".join(account.name_holders(account.marks[place])) or "rubbish in a cycle"
