@@ -88,7 +88,10 @@ class LiveChart(anywidget.AnyWidget):
         """End the chart on every page."""
         with self._lock:
             self._is_closed = True
+        # ipywidgets makes a model for the layout beside each widget and leaves it open.
+        layout = self.layout
         super().close()
+        layout.close()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """The chart; where widgets can't be shown, what it begins with."""

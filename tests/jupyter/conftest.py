@@ -1,0 +1,47 @@
+"""Shells and kernels to load the extension into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from tests.jupyter.notebook import Notebook, open_notebook
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
+    """The process's shell, new for each test, without a history file."""
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "NoColor"
+    config.InteractiveShell.enable_tip = False
+    shell = InteractiveShell.instance(config=config)
+
+    yield shell
+
+    if "gpumemwidget" in shell.extension_manager.loaded:
+        shell.extension_manager.unload_extension("gpumemwidget")
+    shell.atexit_operations()
+    InteractiveShell.clear_instance()
+
+
+@pytest.fixture(scope="session")
+def session_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with open_notebook(tmp_path_factory.mktemp("kernel")) as notebook:
+        yield notebook
+
+
+@pytest.fixture
+def notebook(session_notebook: Notebook) -> Iterator[Notebook]:
+    """A kernel in which the extension has just been loaded; the kernel itself is shared."""
+    loading = session_notebook.run("%load_ext gpumemwidget\nimport gpumemwidget")
+    assert loading.status == "ok", loading.text
+
+    yield session_notebook
+
+    assert session_notebook.run("%unload_ext gpumemwidget\n%reset -f").status == "ok"

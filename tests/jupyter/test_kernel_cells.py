@@ -1,0 +1,130 @@
+"""Cells in a real kernel: which are recorded, and as what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.jupyter.notebook import Notebook
+
+pytestmark = pytest.mark.kernel
+
+_LEDGER = (
+    "[(r.execution_count, r.cell_id, r.first_line, r.status)"
+    " for r in __import__('gpumemwidget').monitor().ledger]"
+)
+
+
+def _list_records(notebook: Notebook) -> list[Any]:
+    """The records but for the first, of the cell that loaded the extension."""
+    records: list[Any] = notebook.evaluate(_LEDGER)
+    return records[1:]
+
+
+def test_a_cell_is_recorded_with_its_number_id_and_first_line(notebook: Notebook) -> None:
+    cell = notebook.run("\n# what it is\nx = 1")
+
+    ((count, cell_id, first_line, status),) = _list_records(notebook)
+    assert count == cell.execution_count
+    assert cell_id.startswith("cell-")
+    assert (first_line, status) == ("# what it is", "ok")
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("1 / 0", "error"),
+        ("x = = 1", "error"),
+        ("  x = 1\n y = 2", "error"),
+        ("import sys; sys.exit(3)", "error"),
+        ("raise KeyboardInterrupt", "interrupted"),
+        ("%memstat --nonsense", "error"),
+        ("%%capture\n1 / 0", "error"),
+        ("%%capture\nraise KeyboardInterrupt", "interrupted"),
+        ("import asyncio\nawait asyncio.sleep(0)\n1 / 0", "error"),
+        ("import asyncio\nawait asyncio.sleep(0)\n2", "ok"),
+        ("get_ipython().run_cell('1')", "ok"),
+        ("%%bash\ntrue", "ok"),
+    ],
+)
+def test_a_cell_is_recorded_once_with_how_it_ended(
+    notebook: Notebook, code: str, status: str
+) -> None:
+    """Whatever runs within the cell, and however it ends."""
+    notebook.run(code)
+
+    assert [record[3] for record in _list_records(notebook)] == [status]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import time\nprint('waiting')\ntime.sleep(60)",
+        # ipykernel takes an interrupt up when its loop wakes: so this one wakes often.
+        "import asyncio\nprint('waiting')\nfor _ in range(600): await asyncio.sleep(0.1)",
+        "%%capture seen\nimport os, time\nos.write(2, b'')\nprint('waiting')\ntime.sleep(60)",
+    ],
+    ids=["busy", "await", "capture"],
+)
+def test_an_interrupt_from_outside_is_recorded_as_one(notebook: Notebook, code: str) -> None:
+    msg_id = notebook.start(code)
+    if "capture" in code:
+        # What it prints is captured: its being busy is all that is seen from here.
+        notebook.wait_until_busy(msg_id)
+    else:
+        notebook.wait_for_output(msg_id, "waiting")
+    notebook.interrupt()
+    cell = notebook.finish(msg_id)
+
+    assert [record[3] for record in _list_records(notebook)] == ["interrupted"]
+    assert cell.status == ("ok" if "capture" in code else "error")
+
+
+def test_an_empty_cell_is_recorded_without_a_number(notebook: Notebook) -> None:
+    """IPython counts it not, and says of it only that it ended; its neighbours are not touched."""
+    notebook.run("x = 1")
+    notebook.run("   \n")
+    last = notebook.run("x = 2")
+
+    records = _list_records(notebook)
+    assert [(record[2], record[3]) for record in records] == [
+        ("x = 1", "ok"),
+        ("", "ok"),
+        ("x = 2", "ok"),
+    ]
+    assert records[1][0] is None
+    assert records[2][0] == last.execution_count
+
+
+def test_runs_that_are_no_cells_leave_no_record(notebook: Notebook) -> None:
+    """Silent ones, ones that the front end keeps out of the history, and those within a cell."""
+    notebook.run("x = 1", silent=True)
+    notebook.run("x = 1", store_history=False)
+    notebook.run("1 / 0", store_history=False)
+    notebook.run("")
+    notebook.run("", store_history=False)
+
+    assert [record[2] for record in _list_records(notebook)] == [""]
+
+
+def test_the_cell_that_loads_the_extension_is_recorded_from_there_on(notebook: Notebook) -> None:
+    records = notebook.evaluate(
+        "[(r.first_line, r.status, [(d.device, d.peak_is) for d in r.devices])"
+        " for r in gpumemwidget.monitor().ledger]"
+    )
+
+    assert records == [("%load_ext gpumemwidget", "ok", [("host", "at least")])]
+
+
+def test_cells_of_a_subshell_are_not_recorded(notebook: Notebook) -> None:
+    """A subshell's thread runs beside the cells."""
+    subshell = notebook.create_subshell()
+    if subshell is None:
+        pytest.skip("this ipykernel has no subshells")
+
+    notebook.run("beside = 1", subshell=subshell)
+    notebook.delete_subshell(subshell)
+
+    assert _list_records(notebook) == []
+    assert notebook.evaluate("beside") == 1

@@ -1,0 +1,340 @@
+"""``%%memtrace`` in a real kernel: the cell stays what it is, and its report comes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.jupyter.notebook import Cell, Notebook
+
+pytestmark = pytest.mark.kernel
+
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def _find_report(cell: Cell) -> dict[str, Any]:
+    """The one report among a cell's outputs, as a saved notebook would have it."""
+    reports = [
+        output["data"]
+        for output in cell.outputs
+        if re.search(r"^In \[", output.get("data", {}).get("text/plain", ""))
+    ]
+    assert len(reports) == 1, cell.text
+    assert _WIDGET not in reports[0]
+    return reports[0]
+
+
+def _list_others(cell: Cell) -> list[str]:
+    """The text of all outputs but the report."""
+    return [
+        text
+        for output in cell.outputs
+        if not re.search(r"^In \[", output.get("data", {}).get("text/plain", ""))
+        for text in (output.get("text") or output.get("data", {}).get("text/plain") or "",)
+    ]
+
+
+# -- The cell's own semantics ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        ("6 * 7", "42"),
+        ("x = 6\nx * 7", "42"),
+        ("import asyncio\nawait asyncio.sleep(0, result=42)", "42"),
+        ("    x = 42\n    x", "42"),
+        ("\n\n42", "42"),
+        ("%%time\n6 * 7", "42"),
+        ("%%capture seen\nprint(42)", None),
+        ("42;", None),
+        ("def f():\n    return 42\nf()", "42"),
+        ("%precision 3\n42", "42"),
+        ("# only a comment", None),
+        ("", None),
+    ],
+)
+def test_the_last_value_is_the_cells_own(notebook: Notebook, body: str, value: str | None) -> None:
+    cell = notebook.run(f"%%memtrace\n{body}\n")
+
+    assert cell.status == "ok"
+    assert "ok" in _find_report(cell)["text/plain"]
+    values = [o["data"]["text/plain"] for o in cell.outputs if o["output_type"] == "execute_result"]
+    assert values == ([] if value is None else [value])
+    assert notebook.evaluate("Out.get(In.__len__() - 1)") == (None if value is None else 42)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "%%time\n%%memtrace\nx = 6 * 7\nx",
+        "%%memtrace\n%%time\nx = 6 * 7\nx",
+        "%%memtrace --no-live\n\n%%time\nx = 6 * 7\nx",
+        "%%time\n\n%%memtrace\n    x = 6 * 7\n    x",
+        "%%memtrace\n%%memtrace\nx = 6 * 7\nx",
+        "  %%memtrace\n  x = 6 * 7\n  x",
+        "%%capture seen\n%%memtrace\nx = 6 * 7",
+        "%%memtrace\n%%capture seen\nx = 6 * 7",
+    ],
+)
+def test_it_goes_with_other_cell_magics(notebook: Notebook, code: str) -> None:
+    """Above them and below them, with one report of the whole cell."""
+    cell = notebook.run(code)
+
+    assert cell.status == "ok", cell.text
+    assert _find_report(cell)
+    assert notebook.evaluate("x") == 42
+    assert notebook.evaluate("len(gpumemwidget.monitor().ledger)") == 2
+
+
+def test_a_traceback_names_the_notebooks_lines(notebook: Notebook) -> None:
+    """The line of the magic counts, as the notebook shows it."""
+    cell = notebook.run("%%memtrace\nx = 1\ny = 2\n1 / 0")
+
+    (error,) = cell.list_messages("error")
+    plain = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(error["content"]["traceback"]))
+    assert "line 4" in plain
+    assert "----> 4 1 / 0" in plain
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("x = = 1", "SyntaxError"),
+        ("import sys; sys.exit(1)", "SystemExit"),
+        ("await undefined_thing", "NameError"),
+    ],
+)
+def test_an_error_stays_the_cells_error(notebook: Notebook, body: str, error: str) -> None:
+    """Its status is what stops "Run All": the cell behind it is not run."""
+    failing = notebook.start(f"%%memtrace\n{body}")
+    following = notebook.start("reached = True")
+
+    cell = notebook.finish(failing)
+    behind = notebook.finish_aborted(following)
+
+    assert (cell.status, cell.reply["ename"]) == ("error", error)
+    assert "error" in _find_report(cell)["text/plain"].splitlines()[0]
+    assert behind == "aborted"
+    assert notebook.evaluate("'reached' in globals()") is False
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import time\nprint('waiting')\ntime.sleep(60)",
+        "import asyncio\nprint('waiting')\nfor _ in range(600): await asyncio.sleep(0.1)",
+    ],
+    ids=["busy", "await"],
+)
+def test_an_interrupt_ends_the_cell_with_its_report(notebook: Notebook, body: str) -> None:
+    msg_id = notebook.start(f"%%memtrace --no-live\n{body}")
+    notebook.wait_for_output(msg_id, "waiting")
+    notebook.interrupt()
+    cell = notebook.finish(msg_id)
+
+    assert cell.status == "error"
+    assert "interrupted" in _find_report(cell)["text/plain"].splitlines()[0]
+
+
+def test_a_line_of_automagic_is_still_one(notebook: Notebook) -> None:
+    """IPython treats a cell of one line specially, and this is one for the person who typed it."""
+    cell = notebook.run("%%memtrace\npwd")
+
+    assert cell.status == "ok", cell.text
+    assert [o["output_type"] for o in cell.outputs if "pwd" not in o].count("execute_result") == 1
+
+
+def test_completion_works_below_the_line(notebook: Notebook) -> None:
+    notebook.run("a_long_name = 1")
+
+    code = "%%memtrace\na_lo"
+    matches = notebook.complete(code, len(code))
+    magics = notebook.complete("%%memt", 6)
+
+    assert "a_long_name" in matches
+    assert "%%memtrace" in magics
+
+
+@pytest.mark.parametrize(
+    ("code", "complete"),
+    [("%%memtrace\nx = 1", "incomplete"), ("%%memtrace\nx = 1\n\n", "complete")],
+)
+def test_a_console_waits_for_the_cells_end(notebook: Notebook, code: str, complete: str) -> None:
+    """As with every cell magic, an empty line ends the cell."""
+    assert notebook.is_complete(code) == complete
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--nonsense", "unrecognized arguments: --nonsense"),
+        ("--device", "argument --device: expected one argument"),
+        ("--device cuda:99", "no device 'cuda:99' here: choose from host"),
+        ("on", "'on' has no place above a cell"),
+        ("'open", "No closing quotation"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_runs(
+    notebook: Notebook, line: str, message: str
+) -> None:
+    cell = notebook.run(f"%%memtrace {line}\nreached = True")
+
+    assert cell.status == "error"
+    assert message in cell.text
+    assert cell.text.startswith("UsageError: ")
+    assert len(cell.text.splitlines()) == 1
+    assert notebook.evaluate("'reached' in globals()") is False
+
+
+def test_without_a_body_ipython_says_so(notebook: Notebook) -> None:
+    cell = notebook.run("%%memtrace")
+
+    assert cell.status == "error"
+    assert "the cell body is empty" in cell.text
+
+
+def test_help_is_shown_for_a_question_mark(notebook: Notebook) -> None:
+    cell = notebook.run("%%memtrace?")
+
+    (payload,) = cell.reply["payload"]
+    assert "--device" in payload["data"]["text/plain"]
+
+
+def test_code_can_call_the_magic(notebook: Notebook) -> None:
+    cell = notebook.run("get_ipython().run_cell_magic('memtrace', '', 'x = 6 * 7')")
+
+    assert notebook.evaluate("x") == 42
+    assert _find_report(cell)
+
+
+# -- The outputs -----------------------------------------------------------------------------------
+
+
+def test_the_chart_lives_while_the_cell_runs_and_the_report_takes_its_place(
+    notebook: Notebook,
+) -> None:
+    """Readings arrive in mid-cell; what is left is static, and nothing waits in the kernel."""
+    before = notebook.evaluate(_COMMS)
+
+    cell = notebook.run("%%memtrace\nimport time\nprint('first')\ntime.sleep(0.6)\nprint('last')")
+
+    (shown,) = [m for m in cell.list_messages("display_data") if _WIDGET in m["content"]["data"]]
+    assert {"text/plain", "text/html"} < set(shown["content"]["data"])
+    updates = cell.list_messages("update_display_data")
+    assert len(updates) == 1
+    points = [
+        message["content"]["data"]["content"]["point"]
+        for message in cell.list_messages("comm_msg")
+        if "point" in message["content"]["data"].get("content", {})
+    ]
+    times = [point[0] for point in points]
+    assert times == sorted(times)
+    assert len([each for each in times if 0.05 < each < 0.6]) >= 3
+    assert cell.kinds == ["display_data", "stream"]
+    assert len(_find_report(cell)["text/html"]) < 10_000
+    assert notebook.evaluate(_COMMS) == before
+    assert notebook.evaluate("gpumemwidget.monitor().is_sampling") is False
+
+
+_COMMS = "len(__import__('comm').get_comm_manager().comms)"
+
+
+def test_the_opening_message_is_small(notebook: Notebook) -> None:
+    cell = notebook.run("%%memtrace\n1")
+
+    opening = [m for m in cell.list_messages("comm_open") if "_esm" in str(m["content"])]
+    assert len(opening) == 1
+    assert len(str(opening[0]["content"])) < 30_000
+
+
+def test_no_live_shows_the_report_alone(notebook: Notebook) -> None:
+    cell = notebook.run("%%memtrace --no-live\nprint('first')\n42")
+
+    assert not cell.list_messages("comm_open")
+    assert cell.kinds == ["stream", "execute_result", "display_data"]
+    assert _find_report(cell)
+
+
+def test_a_limited_report_has_one_device(notebook: Notebook) -> None:
+    cell = notebook.run("%%memtrace --device host\n1")
+
+    assert "host" in _find_report(cell)["text/plain"]
+
+
+@pytest.mark.parametrize(
+    ("body", "others"),
+    [
+        ("print(1)\nclear_output()\nprint(2)", ["2\n"]),
+        ("print(1)\nclear_output(wait=True)\nprint(2)", ["2\n"]),
+        ("display(1)\nclear_output(wait=True)\ndisplay(2)", ["2"]),
+        ("print(1)\nclear_output(wait=True)\n2", ["2"]),
+        # Nothing follows, so nothing is cleared: neither the report may do it.
+        ("print(1)\nclear_output(wait=True)", ["1\n"]),
+        ("print(1)\nclear_output(wait=True)\nx = 2", ["1\n"]),
+    ],
+)
+def test_the_report_survives_the_users_clear_output(
+    notebook: Notebook, body: str, others: list[str]
+) -> None:
+    """It is there once, whatever was cleared, and it clears nothing itself."""
+    cell = notebook.run(f"%%memtrace\nfrom IPython.display import clear_output\n{body}")
+
+    assert _find_report(cell)
+    assert _list_others(cell) == others
+
+
+def test_an_output_widget_that_is_cleared_is_not_the_cells_output(notebook: Notebook) -> None:
+    """The chart stands outside of it, so it is updated and not shown again."""
+    cell = notebook.run(
+        "%%memtrace\nimport ipywidgets\nfrom IPython.display import clear_output\n"
+        "out = ipywidgets.Output()\nwith out:\n    clear_output()"
+    )
+
+    assert len(cell.list_messages("update_display_data")) == 1
+
+
+def test_a_cell_without_widgets_gets_its_report(notebook: Notebook) -> None:
+    """If anywidget is broken the cell runs, one line says what failed, and the report comes."""
+    notebook.run(
+        "import sys\nlive = sys.modules.pop('gpumemwidget.jupyter.live', None)\n"
+        "real = sys.modules.get('anywidget')\nsys.modules['anywidget'] = None"
+    )
+
+    cell = notebook.run("%%memtrace\nx = 42\nx")
+    again = notebook.run("%%memtrace\nx")
+
+    notebook.run(
+        "sys.modules['anywidget'] = real; sys.modules.pop('anywidget' if real is None else '')"
+    )
+    notebook.run("import importlib, anywidget")
+    assert cell.status == "ok"
+    assert _find_report(cell)
+    (stderr,) = [o["text"] for o in cell.outputs if o.get("name") == "stderr"]
+    assert stderr.startswith("gpumemwidget: preparing a cell's output failed")
+    assert len(stderr.splitlines()) == 1
+    assert not [o for o in again.outputs if o.get("name") == "stderr"]
+    assert _find_report(again)
+
+
+def test_a_line_under_every_cell(notebook: Notebook) -> None:
+    """From the cell behind ``%memtrace on`` to the one before ``%memtrace off``."""
+    cells = [
+        notebook.run(code) for code in ("%memtrace on", "x = 1", "1 / 0", "%memtrace off", "x")
+    ]
+
+    lines = [re.findall(r"^In \[\d+\].*", cell.text, re.MULTILINE) for cell in cells]
+    assert [len(each) for each in lines] == [0, 1, 1, 0, 0]
+    assert "error" in lines[2][0]
+    assert "host" in lines[1][0]
+
+
+def test_unloading_in_a_traced_cell_leaves_no_dead_chart(notebook: Notebook) -> None:
+    cell = notebook.run("%%memtrace\n%unload_ext gpumemwidget")
+    notebook.run("%load_ext gpumemwidget")
+
+    assert not any(_WIDGET in output.get("data", {}) for output in cell.outputs)
+    assert "was not recorded to its end" in cell.text
