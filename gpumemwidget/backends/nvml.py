@@ -11,11 +11,10 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpumemwidget.backends.visible import find_by_uuid, parse_visible, strip_uuid
+from gpumemwidget.backends.visible import Gpu, correct_numbers, number_gpus, strip_uuid
 from gpumemwidget.records import DeviceInfo, DeviceUse
 
 __all__ = ["NvmlMonitor"]
@@ -40,16 +39,6 @@ _CAUSES = {
 _NO_LIBRARY = (
     "Whole-device figures are missing: the NVIDIA driver is loaded, but {what} is not found{hint}."
 )
-
-
-@dataclass(slots=True)
-class _Gpu:
-    """One GPU or MIG instance as NVML knows it."""
-
-    handle: Any
-    name: str
-    uuid: str | None
-    total_bytes: int | None
 
 
 class NvmlMonitor:
@@ -77,11 +66,11 @@ class NvmlMonitor:
         self._lock = threading.RLock()
         self._state = "new"  # then "open" or "failed", and "closed"
         #: In NVML's order; ``None`` holds the place of one that can't be had.
-        self._gpus: tuple[_Gpu | None, ...] = ()
-        self._instances: tuple[_Gpu, ...] = ()
+        self._gpus: tuple[Gpu | None, ...] = ()
+        self._instances: tuple[Gpu, ...] = ()
         self._uuids: dict[str, str] = {}
         self._mapped_for: object = None
-        self._mapped: dict[str, _Gpu] = {}
+        self._mapped: dict[str, Gpu] = {}
         self._notes: list[str] = []
         self._noted: set[str] = set()
 
@@ -168,7 +157,7 @@ class NvmlMonitor:
         self._gpus = tuple(self._list_gpus())
         self._instances = tuple(self._list_instances())
 
-    def _list_gpus(self) -> Iterator[_Gpu | None]:
+    def _list_gpus(self) -> Iterator[Gpu | None]:
         nvml = self._library
         try:
             n_gpus = int(nvml.nvmlDeviceGetCount())
@@ -184,9 +173,9 @@ class NvmlMonitor:
                     self._note(f"The machine's GPU {index} can't be read: {_explain(error)}.")
                     yield None
                 continue
-            yield self._describe(handle, f"the machine's GPU {index}")
+            yield self._describe(handle, f"The machine's GPU {index}")
 
-    def _list_instances(self) -> Iterator[_Gpu]:
+    def _list_instances(self) -> Iterator[Gpu]:
         """The MIG instances of all GPUs, each a device of its own to CUDA."""
         nvml = self._library
         for index, gpu in enumerate(self._gpus):
@@ -203,18 +192,20 @@ class NvmlMonitor:
                     handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, place)
                 except nvml.NVMLError:
                     continue  # an empty place
-                yield self._describe(handle, f"an instance of the machine's GPU {index}")
+                instance = self._describe(handle, f"An instance of the machine's GPU {index}")
+                instance.parent = gpu
+                yield instance
 
-    def _describe(self, handle: Any, where: str) -> _Gpu:
+    def _describe(self, handle: Any, where: str) -> Gpu:
         nvml = self._library
-        gpu = _Gpu(handle, "", None, None)
+        gpu = Gpu(handle, "", None, None)
         gpu.name = self._ask(gpu, where, "name", nvml.nvmlDeviceGetName) or "NVIDIA GPU"
         gpu.uuid = self._ask(gpu, where, "UUID", nvml.nvmlDeviceGetUUID)
         memory = self._ask(gpu, where, "total memory", nvml.nvmlDeviceGetMemoryInfo)
         gpu.total_bytes = None if memory is None else int(memory.total)
         return gpu
 
-    def _ask(self, gpu: _Gpu, where: str, what: str, question: Callable[[Any], _T]) -> _T | None:
+    def _ask(self, gpu: Gpu, where: str, what: str, question: Callable[[Any], _T]) -> _T | None:
         error_type = self._library.NVMLError
         try:
             try:
@@ -227,7 +218,7 @@ class NvmlMonitor:
                 gpu.handle = self._library.nvmlDeviceGetHandleByUUID(gpu.uuid)
                 return question(gpu.handle)
         except error_type as error:
-            self._note(f"{where[0].upper()}{where[1:]}: {what} can't be read: {_explain(error)}.")
+            self._note(f"{where}: {what} can't be read: {_explain(error)}.")
             return None
 
     def _note(self, sentence: str) -> None:
@@ -237,7 +228,7 @@ class NvmlMonitor:
 
     # -- PyTorch's numbers --------------------------------------------------------------------
 
-    def _map(self) -> dict[str, _Gpu]:
+    def _map(self) -> dict[str, Gpu]:
         """The devices under PyTorch's names, as far as they are certain."""
         if self._state == "new":
             self._open()
@@ -247,74 +238,16 @@ class NvmlMonitor:
         by_bus = self._environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
         if self._mapped_for != (visible, by_bus):
             self._mapped_for = (visible, by_bus)
-            self._mapped = self._correct(self._number(visible, by_bus=by_bus))
-        return self._mapped
-
-    def _number(self, visible: str | None, *, by_bus: bool) -> dict[str, _Gpu]:
-        entries = parse_visible(visible)
-        gpus: list[_Gpu | None]
-        if entries and isinstance(entries[0], str):
-            gpus = self._choose_by_uuid([str(entry) for entry in entries])
-        elif entries == ():
-            gpus = []
-        elif self._instances:
-            # CUDA shows one instance, and beside it no other GPU, however many there are.
-            # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/ (CUDA device enumeration)
-            gpus = [self._instances[0]]
-        elif not by_bus and len({gpu.name for gpu in self._gpus if gpu is not None}) > 1:
-            if not self._uuids:
+            numbered = number_gpus(self._gpus, self._instances, visible, by_bus=by_bus)
+            if numbered is None and not self._uuids:
                 self._note(
                     "This machine has GPUs of different models, and CUDA numbers the fastest first:"
                     " their whole-device figures appear once CUDA is in use (CUDA_DEVICE_ORDER="
                     "PCI_BUS_ID makes the numbers certain from the start)."
                 )
-            gpus = []
-        elif entries is None:
-            gpus = list(self._gpus)
-        else:
-            gpus = self._choose_by_number([int(entry) for entry in entries])
-        return {f"cuda:{index}": gpu for index, gpu in enumerate(gpus) if gpu is not None}
-
-    def _choose_by_number(self, numbers: list[int]) -> list[_Gpu | None]:
-        chosen = []
-        for number in numbers:
-            if number >= len(self._gpus):
-                break
-            chosen.append(self._gpus[number])
-        return chosen
-
-    def _choose_by_uuid(self, beginnings: list[str]) -> list[_Gpu | None]:
-        is_mig = beginnings[0].startswith("MIG-")
-        known = [
-            gpu
-            for gpu in (self._instances if is_mig else self._gpus)
-            if gpu is not None and gpu.uuid is not None
-        ]
-        uuids = [str(gpu.uuid) for gpu in known]
-        places: list[int] = []
-        for beginning in beginnings:
-            place = find_by_uuid(beginning, uuids)
-            if place is None:
-                break
-            places.append(place)
-        if len(set(places)) < len(places):
-            return []
-        return [known[place] for place in places[: 1 if is_mig else None]]
-
-    def _correct(self, numbered: dict[str, _Gpu]) -> dict[str, _Gpu]:
-        """What CUDA said of the devices in use goes before what was worked out."""
-        if not self._uuids:
-            return numbered
-        known = {
-            strip_uuid(gpu.uuid): gpu
-            for gpu in (*self._gpus, *self._instances)
-            if gpu is not None and gpu.uuid is not None
-        }
-        told = {device: known[uuid] for device, uuid in self._uuids.items() if uuid in known}
-        if all(numbered.get(device) is told.get(device) for device in self._uuids):
-            return numbered
-        # The order was not what we took it for, so the rest of it is not known either.
-        return dict(sorted(told.items(), key=lambda item: int(item[0].rpartition(":")[2])))
+            known = [gpu for gpu in (*self._gpus, *self._instances) if gpu is not None]
+            self._mapped = correct_numbers(numbered or {}, known, self._uuids)
+        return self._mapped
 
 
 def _import_library() -> Any:

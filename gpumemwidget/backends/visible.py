@@ -8,11 +8,33 @@ https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variable
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["find_by_uuid", "parse_visible", "strip_uuid"]
+__all__ = [
+    "Gpu",
+    "correct_numbers",
+    "find_by_uuid",
+    "number_gpus",
+    "parse_visible",
+    "strip_uuid",
+]
 
 _NUMBER = re.compile(r"[+]?\d+")
+
+
+# Compared by identity: two of the same model are not the same.
+@dataclass(slots=True, eq=False)
+class Gpu:
+    """One GPU or MIG instance as the driver's library knows it."""
+
+    handle: Any
+    name: str
+    uuid: str | None
+    total_bytes: int | None
+    #: The GPU that an instance is part of.
+    parent: Gpu | None = None
 
 
 def parse_visible(text: str | None) -> tuple[int, ...] | tuple[str, ...] | None:
@@ -48,6 +70,59 @@ def parse_visible(text: str | None) -> tuple[int, ...] | tuple[str, ...] | None:
     return tuple(numbers) if len(set(numbers)) == len(numbers) else ()
 
 
+def number_gpus(
+    gpus: Sequence[Gpu | None], instances: Sequence[Gpu], visible: str | None, *, by_bus: bool
+) -> dict[str, Gpu] | None:
+    """The GPUs under PyTorch's names.
+
+    Args:
+        gpus: in the order of the bus; ``None`` holds the place of one that can't be had.
+        instances: the MIG instances of all of them.
+        visible: ``CUDA_VISIBLE_DEVICES``.
+        by_bus: whether ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``.
+
+    Returns:
+        ``None`` where the order can't be known: CUDA puts the fastest first unless it is told
+        otherwise, so GPUs of different models may stand in any order.
+    """
+    entries = parse_visible(visible)
+    chosen: list[Gpu | None]
+    if entries == ():
+        chosen = []
+    elif entries is not None and isinstance(entries[0], str):
+        chosen = _choose_by_uuid(gpus, instances, [str(entry) for entry in entries])
+    elif not by_bus and len({gpu.name for gpu in gpus if gpu is not None}) > 1:
+        return None
+    else:
+        chosen = list(gpus) if entries is None else _choose_by_number(gpus, entries)
+        # Where there are MIG instances CUDA shows one, and no other GPU beside it:
+        # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/ (CUDA device enumeration)
+        of_chosen = [instance for instance in instances if instance.parent in chosen]
+        chosen = [of_chosen[0]] if of_chosen else chosen
+    return {f"cuda:{index}": gpu for index, gpu in enumerate(chosen) if gpu is not None}
+
+
+def correct_numbers(
+    numbered: dict[str, Gpu], known: Sequence[Gpu], told: Mapping[str, str]
+) -> dict[str, Gpu]:
+    """Numbers that agree with what CUDA itself says of the devices in use.
+
+    Args:
+        numbered: what was worked out.
+        known: all GPUs and instances.
+        told: devices and their UUIDs without ``GPU-``, as CUDA tells them.
+
+    Returns:
+        What was worked out, if CUDA says the same; else only what CUDA says, since the order was
+        not what it was taken for.
+    """
+    by_uuid = {strip_uuid(gpu.uuid): gpu for gpu in known if gpu.uuid is not None}
+    if all(numbered.get(device) is by_uuid.get(uuid) for device, uuid in told.items()):
+        return numbered
+    in_order = sorted(told, key=lambda device: int(device.rpartition(":")[2]))
+    return {device: by_uuid[told[device]] for device in in_order if told[device] in by_uuid}
+
+
 def find_by_uuid(beginning: str, uuids: Sequence[str]) -> int | None:
     """The place of the one UUID that begins so; ``None`` where none or several do."""
     places = [place for place, uuid in enumerate(uuids) if uuid.startswith(beginning)]
@@ -57,3 +132,30 @@ def find_by_uuid(beginning: str, uuids: Sequence[str]) -> int | None:
 def strip_uuid(uuid: str) -> str:
     """A UUID without ``GPU-`` or ``MIG-``, in small letters: NVML writes them, torch does not."""
     return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
+
+
+def _choose_by_number(gpus: Sequence[Gpu | None], entries: Sequence[int | str]) -> list[Gpu | None]:
+    chosen = []
+    for number in map(int, entries):
+        if number >= len(gpus):
+            break
+        chosen.append(gpus[number])
+    return chosen
+
+
+def _choose_by_uuid(
+    gpus: Sequence[Gpu | None], instances: Sequence[Gpu], beginnings: Sequence[str]
+) -> list[Gpu | None]:
+    is_mig = beginnings[0].startswith("MIG-")
+    known = [gpu for gpu in (instances if is_mig else gpus) if gpu is not None and gpu.uuid]
+    uuids = [str(gpu.uuid) for gpu in known]
+    places: list[int] = []
+    for beginning in beginnings:
+        place = find_by_uuid(beginning, uuids)
+        if place is None:
+            break
+        places.append(place)
+    if len(set(places)) < len(places):
+        return []
+    # Of several instances CUDA shows the first alone.
+    return [known[place] for place in (places[:1] if is_mig else places)]

@@ -1,0 +1,98 @@
+"""NVML's Python binding over GPUs that a test makes up.
+
+A driver can't be had in a test, so this stands in at the binding's own functions, and fails with
+the binding's real exception classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pynvml
+
+GIB = 1024**3
+
+
+@dataclass
+class FakeGpu:
+    """One GPU or MIG instance, and what fails on it: a function's name with NVML's error."""
+
+    name: str = "NVIDIA H200"
+    uuid: str = "GPU-aaaa"
+    total_bytes: int = 140 * GIB
+    used_bytes: int = 3 * GIB
+    busy_percent: int = 17
+    instances: list[FakeGpu] | None = None
+    failures: dict[str, int] = field(default_factory=dict)
+
+
+class FakeNvml:
+    """Stands in for the module ``pynvml``."""
+
+    NVMLError = pynvml.NVMLError
+
+    def __init__(self, *gpus: FakeGpu, init_error: int | None = None) -> None:
+        self.gpus = list(gpus)
+        self.init_error = init_error
+        self.n_inits = 0
+        self.n_calls = 0
+
+    def nvmlInit(self) -> None:  # noqa: N802 - NVML's own names, here and below
+        if self.init_error is not None:
+            raise self.NVMLError(self.init_error)
+        self.n_inits += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self._check()
+        self.n_inits -= 1
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        self._check()
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:  # noqa: N802
+        return self._check(self.gpus[index], "nvmlDeviceGetHandleByIndex")
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:  # noqa: N802
+        self._check()
+        return next(gpu for gpu in self.gpus if gpu.uuid == uuid)
+
+    def nvmlDeviceGetName(self, gpu: FakeGpu) -> str:  # noqa: N802
+        return self._check(gpu, "nvmlDeviceGetName").name
+
+    def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:  # noqa: N802
+        return self._check(gpu, "nvmlDeviceGetUUID").uuid
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu) -> SimpleNamespace:  # noqa: N802
+        self._check(gpu, "nvmlDeviceGetMemoryInfo")
+        free_bytes = gpu.total_bytes - gpu.used_bytes
+        return SimpleNamespace(total=gpu.total_bytes, used=gpu.used_bytes, free=free_bytes)
+
+    def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> SimpleNamespace:  # noqa: N802
+        self._check(gpu, "nvmlDeviceGetUtilizationRates")
+        return SimpleNamespace(gpu=gpu.busy_percent, memory=1)
+
+    def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:  # noqa: N802
+        self._check(gpu, "nvmlDeviceGetMigMode")
+        if gpu.instances is None:
+            raise self.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [1, 1]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: FakeGpu) -> int:  # noqa: N802
+        self._check(gpu, "nvmlDeviceGetMaxMigDeviceCount")
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: FakeGpu, index: int) -> FakeGpu:  # noqa: N802
+        # Every other place is empty, as on a GPU that was cut into large instances.
+        if gpu.instances is None or index % 2 or index // 2 >= len(gpu.instances):
+            raise self.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return gpu.instances[index // 2]
+
+    def _check(self, gpu: FakeGpu | None = None, function: str = "") -> FakeGpu | None:
+        self.n_calls += 1
+        if self.n_inits <= 0:
+            raise self.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+        if gpu is not None and function in gpu.failures:
+            raise self.NVMLError(gpu.failures[function])
+        return gpu

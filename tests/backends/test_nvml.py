@@ -1,0 +1,424 @@
+"""NVML: PyTorch's numbers for the driver's GPUs, and what is said when something fails."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from gpumemwidget.backends.nvml import NvmlMonitor
+from gpumemwidget.records import DeviceInfo, DeviceUse
+from tests.backends.fake_nvml import GIB, FakeGpu, FakeNvml
+
+A, B, C = "GPU-aaaa-1", "GPU-bbbb-2", "GPU-cccc-3"
+
+
+def monitor_of(*gpus: FakeGpu, **environ: str) -> NvmlMonitor:
+    return NvmlMonitor(FakeNvml(*gpus), environ=environ, driver=Path("none"))
+
+
+def three_alike() -> tuple[FakeGpu, ...]:
+    return FakeGpu(uuid=A), FakeGpu(uuid=B), FakeGpu(uuid=C)
+
+
+def two_models() -> tuple[FakeGpu, ...]:
+    return FakeGpu("NVIDIA T4", A, 16 * GIB), FakeGpu("NVIDIA H200", B)
+
+
+def uuids_of(monitor: NvmlMonitor) -> dict[str, str | None]:
+    return {info.device: info.uuid for info in monitor.list_infos()}
+
+
+# -- Numbers ----------------------------------------------------------------------------------
+
+
+def test_what_is_known_of_a_gpu() -> None:
+    """Name, total and UUID, and the whole device's use."""
+    monitor = monitor_of(FakeGpu(uuid=A))
+
+    infos, use = monitor.list_infos(), monitor.read_use("cuda:0")
+
+    assert infos == (DeviceInfo("cuda:0", "NVIDIA H200", 140 * GIB, None, A),)
+    assert use == DeviceUse("cuda:0", 3 * GIB, 137 * GIB, 140 * GIB, 17)
+    assert monitor.read_use("cuda:1") is None
+    assert monitor.read_use("host") is None
+    assert monitor.take_notes() == ()
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [
+        (None, [A, B, C]),
+        ("2,0", [C, A]),
+        ("1,7,0", [B]),
+        ("", []),
+        ("-1", []),
+        ("1,1", []),
+        ("GPU-cc,GPU-aa", [C, A]),
+        (f"{B}", [B]),
+        ("GPU-cc,GPU-zz,GPU-aa", [C]),
+        ("GPU-", []),
+        (f"GPU-aa,{A}", []),
+    ],
+)
+def test_visible_devices_are_numbered_as_cuda_does(visible: str | None, uuids: list[str]) -> None:
+    """``cuda:0`` is the first entry of the list, whatever its place on the bus."""
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    monitor = monitor_of(*three_alike(), **environ)
+
+    assert list(uuids_of(monitor).values()) == uuids
+    assert list(uuids_of(monitor)) == [f"cuda:{index}" for index in range(len(uuids))]
+
+
+def test_the_list_may_change_until_cuda_reads_it() -> None:
+    """CUDA reads the variable at its first call, so a value set after the load counts."""
+    environ: dict[str, str] = {}
+    monitor = NvmlMonitor(FakeNvml(*three_alike()), environ=environ)
+    before = uuids_of(monitor)
+
+    environ["CUDA_VISIBLE_DEVICES"] = "1"
+
+    assert len(before) == 3
+    assert uuids_of(monitor) == {"cuda:0": B}
+
+
+def test_different_models_are_not_guessed_at() -> None:
+    """CUDA puts the fastest first, which NVML can't tell: nothing is numbered, and it says so."""
+    monitor = monitor_of(*two_models())
+
+    infos = monitor.list_infos()
+    notes = monitor.take_notes()
+
+    assert infos == ()
+    assert len(notes) == 1
+    assert notes[0].startswith("This machine has GPUs of different models")
+    assert monitor.read_use("cuda:0") is None
+    assert monitor.take_notes() == ()
+
+
+def test_different_models_in_bus_order_are_certain() -> None:
+    """With ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` CUDA's order is NVML's."""
+    monitor = monitor_of(*two_models(), CUDA_DEVICE_ORDER="PCI_BUS_ID")
+
+    assert uuids_of(monitor) == {"cuda:0": A, "cuda:1": B}
+    assert monitor.take_notes() == ()
+
+
+def test_different_models_by_uuid_are_certain() -> None:
+    """A list of UUIDs says which GPU is which in any order."""
+    monitor = monitor_of(*two_models(), CUDA_VISIBLE_DEVICES=f"{B},{A}")
+
+    assert uuids_of(monitor) == {"cuda:0": B, "cuda:1": A}
+
+
+def test_different_models_appear_once_cuda_tells() -> None:
+    """What torch says of the devices in use settles their numbers; torch writes no ``GPU-``."""
+    monitor = monitor_of(*two_models())
+    monitor.match({"cuda:0": B.removeprefix("GPU-")})
+
+    assert uuids_of(monitor) == {"cuda:0": B}
+    monitor.match({"cuda:1": A})
+    assert uuids_of(monitor) == {"cuda:0": B, "cuda:1": A}
+    assert monitor.take_notes() == ()
+
+
+def test_what_cuda_tells_goes_before_what_was_worked_out() -> None:
+    """If the order was not as we took it to be, the other numbers are not believed either."""
+    monitor = monitor_of(*three_alike())
+    assert len(uuids_of(monitor)) == 3
+
+    monitor.match({"cuda:1": C})
+
+    assert uuids_of(monitor) == {"cuda:1": C}
+
+
+def test_what_cuda_confirms_changes_nothing() -> None:
+    """As long as torch and we agree, the untouched devices stay listed."""
+    monitor = monitor_of(*three_alike())
+
+    monitor.match({"cuda:1": B})
+
+    assert uuids_of(monitor) == {"cuda:0": A, "cuda:1": B, "cuda:2": C}
+
+
+def test_a_gpu_that_nvml_does_not_know_is_not_mixed_up() -> None:
+    """If torch names a UUID that NVML lacks, no other GPU's figures appear under its name."""
+    monitor = monitor_of(*three_alike())
+
+    monitor.match({"cuda:0": "GPU-ffff"})
+
+    assert uuids_of(monitor) == {}
+
+
+def test_a_mig_instance_is_the_only_device() -> None:
+    """CUDA shows one instance, and no other GPU beside it."""
+    first = FakeGpu("NVIDIA H200 MIG 1g.18gb", "MIG-1111", 18 * GIB)
+    second = FakeGpu("NVIDIA H200 MIG 1g.18gb", "MIG-2222", 18 * GIB)
+    gpus = FakeGpu(uuid=A), FakeGpu(uuid=B, instances=[first, second])
+
+    unset = monitor_of(*gpus)
+    chosen = monitor_of(*gpus, CUDA_VISIBLE_DEVICES="MIG-22")
+    both = monitor_of(*gpus, CUDA_VISIBLE_DEVICES="MIG-22,MIG-11")
+    numbered = monitor_of(*gpus, CUDA_VISIBLE_DEVICES="1")
+    other = monitor_of(*gpus, CUDA_VISIBLE_DEVICES="0")
+    hidden = monitor_of(*gpus, CUDA_VISIBLE_DEVICES="")
+
+    assert uuids_of(unset) == uuids_of(numbered) == {"cuda:0": "MIG-1111"}
+    assert uuids_of(other) == {"cuda:0": A}
+    assert uuids_of(chosen) == uuids_of(both) == {"cuda:0": "MIG-2222"}
+    assert uuids_of(hidden) == {}
+    assert chosen.read_use("cuda:0").total_bytes == 18 * GIB
+
+
+# -- Failures ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, "the device does not support it"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "this user has no permission for it"),
+        (
+            pynvml.NVML_ERROR_GPU_IS_LOST,
+            "the GPU is lost and does not answer any more (nvidia-smi tells more)",
+        ),
+        (pynvml.NVML_ERROR_RESET_REQUIRED, "the GPU has to be reset first"),
+        (pynvml.NVML_ERROR_TIMEOUT, "the driver did not answer in time"),
+        (pynvml.NVML_ERROR_UNKNOWN, "the driver gives no reason"),
+        (pynvml.NVML_ERROR_IRQ_ISSUE, "NVML says 'Interrupt Request Issue'"),
+    ],
+)
+def test_a_failed_question_is_told_once(error: int, reason: str) -> None:
+    """What can't be read is ``None``, with one plain sentence however often it is asked."""
+    gpu = FakeGpu(uuid=A)
+    monitor = monitor_of(gpu)
+    monitor.list_infos()
+    gpu.failures["nvmlDeviceGetMemoryInfo"] = error
+
+    uses = [monitor.read_use("cuda:0") for _ in range(3)]
+
+    assert uses == [DeviceUse("cuda:0", None, None, 140 * GIB, 17)] * 3
+    assert monitor.take_notes() == (f"cuda:0: memory in use can't be read: {reason}.",)
+    assert monitor.take_notes() == ()
+
+
+def test_utilisation_alone_may_be_missing() -> None:
+    """MIG instances don't tell how busy they are; their memory is read all the same."""
+    gpu = FakeGpu(uuid=A)
+    gpu.failures["nvmlDeviceGetUtilizationRates"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    monitor = monitor_of(gpu)
+
+    use = monitor.read_use("cuda:0")
+
+    assert (use.used_bytes, use.utilization_percent) == (3 * GIB, None)
+    assert monitor.take_notes() == (
+        "cuda:0: utilisation can't be read: the device does not support it.",
+    )
+
+
+def test_a_lost_gpu_gives_nothing() -> None:
+    """When no question is answered there is no use at all, and a sentence for each."""
+    gpu = FakeGpu(uuid=A)
+    monitor = monitor_of(gpu)
+    monitor.list_infos()
+    lost = pynvml.NVML_ERROR_GPU_IS_LOST
+    gpu.failures = {"nvmlDeviceGetMemoryInfo": lost, "nvmlDeviceGetUtilizationRates": lost}
+
+    assert monitor.read_use("cuda:0") is None
+    assert len(monitor.take_notes()) == 2
+
+
+def test_a_gpu_lost_before_we_came_keeps_its_number_from_others() -> None:
+    """The GPU behind a lost one is not shown under the lost one's name."""
+    lost = FakeGpu(uuid=A, failures={"nvmlDeviceGetHandleByIndex": pynvml.NVML_ERROR_GPU_IS_LOST})
+    monitor = monitor_of(lost, FakeGpu(uuid=B))
+
+    assert uuids_of(monitor) == {"cuda:1": B}
+    assert len(monitor.take_notes()) == 1
+
+
+def test_a_gpu_that_may_not_be_opened_is_not_counted() -> None:
+    """CUDA does not count a GPU that this user may not open, so it takes no number."""
+    barred = FakeGpu(
+        uuid=A, failures={"nvmlDeviceGetHandleByIndex": pynvml.NVML_ERROR_NO_PERMISSION}
+    )
+    monitor = monitor_of(barred, FakeGpu(uuid=B))
+
+    assert uuids_of(monitor) == {"cuda:0": B}
+    assert monitor.take_notes() == ()
+
+
+def test_a_gpu_that_tells_nothing_of_itself_is_listed() -> None:
+    """Name, UUID and total are unknown, each with its sentence, and the device is there."""
+    error = pynvml.NVML_ERROR_UNKNOWN
+    failures = {f"nvmlDeviceGet{what}": error for what in ("Name", "UUID", "MemoryInfo")}
+    monitor = monitor_of(FakeGpu(failures=failures))
+
+    assert monitor.list_infos() == (DeviceInfo("cuda:0", "NVIDIA GPU", None, None, None),)
+    assert monitor.read_use("cuda:0") == DeviceUse("cuda:0", None, None, None, 17)
+    assert len(monitor.take_notes()) == 4
+
+
+def test_shut_down_by_somebody_else_begins_again() -> None:
+    """A user's own nvmlShutdown too many does not end our figures."""
+    library = FakeNvml(FakeGpu(uuid=A))
+    monitor = NvmlMonitor(library, environ={})
+    monitor.list_infos()
+    library.n_inits = 0
+
+    use = monitor.read_use("cuda:0")
+
+    assert use.used_bytes == 3 * GIB
+    assert monitor.take_notes() == ()
+    assert library.n_inits == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "the NVIDIA driver is not loaded"),
+        (
+            pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+            "the driver and its library are of different versions (a reboot mends that)",
+        ),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "this user has no permission for it"),
+    ],
+)
+def test_a_library_that_does_not_start_is_told_once(error: int, reason: str) -> None:
+    """There are no devices, one sentence says why, and nobody tries again."""
+    library = FakeNvml(init_error=error)
+    monitor = NvmlMonitor(library, environ={})
+
+    assert monitor.list_infos() == ()
+    assert monitor.read_use("cuda:0") is None
+    assert monitor.take_notes() == (f"Whole-device figures are missing: {reason}.",)
+    library.init_error = None
+    assert monitor.list_infos() == ()
+    assert monitor.take_notes() == ()
+
+
+def test_a_machine_without_a_driver_is_no_failure() -> None:
+    """On a laptop without a GPU the real library is not found, and nothing is said of it."""
+    monitor = NvmlMonitor(
+        FakeNvml(init_error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), driver=Path("none")
+    )
+
+    assert monitor.list_infos() == ()
+    assert monitor.take_notes() == ()
+
+
+def test_a_driver_without_its_library_is_told(tmp_path: Path) -> None:
+    """In a container that got the driver but not its library, the sentence says what to add."""
+    driver = tmp_path / "version"
+    driver.write_text("NVRM version: 1")
+    monitor = NvmlMonitor(FakeNvml(init_error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), driver=driver)
+
+    monitor.list_infos()
+
+    assert monitor.take_notes() == (
+        "Whole-device figures are missing: the NVIDIA driver is loaded, but its library"
+        " libnvidia-ml is not found (a container needs the driver capability 'utility').",
+    )
+
+
+@pytest.mark.parametrize("has_driver", [False, True])
+def test_the_binding_may_be_missing(
+    has_driver: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without nvidia-ml-py there are no devices; with a driver, a sentence names it."""
+    driver = tmp_path / "version"
+    if has_driver:
+        driver.write_text("NVRM version: 1")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monitor = NvmlMonitor(driver=driver)
+
+    assert monitor.list_infos() == ()
+    assert [("pip install nvidia-ml-py" in note) for note in monitor.take_notes()] == (
+        [True] if has_driver else []
+    )
+
+
+def test_the_real_library_answers_or_is_absent() -> None:
+    """With the real binding: devices with a name and a use, or none and not a word."""
+    monitor = NvmlMonitor()
+
+    infos = monitor.list_infos()
+    uses = [monitor.read_use(info.device) for info in infos]
+    monitor.close()
+
+    assert all(info.device.startswith("cuda:") and info.name for info in infos)
+    assert all(use.used_bytes + use.free_bytes == use.total_bytes for use in uses)
+
+
+# -- Care -------------------------------------------------------------------------------------
+
+
+def test_nothing_is_asked_before_it_is_needed() -> None:
+    """Making a monitor starts no library; closing it stops only what it started."""
+    library = FakeNvml(FakeGpu())
+    NvmlMonitor(library, environ={}).close()
+    assert (library.n_inits, library.n_calls) == (0, 0)
+
+    library.n_inits = 1  # the user's own
+    monitor = NvmlMonitor(library, environ={})
+    monitor.list_infos()
+    monitor.close()
+    monitor.close()
+
+    assert library.n_inits == 1
+    assert monitor.list_infos() == ()
+    assert monitor.read_use("cuda:0") is None
+
+
+def test_close_after_somebody_elses_shutdown_is_quiet() -> None:
+    """There is nothing left to shut down, and that is no failure."""
+    library = FakeNvml(FakeGpu())
+    monitor = NvmlMonitor(library, environ={})
+    monitor.list_infos()
+    library.n_inits = 0
+
+    monitor.close()
+
+    assert library.n_inits == 0
+    assert monitor.take_notes() == ()
+
+
+def test_importing_the_binding_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """The abandoned package of the same name warns on import; the user did not ask for it."""
+    (tmp_path / "pynvml.py").write_text(
+        "import warnings\n"
+        "warnings.warn('the package is deprecated', FutureWarning)\n"
+        "class NVMLError(Exception):\n    value = 12\n"
+        "def nvmlInit():\n    raise NVMLError\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pynvml")
+
+    infos = NvmlMonitor().list_infos()
+
+    assert sys.modules["pynvml"].__file__ == str(tmp_path / "pynvml.py")
+    assert infos == ()
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+def test_threads_may_ask_at_once() -> None:
+    """The sampler and a magic may ask together; the library is started once."""
+    library = FakeNvml(*three_alike())
+    monitor = NvmlMonitor(library, environ={})
+    uses: list[DeviceUse | None] = []
+    threads = [
+        threading.Thread(target=lambda: uses.append(monitor.read_use("cuda:1"))) for _ in range(8)
+    ]
+
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert library.n_inits == 1
+    assert uses == [DeviceUse("cuda:1", 3 * GIB, 137 * GIB, 140 * GIB, 17)] * 8
