@@ -6,12 +6,16 @@ and hidden take turns; they do the same, so what differs between them is the wat
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from statistics import median
+from typing import TYPE_CHECKING
 
-from tests.bench.kernel import CountedKernel, Message, start_kernel
 from tests.bench.rows import Row, emit
 from tests.bench.sampler import MOST_SLOWDOWN, measure_pairs
+
+if TYPE_CHECKING:
+    from tests.bench.kernel import CountedKernel, Message
 
 MOST_CPU_S = 0.5e-3
 MOST_UPDATE_BYTES = 2_000
@@ -39,6 +43,10 @@ def measure_idle(seconds):
 
 def measure(quick: bool) -> list[Row]:
     """Opening, updates and a busy cell, one after the other in one kernel."""
+    if importlib.util.find_spec("jupyter_client") is None:
+        return [Row("an open dashboard's cost to the kernel", "no Jupyter kernel here")]
+    from tests.bench.kernel import start_kernel
+
     with start_kernel() as kernel:
         kernel.run(_SETUP)
         kernel.run("%load_ext gpumemwidget")
