@@ -12,7 +12,9 @@ __all__ = ["RunningCell", "build_record", "find_first_line"]
 
 #: How much of a cell's first line a record keeps, in characters.
 FIRST_LINE_LIMIT = 120
-_NOT_BLANK = re.compile(r"\S")
+#: The next line that is not blank, from its first sign on, and no further than it takes to see
+#: that it is too long.
+_LINE = re.compile(rf"\S[^\r\n]{{0,{FIRST_LINE_LIMIT}}}")
 #: The magic that asks for a report says nothing of what the cell does.
 _TRACE_MAGIC = "%%memtrace"
 
@@ -48,25 +50,22 @@ def find_first_line(source: str) -> str:
         The first line that is not blank, without the blanks around it, at most 120 characters; a
         longer one ends in ``…``. ``%%memtrace`` counts only if there is nothing else.
     """
-    line, rest = _cut_line(source, 0)
+    line, end = _cut_line(source, 0)
     if line.split(maxsplit=1)[:1] == [_TRACE_MAGIC]:
-        return _cut_line(source, rest)[0] or line
+        end_of_magic = source.find("\n", end)
+        return (end_of_magic >= 0 and _cut_line(source, end_of_magic)[0]) or line
     return line
 
 
 def _cut_line(source: str, position: int) -> tuple[str, int]:
-    """The next line that is not blank, and where the one after it begins."""
-    match = _NOT_BLANK.search(source, position)
+    """The next line that is not blank, and where what was looked at ends."""
+    match = _LINE.search(source, position)
     if match is None:
         return "", len(source)
-    start = match.start()
-    end = source.find("\n", start)
-    if end < 0:
-        end = len(source)
-    line = source[start : min(end, start + FIRST_LINE_LIMIT + 1)].rstrip()
+    line = match[0].rstrip()
     if len(line) > FIRST_LINE_LIMIT:
         line = f"{line[: FIRST_LINE_LIMIT - 1]}…"
-    return line, end
+    return line, match.end()
 
 
 def build_record(

@@ -38,6 +38,8 @@ class TestFirstLine:
             ("x = 1\ny = 2\n", "x = 1"),
             ("\n  \n\t\n   x = 1  \ny = 2", "x = 1"),
             ("x = 1\r\ny = 2", "x = 1"),
+            ("x = 1\ry = 2", "x = 1"),
+            ("%%memtrace " + "-" * 300 + "\nx = 1", "x = 1"),
             ("", ""),
             (" \n\n ", ""),
             ("%%memtrace\nmodel = load()", "model = load()"),
