@@ -73,7 +73,7 @@ def plan_release(
         UnknownNameError: a name is not bound.
         BadInputError: nothing was named.
     """
-    from gpumemwidget.owners.release import plan_release as plan  # noqa: PLC0415 - when it is used
+    from gpumemwidget.owners.plan import plan_release as plan  # noqa: PLC0415 - when it is used
 
     extension = _get_extension()
     return plan(

@@ -134,10 +134,8 @@ class MemMagics(Magics):
             args = _parse(self.memrelease, line)
             # Several may be typed as one would in Python: x, y
             names = [name for name in (_unquote(each.rstrip(",")) for each in args.names) if name]
-            from gpumemwidget.owners.release import (  # noqa: PLC0415 - when it is used
-                apply_release,
-                plan_release,
-            )
+            from gpumemwidget.owners.plan import plan_release  # noqa: PLC0415 - when it is used
+            from gpumemwidget.owners.release import apply_release  # noqa: PLC0415
             from gpumemwidget.report.report import (  # noqa: PLC0415
                 report_plan,
                 report_release,

@@ -1,0 +1,193 @@
+"""Loading and unloading: whatever load adds, unload takes away."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import gpumemwidget
+from gpumemwidget.errors import NotLoadedError
+from gpumemwidget.jupyter.extension import current_extension
+
+
+def _take_stock(shell: InteractiveShell) -> dict[str, Any]:
+    """Everything that an extension may add to a shell and its process."""
+    manager = shell.magics_manager
+    return {
+        "callbacks": {name: list(each) for name, each in shell.events.callbacks.items()},
+        "line magics": dict(manager.magics["line"]),
+        "cell magics": dict(manager.magics["cell"]),
+        "registry": dict(manager.registry),
+        "cleanup": list(shell.input_transformers_cleanup),
+        "transformers": list(shell.input_transformers_post),
+        "ast": list(shell.ast_transformers),
+        # The inputs are IPython's own: _i, _ii, _i1.
+        "namespace": {name for name in shell.user_ns if not name.startswith("_i")},
+        "meta path": list(sys.meta_path),
+        "threads": {thread.name for thread in threading.enumerate()},
+        "configurables": list(shell.configurables),
+    }
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ["load", "unload"],
+        ["load", "unload", "unload"],
+        ["load", "load", "unload"],
+        ["load", "reload", "unload"],
+        ["reload", "reload", "unload", "load", "unload", "unload"],
+        ["unload"],
+    ],
+    ids=" ".join,
+)
+def test_unload_leaves_the_shell_as_it_was(shell: InteractiveShell, steps: list[str]) -> None:
+    """In whatever order it is loaded and unloaded, also in the same cells."""
+    shell.run_cell("%unload_ext none_such")  # IPython 9 brings its own magics at their first use.
+    before = _take_stock(shell)
+
+    for step in steps:
+        assert shell.run_cell(f"%{step}_ext gpumemwidget", store_history=True).success
+
+    after = _take_stock(shell)
+    for what, things in before.items():
+        assert after[what] == things, what
+
+
+@pytest.mark.parametrize("again", ["%load_ext gpumemwidget", "%reload_ext gpumemwidget"])
+def test_loading_twice_doubles_nothing(shell: InteractiveShell, again: str) -> None:
+    shell.run_cell("%load_ext gpumemwidget", store_history=True)
+    once = _count_ours(shell)
+
+    shell.run_cell(again, store_history=True)
+
+    assert _count_ours(shell) == once == (2, 1, 6)
+
+
+def test_loading_by_hand_beside_the_extension_manager_doubles_nothing(
+    shell: InteractiveShell,
+) -> None:
+    """``load_ipython_extension`` is public: code may call it, and again."""
+    gpumemwidget.load_ipython_extension(shell)
+    shell.run_cell("%load_ext gpumemwidget", store_history=True)
+
+    assert _count_ours(shell) == (2, 1, 6)
+
+
+def _count_ours(shell: InteractiveShell) -> tuple[int, int, int]:
+    """Callbacks, transformers and magics."""
+
+    def is_ours(thing: object) -> bool:
+        owner = getattr(thing, "__self__", thing)
+        return type(owner).__module__.startswith("gpumemwidget.")
+
+    callbacks = [each for named in shell.events.callbacks.values() for each in named]
+    magics = [each for named in shell.magics_manager.magics.values() for each in named.values()]
+    transformers = shell.input_transformers_cleanup
+    return (
+        sum(map(is_ours, callbacks)),
+        sum(map(is_ours, transformers)),
+        sum(map(is_ours, magics)),
+    )
+
+
+def test_a_magic_of_the_users_own_comes_back(shell: InteractiveShell) -> None:
+    def memstat(line: str) -> str:
+        return line
+
+    shell.register_magic_function(memstat, "line")
+    shell.run_cell("%load_ext gpumemwidget")
+
+    shell.run_cell("%unload_ext gpumemwidget")
+
+    assert shell.magics_manager.magics["line"]["memstat"] is memstat
+
+
+def test_cells_are_recorded_between_load_and_unload(shell: InteractiveShell) -> None:
+    """The cell that loads from there on, the one that unloads not."""
+    shell.run_cell("%load_ext gpumemwidget", store_history=True)
+    ledger = gpumemwidget.monitor().ledger
+
+    shell.run_cell("x = 1", store_history=True)
+    shell.run_cell("%unload_ext gpumemwidget", store_history=True)
+    shell.run_cell("x = 2", store_history=True)
+
+    assert [record.first_line for record in ledger] == ["%load_ext gpumemwidget", "x = 1"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        gpumemwidget.monitor,
+        gpumemwidget.holdings,
+        gpumemwidget.dashboard,
+        lambda: gpumemwidget.release("x"),
+        lambda: gpumemwidget.plan_release("x"),
+        current_extension,
+    ],
+)
+def test_without_it_every_function_says_what_to_do(call: Callable[[], object]) -> None:
+    with pytest.raises(NotLoadedError, match=r"^gpumemwidget is not loaded: run %load_ext gpum"):
+        call()
+
+
+def test_stat_needs_no_notebook() -> None:
+    host = gpumemwidget.stat()[-1]
+
+    assert host.info.device == "host"
+    assert host.reading is not None
+    assert host.reading.reserved_bytes
+
+
+def test_the_public_names_are_listed_and_nothing_else_is_found() -> None:
+    assert set(gpumemwidget.__all__) <= set(dir(gpumemwidget))
+    for name in gpumemwidget.__all__:
+        assert callable(getattr(gpumemwidget, name))
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        gpumemwidget.nonsense  # noqa: B018
+
+
+def test_loading_says_what_was_found(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, and none when there was nothing to do."""
+    shell.run_cell("%load_ext gpumemwidget")
+    first = capsys.readouterr().out
+    gpumemwidget.load_ipython_extension(shell)
+    second = capsys.readouterr().out
+
+    assert first.startswith("gpumemwidget records every cell from here on: ")
+    assert "host memory" in first
+    assert first.endswith("%memdash opens the dashboard.\n")
+    assert len(first.splitlines()) == 1
+    assert second == ""
+
+
+def test_loading_is_quick_and_brings_nothing_heavy(tmp_path: Path) -> None:
+    """Neither torch, plotly, pandas nor the widgets, until something needs them."""
+    code = (
+        "import sys\n"
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        "shell.run_cell('%load_ext gpumemwidget', store_history=True)\n"
+        "shell.run_cell('%%memtrace\\n1', store_history=True)\n"
+        "heavy = {'torch', 'plotly', 'pandas', 'numpy', 'ipywidgets', 'anywidget'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+
+    answer = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"IPYTHONDIR": str(tmp_path), "PATH": ""},
+    )
+
+    assert answer.stdout.splitlines()[-1] == "[]"

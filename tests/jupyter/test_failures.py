@@ -1,0 +1,156 @@
+"""A failure of ours is shown once and never becomes the cell's; a Ctrl-C is never lost."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import gpumemwidget
+from gpumemwidget.jupyter.extension import Extension, current_extension
+from gpumemwidget.records import Reading
+
+
+@pytest.fixture
+def extension(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> Extension:
+    shell.run_cell("%load_ext gpumemwidget", store_history=True)
+    capsys.readouterr()
+    return current_extension()
+
+
+@pytest.mark.parametrize("method", ["start_span", "end_span"])
+def test_a_failing_read_is_told_once_and_the_cells_run(
+    shell: InteractiveShell,
+    extension: Extension,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    method: str,
+) -> None:
+    def fail() -> tuple[Reading, ...]:
+        raise RuntimeError("the driver is gone")
+
+    monkeypatch.setattr(extension.monitor.hardware, method, fail)
+    results = [shell.run_cell("6 * 7", store_history=True) for _ in range(3)]
+
+    assert [result.result for result in results] == [42, 42, 42]
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == 1
+    assert "RuntimeError: the driver is gone" in shown[0]
+    assert [record.status for record in extension.monitor.ledger][1:] == ["ok", "ok", "ok"]
+
+
+def test_a_bug_of_ours_is_told_once_and_kept_for_a_report(
+    shell: InteractiveShell,
+    extension: Extension,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whatever it is that raises; the next cell is recorded again."""
+    with monkeypatch.context() as patch:
+        patch.setattr(extension.monitor, "end_cell", lambda **_options: 1 / 0)
+        results = [shell.run_cell("6 * 7", store_history=True) for _ in range(2)]
+    shell.run_cell("8 * 9", store_history=True)
+
+    assert [result.success for result in results] == [True, True]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gpumemwidget: recording a cell's end failed (ZeroDivisionError: ")
+    assert "Traceback (most recent call last)" in (gpumemwidget.last_failure() or "")
+    assert [record.first_line for record in extension.monitor.ledger][-1] == "8 * 9"
+
+
+def test_unload_takes_everything_away_even_if_one_part_fails(
+    shell: InteractiveShell,
+    extension: Extension,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(extension.outputs, "close", lambda *_args, **_options: 1 / 0)
+
+    shell.run_cell("%unload_ext gpumemwidget")
+
+    assert "closing a cell's output failed" in capsys.readouterr().err
+    assert "memstat" not in shell.magics_manager.magics["line"]
+
+
+@pytest.mark.parametrize(
+    ("event", "method"),
+    [("start", "start_span"), ("end", "end_span")],
+)
+def test_an_interrupt_within_our_hooks_waits_for_their_end(
+    shell: InteractiveShell,
+    extension: Extension,
+    monkeypatch: pytest.MonkeyPatch,
+    event: str,
+    method: str,
+) -> None:
+    """It then ends the cell that runs; what we were doing is done as a whole."""
+    real = getattr(extension.monitor.hardware, method)
+    n_calls = []
+
+    def interrupted() -> tuple[Reading, ...]:
+        n_calls.append(1)
+        if len(n_calls) == 1:
+            signal.raise_signal(signal.SIGINT)
+        readings: tuple[Reading, ...] = real()
+        return readings
+
+    monkeypatch.setattr(extension.monitor.hardware, method, interrupted)
+    started = time.monotonic()
+    results: list[Any] = []
+    if event == "start":
+        results.append(shell.run_cell("import time; time.sleep(30)", store_history=True))
+    else:
+        # The cell has run already: the interrupt meets what comes next.
+        results.append(shell.run_cell("x = 1", store_history=True))
+        results.append(shell.run_cell("import time; time.sleep(30)", store_history=True))
+
+    assert time.monotonic() - started < 10
+    assert isinstance(results[-1].error_in_exec, KeyboardInterrupt)
+    statuses = [record.status for record in extension.monitor.ledger][1:]
+    assert statuses == ["ok"] * (len(results) - 1) + ["interrupted"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_cell_whose_end_never_came_leaves_no_record(
+    shell: InteractiveShell, extension: Extension
+) -> None:
+    """The next cell is recorded as if nothing had been."""
+    (end,) = [
+        callback
+        for callback in shell.events.callbacks["post_run_cell"]
+        if type(getattr(callback, "__self__", None)).__module__.startswith("gpumemwidget")
+    ]
+    shell.events.unregister("post_run_cell", end)
+    shell.run_cell("lost = 1", store_history=True)
+    shell.events.register("post_run_cell", end)
+
+    shell.run_cell("x = 1", store_history=True)
+    shell.run_cell("1 / 0", store_history=True)
+
+    records = extension.monitor.ledger.records[1:]
+    assert [(record.first_line, record.status) for record in records] == [
+        ("x = 1", "ok"),
+        ("1 / 0", "error"),
+    ]
+
+
+def test_a_failing_listener_does_not_reach_the_cell(
+    shell: InteractiveShell, extension: Extension, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Listener:
+        def on_cell_started(self, _cell: object) -> None:
+            raise ValueError("no")
+
+        def on_cell_ended(self, _record: object) -> None:
+            raise ValueError("no")
+
+        def on_sample(self, sample: object) -> None: ...
+
+    extension.monitor.add_listener(Listener())
+    results = [shell.run_cell("42", store_history=True) for _ in range(2)]
+
+    assert [result.result for result in results] == [42, 42]
+    assert len(capsys.readouterr().err.splitlines()) == 2
