@@ -190,6 +190,9 @@ class Extension:
         registered = type(self._magics).__name__
         if manager.registry.get(registered) is self._magics:
             del manager.registry[registered]
+        # Where each Magics object enters itself.
+        if self._magics in self.ipython.configurables:
+            self.ipython.configurables.remove(self._magics)
 
     def _close_dashboard(self) -> None:
         dashboard, self._dashboard = self._dashboard, None

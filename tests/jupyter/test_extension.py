@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,19 @@ def test_unload_leaves_the_shell_as_it_was(shell: InteractiveShell, steps: list[
     after = _take_stock(shell)
     for what, things in before.items():
         assert after[what] == things, what
+
+
+def test_nothing_keeps_the_extension_alive_after_unload(shell: InteractiveShell) -> None:
+    """Nor what it holds: the ledger, the history, the hardware."""
+    shell.run_cell("%load_ext gpumemwidget", store_history=True)
+    shell.run_cell("%%memtrace\n1", store_history=True)
+    extension = weakref.ref(current_extension())
+
+    shell.run_cell("%unload_ext gpumemwidget", store_history=True)
+    shell.run_cell("1", store_history=True)
+    gc.collect()
+
+    assert extension() is None
 
 
 @pytest.mark.parametrize("again", ["%load_ext gpumemwidget", "%reload_ext gpumemwidget"])
