@@ -1,0 +1,249 @@
+"""The simulated allocator counts as PyTorch's does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumemwidget.backends.allocator import DeviceFullError, ReplayAllocator
+from gpumemwidget.backends.caching import CachingAllocator
+from gpumemwidget.errors import BadInputError
+
+MIB = 1024 * 1024
+SIZES = (1, 511, 512, 513, 100_000, MIB, MIB + 1, 5 * MIB, 10 * MIB, 20 * MIB, 70 * MIB)
+
+
+def read(allocator: ReplayAllocator, name: str, which: str = "current", pool: str = "all") -> int:
+    return allocator.stats(0)[name][pool][which]
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "allocated", "reserved", "pool"),
+    [
+        (1, 512, 2 * MIB, "small_pool"),
+        (512, 512, 2 * MIB, "small_pool"),
+        (513, 1024, 2 * MIB, "small_pool"),
+        (MIB, MIB, 2 * MIB, "small_pool"),
+        (MIB + 1, MIB + 512, 20 * MIB, "large_pool"),
+        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB, "large_pool"),
+        (10 * MIB, 10 * MIB, 10 * MIB, "large_pool"),
+        (11 * MIB, 12 * MIB, 12 * MIB, "large_pool"),
+        (70 * MIB, 70 * MIB, 70 * MIB, "large_pool"),
+    ],
+)
+def test_sizes_are_rounded_as_pytorch_rounds_them(
+    n_bytes: int, allocated: int, reserved: int, pool: str
+) -> None:
+    """Requests to 512 bytes, and segments of 2 MiB, 20 MiB, or their own in steps of 2 MiB."""
+    allocator = ReplayAllocator()
+
+    allocator.allocate(n_bytes)
+
+    assert read(allocator, "allocated_bytes") == allocated
+    assert read(allocator, "requested_bytes") == n_bytes
+    assert read(allocator, "reserved_bytes") == reserved
+    assert read(allocator, "reserved_bytes", pool=pool) == reserved
+    assert read(allocator, "inactive_split_bytes") == (
+        reserved - allocated if reserved - allocated > MIB or pool == "small_pool" else 0
+    )
+
+
+def test_freed_memory_stays_reserved_until_the_cache_is_emptied() -> None:
+    """A freed block is used again, and goes back to the driver only when asked for."""
+    allocator = ReplayAllocator()
+    handle = allocator.allocate(64 * MIB)
+    allocator.free(handle)
+    kept = (read(allocator, "allocated_bytes"), read(allocator, "reserved_bytes"))
+    again = allocator.allocate(64 * MIB)
+    n_segments = read(allocator, "segment", "allocated")
+    allocator.free(again)
+
+    allocator.empty_cache()
+
+    assert kept == (0, 64 * MIB)
+    assert n_segments == 1
+    assert read(allocator, "reserved_bytes") == 0
+    assert read(allocator, "reserved_bytes", "peak") == 64 * MIB
+
+
+def test_a_segment_in_use_is_not_given_back() -> None:
+    """One small tensor keeps its segment reserved."""
+    allocator = ReplayAllocator()
+    keep = allocator.allocate(512)
+    drop = allocator.allocate(1024)
+    allocator.free(drop)
+
+    allocator.empty_cache()
+
+    assert read(allocator, "reserved_bytes") == 2 * MIB
+    allocator.free(keep)
+    allocator.empty_cache()
+    assert read(allocator, "reserved_bytes") == 0
+
+
+def test_peaks_are_marks_until_they_are_reset() -> None:
+    """A peak keeps what was reached; a reset sets it back to what stands."""
+    allocator = ReplayAllocator()
+    keep = allocator.allocate(10 * MIB)
+    allocator.free(allocator.allocate(20 * MIB))
+    marked = read(allocator, "allocated_bytes", "peak")
+
+    allocator.reset_peak()
+
+    assert marked == 30 * MIB
+    assert read(allocator, "allocated_bytes", "peak") == 10 * MIB
+    assert read(allocator, "reserved_bytes", "peak") == 30 * MIB
+    allocator.free(keep)
+
+
+def test_a_full_device_flushes_tries_again_and_fails() -> None:
+    """Room in the cache is used after a retry; without room the failure is counted."""
+    allocator = ReplayAllocator(total_bytes=100 * MIB)
+    allocator.free(allocator.allocate(60 * MIB))
+    handle = allocator.allocate(80 * MIB)
+    retried = allocator.stats(0)
+
+    with pytest.raises(DeviceFullError, match="no room for 41943040 bytes"):
+        allocator.allocate(40 * MIB)
+    failed = allocator.stats(0)
+
+    assert (retried["num_alloc_retries"], retried["num_ooms"]) == (1, 0)
+    assert (failed["num_alloc_retries"], failed["num_ooms"]) == (2, 1)
+    assert failed["allocated_bytes"]["all"]["current"] == 80 * MIB
+    allocator.free(handle)
+
+
+def test_events_can_be_scripted() -> None:
+    """A retry and an out-of-memory error happen on demand; totals can be reset as in PyTorch."""
+    allocator = ReplayAllocator()
+    allocator.retry()
+    allocator.oom()
+    counted = allocator.stats()
+
+    allocator.reset_totals()
+
+    assert (counted["num_alloc_retries"], counted["num_ooms"]) == (2, 1)
+    assert (allocator.stats()["num_alloc_retries"], allocator.stats()["num_ooms"]) == (0, 0)
+
+
+def test_a_device_is_in_use_from_its_first_touch() -> None:
+    """Reading touches nothing; an allocation or ``touch`` does."""
+    allocator = ReplayAllocator(3)
+    allocator.stats(1)
+    untouched = allocator.list_touched()
+    allocator.touch("cuda:2")
+    allocator.allocate(1, 0)
+
+    assert untouched == ()
+    assert allocator.list_touched() == (0, 2)
+    assert allocator.stats("cuda:0")["allocated_bytes"]["all"]["current"] == 512
+
+
+@pytest.mark.parametrize("device", [1, -1, "cuda:1", "cuda:", "host", "cuda:x"])
+def test_devices_that_are_not_there_are_refused(device: int | str) -> None:
+    """The error names the device and how many there are."""
+    with pytest.raises(BadInputError, match=f"there is no device {device!r}: .* has 1"):
+        ReplayAllocator().allocate(1, device)
+
+
+def test_blocks_are_freed_once() -> None:
+    """A handle that is unknown or used up is refused."""
+    allocator = ReplayAllocator()
+    handle = allocator.allocate(1)
+    allocator.free(handle)
+
+    with pytest.raises(BadInputError, match="free each once"):
+        allocator.free(handle)
+    with pytest.raises(BadInputError, match="at least 1"):
+        allocator.allocate(0)
+
+
+def list_blocks(device: CachingAllocator, pool: str) -> Iterator[tuple[int, bool, bool]]:
+    """Each block of a pool: its size, whether it is free, whether its segment was split."""
+    for segment in device._segments:
+        if segment.pool == pool:
+            for block in segment.blocks:
+                yield block.n_bytes, block.is_free, len(segment.blocks) > 1
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("allocate"), st.sampled_from(SIZES)),
+            st.tuples(st.just("free"), st.integers(0, 50)),
+            st.tuples(st.just("empty_cache"), st.just(0)),
+            st.tuples(st.just("reset_peak"), st.just(0)),
+        ),
+        max_size=60,
+    )
+)
+def test_counters_agree_with_the_blocks(program: list[tuple[str, int]]) -> None:
+    """After any program each counter is the sum over the blocks, and no peak is below it."""
+    allocator = ReplayAllocator(total_bytes=300 * MIB)
+    device = allocator._devices[0]
+    handles: list[int] = []
+    for action, argument in program:
+        if action == "allocate":
+            try:
+                handles.append(allocator.allocate(argument))
+            except DeviceFullError:
+                assert sum(size for size, _, _ in list_blocks(device, "large_pool")) > 0
+        elif action == "free" and handles:
+            allocator.free(handles.pop(argument % len(handles)))
+        elif action != "free":
+            getattr(allocator, action)()
+
+    stats = allocator.stats()
+    for pool in ("small_pool", "large_pool"):
+        blocks = list(list_blocks(device, pool))
+        current = {name: stats[name][pool]["current"] for name in device._stats}
+        assert current["reserved_bytes"] == sum(size for size, _, _ in blocks)
+        assert current["allocated_bytes"] == sum(size for size, free, _ in blocks if not free)
+        assert current["active_bytes"] == current["allocated_bytes"]
+        assert current["allocation"] == sum(not free for _, free, _ in blocks)
+        assert current["inactive_split_bytes"] == sum(
+            size for size, free, split in blocks if free and split
+        )
+        assert current["inactive_split"] == sum(free and split for _, free, split in blocks)
+    for name in device._stats:
+        whole = stats[name]["all"]
+        parts = [stats[name][pool] for pool in ("small_pool", "large_pool")]
+        assert whole["current"] == sum(part["current"] for part in parts)
+        assert whole["peak"] >= whole["current"] >= 0
+        assert whole["current"] == whole["allocated"] - whole["freed"]
+    assert read(allocator, "allocation") == len(handles)
+    assert read(allocator, "reserved_bytes") <= 300 * MIB
+
+
+@pytest.mark.gpu
+def test_real_allocator_counts_the_same() -> None:
+    """On a GPU, PyTorch's allocator gives the same figures for the same program."""
+    import torch
+
+    device = torch.cuda.device_count() - 1
+    torch.zeros(1, device=f"cuda:{device}")
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    simulated = ReplayAllocator(1)
+    real: list[torch.Tensor] = []
+    handles: list[int] = []
+    base = torch.cuda.memory_stats_as_nested_dict(device)
+
+    def difference(name: str) -> int:
+        now = torch.cuda.memory_stats_as_nested_dict(device)
+        return now[name]["all"]["current"] - base[name]["all"]["current"]
+
+    for n_bytes in (5 * MIB, MIB + 1, 70 * MIB, 11 * MIB, 20 * MIB, 3 * MIB):
+        real.append(torch.empty(n_bytes, dtype=torch.uint8, device=f"cuda:{device}"))
+        handles.append(simulated.allocate(n_bytes))
+        for name in ("allocated_bytes", "reserved_bytes", "requested_bytes", "segment"):
+            assert difference(name) == read(simulated, name), (n_bytes, name)
+    for place in (1, 3, 0):
+        del real[place]
+        simulated.free(handles.pop(place))
+        for name in ("allocated_bytes", "reserved_bytes", "inactive_split_bytes"):
+            assert difference(name) == read(simulated, name), (place, name)
+    assert set(simulated.stats()) <= set(torch.cuda.memory_stats_as_nested_dict(device))
