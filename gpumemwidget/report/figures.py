@@ -19,8 +19,8 @@ from gpumemwidget.report.theme import (
     PEAK_COLOR,
     RESERVED_COLOR,
 )
-from gpumemwidget.report.words import mark_peak, name_cell, name_counters, rank_device
-from gpumemwidget.units import format_bytes, format_change, format_duration
+from gpumemwidget.report.words import format_peak, name_cell, name_counters, rank_device
+from gpumemwidget.units import UNKNOWN, format_bytes, format_change, format_duration
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -86,7 +86,7 @@ def _draw_cell_device(
         peak_bytes, peak_of = device.reserved.peak_bytes, names.reserved
     if peak_bytes is not None:
         values.append(peak_bytes)
-        mark = f"{mark_peak(device.peak_is)} ".lstrip()
+        peak = f"peak {peak_of} {format_peak(peak_bytes, device.peak_is)}"
         figure.add_trace(
             go.Scatter(
                 x=[0, record.duration_s],
@@ -96,7 +96,7 @@ def _draw_cell_device(
                 showlegend=row == 1,
                 mode="lines",
                 line={"color": PEAK_COLOR, "width": 1.5, "dash": "dash"},
-                hovertemplate=f"peak {peak_of} {mark}{format_bytes(peak_bytes)}<extra></extra>",
+                hovertemplate=f"{peak}<extra></extra>",
             ),
             row=row,
             col=1,
@@ -201,13 +201,15 @@ def _draw_ledger_device(figure: Figure, records: Sequence[CellRecord], name: str
 
 def _describe_hover(record: CellRecord, device: CellDevice, span: Span) -> str:
     """What the pointer shows of one bar; plotly reads some HTML, so the user's text is escaped."""
-    mark = f"{mark_peak(device.peak_is)} ".lstrip()
+    peak = UNKNOWN
+    if span.peak_bytes is not None:
+        peak = format_peak(span.peak_bytes, device.peak_is)
     return "<br>".join(
         (
             f"<b>{name_cell(record.execution_count)}</b> {record.status}, "
             f"{format_duration(record.duration_s)}",
             escape_html(record.first_line),
-            f"peak {mark}{format_bytes(span.peak_bytes)}",
+            f"peak {peak}",
             f"before {format_bytes(span.before_bytes)}, after {format_bytes(span.after_bytes)} "
             f"({format_change(span.change_bytes)})",
         )

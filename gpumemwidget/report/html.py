@@ -105,8 +105,9 @@ def _render_table(table: Table) -> str:
         f"<tbody>{_render_group(table, group, columns)}</tbody>" for group in table.groups
     )
     hidden = "" if table.caption_is_seen else ' class="gmw-h"'
-    # A table of numbers alone may break them from their units to stay in sight; others scroll.
-    classes = "gmw-t" if columns[-1].last else "gmw-t gmw-q"
+    # A table of numbers alone may break them from their units to stay in sight; one with a column
+    # to cut takes the whole width.
+    classes = {None: "gmw-t gmw-q", "cut": "gmw-t gmw-u", "wrap": "gmw-t"}[columns[-1].last]
     caption = f"<caption{hidden}>{escape_html(table.caption)}</caption>"
     return (
         f'<div class="gmw-w"><table class="{classes}">{caption}'

@@ -20,8 +20,7 @@ from itertools import pairwise
 
 from gpumemwidget.records import CellDevice, CellRecord, Reading, Sample
 from gpumemwidget.report.theme import SPARKLINE_HEIGHT, SPARKLINE_WIDTH
-from gpumemwidget.report.words import mark_peak, name_counters
-from gpumemwidget.units import format_bytes
+from gpumemwidget.report.words import format_peak, name_counters
 
 __all__ = ["Sparkline", "choose_range", "list_points", "plot_device", "thin"]
 
@@ -125,15 +124,16 @@ def plot_device(
     """
     allocated, reserved = list_points(record, device, samples)
     names = name_counters(device.device)
-    peak_bytes, peak_of = device.allocated.peak_bytes, ""
+    peak_bytes, peak_of = device.allocated.peak_bytes, "peak"
     if peak_bytes is None:
-        peak_bytes, peak_of = device.reserved.peak_bytes, f" {names.reserved}"
-    mark = f" {mark_peak(device.peak_is)}".rstrip() + " "
+        peak_bytes, peak_of = device.reserved.peak_bytes, f"peak {names.reserved}"
     known = [value for _, value in (*allocated, *reserved) if value is not None]
     if not known:
         return None
+    peak_label = ""
     if peak_bytes is not None:
         known.append(peak_bytes)
+        peak_label = f"{peak_of} {format_peak(peak_bytes, device.peak_is)}"
     low, high = choose_range(known)
 
     def draw(points: Points, *, is_area: bool) -> str:
@@ -146,7 +146,7 @@ def plot_device(
         allocated_path=draw(allocated, is_area=True),
         reserved_path=draw(reserved, is_area=False),
         peak_y=None if peak_bytes is None else _place(peak_bytes, low, high),
-        peak_label=f"peak{peak_of} {mark}{format_bytes(peak_bytes)}",
+        peak_label=peak_label,
         low_bytes=low,
         high_bytes=high,
         duration_s=record.duration_s,
@@ -165,7 +165,7 @@ def _place(value: int, low: int, high: int) -> int:
 
 
 def _place_time(time_s: float, duration_s: float) -> int:
-    # A cell that took no time at all has its end at both sides' meeting point: the right one.
+    # A cell that took no time at all is all end.
     return round(time_s / duration_s * SPARKLINE_WIDTH) if duration_s > 0 else SPARKLINE_WIDTH
 
 

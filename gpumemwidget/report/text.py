@@ -30,7 +30,7 @@ WIDTH = 80
 _GAP = "  "
 
 #: A last column is never squeezed below this.
-_NARROWEST_LAST = 16
+_NARROWEST_LAST = 12
 
 _ELLIPSIS = "…"
 

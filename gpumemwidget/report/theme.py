@@ -46,7 +46,10 @@ ROOT_CLASS = "gmw"
 SPARKLINE_WIDTH = 600
 SPARKLINE_HEIGHT = 100
 
-_COLORS = {
+_PARTS = {
+    # JupyterLab's own rules for tables, lists and code carry two or three classes; so that ours
+    # win wherever they stand, they carry as many and one more.
+    "root": f".{ROOT_CLASS}" * 3,
     "allocated": ALLOCATED_COLOR,
     "reserved": RESERVED_COLOR,
     "peak": PEAK_COLOR,
@@ -57,8 +60,8 @@ _COLORS = {
 
 
 def _squeeze(css: str) -> str:
-    """A style sheet with our colours put in, without the spaces that only a reader here needs."""
-    css = Template(css).substitute(_COLORS)
+    """A style sheet with the parts put in, without the spaces that only a reader here needs."""
+    css = Template(css).substitute(_PARTS)
     css = re.sub(r"\s+", " ", css).strip()
     return re.sub(r" ?([{};,]) ?|(?<=:) ", lambda match: match[1] or "", css)
 
@@ -66,46 +69,47 @@ def _squeeze(css: str) -> str:
 BASE_CSS = _squeeze("""
 .gmw { font: 13px/1.45 var(--jp-ui-font-family, system-ui, sans-serif); container-type: inline-size;
   font-variant-numeric: tabular-nums; margin: 4px 0; text-align: left }
-.gmw.gmw p { margin: 0 0 6px }
-.gmw.gmw code { background: none; color: inherit; font-size: 12px; padding: 0;
+$root p { margin: 0 0 6px }
+$root code { background: none; color: inherit; font-size: 12px; padding: 0;
   white-space: inherit }
 .gmw-m { opacity: .72 }
-.gmw.gmw p.gmw-n { font-size: 12px; margin: 2px 0 }
+$root p.gmw-n { font-size: 12px; margin: 2px 0 }
 .gmw-bad { color: $bad }
 .gmw-warn { color: $warn }
 """)
 
 TABLE_CSS = _squeeze("""
 .gmw-w { overflow-x: auto; margin: 6px 0 8px }
-.gmw .gmw-t { border-collapse: collapse; border: 0; font-size: 13px; margin: 0; table-layout: auto;
+$root .gmw-t { border-collapse: collapse; border: 0; font-size: 13px; margin: 0; table-layout: auto;
   width: auto }
-.gmw .gmw-t caption { caption-side: top; color: inherit; font-weight: 600; padding: 0 0 2px;
+$root .gmw-t caption { caption-side: top; color: inherit; font-weight: 600; padding: 0 0 2px;
   text-align: left; white-space: nowrap }
-.gmw .gmw-t caption.gmw-h { clip-path: inset(50%); height: 1px; overflow: hidden;
+$root .gmw-t caption.gmw-h { clip-path: inset(50%); height: 1px; overflow: hidden;
   position: absolute; width: 1px }
-.gmw .gmw-t tbody tr, .gmw .gmw-t thead tr { background: none; border: 0 }
-.gmw .gmw-t th, .gmw .gmw-t td { border: 0; font-weight: 400; max-width: none;
+$root .gmw-t tbody tr, $root .gmw-t thead tr { background: none; border: 0 }
+$root .gmw-t th, $root .gmw-t td { border: 0; font-weight: 400; max-width: none;
   padding: 2px 16px 2px 0; text-align: left; vertical-align: top; white-space: nowrap }
-.gmw .gmw-t thead th { border-bottom: 1px solid ${neutral}73; opacity: .72;
+$root .gmw-t thead th { border-bottom: 1px solid ${neutral}73; opacity: .72;
   vertical-align: bottom }
-.gmw .gmw-t tbody + tbody > tr:first-child > * { border-top: 1px solid ${neutral}40 }
-.gmw .gmw-t .gmw-r { text-align: right }
-.gmw .gmw-t .gmw-d { font-weight: 600 }
-.gmw .gmw-t .gmw-f { min-width: 12em; white-space: normal }
-.gmw .gmw-t .gmw-c { max-width: 28em; overflow: hidden; text-overflow: ellipsis }
+$root .gmw-t tbody + tbody > tr:first-child > * { border-top: 1px solid ${neutral}40 }
+$root .gmw-t .gmw-r { text-align: right }
+$root .gmw-t .gmw-d { font-weight: 600 }
+$root .gmw-t .gmw-f { min-width: 12em; white-space: normal }
+$root .gmw-u { max-width: 72em; width: 100% }
+$root .gmw-t .gmw-c { max-width: 0; min-width: 8em; overflow: hidden; text-overflow: ellipsis;
+  width: 100% }
 @container (max-width: 480px) {
-  .gmw .gmw-t { font-size: 11px }
-  .gmw .gmw-t th, .gmw .gmw-t td { padding-right: 7px }
-  .gmw .gmw-q .gmw-r { white-space: normal }
-  .gmw .gmw-t th .gmw-m { display: none }
-  .gmw .gmw-t .gmw-c { max-width: 16em }
+  $root .gmw-t { font-size: 11px }
+  $root .gmw-t th, $root .gmw-t td { padding-right: 7px }
+  $root .gmw-q .gmw-r { white-space: normal }
+  $root .gmw-t th .gmw-m { display: none }
 }
 """)
 
 #: The chart of one device; those of several stand side by side where there is room.
 SPARKLINE_CSS = _squeeze("""
 .gmw-s { display: flex; flex-wrap: wrap; gap: 8px 24px; margin: 0 0 6px }
-.gmw .gmw-g { flex: 1 1 300px; font-size: 12px; margin: 0; max-width: 560px; min-width: 0 }
+$root .gmw-g { flex: 1 1 300px; font-size: 12px; margin: 0; max-width: 560px; min-width: 0 }
 .gmw-g figcaption { margin: 0 0 4px; text-align: left }
 .gmw-g figcaption span { display: inline-block; margin-left: 12px }
 .gmw-g i { border-top: 2px solid $allocated; display: inline-block; margin-right: 4px;
@@ -128,9 +132,9 @@ SPARKLINE_CSS = _squeeze("""
 """)
 
 STEPS_CSS = _squeeze("""
-.gmw.gmw ol { margin: 6px 0 8px; padding-left: 1.8em }
-.gmw.gmw ol ul { list-style: none; margin: 0; padding: 0 }
-.gmw.gmw li { margin: 1px 0 }
+$root ol { margin: 6px 0 8px; padding-left: 1.8em }
+$root ol ul { list-style: none; margin: 0; padding: 0 }
+$root li { margin: 1px 0 }
 """)
 
 #: The one line of ``%memtrace on`` carries only this.

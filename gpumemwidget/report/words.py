@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpumemwidget.records import HOST, PeakIs
+from gpumemwidget.units import format_bytes
 
 __all__ = [
     "MARK_MEANINGS",
     "CounterNames",
+    "format_peak",
     "join_words",
     "mark_peak",
     "name_cell",
@@ -46,6 +48,11 @@ def name_counters(device: str) -> CounterNames:
 def mark_peak(peak_is: PeakIs | None) -> str:
     """What stands before a peak that is not the exact one; nothing before one that is."""
     return _MARKS.get(peak_is, "")
+
+
+def format_peak(peak_bytes: int, peak_is: PeakIs | None) -> str:
+    """``3.40 GiB``, ``≥ 3.40 GiB``, ``~ 3.40 GiB``."""
+    return f"{mark_peak(peak_is)} {format_bytes(peak_bytes)}".lstrip()
 
 
 def name_cell(execution_count: int | None) -> str:

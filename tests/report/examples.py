@@ -260,3 +260,22 @@ def make_release(**changes: object) -> ReleaseReport:
         "remains": ("33.00 MiB on cuda:0 are cuBLAS workspace, which no name holds.",),
     }
     return ReleaseReport(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def make_stopped_release() -> ReleaseReport:
+    """A release that stopped at its first step, with nothing changed."""
+    before = make_release().before
+    return make_release(
+        stopped="Moving model to the CPU failed: no host memory. Nothing was released.",
+        steps=(
+            ReleaseStep("move to CPU", "model: OutOfMemoryError", "failed"),
+            ReleaseStep("set to None", "", "not reached"),
+            ReleaseStep("drop IPython's references", "", "not reached"),
+            ReleaseStep("gc.collect", "", "not reached"),
+            ReleaseStep("empty_cache", "", "not reached"),
+        ),
+        after=before,
+        allocated_freed_bytes=(("cuda:0", 0), ("host", 0)),
+        reserved_freed_bytes=(("cuda:0", 0), ("host", 0)),
+        remains=(),
+    )

@@ -1,0 +1,78 @@
+"""One of each report, by name: what the golden files hold, and what every rule is tried on.
+
+``python -m tests.report.every_report`` writes the golden files anew: look at them before you commit
+them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpumemwidget.report.report import (
+    Report,
+    report_cell,
+    report_cell_line,
+    report_holdings,
+    report_ledger,
+    report_plan,
+    report_release,
+    report_stat,
+)
+from tests.report.examples import (
+    HOSTILE,
+    MIB,
+    make_gpu_cell,
+    make_holdings,
+    make_host_cell,
+    make_plan,
+    make_release,
+    make_samples,
+    make_stat,
+    make_stopped_release,
+    make_two_gpu_cell,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def make_every_report() -> dict[str, Report]:
+    """A report of each kind, in its usual and in its unusual forms."""
+    gpu, host, two = make_gpu_cell(), make_host_cell(), make_two_gpu_cell()
+    hostile = make_gpu_cell(execution_count=None, first_line=HOSTILE)
+    interrupted = make_host_cell(execution_count=8, status="interrupted", duration_s=301.0)
+    short = make_host_cell(duration_s=0.0008)
+    return {
+        "cell_gpu": report_cell(gpu, make_samples(gpu)),
+        "cell_host": report_cell(host, make_samples(host)),
+        "cell_two_gpus": report_cell(two, make_samples(two, 500)),
+        "cell_short": report_cell(short, []),
+        "line_gpu": report_cell_line(gpu),
+        "line_host": report_cell_line(host),
+        "line_two_gpus": report_cell_line(two),
+        "ledger": report_ledger([gpu, host, interrupted, two, hostile]),
+        "ledger_empty": report_ledger([]),
+        "stat": report_stat(make_stat(), ["NVML gave no permission to read processes."]),
+        "holdings": report_holdings(make_holdings()),
+        "plan": report_plan(make_plan()),
+        "plan_refused": report_plan(
+            make_plan(
+                refusal="The moves need 479.00 MiB of host memory and there are 100.00 MiB: "
+                "release less at once, or without --keep.",
+                host_available_bytes=100 * MIB,
+            )
+        ),
+        "release": report_release(make_release()),
+        "release_stopped": report_release(make_stopped_release()),
+    }
+
+
+def main() -> None:
+    """Write the golden files."""
+    GOLDEN.mkdir(exist_ok=True)
+    for name, report in make_every_report().items():
+        (GOLDEN / f"{name}.txt").write_text(report.text + "\n", encoding="utf-8")
+        (GOLDEN / f"{name}.html").write_text(report.html + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

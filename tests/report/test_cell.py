@@ -1,0 +1,158 @@
+"""The report under a cell: what it shows of each kind of cell, and what it leaves out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gpumemwidget.records import CellDevice, PeakIs, Span, Status
+from gpumemwidget.report.report import report_cell, report_cell_line
+from tests.report.examples import (
+    GIB,
+    MIB,
+    make_gpu_cell,
+    make_host_cell,
+    make_samples,
+    make_two_gpu_cell,
+)
+from tests.report.pages import Page, list_charts
+
+_STILL = Span(GIB, GIB, GIB)
+
+
+def _make_still(device: str) -> CellDevice:
+    return CellDevice(device, _STILL, _STILL, "exact", 0, 0)
+
+
+def test_devices_stand_in_their_order() -> None:
+    """GPUs by number, 10 after 2, the host last, however the record has them."""
+    names = ("host", "cuda:10", "cuda:2", "cuda:0")
+    record = make_gpu_cell(devices=tuple(_make_still(name) for name in names))
+
+    lines = report_cell(record, []).text.splitlines()
+
+    firsts = [line.split()[0] for line in lines[3:] if line and not line.startswith(" ")]
+    assert firsts == ["cuda:0", "cuda:2", "cuda:10", "host"]
+
+
+@pytest.mark.parametrize(
+    ("peak_is", "shown", "legend"),
+    [
+        ("exact", "MiB  3.40 GiB", None),
+        ("at least", ">= 3.40 GiB", ">= at least: "),
+        ("sampled", "~ 3.40 GiB", "~ sampled: "),
+    ],
+)
+def test_peak_says_what_it_is(peak_is: PeakIs, shown: str, legend: str | None) -> None:
+    """An exact peak stands bare; others carry a mark, which a line explains."""
+    device = dataclasses.replace(make_gpu_cell().devices[0], peak_is=peak_is)
+
+    text = report_cell(make_gpu_cell(devices=(device,)), []).text
+
+    assert shown in text
+    legends = [line for line in text.splitlines() if line.startswith((">=", "~"))]
+    assert len(legends) == (legend is not None)
+    assert all(line.startswith(str(legend)) for line in legends)
+
+
+@pytest.mark.parametrize("status", ["ok", "error", "interrupted"])
+def test_status_is_a_word(status: Status) -> None:
+    """Colour alone tells nothing to many people."""
+    report = report_cell(make_gpu_cell(status=status), [])
+
+    assert report.text.splitlines()[0] == f"In [7] · {status} · 4.56 s"
+    assert status in Page(report.html).text
+
+
+def test_retries_and_ooms_are_told_only_where_there_were_some() -> None:
+    """Two quiet zeros in each report would hide the one that matters."""
+    calm = report_cell(make_gpu_cell(), []).text
+    full = report_cell(make_two_gpu_cell(), []).text
+
+    assert "was full" not in calm
+    assert "ran out" not in calm
+    assert "cuda:1 was full: the allocator emptied its cache and tried again 2 times." in full
+    assert "cuda:1 ran out of memory 1 time." in full
+
+
+def test_host_says_why_it_has_no_peak() -> None:
+    """One line, where the peak of allocated is unknown."""
+    assert report_cell(make_host_cell(), []).text.endswith(
+        "host allocated: what malloc has handed out; of this it keeps no peak."
+    )
+
+
+def test_host_with_a_silent_malloc_says_so() -> None:
+    """Elsewhere than on glibc there is no figure at all."""
+    host = CellDevice(
+        "host", Span(None, None, None), Span(GIB, GIB, 2 * GIB), "sampled", None, None
+    )
+
+    text = report_cell(make_gpu_cell(devices=(host,)), []).text
+
+    assert text.endswith("host allocated: this system's malloc tells no figure.")
+
+
+def test_charts_are_drawn_of_devices_that_moved() -> None:
+    """The first device has one in any case; the others' standing still is told by the table."""
+    moved = make_gpu_cell().devices[0]
+    devices = (
+        _make_still("cuda:0"),
+        _make_still("cuda:1"),
+        dataclasses.replace(moved, device="cuda:2"),
+    )
+
+    charts = list_charts(report_cell(make_gpu_cell(devices=devices), []).html)
+
+    assert len(charts) == 2
+    assert 'aria-label="cuda:0 over' in charts[0]
+    assert 'aria-label="cuda:2 over' in charts[1]
+
+
+def test_cell_too_short_to_be_sampled_says_so() -> None:
+    """A line from start to end is not what happened between."""
+    record = make_gpu_cell()
+
+    assert "too short to sample" in report_cell(record, []).html
+    assert "too short to sample" not in report_cell(record, make_samples(record)).html
+
+
+def test_cell_without_devices_is_reported() -> None:
+    """Where nothing could be read, the cell still has its line."""
+    assert report_cell(make_gpu_cell(devices=()), []).text == (
+        "In [7] · ok · 4.56 s\n\nNo device was read."
+    )
+
+
+def test_line_counts_gpus_that_stood_still() -> None:
+    """Eight GPUs, one at work: one is described."""
+    devices = (
+        make_gpu_cell().devices[0],
+        *(_make_still(f"cuda:{index}") for index in range(1, 8)),
+    )
+
+    assert report_cell_line(make_gpu_cell(devices=devices)).text == (
+        "In [7]  4.56 s  cuda:0 allocated 1.70 GiB (+512.00 MiB), peak 3.40 GiB · reserved "
+        "4.00 GiB (+2.00 GiB)  7 more GPUs unchanged"
+    )
+
+
+def test_line_leaves_out_a_peak_that_the_end_tells() -> None:
+    """A cell that only grew has its peak at its end."""
+    host = CellDevice(
+        "host", Span(GIB, GIB + MIB, None), Span(GIB, 2 * GIB, 2 * GIB), "exact", None, None
+    )
+
+    assert report_cell_line(make_gpu_cell(devices=(host,))).text == (
+        "In [7]  4.56 s  host allocated 1.00 GiB (+1.00 MiB) · resident 2.00 GiB (+1.00 GiB)"
+    )
+
+
+def test_line_falls_back_to_resident_beside_a_gpu() -> None:
+    """Where malloc is silent, the host's part of the line tells the other counter."""
+    host = CellDevice("host", Span(None, None, None), Span(GIB, 2 * GIB, 2 * GIB), "exact", 0, 0)
+
+    text = report_cell_line(make_gpu_cell(devices=(host, _make_still("cuda:0")))).text
+
+    assert text.endswith("  host resident +1.00 GiB")

@@ -1,0 +1,148 @@
+"""No record can make a report fail, or make it anything but a report."""
+
+from __future__ import annotations
+
+import dataclasses
+import unicodedata
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpumemwidget.records import (
+    CellRecord,
+    DeviceReport,
+    Holding,
+    ReleasePlan,
+    ReleaseReport,
+    Sample,
+)
+from gpumemwidget.report.report import (
+    Report,
+    report_cell,
+    report_cell_line,
+    report_holdings,
+    report_ledger,
+    report_plan,
+    report_release,
+    report_stat,
+)
+from tests.report.pages import Page, list_amounts, list_charts
+
+_HOSTILE = st.text(
+    st.characters(exclude_categories=()) | st.sampled_from("<>&\"'`$\x1b\u202e\ud800\u200d模"),
+    max_size=30,
+)
+# Small pools make devices and names meet in one report, as they do in life.
+_LEAVES: dict[object, st.SearchStrategy[object]] = {
+    str: st.sampled_from(["cuda:0", "cuda:1", "host", "model", "Out[1]"]) | _HOSTILE,
+    int: st.integers(min_value=-(2**63), max_value=2**63),
+    float: st.floats(min_value=0, max_value=1e9) | st.sampled_from([0.0, 1.0, 2.0]),
+    bool: st.booleans(),
+    type(None): st.none(),
+}
+
+
+def _make(kind: Any) -> st.SearchStrategy[Any]:
+    """Any value of a type that our records are made of."""
+    if kind in _LEAVES:
+        return _LEAVES[kind]
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return st.builds(kind, **{name: _make(hint) for name, hint in hints.items()})
+    inner = get_args(kind)
+    if get_origin(kind) is Literal:
+        return st.sampled_from(inner)
+    if get_origin(kind) is tuple and inner[-1] is ...:
+        return st.lists(_make(inner[0]), max_size=4).map(tuple)
+    if get_origin(kind) is tuple:
+        return st.tuples(*map(_make, inner))
+    return st.one_of(*map(_make, inner))
+
+
+#: Control, format, surrogate, line and paragraph separator.
+_ACTING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+_settings = settings(max_examples=60, deadline=None)
+
+
+def _check(report: Report) -> None:
+    page = Page(report.html)
+    assert page.errors == []
+    assert not {tag for tag, _ in page.elements} & {"script", "img", "a", "b"}
+    assert not _ACTING & {unicodedata.category(character) for character in _strip(report.text)}
+    assert not _ACTING & {unicodedata.category(character) for character in _strip(report.html)}
+    report.html.encode("utf-8")
+    report.text.encode("utf-8")
+
+
+def _strip(text: str) -> str:
+    """The text without our own line ends and the two joiners that many scripts need."""
+    return text.translate(dict.fromkeys(map(ord, "\n\u200c\u200d")))
+
+
+@_settings
+@given(_make(CellRecord), st.lists(_make(Sample), max_size=5))
+def test_any_cell(record: CellRecord, samples: list[Sample]) -> None:
+    """The report under a cell, with its charts, and the one line."""
+    report = report_cell(record, samples)
+
+    _check(report)
+    assert len(list_charts(report.html)) <= len(record.devices)
+    line = report_cell_line(record)
+    _check(line)
+    assert "\n" not in line.text
+
+
+@_settings
+@given(st.lists(_make(CellRecord), max_size=5), st.integers(0, 100))
+def test_any_ledger(records: list[CellRecord], dropped: int) -> None:
+    """The table of the cells."""
+    _check(report_ledger(records, dropped=dropped))
+
+
+@_settings
+@given(st.lists(_make(DeviceReport), max_size=5), st.lists(_make(str), max_size=3))
+def test_any_stat(devices: list[DeviceReport], notes: list[str]) -> None:
+    """The present."""
+    _check(report_stat(devices, notes))
+
+
+@_settings
+@given(st.lists(_make(Holding), max_size=5))
+def test_any_holdings(holdings: list[Holding]) -> None:
+    """The rows of the variables panel."""
+    _check(report_holdings(holdings))
+
+
+@_settings
+@given(_make(ReleasePlan))
+def test_any_plan(plan: ReleasePlan) -> None:
+    """A release before it happens."""
+    _check(report_plan(plan))
+
+
+@_settings
+@given(_make(ReleaseReport))
+def test_any_release(report: ReleaseReport) -> None:
+    """A release after it happened."""
+    _check(report_release(report))
+
+
+@_settings
+@given(st.lists(st.integers(min_value=0, max_value=2**50), min_size=4, max_size=4))
+def test_text_and_html_agree_on_any_amount(amounts: list[int]) -> None:
+    """Both forms are drawn from one document, so no rounding can tell them apart."""
+    plan = ReleasePlan(
+        ("model",),
+        False,
+        (),
+        (),
+        (("cuda:0", amounts[0]), ("host", amounts[1])),
+        amounts[2],
+        amounts[3],
+    )
+
+    report = report_plan(plan)
+
+    assert list_amounts(Page(report.html).text) == list_amounts(report.text)

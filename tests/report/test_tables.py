@@ -1,0 +1,179 @@
+"""The ledger, the present, the holdings and the releases: what each says beside its numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from gpumemwidget.records import CellDevice, Holding, ReleaseMove, ReleaseStep, Span
+from gpumemwidget.report.ledger import N_SHOWN
+from gpumemwidget.report.release import N_MOVES_SHOWN
+from gpumemwidget.report.report import (
+    report_holdings,
+    report_ledger,
+    report_plan,
+    report_release,
+    report_stat,
+)
+from tests.report.examples import (
+    GIB,
+    HOSTILE,
+    MIB,
+    make_gpu_cell,
+    make_host_cell,
+    make_plan,
+    make_release,
+)
+from tests.report.pages import Page
+
+
+def test_long_ledger_is_shown_by_its_end() -> None:
+    """The last cells, and how many came before them."""
+    records = [make_host_cell(execution_count=number) for number in range(1, N_SHOWN + 11)]
+
+    text = report_ledger(records, dropped=4).text
+
+    assert text.splitlines()[0].startswith("64 cells recorded")
+    assert "The last 50 are shown; 14 came before, of which the oldest 4 are no longer" in text
+    assert "In [10]" not in text
+    assert text.index("In [11]") < text.index("In [60]")
+    assert text.count("In [") == N_SHOWN
+
+
+def test_ledger_that_fits_says_nothing_of_more() -> None:
+    """No line about what is not there."""
+    text = report_ledger([make_host_cell()]).text
+
+    assert text.startswith("1 cell recorded · ")
+    assert "came before" not in text
+
+
+def test_ledger_leaves_out_devices_that_stood_still() -> None:
+    """Of eight GPUs those that worked, and a note that the others did not."""
+    still = Span(GIB, GIB, GIB)
+    devices = (*make_gpu_cell().devices, CellDevice("cuda:1", still, still, "exact", 0, 0))
+
+    text = report_ledger([make_gpu_cell(devices=devices)]).text
+
+    assert "cuda:0" in text
+    assert "cuda:1" not in text
+    assert text.endswith("A device that stood still over a cell has no line there.")
+
+
+def test_hostile_first_line_stays_text() -> None:
+    """Nothing of it is an element, an attribute, a control or a mark that turns the line."""
+    report = report_ledger([make_gpu_cell(first_line=HOSTILE)])
+    page = Page(report.html)
+
+    assert page.errors == []
+    assert "script" not in {tag for tag, _ in page.elements}
+    assert "<script>alert('x')</script>" in page.text
+    for character in "\x1b\x07\x00\u202e\u2066\ud800":
+        assert character not in report.html
+        assert character not in report.text
+    assert "\\x1b[31mred\\x07\\x00" in page.text
+    assert "\\u202egnp.exe\\u2066 \\ud800" in page.text
+
+
+def test_users_text_is_no_formula() -> None:
+    """MathJax passes over the report, or ``"$x$"`` would be set as mathematics."""
+    page = Page(report_ledger([make_gpu_cell(first_line="a = '$x$'")]).html)
+
+    assert {"mathjax_ignore", "tex2jax_ignore"} <= set(str(page.elements[0][1]["class"]).split())
+
+
+def test_wide_letters_keep_the_columns() -> None:
+    """A name in Chinese takes two columns a letter, one with a joined accent no more than one."""
+    holdings = [
+        Holding(name, "name", "tensor", "torch.Tensor", (2,), None, held, held)
+        for name in ("模型", "n\u0303", "batch")
+        for held in [(("cuda:0", MIB),)]
+    ]
+
+    lines = report_holdings(holdings).text.splitlines()
+
+    assert lines[1] == "模型   cuda:0  1.00 MiB  1.00 MiB  tensor 2"
+    assert lines[2] == "n\u0303      cuda:0  1.00 MiB  1.00 MiB  tensor 2"
+    assert lines[3] == "batch  cuda:0  1.00 MiB  1.00 MiB  tensor 2"
+
+
+def test_nothing_held_is_said() -> None:
+    """An empty table would leave the reader to guess."""
+    assert report_holdings([]).text == "No name holds a tensor."
+
+
+def test_no_device_is_said() -> None:
+    """With the notes that tell why."""
+    assert report_stat([], ["The driver is not installed."]).text == (
+        "No device was found.\nThe driver is not installed."
+    )
+
+
+def test_refusal_comes_first() -> None:
+    """Before the steps, which then will not be done."""
+    plan = make_plan(refusal="Host memory is too short: close something.")
+
+    lines = report_plan(plan).text.splitlines()
+
+    assert lines[0].endswith(" · refused")
+    assert lines[2] == "Host memory is too short: close something."
+    assert "Would free 1.40 GiB on cuda:0." in lines
+
+
+def test_plan_with_kept_names_says_that_they_stay() -> None:
+    """``--keep`` sets no name to ``None``."""
+    text = report_plan(make_plan(keep=True)).text
+
+    assert "2. set to None: model, optimizer: not done, for the copies on the CPU keep" in text
+
+
+def test_plan_of_outputs_alone_sets_no_name() -> None:
+    """``Out[7]`` and the last exception are no names."""
+    text = report_plan(make_plan(names=("Out[7]", "last exception"), moves=())).text
+
+    assert "2. set to None: no name to set" in text
+    assert "1. move to CPU: nothing that anybody would keep" in text
+
+
+def test_long_plan_is_cut_with_its_count() -> None:
+    """An optimizer's hundreds of tensors do not push the rest out of sight."""
+    move = ReleaseMove("optimizer.state[0]", "tensor", "cuda:0", MIB, "kept")
+
+    text = report_plan(make_plan(moves=(move,) * 400)).text
+
+    assert text.count("optimizer.state[0]") == N_MOVES_SHOWN
+    assert f"and {400 - N_MOVES_SHOWN} more" in text
+
+
+def test_plan_that_frees_nothing_says_so() -> None:
+    """The point of a plan is to know that before."""
+    assert "Will free nothing." in report_plan(make_plan(frees_bytes=())).text
+
+
+def test_stopped_release_says_where_first() -> None:
+    """And which steps were not reached."""
+    report = make_release(
+        stopped="Moving model failed: no host memory.",
+        steps=(
+            ReleaseStep("move to CPU", "model: MemoryError", "failed"),
+            ReleaseStep("set to None", "", "not reached"),
+        ),
+    )
+
+    lines = report_release(report).text.splitlines()
+
+    assert lines[0].endswith(" · stopped")
+    assert lines[2] == "Moving model failed: no host memory."
+    assert any(line.startswith("set to None") and line.endswith("not reached") for line in lines)
+
+
+def test_release_explains_a_rise() -> None:
+    """What moves to the host makes it fuller, which is no failure."""
+    risen = report_release(make_release()).text
+    fallen = report_release(
+        dataclasses.replace(
+            make_release(), allocated_freed_bytes=(), reserved_freed_bytes=(), steps=()
+        )
+    ).text
+
+    assert "Less than zero freed" in risen
+    assert "Less than zero freed" not in fallen
