@@ -107,7 +107,7 @@ def _list_troubles(devices: Sequence[CellDevice]) -> list[Note]:
     notes = []
     for device in devices:
         if device.num_alloc_retries:
-            times = _count(device.num_alloc_retries, "time", "times")
+            times = _count_times(device.num_alloc_retries)
             notes.append(
                 Note(
                     f"{device.device} was full: the allocator emptied its cache and tried again "
@@ -116,7 +116,7 @@ def _list_troubles(devices: Sequence[CellDevice]) -> list[Note]:
                 )
             )
         if device.num_ooms:
-            times = _count(device.num_ooms, "time", "times")
+            times = _count_times(device.num_ooms)
             notes.append(Note(f"{device.device} ran out of memory {times}.", tone="bad"))
     return notes
 
@@ -172,6 +172,10 @@ def _describe_span(name: str, span: Span, device: CellDevice) -> str:
         return words
     kind = "" if device.peak_is in ("exact", None) else f"{device.peak_is} "
     return f"{words}, peak {kind}{format_bytes(span.peak_bytes)}"
+
+
+def _count_times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def _count(number: int, one: str, many: str) -> str:

@@ -33,7 +33,7 @@ ALLOCATED_COLOR = "#3b82d6"
 RESERVED_COLOR = "#d9730d"
 PEAK_COLOR = "#d6456b"
 BAD_COLOR = "#d6453d"
-WARN_COLOR = "#b87a00"
+WARN_COLOR = "#a66c00"
 #: Text and lines of figures, which can't inherit the page's colour.
 NEUTRAL_COLOR = "#808080"
 

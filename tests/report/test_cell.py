@@ -73,7 +73,7 @@ def test_retries_and_ooms_are_told_only_where_there_were_some() -> None:
     assert "was full" not in calm
     assert "ran out" not in calm
     assert "cuda:1 was full: the allocator emptied its cache and tried again 2 times." in full
-    assert "cuda:1 ran out of memory 1 time." in full
+    assert "cuda:1 ran out of memory once." in full
 
 
 def test_host_says_why_it_has_no_peak() -> None:
