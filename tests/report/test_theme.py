@@ -37,7 +37,7 @@ def test_lines_can_be_seen(color: str, page: str) -> None:
 @pytest.mark.parametrize("page", _PAGES)
 @pytest.mark.parametrize("color", [theme.BAD_COLOR, theme.WARN_COLOR])
 def test_words_can_be_read(color: str, page: str) -> None:
-    """No one colour has 4.5 to 1 on white and on near-black; these are as near to both as can be."""
+    """No colour has 4.5 to 1 on white and on near-black: these are as near to both as can be."""
     assert _measure_contrast(color, page) >= 3.75
 
 
