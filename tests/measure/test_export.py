@@ -275,7 +275,7 @@ class TestPaths:
     """Where a file goes, and where not."""
 
     def test_a_link_is_followed(self, ledger: Ledger, tmp_path: Path) -> None:
-        """The file behind it is replaced and the link stays one; behind some a file is yet to be."""
+        """The file behind it is replaced, or made, and the link stays a link."""
         (tmp_path / "real.csv").write_text("old")
         (tmp_path / "link.csv").symlink_to("real.csv")
         (tmp_path / "dangling.csv").symlink_to("new.csv")
