@@ -8,12 +8,15 @@ mark.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from gpumemwidget.owners.base import Shell, ShellReference
+from gpumemwidget.owners.counts import list_held_elsewhere
+from gpumemwidget.owners.kinds import Kind
 from gpumemwidget.owners.storages import TorchReader, find_torch
 from gpumemwidget.owners.walk import Graph, list_namespaces
 
@@ -21,8 +24,6 @@ __all__ = ["ELSEWHERE", "Account", "Row", "take_account"]
 
 #: The mark of whatever holds memory without being a row.
 ELSEWHERE = 1
-#: How far the holders of holders are followed when they may be rubbish; each round reads the heap.
-_MOST_ROUNDS = 6
 
 
 @dataclass(slots=True)
@@ -113,7 +114,7 @@ def take_account(
     rows, root_refs = _enter_rows(shell, graph)
     elsewhere = [place for each in extra_roots if (place := graph.add_root(each)) is not None]
     graph.walk()
-    elsewhere.extend(_find_elsewhere(graph, root_refs))
+    elsewhere.extend(_find_elsewhere(graph, root_refs, budget_s=budget_s / 4))
     roots = [(place, row.mark) for row in rows.values() for place in row.places]
     roots.extend((place, ELSEWHERE) for place in elsewhere)
     return Account(graph=graph, rows=rows, marks=_spread_marks(graph, roots))
@@ -157,14 +158,15 @@ def _enter_rows(shell: Shell, graph: Graph) -> tuple[dict[str, Row], dict[int, i
     return rows, root_refs
 
 
-def _find_elsewhere(graph: Graph, root_refs: dict[int, int]) -> list[int]:
+def _find_elsewhere(graph: Graph, root_refs: dict[int, int], *, budget_s: float) -> list[int]:
     """What leads to storages and is held by something beside the rows, rubbish not counted."""
-    for _ in range(_MOST_ROUNDS):
-        leads = graph.list_leads()
-        found = [place for place in graph.list_held_elsewhere(root_refs) if leads[place]]
-        if not found or not graph.is_complete or not graph.adopt_referrers(found):
-            break
-    return found
+    deadline = time.perf_counter() + budget_s
+    while True:
+        found = list_held_elsewhere(graph, root_refs)
+        held = [place for place in found if graph.kinds[place] not in {Kind.NODE, Kind.STORAGE}]
+        late = time.perf_counter() > deadline or not graph.is_complete
+        if late or not held or not graph.adopt_referrers(held):
+            return found
 
 
 def _spread_marks(graph: Graph, roots: Iterable[tuple[int, int]]) -> list[int]:

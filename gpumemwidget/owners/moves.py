@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpumemwidget.owners.account import Account
+from gpumemwidget.owners.counts import list_outside_tensors
 from gpumemwidget.owners.kinds import name_class
 
 __all__ = ["Move", "carry_out", "find_move", "find_outside"]
@@ -40,7 +41,7 @@ def find_outside(account: Account, places: Sequence[int]) -> dict[int, list[Any]
         return {}
     found: dict[int, list[Any]] = {}
     with reader.quiet():
-        for tensor in graph.list_outside_tensors():
+        for tensor in list_outside_tensors(graph):
             storage = reader.read_tensor(tensor).storage
             place = None if storage is None else graph.find(storage)
             if place is not None:

@@ -197,8 +197,7 @@ class _Sorting:
             self.remains.append(f"{format_bytes(n_bytes)} of {name} on {device} stays: {why}")
         if not account.graph.is_complete:
             self.remains.append(
-                f"There is too much to look at within {RELEASE_BUDGET_S:.0f} s: "
-                "what this frees is at least what is said here"
+                "There is too much to look at all of it: what this frees is at least what is said"
             )
         draft.moves = list(moved.values())
         return tuple(

@@ -67,6 +67,17 @@ class TensorParts:
     inner_storages: tuple[object, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _NodeClass:
+    """What is known of a class of autograd nodes; with the class, so that its id stays its own."""
+
+    cls: type
+    #: ``_raw_saved_self`` and the like, and ``variable`` of the node that accumulates a gradient.
+    raw_names: tuple[str, ...]
+    #: Whether it is a ``torch.autograd.Function``, whose node is its context too.
+    is_python: bool
+
+
 class TorchReader:
     """Reads tensors, storages and autograd nodes of one torch module.
 
@@ -83,10 +94,13 @@ class TorchReader:
         self.parameter_type: type = torch.nn.Parameter
         self.optimizer_type: type = torch.optim.Optimizer
         self._base = base
+        self._read_grad = base.grad.__get__
+        self._read_base = base._base.__get__
+        self._read_grad_fn = base.grad_fn.__get__
         self._disabled_dispatch = getattr(torch._C, "_disabled_torch_dispatch_impl", None)
         # Classes are kept beside what is known of them, so that an id stays its own.
         self._dispatched: dict[int, tuple[type, bool]] = {}
-        self._raw_names: dict[int, tuple[type, tuple[str, ...]]] = {}
+        self._node_classes: dict[int, _NodeClass] = {}
         self._count_storage_users = getattr(torch._C, "_storage_Use_Count", None)
         self._count_tensor_users = getattr(base, "_use_count", None)
         #: Whether torch tells how many users a tensor and a storage have.
@@ -144,20 +158,13 @@ class TorchReader:
         # A view of a dispatched class may compute its grad_fn anew, and that runs its code.
         if dispatched and self._base._is_view(tensor):
             return parts
-        found = []
-        for name in ("grad", "_base"):
-            try:
-                other = getattr(self._base, name).__get__(tensor)
-            except RuntimeError:
-                continue
-            if other is not None:
-                found.append(other)
-        parts.tensors = tuple(found)
         try:
-            parts.grad_fn = self._base.grad_fn.__get__(tensor)
+            inner = (self._read_grad(tensor), self._read_base(tensor))
+            parts.tensors = tuple(each for each in inner if each is not None)
+            parts.grad_fn = self._read_grad_fn(tensor)
         except RuntimeError:
-            # A view that was changed in place after a multi-output view has none that can be told.
-            parts.grad_fn = None
+            # Views that were changed in place in a way that forbids to derive them.
+            pass
         return parts
 
     def read_storage(self, storage: Any) -> StorageInfo | None:
@@ -183,14 +190,15 @@ class TorchReader:
             The next nodes; what it saved or accumulates into (tensors, or whatever a pack hook
             returned); whether the node is a Python function's context.
         """
-        cls = type(node)
-        is_python = is_one_of(cls, self.torch._C._FunctionBase)
-        if is_python:
+        known = self._node_classes.get(id(type(node)))
+        if known is None:
+            known = self._node_classes[id(type(node))] = self._describe_node_class(type(node))
+        if known.is_python:
             functions = self.torch._C._FunctionBase.next_functions.__get__(node)
         else:
             functions = node.next_functions
         saved: list[object] = []
-        for name in self._list_raw_names(cls):
+        for name in known.raw_names:
             try:
                 raw = getattr(node, name)
                 for each in raw if type(raw) is tuple else (raw,):
@@ -201,7 +209,7 @@ class TorchReader:
                 # "Trying to backward through the graph a second time": it is already freed.
                 continue
         following = tuple(each[0] for each in functions if each[0] is not None)
-        return following, tuple(saved), is_python
+        return following, tuple(saved), known.is_python
 
     def read_shape(self, tensor: Any) -> tuple[tuple[int, ...] | None, str | None]:
         """Shape and ``"float32"``; ``None`` for a nested tensor's shape. Within ``quiet()``."""
@@ -235,18 +243,15 @@ class TorchReader:
             return None
         return int(self._count_tensor_users(tensor))
 
-    def _list_raw_names(self, cls: type) -> tuple[str, ...]:
-        known = self._raw_names.get(id(cls))
-        if known is None:
-            names = tuple(
-                name
-                for each in list_bases(cls)
-                for name, value in read_type_dict(each).items()
-                if type(value) is GetSetDescriptorType
-                and (name.startswith("_raw_saved_") or name == "variable")
-            )
-            known = self._raw_names[id(cls)] = (cls, names)
-        return known[1]
+    def _describe_node_class(self, cls: type) -> _NodeClass:
+        names = tuple(
+            name
+            for each in list_bases(cls)
+            for name, value in read_type_dict(each).items()
+            if type(value) is GetSetDescriptorType
+            and (name.startswith("_raw_saved_") or name == "variable")
+        )
+        return _NodeClass(cls, names, is_one_of(cls, self.torch._C._FunctionBase))
 
     def _read_sparse(self, tensor: Any) -> tuple[object, ...]:
         layout = str(self._base.layout.__get__(tensor))
@@ -266,7 +271,7 @@ class TorchReader:
 
     def count_own_refs(self, cls: object) -> int:
         """How often the notes here hold a class."""
-        return (id(cls) in self._dispatched) + (id(cls) in self._raw_names)
+        return (id(cls) in self._dispatched) + (id(cls) in self._node_classes)
 
 
 @functools.cache

@@ -3,9 +3,7 @@
 The garbage collector knows which object refers to which: ``gc.get_referents`` answers from C, for
 containers, instances, slots, closures, generators and frames alike, in one step that no other
 thread can disturb. Tensors and autograd nodes refer to each other in C++, which it does not see;
-those edges come from ``storages.py``. On top of the edges stand reference counts: an object with
-more references than the walk has seen is also held by something that no name leads to. That is how
-"frees" is known and not guessed.
+those edges come from ``storages.py``.
 
 Nothing here asks an object for an attribute, compares it, or tests its truth. The walk is a loop,
 not a recursion, and stops at a budget of time; what it has found is then "at least".
@@ -14,6 +12,7 @@ not a recursion, and stops at a budget of time; what it has found is then "at le
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from gpumemwidget.owners.kinds import Kind, KindFinder, is_user_class, list_bases
+from gpumemwidget.owners.nodes import NodeAllowance
 from gpumemwidget.owners.storages import StorageInfo, TorchReader
 
 __all__ = ["Graph", "list_namespaces"]
@@ -74,9 +74,11 @@ class Graph:
     ) -> None:
         self.reader = reader
         self.kind_finder = KindFinder(reader)
+        self.allowance = NodeAllowance(reader, self.kind_finder)
         self.objects: list[object] = []
         self.kinds: list[Kind] = []
-        self.edges: list[list[int]] = []
+        #: For each place where it leads; the many that lead nowhere share one empty tuple.
+        self.edges: list[Sequence[int]] = []
         #: References to each object that the walk has seen, from Python objects and from C++.
         self.python_refs: list[int] = []
         self.cpp_refs: list[int] = []
@@ -85,12 +87,18 @@ class Graph:
         self.tensors_on: dict[int, list[int]] = {}
         #: Tensors that an autograd node saved for backward, with those nodes.
         self.saved_by: dict[int, list[int]] = {}
-        self.is_complete = True
+        #: Nodes that are their own Python function's context.
+        self.contexts: set[int] = set()
         self._index: dict[int, int] = {}
         self._boundaries = {id(each) for each in boundaries}
         self._pending: deque[int] = deque()
-        self._contexts: set[int] = set()
+        self._is_cut = False
         self._deadline = time.perf_counter() + budget_s
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every reference was followed; if not, more is held than was found."""
+        return not self._is_cut and not self.allowance.is_spent
 
     def add_root(self, target: object) -> int | None:
         """Enter an object; its place in ``objects``, or ``None`` where it can hold nothing."""
@@ -107,55 +115,34 @@ class Graph:
 
     def walk(self) -> None:
         """Follow every reference from the roots, nearest first, as far as the budget allows."""
-        steps = 0
-        with self.reader.quiet():
-            while self._pending:
-                steps += 1
-                if steps % _CHECK_EVERY == 0 and time.perf_counter() > self._deadline:
-                    self.is_complete = False
-                    self._pending.clear()
-                    return
-                place = self._pending.popleft()
-                kind = self.kinds[place]
-                if kind is Kind.TENSOR:
-                    self._follow_tensor(place)
-                elif kind is Kind.NODE:
-                    self._follow_node(place)
-                elif kind is not Kind.STORAGE:
-                    self._follow_python(place, kind)
+        # Thousands of new lists would set the collector off again and again, on the whole heap.
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            with self.reader.quiet():
+                for step in itertools.count(1):
+                    if not self._pending or (step % _CHECK_EVERY == 0 and self.is_late()):
+                        break
+                    self._follow(self._pending.popleft())
+        finally:
+            if was_enabled:
+                gc.enable()
 
-    def list_held_elsewhere(self, root_refs: dict[int, int]) -> list[int]:
-        """The objects that something which the walk has not seen holds as well.
+    def is_late(self) -> bool:
+        """Whether the time is used up; the walk is not complete then."""
+        if time.perf_counter() > self._deadline:
+            self._is_cut = True
+            self._pending.clear()
+        return self._is_cut
 
-        Args:
-            root_refs: for each place, how many references the roots have to it.
-        """
-        # Exactly as many references of our own as a fresh object in a fresh list has.
-        base = next(map(sys.getrefcount, [object()]))
-        found = set()
-        for place, count in enumerate(map(sys.getrefcount, self.objects)):
-            excess = count - base - self.python_refs[place] - root_refs.get(place, 0)
-            kind = self.kinds[place]
-            if kind is Kind.TENSOR:
-                users = self.reader.count_tensor_users(self.objects[place])
-                if users is not None:
-                    excess -= self.reader.cpp_holds_tensor and users > 1
-                    excess = max(excess, users - 1 - self.cpp_refs[place])
-            elif kind is Kind.STORAGE:
-                users = self.reader.count_storage_users(self.objects[place])
-                if users is not None:
-                    excess -= self.reader.cpp_holds_storage and users > 1
-                    excess = max(excess, users - 1 - self.cpp_refs[place])
-            elif kind is Kind.CLASS:
-                excess -= self.kind_finder.count_own_refs(self.objects[place])
-            elif kind is Kind.NODE and self.cpp_refs[place]:
-                # The node of a function written in Python always owned its context.
-                excess -= self.reader.cpp_holds_node or place in self._contexts
-            if excess > 0:
-                found.add(place)
-        found.update(place for place, info in self.storages.items() if info.is_borrowed)
-        found.update(self._list_seen_from_outside())
-        return sorted(found)
+    def _follow(self, place: int) -> None:
+        kind = self.kinds[place]
+        if kind is Kind.TENSOR:
+            self._follow_tensor(place)
+        elif kind is Kind.NODE:
+            self._follow_node(place)
+        elif kind is not Kind.STORAGE:
+            self._follow_python(place, kind)
 
     def adopt_referrers(self, places: Sequence[int]) -> bool:
         """Enter and walk what refers to these places, as far as the collector knows it.
@@ -184,27 +171,19 @@ class Graph:
         leads = bytearray(len(self.objects))
         if not self.storages:
             return leads
-        referrers: list[list[int]] = [[] for _ in self.objects]
+        referrers: dict[int, list[int]] = {}
         for place, targets in enumerate(self.edges):
             for target in targets:
-                referrers[target].append(place)
+                referrers.setdefault(target, []).append(place)
         pending = deque(self.storages)
         for place in pending:
             leads[place] = 1
         while pending:
-            for place in referrers[pending.popleft()]:
+            for place in referrers.get(pending.popleft(), ()):
                 if not leads[place]:
                     leads[place] = 1
                     pending.append(place)
         return leads
-
-    def list_outside_tensors(self) -> list[Any]:
-        """All tensors that Python can see and the walk has not met (35 to 70 ms on a big heap)."""
-        return [
-            each
-            for each in gc.get_objects()
-            if self.kind_finder.find(type(each)) is Kind.TENSOR and id(each) not in self._index
-        ]
 
     # -- what a place refers to --------------------------------------------------------------------
 
@@ -214,7 +193,7 @@ class Graph:
             place = self._index[id(target)] = len(self.objects)
             self.objects.append(target)
             self.kinds.append(kind)
-            self.edges.append([])
+            self.edges.append(())
             self.python_refs.append(0)
             self.cpp_refs.append(0)
             self._pending.append(place)
@@ -234,10 +213,13 @@ class Graph:
     def _add_python(
         self, place: int, targets: Sequence[object], stops: Sequence[object] = ()
     ) -> None:
-        edges, index, known = self.edges[place], self._index, self.kind_finder.known
-        python_refs, boundaries = self.python_refs, self._boundaries
+        index, known, boundaries = self._index, self.kind_finder.known, self._boundaries
+        python_refs = self.python_refs
+        edges = []
         # Of a million numbers in a list this leaves nothing, at the speed of C.
-        for target in filter(gc.is_tracked, targets):
+        for step, target in enumerate(filter(gc.is_tracked, targets), start=1):
+            if step % _CHECK_EVERY == 0 and self.is_late():
+                break
             found = index.get(id(target))
             if found is None:
                 cls = type(target)
@@ -245,17 +227,23 @@ class Graph:
                 kind = noted[1] if noted is not None else self.kind_finder.find(cls)
                 if kind is Kind.SKIP or id(target) in boundaries:
                     continue
-                if kind is Kind.CLASS and not is_user_class(target):
+                if kind is Kind.PLAIN:
+                    # Nor does it pay to enter what refers to nothing that could be followed.
+                    if not any(map(gc.is_tracked, gc.get_referents(target))):
+                        continue
+                elif kind is Kind.CLASS and not is_user_class(target):
                     continue
                 if stops and any(target is stop for stop in stops):
                     continue
                 found = self._enter(target, kind)
             edges.append(found)
             python_refs[found] += 1
+        if edges:
+            self.edges[place] = [*self.edges[place], *edges]
 
     def _add_cpp(self, place: int, target: object, kind: Kind) -> int:
         found = self._enter(target, kind)
-        self.edges[place].append(found)
+        self.edges[place] = [*self.edges[place], found]
         self.cpp_refs[found] += 1
         return found
 
@@ -286,9 +274,12 @@ class Graph:
 
     def _follow_node(self, place: int) -> None:
         node = self.objects[place]
+        if not self.allowance.may_read(node):
+            return
         following, saved, is_python = self.reader.read_node(node)
+        self.allowance.note(node, following)
         if is_python:
-            self._contexts.add(place)
+            self.contexts.add(place)
         for other in following:
             self._add_cpp(place, other, Kind.NODE)
         for data in saved:
@@ -298,43 +289,3 @@ class Graph:
             else:
                 self._add_python(place, [data])
         self._add_python(place, gc.get_referents(node))
-
-    def _list_seen_from_outside(self) -> set[int]:
-        """What a tensor or node outside of the walk leads to, where no count can be read.
-
-        Autograd nodes are counted in C++ alone, and older releases of torch do not tell how many
-        users a tensor or a storage has: then all others that Python can see are followed.
-        """
-        can_count = self.reader.can_count
-        if can_count and Kind.NODE not in self.kinds:
-            return set()
-        index, reader = self._index, self.reader
-        pending: list[object] = []
-        for each in gc.get_objects():
-            kind = self.kind_finder.find(type(each))
-            if (kind is Kind.NODE or kind is Kind.TENSOR) and id(each) not in index:
-                pending.append(each)
-        met: dict[int, object] = {}
-        found = set()
-        with reader.quiet():
-            while pending:
-                each = pending.pop()
-                place = index.get(id(each))
-                if place is not None:
-                    found.add(place)
-                    continue
-                if id(each) in met:
-                    continue
-                met[id(each)] = each
-                if self.kind_finder.find(type(each)) is Kind.NODE:
-                    following, saved, _ = reader.read_node(each)
-                    pending.extend(following)
-                    if not can_count:
-                        pending.extend(saved)
-                elif self.kind_finder.find(type(each)) is Kind.TENSOR:
-                    parts = reader.read_tensor(each)
-                    pending.extend(each for each in (parts.grad_fn,) if each is not None)
-                    if not can_count:
-                        pending.extend(each for each in (parts.storage,) if each is not None)
-                        pending.extend(parts.tensors)
-        return found
