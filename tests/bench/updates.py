@@ -54,7 +54,7 @@ def measure(quick: bool) -> list[Row]:
         return [
             Row(
                 "messages that open the dashboard",
-                f"{opening / 1e6:.2f} MB",
+                f"{opening / 1e6:.3f} MB",
                 value=opening,
                 limit=MOST_OPENING_BYTES,
                 target="≤ 1.3 MB",
