@@ -75,7 +75,7 @@ def _draw_cell_device(
                 mode="lines",
                 line={"color": color, "width": 1.5},
                 fill=fill,
-                fillcolor=f"{color}44",
+                fillcolor=_fade(color),
                 hovertemplate="%{customdata}",
             ),
             row=row,
@@ -102,6 +102,12 @@ def _draw_cell_device(
             col=1,
         )
     _scale(figure, values, row)
+
+
+def _fade(color: str) -> str:
+    """A colour, mostly transparent; plotly 6 takes no ``#rrggbbaa``."""
+    red, green, blue = (int(color[start : start + 2], 16) for start in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.27)"
 
 
 def figure_ledger(records: Sequence[CellRecord]) -> Figure:

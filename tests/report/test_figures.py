@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -69,6 +70,14 @@ def test_page_shows_through() -> None:
     for figure in (figure_cell(make_host_cell(), []), figure_ledger([make_host_cell()])):
         assert figure.layout.paper_bgcolor == "rgba(0,0,0,0)"
         assert figure.layout.plot_bgcolor == "rgba(0,0,0,0)"
+
+
+def test_colours_are_of_a_form_that_plotly_6_takes() -> None:
+    """Which refuses the eight-digit colours that plotly 7 accepts."""
+    json = str(figure_cell(make_gpu_cell(), []).to_json())
+
+    assert "rgba(59,130,214,0.27)" in json
+    assert not re.search(r'"#[0-9a-f]{8}"', json)
 
 
 def test_hostile_first_line_stays_text() -> None:
