@@ -55,14 +55,17 @@ class LiveChart(anywidget.AnyWidget):
         self._device = device
         self._start_s = monitor.clock.now()
         self._before: tuple[Reading, ...] = self._select(monitor.hardware.read())
+        self._sends_before = False
         self._is_closed = False
         # Closing on the main thread must not happen in the middle of the sampler's message.
         self._lock = threading.Lock()
         super().__init__(report=self._describe())
 
     def on_cell_started(self, cell: RunningCell) -> None:
-        """The cell's clock starts."""
+        """The cell's clock starts; what stands then goes out with the first sample."""
         self._start_s = cell.start_s
+        self._before = self._select(cell.before)
+        self._sends_before = True
 
     def on_cell_ended(self, record: CellRecord) -> None:
         """Nothing: the report is about to take the chart's place."""
@@ -82,7 +85,11 @@ class LiveChart(anywidget.AnyWidget):
                 self.report = self._describe()
                 # A trait's change may be taken up after the next message; messages keep order.
                 self.send({"report": self.report})
-            self.send({"point": self._list_numbers(sample.time_s, readings)})
+            message: dict[str, Any] = {"point": self._list_numbers(sample.time_s, readings)}
+            if self._sends_before:
+                self._sends_before = False
+                message["before"] = [_list_counters(each) for each in self._before]
+            self.send(message)
 
     def close(self) -> None:
         """End the chart on every page."""
@@ -94,16 +101,13 @@ class LiveChart(anywidget.AnyWidget):
         layout.close()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """The chart; where widgets can't be shown, what it begins with."""
+        """The chart; where widgets can't be shown, a word of what is to come."""
         bundle = super()._repr_mimebundle_(**kwargs)
         if bundle is None:
             return None
         data, metadata = bundle
-        static = {
-            "text/plain": f"{name_cell(self._count)} is running",
-            "text/html": self.report["html"],
-        }
-        return {**data, **static}, metadata
+        words = f"{name_cell(self._count)} is running"
+        return {**data, "text/plain": words, "text/html": f"<div>{words}</div>"}, metadata
 
     # -- What is sent ------------------------------------------------------------------------------
 
@@ -121,7 +125,7 @@ class LiveChart(anywidget.AnyWidget):
             start_s=self._start_s,
             duration_s=0.0,
             status="ok",
-            devices=tuple(_stand_still(reading) for reading in self._before),
+            devices=tuple(_outline(reading) for reading in self._before),
         )
         names = [name_counters(reading.device) for reading in self._before]
         return {
@@ -132,7 +136,7 @@ class LiveChart(anywidget.AnyWidget):
                     "name": reading.device,
                     "allocated": name.allocated,
                     "reserved": name.reserved,
-                    "before": [reading.allocated_bytes, reading.reserved_bytes],
+                    "before": _list_counters(reading),
                 }
                 for reading, name in zip(self._before, names, strict=True)
             ],
@@ -164,17 +168,26 @@ class LiveChart(anywidget.AnyWidget):
         return points
 
 
-def _stand_still(reading: Reading) -> CellDevice:
-    """A device to which nothing has happened yet."""
+def _list_counters(reading: Reading) -> list[int | None]:
+    return [reading.allocated_bytes, reading.reserved_bytes]
+
+
+def _outline(reading: Reading) -> CellDevice:
+    """A device as the report will show it if it does anything: the page fills in the numbers.
+
+    The counters move by a byte, so that there is a chart. malloc's count may be missing from one
+    reading and be there in the next: so it counts as known.
+    """
 
     def span(now: int | None, peak: int | None) -> Span:
-        return Span(now, now, None if peak is None else now)
+        start = now or 0
+        return Span(start, start + 1, None if peak is None else start + 1)
 
     return CellDevice(
         device=reading.device,
         allocated=span(reading.allocated_bytes, reading.allocated_peak_bytes),
         reserved=span(reading.reserved_bytes, reading.reserved_peak_bytes),
-        peak_is=reading.peak_is,
+        peak_is=None if reading.peak_is is None else "exact",
         num_alloc_retries=0,
         num_ooms=0,
     )

@@ -2,8 +2,6 @@
 // place, with the numbers and the lines going on. live.py sends that report of the cell's first
 // moment as HTML, so that the two have one look and one size, and joins units.js and this file.
 
-const WIDTH = 600; // The report's viewBox: gpumemwidget/report/theme.py.
-const HEIGHT = 56;
 const MOST_POINTS = 2400; // Then every other one goes, but no extreme.
 const FINEST_PART = 200;
 
@@ -15,6 +13,7 @@ class Trace {
     for (const point of model.get("points")) this.add(point);
     model.on("msg:custom", (message) => {
       if (message.report) this.takeReport(message.report);
+      if (message.before) this.devices.forEach((device, index) => (device.before = message.before[index] ?? device.before));
       if (message.point) this.add(message.point);
     });
   }
@@ -22,7 +21,7 @@ class Trace {
   takeReport(report) {
     const known = new Map((this.devices ?? []).map((device) => [device.name, device]));
     this.report = report;
-    this.devices = report.devices.map((device) => known.get(device.name) ?? { ...device, points: [] });
+    this.devices = report.devices.map((device) => known.get(device.name) ?? { ...device, points: [], peaks: [null, null] });
     this.lastTime = this.lastTime ?? 0;
     for (const view of this.views) view.build();
   }
@@ -64,29 +63,32 @@ function thin(points, stretches) {
 class View {
   constructor(trace, element) {
     this.trace = trace;
-    this.element = element;
     this.frame = null;
+    // JupyterLab gives the report's tables a style of its own; elsewhere the class means nothing.
+    this.element = h("div", { class: "jp-RenderedHTMLCommon" });
+    element.append(this.element);
     trace.views.add(this);
     this.build();
   }
 
-  /** Take the report's own elements, and keep those that change. */
+  /** Take the report's own elements, and find those that change. */
   build() {
     this.element.innerHTML = this.trace.report.html; // Escaped in report/html.py.
     const root = this.element.querySelector(".gmw");
-    const heading = root.querySelector("p");
-    this.elapsed = h("span");
-    heading.replaceChildren(h("strong", {}, this.trace.report.title), " · ", h("span", { class: "gmw-m" }, "running"), " · ", this.elapsed);
-    const titles = [...root.querySelectorAll("thead th")];
-    const after = titles.find((title) => title.textContent === "after");
+    this.elapsed = h("span", { class: "gmw-m" });
+    root.querySelector("p").replaceChildren(
+      ...[h("strong", {}, this.trace.report.title), " · ", h("span", { class: "gmw-m" }, "running"), " · ", this.elapsed],
+    );
+    const after = [...root.querySelectorAll("thead th")].find((title) => title.textContent === "after");
     if (after) after.textContent = "now";
-    // Each device has a row with its name, then one for each counter.
+    // Each device has a row with its name alone, then one for each of its two counters.
     const rows = [...root.querySelectorAll("tbody tr")].filter((row) => row.querySelector("td"));
     this.rows = rows.map((row) => [...row.querySelectorAll("td")]);
-    this.charts = root.querySelector(".gmw-s") ?? h("div", { class: "gmw-s" });
-    this.charts.replaceChildren();
-    root.querySelector(".gmw-w")?.after(this.charts);
-    this.figures = new Map();
+    for (const cells of this.rows) for (const cell of cells) cell.classList.remove("gmw-m");
+    // Every device has a chart here; those of devices that have not moved wait outside of the page.
+    this.charts = root.querySelector(".gmw-s");
+    this.figures = [...this.element.querySelectorAll("figure")].map(findParts);
+    this.charts?.replaceChildren();
     this.draw();
   }
 
@@ -100,34 +102,30 @@ class View {
   draw() {
     setText(this.elapsed, formatElapsed(this.trace.lastTime));
     this.trace.devices.forEach((device, index) => {
-      if (!device.points.length) return;
-      const last = device.points[device.points.length - 1];
-      for (const counter of [0, 1]) this.drawNumbers(device, 2 * index + counter, counter, last[counter + 1]);
-    });
-    this.trace.devices.forEach((device, index) => {
-      if (index && !hasMoved(device)) return;
-      if (!this.figures.has(device.name)) this.addFigure(device, index);
-      drawFigure(this.figures.get(device.name), device, this.trace.lastTime);
+      for (const counter of [0, 1]) this.drawNumbers(device, counter, this.rows[2 * index + counter]);
+      const figure = this.figures[index];
+      if (!figure || (index && !hasMoved(device))) return;
+      if (!figure.element.parentNode) this.addFigure(figure, index);
+      drawFigure(figure, device, this.trace.lastTime);
     });
   }
 
-  drawNumbers(device, row, counter, now) {
-    const cells = this.rows[row];
+  drawNumbers(device, counter, cells) {
     if (!cells || cells.length !== 5) return;
     const before = device.before[counter];
     const peak = device.peaks[counter];
+    const now = lastKnown(device.points, counter + 1);
     const isKnown = (...values) => values.every((value) => value !== null && value !== undefined);
     const mark = device.mark ? `${device.mark} ` : "";
+    setText(cells[0], formatBytes(before));
     setText(cells[1], formatBytes(now));
     setText(cells[2], isKnown(now, before) ? formatChange(now - before) : UNKNOWN);
     setText(cells[3], isKnown(peak) ? mark + formatBytes(peak) : UNKNOWN);
     setText(cells[4], isKnown(peak, before) ? mark + formatChange(Math.max(0, peak - before)) : UNKNOWN);
   }
 
-  addFigure(device, index) {
-    const figure = buildFigure(device);
-    this.figures.set(device.name, figure);
-    const behind = this.trace.devices.slice(index + 1).map((other) => this.figures.get(other.name)).find(Boolean);
+  addFigure(figure, index) {
+    const behind = this.figures.slice(index + 1).find((other) => other.element.parentNode);
     this.charts.insertBefore(figure.element, behind ? behind.element : null);
   }
 
@@ -138,50 +136,56 @@ class View {
   }
 }
 
-function hasMoved(device) {
-  return device.points.some((point) => point[1] !== device.before[0] || point[2] !== device.before[1]);
+/** The last value that is known: malloc's count is not taken with every sample. */
+function lastKnown(points, column) {
+  for (let index = points.length - 1; index >= 0; index -= 1) {
+    if (points[index][column] !== null) return points[index][column];
+  }
+  return null;
 }
 
-/** The elements of ``render_sparkline`` in report/svg.py. */
-function buildFigure(device) {
-  const svg = (tag, attributes) => {
-    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-    return element;
-  };
-  const area = svg("path", { class: "gmw-a" });
-  const line = svg("path", { class: "gmw-v" });
-  const top = svg("path", { class: "gmw-p" });
-  const chart = svg("svg", { role: "img", "aria-label": `${device.name} while the cell runs`, viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none" });
-  chart.append(area, line, top);
-  const key = (kind, text) => [" ", h("i", { class: `gmw-k ${kind}` }), text];
-  const peak = h("span", { style: "opacity: 1" });
-  const peakKey = h("span", {}, ...key("gmw-p", ""), peak);
-  const [high, low, span] = [h("span"), h("span"), h("span")];
-  const element = h(
-    "figure",
-    { class: "gmw-g" },
-    h("figcaption", {}, h("strong", {}, device.name), ...key("gmw-a", device.allocated), ...key("gmw-v", device.reserved), peakKey),
-    h("div", { class: "gmw-b" }, chart, high, low, h("div", { class: "gmw-x" }, h("span", {}, "0 s"), span)),
+function hasMoved(device) {
+  const [allocated, reserved] = device.before;
+  return device.points.some(
+    (point) => (point[1] !== null && point[1] !== allocated) || (point[2] !== null && point[2] !== reserved),
   );
-  return { element, area, line, top, peak, peakKey, high, low, span };
+}
+
+/** What changes in a chart of ``render_sparkline`` (report/svg.py). */
+function findParts(element) {
+  const find = (selector) => element.querySelector(selector);
+  const [high, low] = element.querySelectorAll(".gmw-b > span");
+  const times = [...element.querySelectorAll(".gmw-x > span")];
+  for (const middle of times.slice(1, -1)) middle.remove();
+  const peakKey = find("figcaption i.gmw-p")?.parentNode;
+  return {
+    element,
+    viewBox: find("svg").viewBox.baseVal,
+    area: find("path.gmw-a"),
+    line: find("path.gmw-v"),
+    top: find("path.gmw-p"),
+    peak: peakKey?.lastChild,
+    high,
+    low,
+    span: times[times.length - 1],
+  };
 }
 
 function drawFigure(figure, device, duration) {
   const points = device.points.length > 320 ? thin(device.points, 80) : device.points;
   const all = [[0, ...device.before], ...points];
-  const [allocatedPeak, reservedPeak] = device.peaks ?? [null, null];
+  const [allocatedPeak, reservedPeak] = device.peaks;
   const peak = allocatedPeak ?? reservedPeak ?? null;
   const known = all.flatMap((point) => [point[1], point[2]]).concat(peak).filter((value) => value !== null);
   const [bottom, top] = chooseRange(known);
-  const x = (time) => (duration > 0 ? Math.round((time / duration) * WIDTH) : WIDTH);
-  const y = (value) => Math.round((1 - Math.min(Math.max((value - bottom) / (top - bottom), 0), 1)) * HEIGHT * 10) / 10;
-  figure.area.setAttribute("d", drawPath(all, 1, x, y, true));
-  figure.line.setAttribute("d", drawPath(all, 2, x, y, false));
-  figure.top.setAttribute("d", peak === null ? "" : `M0 ${y(peak)}H${WIDTH}`);
-  figure.peakKey.style.display = peak === null ? "none" : "";
+  const { width, height } = figure.viewBox;
+  const x = (time) => (duration > 0 ? Math.round((time / duration) * width) : width);
+  const y = (value) => Math.round((1 - Math.min(Math.max((value - bottom) / (top - bottom), 0), 1)) * height * 10) / 10;
+  figure.area?.setAttribute("d", drawPath(all, 1, x, y, height));
+  figure.line?.setAttribute("d", drawPath(all, 2, x, y, null));
+  figure.top?.setAttribute("d", peak === null ? "" : `M0 ${y(peak)}H${width}`);
   const what = allocatedPeak === null ? ` ${device.reserved}` : "";
-  setText(figure.peak, `peak${what} ${device.mark ? `${device.mark} ` : ""}${formatBytes(peak)}`);
+  if (figure.peak) setText(figure.peak, `peak${what} ${device.mark ? `${device.mark} ` : ""}${formatBytes(peak)}`);
   setText(figure.high, formatBytes(top));
   setText(figure.low, formatBytes(bottom));
   setText(figure.span, formatElapsed(duration));
@@ -196,8 +200,8 @@ function chooseRange(known) {
   return [Math.min(low, high - Math.floor(high / FINEST_PART)), high];
 }
 
-/** A piece for each run of known values; what is unknown is a gap. */
-function drawPath(points, column, x, y, isArea) {
+/** A piece for each run of known values, an area down to ``floor``; what is unknown is a gap. */
+function drawPath(points, column, x, y, floor) {
   const runs = [[]];
   for (const point of points) {
     if (point[column] === null) runs.push([]);
@@ -208,7 +212,7 @@ function drawPath(points, column, x, y, isArea) {
     .map((run) => {
       const corners = run.length > 1 ? run : [run[0], [run[0][0] + 2, run[0][1]]];
       const line = corners.map((corner) => corner.join(" ")).join("L");
-      return isArea ? `M${corners[0][0]} ${HEIGHT}L${line}V${HEIGHT}` : `M${line}`;
+      return floor ? `M${corners[0][0]} ${floor}L${line}V${floor}` : `M${line}`;
     })
     .join("");
 }
