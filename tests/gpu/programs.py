@@ -39,7 +39,9 @@ READS = (
 )
 
 PREAMBLE = """
-import torch
+import gc, torch
+gc.disable()
+gc.freeze()
 from torch.cuda import max_memory_allocated as old_max_memory_allocated
 from torch.cuda import reset_peak_memory_stats as old_reset_peak_memory_stats
 held, told = {}, []
@@ -58,7 +60,8 @@ def make_cells(rng: random.Random) -> list[str]:
     """The sources of a program's cells."""
     cells = []
     for _ in range(rng.randint(2, 7)):
-        lines = []
+        # The frames of a failed cell go in a cycle: collected here, and not when it happens to be.
+        lines = ["gc.collect();"]
         for _ in range(rng.randint(1, 6)):
             size, key = rng.choice(SIZES), rng.randint(0, 4)
             lines.append(

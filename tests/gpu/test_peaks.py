@@ -33,6 +33,7 @@ def test_user_is_told_the_same_and_our_peaks_are_the_allocators() -> None:
     loaded = run_programs("loaded")
 
     assert len(plain["told"]) > COUNT
-    assert loaded["told"] == plain["told"]
+    for number, (with_us, without) in enumerate(zip(loaded["told"], plain["told"], strict=True)):
+        assert with_us.split("\\n") == without.split("\\n"), f"answer {number}"
     assert len(loaded["peaks"]) > 2 * COUNT
     assert loaded["peaks"] == truth["peaks"]
