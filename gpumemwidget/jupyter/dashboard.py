@@ -1,0 +1,205 @@
+"""The dashboard: a live plot, the cells, and the variables with the button that releases them.
+
+It is an anywidget that draws with plotly.js in the browser. The kernel sends each sample as a small
+binary message; a page that joins late, or is loaded anew, gets all that it needs with the widget's
+state, which is put together when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import anywidget
+import traitlets
+from IPython.core.display_functions import DisplayHandle, display
+
+from gpumemwidget.jupyter.feed import OPENING, Feed
+from gpumemwidget.jupyter.frontend import read_css, read_esm
+from gpumemwidget.jupyter.messages import Message, describe_failure
+from gpumemwidget.jupyter.variables import VariablesPanel
+from gpumemwidget.measure.monitor import Monitor
+from gpumemwidget.owners.base import Shell
+from gpumemwidget.records import CellRecord
+from gpumemwidget.report.report import Report, report_ledger, report_stat
+
+__all__ = ["Dashboard", "Session"]
+
+#: How many outputs that show the dashboard are remembered, to be made static when it closes.
+_MOST_OUTPUTS = 20
+#: IPython publishes no types for these.
+_display: Any = display
+_new_handle: Any = DisplayHandle
+#: How many cells the static side of the dashboard shows.
+_N_STATIC_CELLS = 10
+
+
+class Session(Protocol):
+    """What the dashboard needs of the extension."""
+
+    monitor: Monitor
+    shell: Shell
+
+
+def _snapshot_to_json(_value: object, widget: Dashboard) -> Message:
+    return widget.take_snapshot()
+
+
+class Dashboard(anywidget.AnyWidget):
+    """The session's dashboard. It may be shown any number of times; all views are live.
+
+    Args:
+        session: the monitor that it draws and the shell whose names it lists.
+    """
+
+    _esm = traitlets.Unicode().tag(sync=True)
+    _css = traitlets.Unicode().tag(sync=True)
+    #: Which kernel's dashboard a page's views belong to.
+    dashboard_id = traitlets.Unicode().tag(sync=True)
+    #: The state for a page that joins; made anew each time that it is asked for.
+    snapshot = traitlets.Any().tag(sync=True, to_json=_snapshot_to_json)
+    #: Whether messages from the page are heard while a cell runs.
+    hears_in_mid_cell = traitlets.Bool(False).tag(sync=True)
+
+    def __init__(self, session: Session) -> None:
+        self._is_closed = False
+        self._outputs: deque[Any] = deque(maxlen=_MOST_OUTPUTS)
+        self._monitor = session.monitor
+        self._feed = Feed(session.monitor, self._send_all, on_hearing=self._note_hearing)
+        self._variables = VariablesPanel(
+            session.monitor, session.shell, self._send_all, guard=self._guard_call
+        )
+        self._watcher = _CellWatcher(self._refresh_variables)
+        session.monitor.add_listener(self._watcher)
+        super().__init__(dashboard_id=uuid.uuid4().hex)
+        self.on_msg(self._handle_message)
+
+    @traitlets.default("_esm")
+    def _default_esm(self) -> str:
+        return read_esm()
+
+    @traitlets.default("_css")
+    def _default_css(self) -> str:
+        return read_css()
+
+    def take_snapshot(self) -> Message:
+        """The state that goes with the widget: enough to draw at once."""
+        return self._feed.take_snapshot(OPENING)
+
+    # -- Showing it --------------------------------------------------------------------------------
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """The live view, and beside it what a saved notebook shows without a kernel."""
+        bundle = super()._repr_mimebundle_(**kwargs)
+        if bundle is None:
+            return None
+        data, metadata = bundle
+        static = self._report_static()
+        return {**data, "text/html": static.html, "text/plain": static.text}, metadata
+
+    def _ipython_display_(self) -> None:
+        """Show one more view; its output is remembered, so that it can become static."""
+        if self._is_closed:
+            _display(self._report_static())
+            return
+        bundle = self._repr_mimebundle_()
+        if bundle is None:
+            return
+        self._feed.expect_view()
+        handle = _new_handle()
+        handle.display(bundle[0], metadata=bundle[1], raw=True)
+        self._outputs.append(handle)
+
+    def _report_static(self) -> Report:
+        hardware = self._monitor.hardware
+        ledger = self._monitor.ledger
+        now = report_stat(hardware.read_devices())
+        cells = report_ledger(ledger.records[-_N_STATIC_CELLS:])
+        title = "Memory dashboard, as it was when it was last shown. Run %memdash for the live one."
+        html = f'<div><p style="margin:0 0 8px;opacity:.75">{title}</p>{now.html}{cells.html}</div>'
+        return Report(text=f"{title}\n\n{now.text}\n\n{cells.text}", html=html)
+
+    def close(self) -> None:
+        """Stop, and leave the static side in the outputs. May be called twice."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._feed.close()
+            self._monitor.remove_listener(self._watcher)
+            if self._outputs:
+                static = self._report_static()
+                for handle in self._outputs:
+                    handle.update({"text/html": static.html, "text/plain": static.text}, raw=True)
+                self._outputs.clear()
+        super().close()
+
+    # -- Messages ----------------------------------------------------------------------------------
+
+    def _handle_message(self, _widget: object, content: Message, _buffers: object) -> None:
+        with self._guard():
+            self._answer(content)
+
+    def _answer(self, content: Message) -> None:
+        kind = content.get("kind")
+        if kind == "view":
+            self._feed.hear(
+                content["view"], visible=content["visible"], variables=content["variables"]
+            )
+            if content.get("snapshot"):
+                self._feed.send_snapshot(content.get("since_s"))
+            if content.get("list"):
+                self._variables.list_soon()
+            self._send_all({"kind": "pong", "view": content["view"]})
+        elif kind == "gone":
+            self._feed.lose(content["view"])
+        elif kind == "snapshot":
+            self._feed.send_snapshot(content.get("since_s"))
+        elif kind == "variables":
+            self._variables.list_soon()
+        elif kind == "sum":
+            self._variables.sum_soon(request=content["id"], names=content["names"])
+        elif kind == "release":
+            self._variables.release_soon(
+                request=content["id"], names=content["names"], keep=content["keep"]
+            )
+
+    def _send_all(self, message: Message, buffers: list[bytes] | None = None) -> None:
+        self.send(message, buffers)
+
+    def _note_hearing(self) -> None:
+        self.hears_in_mid_cell = True
+
+    def _refresh_variables(self) -> None:
+        if self._feed.shows_variables:
+            self._variables.list_after_cell()
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Show a failure in the views: what a widget's callback raises is seen nowhere else."""
+        try:
+            yield
+        except Exception as exc:  # noqa: BLE001 - shown
+            self._send_all({"kind": "trouble", "message": describe_failure(exc)})
+
+    def _guard_call(self, action: Callable[[], None]) -> None:
+        with self._guard():
+            action()
+
+
+class _CellWatcher:
+    """Tells that a cell has ended."""
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
+
+    def on_cell_started(self, cell: object) -> None:
+        """Nothing: the feed tells the views."""
+
+    def on_cell_ended(self, record: CellRecord) -> None:  # noqa: ARG002
+        """Refresh what a cell may have changed."""
+        self._on_end()
+
+    def on_sample(self, sample: object) -> None:
+        """Nothing: the feed sends it."""

@@ -1,0 +1,247 @@
+"""What the dashboard's views are told while cells run, and whether anybody is looking.
+
+Each sample goes out as one small binary message. All messages carry a running number, so that a
+view which missed one asks for the whole state again. While no view can be seen nothing is sampled
+and nothing is sent.
+
+What arrives in mid-cell differs: ipykernel 6 hears nothing until the cell has ended, 7.0 to 7.3
+hear everything at once on a thread of their own, 7.4 one or the other. So the feed finds out by
+itself (``hears_in_mid_cell``), and counts a view as lost only when it was silent although it could
+have been heard.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpumemwidget.jupyter.messages import (
+    Message,
+    describe_cell,
+    describe_device,
+    describe_running,
+)
+from gpumemwidget.jupyter.stream import count_rows, pack_rows, thin_samples
+from gpumemwidget.measure.cells import RunningCell
+from gpumemwidget.measure.monitor import Monitor
+from gpumemwidget.records import CellRecord, Sample
+
+__all__ = ["FULL", "OPENING", "Feed", "SnapshotSize"]
+
+#: Views speak up every 20 seconds; one that could be heard and was not for so long is gone.
+_LOST_AFTER_S = 70.0
+#: Who shows the dashboard has not heard from its view yet.
+_EXPECTED = "expected"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSize:
+    """How much of the past a snapshot takes along."""
+
+    rows_bytes: int
+    n_cells: int
+
+
+#: Within the message that opens the dashboard: plotly.js takes most of its 1.3 MB.
+OPENING = SnapshotSize(rows_bytes=12 * 1024, n_cells=20)
+#: What a view asks for once it is there.
+FULL = SnapshotSize(rows_bytes=96 * 1024, n_cells=200)
+
+
+@dataclass(slots=True)
+class _Sight:
+    """What is known of one view."""
+
+    is_visible: bool
+    shows_variables: bool
+    heard_s: float
+
+
+class Feed:
+    """Listens to a monitor, and passes on what happens to the views that can be seen.
+
+    Args:
+        monitor: what happens.
+        send: sends a message with its binary part to all views.
+        on_hearing: called once, when it is certain that messages arrive in mid-cell.
+    """
+
+    def __init__(
+        self,
+        monitor: Monitor,
+        send: Callable[[Message, list[bytes]], None],
+        *,
+        on_hearing: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._monitor = monitor
+        self._send = send
+        self._on_hearing = on_hearing
+        self.hears_in_mid_cell = False
+        self._views: dict[str, _Sight] = {}
+        self._seq = 0
+        self._devices: tuple[str, ...] = ()
+        #: When the last cell ended: from then on every kernel can hear.
+        self._idle_since_s = monitor.clock.now()
+        self._is_wanted = False
+        self._is_closed = False
+        # One message at a time, so that their numbers go out in order.
+        self._lock = threading.RLock()
+        monitor.add_listener(self)
+
+    # -- What the monitor says ---------------------------------------------------------------------
+
+    def on_cell_started(self, cell: RunningCell) -> None:
+        """Tell the views that a cell begins."""
+        self._tell({"kind": "started", "cell": describe_running(cell)})
+
+    def on_cell_ended(self, record: CellRecord) -> None:
+        """Tell the views what the cell did; a device's limit may be new."""
+        self._idle_since_s = self._monitor.clock.now()
+        self._tell({"kind": "ended", "record": describe_cell(record)})
+
+    def on_sample(self, sample: Sample) -> None:
+        """Send one row."""
+        devices = tuple(reading.device for reading in sample.readings)
+        with self._lock:
+            if not self._is_wanted:
+                return
+            if devices != self._devices:
+                self.tell_devices()
+                self._devices = devices
+            running = self._monitor.running
+            self._tell(
+                {
+                    "kind": "rows",
+                    "devices": devices,
+                    "running": None if running is None else running.start_s,
+                },
+                [pack_rows((sample,), devices)],
+            )
+            self._drop_lost()
+
+    def tell_devices(self) -> None:
+        """Tell the views which devices there are, and their limits."""
+        devices = [describe_device(info) for info in self._monitor.hardware.list_devices()]
+        self._tell({"kind": "devices", "devices": devices})
+
+    def _tell(self, message: Message, buffers: Sequence[bytes] = ()) -> None:
+        with self._lock:
+            if not self._is_wanted:
+                return
+            self._seq += 1
+            self._send({**message, "seq": self._seq}, list(buffers))
+
+    # -- Snapshots ---------------------------------------------------------------------------------
+
+    def take_snapshot(self, size: SnapshotSize, since_s: float | None = None) -> Message:
+        """The whole state, or what came since a moment: all that a view needs to go on from here.
+
+        Args:
+            size: how much of the past to take along.
+            since_s: what the view has already, on the monitor's clock.
+
+        Returns:
+            The state; under ``data`` the rows, which belong into a message's binary part.
+        """
+        monitor = self._monitor
+        with self._lock:
+            samples = monitor.history.samples(since_s)
+            infos = monitor.hardware.list_devices()
+            columns = monitor.history.devices()
+            most = count_rows(size.rows_bytes, len(columns)) if columns else 0
+            records = monitor.ledger.records[-size.n_cells :]
+            running = monitor.running
+            clock = monitor.clock
+            return {
+                "seq": self._seq,
+                "since_s": since_s,
+                "wall_offset_s": clock.wall() - clock.now(),
+                "devices": [describe_device(info) for info in infos],
+                "cells": [describe_cell(record) for record in records],
+                "running": None if running is None else describe_running(running),
+                "columns": columns,
+                "data": pack_rows(thin_samples(samples, most), columns),
+            }
+
+    def send_snapshot(self, since_s: float | None = None) -> None:
+        """Send the state to all views."""
+        with self._lock:
+            snapshot = self.take_snapshot(FULL, since_s)
+            data = snapshot.pop("data")
+            self._send({"kind": "snapshot", **snapshot}, [data])
+
+    # -- Who is looking ----------------------------------------------------------------------------
+
+    def expect_view(self) -> None:
+        """A view is about to be shown: sample for it, for on a busy kernel it can't say so yet."""
+        self.hear(_EXPECTED, visible=True, variables=False)
+
+    def hear(self, view: str, *, visible: bool, variables: bool) -> None:
+        """A view says that it is there, and whether it can be seen."""
+        with self._lock:
+            if self._is_closed:
+                return
+            if view != _EXPECTED:
+                self._views.pop(_EXPECTED, None)
+                self._notice_hearing()
+            self._views[view] = _Sight(visible, variables, self._monitor.clock.now())
+            self._update_wish()
+
+    def lose(self, view: str) -> None:
+        """A view says that it is closed."""
+        with self._lock:
+            self._views.pop(view, None)
+            self._update_wish()
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether any view can be seen, as far as is known."""
+        return self._is_wanted
+
+    @property
+    def shows_variables(self) -> bool:
+        """Whether the variables of any view can be seen."""
+        with self._lock:
+            return any(view.is_visible and view.shows_variables for view in self._views.values())
+
+    def close(self) -> None:
+        """Listen no more. May be called twice."""
+        with self._lock:
+            self._is_closed = True
+            self._views.clear()
+            self._update_wish()
+        self._monitor.remove_listener(self)
+
+    def _notice_hearing(self) -> None:
+        if self.hears_in_mid_cell or self._monitor.running is None:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            self.hears_in_mid_cell = True
+            self._on_hearing()
+
+    def _drop_lost(self) -> None:
+        if self._monitor.running is not None and not self.hears_in_mid_cell:
+            return
+        now_s = self._monitor.clock.now()
+        since_s = 0.0 if self.hears_in_mid_cell else self._idle_since_s
+        lost = [
+            name
+            for name, view in self._views.items()
+            if now_s - max(view.heard_s, since_s) > _LOST_AFTER_S
+        ]
+        for name in lost:
+            del self._views[name]
+        if lost:
+            self._update_wish()
+
+    def _update_wish(self) -> None:
+        wanted = any(view.is_visible for view in self._views.values())
+        if wanted and not self._is_wanted:
+            self._is_wanted = True
+            # Whoever joins has no messages of the time before: their number starts a gap.
+            self._seq += 1
+            self._monitor.want_samples(self)
+        elif not wanted and self._is_wanted:
+            self._is_wanted = False
+            self._monitor.unwant_samples(self)

@@ -1,0 +1,93 @@
+"""Records as the plain dictionaries that the dashboard's front end reads.
+
+``static/store.js`` is the other side: a field that is renamed here is renamed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from gpumemwidget.errors import GpuMemError
+from gpumemwidget.measure.cells import RunningCell
+from gpumemwidget.records import CellDevice, CellRecord, DeviceInfo, Holding
+
+__all__ = [
+    "Message",
+    "describe_cell",
+    "describe_device",
+    "describe_failure",
+    "describe_holding",
+    "describe_running",
+]
+
+#: A message's content: JSON.
+Message = dict[str, Any]
+
+
+def describe_device(info: DeviceInfo) -> Message:
+    """What a device is."""
+    return {
+        "device": info.device,
+        "name": info.name,
+        "total_bytes": info.total_bytes,
+        "limit_bytes": info.limit_bytes,
+    }
+
+
+def describe_running(cell: RunningCell) -> Message:
+    """A cell that has begun."""
+    return {
+        "execution_count": cell.execution_count,
+        "first_line": cell.first_line,
+        "start_s": cell.start_s,
+    }
+
+
+def describe_cell(record: CellRecord) -> Message:
+    """A cell that has ended, with what it did to each device's allocated memory."""
+    return {
+        "execution_count": record.execution_count,
+        "first_line": record.first_line,
+        "start_s": record.start_s,
+        "duration_s": record.duration_s,
+        "status": record.status,
+        "devices": [_describe_cell_device(device) for device in record.devices],
+    }
+
+
+def _describe_cell_device(device: CellDevice) -> Message:
+    allocated = device.allocated.peak_bytes
+    return {
+        "device": device.device,
+        "change": device.allocated.change_bytes,
+        # The host has no high-water mark of what is allocated, only one of its resident size.
+        "peak": device.reserved.peak_bytes if allocated is None else allocated,
+        "peak_of": "reserved" if allocated is None else "allocated",
+        "peak_is": device.peak_is,
+    }
+
+
+def describe_holding(holding: Holding) -> Message:
+    """A row of the variables panel."""
+    return {
+        "name": holding.name,
+        "root": holding.root,
+        "kind": holding.kind,
+        "type_name": holding.type_name,
+        "shape": None if holding.shape is None else list(holding.shape),
+        "dtype": None if holding.dtype is None else holding.dtype.removeprefix("torch."),
+        "held": _list_pairs(holding.held_bytes),
+        "frees": _list_pairs(holding.frees_bytes),
+        "shared_with": list(holding.shared_with),
+        "held_elsewhere": holding.held_elsewhere,
+    }
+
+
+def describe_failure(exc: BaseException) -> str:
+    """One line on a failure: ours say all themselves, others need their kind."""
+    return str(exc) if isinstance(exc, GpuMemError) else f"{type(exc).__name__}: {exc}"
+
+
+def _list_pairs(pairs: Iterable[tuple[str, int]]) -> list[list[object]]:
+    return [list(pair) for pair in pairs]

@@ -1,0 +1,104 @@
+"""Samples as bytes: what the live plot is drawn from.
+
+A row is one sample: its time, then allocated, reserved and peak of each device, all as
+little-endian float64 (exact for bytes up to 2**53), NaN where a figure is unknown. One row of a GPU
+and the host is 56 bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+
+from gpumemwidget.records import Reading, Sample
+
+__all__ = ["count_rows", "pack_rows", "thin_samples"]
+
+_NAN = math.nan
+_UNKNOWN = (_NAN, _NAN, _NAN)
+_N_COUNTERS = 3
+_N_BYTES = 8
+
+
+def pack_rows(samples: Iterable[Sample], devices: Sequence[str]) -> bytes:
+    """The samples as rows.
+
+    Args:
+        samples: in order of time.
+        devices: which devices the columns are for, in this order.
+    """
+    rows = array("d")
+    for sample in samples:
+        rows.append(sample.time_s)
+        readings = {reading.device: reading for reading in sample.readings}
+        for device in devices:
+            reading = readings.get(device)
+            rows.extend(_UNKNOWN if reading is None else _list_counters(reading))
+    if sys.byteorder == "big":
+        rows.byteswap()
+    return rows.tobytes()
+
+
+def count_rows(n_bytes: int, n_devices: int) -> int:
+    """How many rows of so many devices fit into ``n_bytes``."""
+    return n_bytes // (_N_BYTES * (1 + _N_COUNTERS * n_devices))
+
+
+def thin_samples(samples: Sequence[Sample], most: int) -> Sequence[Sample]:
+    """At most ``most`` of the samples, with the extremes of every device among them.
+
+    Over equal numbers of samples it keeps those that hold the highest allocated, reserved and peak
+    and the lowest allocated of each device, and the first one: a plot of what is kept touches
+    every peak. Where there are more devices than fit, the GPUs' extremes come first.
+    """
+    if len(samples) <= most:
+        return samples
+    devices = [reading.device for reading in samples[-1].readings]
+    n_extremes = 1 + 4 * len(devices)
+    n_spans = max(1, most // n_extremes)
+    kept: list[int] = []
+    for span in range(n_spans):
+        start = span * len(samples) // n_spans
+        end = (span + 1) * len(samples) // n_spans
+        kept.extend(sorted(_pick_extremes(samples, range(start, end), devices)))
+    # The newest sample is where the plot goes on.
+    kept = [*kept[: most - 1], len(samples) - 1]
+    return [samples[i] for i in dict.fromkeys(kept)]
+
+
+def _pick_extremes(samples: Sequence[Sample], span: range, devices: Iterable[str]) -> set[int]:
+    start = span.start
+    best = {device: [(-math.inf, start)] * 4 for device in devices}
+    for i in span:
+        for reading in samples[i].readings:
+            own = best.get(reading.device)
+            if own is None:
+                continue
+            allocated, reserved, peak = _list_counters(reading)
+            if allocated > own[0][0]:
+                own[0] = (allocated, i)
+            if -allocated > own[1][0]:
+                own[1] = (-allocated, i)
+            if reserved > own[2][0]:
+                own[2] = (reserved, i)
+            if peak > own[3][0]:
+                own[3] = (peak, i)
+    return {start, *(i for own in best.values() for _, i in own)}
+
+
+def _list_counters(reading: Reading) -> tuple[float, float, float]:
+    # The host has no high-water mark of what is allocated, only one of its resident size.
+    peak_bytes = reading.allocated_peak_bytes
+    if peak_bytes is None:
+        peak_bytes = reading.reserved_peak_bytes
+    return (
+        _to_float(reading.allocated_bytes),
+        _to_float(reading.reserved_bytes),
+        _to_float(peak_bytes),
+    )
+
+
+def _to_float(n_bytes: int | None) -> float:
+    return _NAN if n_bytes is None else float(n_bytes)

@@ -1,0 +1,136 @@
+"""The variables panel's kernel side: the list, the sum of what is ticked, the release.
+
+All three walk or change the user's objects, so all wait until no cell is running, and run on the
+main thread: on ipykernel 7 a message may arrive on a thread of its own, beside the running cell.
+
+What they need is imported when it is first used, so that the dashboard opens sooner.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from IPython.core.getipython import get_ipython
+
+from gpumemwidget.errors import UnknownNameError
+from gpumemwidget.jupyter.messages import Message, describe_failure, describe_holding
+from gpumemwidget.measure.monitor import Monitor
+from gpumemwidget.owners.base import Shell
+
+__all__ = ["VariablesPanel", "schedule_on_main"]
+
+#: Cells often come in a row (Run All): the list is made when they have paused.
+_PAUSE_S = 0.3
+
+
+def schedule_on_main(action: Callable[[], None], delay_s: float = 0.0) -> None:
+    """Run ``action`` on the kernel's main thread, between its messages.
+
+    At once where this is the main thread and no delay is asked for, and where there is no kernel.
+    """
+    loop = _find_loop()
+    if loop is None or (not delay_s and threading.current_thread() is threading.main_thread()):
+        action()
+    elif delay_s:
+        loop.add_callback(loop.call_later, delay_s, action)
+    else:
+        loop.add_callback(action)
+
+
+def _find_loop() -> Any | None:
+    """The event loop of the kernel's main thread, if there is a kernel."""
+    kernel = getattr(get_ipython(), "kernel", None)
+    return getattr(kernel, "io_loop", None)
+
+
+class VariablesPanel:
+    """Lists, sums and releases for the views.
+
+    Args:
+        monitor: says when no cell runs.
+        shell: IPython's names and references.
+        send: sends a message to all views.
+        guard: runs an action and shows its failure in the views.
+        schedule: runs an action on the main thread, after a delay.
+    """
+
+    def __init__(
+        self,
+        monitor: Monitor,
+        shell: Shell,
+        send: Callable[[Message], None],
+        *,
+        guard: Callable[[Callable[[], None]], None],
+        schedule: Callable[[Callable[[], None], float], None] = schedule_on_main,
+    ) -> None:
+        self._monitor = monitor
+        self._shell = shell
+        self._send = send
+        self._guard = guard
+        self._schedule = schedule
+        self._lists_soon = False
+
+    def list_soon(self, delay_s: float = 0.0) -> None:
+        """Send the list as soon as no cell runs; several wishes are one."""
+        if self._lists_soon:
+            return
+        self._lists_soon = True
+        self._schedule(lambda: self._monitor.when_idle(self._list), delay_s)
+
+    def list_after_cell(self) -> None:
+        """Send the list when the cells have paused."""
+        self.list_soon(_PAUSE_S)
+
+    def sum_soon(self, *, request: str, names: Sequence[str]) -> None:
+        """Send what the release of exactly these rows would free."""
+        self._act(lambda: self._sum(request, names))
+
+    def release_soon(self, *, request: str, names: Sequence[str], keep: bool) -> None:
+        """Release these rows when no cell runs, and send the report."""
+        if self._monitor.running is not None:
+            self._send({"kind": "release", "id": request, "state": "queued"})
+        self._act(lambda: self._release(request, names, keep=keep))
+
+    def _act(self, action: Callable[[], None]) -> None:
+        self._schedule(lambda: self._monitor.when_idle(lambda: self._guard(action)), 0.0)
+
+    def _list(self) -> None:
+        self._lists_soon = False
+        self._guard(self._send_list)
+
+    def _send_list(self) -> None:
+        from gpumemwidget.owners.holdings import list_holdings  # noqa: PLC0415 - see the top
+
+        holdings = [describe_holding(holding) for holding in list_holdings(self._shell)]
+        self._send({"kind": "variables", "holdings": holdings})
+
+    def _sum(self, request: str, names: Sequence[str]) -> None:
+        from gpumemwidget.owners.holdings import sum_frees  # noqa: PLC0415 - see the top
+
+        answer: Message = {"kind": "sum", "id": request, "frees": []}
+        try:
+            answer["frees"] = [list(pair) for pair in sum_frees(self._shell, names)]
+        except UnknownNameError as exc:
+            # Gone since the list was made; the next list will not have it.
+            answer["error"] = str(exc)
+        self._send(answer)
+
+    def _release(self, request: str, names: Sequence[str], *, keep: bool) -> None:
+        from gpumemwidget.owners.plan import plan_release  # noqa: PLC0415 - see the top
+        from gpumemwidget.owners.release import apply_release  # noqa: PLC0415
+        from gpumemwidget.report.report import report_release  # noqa: PLC0415
+
+        answer: Message = {"kind": "release", "id": request}
+        self._send({**answer, "state": "running"})
+        try:
+            hardware = self._monitor.hardware
+            plan = plan_release(self._shell, hardware, names, keep=keep)
+            report = apply_release(plan, self._shell, hardware)
+            answer.update(state="done", html=report_release(report).html)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it is shown where the click was
+            answer.update(state="failed", message=describe_failure(exc))
+        self._send(answer)
+        self._monitor.read_now()
+        self._send_list()

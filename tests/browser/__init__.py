@@ -1,0 +1,1 @@
+"""The dashboard in real JupyterLab, driven through Chromium."""

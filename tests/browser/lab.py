@@ -1,0 +1,315 @@
+"""JupyterLab and Chromium for the tests: a server of its own, and notebooks to press keys in.
+
+Nothing of the machine's own Jupyter takes part: all of its folders are temporary ones. What is
+asked of a cell or a kernel is read where a person would see it, in the page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, sync_playwright
+
+from tests.chromium import find_chromium
+
+__all__ = ["Lab", "Notebook", "start_browser", "start_lab"]
+
+_FLAGS = (
+    "--no-browser",
+    "--ServerApp.ip=127.0.0.1",
+    "--IdentityProvider.token=",
+    "--ServerApp.password=",
+    "--ServerApp.allow_root=True",
+    "--ServerApp.disable_check_xsrf=True",
+    "--ServerApp.terminals_enabled=False",
+    "--LabApp.expose_app_in_browser=True",
+)
+_SETTINGS = {
+    "apputils-extension/notification.jupyterlab-settings": {"fetchNews": "false"},
+    "docmanager-extension/plugin.jupyterlab-settings": {"autosave": False},
+    "notebook-extension/tracker.jupyterlab-settings": {"windowingMode": "none"},
+}
+_START_S = 60.0
+#: Patience for what the page does by itself; cells have their own.
+_PAGE_MS = 30_000
+
+
+class Lab:
+    """A running server and a browser.
+
+    Args:
+        url: the server's.
+        folder: where its notebooks are.
+        browser: the browser that opens them.
+    """
+
+    def __init__(self, url: str, folder: Path, browser: Browser) -> None:
+        self.url = url
+        self.folder = folder
+        self.browser = browser
+        self._n_notebooks = 0
+
+    @contextlib.contextmanager
+    def open(
+        self,
+        cells: Sequence[str],
+        *,
+        kernel: str = "python3",
+        width: int = 1280,
+        height: int = 1000,
+        theme: str = "JupyterLab Light",
+    ) -> Iterator[Notebook]:
+        """A new notebook with these cells, none of them run; its kernel ends with it."""
+        self._n_notebooks += 1
+        name = f"notebook{self._n_notebooks}.ipynb"
+        _write_notebook(self.folder / name, cells, kernel)
+        context = self.browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme="light"
+        )
+        try:
+            page = context.new_page()
+            page.set_default_timeout(_PAGE_MS)
+            opened = Notebook(self, context, page, name)
+            opened.load(theme=theme)
+            yield opened
+        finally:
+            context.close()
+            self._end_kernels()
+
+    def request(self, path: str, method: str = "GET") -> Any:
+        """Ask the server's own interface."""
+        request = urllib.request.Request(f"{self.url}{path}", method=method)
+        with urllib.request.urlopen(request, timeout=10) as response:
+            body = response.read()
+        return json.loads(body) if body else None
+
+    def _end_kernels(self) -> None:
+        for session in self.request("/api/sessions") or []:
+            with contextlib.suppress(OSError):
+                self.request(f"/api/sessions/{session['id']}", "DELETE")
+
+
+class Notebook:
+    """A notebook in a page.
+
+    Attributes:
+        page: the page itself.
+    """
+
+    def __init__(self, lab: Lab, context: BrowserContext, page: Page, name: str) -> None:
+        self._lab = lab
+        self._context = context
+        self._name = name
+        self.page = page
+        self.problems: list[str] = []
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+
+    def load(self, *, theme: str | None = None) -> None:
+        """Open the notebook, or open it again: the page is new, the kernel stays."""
+        self.page.goto(f"{self._lab.url}/lab/tree/{self._name}?reset")
+        self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
+        if self.page.locator("#jp-left-stack").is_visible():
+            self.command("application:toggle-left-area")
+        if theme is not None and theme != "JupyterLab Light":
+            self.command("apputils:change-theme", {"theme": theme})
+            self.page.wait_for_selector('body[data-jp-theme-light="false"]')
+
+    def wait_for_kernel(self) -> None:
+        """Wait until a kernel is connected and has answered once."""
+        self.page.evaluate(
+            """async () => {
+                const session = window.jupyterapp.shell.currentWidget.sessionContext;
+                await session.ready;
+                await session.session.kernel.info;
+            }"""
+        )
+        self.page.wait_for_selector('.jp-Notebook-ExecutionIndicator[data-status="idle"]')
+
+    def command(self, command: str, options: dict[str, object] | None = None) -> None:
+        """Run one of JupyterLab's commands."""
+        self.page.evaluate(
+            "([name, options]) => window.jupyterapp.commands.execute(name, options)",
+            [command, options or {}],
+        )
+
+    def cell(self, number: int) -> Locator:
+        """The cell at this place, from 0."""
+        return self.page.locator(".jp-Notebook .jp-Cell").nth(number)
+
+    def start(self, number: int) -> None:
+        """Run a cell and do not wait for its end."""
+        self.select(number)
+        self.page.evaluate(
+            "() => { void window.jupyterapp.commands.execute('notebook:run-cell'); }"
+        )
+
+    def select(self, number: int) -> None:
+        """Make a cell the active one."""
+        self.page.evaluate(
+            """number => {
+                const notebook = window.jupyterapp.shell.currentWidget.content;
+                notebook.activeCellIndex = number;
+            }""",
+            number,
+        )
+
+    def is_running(self, number: int) -> bool:
+        """Whether the cell's prompt is ``[*]``."""
+        return self.prompt(number) == "[*]:"
+
+    def prompt(self, number: int) -> str:
+        """The cell's input prompt."""
+        return self.cell(number).locator(".jp-InputPrompt").inner_text()
+
+    def wait_for_end(self, number: int, *, timeout_s: float = 30.0) -> None:
+        """Wait until the cell's prompt has a number."""
+        self.wait_until(
+            lambda: bool(re.fullmatch(r"\[\d+\]:", self.prompt(number))),
+            f"cell {number} has ended",
+            timeout_s=timeout_s,
+        )
+
+    def run(self, number: int, *, timeout_s: float = 30.0) -> str:
+        """Run a cell to its end; the text of its output."""
+        self.start(number)
+        self.page.wait_for_timeout(100)
+        self.wait_for_end(number, timeout_s=timeout_s)
+        return self.output(number)
+
+    def output(self, number: int) -> str:
+        """The text that stands under a cell."""
+        return self.cell(number).locator(".jp-OutputArea").first.inner_text()
+
+    def wait_until(
+        self, condition: Callable[[], bool], what: str, *, timeout_s: float = 15.0
+    ) -> None:
+        """Wait until something is so, and fail with ``what`` if it never is."""
+        end = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > end:
+                raise AssertionError(f"waited {timeout_s:g} s in vain: {what}")
+            self.page.wait_for_timeout(50)
+
+    def dashboards(self) -> Locator:
+        """The dashboards in the page."""
+        return self.page.locator(".gmd")
+
+    def save(self) -> None:
+        """Save the notebook with its outputs."""
+        self.command("docmanager:save")
+
+    def restart_kernel(self) -> None:
+        """Restart the kernel, as a person does who confirms it."""
+        self.page.evaluate(
+            "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
+        )
+
+
+@contextlib.contextmanager
+def start_browser() -> Iterator[Browser]:
+    """The machine's Chromium, headless."""
+    path = find_chromium()
+    if path is None:
+        raise RuntimeError("no Chromium on this machine: `python -m tests.chromium` installs one")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-background-networking"]
+        )
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextlib.contextmanager
+def start_lab(folder: Path, browser: Browser) -> Iterator[Lab]:
+    """A server whose every folder is under ``folder``."""
+    notebooks = folder / "notebooks"
+    notebooks.mkdir()
+    environment = _isolate(folder)
+    for name, settings in _SETTINGS.items():
+        path = folder / "config" / "lab" / "user-settings" / "@jupyterlab" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(settings), encoding="utf-8")
+    port = _find_port()
+    with (folder / "server.log").open("w") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", *_FLAGS, f"--ServerApp.port={port}"],
+            cwd=notebooks,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        lab = Lab(f"http://127.0.0.1:{port}", notebooks, browser)
+        _wait_for_server(lab, server, folder / "server.log")
+        yield lab
+    finally:
+        server.send_signal(signal.SIGTERM)
+        try:
+            server.wait(10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _write_notebook(path: Path, cells: Sequence[str], kernel: str) -> None:
+    code: dict[str, object] = {"cell_type": "code", "metadata": {}, "outputs": []}
+    notebook = {
+        "nbformat": 4,
+        "nbformat_minor": 5,
+        "metadata": {"kernelspec": {"name": kernel, "display_name": kernel}},
+        "cells": [
+            {**code, "id": f"cell{i}", "execution_count": None, "source": source}
+            for i, source in enumerate(cells)
+        ],
+    }
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+
+
+def _isolate(folder: Path) -> dict[str, str]:
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("JUPYTER", "IPYTHON"))
+    }
+    for name in ("config", "data", "runtime", "ipython"):
+        (folder / name).mkdir()
+    return {
+        **environment,
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        "JUPYTER_DATA_DIR": str(folder / "data"),
+        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+        "JUPYTER_NO_CONFIG": "",
+        "IPYTHONDIR": str(folder / "ipython"),
+    }
+
+
+def _find_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for_server(lab: Lab, server: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + _START_S
+    while time.monotonic() < end:
+        if server.poll() is not None:
+            break
+        with contextlib.suppress(OSError):
+            lab.request("/api")
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-4000:]}")
