@@ -1,0 +1,96 @@
+"""The live chart in JupyterLab, and the report that takes its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.browser.lab import Lab, Notebook, start_browser, start_lab
+
+pytestmark = pytest.mark.browser
+
+#: Grows by 20 MB every 0.1 s until the test lets it end.
+_BUSY = """\
+%%memtrace
+import pathlib, time
+kept = []
+while not pathlib.Path("end").exists() and len(kept) < 300:
+    kept.append(bytearray(20_000_000) if len(kept) < 40 else None)
+    time.sleep(0.1)
+print("done")
+42"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with (
+        start_browser() as browser,
+        start_lab(tmp_path_factory.mktemp("lab"), browser) as lab,
+    ):
+        yield lab
+
+
+@pytest.fixture
+def notebook(lab: Lab) -> Iterator[Notebook]:
+    with lab.open(["%load_ext gpumemwidget", _BUSY]) as notebook:
+        notebook.wait_for_kernel()
+        notebook.run(0)
+        yield notebook
+    (lab.folder / "end").unlink(missing_ok=True)
+
+
+def _read_now(notebook: Notebook) -> str:
+    """The resident bytes in the column ``now``."""
+    return notebook.cell(1).locator(".gmw tbody tr").nth(2).locator("td").nth(1).inner_text()
+
+
+def test_it_is_live_in_mid_cell_and_becomes_the_report_without_a_jump(
+    notebook: Notebook, lab: Lab
+) -> None:
+    """The numbers and the lines go on; then the static report has the same place and size."""
+    notebook.start(1)
+    root = notebook.cell(1).locator(".gmw")
+    root.wait_for()
+    # The chart is drawn, and goes on being drawn.
+    notebook.wait_until(lambda: _read_now(notebook) != "—", "the first reading is shown")
+    first = _read_now(notebook)
+    first_line = root.locator("path.gmw-v").get_attribute("d")
+    notebook.wait_until(lambda: _read_now(notebook) != first, "the numbers go on")
+    notebook.wait_until(
+        lambda: root.locator("path.gmw-v").get_attribute("d") != first_line, "the line goes on"
+    )
+    assert notebook.is_running(1)
+    assert "running" in root.inner_text()
+    live_box = root.bounding_box()
+
+    (lab.folder / "end").touch()
+    notebook.wait_for_end(1)
+    notebook.wait_until(lambda: "running" not in root.inner_text(), "the report is shown")
+
+    static_box = root.bounding_box()
+    assert live_box is not None
+    assert static_box is not None
+    for side in ("x", "y", "height"):
+        assert static_box[side] == pytest.approx(live_box[side], abs=2), side
+    assert root.count() == 1
+    assert "ok" in root.inner_text()
+    assert notebook.cell(1).locator(".jupyter-widgets").count() == 0
+    assert "42" in notebook.output(1)
+    assert notebook.problems == []
+
+
+def test_a_cell_that_is_run_again_has_a_chart_again(notebook: Notebook, lab: Lab) -> None:
+    root = notebook.cell(1).locator(".gmw")
+    (lab.folder / "end").touch()
+    notebook.run(1)
+    (lab.folder / "end").unlink()
+
+    notebook.start(1)
+    notebook.wait_until(lambda: "running" in root.inner_text(), "the chart is there again")
+    notebook.wait_until(lambda: _read_now(notebook) != "—", "it is live")
+    (lab.folder / "end").touch()
+    notebook.wait_for_end(1)
+
+    notebook.wait_until(lambda: "running" not in root.inner_text(), "the report is shown")
+    assert notebook.problems == []

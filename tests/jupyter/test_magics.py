@@ -1,0 +1,219 @@
+"""The magics in a shell without a kernel: what they show, and what they refuse."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import RichOutput, capture_output
+
+import gpumemwidget
+from gpumemwidget.report.report import report_cell, report_cell_line, report_ledger, report_plan
+
+
+@pytest.fixture
+def loaded(shell: InteractiveShell) -> InteractiveShell:
+    """The shell with the extension, and no output of its loading."""
+    with capture_output():
+        shell.run_cell("%load_ext gpumemwidget", store_history=True)
+    return shell
+
+
+def _run(shell: InteractiveShell, code: str) -> list[RichOutput]:
+    """What a cell displays."""
+    with capture_output() as captured:
+        shell.run_cell(code, store_history=True)
+    outputs: list[RichOutput] = captured.outputs
+    return outputs
+
+
+def _get_text(output: RichOutput) -> str:
+    data: dict[str, Any] = output.data
+    return str(data["text/plain"])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("memstat now", "%memstat: unrecognized arguments: now; %memstat? shows what it takes"),
+        (
+            "memledger --last 0",
+            "%memledger: argument --last: '0' is no count: give a whole number above 0; "
+            "%memledger? shows what it takes",
+        ),
+        (
+            "memledger --export cells.txt",
+            None,
+        ),
+        ("memledger --force", "--force goes with --export FILE: name the file"),
+        (
+            "memledger --last 2 --export x.csv",
+            "--export writes all cells: leave --last out (or slice "
+            "gpumemwidget.monitor().ledger.to_dataframe())",
+        ),
+        ("memrelease", None),
+        ("memrelease none_such", None),
+        ("memrelease 'open", "%memrelease: No closing quotation; %memrelease? shows what it takes"),
+        (
+            "memdash --interval fast",
+            "%memdash: argument --interval: 'fast' is no interval: give 0.01 to 60 seconds; "
+            "%memdash? shows what it takes",
+        ),
+        ("memtrace of", "'of' is neither on nor off"),
+        ("memtrace on --no-live", "--device and --no-live go above a cell, with %%memtrace"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(
+    loaded: InteractiveShell, line: str, message: str | None
+) -> None:
+    """With IPython's own error, which it shows without a traceback; ``None``: any message."""
+    name, _, rest = line.partition(" ")
+
+    with pytest.raises(UsageError) as caught:
+        loaded.run_line_magic(name, rest)
+
+    assert type(caught.value) is UsageError
+    assert len(str(caught.value).splitlines()) == 1
+    if message is not None:
+        assert str(caught.value) == message
+
+
+def test_memstat_shows_every_device_and_leaves_no_value(loaded: InteractiveShell) -> None:
+    (output,) = _run(loaded, "%memstat")
+
+    assert "host" in _get_text(output)
+    assert "<table" in output.data["text/html"]
+    assert loaded.user_ns["Out"] == {}
+
+
+def test_memledger_shows_the_recorded_cells(loaded: InteractiveShell) -> None:
+    """The one that asks is not among them: it has not ended."""
+    loaded.run_cell("x = 1", store_history=True)
+    loaded.run_cell("y = 2", store_history=True)
+
+    (everything,) = _run(loaded, "%memledger")
+    (last,) = _run(loaded, "%memledger --last 1")
+
+    records = gpumemwidget.monitor().ledger.records
+    assert [record.first_line for record in records] == [
+        "%load_ext gpumemwidget",
+        "x = 1",
+        "y = 2",
+        "%memledger",
+        "%memledger --last 1",
+    ]
+    assert _get_text(everything) == report_ledger(records[:3]).text
+    assert _get_text(last) == report_ledger(records[3:4], dropped=3).text
+
+
+@pytest.mark.parametrize("quote", ["", "'", '"'])
+def test_memledger_writes_a_file_and_overwrites_it_only_if_told(
+    loaded: InteractiveShell, tmp_path: Path, capsys: pytest.CaptureFixture[str], quote: str
+) -> None:
+    path = tmp_path / ("my cells.csv" if quote else "cells.csv")
+    line = f"--export {quote}{path}{quote}"
+    loaded.run_cell("x = 1", store_history=True)
+
+    loaded.run_line_magic("memledger", line)
+    said = capsys.readouterr().out
+    with pytest.raises(UsageError, match="--force"):
+        loaded.run_line_magic("memledger", line)
+    loaded.run_line_magic("memledger", f"{line} --force")
+
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert said == f"2 cells written to {path}\n"
+    assert [row["first_line"] for row in rows] == ["%load_ext gpumemwidget", "x = 1"]
+
+
+def test_memrelease_shows_a_plan_and_changes_nothing(loaded: InteractiveShell) -> None:
+    loaded.run_cell("x = bytearray(10)\ny = x", store_history=True)
+
+    (output,) = _run(loaded, "%memrelease --dry-run x, y")
+
+    assert _get_text(output) == report_plan(gpumemwidget.plan_release("x", "y")).text
+    assert loaded.user_ns["x"] is loaded.user_ns["y"] is not None
+
+
+def test_memrelease_of_an_unknown_name_changes_nothing(loaded: InteractiveShell) -> None:
+    loaded.run_cell("x = bytearray(10)", store_history=True)
+
+    with pytest.raises(UsageError, match="none_such"):
+        loaded.run_line_magic("memrelease", "x none_such")
+
+    assert loaded.user_ns["x"] == bytearray(10)
+
+
+def test_memrelease_sets_the_names_to_none_and_reports(loaded: InteractiveShell) -> None:
+    loaded.run_cell("x = bytearray(10)\ny = bytearray(10)", store_history=True)
+
+    (output,) = _run(loaded, "%memrelease x y")
+
+    assert loaded.user_ns["x"] is loaded.user_ns["y"] is None
+    assert "gc.collect" in _get_text(output)
+    assert loaded.user_ns["Out"] == {}
+
+
+def test_memtrace_on_adds_a_line_to_every_cell_from_the_next_on(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = [_run(loaded, code) for code in ("%memtrace on", "x = 1", "%memtrace off", "x = 2")]
+
+    records = gpumemwidget.monitor().ledger.records
+    assert [len(outputs) for outputs in shown] == [0, 1, 0, 0]
+    assert _get_text(shown[1][0]) == report_cell_line(records[2]).text
+
+
+def test_memtrace_alone_says_how_it_stands(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded.run_line_magic("memtrace", "")
+    loaded.run_line_magic("memtrace", "on")
+    loaded.run_line_magic("memtrace", "")
+
+    assert capsys.readouterr().out.splitlines() == [
+        "memtrace is off",
+        "memtrace is on: a line under every cell from the next one on",
+        "memtrace is on",
+    ]
+
+
+def test_a_traced_cell_in_a_terminal_gets_its_report_at_its_end(loaded: InteractiveShell) -> None:
+    """There is no page to show a live chart in."""
+    (output,) = _run(loaded, "%%memtrace\nx = 1")
+
+    monitor = gpumemwidget.monitor()
+    record = monitor.ledger.records[-1]
+    assert record.first_line == "x = 1"
+    assert _get_text(output) == report_cell(record, monitor.samples_of(record)).text
+
+
+def test_a_traced_run_that_is_no_cell_is_reported_and_not_recorded(
+    loaded: InteractiveShell,
+) -> None:
+    """Code that keeps its run out of the history still gets the report that it asks for."""
+    with capture_output() as captured:
+        result = loaded.run_cell("%%memtrace\n6 * 7")
+
+    (report,) = captured.outputs
+    assert result.result == 42
+    assert _get_text(report).startswith("In [ ] · ok")
+    assert len(gpumemwidget.monitor().ledger) == 1
+    assert gpumemwidget.monitor().running is None
+
+
+def test_every_magic_has_help_with_its_options(loaded: InteractiveShell) -> None:
+    magics = loaded.magics_manager.magics["line"]
+
+    for name, option in [
+        ("memledger", "--export FILE"),
+        ("memrelease", "--dry-run"),
+        ("memdash", "--interval S"),
+        ("memtrace", "--device D"),
+    ]:
+        assert option in magics[name].__doc__
+    assert "default: 0.1" in magics["memdash"].__doc__

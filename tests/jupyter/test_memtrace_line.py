@@ -1,0 +1,98 @@
+"""The input transformer alone: which lines it takes out, and what it leaves in their place."""
+
+from __future__ import annotations
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from gpumemwidget.jupyter.memtrace import MemtraceLine, MemtraceOptions, parse_head
+
+
+def _parse(text: str) -> MemtraceOptions | None:
+    """Takes ``--no-live`` and nothing else."""
+    return {"": MemtraceOptions(), "--no-live": MemtraceOptions(live=False)}.get(text)
+
+
+@pytest.fixture
+def removed() -> list[MemtraceOptions]:
+    return []
+
+
+@pytest.fixture
+def line(shell: InteractiveShell, removed: list[MemtraceOptions]) -> MemtraceLine:
+    return MemtraceLine(shell, _parse, removed.append)
+
+
+@pytest.mark.parametrize(
+    ("cell", "left"),
+    [
+        ("%%memtrace\nx = 1\n", "\nx = 1\n"),
+        ("%%memtrace\r\nx = 1\n", "\nx = 1\n"),
+        ("%%memtrace  \t\nx = 1\n", "\nx = 1\n"),
+        ("%%memtrace\n\nx = 1\ny\n", "\n\nx = 1\ny\n"),
+        ("%%memtrace\n    x = 1\n    y\n", "\nx = 1\ny\n"),
+        ("%%memtrace\n%%time\nx = 1\n", "%%time\nx = 1\n"),
+        ("%%memtrace\n\n%%time\nx = 1\n", "%%time\nx = 1\n"),
+        ("%%memtrace\n  %%time\n  x = 1\n", "%%time\nx = 1\n"),
+        ("%%memtrace\n%%memtrace --no-live\nx = 1\ny\n", "\nx = 1\ny\n"),
+        ("%%memtrace\n# x\n", "\n# x\n"),
+        ("%%memtrace\n\n", "\n\n"),
+    ],
+)
+def test_a_line_that_is_valid_goes(
+    line: MemtraceLine, removed: list[MemtraceOptions], cell: str, left: str
+) -> None:
+    """An empty line stands for it, unless another cell magic follows, which has to come first."""
+    lines = line(cell.splitlines(keepends=True))
+
+    assert "".join(lines) == left
+    assert removed[0] == MemtraceOptions()
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "",
+        "x = 1\n",
+        "x = 1\n%%memtrace\n",
+        "%%memtrace\n",
+        "%%memtrace --nonsense\nx = 1\n",
+        "%%memtraceable\nx = 1\n",
+        "%%memtrace?\n",
+        "%%time\n%%memtrace\nx = 1\n",
+        "# %%memtrace\nx = 1\n",
+        "'''\n%%memtrace\n'''\n",
+    ],
+)
+def test_every_other_cell_is_left_alone(
+    line: MemtraceLine, removed: list[MemtraceOptions], cell: str
+) -> None:
+    lines = cell.splitlines(keepends=True)
+
+    assert line(lines) is lines
+    assert removed == []
+
+
+def test_what_the_line_says_is_passed_on(
+    line: MemtraceLine, removed: list[MemtraceOptions]
+) -> None:
+    line(["%%memtrace --no-live\n", "x = 1\n"])
+
+    assert removed == [MemtraceOptions(live=False)]
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        ("%%memtrace\nx", MemtraceOptions()),
+        ("\n\n  %%memtrace --no-live\n  x", MemtraceOptions(live=False)),
+        ("%%memtrace --nonsense\nx", None),
+        ("%%time\n%%memtrace\nx", None),
+        ("x = '%%memtrace'", None),
+        ("", None),
+    ],
+)
+def test_the_head_of_a_cell_as_typed_is_read_the_same_way(
+    source: str, options: MemtraceOptions | None
+) -> None:
+    assert parse_head(source, _parse) == options
