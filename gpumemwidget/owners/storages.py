@@ -159,9 +159,11 @@ class TorchReader:
         if dispatched and self._base._is_view(tensor):
             return parts
         try:
-            inner = (self._read_grad(tensor), self._read_base(tensor))
-            parts.tensors = tuple(each for each in inner if each is not None)
             parts.grad_fn = self._read_grad_fn(tensor)
+            # To ask a tensor that has no gradient of its own for it makes torch warn.
+            has_grad = parts.grad_fn is None or self._base.retains_grad.__get__(tensor)
+            inner = (self._read_grad(tensor) if has_grad else None, self._read_base(tensor))
+            parts.tensors = tuple(each for each in inner if each is not None)
         except RuntimeError:
             # Views that were changed in place in a way that forbids to derive them.
             pass

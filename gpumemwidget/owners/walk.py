@@ -141,7 +141,11 @@ class Graph:
             self._follow_tensor(place)
         elif kind is Kind.NODE:
             self._follow_node(place)
-        elif kind is not Kind.STORAGE:
+        elif kind is Kind.STORAGE:
+            info = self.reader.read_storage(self.objects[place])
+            if info is not None:
+                self.storages[place] = info
+        else:
             self._follow_python(place, kind)
 
     def adopt_referrers(self, places: Sequence[int]) -> bool:
@@ -251,12 +255,8 @@ class Graph:
         tensor = self.objects[place]
         parts = self.reader.read_tensor(tensor)
         for storage in (parts.storage, *parts.inner_storages):
-            if storage is None:
-                continue
-            info = self.reader.read_storage(storage)
-            if info is not None:
+            if storage is not None:
                 found = self._add_cpp(place, storage, Kind.STORAGE)
-                self.storages[found] = info
                 self.tensors_on.setdefault(found, []).append(place)
         for other in parts.tensors:
             self._add_cpp(place, other, Kind.TENSOR)
