@@ -1,0 +1,487 @@
+"""What ``backends/base.py`` promises, held against every implementation.
+
+The same tests run on real process memory, on recordings, on scripts, on the CUDA backend over
+simulated allocators, and on a real GPU where there is one. So what is shown with a recording is
+what a GPU would show.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from gpumemwidget.backends.allocator import ReplayAllocator
+from gpumemwidget.backends.base import DeviceMonitor, MemoryBackend
+from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.host import HostBackend
+from gpumemwidget.backends.nvml import NvmlMonitor
+from gpumemwidget.backends.recorder import Recorder
+from gpumemwidget.backends.recording import Recording, save_recording
+from gpumemwidget.backends.replay import Playback, ReplayBackend, ReplayMonitor
+from gpumemwidget.backends.script import Step, demo_script, play_script
+from gpumemwidget.records import DeviceInfo, PeakIs, Reading
+from tests.backends.fake_nvml import FakeGpu, FakeNvml
+from tests.backends.test_overlay import make_torch
+
+MIB = 1024 * 1024
+WORK_BYTES = 48 * MIB
+#: What the process may do beside the work, where real memory is read.
+SLACK_BYTES = 4 * MIB
+METHODS = (
+    *("list_devices", "read", "start_span", "end_span", "read_as_user"),
+    *("empty_cache", "take_notes", "close"),
+)
+
+
+@dataclass
+class Subject:
+    """A backend, and how to use memory on what it reads."""
+
+    backend: MemoryBackend
+    #: Takes ``WORK_BYTES`` on the first device and lets them go again.
+    work: Callable[[], None]
+    #: Begins to use another device; ``None`` where there is none.
+    touch: Callable[[], None] | None = None
+
+
+def make_host(_tmp_path: Path) -> Subject:
+    def work() -> None:
+        block = bytearray(WORK_BYTES)
+        del block
+
+    return Subject(HostBackend(), work)
+
+
+def make_steps(n_rounds: int = 400) -> list[Step]:
+    """A device in use from the start that works again and again, and another from the end on."""
+    steps = [Step(0.5, "allocate", 0, "base", 3 * MIB)]
+    for number in range(1, n_rounds):
+        steps.append(Step(float(number), "allocate", 0, "work", WORK_BYTES))
+        steps.append(Step(number + 0.5, "free", 0, "work"))
+    steps.append(Step(float(n_rounds), "allocate", 1, "other", MIB))
+    return steps
+
+
+def make_replay(backend: ReplayBackend) -> Subject:
+    playback = backend.playback
+    playback.advance()
+
+    def work() -> None:
+        playback.advance(2)
+
+    def touch() -> None:
+        playback.advance(playback.n_events)
+
+    return Subject(backend, work, touch)
+
+
+def make_script(_tmp_path: Path) -> Subject:
+    return make_replay(ReplayBackend.from_script(make_steps()))
+
+
+def make_file(tmp_path: Path) -> Subject:
+    path = tmp_path / "script.json"
+    save_recording(play_script(make_steps()), path)
+    return make_replay(ReplayBackend.from_file(path))
+
+
+@functools.cache
+def record_host() -> Recording:
+    """Real memory, recorded once: it takes a while to touch so much."""
+    host = HostBackend()
+    recorder = Recorder(host)
+    recorder.start_span()
+    for _ in range(10):
+        block = bytearray(WORK_BYTES)
+        del block
+        recorder.tick()
+    host.close()
+    return recorder.to_recording()
+
+
+def make_recorded_host(_tmp_path: Path) -> Subject:
+    backend = ReplayBackend(Playback(record_host()))
+
+    def work() -> None:
+        backend.playback.advance()
+
+    return Subject(backend, work)
+
+
+def make_simulated_cuda(_tmp_path: Path) -> Subject:
+    allocator = ReplayAllocator(2)
+    allocator.allocate(3 * MIB)
+
+    def work() -> None:
+        allocator.free(allocator.allocate(WORK_BYTES))
+        allocator.empty_cache()
+
+    return Subject(CudaBackend(make_torch(allocator)), work, lambda: allocator.touch(1))
+
+
+def make_real_cuda(_tmp_path: Path) -> Subject:
+    import torch
+
+    torch.zeros(1, device="cuda:0")
+
+    def work() -> None:
+        torch.empty(WORK_BYTES, dtype=torch.uint8, device="cuda:0")
+        torch.cuda.empty_cache()
+
+    return Subject(CudaBackend(torch), work)
+
+
+WITH_A_SECOND_DEVICE = [
+    pytest.param(make_script, id="script"),
+    pytest.param(make_file, id="file"),
+    pytest.param(make_simulated_cuda, id="simulated-cuda"),
+]
+
+
+@pytest.fixture(
+    params=[
+        *WITH_A_SECOND_DEVICE,
+        pytest.param(make_host, id="host"),
+        pytest.param(make_recorded_host, id="recorded-host"),
+        pytest.param(make_real_cuda, id="cuda", marks=pytest.mark.gpu),
+    ]
+)
+def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
+    made = request.param(tmp_path)
+    yield made
+    made.backend.close()
+
+
+def check_readings(readings: tuple[Reading, ...]) -> None:
+    """What holds of every answer, whenever it was asked for."""
+    assert type(readings) is tuple
+    devices = [reading.device for reading in readings]
+    assert len(set(devices)) == len(devices)
+    for reading in readings:
+        assert type(reading) is Reading
+        assert reading.device == "host" or reading.device.startswith("cuda:")
+        for field in dataclasses.fields(reading):
+            value = getattr(reading, field.name)
+            if field.name not in ("device", "peak_is"):
+                assert value is None or (type(value) is int and value >= 0), (field.name, value)
+        peaks = [
+            (reading.allocated_bytes, reading.allocated_peak_bytes),
+            (reading.reserved_bytes, reading.reserved_peak_bytes),
+        ]
+        assert all(peak >= current for current, peak in peaks if None not in (current, peak))
+        has_peak = any(peak is not None for _, peak in peaks)
+        assert (reading.peak_is in get_args(PeakIs)) is has_peak
+
+
+# -- Memory backends --------------------------------------------------------------------------
+
+
+def test_it_is_a_memory_backend(subject: Subject) -> None:
+    """It has every method of the protocol, and a kind that is known."""
+    assert isinstance(subject.backend, MemoryBackend)
+    assert subject.backend.kind in ("cuda", "host", "replay")
+
+
+def test_devices_are_described(subject: Subject) -> None:
+    """Infos are frozen records with a name, for exactly the devices that are read."""
+    infos = subject.backend.list_devices()
+    readings = subject.backend.read()
+
+    assert type(infos) is tuple
+    assert all(type(info) is DeviceInfo and info.name for info in infos)
+    assert all(info.total_bytes is None or info.total_bytes > 0 for info in infos)
+    assert [info.device for info in infos] == [reading.device for reading in readings]
+    assert len(infos) >= 1
+
+
+@pytest.mark.parametrize("method", ["read", "start_span", "end_span", "read_as_user"])
+def test_readings_make_sense_at_any_time(subject: Subject, method: str) -> None:
+    """Before a span, within one, after one: known figures are never negative, peaks no lower."""
+    ask = getattr(subject.backend, method)
+
+    check_readings(ask())
+    subject.work()
+    check_readings(ask())
+    subject.backend.start_span()
+    subject.work()
+    check_readings(ask())
+    subject.backend.end_span()
+    check_readings(ask())
+
+
+def test_readings_are_records_of_their_moment(subject: Subject) -> None:
+    """A reading is frozen, and does not change with what comes after."""
+    before = subject.backend.start_span()
+    copies = [dataclasses.astuple(reading) for reading in before]
+
+    subject.work()
+    subject.backend.end_span()
+
+    assert [dataclasses.astuple(reading) for reading in before] == copies
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        before[0].reserved_bytes = 1
+
+
+def test_a_span_starts_with_peaks_that_are_its_present(subject: Subject) -> None:
+    """At a span's start the marks stand where the counters do."""
+    subject.work()
+
+    (reading, *_) = subject.backend.start_span()
+
+    assert reading.reserved_peak_bytes == reading.reserved_bytes
+    assert reading.allocated_peak_bytes in (None, reading.allocated_bytes)
+    assert reading.peak_is == "exact"
+
+
+def test_a_span_ends_with_the_peak_of_what_came_and_went(subject: Subject) -> None:
+    """Work that is gone at the end shows in the peak, and only there."""
+    (before, *_) = subject.backend.start_span()
+    subject.work()
+    (after, *_) = subject.backend.end_span()
+
+    rise_bytes = after.reserved_peak_bytes - before.reserved_bytes
+    assert after.peak_is == "exact"
+    assert after.reserved_peak_bytes >= max(before.reserved_bytes, after.reserved_bytes)
+    # A cache may have had part of it in reserve.
+    assert 0 <= rise_bytes < WORK_BYTES + SLACK_BYTES
+    if after.allocated_peak_bytes is not None:
+        allocated_bytes = after.allocated_peak_bytes - before.allocated_bytes
+        assert 0 <= allocated_bytes - WORK_BYTES < SLACK_BYTES
+        assert after.allocated_bytes == before.allocated_bytes
+    else:
+        assert rise_bytes > WORK_BYTES - SLACK_BYTES
+
+
+def test_a_span_knows_nothing_of_the_one_before(subject: Subject) -> None:
+    """An end's peaks are those of its own span alone."""
+    subject.backend.start_span()
+    subject.work()
+    subject.backend.end_span()
+
+    (before, *_) = subject.backend.start_span()
+    (after, *_) = subject.backend.end_span()
+
+    assert after.reserved_peak_bytes - before.reserved_bytes < SLACK_BYTES
+    if after.allocated_peak_bytes is not None:
+        assert after.allocated_peak_bytes == before.allocated_bytes
+
+
+def test_a_second_start_ends_the_running_span(subject: Subject) -> None:
+    """What came before the second start is not in the end's peaks."""
+    subject.backend.start_span()
+    subject.work()
+    (before, *_) = subject.backend.start_span()
+    (after, *_) = subject.backend.end_span()
+
+    assert after.reserved_peak_bytes - before.reserved_bytes < SLACK_BYTES
+    assert after.peak_is == "exact"
+
+
+def test_marks_stay_until_the_next_span(subject: Subject) -> None:
+    """A reading after a span's end still has the peaks since it began, and so has a second end."""
+    subject.backend.start_span()
+    subject.work()
+    (end, *_) = subject.backend.end_span()
+
+    (later, *_) = subject.backend.read()
+    (again, *_) = subject.backend.end_span()
+
+    assert later.reserved_peak_bytes >= end.reserved_peak_bytes
+    assert again.reserved_peak_bytes >= end.reserved_peak_bytes
+    assert (later.allocated_peak_bytes, again.allocated_peak_bytes) == (
+        end.allocated_peak_bytes,
+        end.allocated_peak_bytes,
+    )
+
+
+def test_reading_ends_nothing(subject: Subject) -> None:
+    """However often one reads within a span, its end tells the same."""
+    (before, *_) = subject.backend.start_span()
+    subject.work()
+    seen = [subject.backend.read()[0].reserved_peak_bytes for _ in range(5)]
+    subject.backend.read_as_user()
+    subject.backend.list_devices()
+    (after, *_) = subject.backend.end_span()
+
+    assert seen == sorted(seen)
+    assert after.reserved_peak_bytes >= seen[-1]
+    assert after.reserved_peak_bytes - before.reserved_bytes < WORK_BYTES + SLACK_BYTES
+
+
+def test_users_peak_outlives_our_spans(subject: Subject) -> None:
+    """What the user is told of the peak never falls by what we do."""
+    subject.work()
+    (told, *_) = subject.backend.read_as_user()
+    for _ in range(3):
+        subject.backend.start_span()
+        subject.backend.end_span()
+    (after, *_) = subject.backend.read_as_user()
+
+    assert after.reserved_peak_bytes >= told.reserved_peak_bytes
+    if told.allocated_peak_bytes is not None:
+        assert after.allocated_peak_bytes == told.allocated_peak_bytes
+
+
+@pytest.mark.parametrize("subject", WITH_A_SECOND_DEVICE, indirect=True)
+def test_a_device_touched_within_a_span_is_in_its_end(subject: Subject) -> None:
+    """It is missing at the start, and there at the end with peaks of its own."""
+    assert subject.touch is not None
+    start = subject.backend.start_span()
+    subject.touch()
+    end = subject.backend.end_span()
+
+    assert [reading.device for reading in start] == ["cuda:0"]
+    assert [reading.device for reading in end] == ["cuda:0", "cuda:1"]
+    assert [info.device for info in subject.backend.list_devices()] == ["cuda:0", "cuda:1"]
+    assert end[1].allocated_bytes is not None
+    assert end[1].peak_is == "exact"
+    check_readings(end)
+
+
+def test_no_order_of_calls_fails(subject: Subject) -> None:
+    """All methods may follow one another in any order, ``close`` in between too."""
+    rng = random.Random(20_261_121)
+    calls = [rng.choice(METHODS[:-1]) for _ in range(60)]
+    calls += [rng.choice(METHODS) for _ in range(60)]
+
+    for name in calls:
+        answer = getattr(subject.backend, name)()
+        if name in ("read", "start_span", "end_span", "read_as_user"):
+            check_readings(answer)
+
+
+def test_closed_twice_is_fine(subject: Subject) -> None:
+    """The second time does nothing, started or not."""
+    subject.backend.start_span()
+
+    subject.backend.close()
+    subject.backend.close()
+
+    check_readings(subject.backend.read())
+
+
+def test_notes_are_told_once(subject: Subject) -> None:
+    """Notes are sentences, and none comes twice."""
+    subject.backend.start_span()
+    subject.backend.end_span()
+
+    notes = subject.backend.take_notes()
+
+    assert type(notes) is tuple
+    assert all(note.rstrip() == note and "\n" not in note for note in notes)
+    assert subject.backend.take_notes() == ()
+
+
+def test_all_may_be_called_from_other_threads(subject: Subject) -> None:
+    """While one thread has spans, others read: nothing fails and every answer makes sense."""
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def watch() -> None:
+        while not stop.is_set():
+            try:
+                check_readings(subject.backend.read())
+                check_readings(subject.backend.read_as_user())
+                subject.backend.list_devices()
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the test is to fail
+                failures.append(error)
+                return
+
+    threads = [threading.Thread(target=watch) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    ends = []
+    for _ in range(60):
+        subject.backend.start_span()
+        subject.work()
+        ends.append(subject.backend.end_span())
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+    assert failures == []
+    for end in ends:
+        check_readings(end)
+
+
+def test_a_forked_child_reads_without_failing(subject: Subject) -> None:
+    """In a child that was forked within a span, every method answers."""
+    subject.backend.start_span()
+
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            for name in METHODS:
+                getattr(subject.backend, name)()
+            status = 0
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    check_readings(subject.backend.end_span())
+
+
+# -- Device monitors --------------------------------------------------------------------------
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(lambda: NvmlMonitor(FakeNvml(FakeGpu(), FakeGpu()), environ={}), id="nvml"),
+        pytest.param(
+            lambda: ReplayMonitor(Playback(play_script(demo_script(2, n_steps=1)))), id="replay"
+        ),
+        pytest.param(NvmlMonitor, id="real-nvml", marks=pytest.mark.gpu),
+    ]
+)
+def monitor(request: pytest.FixtureRequest) -> Iterator[DeviceMonitor]:
+    made = request.param()
+    yield made
+    made.close()
+
+
+def test_it_is_a_device_monitor(monitor: DeviceMonitor) -> None:
+    """It has every method of the protocol."""
+    assert isinstance(monitor, DeviceMonitor)
+
+
+def test_every_device_has_a_use(monitor: DeviceMonitor) -> None:
+    """Each listed device is named as PyTorch names it, and its use adds up."""
+    infos = monitor.list_infos()
+
+    assert [info.device for info in infos] == [f"cuda:{index}" for index in range(len(infos))]
+    assert len(infos) >= 1
+    for info in infos:
+        use = monitor.read_use(info.device)
+        assert use.device == info.device
+        assert use.used_bytes + use.free_bytes == use.total_bytes == info.total_bytes
+        assert 0 <= use.utilization_percent <= 100
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "host", "cuda", ""])
+def test_unknown_devices_have_no_use(monitor: DeviceMonitor, device: str) -> None:
+    """A device that is not listed is unknown, which is no failure."""
+    assert monitor.read_use(device) is None
+    assert monitor.take_notes() == ()
+
+
+def test_a_closed_monitor_lists_nothing(monitor: DeviceMonitor) -> None:
+    """After ``close``, which may come twice, there is nothing to read and nothing fails."""
+    monitor.list_infos()
+
+    monitor.close()
+    monitor.close()
+
+    assert monitor.list_infos() == ()
+    assert monitor.read_use("cuda:0") is None
+    assert monitor.take_notes() == ()
