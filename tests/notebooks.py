@@ -7,6 +7,7 @@ only their static side, and nothing of the machine that executed it stays.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import tempfile
@@ -49,16 +50,16 @@ def execute(path: Path, folder: Path) -> NotebookNode:
     return client.execute()
 
 
-def make_static(notebook: NotebookNode) -> NotebookNode:
+def make_static(notebook: NotebookNode, folder: Path) -> NotebookNode:
     """Take out of an executed notebook what is dead without its kernel or tells of the machine.
+
+    Args:
+        notebook: as :func:`execute` gave it.
+        folder: where it was executed; paths in it are left without it.
 
     Raises:
         ValueError: an output names a folder of this machine, or is a widget with no static side.
     """
-    notebook.metadata = NotebookNode(
-        kernelspec={"name": "python3", "display_name": "Python 3", "language": "python"},
-        language_info={"name": "python"},
-    )
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         for output in cell.get("outputs", []):
@@ -66,15 +67,15 @@ def make_static(notebook: NotebookNode) -> NotebookNode:
                 output.data.pop(_WIDGET_VIEW, None)
                 if not output.data:
                     raise ValueError(f"no static output: {cell.source}")
-        local = _LOCAL_PATH.search(nbformat.writes(_only_outputs(cell)))
-        if local:
-            raise ValueError(f"{local[0]} in the output of: {cell.source}")
-    return notebook
-
-
-def _only_outputs(cell: NotebookNode) -> NotebookNode:
-    stripped = nbformat.v4.new_code_cell(outputs=cell.get("outputs", []))
-    return nbformat.v4.new_notebook(cells=[stripped])
+    notebook.metadata = NotebookNode(
+        kernelspec={"name": "python3", "display_name": "Python 3", "language": "python"},
+        language_info={"name": "python"},
+    )
+    text = nbformat.writes(notebook).replace(f"{folder}{os.sep}", "")
+    local = _LOCAL_PATH.search(text)
+    if local:
+        raise ValueError(f"an output names {local[0]}, which only this machine has")
+    return nbformat.reads(text, as_version=4)
 
 
 def main() -> int:
@@ -84,7 +85,7 @@ def main() -> int:
     options = parser.parse_args()
     for path in find_notebooks():
         with tempfile.TemporaryDirectory() as folder:
-            notebook = make_static(execute(path, Path(folder)))
+            notebook = make_static(execute(path, Path(folder)), Path(folder))
         text = nbformat.writes(notebook) + "\n"
         if len(text) > MOST_BYTES:
             raise ValueError(f"{path.name} would take {len(text)} bytes")

@@ -15,17 +15,9 @@ from pathlib import Path
 
 __all__ = ["check_behaviour", "check_contents", "main"]
 
-_STATIC = "gpumemwidget/jupyter/static"
-#: Without these the wheel is broken, or breaks a licence.
-_REQUIRED = (
-    "gpumemwidget/__init__.py",
-    "gpumemwidget/py.typed",
-    f"{_STATIC}/dashboard.js",
-    f"{_STATIC}/dashboard.css",
-    f"{_STATIC}/plotly-basic.min.js",
-    f"{_STATIC}/PLOTLY-LICENSE",
-)
-_LICENSES = ("LICENSE", f"{_STATIC}/PLOTLY-LICENSE")
+_PACKAGE = Path(__file__).parent.parent / "gpumemwidget"
+#: Whose words must travel with what we distribute.
+_LICENSES = ("LICENSE", "gpumemwidget/jupyter/static/PLOTLY-LICENSE")
 
 #: Runs in the new environment, from an empty folder.
 _PROBE = """
@@ -59,22 +51,28 @@ print("the installed wheel recorded a cell:", gpumemwidget.__version__)
 
 
 def check_contents(wheel: Path) -> None:
-    """Hold the wheel's list of files to what it must and must not hold.
+    """Hold the wheel's files to those of the checkout: each one, and none besides.
 
     Raises:
-        AssertionError: a file is missing, or one is there that has no business there.
+        AssertionError: a file is missing or differs, or one is there that has no business there.
     """
+    expected = {
+        path.relative_to(_PACKAGE.parent).as_posix(): path.read_bytes()
+        for path in _PACKAGE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
     with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-        small = {name for name in names if not archive.getinfo(name).file_size}
-    [dist_info] = {name.partition("/")[0] for name in names if ".dist-info/" in name}
-    missing = [name for name in _REQUIRED if name not in names]
-    missing += [name for name in _LICENSES if f"{dist_info}/licenses/{name}" not in names]
-    assert not missing, f"the wheel lacks {missing}"
-    empty = [name for name in _REQUIRED if name in small and not name.endswith("py.typed")]
-    assert not empty, f"empty in the wheel: {empty}"
-    strangers = [name for name in names if not name.startswith(("gpumemwidget/", dist_info))]
-    assert not strangers, f"the wheel installs outside its package: {strangers}"
+        there = {name: archive.read(name) for name in archive.namelist()}
+    [dist_info] = {name.partition("/")[0] for name in there if ".dist-info/" in name}
+    licenses = {f"{dist_info}/licenses/{name}" for name in _LICENSES}
+    missing = (expected.keys() | licenses) - there.keys()
+    assert not missing, f"the wheel lacks {sorted(missing)}"
+    changed = [name for name, content in expected.items() if there[name] != content]
+    assert not changed, f"the wheel has other contents for {changed}"
+    strangers = [name for name in there.keys() - expected.keys() if dist_info not in name]
+    assert not strangers, f"the wheel installs what the checkout lacks: {strangers}"
+    for suffix in (".js", ".css", "py.typed"):
+        assert any(name.endswith(suffix) for name in expected), f"no {suffix} in the package"
 
 
 def check_behaviour(wheel: Path) -> None:

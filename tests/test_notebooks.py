@@ -1,0 +1,166 @@
+"""The notebooks do what they tell: executed in full, and held to what their prose claims."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+
+from gpumemwidget.units import parse_bytes
+from tests.notebooks import FOLDER, MOST_BYTES, execute, find_notebooks, make_static
+
+MIB = 1024**2
+#: The first line of an exported ledger.
+HEADER = (
+    "execution_count,cell_id,first_line,started_at,duration_s,status,device,"
+    "allocated_before_bytes,allocated_after_bytes,allocated_peak_bytes,"
+    "reserved_before_bytes,reserved_after_bytes,reserved_peak_bytes,"
+    "peak_is,num_alloc_retries,num_ooms"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the quickstart is executed."""
+    return tmp_path_factory.mktemp("quickstart")
+
+
+@pytest.fixture(scope="module")
+def quickstart(folder: Path) -> NotebookNode:
+    """The quickstart, executed now on this machine."""
+    return make_static(execute(FOLDER / "quickstart.ipynb", folder), folder)
+
+
+def _read_output(notebook: NotebookNode, start: str) -> str:
+    """All text under the cell whose source begins with ``start``."""
+    [cell] = [cell for cell in notebook.cells if cell.source.startswith(start)]
+    texts = []
+    for output in cell.outputs:
+        texts.append(output.get("text") or output.get("data", {}).get("text/plain", ""))
+    return "\n".join(texts)
+
+
+def _read_amounts(text: str) -> list[int]:
+    """The amounts of memory in a text, signs included."""
+    amounts = re.findall(r"([+-]?)(\d+(?:\.\d+)? (?:B|KiB|MiB|GiB))", text)
+    return [(-1 if sign == "-" else 1) * parse_bytes(amount) for sign, amount in amounts]
+
+
+def _read_row(report: str, device: str, counter: str) -> list[int]:
+    """The amounts in the row of a device's counter, in the first table that has one."""
+    current = ""
+    for line in report.splitlines():
+        words = line.split()
+        if words and not line.startswith(" "):
+            current = words[0]
+        if current == device and counter in words[:2]:
+            return _read_amounts(line)
+    raise AssertionError(f"no row for {counter} of {device} in:\n{report}")
+
+
+@pytest.fixture(scope="module")
+def device() -> str:
+    """The device that the quickstart works on."""
+    import torch
+
+    return "cuda:0" if torch.cuda.is_available() else "host"
+
+
+@pytest.mark.notebook
+def test_no_cell_says_that_we_failed(quickstart: NotebookNode) -> None:
+    """Nothing goes to stderr, where our failures and the libraries' warnings would be."""
+    errors = [
+        (cell.source, output.text)
+        for cell in quickstart.cells
+        for output in cell.get("outputs", [])
+        if output.output_type == "stream" and output.name == "stderr"
+    ]
+
+    assert errors == []
+
+
+@pytest.mark.notebook
+def test_a_cell_keeps_its_table_and_its_peak_held_more(
+    quickstart: NotebookNode, device: str
+) -> None:
+    """64 MiB stay allocated, and the peak shows what stood beside them for a moment."""
+    report = _read_output(quickstart, "%%memtrace\ntable")
+
+    before, after, change, *_ = _read_row(report, device, "allocated")
+    *_, rise = _read_row(report, device, "resident" if device == "host" else "reserved")
+
+    assert change == pytest.approx(after - before, abs=0.02 * MIB)
+    assert 64 * MIB <= change < 80 * MIB
+    assert rise >= 3 * 64 * MIB
+
+
+@pytest.mark.notebook
+def test_the_release_frees_what_its_plan_promised(quickstart: NotebookNode, device: str) -> None:
+    """The leak is larger than 100 MiB, the plan says by how much, and that much goes."""
+    plan = _read_output(quickstart, "%memrelease --dry-run")
+    report = _read_output(quickstart, "%memrelease validation_losses")
+
+    [promised] = _read_amounts(re.findall(r"Will free (.*)", plan)[0])
+    planned, freed, before, now = _read_row(report, device, "allocated")
+
+    assert promised > 100 * MIB
+    assert planned == promised
+    assert freed == pytest.approx(planned, rel=0.01)
+    assert before - now == pytest.approx(freed, abs=0.02 * MIB)
+
+
+@pytest.mark.notebook
+def test_the_mended_validation_keeps_nothing(quickstart: NotebookNode, device: str) -> None:
+    """Under ``no_grad`` the same cell leaves no activation behind."""
+    report = _read_output(quickstart, "%%memtrace\nwith torch.no_grad():")
+
+    _, _, change, *_ = _read_row(report, device, "allocated")
+
+    assert abs(change) < MIB
+    assert "mean loss" in report
+
+
+@pytest.mark.notebook
+def test_what_out_held_is_released(quickstart: NotebookNode, device: str) -> None:
+    """The product that has no name goes with ``--out``."""
+    report = _read_output(quickstart, "%memrelease --out")
+
+    planned, freed, *_ = _read_row(report, device, "allocated")
+
+    assert planned == 64 * MIB
+    assert freed == pytest.approx(planned, rel=0.01)
+    assert "Out[" in report
+
+
+@pytest.mark.notebook
+def test_the_ledger_is_written_with_every_cell(quickstart: NotebookNode, folder: Path) -> None:
+    """One row for each cell and device, under the columns that are promised."""
+    executed = [cell for cell in quickstart.cells if cell.cell_type == "code"]
+    n_before = [cell.source.startswith("%memledger --export") for cell in executed].index(True)
+
+    with (folder / "quickstart-ledger.csv").open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        rows = [row for row in reader if row["device"] == "host"]
+
+    assert reader.fieldnames == HEADER.split(",")
+    assert [int(row["execution_count"]) for row in rows] == list(range(1, n_before + 1))
+    assert {row["status"] for row in rows} == {"ok"}
+
+
+@pytest.mark.parametrize("path", find_notebooks(), ids=lambda path: path.name)
+def test_saved_outputs_are_whole_static_and_small(path: Path) -> None:
+    """What a reader on the web sees was really executed, in order, and needs no kernel."""
+    notebook = nbformat.read(path, as_version=4)
+
+    static = make_static(nbformat.from_dict(notebook), Path("/nowhere"))
+
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert static == notebook
+    assert path.stat().st_size <= MOST_BYTES
+    kinds = {output.output_type for cell in code for output in cell.outputs}
+    assert "error" not in kinds
