@@ -24,9 +24,10 @@ __all__ = ["Step", "demo_script", "play_script"]
 
 _MIB = 1024 * 1024
 _GIB = 1024 * _MIB
-#: What a context takes of a device beside the allocator's memory, and what others use of it.
-_CONTEXT_BYTES = 500 * _MIB
-_OTHERS_BYTES = 300 * _MIB
+#: The shares of a device that a context takes beside the allocator's memory, and that others use:
+#: of 80 GiB 512 and 320 MiB.
+_CONTEXT_SHARE = 1 / 160
+_OTHERS_SHARE = 1 / 256
 _BUSY_PERCENT = 93
 
 
@@ -67,7 +68,6 @@ def play_script(
     """
     if n_devices is None:
         n_devices = 1 + max((step.device for step in steps), default=0)
-    allocator = ReplayAllocator(n_devices, total_bytes=total_bytes)
     infos = tuple(
         DeviceInfo(
             device=f"cuda:{index}",
@@ -77,7 +77,7 @@ def play_script(
         )
         for index in range(n_devices)
     )
-    stage = _Stage(allocator)
+    stage = _Stage(n_devices, total_bytes)
     events = [stage.to_event(0.0)]
     for time_s, group in groupby(steps, key=lambda step: step.time_s):
         if time_s < events[-1].time_s:
@@ -120,8 +120,13 @@ def demo_script(
 class _Stage:
     """The simulated devices while a script runs."""
 
-    def __init__(self, allocator: ReplayAllocator) -> None:
-        self._allocator = allocator
+    def __init__(self, n_devices: int, total_bytes: int) -> None:
+        self._total_bytes = total_bytes
+        self._others_bytes = int(total_bytes * _OTHERS_SHARE)
+        self._context_bytes = int(total_bytes * _CONTEXT_SHARE)
+        # What the allocator can have at most is what these leave.
+        room_bytes = total_bytes - self._others_bytes - self._context_bytes
+        self._allocator = ReplayAllocator(n_devices, total_bytes=room_bytes)
         #: ``None`` for a block that was not to be had.
         self._handles: dict[str, int | None] = {}
         self._was_allocated: dict[int, int] = {}
@@ -151,9 +156,9 @@ class _Stage:
             stats = self._allocator.stats(index)
             allocated = stats["allocated_bytes"]["all"]
             reserved = stats["reserved_bytes"]["all"]
-            used_bytes = _OTHERS_BYTES
+            used_bytes = self._others_bytes
             if index in self._allocator.list_touched():
-                used_bytes += _CONTEXT_BYTES + reserved["current"]
+                used_bytes += self._context_bytes + reserved["current"]
                 readings.append(
                     Reading(
                         device=f"cuda:{index}",
@@ -167,16 +172,14 @@ class _Stage:
                     )
                 )
                 self._allocator.reset_peak(index)
-            total_bytes = self._allocator.total_bytes(index)
-            used_bytes = min(used_bytes, total_bytes)
             was_busy = allocated["current"] != self._was_allocated.get(index, 0)
             self._was_allocated[index] = allocated["current"]
             uses.append(
                 DeviceUse(
                     device=f"cuda:{index}",
                     used_bytes=used_bytes,
-                    free_bytes=total_bytes - used_bytes,
-                    total_bytes=total_bytes,
+                    free_bytes=self._total_bytes - used_bytes,
+                    total_bytes=self._total_bytes,
                     utilization_percent=_BUSY_PERCENT if was_busy else 0,
                 )
             )

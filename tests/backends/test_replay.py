@@ -299,7 +299,7 @@ def test_devices_are_listed_once_touched() -> None:
 def test_whole_devices_follow_the_position() -> None:
     """The monitor's use is the allocator's memory, the context, and what others hold."""
     backend = ReplayBackend.from_script(
-        [Step(1.0, "allocate", 0, "a", 64 * MIB)], total_bytes=1000 * MIB
+        [Step(1.0, "allocate", 0, "a", 64 * MIB)], total_bytes=1280 * MIB
     )
     monitor = ReplayMonitor(backend.playback)
     before = monitor.read_use("cuda:0")
@@ -307,8 +307,8 @@ def test_whole_devices_follow_the_position() -> None:
     after = monitor.read_use("cuda:0")
     monitor.close()
 
-    assert before == DeviceUse("cuda:0", 300 * MIB, 700 * MIB, 1000 * MIB, 0)
-    assert after == DeviceUse("cuda:0", 864 * MIB, 136 * MIB, 1000 * MIB, 93)
+    assert before == DeviceUse("cuda:0", 5 * MIB, 1275 * MIB, 1280 * MIB, 0)
+    assert after == DeviceUse("cuda:0", 77 * MIB, 1203 * MIB, 1280 * MIB, 93)
     assert monitor.read_use("cuda:0") is None
     assert monitor.list_infos() == ()
 
