@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import get_ident
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -53,7 +54,7 @@ class CellOutputs(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Run:
     """One call of ``run_cell`` that has not returned."""
 
@@ -94,14 +95,14 @@ class CellEvents:
     @property
     def is_running(self) -> bool:
         """Whether the calling thread is the one that runs cells, and is running one."""
-        return threading.get_ident() == self._thread and bool(self._runs)
+        return get_ident() == self._thread and bool(self._runs)
 
     def register(self) -> None:
         """Take part in the shell's events; a cell that is running now counts from here on."""
         events = self._shell.events
         events.register("pre_run_cell", self.pre_run_cell)
         events.register("post_run_cell", self.post_run_cell)
-        if threading.get_ident() == self._thread:
+        if get_ident() == self._thread:
             self._runs = [_Run(info, is_cell=False) for info in _list_running(self._shell)]
             if self._runs and self._runs[0].info.store_history:
                 self._runs[0].is_cell = True
@@ -121,13 +122,13 @@ class CellEvents:
 
     def pre_run_cell(self, info: Any) -> None:
         """A run begins; ``info`` is its ``ExecutionInfo``."""
-        if threading.get_ident() == self._thread:
-            run_uninterrupted(lambda: self._begin(info))
+        if get_ident() == self._thread:
+            run_uninterrupted(self._guard, "following the cells", self._begin, info)
 
     def post_run_cell(self, result: ExecutionResult | None) -> None:
         """A run has ended, or an empty cell was run; ``None`` where IPython knows no more."""
-        if threading.get_ident() == self._thread:
-            run_uninterrupted(lambda: self._end(result))
+        if get_ident() == self._thread:
+            run_uninterrupted(self._guard, "following the cells", self._end, result)
 
     def _begin(self, info: Any) -> None:
         if self._runs and info.store_history and len(_list_running(self._shell)) <= 1:
@@ -137,11 +138,11 @@ class CellEvents:
         run = _Run(info, is_cell=is_outermost and info.store_history)
         self._runs.append(run)
         if is_outermost:
-            self._guard("preparing a cell's output", lambda: self._outputs.open(info.raw_cell))
+            self._guard("preparing a cell's output", self._outputs.open, info.raw_cell)
             if run.is_cell:
                 self._start(info, partial=False)
             elif self._outputs.is_tracing:
-                self._guard("measuring a run", lambda: self._start_aside(run))
+                self._guard("measuring a run", self._start_aside, run)
 
     def _end(self, result: ExecutionResult | None) -> None:
         run = self._find_run(result)
@@ -150,9 +151,8 @@ class CellEvents:
             if result is not None and not self._runs:
                 self._record_empty(result.info)
             return
-        # What began within it and never ended went with it.
-        del self._runs[self._runs.index(run) + 1 :]
-        self._runs.pop()
+        while self._runs.pop() is not run:
+            pass  # What began within it and never ended went with it.
         if status == "ok":
             status = run.inner_status
         if run.is_cell:
@@ -179,25 +179,22 @@ class CellEvents:
     # -- Measuring ---------------------------------------------------------------------------------
 
     def _start(self, info: Any, *, partial: bool) -> None:
-        # IPython has counted on already: the number of this cell is the one before.
-        count = self._shell.execution_count - 1
         self._guard(
             "recording a cell's start",
-            lambda: self._monitor.start_cell(
-                execution_count=count,
-                cell_id=getattr(info, "cell_id", None),
-                source=info.raw_cell,
-                partial=partial,
-            ),
+            self._monitor.start_cell,
+            # IPython has counted on already: the number of this cell is the one before.
+            execution_count=self._shell.execution_count - 1,
+            cell_id=getattr(info, "cell_id", None),
+            source=info.raw_cell,
+            partial=partial,
         )
 
     def _finish(self, result: ExecutionResult | None, status: Status) -> None:
         record = self._guard(
             "recording a cell's end",
-            lambda: self._monitor.end_cell(
-                status=status,
-                execution_count=None if result is None else result.execution_count,
-            ),
+            self._monitor.end_cell,
+            status=status,
+            execution_count=None if result is None else result.execution_count,
         )
         self._show(record, result)
 
@@ -205,7 +202,9 @@ class CellEvents:
         showed_result = result is None or not result.success or result.result is not None
         self._guard(
             "showing a cell's report",
-            lambda: self._outputs.close(record, showed_result=showed_result),
+            self._outputs.close,
+            record,
+            showed_result=showed_result,
         )
 
     def _start_aside(self, run: _Run) -> None:
@@ -255,12 +254,17 @@ class CellEvents:
             self._guard("giving up a cell without an end", self._monitor.discard_cell)
             self._guard(
                 "giving up a cell's output",
-                lambda: self._outputs.close(None, showed_result=False),
+                self._outputs.close,
+                None,
+                showed_result=False,
             )
 
-    def _guard(self, what: str, action: Callable[[], object]) -> CellRecord | None:
+    def _guard(
+        self, what: str, action: Callable[..., object], *args: object, **options: object
+    ) -> CellRecord | None:
+        """Call ``action``; give the record that it gave. What it raises is told, no more."""
         try:
-            outcome = action()
+            outcome = action(*args, **options)
         except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
             self._report_failure(what, exc)
             return None

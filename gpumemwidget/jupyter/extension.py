@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.errors import NotLoadedError
@@ -191,8 +191,9 @@ class Extension:
         if manager.registry.get(registered) is self._magics:
             del manager.registry[registered]
         # Where each Magics object enters itself.
-        if self._magics in self.ipython.configurables:
-            self.ipython.configurables.remove(self._magics)
+        configurables: list[Any] = self.ipython.configurables
+        if self._magics in configurables:
+            configurables.remove(self._magics)
 
     def _close_dashboard(self) -> None:
         dashboard, self._dashboard = self._dashboard, None

@@ -2,8 +2,8 @@
 
 IPython's event manager catches a ``KeyboardInterrupt`` that a callback raises, prints a traceback
 and runs the cell all the same: the interrupt would be lost, and our own bookkeeping left half done.
-So the hooks hold SIGINT back while they work (two calls of ``signal.signal``, about 2 µs together)
-and send it again a moment after they have returned, when the user's code is what it meets.
+So the hooks hold SIGINT back while they work and send it again a moment after they have returned,
+when the user's code is what it meets.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
 from types import FrameType
+from typing import Any
 
 __all__ = ["run_uninterrupted"]
 
@@ -24,13 +26,22 @@ __all__ = ["run_uninterrupted"]
 _SEND_ON_AFTER_S = 0.02
 
 
-def run_uninterrupted(work: Callable[[], None]) -> None:
+# What the functions of ``signal`` call. Those make enums of what goes in and comes out, which takes
+# 3 µs a call and 0.3 µs here, three times in each of the two hooks of every cell.
+_signal = import_module("_signal")
+_get_handler: Callable[[int], Any] = _signal.getsignal
+_set_handler: Callable[[int, Any], Any] = _signal.signal
+_SIGINT = int(signal.SIGINT)
+
+
+def run_uninterrupted(work: Callable[..., object], *args: object) -> None:
     """Run ``work`` to its end, exactly once, and let an interrupt wait for it.
 
     Only on the main thread, where Python runs signal handlers.
 
     Args:
         work: short, and not raising.
+        args: its arguments.
     """
     hold = _Hold()
     done = False
@@ -40,7 +51,7 @@ def run_uninterrupted(work: Callable[[], None]) -> None:
         try:
             with hold:
                 if not done:
-                    work()
+                    work(*args)
                     done = True
         except KeyboardInterrupt:
             interrupted = True
@@ -53,22 +64,26 @@ class _Hold:
 
     __slots__ = ("_noted", "_previous")
 
+    def __init__(self) -> None:
+        self._noted = False
+        self._previous: Callable[[int, FrameType | None], Any] | None = None
+
     def __enter__(self) -> None:
         self._noted = False
-        handler = signal.getsignal(signal.SIGINT)
-        # Not a Python handler (or none): nothing of it could be held, or put back.
-        self._previous = handler if callable(handler) else None
+        previous = _get_handler(_SIGINT)
+        # Ignored, or not handled by Python: nothing of it could be held, or put back.
+        self._previous = previous if callable(previous) else None
         if self._previous is not None:
-            signal.signal(signal.SIGINT, self._note)
+            _set_handler(_SIGINT, self._note)
 
     def __exit__(self, *_exc_info: object) -> None:
         if self._previous is None:
             return
-        signal.signal(signal.SIGINT, self._previous)
+        _set_handler(_SIGINT, self._previous)
         if self._noted:
             # The handler itself: for a cell that awaits, ipykernel's cancels the cell's task; the
             # usual one raises KeyboardInterrupt here, which the caller sends on.
-            self._previous(signal.SIGINT, None)
+            self._previous(_SIGINT, None)
 
     def _note(self, _signum: int, _frame: FrameType | None) -> None:
         self._noted = True

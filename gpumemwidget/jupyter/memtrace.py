@@ -58,7 +58,7 @@ def _split_head(
     for n_blank, line in enumerate(lines):
         if line.isspace():
             continue
-        match = _LINE.fullmatch(line)
+        match = _LINE.fullmatch(line) if line.startswith("%%") else None
         # Nothing below it: IPython's own message for a cell magic without a body says it best.
         if match is None or n_blank + 1 == len(lines):
             return None
