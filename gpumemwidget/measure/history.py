@@ -106,7 +106,7 @@ class History:
             since_s: leave out what is older, on the monitor's clock.
             until_s: leave out what is newer.
             most: give no more than this, the newest sample and all extremes of this window among
-                them; a few dozen for each device there may be in any case.
+                them. Only where that is less than five for each device may there be more.
         """
         blocks = self._list_blocks()
         if since_s is not None:

@@ -89,7 +89,8 @@ class Ledger:
         """Write the same rows to a file: ``.csv``, ``.json`` or ``.parquet``, by its suffix.
 
         The file is there as a whole or not at all. Unknown is empty in CSV and null in the others;
-        ``started_at`` is a timestamp in Parquet, and ISO 8601 with microseconds in the others.
+        ``started_at`` is a timestamp in Parquet, and ISO 8601 with microseconds in the others. Text
+        stands there as it was typed, so tell a spreadsheet that ``first_line`` is no formula.
 
         Args:
             path: the file; ``~`` is the home folder.

@@ -94,7 +94,7 @@ class Monitor:
             hardware.read,
             clock=self.clock,
             on_sample=self._take_sample,
-            on_error=lambda exc: self._report("Sampling the memory", exc),
+            on_error=self._fail_sample,
             interval_s=interval_s,
         )
         #: Those who want samples, by identity; held weakly where that is possible.
@@ -179,8 +179,10 @@ class Monitor:
             )
             self.running = None
             self.ledger.append(record)
-            self._tell("on_cell_ended", lambda listener: listener.on_cell_ended(record))
-            self._leave_cell()
+            try:
+                self._tell("on_cell_ended", lambda listener: listener.on_cell_ended(record))
+            finally:
+                self._leave_cell()
         return record
 
     def discard_cell(self) -> None:
@@ -272,6 +274,13 @@ class Monitor:
             self._unsent.clear()
         for new in unsent:
             self._hand_on(new)
+
+    def _fail_sample(self, exc: Exception) -> None:
+        """Tell of a sample that failed, if anybody wanted it: on the sampler's thread."""
+        with self._wants_lock:
+            if self._stop_if_unwanted():
+                return
+        self._report("Sampling the memory", exc)
 
     def _hand_on(self, sample: Sample) -> None:
         self._tell("on_sample", lambda listener: listener.on_sample(sample))

@@ -153,6 +153,8 @@ class Sampler:
     def reset_after_fork(self) -> None:
         """In a forked child there is no thread; nothing starts one unless it is asked for."""
         self._lock = threading.RLock()
+        self._stop_asked = threading.Event()
+        self._wake = threading.Event()
         self._thread = None
 
     def _hurry(self) -> None:

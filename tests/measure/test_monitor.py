@@ -219,6 +219,24 @@ class TestCell:
         assert record.devices[0].allocated == Span(10, None, None)
         assert session.monitor.running is None
 
+    def test_an_interrupt_in_a_listener_holds_nothing_back(self, session: Session) -> None:
+        """What waits for the cell's end still runs."""
+
+        def interrupt(event: str) -> None:
+            if event == "ended":
+                raise KeyboardInterrupt
+
+        done: list[str] = []
+        session.monitor.add_listener(Diary(interrupt))
+        session.start()
+        session.monitor.when_idle(lambda: done.append("action"))
+
+        with pytest.raises(KeyboardInterrupt):
+            session.end()
+
+        assert done == ["action"]
+        assert len(session.monitor.ledger) == 1
+
 
 class TestFailure:
     """Hardware and listeners fail; the user's cell does not."""
@@ -580,6 +598,23 @@ class TestSampling:
         monitor.close()
 
         assert failures == ["Sampling the memory failed: OSError: gone"]
+
+    def test_failing_reads_stop_with_whoever_wanted_them(self) -> None:
+        """A view that is gone is noticed also where no sample comes."""
+        hardware = ScriptedHardware()
+        hardware.failure = OSError("gone")
+        told = threading.Event()
+        monitor = Monitor(hardware, on_failure=lambda _: told.set(), interval_s=0.001)
+        view = Diary()
+        monitor.want_samples(view)
+        assert told.wait(PATIENCE_S)
+        (thread,) = [t for t in threading.enumerate() if t.name == "gpumemwidget-sampler"]
+
+        del view
+        gc.collect()
+        thread.join(PATIENCE_S)
+
+        assert not thread.is_alive()
 
     def test_the_interval_can_be_set(self, session: Session) -> None:
         """And a wrong one is refused."""
