@@ -151,9 +151,8 @@ class Dashboard(anywidget.AnyWidget):
                 self._feed.send_snapshot(content.get("since_s"))
             if content.get("list"):
                 self._variables.list_soon()
-            self._send_all({"kind": "pong", "view": content["view"]})
         elif kind == "gone":
-            self._feed.lose(content["view"])
+            self._feed.lose(content["view"], page_left=content["page_left"])
         elif kind == "snapshot":
             self._feed.send_snapshot(content.get("since_s"))
         elif kind == "variables":

@@ -29,10 +29,13 @@ from gpumemwidget.records import CellRecord, Sample
 
 __all__ = ["FULL", "OPENING", "Feed", "SnapshotSize"]
 
-#: Views speak up every 20 seconds; one that could be heard and was not for so long is gone.
-_LOST_AFTER_S = 70.0
-#: Who shows the dashboard has not heard from its view yet.
+#: Views speak up every 10 seconds. One that could be heard and was not for so long is gone: a
+#: notebook that is closed cuts its line to the kernel before its views can say a word.
+_LOST_AFTER_S = 25.0
+#: Stands for a view that is on its way: the cell that shows it still runs, or its page is being
+#: loaded anew. It speaks up as soon as it can be heard.
 _EXPECTED = "expected"
+_NOT_COMING_AFTER_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +191,16 @@ class Feed:
             self._views[view] = _Sight(visible, variables, self._monitor.clock.now())
             self._update_wish()
 
-    def lose(self, view: str) -> None:
-        """A view says that it is closed."""
+    def lose(self, view: str, *, page_left: bool = False) -> None:
+        """A view says that it is closed.
+
+        Where its whole page was left in mid-cell, that may be to load it anew, and then no page can
+        ask for anything until the cell has ended: sampling goes on, so that the plot has no gap.
+        """
         with self._lock:
-            self._views.pop(view, None)
+            sight = self._views.pop(view, None)
+            if page_left and sight is not None and sight.is_visible and self._monitor.running:
+                self._views[_EXPECTED] = _Sight(True, False, self._monitor.clock.now())
             self._update_wish()
 
     @property
@@ -221,14 +230,14 @@ class Feed:
             self._on_hearing()
 
     def _drop_lost(self) -> None:
-        if self._monitor.running is not None and not self.hears_in_mid_cell:
+        if self._monitor.running is not None:
             return
         now_s = self._monitor.clock.now()
-        since_s = 0.0 if self.hears_in_mid_cell else self._idle_since_s
         lost = [
             name
             for name, view in self._views.items()
-            if now_s - max(view.heard_s, since_s) > _LOST_AFTER_S
+            if now_s - max(view.heard_s, self._idle_since_s)
+            > (_NOT_COMING_AFTER_S if name == _EXPECTED else _LOST_AFTER_S)
         ]
         for name in lost:
             del self._views[name]

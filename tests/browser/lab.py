@@ -202,9 +202,44 @@ class Notebook:
                 raise AssertionError(f"waited {timeout_s:g} s in vain: {what}")
             self.page.wait_for_timeout(50)
 
+    def ask(self, expression: str) -> str:
+        """Evaluate an expression in the idle kernel, beside the cells; the text of its value.
+
+        From any page: it need not show the notebook.
+        """
+        kernel = self._lab.request("/api/kernels")[0]
+        return str(
+            self.page.evaluate(
+                """async ([model, expression]) => {
+                    const kernels = window.jupyterapp.serviceManager.kernels;
+                    const kernel = kernels.connectTo({ model, handleComms: false });
+                    const future = kernel.requestExecute({
+                        code: "", silent: true, user_expressions: { value: `str(${expression})` },
+                    });
+                    const reply = await future.done;
+                    kernel.dispose();
+                    const value = reply.content.user_expressions.value;
+                    return value.data ? value.data["text/plain"] : `${value.ename}: ${value.evalue}`;
+                }""",
+                [kernel, expression],
+            )
+        ).strip("'")
+
     def dashboards(self) -> Locator:
         """The dashboards in the page."""
         return self.page.locator(".gmd")
+
+    def show(self) -> None:
+        """Bring the notebook's tab to the front."""
+        self.page.evaluate(
+            """() => {
+                for (const widget of window.jupyterapp.shell.widgets("main")) {
+                    if (widget.content && widget.content.activeCellIndex !== undefined) {
+                        window.jupyterapp.shell.activateById(widget.id);
+                    }
+                }
+            }"""
+        )
 
     def save(self) -> None:
         """Save the notebook with its outputs."""

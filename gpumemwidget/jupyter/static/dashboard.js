@@ -2,7 +2,7 @@
 
 const WINDOWS = [["30 s", 30], ["2 min", 120], ["10 min", 600], ["All", null]];
 const STALE_MS = 5000;
-const TELL_MS = 20000;
+const TELL_MS = 10000;
 const stores = new Map();
 let viewCount = 0;
 
@@ -151,7 +151,7 @@ class View {
   // -- What the kernel says --------------------------------------------------------------------------
 
   changed(kind, message) {
-    if (kind === "pong" || kind === "snapshot") this.answered = true;
+    if (kind === "snapshot") this.answered = true;
     if (kind === "rows") {
       this.plot.schedule();
       this.drawFigures();
@@ -273,7 +273,7 @@ class View {
     this.observer.observe(this.root);
     this.onVisibility = () => this.tell();
     document.addEventListener("visibilitychange", this.onVisibility);
-    this.onPageHide = () => this.store.send({ kind: "gone", view: this.id });
+    this.onPageHide = () => this.store.send({ kind: "gone", view: this.id, page_left: true });
     window.addEventListener("pagehide", this.onPageHide);
     this.model.on("change:hears_in_mid_cell", () => this.tell());
     this.themes = new MutationObserver(() => {
@@ -340,6 +340,9 @@ class View {
   }
 
   dispose() {
+    if (this.isDisposed) return;
+    this.isDisposed = true;
+    this.store.send({ kind: "gone", view: this.id, page_left: false });
     clearInterval(this.timer);
     this.observer.disconnect();
     this.themes.disconnect();
@@ -348,7 +351,6 @@ class View {
     this.scheme.removeEventListener("change", this.onScheme);
     this.store.views.delete(this);
     this.plot.dispose();
-    this.store.send({ kind: "gone", view: this.id });
     this.root.remove();
   }
 }
@@ -390,8 +392,10 @@ export default {
   initialize({ model }) {
     storeOf(model);
   },
-  render({ model, el }) {
+  render({ model, el, signal }) {
     const view = new View(model, storeOf(model), el);
+    // Heard at once, while the page can still speak to the kernel; the returned call comes later.
+    if (signal) signal.addEventListener("abort", () => view.dispose());
     return () => view.dispose();
   },
 };

@@ -88,8 +88,6 @@ class Store {
 
   on_sum() {}
 
-  on_pong() {}
-
   on_release(message) {
     this.releases.set(message.id, message);
   }

@@ -1,0 +1,294 @@
+"""The dashboard as a person meets it: in JupyterLab, in Chromium, with a kernel that works."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.browser.lab import Lab, Notebook
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+
+LOAD = "%load_ext gpumemwidget\nimport os, time, torch\nprint('pid', os.getpid())"
+#: Works for some seconds in Python, and takes memory step by step.
+BUSY = """
+kept = []
+end = time.monotonic() + {seconds}
+while time.monotonic() < end:
+    kept.append(torch.ones(100_000))
+    sum(range(200_000))
+"""
+BIG = "big = torch.ones(64, 1024, 1024)"
+BIG_BYTES = 64 * 1024 * 1024 * 4
+
+
+@contextlib.contextmanager
+def _open_dashboard(lab: Lab, *cells: str) -> Iterator[Notebook]:
+    """A notebook with the dashboard shown in its second cell, and more cells to run."""
+    with lab.open([LOAD, "%memdash", *cells]) as notebook:
+        notebook.wait_for_kernel()
+        notebook.run(0, timeout_s=60)
+        notebook.run(1)
+        notebook.page.wait_for_selector(".gmd[data-drawn]")
+        yield notebook
+        assert notebook.problems == []
+
+
+def _last_time(notebook: Notebook, which: int = 0) -> float:
+    return float(notebook.dashboards().nth(which).get_attribute("data-last-time") or "nan")
+
+
+def _state(notebook: Notebook) -> str:
+    return notebook.page.locator(".gmd-state").first.inner_text()
+
+
+def _read_resident_bytes(notebook: Notebook) -> int:
+    """What the system says of the kernel's process, from outside."""
+    found = re.search(r"pid (\d+)", notebook.output(0))
+    assert found is not None
+    status = Path(f"/proc/{found[1]}/status").read_text(encoding="ascii")
+    resident = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert resident is not None
+    return int(resident[1]) * 1024
+
+
+def _show_variables(notebook: Notebook) -> None:
+    notebook.page.locator("[data-tab=variables]").click()
+    notebook.page.wait_for_selector(".gmd-variables input[value=big]")
+
+
+def test_plot_is_live_while_a_cell_is_busy(lab: Lab) -> None:
+    """New samples are drawn several times a second while Python computes without a pause."""
+    with _open_dashboard(lab, BUSY.format(seconds=4)) as notebook:
+        notebook.start(2)
+        notebook.wait_until(lambda: "running" in _state(notebook), "the state says it runs")
+
+        times = []
+        for _ in range(20):
+            times.append(_last_time(notebook))
+            notebook.page.wait_for_timeout(100)
+
+        assert notebook.is_running(2)
+        assert len(set(times)) >= 6
+        assert times == sorted(times)
+        notebook.wait_for_end(2)
+        notebook.wait_until(lambda: _state(notebook) == "Live", "the state is back to live")
+        assert "kept = []" in notebook.page.locator(".gmd-cells").inner_text()
+
+
+def test_two_views_are_both_live_and_a_cell_can_be_run_again(lab: Lab) -> None:
+    """Showing the dashboard in a second cell, and again in the first, leaves two live views."""
+    with _open_dashboard(lab, "%memdash", BUSY.format(seconds=3)) as notebook:
+        notebook.run(2)
+        notebook.run(1)
+        notebook.wait_until(lambda: notebook.dashboards().count() == 2, "there are two views")
+        notebook.page.locator(".gmd[data-drawn]").nth(1).wait_for()
+
+        notebook.start(3)
+        notebook.wait_until(lambda: "running" in _state(notebook), "the cell has started")
+        before = [_last_time(notebook, which) for which in (0, 1)]
+        notebook.page.wait_for_timeout(1500)
+        after = [_last_time(notebook, which) for which in (0, 1)]
+
+        assert notebook.is_running(3)
+        assert min(after) > max(before)
+        assert after[0] == pytest.approx(after[1], abs=0.5)
+
+
+def test_controls_work_while_a_cell_runs(lab: Lab) -> None:
+    """Pause holds the picture, and a cell's button zooms to it, without asking the kernel."""
+    with _open_dashboard(lab, BUSY.format(seconds=6)) as notebook:
+        notebook.start(2)
+        notebook.wait_until(lambda: "running" in _state(notebook), "the cell has started")
+        page = notebook.page
+
+        page.locator(".gmd-pause").click()
+        held = page.evaluate(_PLOT_RANGE)
+        page.wait_for_timeout(700)
+        assert page.evaluate(_PLOT_RANGE) == held
+        assert _state(notebook) == "Paused"
+        page.locator(".gmd-pause").click()
+        page.wait_for_timeout(300)
+        assert page.evaluate(_PLOT_RANGE) != held
+
+        page.locator(".gmd-cells .gmd-link").last.click()
+        page.wait_for_timeout(300)
+        zoomed = page.evaluate(_PLOT_RANGE)
+        assert zoomed[1] - zoomed[0] < held[1] - held[0]
+        page.locator(".gmd-reset").click()
+        page.wait_for_timeout(300)
+        live = page.evaluate(_PLOT_RANGE)
+        assert live[1] > zoomed[1]
+        assert notebook.is_running(2)
+
+
+def test_page_reloaded_in_mid_cell_goes_on_without_a_gap(lab: Lab) -> None:
+    """After the reload the plot has the samples of the time in which no page was there."""
+    with _open_dashboard(lab, BUSY.format(seconds=8)) as notebook:
+        notebook.start(2)
+        notebook.page.wait_for_timeout(500)
+        notebook.save()
+        notebook.page.wait_for_timeout(500)
+
+        notebook.load()
+        notebook.page.locator(".gmd[data-drawn]").wait_for(timeout=60_000)
+
+        notebook.wait_until(lambda: "kept = []" in _cells(notebook), "the cell is in the table")
+        times = notebook.page.evaluate(_PLOT_TIMES)
+        within = [time for time in times if time > times[-1] - 7]
+        gaps = [after - before for before, after in zip(within, within[1:], strict=False)]
+        assert max(gaps) < 1.6
+        before = _last_time(notebook)
+        notebook.wait_until(lambda: _last_time(notebook) > before, "it is live again")
+
+
+def test_release_by_click_frees_memory(lab: Lab) -> None:
+    """Ticking a variable tells what goes; the click makes it go, as the system sees it too."""
+    with _open_dashboard(lab, BIG) as notebook:
+        notebook.run(2)
+        _show_variables(notebook)
+        page = notebook.page
+
+        page.locator(".gmd-variables input[value=big]").check()
+        notebook.wait_until(
+            lambda: "releases 256.00 MiB on host" in page.locator(".gmd-sum").inner_text(),
+            "the sum is told",
+        )
+        before = _read_resident_bytes(notebook)
+        page.locator(".gmd-release").click()
+        page.locator(".gmd-answer[data-state=done]").wait_for()
+        after = _read_resident_bytes(notebook)
+
+        assert before - after > 0.95 * BIG_BYTES
+        assert notebook.ask("big") == "None"
+        assert "Release big" in page.locator(".gmd-answer").inner_text()
+        assert page.locator(".gmd-variables input[value=big]").count() == 0
+        page.locator(".gmd-dismiss").click()
+        assert not page.locator(".gmd-answer").is_visible()
+
+
+def test_click_during_a_cell_waits_for_its_end(lab: Lab) -> None:
+    """The release is queued and says so; it is carried out when the cell has ended."""
+    with _open_dashboard(lab, BIG, BUSY.format(seconds=4) + "\nprint(big is None)") as notebook:
+        notebook.run(2)
+        _show_variables(notebook)
+        page = notebook.page
+        page.locator(".gmd-variables input[value=big]").check()
+
+        notebook.start(3)
+        notebook.wait_until(lambda: "running" in _state(notebook), "the cell has started")
+        page.locator(".gmd-release").click()
+        page.locator(".gmd-answer[data-state=queued]").wait_for()
+        assert "waits for the cell's end" in page.locator(".gmd-answer").inner_text()
+        page.wait_for_timeout(500)
+        assert notebook.is_running(3)
+        notebook.wait_for_end(3)
+        page.locator(".gmd-answer[data-state=done]").wait_for()
+
+        assert notebook.output(3).strip() == "False"
+        assert notebook.ask("big") == "None"
+
+
+def test_kernel_restart_is_told(lab: Lab) -> None:
+    """A restarted kernel's dashboard says that it is over and what to do."""
+    with _open_dashboard(lab) as notebook:
+        notebook.restart_kernel()
+
+        notebook.page.locator(".gmd[data-over]").wait_for()
+        text = notebook.page.locator(".gmd-banner").inner_text()
+        assert text == "The kernel was restarted. Run %memdash again."
+        assert _state(notebook) == "Over"
+
+
+def test_killed_kernel_is_told(lab: Lab) -> None:
+    """A kernel that died and came back, as one that ran out of memory does, is over too."""
+    with _open_dashboard(lab, "os.kill(os.getpid(), 9)") as notebook:
+        notebook.start(2)
+
+        notebook.page.locator(".gmd[data-over]").wait_for()
+        assert "Run %memdash again" in notebook.page.locator(".gmd-banner").inner_text()
+
+
+def test_hidden_dashboard_costs_nothing(lab: Lab) -> None:
+    """While the notebook's tab is hidden nothing is sampled; shown again, it goes on."""
+    with _open_dashboard(lab) as notebook:
+        assert notebook.ask(_IS_SAMPLING) == "True"
+
+        notebook.command("launcher:create")
+        notebook.wait_until(lambda: notebook.ask(_IS_SAMPLING) == "False", "nothing is sampled")
+        before = _last_time(notebook)
+        notebook.show()
+
+        notebook.wait_until(lambda: notebook.ask(_IS_SAMPLING) == "True", "it samples again")
+        notebook.wait_until(lambda: _last_time(notebook) > before, "it draws again")
+
+
+def test_closed_notebook_costs_nothing(lab: Lab) -> None:
+    """When the notebook is closed and its kernel lives on, nothing is sampled."""
+    with _open_dashboard(lab) as notebook:
+        notebook.save()
+        notebook.page.wait_for_timeout(500)
+        notebook.page.evaluate("() => window.jupyterapp.shell.currentWidget.dispose()")
+
+        notebook.wait_until(
+            lambda: notebook.ask(_IS_SAMPLING) == "False", "nothing is sampled", timeout_s=45
+        )
+
+
+def test_failure_in_a_callback_is_shown(lab: Lab) -> None:
+    """What goes wrong in the kernel while it answers the page stands in the page."""
+    breaking = (
+        "import gpumemwidget.owners.holdings as holdings\n"
+        "def fail(shell): raise RuntimeError('made to fail')\n"
+        "holdings.list_holdings = fail"
+    )
+    with _open_dashboard(lab, breaking) as notebook:
+        notebook.run(2)
+        notebook.page.locator("[data-tab=variables]").click()
+
+        banner = notebook.page.locator(".gmd-banner")
+        banner.wait_for()
+        assert banner.inner_text() == "RuntimeError: made to fail"
+
+
+def test_static_side_stays_when_the_extension_is_unloaded(lab: Lab) -> None:
+    """Unloading takes the live view away and leaves what is known as a table."""
+    with _open_dashboard(lab, "%unload_ext gpumemwidget") as notebook:
+        notebook.run(2)
+
+        notebook.wait_until(lambda: notebook.dashboards().count() == 0, "the live view is gone")
+        assert "%load_ext" in notebook.output(1)
+        assert "host" in notebook.output(1)
+
+
+def test_theme_is_followed(lab: Lab) -> None:
+    """The dashboard's own colours change with JupyterLab's theme, the plot's too."""
+    with _open_dashboard(lab) as notebook:
+        light = notebook.page.evaluate(_PLOT_COLOR)
+        notebook.command("apputils:change-theme", {"theme": "JupyterLab Dark"})
+
+        notebook.page.locator(".gmd[data-theme=dark]").wait_for()
+        notebook.wait_until(
+            lambda: bool(notebook.page.evaluate(_PLOT_COLOR) != light), "the plot is drawn anew"
+        )
+
+
+_IS_SAMPLING = "__import__('gpumemwidget').monitor().is_sampling"
+#: First and last millisecond of the plot's time axis.
+_PLOT_RANGE = """
+() => {
+    const axis = document.querySelector(".gmd-canvas")._fullLayout.xaxis;
+    return axis.range.map((x) => axis.r2l(x));
+}
+"""
+#: The times of the plot's points, in seconds.
+_PLOT_TIMES = '() => document.querySelector(".gmd-canvas").data[0].x.map((x) => x / 1000)'
+_PLOT_COLOR = '() => document.querySelector(".gmd-canvas").data[0].line.color'
+
+
+def _cells(notebook: Notebook) -> str:
+    return notebook.page.locator(".gmd-cells").inner_text()
