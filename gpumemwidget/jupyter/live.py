@@ -25,6 +25,7 @@ from gpumemwidget.report.words import mark_peak, name_cell, name_counters, rank_
 __all__ = ["LiveChart"]
 
 _STATIC = Path(__file__).parent / "static"
+_NO_SCRIPT = "export default {}"
 #: How many points a page that joins late gets, at most.
 _MOST_POINTS = 600
 
@@ -95,6 +96,9 @@ class LiveChart(anywidget.AnyWidget):
         """End the chart on every page."""
         with self._lock:
             self._is_closed = True
+        # nbclient saves the state of closed widgets too: leave it nothing to save.
+        self._esm = _NO_SCRIPT
+        self.report = {}
         # ipywidgets makes a model for the layout beside each widget and leaves it open.
         layout = self.layout
         super().close()

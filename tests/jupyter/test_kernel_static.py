@@ -1,0 +1,106 @@
+"""What is left when no kernel and no page is there: saved notebooks, HTML files, terminals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbconvert
+import nbformat
+import pytest
+
+from tests.jupyter.notebook import Notebook
+
+pytestmark = pytest.mark.kernel
+
+_CELLS = (
+    "%load_ext gpumemwidget",
+    "%%memtrace\nimport time\ntime.sleep(0.3)\n42",
+    "%memtrace on",
+    "x = 1",
+    "%memtrace off",
+    "%memledger",
+    "%unload_ext gpumemwidget",
+)
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A notebook that nbclient has run, as ``jupyter nbconvert --execute`` does."""
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in _CELLS]
+    )
+    folder = tmp_path_factory.mktemp("executed")
+    nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(folder)}}).execute()
+    return notebook
+
+
+def test_an_executed_notebook_holds_static_reports(executed: Any) -> None:
+    """In the place of the chart, and nothing that needs a kernel."""
+    kinds = [[sorted(o.get("data", {"text": ""})) for o in cell.outputs] for cell in executed.cells]
+
+    report = ["text/html", "text/plain"]
+    assert kinds == [
+        [["text"]],
+        [report, ["text/plain"]],
+        [["text"]],
+        [report],
+        [["text"]],
+        [report],
+        [],
+    ]
+    assert executed.cells[1].outputs[0]["data"]["text/plain"].startswith("In [2] · ok · ")
+
+
+def test_an_executed_notebook_is_small(executed: Any) -> None:
+    """Not even the dead chart's script is left in it."""
+    assert len(json.dumps(executed.metadata)) < 4_000
+    assert len(json.dumps(executed.cells[1].outputs)) < 8_000
+
+
+def test_an_html_file_shows_the_reports(executed: Any) -> None:
+    html, _resources = nbconvert.HTMLExporter().from_notebook_node(executed)
+
+    assert "<strong>In [2]</strong>" in html
+    assert html.count('<path class="gmw-v" d="M') == 1
+
+
+def test_a_terminal_shows_the_reports_as_text(tmp_path: Path) -> None:
+    """The real program, at whose prompt an empty line ends a cell."""
+    typed = "%load_ext gpumemwidget\n%%memtrace\nx = 6 * 7\nx\n\n\n%memtrace --no-live\nexit\n"
+
+    answer = subprocess.run(
+        [
+            *(sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner"),
+            *("--no-confirm-exit", "--colors=NoColor"),
+        ],
+        input=typed,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "IPYTHONDIR": str(tmp_path)},
+    )
+
+    assert "Out[2]: 42\nIn [2] · ok · " in answer.stdout
+    assert "host    allocated" in answer.stdout
+    assert "UsageError: --device and --no-live go above a cell" in answer.stdout + answer.stderr
+
+
+def test_the_dashboard_is_one_and_is_static_after_unload(notebook: Notebook) -> None:
+    """Shown by the magic or by the function; the interval is the one asked for last."""
+    shown = notebook.run("%memdash --interval 0.05")
+    notebook.run("assert gpumemwidget.dashboard() is gpumemwidget.dashboard()")
+    interval_s = notebook.evaluate("gpumemwidget.monitor().interval_s")
+    closing = notebook.start("%unload_ext gpumemwidget")
+    updates = notebook.finish(closing).list_messages("update_display_data")
+    notebook.run("%load_ext gpumemwidget")
+
+    assert shown.status == "ok"
+    assert any("widget-view" in kind for o in shown.outputs for kind in o["data"])
+    assert interval_s == 0.05
+    assert [sorted(each["content"]["data"]) for each in updates] == [["text/html", "text/plain"]]
