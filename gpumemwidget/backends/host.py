@@ -52,7 +52,8 @@ class HostBackend:
         proc: where procfs is mounted.
         cgroup: where the control groups are mounted.
         find_malloc: finds the malloc that can tell what is in use.
-        timer: seconds, to time malloc's count with.
+        timer: seconds, to know when malloc's count may be read again.
+        cpu_timer: seconds of the calling thread's work, to know what the count costs.
     """
 
     kind = HOST
@@ -64,10 +65,12 @@ class HostBackend:
         *,
         find_malloc: Callable[[], Malloc | None] = find_malloc,
         timer: Callable[[], float] = time.perf_counter,
+        cpu_timer: Callable[[], float] = time.thread_time,
     ) -> None:
         self._proc = proc
         self._cgroup = cgroup
         self._timer = timer
+        self._cpu_timer = cpu_timer
         self._malloc = find_malloc()
         self._count_again_at_s = 0.0
         self._tolerance_kib = _mark_tolerance_kib()
@@ -248,11 +251,12 @@ class HostBackend:
     def _count(self) -> int | None:
         if self._malloc is None:
             return None
-        start_s = self._timer()
+        start_s = self._cpu_timer()
         in_use_bytes = self._malloc.read_in_use()
-        end_s = self._timer()
-        if end_s - start_s > _CHEAP_S:
-            self._count_again_at_s = end_s + (end_s - start_s) / _DEAREST_SHARE
+        # Its own work: a busy machine that makes the thread wait would look like a slow malloc.
+        cost_s = self._cpu_timer() - start_s
+        if cost_s > _CHEAP_S:
+            self._count_again_at_s = self._timer() + cost_s / _DEAREST_SHARE
         return in_use_bytes
 
     def _count_often(self) -> int | None:

@@ -563,7 +563,9 @@ def test_glibc_is_believed_only_if_it_counts(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_fragmented_heap_is_counted_seldom_by_a_sampler() -> None:
     """A count that takes 8 ms comes at most every 800 ms, save at a cell's ends."""
     malloc = SlowMalloc()
-    backend = HostBackend(find_malloc=lambda: malloc, timer=lambda: malloc.now_s)
+    backend = HostBackend(
+        find_malloc=lambda: malloc, timer=lambda: malloc.now_s, cpu_timer=lambda: malloc.now_s
+    )
     malloc.cost_s = 0.008
 
     first = backend.read()[0].allocated_bytes
@@ -580,7 +582,9 @@ def test_a_fragmented_heap_is_counted_seldom_by_a_sampler() -> None:
 def test_a_quick_count_is_read_every_time() -> None:
     """As long as the count is cheap, no reading goes without it."""
     malloc = SlowMalloc()
-    backend = HostBackend(find_malloc=lambda: malloc, timer=lambda: malloc.now_s)
+    backend = HostBackend(
+        find_malloc=lambda: malloc, timer=lambda: malloc.now_s, cpu_timer=lambda: malloc.now_s
+    )
     malloc.cost_s = 0.0005
 
     counts = [backend.read()[0].allocated_bytes for _ in range(3)]
