@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
@@ -135,9 +136,12 @@ class Extension:
     def describe(self) -> str:
         """One line: which devices were found, and how to go on."""
         reports = self.monitor.hardware.read_devices()
-        devices = ", ".join(_describe_device(report) for report in reports)
+        groups = [
+            _describe_devices(words, [report.info.device for report in group])
+            for words, group in groupby(reports, key=_describe_kind)
+        ]
         return (
-            f"gpumemwidget records every cell from here on: {devices}. "
+            f"gpumemwidget records every cell from here on: {', '.join(groups)}. "
             "%memdash opens the dashboard."
         )
 
@@ -207,9 +211,16 @@ class Extension:
             self._report_failure(what, exc)
 
 
-def _describe_device(report: DeviceReport) -> str:
+def _describe_kind(report: DeviceReport) -> str:
+    """What several devices may have in common: ``NVIDIA H200 (139.81 GiB)``."""
     info = report.info
     total = f" ({format_bytes(info.total_bytes)})" if info.total_bytes is not None else ""
-    name = "host memory" if info.device == HOST else f"{info.device} {info.name}"
     untouched = "" if report.reading is not None else " once you use it"
-    return f"{name}{total}{untouched}"
+    return f"{'host memory' if info.device == HOST else info.name}{total}{untouched}"
+
+
+def _describe_devices(words: str, devices: list[str]) -> str:
+    """``cuda:0 NVIDIA H200 (139.81 GiB)``, ``8 × NVIDIA H200 (139.81 GiB)``, ``host memory``."""
+    if devices == [HOST]:
+        return words
+    return f"{devices[0]} {words}" if len(devices) == 1 else f"{len(devices)} × {words}"

@@ -9,6 +9,7 @@ This module brings ipywidgets and anywidget; it is imported when the first chart
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,8 +66,9 @@ class LiveChart(anywidget.AnyWidget):
     def on_cell_started(self, cell: RunningCell) -> None:
         """The cell's clock starts; what stands then goes out with the first sample."""
         self._start_s = cell.start_s
-        self._before = self._select(cell.before)
-        self._sends_before = True
+        if cell.before:
+            self._before = self._select(cell.before)
+            self._sends_before = True
 
     def on_cell_ended(self, record: CellRecord) -> None:
         """Nothing: the report is about to take the chart's place."""
@@ -81,7 +83,9 @@ class LiveChart(anywidget.AnyWidget):
                 # A device was first touched in this cell, so it began at 0; or one went away.
                 known = {each.device: each for each in self._before}
                 self._before = tuple(
-                    known.get(each.device, Reading(each.device, 0, 0)) for each in readings
+                    known.get(each.device)
+                    or dataclasses.replace(each, allocated_bytes=0, reserved_bytes=0)
+                    for each in readings
                 )
                 self.report = self._describe()
                 # A trait's change may be taken up after the next message; messages keep order.
