@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpumemwidget.owners.base import Shell, ShellReference
-from gpumemwidget.owners.counts import list_held_elsewhere
+from gpumemwidget.owners.counts import list_held_elsewhere, list_seen_from_outside
 from gpumemwidget.owners.kinds import Kind
 from gpumemwidget.owners.storages import TorchReader, find_torch
 from gpumemwidget.owners.walk import Graph, list_namespaces
@@ -115,6 +115,7 @@ def take_account(
     elsewhere = [place for each in extra_roots if (place := graph.add_root(each)) is not None]
     graph.walk()
     elsewhere.extend(_find_elsewhere(graph, root_refs, budget_s=budget_s / 4))
+    elsewhere.extend(list_seen_from_outside(graph))
     roots = [(place, row.mark) for row in rows.values() for place in row.places]
     roots.extend((place, ELSEWHERE) for place in elsewhere)
     return Account(graph=graph, rows=rows, marks=_spread_marks(graph, roots))

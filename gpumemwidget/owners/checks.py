@@ -29,10 +29,11 @@ def check_names(shell: Shell, names: Sequence[str], *, rows: Mapping[str, str]) 
         if name in known:
             continue
         if name not in shell.user_ns:
+            if hasattr(builtins, name):
+                raise BadInputError(f"{name!r} is a builtin: name variables; nothing was changed")
             close = difflib.get_close_matches(name, [*known, *rows], n=3)
             hint = f"did you mean {' or '.join(close)}?" if close else "%who lists what there is"
-            what = "a builtin" if hasattr(builtins, name) else "no variable"
-            raise UnknownNameError(f"{name!r} is {what}: {hint}; nothing was changed")
+            raise UnknownNameError(f"{name!r} is no variable: {hint}; nothing was changed")
         if is_one_of(type(shell.user_ns[name]), ModuleType):
             raise BadInputError(
                 f"{name!r} is a module and stays imported: name variables; nothing was changed"

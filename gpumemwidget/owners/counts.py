@@ -7,15 +7,13 @@ count of a Python object is Python's; of tensors and storages torch tells a seco
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from gpumemwidget.owners.kinds import Kind
 from gpumemwidget.owners.walk import Graph
 
-__all__ = ["list_held_elsewhere", "list_outside_tensors"]
+__all__ = ["list_held_elsewhere", "list_outside_tensors", "list_seen_from_outside"]
 
 _CHECK_EVERY = 512
 
@@ -38,18 +36,13 @@ def list_held_elsewhere(graph: Graph, root_refs: dict[int, int]) -> list[int]:
         if _find_excess(graph, place, count - base - root_refs.get(place, 0)) > 0
     }
     found.update(place for place, info in graph.storages.items() if info.is_borrowed)
-    found.update(place for place in _list_seen_from_outside(graph, places) if leads[place])
     return sorted(found)
 
 
 def list_outside_tensors(graph: Graph) -> list[Any]:
     """All tensors that Python can see and the walk has not met (35 to 70 ms on a big heap)."""
-    find = graph.kind_finder.find
-    return [
-        each
-        for each in gc.get_objects()
-        if find(type(each)) is Kind.TENSOR and graph.find(each) is None
-    ]
+    tensors = graph.kind_finder.list_living(Kind.TENSOR)
+    return [each for each in tensors if graph.find(each) is None]
 
 
 def _find_excess(graph: Graph, place: int, count: int) -> int:
@@ -71,7 +64,7 @@ def _find_excess(graph: Graph, place: int, count: int) -> int:
     return excess
 
 
-def _list_seen_from_outside(graph: Graph, leading: Sequence[int]) -> set[int]:
+def list_seen_from_outside(graph: Graph) -> set[int]:
     """What a tensor or node outside of the walk leads to, where no count can be read.
 
     Autograd nodes are counted in C++ alone, and older releases of torch do not tell how many users
@@ -79,14 +72,13 @@ def _list_seen_from_outside(graph: Graph, leading: Sequence[int]) -> set[int]:
     """
     reader, find = graph.reader, graph.kind_finder.find
     can_count = reader.can_count
-    nodes = {place for place in leading if graph.kinds[place] is Kind.NODE}
+    leads = graph.list_leads()
+    nodes = {place for place, kind in enumerate(graph.kinds) if kind is Kind.NODE and leads[place]}
     if can_count and not nodes:
         return set()
-    pending: list[object] = []
-    for each in gc.get_objects():
-        kind = find(type(each))
-        if (kind is Kind.NODE or kind is Kind.TENSOR) and graph.find(each) is None:
-            pending.append(each)
+    living = graph.kind_finder.list_living(Kind.NODE, Kind.TENSOR)
+    pending = [each for each in living if graph.find(each) is None]
+    del living
     met: dict[int, object] = {}
     found: set[int] = set()
     with reader.quiet():

@@ -6,8 +6,10 @@ lie about its ``__class__``. Everything here goes by identity and by the slots o
 
 from __future__ import annotations
 
+import gc
 import re
 from enum import Enum
+from itertools import compress
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +107,19 @@ class KindFinder:
         if noted is None:
             noted = self.known[id(cls)] = (cls, self._classify(cls))
         return noted[1]
+
+    def list_living(self, *kinds: Kind) -> list[object]:
+        """All objects of these kinds that the collector knows, outside of the walk too.
+
+        Some 100 ns for each object of the process: once a question, never in a loop.
+        """
+        living = gc.get_objects()
+        ids = list(map(id, map(type, living)))
+        unknown = set(ids).difference(self.known)
+        for each in compress(living, map(unknown.__contains__, ids)):
+            self.find(type(each))
+        wanted = {key for key, (_, kind) in self.known.items() if kind in kinds}
+        return list(compress(living, map(wanted.__contains__, ids)))
 
     def count_own_refs(self, cls: object) -> int:
         """How often the notes on classes, here and in the reader, hold a class."""

@@ -112,13 +112,14 @@ def _copy_to_cpu(torch: Any, storage: Any) -> Any:
 
 def _place_on(torch: Any, storage: Any, tensor: Any) -> Any:
     """A tensor on the storage that has the other one's offset, size, strides and bits."""
-    placed = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(
-        storage, tensor.storage_offset(), tensor.size(), tensor.stride()
+    base = torch._C.TensorBase  # noqa: SLF001 - a subclass may answer otherwise
+    placed = torch.empty(0, dtype=base.dtype.__get__(tensor), device="cpu").set_(
+        storage, base.storage_offset(tensor), base.size(tensor), base.stride(tensor)
     )
     # A lazily conjugated or negated tensor's bytes mean their opposite: the bit goes along.
-    if tensor.is_conj():
+    if base.is_conj(tensor):
         placed = placed.conj()
-    if tensor.is_neg():
+    if base.is_neg(tensor):
         placed = torch._neg_view(placed)  # noqa: SLF001 - has no public name
     return placed
 
@@ -128,7 +129,7 @@ def _find_obstacle(account: Account, tensor: Any) -> str | None:
     if reader.is_dispatched(type(tensor)):
         return f"a {name_class(type(tensor))} can't be moved in place"
     parts = reader.read_tensor(tensor)
-    if parts.storage is None or tensor.is_quantized or tensor.is_nested or tensor.has_names():
+    if parts.storage is None or not reader.is_plain(tensor):
         return "a sparse, quantised, nested or named tensor can't be moved in place"
     if parts.grad_fn is not None:
         return "it is part of a computation (it has a grad_fn); keep x.detach() instead"

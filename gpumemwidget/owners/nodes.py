@@ -9,7 +9,6 @@ a limit on how many nodes of the process have a Python object because of us.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable
 
 from gpumemwidget.owners.kinds import Kind, KindFinder
@@ -44,8 +43,7 @@ class NodeAllowance:
         if not self._is_needed:
             return True
         if self._living is None:
-            find = self._kind_finder.find
-            self._living = {id(each) for each in gc.get_objects() if find(type(each)) is Kind.NODE}
+            self._living = set(map(id, self._kind_finder.list_living(Kind.NODE)))
             _read_before.intersection_update(self._living)
         if id(node) in _read_before or len(self._living) < MOST_NODES:
             return True

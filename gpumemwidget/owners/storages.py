@@ -173,14 +173,17 @@ class TorchReader:
         """Where a storage lies and how big it is; ``None`` where it has no memory of its own."""
         cls = self.storage_type
         try:
+            device = cls.device.__get__(storage)
+            # To ask a fake tensor for its address makes torch warn.
+            if device.type == "meta":
+                return None
             address = cls.data_ptr(storage)
             n_bytes = cls.nbytes(storage)
-            device = cls.device.__get__(storage)
             borrowed = not cls.resizable(storage)
         except (RuntimeError, NotImplementedError):
             # Fake tensors and wrapper subclasses: "invalid python storage".
             return None
-        if not address or not n_bytes or device.type == "meta":
+        if not address or not n_bytes:
             return None
         name = HOST if device.type == "cpu" else f"{device.type}:{device.index or 0}"
         return StorageInfo(device=name, n_bytes=n_bytes, address=address, is_borrowed=borrowed)
@@ -232,6 +235,14 @@ class TorchReader:
             return own < n_bytes or self._base._base.__get__(tensor) is not None
         except (RuntimeError, NotImplementedError):
             return False
+
+    def is_plain(self, tensor: Any) -> bool:
+        """Whether offset, size and strides are all there is to it. Within ``quiet()``."""
+        base = self._base
+        # Later releases of torch have no names any more.
+        names = base.names.__get__(tensor) if hasattr(base, "names") else ()
+        is_odd = base.is_quantized.__get__(tensor) or base.is_nested.__get__(tensor)
+        return not is_odd and all(name is None for name in names)
 
     def count_storage_users(self, storage: Any) -> int | None:
         """How many tensors and Python objects use a storage; ``None`` where torch can't tell."""

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
-from gpumemwidget.owners.kinds import Kind, KindFinder, is_user_class, list_bases
+from gpumemwidget.owners.kinds import Kind, KindFinder, is_one_of, is_user_class
 from gpumemwidget.owners.nodes import NodeAllowance
 from gpumemwidget.owners.storages import StorageInfo, TorchReader
 
@@ -37,7 +37,7 @@ def list_namespaces() -> list[object]:
     return [
         read_namespace.__get__(module)
         for module in list(sys.modules.values())
-        if any(base is ModuleType for base in list_bases(type(module)))
+        if type(module) is ModuleType or is_one_of(type(module), ModuleType)
     ]
 
 

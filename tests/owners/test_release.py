@@ -1,0 +1,440 @@
+"""The release, from plan to report, on the host."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host import HostBackend
+from gpumemwidget.errors import BadInputError, UnknownNameError
+from gpumemwidget.owners.plan import plan_release
+from gpumemwidget.owners.release import apply_release
+from gpumemwidget.records import IPythonReference
+from tests.owners.notebook import Notebook, Tracker
+
+MIB = 1024**2
+
+
+@pytest.fixture
+def tracker(notebook: Notebook) -> Tracker:
+    """Watches what the notebook makes with ``make(n_elements)``."""
+    tracker = Tracker()
+    notebook.put(make=tracker.make)
+    return tracker
+
+
+def _names(notebook: Notebook) -> dict[str, object]:
+    return {name: notebook.ip.user_ns[name] for name in notebook.shell.list_user_names()}
+
+
+def test_a_name_is_released_and_measured(notebook: Notebook, tracker: Tracker) -> None:
+    """The steps run in their order, nothing is moved, and malloc counts what was planned."""
+    notebook.run(f"x = make({16 * MIB})")
+
+    plan = notebook.plan("x")
+    report = notebook.release("x")
+
+    assert plan.frees_bytes == (("host", 64 * MIB),)
+    assert (plan.moves, plan.drops, plan.host_needed_bytes) == ((), (), 0)
+    assert [(step.name, step.status) for step in report.steps] == [
+        ("move to CPU", "skipped"),
+        ("set to None", "done"),
+        ("drop IPython's references", "skipped"),
+        ("gc.collect", "done"),
+        ("empty_cache", "done"),
+    ]
+    assert dict(report.steps[1].allocated_freed_bytes)["host"] == pytest.approx(64 * MIB, abs=65536)
+    assert dict(report.allocated_freed_bytes)["host"] == pytest.approx(64 * MIB, abs=MIB)
+    assert (report.stopped, report.remains, report.notes) == (None, (), ())
+    assert tracker.count_bytes() == 0
+    assert notebook.ip.user_ns["x"] is None
+
+
+def test_a_displayed_name_is_dropped_where_ipython_holds_it(
+    notebook: Notebook, tracker: Tracker
+) -> None:
+    """Exactly the entries of this value go; another displayed value stays."""
+    notebook.run("x = make(10); x")
+    notebook.run("make(20)")
+
+    report = notebook.release("x")
+
+    assert IPythonReference("Out[1]") in report.plan.drops
+    assert report.plan.frees_bytes == (("host", 40),)
+    assert tracker.count_bytes() == 80
+
+
+def test_what_others_hold_remains_and_they_are_named(notebook: Notebook, tracker: Tracker) -> None:
+    """On the host nothing is moved: the plan names who keeps it, and how to drop that."""
+    notebook.run("x = make(256)\nhistory = [x[:5]]")
+    notebook.run("(x, 1)")
+
+    report = notebook.release("x")
+
+    assert report.plan.frees_bytes == ()
+    assert report.remains == (
+        "1.00 KiB of x on host stays: also held by history and Out[2] (--out drops it)",
+    )
+    assert tracker.count_bytes() == 1024
+    assert notebook.ip.user_ns["x"] is None
+
+
+def test_everything_that_is_held_together_goes_together(
+    notebook: Notebook, tracker: Tracker
+) -> None:
+    """The sum of a set is more than its parts: what only they share goes as well."""
+    notebook.run("a = make(10)\nb = [a, make(20)]\nc = {'b': b}")
+
+    plan = notebook.plan("a", "b", "c")
+    notebook.release("a", "b", "c")
+
+    assert plan.frees_bytes == (("host", 120),)
+    assert tracker.count_bytes() == 0
+
+
+def test_rows_of_ipythons_own(notebook: Notebook, tracker: Tracker) -> None:
+    """A displayed value and the last exception are released by the names of their rows."""
+    notebook.run("make(10)")
+    notebook.run("make(20)")
+    notebook.run("def train():\n    batch = make(30)\n    1 / 0\ntrain()")
+
+    first = notebook.release("Out[1]")
+    left = tracker.count_bytes()
+    second = notebook.release("last exception")
+
+    assert (first.plan.frees_bytes, left) == ((("host", 40),), 80 + 120)
+    assert second.plan.frees_bytes == (("host", 120),)
+    assert second.notes == ("The last exception is dropped: %debug has nothing to look at",)
+    assert tracker.count_bytes() == 80
+
+
+def test_all_of_ipythons_own(notebook: Notebook, tracker: Tracker) -> None:
+    """``out`` and ``exceptions`` need no names and leave the names alone."""
+    notebook.run("x = make(5); x")
+    notebook.run("make(20)")
+    notebook.run("def train():\n    batch = make(30)\n    1 / 0\ntrain()")
+
+    report = notebook.release(out=True, exceptions=True)
+
+    assert report.plan.frees_bytes == (("host", 200),)
+    assert tracker.count_bytes() == 20
+    assert notebook.shell.list_references() == []
+
+
+def test_the_last_exception_of_a_running_cell(notebook: Notebook, tracker: Tracker) -> None:
+    """A release from within a cell frees what the cell before left, without holding it itself."""
+    notebook.run("def train():\n    batch = make(30)\n    1 / 0\ntrain()")
+    notebook.put(release=lambda: notebook.release(exceptions=True) and None)
+
+    notebook.run("release()")
+
+    assert tracker.count_bytes() == 0
+
+
+def test_keep_on_the_host_changes_nothing(notebook: Notebook, tracker: Tracker) -> None:
+    """What is on the host already is not copied, and the name keeps it."""
+    notebook.run("x = make(256)")
+    value = notebook.ip.user_ns["x"]
+
+    report = notebook.release("x", keep=True)
+
+    assert report.plan.moves == ()
+    assert report.remains == ("1.00 KiB of x on host stays: it is on the host already",)
+    assert [step.status for step in report.steps[:3]] == ["skipped", "skipped", "skipped"]
+    assert notebook.ip.user_ns["x"] is value
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("modle", UnknownNameError, "'modle' is no variable: did you mean model?; nothing was"),
+        ("Out[77]", UnknownNameError, "'Out[77]' is no variable: did you mean Out[2]?"),
+        ("zzz", UnknownNameError, "'zzz' is no variable: %who lists what there is; nothing was"),
+        ("print", BadInputError, "'print' is a builtin: name variables; nothing was changed"),
+        ("torch", BadInputError, "'torch' is a module and stays imported: name variables"),
+        ("In", BadInputError, "'In' is IPython's own: name a variable, a row such as Out[3]"),
+        ("_", BadInputError, "'_' is IPython's own"),
+        ("get_ipython", BadInputError, "'get_ipython' is IPython's own"),
+        ("train", BadInputError, "'train' is a function or a class and holds no tensor memory"),
+        ("Net", BadInputError, "'Net' is a function or a class and holds no tensor memory"),
+    ],
+)
+def test_what_is_no_memory_of_the_users_is_refused(
+    notebook: Notebook, tracker: Tracker, name: str, error: type[Exception], message: str
+) -> None:
+    """One line says why and what to do, and nothing is changed, the good names neither."""
+    notebook.run("import torch\nmodel = make(10)\ndef train(): pass\nclass Net: pass")
+    notebook.run("make(3)")
+    before = _names(notebook)
+
+    with pytest.raises(error) as caught:
+        notebook.plan("model", name)
+
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+    assert _names(notebook) == before
+    assert tracker.count_bytes() == 52
+
+
+def test_nothing_to_release_is_refused(notebook: Notebook) -> None:
+    """A release needs a name or an option."""
+    with pytest.raises(BadInputError, match="nothing to release: name the variables"):
+        notebook.plan()
+
+
+def test_a_closures_memory_may_be_released(notebook: Notebook, tracker: Tracker) -> None:
+    """A function that holds memory has a row, and so it may be released."""
+    notebook.run("def wrap(t):\n    return lambda: t\nstep = wrap(make(10))")
+
+    report = notebook.release("step")
+
+    assert report.stopped is None
+    assert tracker.count_bytes() == 0
+
+
+def test_names_that_hold_nothing_are_said(notebook: Notebook) -> None:
+    """A second click finds ``None``, and a number holds no tensor memory."""
+    notebook.run("import torch\nx = None\nn = 5")
+
+    plan = notebook.plan("x", "n")
+
+    assert plan.remains == (
+        "x is None already",
+        "n holds no tensor memory; it is set to None all the same",
+    )
+
+
+class _ShortOfMemory(Hardware):
+    """A machine with hardly any host memory left."""
+
+    def available_host_bytes(self) -> int | None:
+        return 100
+
+
+@pytest.fixture
+def movable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the plan take the host for a device that memory can be moved away from.
+
+    What is moved is then copied from host to host: the old storages must go all the same.
+    """
+    monkeypatch.setattr("gpumemwidget.owners.plan.HOST", "no device")
+
+
+@pytest.mark.usefixtures("movable")
+def test_what_others_hold_is_moved_in_place(notebook: Notebook, tracker: Tracker) -> None:
+    """A released model whose parameters an optimizer keeps: those move, its buffers just go."""
+    notebook.put(track=tracker.track)
+    notebook.run(
+        "import torch\n"
+        "model = torch.nn.Linear(10, 10, bias=False)\n"
+        "model.register_buffer('mask', make(50))\n"
+        "track(model.weight)\n"
+        "opt = torch.optim.SGD(model.parameters(), lr=0.1)"
+    )
+    weight_id = id(notebook.ip.user_ns["model"].weight)
+
+    report = notebook.release("model")
+
+    (move,) = report.plan.moves
+    assert (move.path, move.kind, move.n_bytes) == ("model", "module", 400)
+    assert move.reason == "also held by opt"
+    assert report.plan.frees_bytes == (("host", 600),)
+    assert report.steps[0].detail == "1 tensor, 400 B"
+    assert tracker.count_bytes() == 0
+    assert id(notebook.ip.user_ns["opt"].param_groups[0]["params"][0]) == weight_id
+
+
+@pytest.mark.usefixtures("movable")
+def test_keep_moves_everything_and_leaves_the_names(notebook: Notebook, tracker: Tracker) -> None:
+    """Structure, ties and what requires a gradient stay; the memory is another."""
+    notebook.run(
+        "x = make(10).requires_grad_()\nitems = {'x': x, 'v': x.detach()[5:], 'n': make(5)}"
+    )
+    items = notebook.ip.user_ns["items"]
+
+    report = notebook.release("items", keep=True)
+
+    assert [(move.path, move.n_bytes, move.reason) for move in report.plan.moves] == [
+        ("items", 60, "kept")
+    ]
+    assert (report.plan.host_needed_bytes, report.stopped) == (60, None)
+    assert [step.status for step in report.steps[:3]] == ["done", "skipped", "skipped"]
+    assert tracker.count_bytes() == 0
+    assert notebook.ip.user_ns["items"] is items
+    assert items["x"] is notebook.ip.user_ns["x"]
+    assert items["x"].requires_grad
+    items["x"].data[5] = 7.0
+    assert items["v"][0].item() == 7.0
+
+
+@pytest.mark.usefixtures("movable")
+def test_nothing_is_copied_for_a_displayed_value(notebook: Notebook, tracker: Tracker) -> None:
+    """Dropping ``Out[1]`` is no wish to move what a name holds."""
+    notebook.run("x = make(10); (x, 1)")
+
+    report = notebook.release("Out[1]")
+
+    assert report.plan.moves == ()
+    assert report.remains == ("40 B of Out[1] on host stays: also held by x",)
+    assert tracker.count_bytes() == 40
+
+
+@pytest.mark.usefixtures("movable")
+def test_what_a_computation_saved_remains(notebook: Notebook, tracker: Tracker) -> None:
+    """A tensor that another name's graph needs is not moved from under it."""
+    notebook.run("x = make(10).requires_grad_(); loss = (x * x).sum()")
+
+    report = notebook.release("x")
+
+    assert report.plan.moves == ()
+    assert report.remains == (
+        "40 B of x on host stays: a computation saved it for backward; "
+        "run backward() or drop its output",
+    )
+    assert tracker.count_bytes() == 40
+    notebook.ip.user_ns["loss"].backward()
+
+
+@pytest.mark.usefixtures("movable")
+def test_a_refused_plan_changes_nothing(notebook: Notebook, tracker: Tracker) -> None:
+    """Where the host is too short for the moves no step is taken, and the report says why."""
+    notebook.run("x = make(128)\nhistory = [x]")
+    short = _ShortOfMemory([HostBackend()])
+    plan = plan_release(notebook.shell, short, ["x"])
+
+    report = apply_release(plan, notebook.shell, short)
+    short.close()
+
+    assert plan.refusal == report.stopped
+    assert report.stopped == (
+        "the move to the CPU needs 512 B of host memory and 100 B is available: "
+        "release fewer names, or what also holds them; nothing was changed"
+    )
+    assert {step.status for step in report.steps} == {"not reached"}
+    assert tracker.count_bytes() == 512
+    assert notebook.ip.user_ns["x"] is not None
+
+
+@pytest.mark.usefixtures("movable")
+def test_a_failed_move_leaves_the_names_alone(
+    notebook: Notebook, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The object whose move failed is as it was, those after it too, and nothing is dropped."""
+    notebook.run("a = make(10)\nb = make(20)\nc = make(30)\nkept = [a, b, c]")
+    clone = torch.UntypedStorage.clone
+
+    def clone_all_but_one(storage: Any) -> Any:
+        if storage.nbytes() == 80:
+            raise RuntimeError("out of memory\nmuch more to say")
+        return clone(storage)
+
+    monkeypatch.setattr(torch.UntypedStorage, "clone", clone_all_but_one)
+
+    report = notebook.release("a", "b", "c")
+
+    assert report.stopped == "move to CPU: b: RuntimeError: out of memory"
+    assert [step.status for step in report.steps] == ["failed", *["not reached"] * 4]
+    assert tracker.count_bytes() == 80 + 120
+    assert all(notebook.ip.user_ns[name] is not None for name in "abc")
+
+
+def test_a_stale_plan_does_what_is_true_now(notebook: Notebook, tracker: Tracker) -> None:
+    """The name was rebound before the click came through: what it is now goes, and it is said."""
+    notebook.run("x = make(10)")
+    plan = notebook.plan("x")
+    notebook.run("x = make(20)")
+
+    report = apply_release(plan, notebook.shell, notebook.hardware)
+
+    assert report.plan.frees_bytes == (("host", 80),)
+    assert len(report.notes) == 1
+    assert report.notes[0].startswith("The notebook changed after the plan was shown")
+    assert tracker.count_bytes() == 0
+
+
+def test_a_plan_whose_name_is_gone_stops(notebook: Notebook, tracker: Tracker) -> None:
+    """Nothing is released when one of the names is not there any more."""
+    notebook.run("x = make(10)\ny = make(20)")
+    plan = notebook.plan("x", "y")
+    notebook.run("del x")
+
+    report = apply_release(plan, notebook.shell, notebook.hardware)
+
+    assert report.stopped is not None
+    assert report.stopped.startswith("'x' is no variable")
+    assert {step.status for step in report.steps} == {"not reached"}
+    assert tracker.count_bytes() == 80
+
+
+class _Refusing(dict[str, Any]):
+    """A namespace in which one name can't be set."""
+
+    def __setitem__(self, name: str, value: object) -> None:
+        if name == "b" and value is None:
+            raise ValueError("b is protected\nfor reasons")
+        super().__setitem__(name, value)
+
+
+@pytest.fixture
+def refusing(notebook: Notebook) -> Iterator[Notebook]:
+    """A notebook whose name ``b`` can't be set to ``None``."""
+    plain = notebook.ip.user_ns
+    notebook.ip.user_ns = _Refusing(plain)
+    yield notebook
+    notebook.ip.user_ns = plain
+
+
+def test_a_failing_step_stops_the_release(refusing: Notebook) -> None:
+    """What was not reached is unchanged, and the report says where it stopped and why."""
+    refusing.put(a=torch.ones(1), b=torch.ones(2), c=torch.ones(3))
+
+    report = refusing.release("a", "b", "c")
+
+    assert report.stopped == "set to None: ValueError: b is protected"
+    assert [step.status for step in report.steps] == [
+        "skipped",
+        "failed",
+        "not reached",
+        "not reached",
+        "not reached",
+    ]
+    assert refusing.ip.user_ns["a"] is None
+    assert refusing.ip.user_ns["c"] is not None
+
+
+def test_what_an_object_saves_from_its_end_is_reported(
+    notebook: Notebook, tracker: Tracker
+) -> None:
+    """``__del__`` puts the tensor aside: it was meant to go, did not, and the report says so."""
+    notebook.put(kept=notebook.elsewhere)
+    notebook.run(
+        "class Sticky:\n"
+        "    def __init__(self, t): self.t = t\n"
+        "    def __del__(self): saved.append(self.t)\n"
+        "saved = []\n"
+        f"x = Sticky(make({2 * MIB}))"
+    )
+
+    report = notebook.release("x")
+    notebook.run("saved.clear()")
+
+    assert report.plan.frees_bytes == (("host", 8 * MIB),)
+    assert report.remains == ("8.00 MiB on host was meant to go and is still held by saved",)
+    assert tracker.count_bytes() == 0
+
+
+def test_the_plan_holds_no_memory(notebook: Notebook, tracker: Tracker) -> None:
+    """A plan that stays on the screen is strings and numbers."""
+    notebook.run("x = make(10)")
+
+    plan = notebook.plan("x")
+    del notebook.ip.user_ns["x"]
+    gc.collect()
+
+    assert plan.names == ("x",)
+    assert tracker.count_bytes() == 0
