@@ -43,6 +43,8 @@ class _Counter:
     mark: int | None
     span: _Bounds
     user: _Bounds
+    #: Whether marks are recorded of it at all.
+    has_mark: bool
 
     def pass_event(
         self, current: int | None, peak: int | None, *, starts: bool, peak_is: PeakIs | None
@@ -66,50 +68,52 @@ class _Counter:
                 bounds.widen(least, most)
         self.current = current
         self.mark = peak
+        self.has_mark = self.has_mark or peak is not None
 
-    def jump(self, current: int | None) -> None:
+    def jump(self, current: int | None, peak: int | None) -> None:
         """Take in the first reading of the next turn: nothing happens between two turns."""
         for bounds in (self.span, self.user):
             if current is not None:
                 bounds.widen(current, current)
-        self.current = self.mark = current
+        self.current = current
+        self.mark = peak
+
+    def get_bounds(self, *, as_user: bool) -> _Bounds:
+        """What is known of the peak; nothing where no mark was recorded, and that for certain."""
+        if not self.has_mark:
+            return _Bounds(None)
+        return self.user if as_user else self.span
 
     def restart_mark(self) -> None:
         self.mark = self.current
 
 
 class Track:
-    """One device's counters on their way through the events."""
+    """One device's counters on their way through the events.
 
-    __slots__ = ("allocated", "first", "has_marks", "last", "reserved", "weakest")
+    Args:
+        reading: the device's first; its marks began at 0, or before the recording.
+    """
 
-    def __init__(self, reading: Reading, *, is_new: bool) -> None:
+    __slots__ = ("allocated", "first", "last", "reserved", "weakest")
+
+    def __init__(self, reading: Reading) -> None:
         self.first = self.last = reading
-        self.has_marks = (
-            reading.allocated_peak_bytes is not None,
-            reading.reserved_peak_bytes is not None,
-        )
         #: What to call a peak that is not exact.
         self.weakest: PeakIs = "sampled" if reading.peak_is == "sampled" else "at least"
-        # A device that was first touched while we watched began at 0; so did its marks.
-        zero = 0 if is_new else None
-        self.allocated = self._begin(zero, reading.allocated_bytes, reading.allocated_peak_bytes)
-        self.reserved = self._begin(zero, reading.reserved_bytes, reading.reserved_peak_bytes)
+        self.allocated = self._begin(reading.allocated_bytes, reading.allocated_peak_bytes)
+        self.reserved = self._begin(reading.reserved_bytes, reading.reserved_peak_bytes)
 
-    def _begin(self, zero: int | None, current: int | None, peak: int | None) -> _Counter:
-        if zero is None:
-            counter = _Counter(current, peak, _Bounds(peak), _Bounds(peak))
-            if self.first.peak_is != "exact":
-                counter.span.most = counter.user.most = None
-            return counter
-        counter = _Counter(0, 0, _Bounds(0), _Bounds(0))
-        counter.pass_event(current, peak, starts=False, peak_is=self.first.peak_is)
+    def _begin(self, current: int | None, peak: int | None) -> _Counter:
+        counter = _Counter(current, peak, _Bounds(peak), _Bounds(peak), peak is not None)
+        if self.first.peak_is != "exact":
+            counter.span.most = counter.user.most = None
         return counter
 
     def jump(self, reading: Reading) -> None:
         """Take in the first event of the next turn."""
-        self.allocated.jump(reading.allocated_bytes)
-        self.reserved.jump(reading.reserved_bytes)
+        self.allocated.jump(reading.allocated_bytes, reading.allocated_peak_bytes)
+        self.reserved.jump(reading.reserved_bytes, reading.reserved_peak_bytes)
         self.last = reading
 
     def pass_event(self, reading: Reading, *, starts: bool) -> None:
@@ -141,17 +145,15 @@ class Track:
             final: the device's last reading in a turn.
             as_user: peaks since the recording began instead.
         """
-        peaks: list[int | None] = []
-        exact = True
-        for counter, has_mark in zip((self.allocated, self.reserved), self.has_marks, strict=True):
-            bounds = counter.user if as_user else counter.span
-            peaks.append(bounds.least if has_mark else None)
-            exact = exact and (bounds.is_exact or not has_mark)
+        allocated = self.allocated.get_bounds(as_user=as_user)
+        reserved = self.reserved.get_bounds(as_user=as_user)
+        is_known = allocated.least is not None or reserved.least is not None
+        is_exact = allocated.is_exact and reserved.is_exact
         return replace(
             self.last,
-            allocated_peak_bytes=peaks[0],
-            reserved_peak_bytes=peaks[1],
-            peak_is=None if not any(self.has_marks) else "exact" if exact else self.weakest,
+            allocated_peak_bytes=allocated.least,
+            reserved_peak_bytes=reserved.least,
+            peak_is=None if not is_known else "exact" if is_exact else self.weakest,
             num_alloc_retries=_go_on("num_alloc_retries", self.last, self.first, final, n_turns),
             num_ooms=_go_on("num_ooms", self.last, self.first, final, n_turns),
         )

@@ -219,7 +219,7 @@ class ReplayBackend:
         for reading in event.readings:
             track = self._tracks.get(reading.device)
             if track is None:
-                self._tracks[reading.device] = Track(reading, is_new=not begins_turn)
+                self._tracks[reading.device] = Track(reading)
             elif begins_turn:
                 track.jump(reading)
             else:

@@ -70,11 +70,13 @@ def test_freed_memory_stays_reserved_until_the_cache_is_emptied() -> None:
 
 
 def test_a_segment_in_use_is_not_given_back() -> None:
-    """One small tensor keeps its segment reserved."""
+    """One small tensor keeps its segment reserved, wherever in it it stands."""
     allocator = ReplayAllocator()
+    drops = [allocator.allocate(512), allocator.allocate(512)]
     keep = allocator.allocate(512)
-    drop = allocator.allocate(1024)
-    allocator.free(drop)
+    drops.append(allocator.allocate(1024))
+    for drop in drops:
+        allocator.free(drop)
 
     allocator.empty_cache()
 

@@ -83,6 +83,7 @@ def test_a_path_outside_the_mount_means_the_mount(
 ) -> None:
     """A container without a namespace reads the host's path; its own group is what is mounted."""
     cgroup = tmp_path / "cgroup"
+    write_group(tmp_path / "other", limit="1")
     proc.write_cgroup(f"0::{path}\n")
     write_group(cgroup, limit="1234")
 

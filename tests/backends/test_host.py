@@ -560,6 +560,18 @@ def test_glibc_is_believed_only_if_it_counts(monkeypatch: pytest.MonkeyPatch) ->
     assert not glibc.counts()
 
 
+@linux
+def test_a_malloc_that_does_not_count_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allocated is unknown then, and not a number that never moves."""
+    monkeypatch.setattr(Glibc, "counts", lambda _self: False)
+
+    backend = HostBackend()
+    (reading,) = backend.read()
+    backend.close()
+
+    assert reading.allocated_bytes is None
+
+
 def test_a_fragmented_heap_is_counted_seldom_by_a_sampler() -> None:
     """A count that takes 8 ms comes at most every 800 ms, save at a cell's ends."""
     malloc = SlowMalloc()

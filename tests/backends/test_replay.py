@@ -107,6 +107,48 @@ def test_it_begins_again() -> None:
     assert not backend.playback.is_over
 
 
+def test_nothing_happens_between_two_turns() -> None:
+    """Where a turn follows another its first event's mark is old, and the next ones' are new."""
+    recording = make_recording(("read", 5, 90), ("start_span", 6, 6), ("read", 7, 50))
+    backend = ReplayBackend(Playback(recording, loop=True))
+    backend.playback.advance(2)
+
+    over_the_seam = peak_over(backend, 1)
+    backend.playback.advance()
+    in_the_next_turn = peak_over(backend, 1)
+
+    assert over_the_seam == (7, "exact")
+    assert in_the_next_turn == (50, "exact")
+
+
+def test_marks_of_a_turn_begin_where_it_begins() -> None:
+    """A mark that rises after the seam is exact, though the turn before had a higher one."""
+    recording = make_recording(("read", 5, 30), ("read", 6, 40), ("read", 7, 90))
+    rose = ReplayBackend(Playback(recording, loop=True))
+    rose.playback.advance(2)
+    recording = make_recording(("read", 5, 80), ("read", 6, 80), ("read", 7, 90))
+    stood = ReplayBackend(Playback(recording, loop=True))
+    stood.playback.advance(2)
+
+    assert peak_over(rose, 2) == (40, "exact")
+    assert peak_over(stood, 2) == (7, "at least")
+
+
+def test_a_device_that_failed_at_first_is_read_later() -> None:
+    """Where counters and marks appear only later, they are played from there on."""
+    readings = [Reading("cuda:0", None, None), Reading("cuda:0", 1, 2, 3, 4, "exact", 0, 0)]
+    events = tuple(Event(float(i), "tick", (reading,)) for i, reading in enumerate(readings))
+    backend = play(Recording((DeviceInfo("cuda:0", "GPU", None),), (), events))
+
+    (failed,) = backend.read()
+    backend.playback.advance()
+    backend.start_span()
+    (read,) = backend.end_span()
+
+    assert failed == readings[0]
+    assert read == Reading("cuda:0", 1, 2, 1, 2, "exact", 0, 0)
+
+
 # -- Spans ------------------------------------------------------------------------------------
 
 
