@@ -45,10 +45,9 @@ def test_loading_the_extension_imports_neither_torch_nor_plotly() -> None:
         [
             "from IPython.core.interactiveshell import InteractiveShell",
             "shell = InteractiveShell.instance()",
-            "result = shell.run_cell('%load_ext gpumemwidget')",
-            "assert result.success",
-            "assert shell.run_cell('x = 1').success",
-            "import gpumemwidget; assert len(gpumemwidget.monitor().ledger) == 1",
+            "assert shell.run_cell('%load_ext gpumemwidget', store_history=True).success",
+            "assert shell.run_cell('x = 1', store_history=True).success",
+            "import gpumemwidget; assert len(gpumemwidget.monitor().ledger) == 2",
         ]
     )
 

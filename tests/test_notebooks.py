@@ -44,13 +44,16 @@ def _read_output(notebook: NotebookNode, start: str) -> str:
     return "\n".join(texts)
 
 
-def _read_amounts(text: str) -> list[int]:
-    """The amounts of memory in a text, signs included."""
-    amounts = re.findall(r"([+-]?)(\d+(?:\.\d+)? (?:B|KiB|MiB|GiB))", text)
-    return [(-1 if sign == "-" else 1) * parse_bytes(amount) for sign, amount in amounts]
+def _read_amounts(text: str) -> list[int | None]:
+    """The amounts of memory in a text, signs included; ``None`` where it is unknown."""
+    amounts = re.findall(r"([+-]?)(\d+(?:\.\d+)? (?:B|KiB|MiB|GiB)|—)", text)
+    return [
+        None if amount == "—" else (-1 if sign == "-" else 1) * parse_bytes(amount)
+        for sign, amount in amounts
+    ]
 
 
-def _read_row(report: str, device: str, counter: str) -> list[int]:
+def _read_row(report: str, device: str, counter: str) -> list[int | None]:
     """The amounts in the row of a device's counter, in the first table that has one."""
     current = ""
     for line in report.splitlines():
