@@ -34,8 +34,16 @@ def main(arguments: Sequence[str]) -> int:
         python = _make_environment(version)
         print(f"== ipykernel {version}", flush=True)
         command = [python, "-m", "pytest", "-m", "kernel", "-p", "no:cacheprovider", *options]
-        n_failed += subprocess.run(command, check=False).returncode != 0
+        # What stands beside the packages (nbconvert's templates) is looked for beside the Python.
+        shared = os.pathsep.join([str(Path(sys.prefix, "share", "jupyter")), *_list_jupyter_path()])
+        environment = {**os.environ, "JUPYTER_PATH": shared}
+        n_failed += subprocess.run(command, check=False, env=environment).returncode != 0
     return n_failed
+
+
+def _list_jupyter_path() -> list[str]:
+    path = os.environ.get("JUPYTER_PATH", "")
+    return path.split(os.pathsep) if path else []
 
 
 def _make_environment(version: str) -> Path:

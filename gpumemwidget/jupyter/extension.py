@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.errors import NotLoadedError
@@ -16,7 +16,6 @@ from gpumemwidget.jupyter.memtrace import MemtraceLine, MemtraceOptions
 from gpumemwidget.jupyter.references import IPythonShell
 from gpumemwidget.jupyter.trace import Outputs
 from gpumemwidget.measure.monitor import Monitor
-from gpumemwidget.owners.base import Shell
 from gpumemwidget.records import HOST, DeviceReport
 from gpumemwidget.units import format_bytes
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from gpumemwidget.jupyter.dashboard import Dashboard
+    from gpumemwidget.owners.base import Shell
 
 __all__ = ["Extension", "current_extension", "load", "unload"]
 
@@ -84,7 +84,8 @@ class Extension:
 
     def __init__(self, shell: InteractiveShell, hardware: Hardware) -> None:
         self.ipython = shell
-        self.shell: Shell = IPythonShell(shell)
+        # A protocol's attribute can be set; the namespace of a running shell is only read here.
+        self.shell = cast("Shell", IPythonShell(shell))
         self.monitor = Monitor(hardware, on_failure=self.show_failure)
         self.last_failure: str | None = None
         self._dashboard: Dashboard | None = None
