@@ -1,4 +1,4 @@
-"""Runs the benchmarks: ``python -m tests.bench [GROUP ...] [--quick] [--json FILE]``.
+"""Runs the benchmarks: ``python -m tests.bench [GROUP ...] [--quick] [--json FILE] [--readme]``.
 
 Prints the machine and a Markdown table with each target beside what was measured.
 """
@@ -18,6 +18,10 @@ from tests.bench.rows import Row, format_table, parse_rows
 #: Each is a module of this package with a ``measure`` function.
 GROUPS = ("cell", "sampler", "updates", "page", "startup", "history")
 
+_README = Path(__file__).parents[2] / "README.md"
+_START = "<!-- figures: python -m tests.bench --readme -->\n"
+_END = "<!-- end of figures -->"
+
 
 def main() -> int:
     """Measure the chosen groups, one process each."""
@@ -33,6 +37,8 @@ def main() -> int:
         figures = [{**asdict(row), "is_met": row.is_met} for row in rows]
         text = json.dumps({"machine": machine, "rows": figures}, indent=2, ensure_ascii=False)
         options.json.write_text(f"{text}\n", encoding="utf-8")
+    if options.readme:
+        _write_readme(machine, rows)
     return 0
 
 
@@ -43,6 +49,7 @@ def _parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="few runs: to see that it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--readme", action="store_true", help="put the table into the README")
     options = parser.parse_args()
     unknown = set(options.groups) - set(GROUPS)
     if unknown:
@@ -58,6 +65,17 @@ def _run_group(group: str, *, quick: bool) -> list[Row]:
         check=True,
     )
     return parse_rows(answer.stdout)
+
+
+def _write_readme(machine: dict[str, str], rows: list[Row]) -> None:
+    """Replace what stands between the two marks of the README."""
+    versions = ", ".join(f"{what} {machine[what]}" for what in ("Python", "torch", "ipykernel"))
+    where = f"On {machine['processor']}, GPU: {machine['GPU']}; {versions}."
+    text = _README.read_text(encoding="utf-8")
+    before, start, rest = text.partition(_START)
+    _, end, after = rest.partition(_END)
+    table = f"\n{where}\n\n{format_table(rows)}\n"
+    _README.write_text("".join((before, start, table, end, after)), encoding="utf-8")
 
 
 if __name__ == "__main__":
