@@ -131,6 +131,7 @@ class VariablesPanel:
             answer.update(state="done", html=report_release(report).html)
         except Exception as exc:  # noqa: BLE001 - whatever it is, it is shown where the click was
             answer.update(state="failed", message=describe_failure(exc))
-        self._send(answer)
         self._monitor.read_now()
-        self._send_list()
+        # The list first, so that no row of what is gone stands beside the report.
+        self._guard(self._send_list)
+        self._send(answer)

@@ -122,9 +122,10 @@ class Notebook:
         self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
         if self.page.locator("#jp-left-stack").is_visible():
             self.command("application:toggle-left-area")
-        if theme is not None and theme != "JupyterLab Light":
+        if theme is not None:
+            # A theme is a setting of the server's: the notebook before may have left another.
             self.command("apputils:change-theme", {"theme": theme})
-            self.page.wait_for_selector('body[data-jp-theme-light="false"]')
+            self.page.wait_for_selector(f'body[data-jp-theme-name="{theme}"]', state="attached")
 
     def wait_for_kernel(self) -> None:
         """Wait until a kernel is connected and has answered once."""
@@ -135,7 +136,10 @@ class Notebook:
                 await session.session.kernel.info;
             }"""
         )
-        self.page.wait_for_selector('.jp-Notebook-ExecutionIndicator[data-status="idle"]')
+        # A narrow page keeps it in a menu.
+        self.page.wait_for_selector(
+            '.jp-Notebook-ExecutionIndicator[data-status="idle"]', state="attached"
+        )
 
     def command(self, command: str, options: dict[str, object] | None = None) -> None:
         """Run one of JupyterLab's commands."""
@@ -218,8 +222,8 @@ class Notebook:
                     });
                     const reply = await future.done;
                     kernel.dispose();
-                    const value = reply.content.user_expressions.value;
-                    return value.data ? value.data["text/plain"] : `${value.ename}: ${value.evalue}`;
+                    const { data, ename, evalue } = reply.content.user_expressions.value;
+                    return data ? data["text/plain"] : `${ename}: ${evalue}`;
                 }""",
                 [kernel, expression],
             )

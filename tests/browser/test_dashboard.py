@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,7 +141,7 @@ def test_page_reloaded_in_mid_cell_goes_on_without_a_gap(lab: Lab) -> None:
         notebook.wait_until(lambda: "kept = []" in _cells(notebook), "the cell is in the table")
         times = notebook.page.evaluate(_PLOT_TIMES)
         within = [time for time in times if time > times[-1] - 7]
-        gaps = [after - before for before, after in zip(within, within[1:], strict=False)]
+        gaps = [after - before for before, after in itertools.pairwise(within)]
         assert max(gaps) < 1.6
         before = _last_time(notebook)
         notebook.wait_until(lambda: _last_time(notebook) > before, "it is live again")

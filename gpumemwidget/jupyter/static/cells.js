@@ -1,6 +1,7 @@
 // The table of cells, newest first: what each took from the device that is in view.
 
 const MOST_CELL_ROWS = 100;
+const MOST_DEVICE_LINES = 3;
 
 class CellsTable {
   constructor(store, view) {
@@ -49,10 +50,16 @@ class CellsTable {
     const running = cell.status === undefined;
     const chosen = this.view.device === "all" ? null : this.view.device;
     const devices = (cell.devices || []).filter((d) => !chosen || d.device === chosen);
-    const many = devices.length > 1;
-    const figures = (text) => devices.map((d) => h("div", {},
-      many ? h("span", { class: "gmd-tag" }, d.device) : null, text(d)));
     const elapsed = (this.store.lastTime ?? cell.start_s) - cell.start_s;
+    const change = (d) => h("span", { class: d.change < 0 ? "gmd-down" : "" }, formatChange(d.change));
+    const of = (d) => (d.peak_of === "reserved" ? ` (of ${reservedName(d.device)} memory)` : "");
+    const peak = (d) => h("span", { title: `${PEAK_MEANS[d.peak_is] ?? "Unknown"}${of(d)}` }, peakText(d));
+    // A narrow page has no column heads: there the figures say themselves what they are.
+    const figure = (label, value, text) => h(
+      "td",
+      { class: "gmd-number", "data-label": label },
+      running ? UNKNOWN : this.figures(devices, value, text),
+    );
     return h("tr", { "data-status": running ? "running" : cell.status },
       h("th", { scope: "row" },
         h("button", {
@@ -63,13 +70,23 @@ class CellsTable {
       h("td", {}, h("span", { class: "gmd-status" }, running ? "running" : cell.status)),
       h("td", { class: "gmd-number", "data-running": running },
         running ? formatElapsed(elapsed) : formatDuration(cell.duration_s)),
-      h("td", { class: "gmd-number gmd-change" }, running ? UNKNOWN : figures((d) => h("span", {
-        class: d.change > 0 ? "gmd-up" : d.change < 0 ? "gmd-down" : "",
-      }, formatChange(d.change)))),
-      h("td", { class: "gmd-number" }, running ? UNKNOWN : figures((d) => h("span", {
-        title: d.peak_of === "reserved" ? `${PEAK_MEANS[d.peak_is]} (of what is reserved)` : PEAK_MEANS[d.peak_is],
-      }, peakText(d)))),
-    );
+      figure("change", (d) => d.change, change),
+      figure("peak", (d) => d.peak, peak));
+  }
+
+  /** A line for each device; of many devices those with the biggest figures. */
+  figures(devices, value, text) {
+    const line = (d) => h("div", {},
+      devices.length > 1 ? h("span", { class: "gmd-tag" }, d.device) : null, text(d));
+    if (devices.length <= MOST_DEVICE_LINES) return devices.map(line);
+    const biggest = [...devices]
+      .sort((a, b) => Math.abs(value(b) || 0) - Math.abs(value(a) || 0))
+      .slice(0, MOST_DEVICE_LINES - 1);
+    const all = devices.map((d) => `${d.device}: ${formatBytes(value(d))}`).join("\n");
+    return [
+      ...devices.filter((d) => biggest.includes(d)).map(line),
+      h("div", { class: "gmd-tag gmd-more", title: all }, `${devices.length - biggest.length} more`),
+    ];
   }
 }
 

@@ -50,9 +50,10 @@ class View {
       onclick: () => this.setWindow(seconds),
     }, label));
     this.resetButton.hidden = true;
+    this.reservedKey = h("span", { class: "gmd-key gmd-key-reserved" }, "reserved");
     const legend = h("div", { class: "gmd-legend", "aria-hidden": "true" },
       h("span", { class: "gmd-key gmd-key-allocated" }, "allocated"),
-      h("span", { class: "gmd-key gmd-key-reserved" }, "reserved"),
+      this.reservedKey,
       h("span", { class: "gmd-key gmd-key-peak", title: "Highest allocated since the cell began" }, "peak"));
     this.tabs = [["cells", "Cells", this.cells], ["variables", "Variables", this.variables]].map(
       ([name, label, part]) => {
@@ -187,6 +188,7 @@ class View {
       this.chipNames = wanted.join();
       this.chips.replaceChildren(...wanted.map((name) => this.chip(name)));
     }
+    setText(this.reservedKey, reservedName(this.device));
     for (const chip of this.chips.children) {
       chip.setAttribute("aria-pressed", String(chip.dataset.device === this.device));
     }

@@ -3,7 +3,7 @@
 // plotly.js draws the axes and lines. The strip of cells above them is plain HTML, so that its labels
 // are cut off well, can be reached with the keyboard and have a tooltip.
 
-const MARGIN = { l: 66, r: 14, t: 6, b: 26 };
+const MARGIN = { l: 70, r: 14, t: 6, b: 26 };
 const MOST_BANDS = 150;
 const SHORTEST_S = 20;
 // A cell's last sample is stamped as its record is made: allow for the moment between the two.
@@ -136,7 +136,7 @@ class Plot {
       font: { family: colors.font, size: 11, color: colors.muted },
       showlegend: false,
       hovermode: "x unified",
-      hoversubplots: "axis",
+      hoversubplots: "single",
       hoverlabel: {
         bgcolor: colors.panel,
         bordercolor: colors.line,
@@ -165,7 +165,7 @@ class Plot {
       const lines = this.lines(device, range, width);
       const axis = this.axis(device, lines.highest, layout, name, top, inside * share, devices);
       layout[`yaxis${name}`] = { ...axis.layout, domain: [Math.max(0, top - share), top] };
-      traces.push(...this.traces(lines, axis, name, colors));
+      traces.push(...this.traces(device, lines, axis, name, colors));
     });
     if (!devices.length) layout.yaxis = { visible: false, range: [0, 1], fixedrange: true };
     this.addBands(layout, range, width);
@@ -227,7 +227,7 @@ class Plot {
     const bound = info.limit_bytes ?? info.total_bytes;
     let want = Math.max(highest * 1.12, 1024 * 1024);
     // The device's end is in view as soon as it is near.
-    if (bound && bound < want * 1.6) want = Math.max(want, bound * 1.06);
+    if (bound && bound < want * 1.6) want = Math.max(want, bound * (devices.length > 1 ? 1.3 : 1.1));
     const before = this.tops.get(device);
     // The scale grows at once and shrinks late, so that it does not breathe.
     const scale = before && want <= before && want > before * 0.5 ? before : want;
@@ -273,6 +273,9 @@ class Plot {
         fixedrange: true,
         tickvals: values.map((value) => value / factor),
         ticktext: values.map((value) => formatTick(value)),
+        ticks: "outside",
+        ticklen: 6,
+        tickcolor: "rgba(0,0,0,0)",
         gridcolor: colors.grid,
         zeroline: true,
         zerolinecolor: colors.line,
@@ -282,7 +285,7 @@ class Plot {
     };
   }
 
-  traces(lines, axis, name, colors) {
+  traces(device, lines, axis, name, colors) {
     const scaled = (list) => list.map((value) => (value === null ? null : value / axis.factor));
     const common = {
       type: "scatter", mode: "lines", yaxis: `y${name}`, xaxis: "x",
@@ -295,7 +298,7 @@ class Plot {
         fillcolor: colors.fill, line: { color: colors.allocated, width: 1.8 }, connectgaps: true,
       },
       {
-        ...common, name: "reserved", x: lines.t, y: scaled(lines.reserved), connectgaps: true,
+        ...common, name: reservedName(device), x: lines.t, y: scaled(lines.reserved), connectgaps: true,
         line: { color: colors.reserved, width: 1.5 },
       },
       {
@@ -381,7 +384,7 @@ class Plot {
       h("div", {}, cellName(cell), " · ", statusText(cell), " · ",
         cell.duration_s === null ? formatElapsed(this.endOf(cell) - cell.start_s)
           : formatDuration(cell.duration_s)),
-      figures.map((d) => h("div", {}, `${d.device}: ${formatChange(d.change)}, peak ${peakText(d)}`)),
+      ...figures.map((d) => h("div", {}, `${d.device}: ${formatChange(d.change)}, peak ${peakText(d)}`)),
     );
     this.tip.hidden = false;
     const box = band.getBoundingClientRect();
@@ -402,6 +405,11 @@ class Plot {
     // Read out when asked for, not ten times a second.
     if (this.drawn % 20 === 1) this.canvas.setAttribute("aria-label", label);
   }
+}
+
+/** The host's counterpart of reserved memory has a name of its own. */
+function reservedName(device) {
+  return device === "host" ? "resident" : "reserved";
 }
 
 function cellName(cell) {

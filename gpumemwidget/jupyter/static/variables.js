@@ -3,13 +3,16 @@
 // What a set of names frees is computed in the kernel, for exactly this set: names that share a
 // storage free it only together, so the rows can't be added up here.
 
+const SETTLE_MS = 150;
+
 class VariablesPanel {
   constructor(store, view) {
     this.store = store;
     this.view = view;
     this.ticked = new Set();
     this.sum = null;
-    this.asked = 0;
+    this.asked = null;
+    this.sumIsStale = false;
     this.releaseId = null;
     this.waiting = false;
     this.body = h("tbody");
@@ -65,7 +68,7 @@ class VariablesPanel {
       for (const name of this.ticked) if (!names.has(name)) this.ticked.delete(name);
       this.askSum();
     } else if (kind === "sum") {
-      if (message.id === this.asked) this.sum = message;
+      this.takeSum(message);
     } else if (kind === "release" && message.id === this.releaseId) {
       this.showRelease(message);
     }
@@ -85,12 +88,25 @@ class VariablesPanel {
     this.draw();
   }
 
+  /** One question at a time: the answer takes a walk through all that the names hold. */
   askSum() {
     this.sum = null;
-    this.asked = `${this.view.id}-${performance.now()}`;
-    if (this.ticked.size) {
-      this.store.send({ kind: "sum", id: this.asked, names: [...this.ticked] });
-    }
+    this.sumIsStale = true;
+    clearTimeout(this.sumTimer);
+    this.sumTimer = setTimeout(() => {
+      if (this.asked || !this.sumIsStale || !this.ticked.size) return;
+      const id = `${this.view.id}-${performance.now()}`;
+      if (!this.store.send({ kind: "sum", id, names: [...this.ticked] })) return;
+      this.asked = id;
+      this.sumIsStale = false;
+    }, SETTLE_MS);
+  }
+
+  takeSum(message) {
+    if (message.id !== this.asked) return;
+    this.asked = null;
+    if (this.sumIsStale) this.askSum();
+    else this.sum = message;
   }
 
   release() {
@@ -179,9 +195,7 @@ class VariablesPanel {
       const parts = this.sum.frees.map(([device, bytes]) => h("span", {}, h("strong", {}, formatBytes(bytes)), ` on ${device}`));
       this.summary.replaceChildren(`${count}: releases `,
         ...(parts.length ? parts.flatMap((part, i) => (i ? [", ", part] : [part])) : ["nothing by itself"]));
-    } else if (this.store.running) {
-      setText(this.summary, `${count}: releases at least ${this.lowerBound()}`);
-    } else setText(this.summary, `${count}: …`);
+    } else setText(this.summary, `${count}: releases at least ${this.lowerBound()}`);
   }
 
   /** Each row's own share goes in any case; what rows share can only add to it. */
