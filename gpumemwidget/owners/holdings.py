@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from gpumemwidget.errors import UnknownNameError
 from gpumemwidget.owners.account import ELSEWHERE, Account, Row, take_account
 from gpumemwidget.owners.base import Shell
-from gpumemwidget.owners.kinds import Kind, is_one_of, name_class
-from gpumemwidget.owners.walk import Graph
+from gpumemwidget.owners.kinds import Kind, name_class
+from gpumemwidget.owners.naming import find_kind_name
+from gpumemwidget.owners.sorting import Sorting
 from gpumemwidget.records import Holding
 
-__all__ = ["find_kind_name", "list_holdings", "sum_frees"]
+__all__ = ["list_holdings", "sum_frees"]
 
 #: The panel is filled after every cell, so its walk may not take long; a release may.
 LIST_BUDGET_S = 1.0
@@ -22,9 +22,9 @@ def list_holdings(shell: Shell) -> tuple[Holding, ...]:
     """What the user's names, displayed values and the last exception hold, biggest first.
 
     By storage, each counted once in a row. ``held_bytes`` is what the row reaches; ``frees_bytes``
-    what goes away if exactly this row is released, on CUDA rounded up to the allocator's 512
-    bytes. The latter errs on the side of too little: what something unknown holds as well is left
-    out, and ``held_elsewhere`` is true.
+    what goes away if exactly this row is released, what would be moved to the CPU in place
+    included, on CUDA rounded up to the allocator's 512 bytes. The latter errs on the side of too
+    little: what something unknown holds as well is left out, and ``held_elsewhere`` is true.
 
     Args:
         shell: the running IPython.
@@ -61,7 +61,7 @@ def sum_frees(shell: Shell, names: Sequence[str]) -> tuple[tuple[str, int], ...]
     for name in names:
         if name not in account.rows:
             raise UnknownNameError(f"{name!r} holds nothing now: look at the variables again")
-    return account.sum_frees(account.find_marks(names))
+    return Sorting(account, names).sum_frees()
 
 
 def _describe_row(account: Account, row: Row) -> Holding:
@@ -84,28 +84,8 @@ def _describe_row(account: Account, row: Row) -> Holding:
         shape=shape,
         dtype=dtype,
         held_bytes=account.sum_held(row.mark),
-        frees_bytes=account.sum_frees(row.frees_marks),
+        frees_bytes=Sorting(account, [row.name]).sum_frees(),
         shared_with=account.name_holders(reached & ~row.mark),
         held_elsewhere=bool(reached & ELSEWHERE),
         is_at_least=not graph.is_complete,
     )
-
-
-def find_kind_name(graph: Graph, place: int) -> str:
-    """What a person would call an object: ``tensor``, ``view``, ``parameter``, ``module``."""
-    target, reader = graph.objects[place], graph.reader
-    cls = type(target)
-    if graph.kinds[place] is Kind.TENSOR:
-        if is_one_of(cls, reader.parameter_type):
-            return "parameter"
-        with reader.quiet():
-            return "view" if reader.is_view(target) else "tensor"
-    for kind, classes in (
-        ("module", (reader.module_type,)),
-        ("optimizer", (reader.optimizer_type,)),
-        ("exception", (BaseException,)),
-        ("container", (dict, list, tuple, set, frozenset, deque)),
-    ):
-        if is_one_of(cls, *classes):
-            return kind
-    return "object"

@@ -11,20 +11,18 @@ from dataclasses import dataclass, field
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.owners.account import ELSEWHERE, Account, Row, take_account
+from gpumemwidget.owners.account import Account, take_account
 from gpumemwidget.owners.base import LAST_EXCEPTION, Shell
 from gpumemwidget.owners.checks import check_functions, check_names
-from gpumemwidget.owners.holdings import find_kind_name
-from gpumemwidget.owners.moves import Move, find_move, find_outside
-from gpumemwidget.records import HOST, IPythonReference, ReleaseMove, ReleasePlan
+from gpumemwidget.owners.moves import Move
+from gpumemwidget.owners.sorting import Sorting
+from gpumemwidget.records import IPythonReference, ReleaseMove, ReleasePlan
 from gpumemwidget.units import format_bytes
 
 __all__ = ["Draft", "draw_up", "plan_release"]
 
 #: A release may take its time to look: what the walk misses, it would not free.
 RELEASE_BUDGET_S = 10.0
-_MOST_NAMED = 4
-
 
 #: What a plan is before anything is known.
 _NOTHING = ReleasePlan(
@@ -114,10 +112,15 @@ def draw_up(
     moves: tuple[ReleaseMove, ...] = ()
     remains: list[str] = []
     if account is not None:
-        sorting = _Sorting(account, names, keep=keep, out=out, exceptions=exceptions)
+        sorting = Sorting(account, names, keep=keep, out=out, exceptions=exceptions)
         draft.dying = sorting.dying
-        moves = sorting.find_moves(draft)
-        remains = sorting.remains
+        draft.moves = list(sorting.moved.values())
+        moves = sorting.describe_moves()
+        remains = sorting.describe_stays()
+        if not account.graph.is_complete:
+            remains.append(
+                "There is too much to look at all of it: what this frees is at least what is said"
+            )
     moved = [move.place for group in draft.moves for move in group]
     held = () if account is None else account.sum_places(moved, rounded=False)
     needed = sum(n_bytes for _, n_bytes in held)
@@ -136,101 +139,6 @@ def draw_up(
         exceptions=exceptions,
     )
     return draft
-
-
-class _Sorting:
-    """Sorts the storages that the chosen rows reach: dying, to be moved, remaining."""
-
-    def __init__(
-        self, account: Account, names: Sequence[str], *, keep: bool, out: bool, exceptions: bool
-    ) -> None:
-        self._account = account
-        self._keep = keep
-        self._rows = [account.rows[name] for name in names if name in account.rows]
-        self._dropped = 0 if keep else account.find_marks(row.name for row in self._rows)
-        for row in account.rows.values():
-            if (row.root == "out" and out) or (row.root == "exception" and exceptions):
-                self._dropped |= row.mark
-        chosen = self._dropped
-        for row in self._rows:
-            chosen |= row.mark
-        self._places = account.list_storages(chosen)
-        self.dying = [place for place in self._places if not account.marks[place] & ~self._dropped]
-        self.remains: list[str] = []
-
-    def find_moves(self, draft: Draft) -> tuple[ReleaseMove, ...]:
-        """Fill in the draft's moves and ``remains``; the moves as a person is told of them.
-
-        What the user's names share is moved. What a displayed value or an exception shares is not:
-        to drop ``Out[3]`` is no wish to take the model that it shows off the device.
-        """
-        account = self._account
-        moved: dict[tuple[str, str, str], list[Move]] = {}
-        stays: dict[tuple[str, str, str], list[int]] = {}
-        dying = set(self.dying)
-        kept = [
-            (place, row)
-            for place in self._places
-            if place not in dying and (row := self._find_row(place)) is not None
-        ]
-        movable = [
-            place
-            for place, row in kept
-            if account.graph.storages[place].device != HOST and (self._keep or row.root == "name")
-        ]
-        outside = find_outside(account, movable) if movable else {}
-        for place, row in kept:
-            device = account.graph.storages[place].device
-            why = self._name_holders(place)
-            if place in movable:
-                move = find_move(account, place, dropped=self._dropped, outside=outside)
-                if move.obstacle is None:
-                    reason = "kept" if self._keep else why
-                    moved.setdefault((row.name, device, reason), []).append(move)
-                    continue
-                why = move.obstacle
-            elif self._keep:
-                why = "it is on the host already"
-            stays.setdefault((row.name, device, why), []).append(place)
-        for (name, device, why), places in stays.items():
-            n_bytes = sum(each[1] for each in account.sum_places(places))
-            self.remains.append(f"{format_bytes(n_bytes)} of {name} on {device} stays: {why}")
-        if not account.graph.is_complete:
-            self.remains.append(
-                "There is too much to look at all of it: what this frees is at least what is said"
-            )
-        draft.moves = list(moved.values())
-        return tuple(
-            ReleaseMove(
-                path=name,
-                kind=find_kind_name(account.graph, account.rows[name].places[0]),
-                device=device,
-                n_bytes=sum(account.graph.storages[move.place].n_bytes for move in group),
-                reason=reason,
-            )
-            for (name, device, reason), group in moved.items()
-        )
-
-    def _find_row(self, place: int) -> Row | None:
-        marks = self._account.marks[place]
-        return next((row for row in self._rows if row.mark & marks), None)
-
-    def _name_holders(self, place: int) -> str:
-        """``"also held by opt and Out[3] (--out drops it)"``."""
-        marks = self._account.marks[place] & ~self._dropped
-        holders = []
-        for name in self._account.name_holders(marks):
-            root = self._account.rows[name].root
-            hint = {"out": " (--out drops it)", "exception": " (--exceptions drops it)"}
-            holders.append(name + hint.get(root, ""))
-        if len(holders) > _MOST_NAMED:
-            holders[_MOST_NAMED - 1 :] = [f"{len(holders) - _MOST_NAMED + 1} more"]
-        if self._account.graph.storages[place].is_borrowed:
-            holders.append("whatever lent it to torch (NumPy, a file)")
-        elif marks & ELSEWHERE:
-            holders.append("something that no variable names")
-        *first, last = holders or ["nothing that is known"]
-        return "also held by " + (f"{', '.join(first)} and {last}" if first else last)
 
 
 def _describe_empty(shell: Shell, draft: Draft, *, keep: bool) -> list[str]:

@@ -222,7 +222,7 @@ def movable(monkeypatch: pytest.MonkeyPatch) -> None:
 
     What is moved is then copied from host to host: the old storages must go all the same.
     """
-    monkeypatch.setattr("gpumemwidget.owners.plan.HOST", "no device")
+    monkeypatch.setattr("gpumemwidget.owners.sorting.HOST", "no device")
 
 
 @pytest.mark.usefixtures("movable")

@@ -1,0 +1,97 @@
+"""What a name owns, beyond what it merely reaches: only that may be moved to the CPU in place.
+
+A released model goes to the CPU although its optimizer holds the parameters too. But a released
+list of losses must not take the model with it, which its autograd graphs reach; nor a released
+optimizer the parameters that it trains; nor a released trainer the model that the user still calls
+by a name of its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gpumemwidget.owners.account import Account, Row
+from gpumemwidget.owners.kinds import Kind, is_one_of
+from gpumemwidget.owners.walk import Graph
+
+__all__ = ["list_owned"]
+
+#: What computes with memory, or has seen it, does not own it.
+_NO_OWNERS = {Kind.NODE, Kind.FUNCTION, Kind.FRAME, Kind.CLASS}
+
+
+def list_owned(account: Account, rows: Sequence[Row], *, keep: bool) -> set[int]:
+    """The storages that these rows own.
+
+    * A module owns its parameters, buffers and their gradients, whoever else names them: half a
+      module on another device is broken.
+    * An optimizer owns its state, and not the parameters.
+    * Anything else owns what it refers to, save what another name is bound to.
+    * Nobody owns through an autograd graph, a function or an exception.
+
+    Args:
+        account: who holds what.
+        rows: the chosen rows.
+        keep: the rows stay, on the CPU; then what is in them belongs to them though another name
+            is bound to it, or they would be torn in two.
+    """
+    graph = account.graph
+    starts = {row.places[0] for row in rows}
+    foreign: set[int] = set()
+    if not keep:
+        foreign = {row.places[0] for row in account.rows.values() if row.root == "name"} - starts
+    owned: set[int] = set()
+    met = set(starts)
+    pending = deque(starts)
+    while pending:
+        place = pending.popleft()
+        if graph.kinds[place] is Kind.STORAGE:
+            owned.add(place)
+            continue
+        for target, is_part in _list_parts(graph, place):
+            if target not in met and (is_part or target not in foreign):
+                met.add(target)
+                pending.append(target)
+    return owned & graph.storages.keys()
+
+
+def _list_parts(graph: Graph, place: int) -> Iterator[tuple[int, bool]]:
+    """What an object owns, and whether it does so as an inseparable part."""
+    kind, target = graph.kinds[place], graph.objects[place]
+    cls, reader = type(target), graph.reader
+    if kind in _NO_OWNERS or is_one_of(cls, BaseException):
+        return
+    if kind is Kind.TENSOR:
+        for part in graph.edges[place]:
+            # Its storage and its gradient; of its own Python attributes, what is not another's.
+            yield part, graph.kinds[part] in {Kind.TENSOR, Kind.STORAGE}
+        return
+    if is_one_of(cls, reader.optimizer_type):
+        state = _read_attributes(reader.optimizer_type, target).get("state")
+        if isinstance(state, dict):
+            # The keys are the parameters.
+            yield from _find_all(graph, list(state.values()))
+        return
+    if is_one_of(cls, reader.module_type):
+        attributes = _read_attributes(reader.module_type, target)
+        for name in ("_parameters", "_buffers", "_modules"):
+            table = attributes.get(name)
+            if isinstance(table, dict):
+                yield from _find_all(graph, list(table.values()))
+    for part in graph.edges[place]:
+        yield part, False
+
+
+def _read_attributes(base: Any, target: object) -> dict[str, object]:
+    """An instance's own attributes, by its base class's descriptor: no code of its own runs."""
+    attributes: dict[str, object] = vars(base)["__dict__"].__get__(target)
+    return attributes
+
+
+def _find_all(graph: Graph, targets: list[object]) -> Iterator[tuple[int, bool]]:
+    for target in targets:
+        place = graph.find(target)
+        if place is not None:
+            yield place, True

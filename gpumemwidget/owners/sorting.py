@@ -1,0 +1,136 @@
+"""Sorts what a set of rows reaches: what dies with them, what is moved, and what stays and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpumemwidget.owners.account import ELSEWHERE, Account, Row
+from gpumemwidget.owners.moves import Move, find_move, find_outside
+from gpumemwidget.owners.naming import find_kind_name
+from gpumemwidget.owners.ownership import list_owned
+from gpumemwidget.records import HOST, ReleaseMove
+from gpumemwidget.units import format_bytes
+
+__all__ = ["Sorting"]
+
+_MOST_NAMED = 4
+
+#: A row's name, a device and the reason.
+Group = tuple[str, str, str]
+
+
+class Sorting:
+    """Sorts the storages that the chosen rows reach: dying, to be moved, remaining."""
+
+    def __init__(
+        self,
+        account: Account,
+        names: Sequence[str],
+        *,
+        keep: bool = False,
+        out: bool = False,
+        exceptions: bool = False,
+    ) -> None:
+        self._account = account
+        self._keep = keep
+        self._rows = [account.rows[name] for name in names if name in account.rows]
+        self._dropped = 0 if keep else account.find_marks(row.name for row in self._rows)
+        for row in account.rows.values():
+            if (row.root == "out" and out) or (row.root == "exception" and exceptions):
+                self._dropped |= row.mark
+        chosen = self._dropped
+        for row in self._rows:
+            chosen |= row.mark
+        places = account.list_storages(chosen)
+        #: The storages that go with what is dropped.
+        self.dying = [place for place in places if not account.marks[place] & ~self._dropped]
+        #: What is moved, in the groups of which a person is told.
+        self.moved: dict[Group, list[Move]] = {}
+        #: What stays, likewise.
+        self.stays: dict[Group, list[int]] = {}
+        self._sort(set(places).difference(self.dying))
+
+    def sum_frees(self) -> tuple[tuple[str, int], ...]:
+        """Bytes that will go, for each device: what dies and what is moved away."""
+        moved = [move.place for group in self.moved.values() for move in group]
+        return self._account.sum_places([*self.dying, *moved])
+
+    def describe_moves(self) -> tuple[ReleaseMove, ...]:
+        """The moves as a person is told of them, in the order of ``moved``."""
+        account = self._account
+        return tuple(
+            ReleaseMove(
+                path=name,
+                kind=find_kind_name(account.graph, account.rows[name].places[0]),
+                device=device,
+                n_bytes=sum(account.graph.storages[move.place].n_bytes for move in group),
+                reason=reason,
+            )
+            for (name, device, reason), group in self.moved.items()
+        )
+
+    def describe_stays(self) -> list[str]:
+        """A sentence on each group that stays."""
+        account = self._account
+        sentences = []
+        for (name, device, why), places in self.stays.items():
+            n_bytes = sum(each[1] for each in account.sum_places(places))
+            sentences.append(f"{format_bytes(n_bytes)} of {name} on {device} stays: {why}")
+        return sentences
+
+    def _sort(self, held: set[int]) -> None:
+        """Sort what others hold too into what is moved and what stays.
+
+        What the chosen names own is moved. What a displayed value or an exception shares is not:
+        to drop ``Out[3]`` is no wish to take the model that it shows off the device.
+        """
+        account = self._account
+        storages = account.graph.storages
+        if self._keep:
+            names = [row for row in self._rows if row.root != "exception"]
+        else:
+            names = [row for row in self._rows if row.root == "name"]
+        kept = [
+            (place, row)
+            for place in account.graph.storages
+            if place in held and (row := self._find_row(place)) is not None
+        ]
+        movable: set[int] = set()
+        if any(storages[place].device != HOST for place, _ in kept):
+            owned = list_owned(account, names, keep=self._keep)
+            movable = {p for p, _ in kept if p in owned and storages[p].device != HOST}
+        outside = find_outside(account, sorted(movable)) if movable else {}
+        for place, row in kept:
+            why = self._name_holders(place)
+            if place in movable:
+                move = find_move(account, place, dropped=self._dropped, outside=outside)
+                if move.obstacle is None:
+                    reason = "kept" if self._keep else why
+                    group = (row.name, storages[place].device, reason)
+                    self.moved.setdefault(group, []).append(move)
+                    continue
+                why = move.obstacle
+            elif self._keep and storages[place].device == HOST:
+                why = "it is on the host already"
+            self.stays.setdefault((row.name, storages[place].device, why), []).append(place)
+
+    def _find_row(self, place: int) -> Row | None:
+        marks = self._account.marks[place]
+        return next((row for row in self._rows if row.mark & marks), None)
+
+    def _name_holders(self, place: int) -> str:
+        """``"also held by opt and Out[3] (--out drops it)"``."""
+        marks = self._account.marks[place] & ~self._dropped
+        holders = []
+        for name in self._account.name_holders(marks):
+            root = self._account.rows[name].root
+            hint = {"out": " (--out drops it)", "exception": " (--exceptions drops it)"}
+            holders.append(name + hint.get(root, ""))
+        if len(holders) > _MOST_NAMED:
+            holders[_MOST_NAMED - 1 :] = [f"{len(holders) - _MOST_NAMED + 1} more"]
+        if self._account.graph.storages[place].is_borrowed:
+            holders.append("whatever lent it to torch (NumPy, a file)")
+        elif marks & ELSEWHERE:
+            holders.append("something that no variable names")
+        *first, last = holders or ["nothing that is known"]
+        return "also held by " + (f"{', '.join(first)} and {last}" if first else last)
