@@ -9,7 +9,8 @@ a limit on how many nodes of the process have a Python object because of us.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from gpumemwidget.owners.kinds import Kind, KindFinder
 from gpumemwidget.owners.storages import TorchReader
@@ -19,8 +20,18 @@ __all__ = ["MOST_NODES", "NodeAllowance"]
 #: A fifth of what an ordinary stack bears; the graph of one step of a large model has some 5,000.
 MOST_NODES = 10_000
 
-#: Nodes that were read before, by id: to read them again makes no new objects.
-_read_before: set[int] = set()
+
+@dataclass(slots=True)
+class _Seen:
+    """What the walks of this process have made, together."""
+
+    #: No more nodes than this have a Python object because of us; counted anew when it gets high.
+    at_most: int = 0
+    #: Nodes that were read, by id: to read them again makes no new objects.
+    ids: set[int] = field(default_factory=set)
+
+
+_seen = _Seen()
 
 
 class NodeAllowance:
@@ -40,18 +51,21 @@ class NodeAllowance:
 
     def may_read(self, node: object) -> bool:
         """Whether a node's neighbours may be asked for."""
-        if not self._is_needed:
+        if not self._is_needed or (self._living is None and _seen.at_most < MOST_NODES):
             return True
         if self._living is None:
             self._living = set(map(id, self._kind_finder.list_living(Kind.NODE)))
-            _read_before.intersection_update(self._living)
-        if id(node) in _read_before or len(self._living) < MOST_NODES:
+            _seen.at_most = len(self._living)
+            _seen.ids.intersection_update(self._living)
+        if id(node) in _seen.ids or len(self._living) < MOST_NODES:
             return True
         self.is_spent = True
         return False
 
-    def note(self, node: object, following: Iterable[object]) -> None:
-        """Remember that a node was read, and the objects that this made."""
+    def note(self, node: object, following: Collection[object]) -> None:
+        """Remember that a node was read, and the objects that this may have made."""
+        if self._is_needed:
+            _seen.ids.add(id(node))
+            _seen.at_most += 1 + len(following)
         if self._living is not None:
-            _read_before.add(id(node))
             self._living.update(map(id, following))

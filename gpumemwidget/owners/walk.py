@@ -16,17 +16,20 @@ import itertools
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
-from gpumemwidget.owners.kinds import Kind, KindFinder, is_one_of, is_user_class
+from gpumemwidget.owners.kinds import Kind, KindFinder, is_one_of, is_running, is_user_class
 from gpumemwidget.owners.nodes import NodeAllowance
 from gpumemwidget.owners.storages import StorageInfo, TorchReader
 
 __all__ = ["Graph", "list_namespaces"]
 
 _CHECK_EVERY = 512
+#: So many elements of one container are taken before others get their turn.
+_MOST_AT_ONCE = 4096
+_NO_EDGES: list[int] = []
 #: So many objects are looked up among all references of the process at once: it is a linear search.
 _MOST_TARGETS = 32
 
@@ -39,23 +42,6 @@ def list_namespaces() -> list[object]:
         for module in list(sys.modules.values())
         if type(module) is ModuleType or is_one_of(type(module), ModuleType)
     ]
-
-
-def _is_running(frame: FrameType) -> bool:
-    """Whether some thread is in the frame now, so that what it holds is not settled."""
-    each: FrameType | None = None
-    tops = list(sys._current_frames().values())  # noqa: SLF001 - the one way to see them
-    try:
-        while tops:
-            each = tops.pop()
-            while each is not None:
-                if each is frame:
-                    return True
-                each = each.f_back
-        return False
-    finally:
-        # A frame that holds itself lives on until the next collection, with all its callers.
-        del each, tops
 
 
 class Graph:
@@ -77,8 +63,8 @@ class Graph:
         self.allowance = NodeAllowance(reader, self.kind_finder)
         self.objects: list[object] = []
         self.kinds: list[Kind] = []
-        #: For each place where it leads; the many that lead nowhere share one empty tuple.
-        self.edges: list[Sequence[int]] = []
+        #: For each place where it leads; the many that lead nowhere share one empty list.
+        self.edges: list[list[int]] = []
         #: References to each object that the walk has seen, from Python objects and from C++.
         self.python_refs: list[int] = []
         self.cpp_refs: list[int] = []
@@ -92,6 +78,8 @@ class Graph:
         self._index: dict[int, int] = {}
         self._boundaries = {id(each) for each in boundaries}
         self._pending: deque[int] = deque()
+        #: What is left of containers too big to be taken at once: others are looked at first.
+        self._rest: deque[tuple[int, Iterator[object], Sequence[object]]] = deque()
         self._is_cut = False
         self._deadline = time.perf_counter() + budget_s
 
@@ -121,9 +109,14 @@ class Graph:
         try:
             with self.reader.quiet():
                 for step in itertools.count(1):
-                    if not self._pending or (step % _CHECK_EVERY == 0 and self.is_late()):
+                    if (step % _CHECK_EVERY == 0 or self._rest) and self.is_late():
                         break
-                    self._follow(self._pending.popleft())
+                    if self._pending:
+                        self._follow(self._pending.popleft())
+                    elif self._rest:
+                        self._add_python(*self._rest.popleft())
+                    else:
+                        break
         finally:
             if was_enabled:
                 gc.enable()
@@ -133,6 +126,7 @@ class Graph:
         if time.perf_counter() > self._deadline:
             self._is_cut = True
             self._pending.clear()
+            self._rest.clear()
         return self._is_cut
 
     def _follow(self, place: int) -> None:
@@ -163,7 +157,7 @@ class Graph:
         own = {id(each) for each in (targets, self.objects)}
         referrers = gc.get_referrers(*targets)
         for each in referrers:
-            if id(each) in own or (type(each) is FrameType and _is_running(each)):
+            if id(each) in own or (type(each) is FrameType and is_running(each)):
                 continue
             self.add_root(each)
         del targets, referrers
@@ -197,10 +191,13 @@ class Graph:
             place = self._index[id(target)] = len(self.objects)
             self.objects.append(target)
             self.kinds.append(kind)
-            self.edges.append(())
+            self.edges.append(_NO_EDGES)
             self.python_refs.append(0)
             self.cpp_refs.append(0)
-            self._pending.append(place)
+            if kind is Kind.TENSOR or kind is Kind.STORAGE:
+                self._pending.appendleft(place)
+            else:
+                self._pending.append(place)
         return place
 
     def _follow_python(self, place: int, kind: Kind) -> None:
@@ -209,21 +206,21 @@ class Graph:
         if kind is Kind.FUNCTION:
             stops = (target.__globals__,)
         elif kind is Kind.FRAME:
-            if _is_running(target):
+            if is_running(target):
                 return
             stops = (target.f_globals, target.f_builtins)
-        self._add_python(place, gc.get_referents(target), stops)
+        self._add_python(place, iter(gc.get_referents(target)), stops)
 
     def _add_python(
-        self, place: int, targets: Sequence[object], stops: Sequence[object] = ()
+        self, place: int, targets: Iterator[object], stops: Sequence[object] = ()
     ) -> None:
         index, known, boundaries = self._index, self.kind_finder.known, self._boundaries
         python_refs = self.python_refs
-        edges = []
+        edges: list[int] = []
+        taken = 0
         # Of a million numbers in a list this leaves nothing, at the speed of C.
-        for step, target in enumerate(filter(gc.is_tracked, targets), start=1):
-            if step % _CHECK_EVERY == 0 and self.is_late():
-                break
+        for target in itertools.islice(filter(gc.is_tracked, targets), _MOST_AT_ONCE):
+            taken += 1
             found = index.get(id(target))
             if found is None:
                 cls = type(target)
@@ -242,12 +239,19 @@ class Graph:
                 found = self._enter(target, kind)
             edges.append(found)
             python_refs[found] += 1
-        if edges:
-            self.edges[place] = [*self.edges[place], *edges]
+        if taken == _MOST_AT_ONCE:
+            self._rest.append((place, targets, stops))
+        self._add_edges(place, edges)
+
+    def _add_edges(self, place: int, edges: list[int]) -> None:
+        if self.edges[place] is _NO_EDGES:
+            self.edges[place] = edges or _NO_EDGES
+        else:
+            self.edges[place].extend(edges)
 
     def _add_cpp(self, place: int, target: object, kind: Kind) -> int:
         found = self._enter(target, kind)
-        self.edges[place] = [*self.edges[place], found]
+        self._add_edges(place, [found])
         self.cpp_refs[found] += 1
         return found
 
@@ -263,14 +267,9 @@ class Graph:
         if parts.grad_fn is not None:
             self._add_cpp(place, parts.grad_fn, Kind.NODE)
         # The collector shows the node only where it belongs to this tensor alone: taken above.
-        self._add_python(
-            place,
-            [
-                each
-                for each in gc.get_referents(tensor)
-                if self.kind_finder.find(type(each)) is not Kind.NODE
-            ],
-        )
+        referents = gc.get_referents(tensor)
+        find = self.kind_finder.find
+        self._add_python(place, (each for each in referents if find(type(each)) is not Kind.NODE))
 
     def _follow_node(self, place: int) -> None:
         node = self.objects[place]
@@ -287,5 +286,5 @@ class Graph:
                 found = self._add_cpp(place, data, Kind.TENSOR)
                 self.saved_by.setdefault(found, []).append(place)
             else:
-                self._add_python(place, [data])
-        self._add_python(place, gc.get_referents(node))
+                self._add_python(place, iter((data,)))
+        self._add_python(place, iter(gc.get_referents(node)))

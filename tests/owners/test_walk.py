@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
+from gpumemwidget.owners.account import take_account
 from gpumemwidget.owners.nodes import MOST_NODES
 from tests.owners.notebook import Notebook
 
@@ -212,6 +213,18 @@ def test_a_million_numbers_cost_little(notebook: Notebook) -> None:
     assert time.perf_counter() - started_s < 0.3
     assert list(rows) == ["y"]
     assert not rows["y"].is_at_least
+
+
+def test_a_huge_container_does_not_starve_the_others(notebook: Notebook) -> None:
+    """When the time is over what was small is known, and all rows say that they are at least."""
+    notebook.put(x=[[{}] for _ in range(200_000)], y={"deep": [{"t": torch.ones(10)}]})
+    account = take_account(notebook.shell, budget_s=0.02)
+    assert account is not None
+
+    held = account.sum_held(account.rows["y"].mark)
+
+    assert not account.graph.is_complete
+    assert held == (("host", 40),)
 
 
 def test_deep_nesting_is_no_recursion(notebook: Notebook) -> None:
