@@ -6,6 +6,7 @@ GPU. ``tests/backends/test_contract.py`` holds every implementation to what is s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from gpumemwidget.records import DeviceInfo, DeviceUse, Reading
@@ -75,6 +76,13 @@ class DeviceMonitor(Protocol):
 
     def list_infos(self) -> tuple[DeviceInfo, ...]:
         """All devices that this process can see, touched or not, under PyTorch's names."""
+        ...
+
+    def match(self, uuids: Mapping[str, str]) -> None:
+        """Set its numbering right by the UUIDs of the devices that PyTorch has under these names.
+
+        The driver's own order may be another, where PyTorch has not been asked yet.
+        """
         ...
 
     def read_use(self, device: str) -> DeviceUse | None:

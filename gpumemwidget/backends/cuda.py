@@ -102,10 +102,6 @@ class CudaBackend:
                 "the device is in error"
             ) from exc
 
-    def list_uuids(self) -> dict[str, str]:
-        """UUIDs of the touched devices by name, to match them with the driver's own list."""
-        return {info.device: info.uuid for info in self.list_devices() if info.uuid}
-
     def list_lost_peaks(self) -> tuple[tuple[str, int], ...]:
         """Devices and the peaks, in bytes, that ``close`` takes from the user's view."""
         if not self._torch.cuda.is_initialized():

@@ -76,10 +76,12 @@ class Hardware:
         """
         readings = {reading.device: reading for reading in self.read_as_user()}
         infos = {info.device: info for info in self.list_devices()}
-        visible = () if self._monitor is None else self._monitor.list_infos()
-        for info in visible:
-            known = infos.get(info.device)
-            infos[info.device] = info if known is None else _merge(known, info)
+        if self._monitor is not None:
+            uuids = {info.device: info.uuid for info in infos.values() if info.uuid is not None}
+            self._monitor.match(uuids)
+            for info in self._monitor.list_infos():
+                known = infos.get(info.device)
+                infos[info.device] = info if known is None else _merge(known, info)
         return tuple(
             DeviceReport(
                 info=infos[device],

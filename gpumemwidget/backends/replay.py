@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +246,9 @@ class ReplayMonitor:
     def list_infos(self) -> tuple[DeviceInfo, ...]:
         """What the driver listed when it was recorded."""
         return () if self._is_closed else self._playback.recording.visible
+
+    def match(self, uuids: Mapping[str, str]) -> None:
+        """Nothing: the recording has PyTorch's names."""
 
     def read_use(self, device: str) -> DeviceUse | None:
         """The whole device at this position; ``None`` where it was not read until here."""

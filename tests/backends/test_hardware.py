@@ -1,0 +1,181 @@
+"""All of the machine behind one object: who comes first, who joins, and what the driver adds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from gpumemwidget.backends.allocator import ReplayAllocator
+from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host import HostBackend
+from gpumemwidget.backends.nvml import NvmlMonitor
+from tests.backends.fake_nvml import FakeGpu, FakeNvml
+from tests.backends.test_overlay import make_torch
+
+GIB = 1 << 30
+SMALL = FakeGpu(name="Small", uuid="GPU-small", total_bytes=8 * GIB, used_bytes=1 * GIB)
+LARGE = FakeGpu(name="Large", uuid="GPU-large", total_bytes=80 * GIB, used_bytes=30 * GIB)
+
+
+def make_two_gpus(allocator: ReplayAllocator) -> SimpleNamespace:
+    """CUDA puts the fastest first; the driver goes by the bus, where the small one is first."""
+    torch = make_torch(allocator)
+    torch.cuda.get_device_properties = lambda index: SimpleNamespace(
+        name=("Large", "Small")[index],
+        total_memory=(80 * GIB, 8 * GIB)[index],
+        uuid=("large", "small")[index],
+    )
+    return torch
+
+
+@pytest.fixture
+def allocator() -> ReplayAllocator:
+    """Two simulated devices."""
+    return ReplayAllocator(2)
+
+
+@pytest.fixture
+def hardware(allocator: ReplayAllocator) -> Iterator[Hardware]:
+    """Two GPUs and the host."""
+    hardware = Hardware(
+        [CudaBackend(make_two_gpus(allocator)), HostBackend()],
+        NvmlMonitor(FakeNvml(SMALL, LARGE), environ={}),
+    )
+    yield hardware
+    hardware.close()
+    hardware.close()
+
+
+def test_gpus_come_first_and_untouched_ones_are_not_read(
+    hardware: Hardware, allocator: ReplayAllocator
+) -> None:
+    """Counters are read of what the user touched, in the order of the devices, the host last."""
+    assert [reading.device for reading in hardware.start_span()] == ["host"]
+
+    allocator.allocate(100, 1)
+
+    assert [reading.device for reading in hardware.end_span()] == ["cuda:1", "host"]
+    assert [reading.device for reading in hardware.read()] == ["cuda:1", "host"]
+    assert [info.device for info in hardware.list_devices()] == ["cuda:1", "host"]
+
+
+def test_whole_devices_are_matched_by_uuid(hardware: Hardware, allocator: ReplayAllocator) -> None:
+    """The driver's first is not CUDA's first: each counter stands beside its own device."""
+    allocator.allocate(100, 0)
+    allocator.allocate(100, 1)
+
+    reports = {report.info.device: report for report in hardware.read_devices()}
+
+    assert list(reports) == ["cuda:0", "cuda:1", "host"]
+    large, small = reports["cuda:0"], reports["cuda:1"]
+    assert (large.info.name, large.use.used_bytes) == ("Large", 30 * GIB)
+    assert (small.info.name, small.use.used_bytes) == ("Small", 1 * GIB)
+    assert large.reading.allocated_bytes == 512
+    assert reports["host"].use is None
+
+
+def test_a_visible_device_that_nobody_touched_has_no_reading(allocator: ReplayAllocator) -> None:
+    """It is shown with the driver's figures alone."""
+    hardware = Hardware(
+        [CudaBackend(make_torch(allocator))], NvmlMonitor(FakeNvml(LARGE), environ={})
+    )
+
+    (report,) = hardware.read_devices()
+    hardware.close()
+
+    assert report.reading is None
+    assert (report.info.device, report.info.total_bytes) == ("cuda:0", 80 * GIB)
+    assert report.use is not None
+
+
+def test_peaks_of_the_present_are_the_users_own(
+    hardware: Hardware, allocator: ReplayAllocator
+) -> None:
+    """``read_devices`` tells the peak that torch would tell, not the running span's."""
+    allocator.free(allocator.allocate(5 << 20, 0))
+    hardware.start_span()
+
+    (report, *_) = hardware.read_devices()
+
+    assert report.reading is not None
+    assert report.reading.allocated_peak_bytes == 5 << 20
+    assert hardware.read()[0].allocated_peak_bytes == 0
+    assert hardware.list_lost_peaks() == (("cuda:0", 5 << 20),)
+
+
+def test_torch_joins_in_the_middle_of_a_span(allocator: ReplayAllocator) -> None:
+    """The backend of a torch that is imported later stands first, its counters from 0."""
+    hardware = Hardware([HostBackend()])
+    hardware.start_span()
+
+    hardware._join(make_torch(allocator))  # type: ignore[arg-type]  # as the import hook does
+    allocator.free(allocator.allocate(1 << 20, 0))
+
+    readings = hardware.end_span()
+    hardware.close()
+    assert [reading.device for reading in readings] == ["cuda:0", "host"]
+    assert readings[0].allocated_peak_bytes == 1 << 20
+    assert readings[0].peak_is == "exact"
+
+
+def test_build_of_torch_without_cuda_is_no_failure() -> None:
+    """A CPU build adds nothing, and nothing is said."""
+    hardware = Hardware([HostBackend()])
+
+    hardware._join(SimpleNamespace(__version__="2.13.0+cpu", _C=SimpleNamespace()))  # type: ignore[arg-type]
+
+    assert [info.device for info in hardware.list_devices()] == ["host"]
+    assert hardware.take_notes() == ()
+    hardware.close()
+
+
+def test_broken_torch_never_fails_the_users_import() -> None:
+    """What fails of ours within ``import torch`` becomes a note, once."""
+    hardware = Hardware([HostBackend()])
+
+    hardware._join(SimpleNamespace())  # type: ignore[arg-type]
+
+    (note,) = hardware.take_notes()
+    assert note.startswith("CUDA memory is not recorded: AttributeError")
+    assert hardware.take_notes() == ()
+    hardware.close()
+
+
+def test_closed_before_torch_arrived(allocator: ReplayAllocator) -> None:
+    """A torch that is imported after unload finds nobody, and its bindings stay its own."""
+    torch = make_torch(allocator)
+    before = dict(vars(torch._C))
+    hardware = Hardware([HostBackend()])
+    hardware.close()
+
+    hardware._join(torch)  # type: ignore[arg-type]
+
+    assert vars(torch._C) == before
+    assert [info.device for info in hardware.list_devices()] == ["host"]
+
+
+def test_infos_are_filled_up_from_both_sides() -> None:
+    """What the allocator's side does not know, the driver's side adds."""
+    hardware = Hardware([_OneDevice()], NvmlMonitor(FakeNvml(LARGE), environ={}))
+
+    (report,) = hardware.read_devices()
+
+    assert report.info.name == "from PyTorch"
+    assert report.info.total_bytes == 80 * GIB
+
+
+class _OneDevice(CudaBackend):
+    """A backend whose device does not tell its total."""
+
+    def __init__(self) -> None:
+        allocator = ReplayAllocator()
+        allocator.touch(0)
+        super().__init__(make_torch(allocator))  # type: ignore[arg-type]
+
+    def list_devices(self):  # type: ignore[no-untyped-def]
+        (info,) = super().list_devices()
+        return (dataclasses.replace(info, name="from PyTorch", total_bytes=None, uuid="GPU-large"),)
