@@ -81,6 +81,7 @@ def describe_holding(holding: Holding) -> Message:
         "frees": _list_pairs(holding.frees_bytes),
         "shared_with": list(holding.shared_with),
         "held_elsewhere": holding.held_elsewhere,
+        "is_at_least": holding.is_at_least,
     }
 
 

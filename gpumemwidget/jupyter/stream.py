@@ -11,6 +11,7 @@ import math
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from gpumemwidget.records import Reading, Sample
 
@@ -51,21 +52,29 @@ def thin_samples(samples: Sequence[Sample], most: int) -> Sequence[Sample]:
 
     Over equal numbers of samples it keeps those that hold the highest allocated, reserved and peak
     and the lowest allocated of each device, and the first one: a plot of what is kept touches
-    every peak. Where there are more devices than fit, the GPUs' extremes come first.
+    every peak. The newest is kept too: there the plot goes on.
     """
     if len(samples) <= most:
         return samples
     devices = [reading.device for reading in samples[-1].readings]
-    n_extremes = 1 + 4 * len(devices)
-    n_spans = max(1, most // n_extremes)
-    kept: list[int] = []
-    for span in range(n_spans):
-        start = span * len(samples) // n_spans
-        end = (span + 1) * len(samples) // n_spans
-        kept.extend(sorted(_pick_extremes(samples, range(start, end), devices)))
-    # The newest sample is where the plot goes on.
-    kept = [*kept[: most - 1], len(samples) - 1]
-    return [samples[i] for i in dict.fromkeys(kept)]
+    # How many of a span's extremes are one and the same sample shows only when they are picked.
+    n_spans = most
+    while True:
+        kept = _pick_from_spans(samples, n_spans, devices)
+        if len(kept) < most or n_spans == 1:
+            break
+        n_spans = max(1, min(n_spans - 1, n_spans * (most - 1) // len(kept)))
+    last = len(samples) - 1
+    return [samples[i] for i in [*[i for i in kept if i != last][: most - 1], last]]
+
+
+def _pick_from_spans(samples: Sequence[Sample], n_spans: int, devices: Sequence[str]) -> list[int]:
+    bounds = [span * len(samples) // n_spans for span in range(n_spans + 1)]
+    return [
+        i
+        for start, end in pairwise(bounds)
+        for i in sorted(_pick_extremes(samples, range(start, end), devices))
+    ]
 
 
 def _pick_extremes(samples: Sequence[Sample], span: range, devices: Iterable[str]) -> set[int]:

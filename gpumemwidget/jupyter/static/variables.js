@@ -209,9 +209,10 @@ class VariablesPanel {
 
   row(holding) {
     const many = holding.held.length > 1 || new Set(this.rows.flatMap((r) => r.held.map(([d]) => d))).size > 1;
-    const figures = (pairs) => pairs.length
-      ? pairs.map(([device, bytes]) => h("div", {}, many ? h("span", { class: "gmd-tag" }, device) : null, formatBytes(bytes)))
-      : formatBytes(0);
+    const figures = (pairs, mark = "") => pairs.length
+      ? pairs.map(([device, bytes]) => h("div", {},
+        many ? h("span", { class: "gmd-tag" }, device) : null, mark + formatBytes(bytes)))
+      : mark + formatBytes(0);
     const shape = holding.shape ? (holding.shape.length ? holding.shape.join(" × ") : "scalar") : "";
     const detail = [holding.kind, shape, holding.dtype || ""].filter(Boolean).join(" · ");
     const shared = sharedText(holding);
@@ -228,7 +229,7 @@ class VariablesPanel {
       h("td", { class: "gmd-detail", title: holding.type_name }, holding.kind),
       h("td", { class: "gmd-detail gmd-shape" }, shape),
       h("td", { class: "gmd-detail" }, holding.dtype || ""),
-      h("td", { class: "gmd-number" }, figures(holding.held)),
+      h("td", { class: "gmd-number" }, figures(holding.held, holding.is_at_least ? "≥ " : "")),
       h("td", { class: "gmd-number gmd-frees" }, figures(holding.frees)));
   }
 }

@@ -1,0 +1,319 @@
+"""What the dashboard's views are sent, and when nothing is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.replay import ReplayBackend
+from gpumemwidget.backends.script import Step
+from gpumemwidget.jupyter.feed import FULL, OPENING, Feed
+from gpumemwidget.measure.monitor import Monitor
+from gpumemwidget.records import Sample
+from tests.clock import ManualClock
+from tests.jupyter.rows import unpack_rows
+
+_MIB = 1024**2
+_STEPS = [
+    Step(1, "touch", 0),
+    Step(1, "allocate", 0, "weights", 100 * _MIB),
+    Step(2, "allocate", 0, "batch", 20 * _MIB),
+    Step(3, "touch", 1),
+    Step(3, "allocate", 1, "more", 50 * _MIB),
+    Step(4, "free", 0, "batch"),
+]
+
+
+class _Session:
+    """A monitor on a script, and a feed whose messages are kept."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(now_s=10.0, wall_s=5000.0)
+        self.backend = ReplayBackend.from_script(_STEPS)
+        self.failures: list[str] = []
+        self.monitor = Monitor(
+            Hardware([self.backend]), clock=self.clock, on_failure=self.failures.append
+        )
+        self.backend.playback.advance()
+        self.sent: list[dict[str, Any]] = []
+        self.feed = Feed(self.monitor, self._keep)
+
+    def see(self, view: str = "a", *, visible: bool = True, variables: bool = False) -> None:
+        self.feed.hear(view, visible=visible, variables=variables)
+
+    def sample(self, seconds: float = 0.1) -> None:
+        """Time passes and the sampler takes a sample."""
+        self.clock.advance(seconds)
+        sample = Sample(self.clock.now(), self.monitor.hardware.read())
+        self.monitor.history.append(sample)
+        self.feed.on_sample(sample)
+
+    def run_cell(self) -> None:
+        self.monitor.start_cell(execution_count=3, cell_id="c", source="train()")
+        self.clock.advance(2.0)
+        self.monitor.end_cell(status="ok")
+
+    def take_sent(self) -> list[dict[str, Any]]:
+        sent, self.sent = self.sent, []
+        return sent
+
+    def _keep(self, message: dict[str, Any], buffers: list[bytes]) -> None:
+        self.sent.append({**message, "buffers": buffers})
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Session]:
+    session = _Session()
+    # The thread would sample by the machine's time; the tests say themselves when.
+    monkeypatch.setattr(session.monitor, "want_samples", lambda _who: None)
+    yield session
+    session.feed.close()
+    session.monitor.close()
+    assert session.failures == []
+
+
+def _list_kinds(messages: list[dict[str, Any]]) -> list[str]:
+    return [message["kind"] for message in messages]
+
+
+def test_sample_is_one_row_in_a_binary_message(session: _Session) -> None:
+    """Time, allocated, reserved and peak; the first one is preceded by what the devices are."""
+    session.see()
+
+    session.sample(0.5)
+    session.sample(0.5)
+
+    devices, first, second = session.take_sent()
+    assert devices["devices"][0]["device"] == "cuda:0"
+    assert first["devices"] == ("cuda:0",)
+    assert first["running"] is None
+    ((time_s, figures),) = unpack_rows(first["buffers"][0], 1)
+    assert time_s == 10.5
+    assert figures == [(100 * _MIB, 100 * _MIB, 100 * _MIB)]
+    assert second["seq"] == first["seq"] + 1
+
+
+def test_update_is_small(session: _Session) -> None:
+    """Its binary part is 8 bytes a figure."""
+    session.see()
+    session.sample()
+
+    session.sample()
+
+    assert len(session.take_sent()[-1]["buffers"][0]) == 4 * 8
+
+
+def test_new_device_is_told_before_its_first_row(session: _Session) -> None:
+    """A GPU that is touched later adds columns."""
+    session.see()
+    session.sample()
+    session.take_sent()
+
+    session.backend.playback.advance(2)
+    session.sample()
+
+    devices, rows = session.take_sent()
+    assert [each["device"] for each in devices["devices"]] == ["cuda:0", "cuda:1"]
+    assert rows["devices"] == ("cuda:0", "cuda:1")
+    assert len(unpack_rows(rows["buffers"][0], 2)[0][1]) == 2
+
+
+def test_cell_is_told_at_both_ends(session: _Session) -> None:
+    """The running cell at its start, its record at its end."""
+    session.see()
+
+    session.run_cell()
+
+    started, ended = session.take_sent()
+    assert started["cell"] == {"execution_count": 3, "first_line": "train()", "start_s": 10.0}
+    assert ended["record"]["status"] == "ok"
+    assert ended["record"]["duration_s"] == 2.0
+    assert ended["record"]["devices"] == [
+        {
+            "device": "cuda:0",
+            "change": 0,
+            "peak": 100 * _MIB,
+            "peak_of": "allocated",
+            "peak_is": "exact",
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda session: session.see(visible=False),
+        lambda session: session.feed.lose("a"),
+        lambda session: session.feed.close(),
+    ],
+    ids=["hidden", "closed", "unloaded"],
+)
+def test_nothing_is_sent_when_nobody_looks(
+    session: _Session, leave: Callable[[_Session], None]
+) -> None:
+    """Neither rows nor cells, and the monitor is told that no samples are wanted."""
+    session.see()
+    assert session.feed.is_seen
+    session.take_sent()
+
+    leave(session)
+    session.sample()
+    session.run_cell()
+
+    assert session.take_sent() == []
+    assert not session.feed.is_seen
+
+
+def test_one_visible_view_of_several_is_enough(session: _Session) -> None:
+    """Nothing stops while any view can be seen."""
+    session.see("a")
+    session.see("b")
+
+    session.see("a", visible=False)
+    assert session.feed.is_seen
+    session.feed.lose("b")
+
+    assert not session.feed.is_seen
+
+
+def test_snapshot_has_all_that_a_new_page_needs(session: _Session) -> None:
+    """Devices, cells, the running cell, the clock and the rows, under the last message's number."""
+    session.see()
+    session.sample()
+    session.run_cell()
+    session.monitor.start_cell(execution_count=4, cell_id="d", source="more()")
+
+    snapshot = session.feed.take_snapshot(OPENING)
+
+    assert snapshot["seq"] == session.take_sent()[-1]["seq"]
+    assert snapshot["wall_offset_s"] == 4990.0
+    assert [cell["first_line"] for cell in snapshot["cells"]] == ["train()"]
+    assert snapshot["running"]["first_line"] == "more()"
+    assert snapshot["columns"] == ("cuda:0",)
+    times = [time for time, _ in unpack_rows(snapshot["data"], 1)]
+    assert times == pytest.approx([10.1, 10.1, 12.1, 12.1])
+
+
+def test_snapshot_since_a_moment_is_what_came_after(session: _Session) -> None:
+    """A view that comes back asks only for what it missed."""
+    for _ in range(5):
+        session.sample(0.5)
+
+    session.feed.send_snapshot(since_s=11.5)
+
+    (message,) = session.take_sent()
+    assert message["kind"] == "snapshot"
+    assert message["since_s"] == 11.5
+    times = [time for time, _ in unpack_rows(message["buffers"][0], 1)]
+    assert times == [11.5, 12.0, 12.5]
+
+
+def test_snapshot_of_a_long_session_is_bounded(session: _Session) -> None:
+    """Both sizes hold, with the newest sample in them."""
+    for _ in range(5000):
+        session.clock.advance(0.1)
+        session.monitor.history.append(Sample(session.clock.now(), session.monitor.hardware.read()))
+
+    for size in (OPENING, FULL):
+        data = session.feed.take_snapshot(size)["data"]
+        assert 0.7 * size.rows_bytes < len(data) <= size.rows_bytes
+        assert unpack_rows(data, 1)[-1][0] == session.clock.now()
+
+
+def test_message_beside_a_running_cell_proves_hearing(session: _Session) -> None:
+    """It has to come on another thread: the main one also hears within an await."""
+    session.monitor.start_cell(execution_count=1, cell_id="c", source="await x")
+    session.see()
+    assert not session.feed.hears_in_mid_cell
+
+    thread = threading.Thread(target=session.see)
+    thread.start()
+    thread.join()
+
+    assert session.feed.hears_in_mid_cell
+
+
+def test_silent_view_is_lost_when_it_could_be_heard(session: _Session) -> None:
+    """A notebook that was closed says nothing; its view counts for a while after a cell's end."""
+    session.see()
+    session.monitor.start_cell(execution_count=1, cell_id="c", source="train()")
+    session.sample(3600.0)
+    assert session.feed.is_seen
+    session.monitor.end_cell(status="ok")
+    session.sample(24.0)
+    assert session.feed.is_seen
+
+    session.sample(2.0)
+
+    assert not session.feed.is_seen
+
+
+def test_view_that_speaks_up_is_not_lost(session: _Session) -> None:
+    """Each word counts from then on."""
+    for _ in range(20):
+        session.see()
+        session.sample(10.0)
+
+    assert session.feed.is_seen
+
+
+def test_expected_view_is_sampled_for_until_it_comes(session: _Session) -> None:
+    """On a busy kernel the first word of a view may come an hour after it was shown."""
+    session.monitor.start_cell(execution_count=1, cell_id="c", source="%memdash")
+    session.feed.expect_view()
+    session.monitor.end_cell(status="ok")
+    session.monitor.start_cell(execution_count=2, cell_id="d", source="train()")
+    session.sample(3600.0)
+    assert session.feed.is_seen
+
+    session.monitor.end_cell(status="ok")
+    session.see("a")
+    session.feed.lose("a")
+
+    assert not session.feed.is_seen
+
+
+def test_expected_view_that_never_comes_is_given_up(session: _Session) -> None:
+    """A notebook that is executed without a front end is not sampled for ever."""
+    session.feed.expect_view()
+
+    session.sample(16.0)
+
+    assert not session.feed.is_seen
+
+
+def test_page_left_in_mid_cell_may_come_back(session: _Session) -> None:
+    """Sampling goes on to the cell's end, when a reloaded page can speak; then it is given up."""
+    session.see()
+    session.monitor.start_cell(execution_count=1, cell_id="c", source="train()")
+
+    session.feed.lose("a", page_left=True)
+    session.sample(600.0)
+
+    assert session.feed.is_seen
+    session.monitor.end_cell(status="ok")
+    session.sample(16.0)
+    assert not session.feed.is_seen
+
+
+def test_page_left_between_cells_is_gone(session: _Session) -> None:
+    """A page that is loaded anew can say so at once."""
+    session.see()
+
+    session.feed.lose("a", page_left=True)
+
+    assert not session.feed.is_seen
+
+
+def test_variables_are_shown_only_where_they_can_be_seen(session: _Session) -> None:
+    """A hidden view with its variables open needs no list."""
+    session.see("a", variables=True)
+    assert session.feed.shows_variables
+
+    session.see("a", visible=False, variables=True)
+
+    assert not session.feed.shows_variables
