@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from tests.bench.rows import Row, emit
-from tests.bench.sampler import MOST_SLOWDOWN, measure_pairs
+from tests.bench.sampler import measure_pairs
 from tests.chromium import find_chromium
 
 if TYPE_CHECKING:
@@ -104,11 +104,11 @@ def measure(quick: bool) -> list[Row]:
             target="≤ 100 ms",
         ),
         Row(
-            "slow-down of a busy cell with Chromium drawing on the same cores",
+            # No target: how much a browser draws with the processor, and on whose cores, is not the
+            # kernel's to say. Headless, without a GPU, it is the most that it can be.
+            "the same with Chromium drawing on the kernel's own cores",
             f"{slowdown:+.1%}",
             value=slowdown,
-            limit=MOST_SLOWDOWN,
-            target="≤ 1% at 10 Hz",
         ),
     ]
 
