@@ -18,7 +18,7 @@ import traitlets
 from IPython.core.display_functions import DisplayHandle, display
 
 from gpumemwidget.jupyter.feed import OPENING, Feed
-from gpumemwidget.jupyter.frontend import read_css, read_esm
+from gpumemwidget.jupyter.frontend import read_css, read_esm, read_plotly
 from gpumemwidget.jupyter.messages import Message, describe_failure
 from gpumemwidget.jupyter.variables import VariablesPanel
 from gpumemwidget.measure.monitor import Monitor
@@ -57,6 +57,8 @@ class Dashboard(anywidget.AnyWidget):
 
     _esm = traitlets.Unicode().tag(sync=True)
     _css = traitlets.Unicode().tag(sync=True)
+    #: plotly.js, compressed: ``loadPlotly`` in the page's ``plot.js`` unpacks it.
+    plotly = traitlets.Bytes().tag(sync=True)
     #: Which kernel's dashboard a page's views belong to.
     dashboard_id = traitlets.Unicode().tag(sync=True)
     #: The state for a page that joins; made anew each time that it is asked for.
@@ -84,6 +86,10 @@ class Dashboard(anywidget.AnyWidget):
     @traitlets.default("_css")
     def _default_css(self) -> str:
         return read_css()
+
+    @traitlets.default("plotly")
+    def _default_plotly(self) -> bytes:
+        return read_plotly()
 
     def take_snapshot(self) -> Message:
         """The state that goes with the widget: enough to draw at once."""

@@ -46,10 +46,10 @@ class SnapshotSize:
     n_cells: int
 
 
-#: Within the message that opens the dashboard: plotly.js takes most of its 1.3 MB.
-OPENING = SnapshotSize(rows_bytes=12 * 1024, n_cells=20)
+#: Within the message that opens the dashboard, and with the state of a page that is loaded anew.
+OPENING = SnapshotSize(rows_bytes=48 * 1024, n_cells=50)
 #: What a view asks for once it is there.
-FULL = SnapshotSize(rows_bytes=96 * 1024, n_cells=200)
+FULL = SnapshotSize(rows_bytes=192 * 1024, n_cells=200)
 
 
 @dataclass(slots=True)

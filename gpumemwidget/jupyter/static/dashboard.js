@@ -393,6 +393,8 @@ const CLOSED = "The dashboard was closed. Run %memdash to open it again.";
 export default {
   initialize({ model }) {
     storeOf(model);
+    // Begun before there is a view; whether it worked is seen when the first plot is drawn.
+    loadPlotly(model).catch(() => {});
   },
   render({ model, el, signal }) {
     const view = new View(model, storeOf(model), el);

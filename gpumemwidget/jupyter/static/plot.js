@@ -37,6 +37,7 @@ class Plot {
   }
 
   dispose() {
+    this.isDisposed = true;
     cancelAnimationFrame(this.frame);
     this.sizes.disconnect();
     window.removeEventListener("pointerup", this.release);
@@ -89,8 +90,7 @@ class Plot {
     this.empty.hidden = this.store.times.length > 0;
     this.drawLane(range, width);
     if (!this.plotly) {
-      // The frame and the tables are painted before plotly's megabyte is read.
-      if (!this.loading) this.loading = setTimeout(() => this.load(), 0);
+      this.loading ??= this.load();
       return;
     }
     const { traces, layout } = this.figure(devices, range, width, height);
@@ -102,9 +102,14 @@ class Plot {
     this.root.dataset.lastTime = this.store.lastTime ?? "";
   }
 
-  load() {
-    this.plotly = loadPlotly();
-    this.draw();
+  async load() {
+    try {
+      this.plotly = await loadPlotly(this.store.model);
+    } catch (error) {
+      this.store.receive({ kind: "trouble", message: `The plot can't be drawn here: ${error}` });
+      return;
+    }
+    if (!this.isDisposed) this.draw();
   }
 
   listen() {
@@ -404,6 +409,31 @@ class Plot {
     const label = `Memory over time: ${parts.join("; ")}`;
     // Read out when asked for, not ten times a second.
     if (this.drawn % 20 === 1) this.canvas.setAttribute("aria-label", label);
+  }
+}
+
+let plotly = null;
+
+/** plotly.js comes compressed with the model. It is unpacked once, after the rest is on the screen. */
+function loadPlotly(model) {
+  plotly ??= unpackPlotly(model.get("plotly"));
+  return plotly;
+}
+
+async function unpackPlotly(bytes) {
+  const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const source = await new Response(unpacked).text();
+  // It looks for a CommonJS module first. As a module of its own it needs no eval, which a page may
+  // forbid, and the page's own Plotly, if it has one, stays what it was.
+  const script = `const module = { exports: {} };\n${source}\nexport default module.exports;`;
+  const url = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
+  const before = window.Plotly;
+  try {
+    return (await import(url)).default;
+  } finally {
+    URL.revokeObjectURL(url);
+    if (before) window.Plotly = before;
+    else delete window.Plotly;
   }
 }
 

@@ -1,8 +1,8 @@
 // What the front end knows of one kernel's memory: shared by all views of a dashboard, filled from
 // the model's snapshot when a page opens and from the kernel's messages after that.
 //
-// frontend.py joins plotly.js, units.js, store.js, plot.js, cells.js, variables.js and dashboard.js
-// into one module, in this order; names are shared across them.
+// frontend.py joins units.js, store.js, plot.js, cells.js, variables.js and dashboard.js into one
+// module, in this order; names are shared across them.
 
 const MOST_ROWS = 24000;
 const COUNTERS = ["allocated", "reserved", "peak"];

@@ -1,0 +1,259 @@
+"""The dashboard's kernel side, in a real shell with real tensors; the test plays the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from gpumemwidget.jupyter.dashboard import Dashboard
+from gpumemwidget.jupyter.extension import Extension, current_extension
+from gpumemwidget.jupyter.frontend import read_css, read_esm
+from tests.jupyter.rows import unpack_rows
+
+_MIB = 1024**2
+_MOST_OPENING_BYTES = 1_300_000
+#: JupyterLab's frames around the state: headers, the layout's own message.
+_FRAMES_BYTES = 4_000
+
+
+class _Page:
+    """A page with one view, that keeps what it is sent."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self.extension: Extension = current_extension()
+        self.dashboard: Dashboard = self.extension.open_dashboard()
+        self.sent: list[dict[str, Any]] = []
+        self.dashboard.send = self._keep
+
+    def say(self, kind: str, **content: object) -> list[dict[str, Any]]:
+        """Send a message, and take what came back."""
+        self.sent.clear()
+        self.dashboard._handle_custom_msg({"kind": kind, **content}, [])
+        return self.take(but=("rows", "devices"))
+
+    def see(self, *, visible: bool = True, variables: bool = False) -> list[dict[str, Any]]:
+        return self.say("view", view="a", visible=visible, variables=variables, snapshot=False)
+
+    def run(self, source: str) -> None:
+        self.shell.run_cell(source, store_history=True).raise_error()
+
+    def take(self, *, but: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+        return [message for message in self.sent if message["kind"] not in but]
+
+    def _keep(self, content: dict[str, Any], buffers: object = None) -> None:
+        json.dumps(content)
+        self.sent.append({**content, "buffers": buffers})
+
+
+@pytest.fixture
+def page(shell: Any) -> _Page:
+    shell.run_line_magic("load_ext", "gpumemwidget")
+    shell.user_ns["torch"] = torch
+    return _Page(shell)
+
+
+def _find(messages: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    (message,) = [message for message in messages if message["kind"] == kind]
+    return message
+
+
+def test_opening_message_is_small_enough(page: _Page) -> None:
+    """After a session of any length: plotly.js, our own code, and a piece of the past."""
+    for number in range(120):
+        page.run(f"value_{number} = 'a line of code that is long enough to be cut' * 4")
+    for _ in range(3000):
+        page.extension.monitor.read_now()
+
+    state = page.dashboard.get_state()
+
+    binary = len(state["snapshot"].pop("data")) + len(state.pop("plotly"))
+    size = binary + len(json.dumps(state, ensure_ascii=False).encode()) + _FRAMES_BYTES
+    assert size < _MOST_OPENING_BYTES / 2
+
+
+def test_state_is_made_when_it_is_asked_for(page: _Page) -> None:
+    """A page that is loaded anew gets what is true then, though no trait was ever set."""
+    page.dashboard.get_state()
+    page.run("x = 1")
+
+    snapshot = page.dashboard.get_state()["snapshot"]
+
+    assert snapshot["cells"][-1]["first_line"] == "x = 1"
+    assert unpack_rows(snapshot["data"], 1)[-1][1][0][0] > 0
+
+
+def test_first_view_gets_more_of_the_past(page: _Page) -> None:
+    """The snapshot that it asks for has the cells that did not fit into the opening message."""
+    for number in range(60):
+        page.run(f"x = {number}")
+
+    answer = page.say("view", view="a", visible=True, variables=False, snapshot=True, since_s=None)
+
+    assert len(_find(answer, "snapshot")["cells"]) == 60
+    assert len(page.dashboard.get_state()["snapshot"]["cells"]) == 50
+
+
+def test_variables_are_listed_on_demand(page: _Page) -> None:
+    """By storage, with what each holds and frees."""
+    page.run("big = torch.ones(64, 1024, 1024)\npart = big[:1]")
+
+    answer = page.say("variables")
+
+    big, part = _find(answer, "variables")["holdings"]
+    assert (big["name"], big["shape"], big["dtype"]) == ("big", [64, 1024, 1024], "float32")
+    assert big["held"] == [["host", 256 * _MIB]]
+    assert big["frees"] == [["host", 0]] or big["frees"] == []
+    assert part["kind"] == "view"
+    assert part["shared_with"] == ["big"]
+
+
+def test_sum_is_that_of_the_set(page: _Page) -> None:
+    """Two names of one storage free it only together."""
+    page.run("big = torch.ones(64, 1024, 1024)\npart = big[:1]")
+
+    answer = page.say("sum", id="1", names=["big", "part"])
+
+    assert _find(answer, "sum")["frees"] == [["host", 256 * _MIB]]
+
+
+def test_sum_of_a_name_that_is_gone_says_so(page: _Page) -> None:
+    """The list may be older than the namespace."""
+    answer = page.say("sum", id="1", names=["gone"])
+
+    assert "'gone'" in _find(answer, "sum")["error"]
+
+
+def test_release_is_carried_out_and_reported(page: _Page) -> None:
+    """The new list comes before the report, so that both can be shown at once."""
+    page.run("big = torch.ones(64, 1024, 1024)")
+
+    answer = page.say("release", id="7", names=["big"], keep=False)
+
+    assert [message["kind"] for message in answer] == ["release", "variables", "release"]
+    running, listed, done = answer
+    assert running["state"] == "running"
+    assert listed["holdings"] == []
+    assert (done["id"], done["state"]) == ("7", "done")
+    assert "256.00 MiB" in done["html"]
+    assert page.shell.user_ns["big"] is None
+
+
+def test_release_that_is_refused_says_why(page: _Page) -> None:
+    """In one line, and nothing is changed."""
+    answer = page.say("release", id="7", names=["none_such"], keep=False)
+
+    failed = answer[-1]
+    assert failed["state"] == "failed"
+    assert "none_such" in failed["message"]
+    assert "\n" not in failed["message"]
+
+
+def test_click_in_mid_cell_waits_for_its_end(page: _Page) -> None:
+    """It is answered at once that it is queued; the cell itself still finds its variable."""
+    page.run("big = torch.ones(64, 1024, 1024)")
+    page.shell.user_ns["click"] = lambda: page.say("release", id="7", names=["big"], keep=False)
+
+    page.run("click()\nfound = big is not None")
+
+    assert page.shell.user_ns["found"]
+    states = [message["state"] for message in page.take() if message["kind"] == "release"]
+    assert states == ["queued", "running", "done"]
+    assert page.shell.user_ns["big"] is None
+
+
+def test_list_in_mid_cell_waits_for_its_end(page: _Page) -> None:
+    """Several wishes of one cell are answered with one list."""
+
+    def ask() -> None:
+        page.say("variables")
+        page.sent.clear()
+        assert page.say("variables") == []
+
+    page.shell.user_ns["ask"] = ask
+
+    page.run("ask()\nmade_here = torch.ones(1024, 1024)")
+
+    (row,) = _find(page.take(), "variables")["holdings"]
+    assert row["name"] == "made_here"
+
+
+@pytest.mark.parametrize(("variables", "n_lists"), [(True, 1), (False, 0)])
+def test_cell_refreshes_the_list_only_where_it_is_shown(
+    page: _Page, variables: bool, n_lists: int
+) -> None:
+    """The walk through the user's objects is not free."""
+    page.see(variables=variables)
+    page.sent.clear()
+
+    page.run("x = 1")
+
+    assert [message["kind"] for message in page.take()].count("variables") == n_lists
+
+
+def test_failure_is_shown_in_the_views(page: _Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else would show it; the next message is answered again."""
+
+    def fail(_shell: object) -> None:
+        raise RuntimeError("made to fail")
+
+    monkeypatch.setattr("gpumemwidget.owners.holdings.list_holdings", fail)
+
+    answer = page.say("variables")
+
+    assert _find(answer, "trouble")["message"] == "RuntimeError: made to fail"
+    monkeypatch.undo()
+    assert "variables" in [message["kind"] for message in page.say("variables")]
+
+
+def test_malformed_message_is_shown_and_survived(page: _Page) -> None:
+    """A page of another version may say what we do not understand."""
+    assert _find(page.say("release"), "trouble")["message"].startswith("KeyError")
+    assert page.say("no such kind") == []
+
+
+def test_output_has_a_static_side(page: _Page) -> None:
+    """A saved notebook and a terminal show the devices and the last cells."""
+    page.run("x = 1")
+
+    data, _ = page.dashboard._repr_mimebundle_() or ({}, {})
+
+    assert data["application/vnd.jupyter.widget-view+json"]["model_id"] == page.dashboard.model_id
+    assert "host" in data["text/html"]
+    assert "x = 1" in data["text/plain"]
+
+
+def test_close_ends_everything_once(page: _Page) -> None:
+    """No listener, no sampler; a second close is fine, and showing it is then static."""
+    page.see()
+    assert page.extension.monitor.is_sampling
+
+    page.dashboard.close()
+    page.dashboard.close()
+
+    assert not page.extension.monitor.is_sampling
+    assert page.extension.monitor._listeners == ()
+    page.dashboard._ipython_display_()
+
+
+def test_front_end_is_one_module() -> None:
+    """Joined in order, without imports, and what only readers need is left out."""
+    module = read_esm()
+
+    assert len(re.findall(r"^export default", module, re.MULTILINE)) == 1
+    assert not re.search(r"^import ", module, re.MULTILINE)
+    assert not re.search(r"^\s*(//|/\*\*)", module, re.MULTILINE)
+    assert "http" not in module
+    assert "class Store" in module
+
+
+def test_style_sheet_touches_nothing_else() -> None:
+    """Every rule is for the dashboard's own elements."""
+    rules = re.findall(r"^([^@{}\n]+)\{", read_css(), re.MULTILINE)
+
+    assert len(rules) > 80
+    assert [rule for rule in rules if "gmd" not in rule and "50%" not in rule] == []
