@@ -15,55 +15,34 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["NestedStats", "PeakOverlay", "walk_stats"]
+__all__ = ["NestedStats", "PeakOverlay"]
 
 #: What ``torch.cuda.memory_stats_as_nested_dict()`` gives: ``{"allocated_bytes": {"all":
 #: {"current": …, "peak": …, "allocated": …, "freed": …}, …}, "num_ooms": …}``.
 NestedStats = dict[Any, Any]
 
-Path = tuple[Any, ...]
-Peaks = dict[Path, int]
+#: Peaks alone, nested as the statistics are: ``{"allocated_bytes": {"all": 1024, …}, …}``. Keys may
+#: be other than strings: private pools are keyed by their id, a pair of integers.
+Peaks = dict[Any, Any]
 
 _READERS = ("_cuda_memoryStats", "_accelerator_getDeviceStats")
 _PEAK_RESETS = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
 _TOTAL_RESETS = ("_cuda_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats")
 
 _COUNTERS = ("num_alloc_retries", "num_ooms")
-#: Private pools come and go with their marks, so these tell nothing of a reset.
-_PRIVATE_POOLS = "reserved_bytes_by_private_pools"
-#: Statistics kept whole (about 20 KB each) before they are taken apart.
-_MAX_UNREAD = 16
-
-
-def walk_stats(stats: NestedStats, path: Path = ()) -> Iterator[tuple[Path, dict[str, int]]]:
-    """Each statistic that has a peak, with its path: ``("allocated_bytes", "all"), {…}``.
-
-    Paths may hold more than strings: private pools are keyed by their id, a pair of integers.
-    """
-    for key, value in stats.items():
-        if isinstance(value, dict):
-            if "peak" in value:
-                yield (*path, key), value
-            else:
-                yield from walk_stats(value, (*path, key))
 
 
 class _Marks:
-    """What is remembered of one device.
+    """What is remembered of one device."""
 
-    A cell must cost no more than its reads, so whole statistics are kept as they came, and are
-    taken apart when somebody asks (``wiped``) or a peak has fallen (``folded``).
-    """
-
-    __slots__ = ("_unread", "_wiped", "at_least", "counters", "folded", "seen")
+    __slots__ = ("at_least", "counters", "folded", "seen", "wiped")
 
     def __init__(self) -> None:
-        self._wiped: Peaks = {}
-        #: Statistics whose peaks belong to ``wiped`` but were not lifted into it yet.
-        self._unread: list[NestedStats] = []
+        #: Peaks that our resets wiped out since the user's last reset: the user's view.
+        self.wiped: Peaks = {}
         #: Peaks of the running span that other resets wiped out: the span's view.
         self.folded: Peaks = {}
         #: The last raw statistics: lower bounds on the peaks until the next reset.
@@ -72,13 +51,6 @@ class _Marks:
         self.counters: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
         #: True once somebody reset the peaks, within the span, in a way that we did not see.
         self.at_least = False
-
-    def get_wiped(self) -> Peaks:
-        """Peaks that our resets wiped out since the user's last reset: the user's view."""
-        for stats in self._unread:
-            _lift(self._wiped, stats)
-        self._unread.clear()
-        return self._wiped
 
     def take_in(self, stats: NestedStats) -> None:
         """Check raw statistics against what was seen before, and remember them.
@@ -90,15 +62,13 @@ class _Marks:
         if _has_fallen(stats, self.seen):
             self.at_least = True
             _lift(self.folded, self.seen)
-            self._start_user_view()
+            self.wiped = {}
         self.seen = stats
 
     def before_span(self, stats: NestedStats) -> None:
         """We are about to reset: the span's view starts anew, the user's does not."""
         self.take_in(stats)
-        self._unread.append(stats)
-        if len(self._unread) >= _MAX_UNREAD:
-            self.get_wiped()
+        _lift(self.wiped, stats)
         self.folded = {}
         self.seen = {}
         self.at_least = False
@@ -110,12 +80,8 @@ class _Marks:
 
     def after_user_reset(self, stats: NestedStats) -> None:
         """The user has reset: their view starts anew."""
-        self._start_user_view()
+        self.wiped = {}
         self.seen = stats
-
-    def _start_user_view(self) -> None:
-        self._unread.clear()
-        self._wiped = {}
 
 
 class PeakOverlay:
@@ -173,13 +139,11 @@ class PeakOverlay:
 
         The allocator's own marks can't be raised again, so only what still stands there remains.
         """
-        path = ("allocated_bytes", "all")
         lost = []
         with self._lock:
             for device, marks in self._marks.items():
-                wiped = marks.get_wiped().get(path, 0)
-                stats = self._read_stats(device)
-                if wiped > _peak_at(stats, path):
+                wiped = marks.wiped.get("allocated_bytes", {}).get("all", 0)
+                if wiped > self._read_stats(device)["allocated_bytes"]["all"]["peak"]:
                     lost.append((device, wiped))
         return tuple(lost)
 
@@ -214,7 +178,7 @@ class PeakOverlay:
             stats = self._read_stats(device)
             marks = self._marks.get(device)
             if marks is not None:
-                _lay_over(stats, marks.get_wiped())
+                _lay_over(stats, marks.wiped)
         return stats
 
     def _marks_of(self, device: int) -> _Marks:
@@ -237,7 +201,7 @@ class PeakOverlay:
                 stats = original(*args)
                 marks = self._marks.get(_device_of(args))
                 if marks is not None:
-                    _lay_over(stats, marks.get_wiped())
+                    _lay_over(stats, marks.wiped)
                 return stats
 
         return read
@@ -277,41 +241,42 @@ def _device_of(args: tuple[Any, ...]) -> int:
     return args[0] if args and isinstance(args[0], int) else -1
 
 
+# Every cell runs these over some 30 statistics, so they are written for speed.
+
+
 def _has_fallen(stats: NestedStats, seen: NestedStats) -> bool:
-    """Whether any peak is below what was seen of it. Written out, since each cell runs it."""
+    """Whether the peak of any statistic is below what was seen of it.
+
+    Of all pools together only: a reset resets them all. (Private pools come and go with their
+    marks, which tells nothing.)
+    """
     for key, was in seen.items():
-        if not isinstance(was, dict) or key == _PRIVATE_POOLS or key not in stats:
-            continue
-        now = stats[key]
-        if "peak" in was:
-            if now["peak"] < was["peak"]:
-                return True
-        else:
-            for pool, pool_was in was.items():
-                if now[pool]["peak"] < pool_was["peak"]:
-                    return True
+        if type(was) is dict and "all" in was and stats[key]["all"]["peak"] < was["all"]["peak"]:
+            return True
     return False
 
 
 def _lift(marks: Peaks, stats: NestedStats) -> None:
     """Lift marks to the peaks in statistics that are higher, in place."""
-    for path, values in walk_stats(stats):
-        if values["peak"] > marks.get(path, -1):
-            marks[path] = values["peak"]
+    for key, now in stats.items():
+        if type(now) is dict:
+            peak = now.get("peak")
+            mark = marks.get(key)
+            if peak is None:
+                if mark is None:
+                    mark = marks[key] = {}
+                _lift(mark, now)
+            elif mark is None or peak > mark:
+                marks[key] = peak
 
 
 def _lay_over(stats: NestedStats, marks: Peaks) -> None:
     """Lift the peaks in statistics to the marks, in place."""
-    if not marks:
-        return
-    for path, values in walk_stats(stats):
-        mark = marks.get(path)
-        if mark is not None and mark > values["peak"]:
-            values["peak"] = mark
-
-
-def _peak_at(stats: NestedStats, path: Path) -> int:
-    for found, values in walk_stats(stats):
-        if found == path:
-            return values["peak"]
-    return 0
+    for key, mark in marks.items():
+        now = stats.get(key)
+        if now is None:
+            continue
+        if type(mark) is dict:
+            _lay_over(now, mark)
+        elif mark > now["peak"]:
+            now["peak"] = mark
