@@ -77,6 +77,8 @@ class Graph:
         self.contexts: set[int] = set()
         self._index: dict[int, int] = {}
         self._boundaries = {id(each) for each in boundaries}
+        #: Places to follow: what has memory first, then the rest in the order of its discovery.
+        self._urgent: deque[int] = deque()
         self._pending: deque[int] = deque()
         #: What is left of containers too big to be taken at once: others are looked at first.
         self._rest: deque[tuple[int, Iterator[object], Sequence[object]]] = deque()
@@ -111,7 +113,9 @@ class Graph:
                 for step in itertools.count(1):
                     if (step % _CHECK_EVERY == 0 or self._rest) and self.is_late():
                         break
-                    if self._pending:
+                    if self._urgent:
+                        self._follow(self._urgent.popleft())
+                    elif self._pending:
                         self._follow(self._pending.popleft())
                     elif self._rest:
                         self._add_python(*self._rest.popleft())
@@ -125,8 +129,8 @@ class Graph:
         """Whether the time is used up; the walk is not complete then."""
         if time.perf_counter() > self._deadline:
             self._is_cut = True
-            self._pending.clear()
-            self._rest.clear()
+            for left in (self._urgent, self._pending, self._rest):
+                left.clear()
         return self._is_cut
 
     def _follow(self, place: int) -> None:
@@ -194,10 +198,8 @@ class Graph:
             self.edges.append(_NO_EDGES)
             self.python_refs.append(0)
             self.cpp_refs.append(0)
-            if kind is Kind.TENSOR or kind is Kind.STORAGE:
-                self._pending.appendleft(place)
-            else:
-                self._pending.append(place)
+            is_memory = kind is Kind.TENSOR or kind is Kind.STORAGE
+            (self._urgent if is_memory else self._pending).append(place)
         return place
 
     def _follow_python(self, place: int, kind: Kind) -> None:
