@@ -1,13 +1,17 @@
-"""What a person would call an object that the walk has met."""
+"""What a person would call what the walk has met, and what IPython holds."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from gpumemwidget.owners.kinds import Kind, is_one_of
 from gpumemwidget.owners.walk import Graph
+from gpumemwidget.records import IPythonReference
 
-__all__ = ["find_kind_name"]
+__all__ = ["describe_references", "find_kind_name"]
+
+_MOST_REFERENCES = 5
 
 
 def find_kind_name(graph: Graph, place: int) -> str:
@@ -28,3 +32,17 @@ def find_kind_name(graph: Graph, place: int) -> str:
         if is_one_of(cls, *classes):
             return kind
     return "object"
+
+
+def describe_references(references: Iterable[IPythonReference]) -> str:
+    """``"Out[3], Out[5] and 14 places more"``, those first that a person has seen; ``""`` for none.
+
+    One displayed value is held under up to a dozen names, most of them IPython's own affair.
+    """
+    paths = list(dict.fromkeys(reference.path for reference in references))
+    known = [path for path in paths if path.startswith(("Out[", "sys."))] or paths
+    shown = known[:_MOST_REFERENCES]
+    n_more = len(paths) - len(shown)
+    if not n_more:
+        return ", ".join(shown)
+    return f"{', '.join(shown)} and {n_more} {'place' if n_more == 1 else 'places'} more"

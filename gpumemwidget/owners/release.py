@@ -19,6 +19,7 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, ReleaseError
 from gpumemwidget.owners.base import Shell
 from gpumemwidget.owners.moves import carry_out
+from gpumemwidget.owners.naming import describe_references
 from gpumemwidget.owners.plan import Draft, draw_up
 from gpumemwidget.owners.watch import StorageWatch
 from gpumemwidget.records import Reading, ReleasePlan, ReleaseReport, ReleaseStep
@@ -200,7 +201,7 @@ class _Release:
             dropped += shell.drop_out(None if plan.out else prepared.out_rows)
         if plan.exceptions:
             dropped += shell.drop_exceptions()
-        return ", ".join(reference.path for reference in dropped) or None
+        return describe_references(dropped) or None
 
     def _empty_cache(self) -> str:
         self._hardware.empty_cache()

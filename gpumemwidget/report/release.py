@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gpumemwidget.owners.naming import describe_references
 from gpumemwidget.records import ReleaseMove, ReleasePlan, ReleaseReport, ReleaseStep
 from gpumemwidget.report.document import (
     Block,
@@ -71,7 +72,6 @@ def report_plan(plan: ReleasePlan) -> Report:
 def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
     """The release sequence, always in its order."""
     names = [name for name in plan.names if name.isidentifier()]
-    drops = [reference.path for reference in plan.drops]
     shown = plan.moves[:N_MOVES_SHOWN]
     moves = [_describe_move(move) for move in shown]
     if len(plan.moves) > len(shown):
@@ -85,7 +85,7 @@ def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
     return (
         Step("move to CPU", "" if moves else "nothing that anybody would keep", tuple(moves)),
         Step("set to None", rebinding),
-        Step("drop IPython's references", ", ".join(drops) if drops else "it holds none"),
+        Step("drop IPython's references", describe_references(plan.drops) or "it holds none"),
         Step("gc.collect()"),
         Step("empty_cache()"),
     )
