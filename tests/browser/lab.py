@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jupyterlab
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, sync_playwright
 
 from tests.chromium import find_chromium
@@ -319,11 +320,16 @@ def _write_notebook(path: Path, cells: Sequence[str], kernel: str) -> None:
 
 
 def _isolate(folder: Path) -> dict[str, str]:
+    # Where the widgets' own front ends are is the environment's matter, nothing else of Jupyter is.
     environment = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("JUPYTER", "IPYTHON"))
+        if name == "JUPYTER_PATH" or not name.startswith(("JUPYTER", "IPYTHON"))
     }
+    application = Path(jupyterlab.__file__).parents[4] / "share" / "jupyter" / "lab"
+    if application.is_dir():
+        # An environment that only sees another one's packages does not have it in its own folder.
+        environment["JUPYTERLAB_DIR"] = str(application)
     for name in ("config", "data", "runtime", "ipython"):
         (folder / name).mkdir()
     return {
