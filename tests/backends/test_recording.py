@@ -278,3 +278,19 @@ def test_kept_recordings_can_be_played(path: Path) -> None:
                 assert reading.reserved_peak_bytes >= reading.reserved_bytes
             if reading.allocated_peak_bytes is not None:
                 assert reading.allocated_peak_bytes >= reading.allocated_bytes
+
+
+def test_a_real_gpus_session_plays_as_it_was() -> None:
+    """Ten training steps on an H200: their peak, the out-of-memory error, what cuBLAS keeps."""
+    backend = ReplayBackend.from_file(DATA / "h200-training.json")
+    backend.start_span()
+
+    while backend.playback.advance():
+        pass
+
+    gpu, host = backend.end_span()
+    assert (gpu.device, host.device) == ("cuda:0", "host")
+    assert (gpu.allocated_peak_bytes, gpu.reserved_peak_bytes) == (387_023_872, 446_693_376)
+    assert (gpu.peak_is, gpu.num_alloc_retries, gpu.num_ooms) == ("exact", 1, 1)
+    # Two workspaces of 32.5 MiB: the main thread's and the backward pass's.
+    assert gpu.allocated_bytes == 2 * 34_078_720
