@@ -13,6 +13,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 __all__ = ["TorchArrival", "find_torch"]
 
@@ -75,6 +76,12 @@ class _CallingLoader(Loader):
         self._spec = spec
         self._loader = loader
         self._on_loaded = on_loaded
+
+    def __getattr__(self, name: str) -> Any:
+        # Who only looks torch up (pkgutil, runpy) finds all that its own loader can do.
+        if name == "_loader":  # Not set yet, as in a copy that is being made.
+            raise AttributeError(name)
+        return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)

@@ -8,6 +8,7 @@ ask anything else of a device without one would create it, hundreds of MB of the
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Literal
 
 from gpumemwidget.backends.overlay import NestedStats, PeakOverlay
 from gpumemwidget.errors import BackendError
@@ -67,7 +68,8 @@ class CudaBackend:
             except RuntimeError as exc:
                 readings.append(self._fail(index, exc))
             else:
-                readings.append(_to_reading(index, stats, exact=True))
+                # Now that they are reset, the peaks are what stands.
+                readings.append(_to_reading(index, stats, exact=True, peak="current"))
         return tuple(readings)
 
     def end_span(self) -> tuple[Reading, ...]:
@@ -153,15 +155,17 @@ class CudaBackend:
         return Reading(device=f"cuda:{index}", allocated_bytes=None, reserved_bytes=None)
 
 
-def _to_reading(index: int, stats: NestedStats, *, exact: bool) -> Reading:
+def _to_reading(
+    index: int, stats: NestedStats, *, exact: bool, peak: Literal["peak", "current"] = "peak"
+) -> Reading:
     allocated = stats["allocated_bytes"]["all"]
     reserved = stats["reserved_bytes"]["all"]
     return Reading(
         device=f"cuda:{index}",
         allocated_bytes=allocated["current"],
         reserved_bytes=reserved["current"],
-        allocated_peak_bytes=allocated["peak"],
-        reserved_peak_bytes=reserved["peak"],
+        allocated_peak_bytes=allocated[peak],
+        reserved_peak_bytes=reserved[peak],
         peak_is="exact" if exact else "at least",
         num_alloc_retries=stats["num_alloc_retries"],
         num_ooms=stats["num_ooms"],

@@ -38,7 +38,7 @@ _COUNTERS = ("num_alloc_retries", "num_ooms")
 class _Marks:
     """What is remembered of one device."""
 
-    __slots__ = ("at_least", "counters", "folded", "seen", "wiped")
+    __slots__ = ("at_least", "counters", "floor", "folded", "seen", "wiped")
 
     def __init__(self) -> None:
         #: Peaks that our resets wiped out since the user's last reset: the user's view.
@@ -47,6 +47,9 @@ class _Marks:
         self.folded: Peaks = {}
         #: The last raw statistics: lower bounds on the peaks until the next reset.
         self.seen: NestedStats = {}
+        #: Those from just before the span's reset: their current values are such bounds too, until
+        #: there is something better.
+        self.floor: NestedStats = {}
         #: Counts that the user's ``reset_accumulated_memory_stats`` wiped out.
         self.counters: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
         #: True once somebody reset the peaks, within the span, in a way that we did not see.
@@ -63,7 +66,12 @@ class _Marks:
             self.at_least = True
             _lift(self.folded, self.seen)
             self.wiped = {}
+        elif self.floor and _is_below_current(stats, self.floor):
+            # The user's view stays: a thread that freed memory just before our own reset would
+            # look the same.
+            self.at_least = True
         self.seen = stats
+        self.floor = {}
 
     def before_span(self, stats: NestedStats) -> None:
         """We are about to reset: the span's view starts anew, the user's does not."""
@@ -71,6 +79,7 @@ class _Marks:
         _lift(self.wiped, stats)
         self.folded = {}
         self.seen = {}
+        self.floor = stats
         self.at_least = False
 
     def before_user_reset(self, stats: NestedStats) -> None:
@@ -82,6 +91,7 @@ class _Marks:
         """The user has reset: their view starts anew."""
         self.wiped = {}
         self.seen = stats
+        self.floor = {}
 
 
 class PeakOverlay:
@@ -150,14 +160,13 @@ class PeakOverlay:
     # -- for the backend ---------------------------------------------------------------------------
 
     def start_span(self, device: int) -> NestedStats:
-        """Reset the device's peaks without the user seeing it; the statistics after that."""
+        """Reset the device's peaks without the user seeing it; the raw statistics before that."""
         with self._lock:
             marks = self._marks_of(device)
-            # Remembered before the reset, so that an interrupt in between loses nothing.
-            marks.before_span(self._read_stats(device))
-            self._reset_peaks(device)
             stats = self._read_stats(device)
-            marks.take_in(stats)
+            # Remembered before the reset, so that an interrupt in between loses nothing.
+            marks.before_span(stats)
+            self._reset_peaks(device)
         return self._add_counters(device, stats)
 
     def read(self, device: int) -> tuple[NestedStats, bool]:
@@ -252,6 +261,14 @@ def _has_fallen(stats: NestedStats, seen: NestedStats) -> bool:
     """
     for key, was in seen.items():
         if type(was) is dict and "all" in was and stats[key]["all"]["peak"] < was["all"]["peak"]:
+            return True
+    return False
+
+
+def _is_below_current(stats: NestedStats, before: NestedStats) -> bool:
+    """Whether any peak is below what stood when the peaks were reset."""
+    for key, was in before.items():
+        if type(was) is dict and "all" in was and stats[key]["all"]["peak"] < was["all"]["current"]:
             return True
     return False
 

@@ -21,6 +21,8 @@ __all__ = ["History"]
 
 #: How many samples are packed, thinned and dropped together.
 _BLOCK = 64
+#: Samples that are kept as they came until so many are packed at once.
+_MOST_UNPACKED = 32
 #: How much of the capacity recent samples take, which are never thinned.
 _RECENT_SHARE = 0.3
 #: Merging begins here, so that there is room for the appends over which it is spread.
@@ -47,6 +49,8 @@ class History:
         self._soft_limit = int(capacity * _SOFT_SHARE)
         self._devices: tuple[str, ...] = ()
         self._open: Block | None = None
+        #: The newest samples, as they came: packing them one by one would cost each cell more.
+        self._unpacked: deque[Sample] = deque()
         self._recent: deque[Block] = deque()
         #: Thinned blocks; those of level n came of 2**n blocks. A higher level is older as a whole.
         self._levels: list[deque[Block]] = []
@@ -65,23 +69,15 @@ class History:
             if sample.time_s < self._last_s:
                 return False
             self._last_s = sample.time_s
-            block = self._open
-            if block is None:
-                block = self._open = self._begin_block(sample)
-            try:
-                block.append(sample)
-            except KeyError:  # A device that was touched just now.
-                self._seal(block)
-                block = self._open = self._begin_block(sample)
-                block.append(sample)
-            if len(block) >= _BLOCK:
-                self._seal(block)
-                self._open = None
+            self._unpacked.append(sample)
+            if len(self._unpacked) >= _MOST_UNPACKED or self._has_new_device(sample):
+                self._pack()
             return True
 
     def __len__(self) -> int:
         """How many samples are kept."""
         with self._lock:
+            self._pack()
             return self._n_sealed + (0 if self._open is None else len(self._open))
 
     @property
@@ -130,6 +126,7 @@ class History:
         allocated of what is kept are those of all that was appended, for every device.
         """
         with self._lock:
+            self._pack()
             return [(block.start_s, block.end_s) for block in chain(*reversed(self._levels))]
 
     def reset_after_fork(self) -> None:
@@ -139,10 +136,30 @@ class History:
     def _list_blocks(self) -> list[Block]:
         """All blocks, oldest first. None of them changes any more: the open one is a copy."""
         with self._lock:
+            self._pack()
             blocks = [*chain(*reversed(self._levels)), *self._recent]
             if self._open is not None:
                 blocks.append(self._open.copy())
             return blocks
+
+    def _has_new_device(self, sample: Sample) -> bool:
+        return any(reading.device not in self._devices for reading in sample.readings)
+
+    def _pack(self) -> None:
+        while self._unpacked:
+            sample = self._unpacked.popleft()
+            block = self._open
+            if block is None:
+                block = self._open = self._begin_block(sample)
+            try:
+                block.append(sample)
+            except KeyError:  # A device that was touched just now.
+                self._seal(block)
+                block = self._open = self._begin_block(sample)
+                block.append(sample)
+            if len(block) >= _BLOCK:
+                self._seal(block)
+                self._open = None
 
     def _begin_block(self, sample: Sample) -> Block:
         names = [reading.device for reading in sample.readings]

@@ -121,3 +121,21 @@ def test_real_torch_arrives_complete(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
+
+
+def test_looking_torch_up_finds_what_its_own_loader_can_do(own_torch: Path) -> None:
+    """As ``pkgutil`` and ``runpy`` do, without an import; it is still awaited after that."""
+    run_python(
+        PREAMBLE
+        + """
+import importlib.util, pkgutil
+loader = importlib.util.find_spec("torch").loader
+assert loader.is_package("torch")
+assert loader.get_source("torch") == "value = 1\\n"
+assert not hasattr(loader, "nonsense")
+assert "torch" not in sys.modules
+assert pkgutil.get_data("torch", "__init__.py") == b"value = 1\\n"
+assert seen == [1]
+""",
+        own_torch,
+    )
