@@ -7,6 +7,7 @@ asked of a cell or a kernel is read where a person would see it, in the page.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -20,7 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jupyterlab
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, sync_playwright
 
 from tests.chromium import find_chromium
@@ -326,7 +326,10 @@ def _isolate(folder: Path) -> dict[str, str]:
         for name, value in os.environ.items()
         if name == "JUPYTER_PATH" or not name.startswith(("JUPYTER", "IPYTHON"))
     }
-    application = Path(jupyterlab.__file__).parents[4] / "share" / "jupyter" / "lab"
+    package = importlib.util.find_spec("jupyterlab")
+    if package is None or package.origin is None:
+        raise RuntimeError("JupyterLab is not installed: the browser tests need it")
+    application = Path(package.origin).parents[4] / "share" / "jupyter" / "lab"
     if application.is_dir():
         # An environment that only sees another one's packages does not have it in its own folder.
         environment["JUPYTERLAB_DIR"] = str(application)

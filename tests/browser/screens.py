@@ -30,6 +30,9 @@ from gpumemwidget.backends.script import demo_script
 gpus = ReplayBackend.from_script(
     demo_script({n_devices}, step_s=1.2), clock=time.monotonic, loop=True)
 extension.detect_hardware = lambda: Hardware([gpus, HostBackend()], ReplayMonitor(gpus.playback))
+def train(model, loader, seconds=4):
+    time.sleep(seconds)
+model = loader = None
 %load_ext gpumemwidget
 """
 _MODEL = """
@@ -116,7 +119,12 @@ def _hover(notebook: Notebook) -> None:
 
 
 _HOST_CELLS = (_LOAD, "%memdash", _MODEL, _TRAIN.format(n_steps=10), _FAIL, _SHOW)
-_GPU_CELLS = ("%memdash", *("time.sleep(4)  # train_epoch(model, loader)",) * 2, "time.sleep(20)")
+_GPU_CELLS = (
+    "%memdash",
+    "train(model, loader)",
+    "train(model, loader, seconds=6)",
+    "train(model, loader, seconds=20)",
+)
 #: What is shown: the notebook's cells, and what is done with them.
 SCENES: dict[str, tuple[tuple[str, ...], Callable[[Notebook], None]]] = {
     "empty": (_HOST_CELLS, _empty),
@@ -129,6 +137,17 @@ SCENES: dict[str, tuple[tuple[str, ...], Callable[[Notebook], None]]] = {
     "two-gpus": ((_GPUS.format(n_devices=2), *_GPU_CELLS), _hover),
     "eight-gpus": ((_GPUS.format(n_devices=8), *_GPU_CELLS), _gpus),
 }
+
+
+def take_readme_picture(lab: Lab) -> None:
+    """The README's picture: two GPUs in mid-cell."""
+    cells, _ = SCENES["two-gpus"]
+    with lab.open(cells, width=1180, height=1400) as notebook:
+        notebook.wait_for_kernel()
+        _gpus(notebook)
+        README_PICTURE.parent.mkdir(exist_ok=True)
+        notebook.dashboards().first.screenshot(path=README_PICTURE)
+        print(README_PICTURE, README_PICTURE.stat().st_size)
 
 
 def take_pictures(
@@ -155,16 +174,22 @@ def _open(notebook: Notebook) -> None:
 def main() -> int:
     """Take the pictures that were asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.browser.screens", description=__doc__)
-    parser.add_argument("folder", type=Path, help="where the pictures go")
+    parser.add_argument("folder", type=Path, nargs="?", help="where the pictures go")
+    parser.add_argument("--readme", action="store_true", help="take the README's picture instead")
     parser.add_argument("--scene", action="append", choices=SCENES, help="only this one")
     parser.add_argument("--look", action="append", choices=("wide", "dark", "narrow"))
     options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
+    if options.folder is None and not options.readme:
+        parser.error("name a folder, or --readme")
     scenes = options.scene or list(SCENES)
     with ExitStack() as stack:
         browser = stack.enter_context(start_browser())
         temporary = stack.enter_context(tempfile.TemporaryDirectory())
         lab = stack.enter_context(start_lab(Path(temporary), browser))
+        if options.readme:
+            take_readme_picture(lab)
+            return 0
+        options.folder.mkdir(parents=True, exist_ok=True)
         light, dark = "JupyterLab Light", "JupyterLab Dark"
         looks = {
             "wide": (1280, light, ""),

@@ -230,14 +230,16 @@ class Plot {
     const colors = this.view.colors;
     const info = this.store.devices.get(device) || {};
     const bound = info.limit_bytes ?? info.total_bytes;
-    let want = Math.max(highest * 1.12, 1024 * 1024);
+    // Above the lines of a small plot stand its device's name and total.
+    const several = devices.length > 1;
+    let want = Math.max(highest * (several ? 1.3 : 1.12), 1024 * 1024);
     // The device's end is in view as soon as it is near.
-    if (bound && bound < want * 1.6) want = Math.max(want, bound * (devices.length > 1 ? 1.3 : 1.1));
+    if (bound && bound < want * 1.6) want = Math.max(want, bound * (several ? 1.3 : 1.1));
     const before = this.tops.get(device);
     // The scale grows at once and shrinks late, so that it does not breathe.
     const scale = before && want <= before && want > before * 0.5 ? before : want;
     this.tops.set(device, scale);
-    const { values } = binaryTicks(scale, heightPx < 110 ? 2 : 4.5);
+    const { values } = binaryTicks(scale, heightPx < 80 ? 2 : heightPx < 150 ? 3.5 : 4.5);
     let unit = 0;
     while (values.length > 1 && values[1] >= 1024 ** (unit + 1) && unit < UNITS.length - 1) unit++;
     while (scale >= 1024 ** (unit + 1) && unit < UNITS.length - 1) unit++;
@@ -264,7 +266,7 @@ class Plot {
         font: { size: 10.5, color: colors.muted },
       });
     }
-    if (devices.length > 1) {
+    if (several) {
       layout.annotations.push({
         xref: "paper", x: 0, xanchor: "left", xshift: 6, yref: "paper", y: top, yanchor: "top",
         text: `<b>${device}</b>`, showarrow: false, font: { size: 11, color: colors.text },
