@@ -38,7 +38,7 @@ def load(shell: InteractiveShell) -> Extension:
         extension = Extension(shell, detect_hardware())
         extension.open()
         _extensions[shell] = extension
-        print(extension.describe())
+        extension.introduce()
     return extension
 
 
@@ -46,8 +46,7 @@ def unload(shell: InteractiveShell) -> None:
     """Take away everything that ``load`` added; nothing where there is nothing."""
     extension = _extensions.pop(shell, None)
     if extension is not None:
-        for sentence in extension.describe_loss():
-            print(sentence)
+        extension.say_farewell()
         extension.close()
 
 
@@ -91,7 +90,7 @@ class Extension:
         self._dashboard: Dashboard | None = None
         self._magics = MemMagics(shell, self)
         self.outputs = Outputs(shell, self.monitor, self._magics.read_options)
-        self._events = CellEvents(shell, self.monitor, self.outputs, self._report_failure)
+        self._events = CellEvents(shell, self.monitor, self.outputs, self.report_failure)
         self._transformer = MemtraceLine(shell, self._magics.read_options, self._trace_running)
         #: Magics of the same names that were there before us.
         self._displaced: list[tuple[str, str, object]] = []
@@ -134,6 +133,19 @@ class Extension:
 
     # -- What a person is told ---------------------------------------------------------------------
 
+    def introduce(self) -> None:
+        """Say what was found; what can't be read now is no reason not to record."""
+        self._attempt("looking up the devices", lambda: print(self.describe()))
+
+    def say_farewell(self) -> None:
+        """Say what goes with us."""
+
+        def say() -> None:
+            for sentence in self.describe_loss():
+                print(sentence)
+
+        self._attempt("looking up the peaks", say)
+
     def describe(self) -> str:
         """One line: which devices were found, and how to go on."""
         reports = self.monitor.hardware.read_devices()
@@ -158,7 +170,8 @@ class Extension:
         """Say what failed of ours, in one line."""
         print(f"gpumemwidget: {message}", file=sys.stderr)
 
-    def _report_failure(self, what: str, exc: Exception) -> None:
+    def report_failure(self, what: str, exc: Exception) -> None:
+        """Tell of a failure of ours in one line, and keep its traceback."""
         self.last_failure = "".join(traceback.format_exception(exc))
         cause = f"{type(exc).__name__}: {exc}".splitlines()[0]
         self.monitor.report_failure(
@@ -175,7 +188,7 @@ class Extension:
             try:
                 self.outputs.trace(options)
             except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
-                self._report_failure("preparing a cell's output", exc)
+                self.report_failure("preparing a cell's output", exc)
 
     def _remove_transformer(self) -> None:
         transformers = self.ipython.input_transformers_cleanup
@@ -209,7 +222,7 @@ class Extension:
         try:
             action()
         except Exception as exc:  # noqa: BLE001 - the other parts still have to go
-            self._report_failure(what, exc)
+            self.report_failure(what, exc)
 
 
 def _describe_kind(report: DeviceReport) -> str:

@@ -49,6 +49,8 @@ class LiveChart(anywidget.AnyWidget):
     #: For a page that joins late: what has been drawn so far, listed when it is asked for.
     points = traitlets.Any([]).tag(sync=True, to_json=lambda _value, self: self._list_points())
 
+    _is_closed = True
+
     def __init__(
         self, monitor: Monitor, *, execution_count: int | None, device: str | None = None
     ) -> None:
@@ -58,10 +60,11 @@ class LiveChart(anywidget.AnyWidget):
         self._start_s = monitor.clock.now()
         self._before: tuple[Reading, ...] = self._select(monitor.hardware.read())
         self._sends_before = False
-        self._is_closed = False
         # Closing on the main thread must not happen in the middle of the sampler's message.
         self._lock = threading.Lock()
-        super().__init__(report=self._describe())
+        report = self._describe()
+        self._is_closed = False
+        super().__init__(report=report)
 
     def on_cell_started(self, cell: RunningCell) -> None:
         """The cell's clock starts; what stands then goes out with the first sample."""
@@ -97,7 +100,10 @@ class LiveChart(anywidget.AnyWidget):
             self.send(message)
 
     def close(self) -> None:
-        """End the chart on every page."""
+        """End the chart on every page. May be called twice."""
+        # A widget that goes is closed once more, also one whose making failed.
+        if self._is_closed:
+            return
         with self._lock:
             self._is_closed = True
         # nbclient saves the state of closed widgets too: leave it nothing to save.

@@ -100,17 +100,17 @@ class MemMagics(Magics):
                         "--export writes all cells: leave --last out (or slice "
                         "gpumemwidget.monitor().ledger.to_dataframe())"
                     )
-                path = ledger.export(_unquote(args.export), force=args.force)
+                name = _unquote(args.export)
+                if not name:
+                    raise BadInputError("--export needs a file's name: --export cells.csv")
+                path = ledger.export(name, force=args.force)
                 print(f"{len(ledger)} cell{'' if len(ledger) == 1 else 's'} written to {path}")
                 return
             if args.force:
                 raise BadInputError("--force goes with --export FILE: name the file")
             from gpumemwidget.report.report import report_ledger  # noqa: PLC0415 - when it is used
 
-            records = ledger.records
-            shown = records if args.last is None else records[-args.last :]
-            dropped = ledger.dropped + len(records) - len(shown)
-            display(report_ledger(shown, dropped=dropped))
+            display(report_ledger(ledger.records, dropped=ledger.dropped, last=args.last))
 
     @magic_arguments()
     @argument(
@@ -196,6 +196,9 @@ class MemMagics(Magics):
             return self._read(text)
         except (UsageError, GpuMemError):
             return None
+        except Exception as exc:  # noqa: BLE001 - this runs before the cell, which must not fail by it
+            self._extension.report_failure("reading the options of %%memtrace", exc)
+            return MemtraceOptions()
 
     def _read(self, text: str) -> MemtraceOptions:
         args = _parse(self.memtrace, text)

@@ -37,15 +37,18 @@ _COLUMNS = (
 )
 
 
-def report_ledger(records: Sequence[CellRecord], *, dropped: int = 0) -> Report:
+def report_ledger(
+    records: Sequence[CellRecord], *, dropped: int = 0, last: int | None = None
+) -> Report:
     """The cells, the most recent last, with what each did to each device.
 
     Args:
         records: in the order in which the cells ran.
         dropped: how many older records the ledger has let go.
+        last: how many of them to show at most; ``N_SHOWN`` unless told otherwise.
     """
-    n_before = max(len(records) - N_SHOWN, 0) + dropped
-    shown = records[-N_SHOWN:]
+    shown = records[-(N_SHOWN if last is None else last) :]
+    n_before = len(records) - len(shown) + dropped
     title = f"{len(records) + dropped} cell{'' if len(records) + dropped == 1 else 's'} recorded"
     heading = [Run(title, "strong")]
     if shown:

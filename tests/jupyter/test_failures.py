@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import gpumemwidget
+from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.jupyter.extension import Extension, current_extension
 from gpumemwidget.records import Reading
+
+
+def _fail(*_args: object) -> NoReturn:
+    raise RuntimeError("the driver is gone")
 
 
 @pytest.fixture
@@ -73,6 +78,47 @@ def test_unload_takes_everything_away_even_if_one_part_fails(
 
     assert "closing a cell's output failed" in capsys.readouterr().err
     assert "memstat" not in shell.magics_manager.magics["line"]
+
+
+def test_devices_that_cannot_be_looked_up_keep_nobody_from_loading(
+    shell: InteractiveShell,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Hardware, "read_devices", _fail)
+
+    result = shell.run_cell("%load_ext gpumemwidget", store_history=True)
+    shell.run_cell("6 * 7", store_history=True)
+
+    assert result.success
+    assert "looking up the devices failed (RuntimeError: " in capsys.readouterr().err
+    assert current_extension().monitor.ledger[-1].first_line == "6 * 7"
+
+
+def test_peaks_that_cannot_be_looked_up_keep_nobody_from_unloading(
+    shell: InteractiveShell, extension: Extension, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extension.monitor.hardware, "list_lost_peaks", _fail)
+
+    result = shell.run_cell("%unload_ext gpumemwidget", store_history=True)
+
+    assert result.success
+    assert "memstat" not in shell.magics_manager.magics["line"]
+    assert not shell.events.callbacks["pre_run_cell"]
+
+
+def test_devices_that_cannot_be_looked_up_keep_no_traced_cell_from_running(
+    shell: InteractiveShell,
+    extension: Extension,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(extension.monitor.hardware, "read_devices", _fail)
+
+    result = shell.run_cell("%%memtrace --device host\n6 * 7", store_history=True)
+
+    assert result.result == 42
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
-from typing import Any
+import sys
+from typing import Any, NoReturn
 
 import pytest
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.replay import ReplayBackend
 from gpumemwidget.backends.script import Step
+from gpumemwidget.errors import BackendError
 from gpumemwidget.jupyter.live import LiveChart
 from gpumemwidget.measure.monitor import Monitor
 from gpumemwidget.records import Sample
@@ -150,3 +153,22 @@ def test_a_closed_chart_says_nothing_and_leaves_no_script(session: _Session) -> 
         "_esm": "export default {}",
         "report": {},
     }
+
+
+def test_a_chart_that_could_not_be_made_goes_silently(
+    session: _Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A widget is closed when it is collected, where an exception would be printed."""
+    printed: list[object] = []
+
+    def fail() -> NoReturn:
+        raise BackendError("the driver is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "unraisablehook", printed.append)
+        patch.setattr(session.monitor.hardware, "read", fail)
+        with pytest.raises(BackendError):
+            LiveChart(session.monitor, execution_count=8)
+        gc.collect()
+
+    assert printed == []

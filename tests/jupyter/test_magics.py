@@ -107,7 +107,7 @@ def test_memledger_shows_the_recorded_cells(loaded: InteractiveShell) -> None:
         "%memledger --last 1",
     ]
     assert _get_text(everything) == report_ledger(records[:3]).text
-    assert _get_text(last) == report_ledger(records[3:4], dropped=3).text
+    assert _get_text(last) == report_ledger(records[:4], last=1).text
 
 
 @pytest.mark.parametrize("quote", ["", "'", '"'])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from gpumemwidget.records import CellDevice, Holding, ReleaseMove, ReleaseStep, Span
 from gpumemwidget.report.ledger import N_SHOWN
 from gpumemwidget.report.release import N_MOVES_SHOWN
@@ -37,6 +39,18 @@ def test_long_ledger_is_shown_by_its_end() -> None:
     assert "In [10]" not in text
     assert text.index("In [11]") < text.index("In [60]")
     assert text.count("In [") == N_SHOWN
+
+
+@pytest.mark.parametrize("last", [1, N_SHOWN + 5])
+def test_ledger_shows_as_many_as_are_asked_for(last: int) -> None:
+    """Those that are not shown are still kept, and it does not say otherwise."""
+    records = [make_host_cell(execution_count=number) for number in range(1, N_SHOWN + 11)]
+
+    text = report_ledger(records, last=last).text
+
+    assert text.splitlines()[0].startswith("60 cells recorded")
+    assert f"The last {last} are shown; {60 - last} came before." in text
+    assert text.count("In [") == last
 
 
 def test_ledger_that_fits_says_nothing_of_more() -> None:
