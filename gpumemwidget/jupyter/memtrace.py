@@ -47,7 +47,9 @@ def parse_head(
     """
     if "%%memtrace" not in source:
         return None
-    found = _split_head(textwrap.dedent(source).splitlines(keepends=True), parse)
+    # As IPython takes the first line's indentation away; a body of blanks stays a body.
+    lines = [line.lstrip(" \t") for line in source.splitlines(keepends=True)]
+    found = _split_head(lines, parse)
     return None if found is None else found[0]
 
 
@@ -114,6 +116,10 @@ class MemtraceLine:
         """What IPython does to a cell of one line only (``ls``, ``exit``), done to such a body."""
         prefilter = self._shell.prefilter_manager
         if len(body) != 1 or not _IDENTIFIER.match(body[0]) or prefilter is None:
+            return body
+        # IPython does it last: ``ls?`` asks for help, and is no ``ls`` any more by then.
+        body = self._shell.input_transformer_manager.do_token_transforms(body)
+        if len(body) != 1:
             return body
         with self._shell.builtin_trap:
             return [prefilter.prefilter_lines(body[0].rstrip("\n")) + "\n"]

@@ -148,6 +148,17 @@ def test_a_line_of_automagic_is_still_one(notebook: Notebook) -> None:
     assert [o["output_type"] for o in cell.outputs if "pwd" not in o].count("execute_result") == 1
 
 
+@pytest.mark.parametrize("line", ["pwd?", "ls?", "len??"])
+def test_a_question_mark_asks_for_help(notebook: Notebook, line: str) -> None:
+    """Also behind the name of a magic or an alias, which is not run."""
+    plain = notebook.run(line)
+
+    traced = notebook.run(f"%%memtrace\n{line}")
+
+    assert plain.reply["payload"]
+    assert traced.reply["payload"] == plain.reply["payload"]
+
+
 def test_completion_works_below_the_line(notebook: Notebook) -> None:
     notebook.run("a_long_name = 1")
 

@@ -37,6 +37,7 @@ def line(shell: InteractiveShell, removed: list[MemtraceOptions]) -> MemtraceLin
         ("%%memtrace\n%%memtrace --no-live\nx = 1\ny\n", "\nx = 1\ny\n"),
         ("%%memtrace\n# x\n", "\n# x\n"),
         ("%%memtrace\n\n", "\n\n"),
+        ("%%memtrace\n   ", "\n"),
     ],
 )
 def test_a_line_that_is_valid_goes(
@@ -86,6 +87,8 @@ def test_what_the_line_says_is_passed_on(
     [
         ("%%memtrace\nx", MemtraceOptions()),
         ("\n\n  %%memtrace --no-live\n  x", MemtraceOptions(live=False)),
+        ("%%memtrace\n   ", MemtraceOptions()),
+        ("%%memtrace\n", None),
         ("%%memtrace --nonsense\nx", None),
         ("%%time\n%%memtrace\nx", None),
         ("x = '%%memtrace'", None),
