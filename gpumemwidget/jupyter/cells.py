@@ -64,6 +64,8 @@ class _Run:
     is_cell: bool
     #: Where only its report was asked for: what is to be known of its start.
     aside: tuple[RunningCell, tuple[str, ...]] | None = None
+    #: Whether a display had failed when it began: then that tells nothing of this run.
+    display_had_failed: bool = False
     #: What became of the runs within it: ``%%capture`` hides the error of its body.
     inner_status: Status = "ok"
 
@@ -135,7 +137,11 @@ class CellEvents:
             # The end of what is on the stack never came, for this one runs alone.
             self._abandon()
         is_outermost = not self._runs
-        run = _Run(info, is_cell=is_outermost and info.store_history)
+        run = _Run(
+            info,
+            is_cell=is_outermost and info.store_history,
+            display_had_failed=self._has_display_failed(),
+        )
         self._runs.append(run)
         if is_outermost:
             self._guard("preparing a cell's output", self._outputs.open, info.raw_cell)
@@ -153,6 +159,8 @@ class CellEvents:
             return
         while self._runs.pop() is not run:
             pass  # What began within it and never ended went with it.
+        if status == "ok" and not run.display_had_failed and self._has_display_failed():
+            status = "error"
         if status == "ok":
             status = run.inner_status
         if run.is_cell:
@@ -161,6 +169,13 @@ class CellEvents:
             self._finish_aside(run.aside, result, status)
         elif self._runs and status != "ok":
             self._runs[-1].inner_status = status
+
+    def _has_display_failed(self) -> bool:
+        """Whether ipykernel (7.3) answers "error" because the repr of the cell's value raised.
+
+        IPython's result says nothing of it, and there is no public word for it.
+        """
+        return getattr(self._shell, "_last_traceback_during_displayhook", False)
 
     def _find_run(self, result: ExecutionResult | None) -> _Run | None:
         """The run that has ended; ``None`` for one that never began (an empty cell)."""

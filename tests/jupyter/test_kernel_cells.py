@@ -57,6 +57,16 @@ def test_a_cell_is_recorded_once_with_how_it_ended(
     assert [record[3] for record in _list_records(notebook)] == [status]
 
 
+def test_a_value_that_cannot_be_shown_is_recorded_as_the_kernel_answers(notebook: Notebook) -> None:
+    """Newer ones (ipykernel 7.3) call it an error; the next cells are none, whatever they do."""
+    failing = "class Failing:\n    def __repr__(self): 1 / 0\nFailing()"
+
+    answers = [notebook.run(code).status for code in (failing, "1", failing)]
+    notebook.run("import asyncio\nawait asyncio.sleep(0)")
+
+    assert [record[3] for record in _list_records(notebook)] == [*answers, "ok"]
+
+
 @pytest.mark.parametrize(
     "code",
     [
