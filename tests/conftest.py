@@ -13,10 +13,14 @@ import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import gpumemwidget
+
+if TYPE_CHECKING:
+    from tests.browser.lab import Lab
 
 _PACKAGE = f"{Path(gpumemwidget.__file__).parent}{os.sep}"
 #: Where the user's peaks are read, and where we may lay something over them.
@@ -54,6 +58,21 @@ def nothing_left_behind() -> Iterator[None]:
             thread.join(_THREAD_GRACE_S)
     left = [what for remain, what in _list_remains() if not _holds(before, remain)]
     assert not left, f"the test left behind: {', '.join(left)}"
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A running JupyterLab and a browser; a missing browser is a failure.
+
+    One for the whole run: a process can't have two of Playwright's loops at once.
+    """
+    from tests.browser.lab import start_browser, start_lab
+
+    with (
+        start_browser() as browser,
+        start_lab(tmp_path_factory.mktemp("lab"), browser) as running,
+    ):
+        yield running
 
 
 def _has_gpu() -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.browser.lab import Lab, Notebook, start_browser, start_lab
+from tests.browser.lab import Lab, Notebook
 
 pytestmark = pytest.mark.browser
 
@@ -20,15 +20,6 @@ while not pathlib.Path("end").exists() and len(kept) < 300:
     time.sleep(0.1)
 print("done")
 42"""
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with (
-        start_browser() as browser,
-        start_lab(tmp_path_factory.mktemp("lab"), browser) as lab,
-    ):
-        yield lab
 
 
 @pytest.fixture
