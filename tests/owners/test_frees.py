@@ -171,7 +171,7 @@ class _World:
 
 @pytest.mark.usefixtures("capsys")
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 2**32), n_actions=st.integers(1, 25), out=st.booleans())
 def test_what_the_plan_frees_is_what_goes(
