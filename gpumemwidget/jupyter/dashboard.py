@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import anywidget
 import traitlets
 from IPython.core.display_functions import DisplayHandle, display
+from IPython.core.getipython import get_ipython
 
 from gpumemwidget.jupyter.feed import OPENING, Feed
 from gpumemwidget.jupyter.frontend import read_css, read_esm, read_plotly
@@ -44,7 +45,7 @@ class Session(Protocol):
     shell: Shell
 
 
-def _snapshot_to_json(_value: object, widget: Dashboard) -> Message:
+def _snapshot_to_json(_value: object, widget: Dashboard) -> Message | None:
     return widget.take_snapshot()
 
 
@@ -91,9 +92,18 @@ class Dashboard(anywidget.AnyWidget):
     def _default_plotly(self) -> bytes:
         return read_plotly()
 
-    def take_snapshot(self) -> Message:
-        """The state that goes with the widget: enough to draw at once."""
-        return self._feed.take_snapshot(OPENING)
+    def take_snapshot(self) -> Message | None:
+        """The state that goes with the widget: enough to draw at once.
+
+        ``None`` where it can't be had: a page asks for the states of all widgets at once, and the
+        user's own must not go down with ours.
+        """
+        try:
+            return self._feed.take_snapshot(OPENING)
+        except Exception as exc:  # noqa: BLE001 - shown once; the page draws what comes later
+            failure = describe_failure(exc)
+            self._monitor.report_failure(f"The dashboard's state could not be read: {failure}")
+            return None
 
     # -- Showing it --------------------------------------------------------------------------------
 
@@ -117,14 +127,16 @@ class Dashboard(anywidget.AnyWidget):
         self._feed.expect_view()
         handle = _new_handle()
         handle.display(bundle[0], metadata=bundle[1], raw=True)
-        self._outputs.append(handle)
+        if hasattr(get_ipython(), "kernel"):
+            # A terminal would print the update as another output.
+            self._outputs.append(handle)
 
     def _report_static(self) -> Report:
         hardware = self._monitor.hardware
         ledger = self._monitor.ledger
         now = report_stat(hardware.read_devices())
-        cells = report_ledger(ledger.records[-_N_STATIC_CELLS:])
-        title = "Memory dashboard, as it was when it was last shown. Run %memdash for the live one."
+        cells = report_ledger(ledger.records, dropped=ledger.dropped, last=_N_STATIC_CELLS)
+        title = "Memory dashboard, as it was. %memdash shows the live one."
         html = f'<div><p style="margin:0 0 8px;opacity:.75">{title}</p>{now.html}{cells.html}</div>'
         return Report(text=f"{title}\n\n{now.text}\n\n{cells.text}", html=html)
 
