@@ -249,7 +249,10 @@ class HostBackend:
     # -- malloc's count -----------------------------------------------------------------------
 
     def _count(self) -> int | None:
-        if self._malloc is None:
+        return None if self._malloc is None else self._malloc.read_in_use()
+
+    def _count_often(self) -> int | None:
+        if self._malloc is None or self._timer() < self._count_again_at_s:
             return None
         start_s = self._cpu_timer()
         in_use_bytes = self._malloc.read_in_use()
@@ -258,9 +261,6 @@ class HostBackend:
         if cost_s > _CHEAP_S:
             self._count_again_at_s = self._timer() + cost_s / _DEAREST_SHARE
         return in_use_bytes
-
-    def _count_often(self) -> int | None:
-        return self._count() if self._timer() >= self._count_again_at_s else None
 
     # -- The span's peak ----------------------------------------------------------------------
 

@@ -69,10 +69,11 @@ class ResidentFiles:
             ValueError: what it holds is not a process's status.
         """
         text = os.pread(self._status, _FIRST_READ_BYTES, 0)
-        if b"VmRSS:" not in text and len(text) == _FIRST_READ_BYTES:
+        resident_kib = _parse(text, b"\nVmRSS:")
+        if resident_kib is None and len(text) == _FIRST_READ_BYTES:
             # The list of groups stands before it and can be long.
             text = os.pread(self._status, _LONGEST_STATUS_BYTES, 0)
-        resident_kib = _parse(text, b"\nVmRSS:")
+            resident_kib = _parse(text, b"\nVmRSS:")
         if resident_kib is None:
             raise ValueError("no resident size in the process's status")
         return resident_kib, _parse(text, b"\nVmHWM:")
