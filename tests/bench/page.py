@@ -124,8 +124,8 @@ def _time_first_paint(lab: Lab) -> float:
 
 def _measure_busy(lab: Lab, *, quick: bool) -> tuple[float, float]:
     """The median age of a sample when it is painted, and what the painting costs the cell."""
-    busy = f"for _ in range({4 if quick else 30}): work.time_block()"
-    block = "print(work.time_block())"
+    busy = f"for _ in range({4 if quick else 20}): work.time_block()"
+    block = "print(sum(work.time_block() for _ in range(4)))"
     cells = ["%load_ext gpumemwidget", _SETUP, _OFFSET, "%memdash", busy, block]
     with lab.open(cells) as notebook:
         notebook.wait_for_kernel()
@@ -141,7 +141,7 @@ def _measure_busy(lab: Lab, *, quick: bool) -> tuple[float, float]:
         slowdown = measure_pairs(
             lambda: _time_block(notebook, is_open=False),
             lambda: _time_block(notebook, is_open=True),
-            pairs=2 if quick else 20,
+            pairs=1 if quick else 12,
         )
     return latency_s, slowdown
 
