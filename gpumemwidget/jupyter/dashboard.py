@@ -58,7 +58,7 @@ class Dashboard(anywidget.AnyWidget):
 
     _esm = traitlets.Unicode().tag(sync=True)
     _css = traitlets.Unicode().tag(sync=True)
-    #: plotly.js, compressed: ``loadPlotly`` in the page's ``plot.js`` unpacks it.
+    #: plotly.js, compressed: ``static/unpack.js`` makes it a module.
     plotly = traitlets.Bytes().tag(sync=True)
     #: Which kernel's dashboard a page's views belong to.
     dashboard_id = traitlets.Unicode().tag(sync=True)

@@ -87,6 +87,22 @@ def test_state_is_made_when_it_is_asked_for(page: _Page) -> None:
     assert unpack_rows(snapshot["data"], 1)[-1][1][0][0] > 0
 
 
+def test_state_of_other_widgets_survives_our_failure(
+    page: _Page, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A page asks for the states of all widgets in one message."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("made to fail")
+
+    monkeypatch.setattr(page.extension.monitor.history, "samples", fail)
+
+    state = page.dashboard.get_state()
+
+    assert state["snapshot"] is None
+    assert "RuntimeError: made to fail" in capsys.readouterr().err
+
+
 def test_first_view_gets_more_of_the_past(page: _Page) -> None:
     """The snapshot that it asks for has the cells that did not fit into the opening message."""
     for number in range(60):

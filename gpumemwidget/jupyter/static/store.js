@@ -1,8 +1,7 @@
 // What the front end knows of one kernel's memory: shared by all views of a dashboard, filled from
 // the model's snapshot when a page opens and from the kernel's messages after that.
 //
-// frontend.py joins units.js, store.js, plot.js, cells.js, variables.js and dashboard.js into one
-// module, in this order; names are shared across them.
+// frontend.py joins the scripts of this folder into one module: they share one scope of names.
 
 const MOST_ROWS = 24000;
 const COUNTERS = ["allocated", "reserved", "peak"];
@@ -82,7 +81,7 @@ class Store {
   /** The whole state anew, as a page gets it that finds its kernel again. */
   renew(snapshot) {
     this.asking = false;
-    this.takeSnapshot(snapshot, snapshot.data);
+    if (snapshot) this.takeSnapshot(snapshot, snapshot.data);
     for (const view of this.views) view.changed("snapshot");
   }
 

@@ -1,0 +1,43 @@
+// The notebook's theme: its colours as plotly needs them, and when they change.
+
+const COLORS = ["text", "muted", "grid", "line", "panel", "allocated", "fill", "reserved", "peak", "total", "band", "failed-band"];
+const THEME_ATTRIBUTES = ["data-jp-theme-light", "data-jp-theme-name", "data-vscode-theme-kind", "class"];
+
+class Theme {
+  constructor(root, onChange) {
+    this.root = root;
+    this.known = null;
+    this.change = () => {
+      this.known = null;
+      onChange();
+    };
+    this.observer = new MutationObserver(this.change);
+    this.observer.observe(document.body, { attributes: true, attributeFilter: THEME_ATTRIBUTES });
+    this.scheme = window.matchMedia("(prefers-color-scheme: dark)");
+    this.scheme.addEventListener("change", this.change);
+  }
+
+  dispose() {
+    this.observer.disconnect();
+    this.scheme.removeEventListener("change", this.change);
+  }
+
+  /** Read when they are first needed: only in the page an element knows its style. */
+  get colors() {
+    if (this.known) return this.known;
+    this.root.dataset.theme = isDark() ? "dark" : "light";
+    const style = getComputedStyle(this.root);
+    const read = (name) => style.getPropertyValue(`--gmd-${name}`).trim() || "#888";
+    this.known = Object.fromEntries(COLORS.map((name) => [name, read(name)]));
+    this.known.font = style.fontFamily || "sans-serif";
+    return this.known;
+  }
+}
+
+function isDark() {
+  const { dataset, classList } = document.body;
+  if (dataset.jpThemeLight) return dataset.jpThemeLight === "false";
+  if (dataset.vscodeThemeKind) return !dataset.vscodeThemeKind.includes("light");
+  if (classList.contains("theme-dark")) return true;
+  return window.matchMedia("(prefers-color-scheme: dark)").matches;
+}
