@@ -9,6 +9,7 @@ Options after ``--`` go to pytest: ``python -m tests.kernels 6.31.0 -- -x``.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -48,10 +49,12 @@ def _list_jupyter_path() -> list[str]:
 
 def _make_environment(version: str) -> Path:
     """An interpreter with this ipykernel; made once."""
-    name = f"{version}-py{sys.version_info.major}{sys.version_info.minor}"
+    base = sysconfig.get_path("purelib")
+    # One for each environment that it stands on: two checkouts may be tested at once.
+    key = hashlib.sha256(base.encode()).hexdigest()[:8]
+    name = f"{version}-py{sys.version_info.major}{sys.version_info.minor}-{key}"
     folder = _FOLDER / name
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    base = sysconfig.get_path("purelib")
     marker = folder / "complete"
     if marker.exists() and marker.read_text() == base:
         return python
