@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tests.bench.kernel import CountedKernel, Message
 
 MOST_CPU_S = 0.5e-3
-_IDLE_S = 4
 MOST_UPDATE_BYTES = 2_000
 MOST_OPENING_BYTES = 1_300_000
 
@@ -79,26 +78,26 @@ def measure(quick: bool) -> list[Row]:
                 limit=MOST_OPENING_BYTES,
                 target="≤ 1.3 MB",
             ),
-            *_measure_updates(kernel, pairs=1 if quick else 5),
-            _measure_slowdown(kernel, pairs=2 if quick else 20),
+            *_measure_updates(kernel, pairs=1 if quick else 5, seconds=1 if quick else 4),
+            _measure_slowdown(kernel, pairs=1 if quick else 20),
         ]
 
 
-def _measure_updates(kernel: CountedKernel, *, pairs: int) -> list[Row]:
+def _measure_updates(kernel: CountedKernel, *, pairs: int, seconds: int) -> list[Row]:
     cpu_s: list[float] = []
     bare_s: list[float] = []
     weights: list[int] = []
     for _ in range(pairs):
         kernel.set_visible(False)
-        hidden_s = _read_number(kernel.run(f"print(json.dumps(measure_idle({_IDLE_S})))"))
-        messages = kernel.run(f"print(json.dumps(measure_bare({_IDLE_S})))")
+        hidden_s = _read_number(kernel.run(f"print(json.dumps(measure_idle({seconds})))"))
+        messages = kernel.run(f"print(json.dumps(measure_bare({seconds})))")
         bare_s.append((_read_number(messages) - hidden_s) / sum(map(_is_update, messages)))
         kernel.set_visible(True)
-        messages = kernel.run(f"print(json.dumps(measure_idle({_IDLE_S})))")
+        messages = kernel.run(f"print(json.dumps(measure_idle({seconds})))")
         updates = [message.n_bytes for message in messages if _is_update(message)]
         weights += updates
         cpu_s.append((_read_number(messages) - hidden_s) / len(updates))
-    rate_hz = len(weights) / (pairs * _IDLE_S)
+    rate_hz = len(weights) / (pairs * seconds)
     return [
         Row(
             "kernel's processor time an update, sampling included",
