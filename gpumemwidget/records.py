@@ -12,13 +12,21 @@ from typing import Literal
 
 __all__ = [
     "HOST",
+    "Block",
     "CellDevice",
     "CellRecord",
+    "DeviceAccount",
     "DeviceInfo",
     "DeviceReport",
     "DeviceUse",
+    "Explanation",
+    "Frame",
+    "Holder",
     "Holding",
     "IPythonReference",
+    "MemoryAccount",
+    "MemoryKind",
+    "Owned",
     "PeakIs",
     "Reading",
     "ReleaseMove",
@@ -26,6 +34,7 @@ __all__ = [
     "ReleaseReport",
     "ReleaseStep",
     "Sample",
+    "Segment",
     "Span",
     "Status",
 ]
@@ -166,7 +175,161 @@ class CellRecord:
     devices: tuple[CellDevice, ...]
 
 
+# -- The allocator's state -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A line of Python that was running when a block was allocated."""
+
+    filename: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A piece of a segment, as the caching allocator's snapshot has it."""
+
+    address: int
+    #: As the allocator counts it: what was asked for, rounded up, and what was not split off.
+    n_bytes: int
+    #: What was asked for; ``None`` where this release of torch does not tell.
+    requested_bytes: int | None
+    #: ``active_pending_free``: freed, but another stream may still be using it.
+    state: Literal["active_allocated", "active_pending_free", "inactive"]
+    #: Where it was allocated, innermost first; ``()`` where no history was recorded.
+    frames: tuple[Frame, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One allocation from the driver, with its blocks in the order of their addresses."""
+
+    device: str
+    address: int
+    n_bytes: int
+    #: True where it belongs to a pool of its own: a CUDA graph's, or a ``MemPool``.
+    is_private: bool
+    #: The pool, as torch names it; ``(0, 0)`` is the common one.
+    pool_id: tuple[int, int]
+    blocks: tuple[Block, ...]
+
+
 # -- Who holds what, and its release ---------------------------------------------------------------
+
+#: What memory is for. ``tensor`` is a plain one, ``other`` is no tensor's (on the host: Python's
+#: own objects and libraries), ``unknown`` is what nothing could be found about.
+MemoryKind = Literal[
+    "parameter",
+    "gradient",
+    "optimizer state",
+    "buffer",
+    "saved for backward",
+    "tensor",
+    "cuBLAS workspace",
+    "CUDA-graph pool",
+    "compile cache",
+    "other",
+    "unknown",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A line of the account: one storage, or a piece of memory that is no tensor's."""
+
+    device: str
+    #: As the allocator counts it, so that the lines of a device add up to what is allocated.
+    n_bytes: int
+    kind: MemoryKind
+    #: The path a person would type, in pieces: ``("model", ".layers", "[0]", ".weight")``. Where no
+    #: name leads to it, the words that say what it is, as one piece.
+    steps: tuple[str, ...]
+    #: Where the path begins. ``module``: a global of an imported library; ``thread``: a variable of
+    #: a function that is running; ``nowhere``: no name leads to it.
+    root: Literal["name", "out", "exception", "module", "thread", "nowhere"]
+    #: The rows (``Holding.name``) that hold it, that of the path first.
+    rows: tuple[str, ...] = ()
+    #: True where something that is not one of the rows holds it as well.
+    held_elsewhere: bool = False
+    #: The line that allocated it, where a history was recorded: ``In[7], line 3``.
+    allocated_at: str | None = None
+
+    @property
+    def owner(self) -> str:
+        """The path as one text."""
+        return "".join(self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAccount:
+    """Who owns what is allocated on one device."""
+
+    device: str
+    #: The allocator's own figure, read with the walk; ``None`` where it can't be had.
+    allocated_bytes: int | None
+    #: Biggest first. Together they are ``allocated_bytes``, where that is known.
+    owned: tuple[Owned, ...]
+
+    @property
+    def unknown_bytes(self) -> int:
+        """What nothing could be found about."""
+        return sum(each.n_bytes for each in self.owned if each.kind == "unknown")
+
+    def sum_kinds(self) -> tuple[tuple[MemoryKind, int], ...]:
+        """Bytes of each kind, biggest first."""
+        sums: dict[MemoryKind, int] = {}
+        for each in self.owned:
+            sums[each.kind] = sums.get(each.kind, 0) + each.n_bytes
+        return tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAccount:
+    """The account of owners: every allocated byte of every device, once."""
+
+    devices: tuple[DeviceAccount, ...]
+    #: The same walk's rows, as the variables panel shows them.
+    holdings: tuple[Holding, ...]
+    #: False where the walk stopped at its budget of time: then more is named than is known.
+    is_complete: bool
+    duration_s: float
+    #: Sentences on what could not be read.
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """One path by which memory is held, and how to cut it."""
+
+    #: ``trainer.model.fc.weight``, ``Out[3][0]``, ``last exception: train() line 12: batch``.
+    path: str
+    root: Literal["name", "out", "exception", "module", "thread", "nowhere"]
+    #: What a person does about it: ``del trainer.model``, ``%memrelease --out``.
+    cut: str
+    #: What of the memory in question this path holds, for each device.
+    held_bytes: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why some memory is still there."""
+
+    #: What was asked about: ``x``, ``model.layers[0].weight``, ``no name``.
+    name: str
+    #: ``tensor``, ``module``, …; the class's qualified name.
+    kind: str
+    type_name: str
+    #: What it holds, for each device, biggest first.
+    held_bytes: tuple[tuple[str, int], ...]
+    #: What would go if the name alone were released.
+    frees_bytes: tuple[tuple[str, int], ...]
+    #: What holds it, the most first; paths alike but for an index are one holder.
+    holders: tuple[Holder, ...]
+    #: Paths beyond those shown.
+    n_more: int = 0
+    is_complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
