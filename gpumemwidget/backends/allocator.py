@@ -105,6 +105,27 @@ class ReplayAllocator:
         with self._lock:
             return self._devices[self._index(device)].to_dict()
 
+    def snapshot(self, *, include_traces: bool = True) -> list[dict[str, Any]]:  # noqa: ARG002 - torch's own
+        """As ``torch.cuda.memory_snapshot``: the segments of all devices. There are no traces."""
+        with self._lock:
+            return [
+                segment
+                for index, allocator in enumerate(self._devices)
+                for segment in allocator.to_snapshot(index)
+            ]
+
+    def find_address(self, handle: int) -> int:
+        """Where a block lies.
+
+        Raises:
+            BadInputError: there is no such block, or it was freed.
+        """
+        with self._lock:
+            if handle not in self._blocks:
+                raise BadInputError(f"{handle} is no handle of a block in use")
+            allocator, block = self._blocks[handle]
+            return allocator.find_address(block)
+
     def reset_peak(self, device: int | str = 0) -> None:
         """As ``torch.cuda.reset_peak_memory_stats``."""
         with self._lock:

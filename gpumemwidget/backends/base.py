@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
-from gpumemwidget.records import DeviceInfo, DeviceUse, Reading
+from gpumemwidget.records import DeviceInfo, DeviceUse, Reading, Segment
 
 __all__ = ["DeviceMonitor", "MemoryBackend"]
 
@@ -54,6 +54,16 @@ class MemoryBackend(Protocol):
         """Readings whose peaks are those that the user's own calls tell: since *their* last reset.
 
         Where the user has no such call, since the process began.
+        """
+        ...
+
+    def read_segments(self) -> tuple[Segment, ...]:
+        """What the allocator has from each touched device, and the blocks it is cut into.
+
+        Of each device that is listed all segments are, by their addresses: together they are what
+        is reserved, and their ``active_allocated`` blocks what is allocated, to the byte, as long
+        as nobody allocates meanwhile. The blocks of a segment lie side by side, from its first
+        byte to its last. ``()`` where there is no such allocator, or it does not tell.
         """
         ...
 

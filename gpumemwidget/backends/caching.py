@@ -9,6 +9,7 @@ and tries once more.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ _SMALL_SEGMENT_BYTES = 2 * _MIB
 _OWN_SEGMENT_BYTES = 10 * _MIB
 _SHARED_SEGMENT_BYTES = 20 * _MIB
 _SEGMENT_ROUNDING_BYTES = 2 * _MIB
+#: Where the first segment lies; none lies where another one lay.
+_FIRST_ADDRESS = 0x7F00_0000_0000
 
 _STATS = (
     *("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes"),
@@ -79,6 +82,7 @@ class Block:
 class _Segment:
     """One allocation of the driver's, and its pieces from left to right."""
 
+    address: int
     n_bytes: int
     pool: str
     blocks: list[Block]
@@ -95,6 +99,7 @@ class CachingAllocator:
         self.total_bytes = total_bytes
         self._segments: list[_Segment] = []
         self._stats = {name: {pool: _Stat() for pool in _POOLS} for name in _STATS}
+        self._next_address = _FIRST_ADDRESS
         self._num_alloc_retries = 0
         self._num_ooms = 0
         self._num_device_alloc = 0
@@ -166,6 +171,34 @@ class CachingAllocator:
         )
         return nested
 
+    def find_address(self, block: Block) -> int:
+        """Where a block lies."""
+        return next(address for address, each in _list_addresses(block.segment) if each is block)
+
+    def to_snapshot(self, index: int) -> list[dict[str, Any]]:
+        """The segments as ``torch.cuda.memory_snapshot`` gives those of one device."""
+        return [
+            {
+                "device": index,
+                "address": segment.address,
+                "total_size": segment.n_bytes,
+                "allocated_size": sum(each.n_bytes for each in segment.blocks if not each.is_free),
+                "segment_type": segment.pool.removesuffix("_pool"),
+                "segment_pool_id": (0, 0),
+                "blocks": [
+                    {
+                        "address": address,
+                        "size": each.n_bytes,
+                        "requested_size": each.requested_bytes,
+                        "state": "inactive" if each.is_free else "active_allocated",
+                        "frames": [],
+                    }
+                    for address, each in _list_addresses(segment)
+                ],
+            }
+            for segment in self._segments
+        ]
+
     def reset_peak(self) -> None:
         """Set every mark back to what it marks."""
         for stat in self._list_stats():
@@ -207,7 +240,8 @@ class CachingAllocator:
                 f"no room for {block_bytes} bytes: of {self.total_bytes} bytes "
                 f"{reserved.current} are reserved and in use"
             )
-        segment = _Segment(n_bytes, pool, [])
+        segment = _Segment(self._next_address, n_bytes, pool, [])
+        self._next_address += n_bytes
         segment.blocks.append(Block(segment, n_bytes))
         self._segments.append(segment)
         self._num_device_alloc += 1
@@ -252,6 +286,13 @@ class CachingAllocator:
     def _list_stats(self) -> Iterator[_Stat]:
         for pools in self._stats.values():
             yield from pools.values()
+
+
+def _list_addresses(segment: _Segment) -> Iterator[tuple[int, Block]]:
+    """The blocks of a segment and where each lies."""
+    sizes = (block.n_bytes for block in segment.blocks)
+    starts = itertools.accumulate(sizes, initial=segment.address)
+    return zip(starts, segment.blocks, strict=False)
 
 
 def _round_up(n_bytes: int, multiple: int) -> int:

@@ -11,8 +11,9 @@ from types import ModuleType
 from typing import Literal
 
 from gpumemwidget.backends.overlay import NestedStats, PeakOverlay
+from gpumemwidget.backends.snapshot import SnapshotReader
 from gpumemwidget.errors import BackendError
-from gpumemwidget.records import DeviceInfo, Reading
+from gpumemwidget.records import DeviceInfo, Reading, Segment
 
 __all__ = ["CudaBackend"]
 
@@ -38,6 +39,7 @@ class CudaBackend:
         self._torch = torch
         self._overlay = PeakOverlay(torch._C)  # noqa: SLF001 - see the overlay
         self._overlay.install()
+        self._snapshots = SnapshotReader(torch)
         self._touched: list[int] = []
         self._infos: dict[int, DeviceInfo] = {}
         #: Sentences on failures, and whether each was told.
@@ -87,6 +89,27 @@ class CudaBackend:
             else:
                 readings.append(_to_reading(index, stats, exact=True))
         return tuple(readings)
+
+    def read_segments(self) -> tuple[Segment, ...]:
+        """The touched devices' segments and blocks: 2 ms with 600 blocks.
+
+        ``()``, with a note, where CUDA refuses, or where it would take all events of a history that
+        the user records.
+        """
+        touched = self._find_touched()
+        if not touched:
+            return ()
+        if self._snapshots.is_costly:
+            self._note(
+                "the allocator's blocks are not read while a memory history is recorded: "
+                f"PyTorch {self._torch.__version__} would fetch all of its events with them"
+            )
+            return ()
+        try:
+            return self._snapshots.read(touched)
+        except RuntimeError as exc:
+            self._note(f"the allocator's blocks can't be read: {_first_line(exc)}")
+            return ()
 
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache()``, where CUDA is in use.
@@ -149,10 +172,12 @@ class CudaBackend:
 
         Pluggable allocators have no statistics: https://pytorch.org/docs/stable/notes/cuda.html
         """
-        note = f"cuda:{index} gives no counters: {_first_line(exc)}"
+        self._note(f"cuda:{index} gives no counters: {_first_line(exc)}")
+        return Reading(device=f"cuda:{index}", allocated_bytes=None, reserved_bytes=None)
+
+    def _note(self, note: str) -> None:
         if note not in self._failures:
             self._failures[note] = False
-        return Reading(device=f"cuda:{index}", allocated_bytes=None, reserved_bytes=None)
 
 
 def _to_reading(

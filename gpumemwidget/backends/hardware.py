@@ -17,7 +17,7 @@ from gpumemwidget.backends.cuda import CudaBackend
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.nvml import NvmlMonitor
 from gpumemwidget.errors import BackendError
-from gpumemwidget.records import HOST, DeviceInfo, DeviceReport, Reading
+from gpumemwidget.records import HOST, DeviceInfo, DeviceReport, Reading, Segment
 
 __all__ = ["Hardware", "detect_hardware"]
 
@@ -65,6 +65,10 @@ class Hardware:
     def read_as_user(self) -> tuple[Reading, ...]:
         """Readings whose peaks are those that the user's own calls tell."""
         return tuple(reading for backend in self._backends for reading in backend.read_as_user())
+
+    def read_segments(self) -> tuple[Segment, ...]:
+        """The allocator's segments and blocks, of the devices whose allocator tells."""
+        return tuple(segment for backend in self._backends for segment in backend.read_segments())
 
     def empty_cache(self) -> None:
         """Give back what is cached and unused, everywhere.

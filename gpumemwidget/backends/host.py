@@ -24,7 +24,7 @@ from gpumemwidget.backends.resident import (
     read_resident_elsewhere,
     read_total_elsewhere,
 )
-from gpumemwidget.records import HOST, DeviceInfo, PeakIs, Reading
+from gpumemwidget.records import HOST, DeviceInfo, PeakIs, Reading, Segment
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -151,6 +151,10 @@ class HostBackend:
                 peak_kib = max(peak_kib, resident[1], wiped_kib)
                 peak_is = "at least" if self._was_ever_cut else "exact"
         return (replace(reading, reserved_peak_bytes=peak_kib * _KIB, peak_is=peak_is),)
+
+    def read_segments(self) -> tuple[Segment, ...]:
+        """Nothing: malloc does not tell which blocks it has handed out."""
+        return ()
 
     def empty_cache(self) -> None:
         """Have malloc give its free memory back to the system."""

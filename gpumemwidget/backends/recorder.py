@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from gpumemwidget.backends.base import DeviceMonitor
 from gpumemwidget.backends.recording import Action, Event, Recording, save_recording
-from gpumemwidget.records import DeviceInfo, DeviceUse, Reading
+from gpumemwidget.records import DeviceInfo, DeviceUse, Reading, Segment
 
 __all__ = ["Recorder", "Source"]
 
@@ -32,6 +32,10 @@ class Source(Protocol):
 
     def end_span(self) -> tuple[Reading, ...]:
         """End a span."""
+        ...
+
+    def read_segments(self) -> tuple[Segment, ...]:
+        """The allocator's segments and blocks."""
         ...
 
 
@@ -84,6 +88,17 @@ class Recorder:
         """End the running span and begin the next; what stood at the end."""
         return self._keep("tick", self._end_and_start)
 
+    def take_snapshot(self) -> tuple[Segment, ...]:
+        """``read_segments`` of the source, kept with a reading of the same moment."""
+        found: list[tuple[Segment, ...]] = []
+
+        def ask() -> tuple[Reading, ...]:
+            found.append(self._source.read_segments())
+            return self._source.read()
+
+        self._keep("read", ask, found)
+        return found[0]
+
     @property
     def n_events(self) -> int:
         """How many events were kept."""
@@ -112,7 +127,12 @@ class Recorder:
         self._source.start_span()
         return readings
 
-    def _keep(self, action: Action, ask: Callable[[], tuple[Reading, ...]]) -> tuple[Reading, ...]:
+    def _keep(
+        self,
+        action: Action,
+        ask: Callable[[], tuple[Reading, ...]],
+        snapshots: Sequence[tuple[Segment, ...]] = (),
+    ) -> tuple[Reading, ...]:
         with self._lock:
             readings = ask()
             if len(self._events) < self._max_events:
@@ -120,7 +140,8 @@ class Recorder:
                 latest = {info.device: info for info in self._source.list_devices()}
                 self._devices = {**latest, **self._devices, **latest}
                 time_s = self._clock() - self._start_s
-                self._events.append(Event(time_s, action, readings, self._read_uses()))
+                segments = snapshots[0] if snapshots else None
+                self._events.append(Event(time_s, action, readings, self._read_uses(), segments))
             return readings
 
     def _read_uses(self) -> tuple[DeviceUse, ...]:

@@ -13,8 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from gpumemwidget.backends.snapfile import (
+    BLOCK_COLUMNS,
+    SEGMENT_COLUMNS,
+    BadSnapshotError,
+    RowReader,
+    StackTable,
+)
 from gpumemwidget.errors import FileError, RecordingError
-from gpumemwidget.records import DeviceInfo, DeviceUse, PeakIs, Reading
+from gpumemwidget.records import DeviceInfo, DeviceUse, PeakIs, Reading, Segment
 
 __all__ = [
     "Action",
@@ -43,6 +50,8 @@ class Event:
     readings: tuple[Reading, ...]
     #: Whole devices, where they were read with it.
     uses: tuple[DeviceUse, ...] = ()
+    #: The allocator's snapshot of this moment; ``None`` where none was taken.
+    segments: tuple[Segment, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +116,15 @@ _UNITS = {"_bytes": "bytes", "_s": "seconds since the recording began", "_percen
 
 def format_recording(recording: Recording) -> str:
     """A recording as the file's text: one line an event."""
+    stacks = StackTable()
+    events = [_format_event(event, stacks) for event in recording.events]
+    has_snapshots = any(event.segments is not None for event in recording.events)
+    snapshot_columns = {
+        "events": ["time_s", "action", "readings", "uses", "segments"],
+        "segments": list(SEGMENT_COLUMNS),
+        "blocks": list(BLOCK_COLUMNS),
+        "frames": ["filename", "line", "function"],
+    }
     head = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -118,24 +136,27 @@ def format_recording(recording: Recording) -> str:
             "events": ["time_s", "action", "readings", "uses"],
             "readings": list(_READING_COLUMNS),
             "uses": list(_USE_COLUMNS),
+            **(snapshot_columns if has_snapshots else {}),
         },
+        **(stacks.to_head() if has_snapshots else {}),
         "devices": _to_rows(recording.devices, _INFO_COLUMNS),
         "visible": _to_rows(recording.visible, _INFO_COLUMNS),
         "n_events": len(recording.events),
     }
     lines = [f"{json.dumps(name)}: {json.dumps(value)}," for name, value in head.items()]
-    events = [
-        json.dumps(
-            [
-                round(event.time_s, 6),
-                event.action,
-                _to_rows(event.readings, _READING_COLUMNS),
-                _to_rows(event.uses, _USE_COLUMNS),
-            ]
-        )
-        for event in recording.events
-    ]
     return "\n".join(["{", *lines, '"events": [', ",\n".join(events), "]", "}", ""])
+
+
+def _format_event(event: Event, stacks: StackTable) -> str:
+    values = [
+        round(event.time_s, 6),
+        event.action,
+        _to_rows(event.readings, _READING_COLUMNS),
+        _to_rows(event.uses, _USE_COLUMNS),
+    ]
+    if event.segments is not None:
+        values.append(stacks.to_rows(event.segments))
+    return json.dumps(values)
 
 
 def parse_recording(text: str, *, source: str = "recording") -> Recording:
@@ -217,11 +238,16 @@ def _to_recording(data: dict[str, Any]) -> Recording:
         raise _BadRecordingError("it holds no event")
     known = {info.device for info in devices}
     events: list[Event] = []
+    try:
+        snapshots = RowReader(data)
+    except BadSnapshotError as error:
+        raise _BadRecordingError(f"of its stacks, {error}") from None
     for number, row in enumerate(rows):
-        event = _to_event(row, f"event {number}")
+        event = _to_event(row, f"event {number}", snapshots)
         if events and event.time_s < events[-1].time_s:
             raise _BadRecordingError(f"event {number} is earlier than the one before")
-        unknown = {reading.device for reading in event.readings} - known
+        read = {reading.device for reading in event.readings}
+        unknown = read.union(segment.device for segment in event.segments or ()) - known
         if unknown:
             raise _BadRecordingError(f"event {number} reads {min(unknown)}, which is not listed")
         events.append(event)
@@ -229,9 +255,9 @@ def _to_recording(data: dict[str, Any]) -> Recording:
     return Recording(devices, visible, tuple(events), about if isinstance(about, str) else "")
 
 
-def _to_event(row: Any, where: str) -> Event:
-    if not isinstance(row, list) or len(row) != 4:
-        raise _BadRecordingError(f"{where} is no list of four")
+def _to_event(row: Any, where: str, snapshots: RowReader) -> Event:
+    if not isinstance(row, list) or len(row) not in (4, 5):
+        raise _BadRecordingError(f"{where} is no list of four or five")
     time_s, action, *_ = row
     is_time = isinstance(time_s, (int, float)) and not isinstance(time_s, bool)
     if not is_time or not math.isfinite(time_s) or time_s < 0:
@@ -240,11 +266,16 @@ def _to_event(row: Any, where: str) -> Event:
         raise _BadRecordingError(f"{where} is a {action!r}, which is unknown")
     readings = _from_rows(row, 2, _READING_COLUMNS, f"{where}'s readings")
     uses = _from_rows(row, 3, _USE_COLUMNS, f"{where}'s uses")
+    try:
+        segments = snapshots.parse(row[4]) if len(row) == 5 else None
+    except BadSnapshotError as error:
+        raise _BadRecordingError(f"of {where}'s snapshot, {error}") from None
     return Event(
         time_s=float(time_s),
         action=action,
         readings=tuple(Reading(**reading) for reading in readings),
         uses=tuple(DeviceUse(**use) for use in uses),
+        segments=segments,
     )
 
 

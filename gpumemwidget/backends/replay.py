@@ -16,7 +16,7 @@ from gpumemwidget.backends.bounds import Track
 from gpumemwidget.backends.recording import Event, Recording, load_recording
 from gpumemwidget.backends.script import Step, play_script
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.records import DeviceInfo, DeviceUse, Reading
+from gpumemwidget.records import DeviceInfo, DeviceUse, Reading, Segment
 
 __all__ = ["Playback", "ReplayBackend", "ReplayMonitor"]
 
@@ -176,6 +176,10 @@ class ReplayBackend:
     def read_as_user(self) -> tuple[Reading, ...]:
         """What stood at this position, with the peaks since the recording began."""
         return self._answer(as_user=True)
+
+    def read_segments(self) -> tuple[Segment, ...]:
+        """The snapshot that was taken at this position; ``()`` where there was none."""
+        return self.playback.get_event(self.playback.position).segments or ()
 
     def empty_cache(self) -> None:
         """Nothing: a recording stays what it is."""

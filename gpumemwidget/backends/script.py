@@ -17,6 +17,7 @@ from typing import Literal
 
 from gpumemwidget.backends.allocator import DeviceFullError, ReplayAllocator
 from gpumemwidget.backends.recording import Event, Recording
+from gpumemwidget.backends.snapshot import parse_segments
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.records import DeviceInfo, DeviceUse, Reading
 
@@ -50,6 +51,7 @@ def play_script(
     n_devices: int | None = None,
     total_bytes: int = 80 * _GIB,
     about: str = "scripted",
+    snapshots: bool = False,
 ) -> Recording:
     """What simulated devices count while a script runs.
 
@@ -62,6 +64,7 @@ def play_script(
         n_devices: how many devices there are; as many as the steps name, if not given.
         total_bytes: the memory of each.
         about: what the recording says of itself.
+        snapshots: take the allocators' snapshot with every event.
 
     Raises:
         BadInputError: a step goes back in time, has no such device, or frees what is not there.
@@ -77,7 +80,7 @@ def play_script(
         )
         for index in range(n_devices)
     )
-    stage = _Stage(n_devices, total_bytes)
+    stage = _Stage(n_devices, total_bytes, snapshots=snapshots)
     events = [stage.to_event(0.0)]
     for time_s, group in groupby(steps, key=lambda step: step.time_s):
         if time_s < events[-1].time_s:
@@ -120,7 +123,8 @@ def demo_script(
 class _Stage:
     """The simulated devices while a script runs."""
 
-    def __init__(self, n_devices: int, total_bytes: int) -> None:
+    def __init__(self, n_devices: int, total_bytes: int, *, snapshots: bool) -> None:
+        self._takes_snapshots = snapshots
         self._total_bytes = total_bytes
         self._others_bytes = int(total_bytes * _OTHERS_SHARE)
         self._context_bytes = int(total_bytes * _CONTEXT_SHARE)
@@ -183,7 +187,10 @@ class _Stage:
                     utilization_percent=_BUSY_PERCENT if was_busy else 0,
                 )
             )
-        return Event(time_s, "tick", tuple(readings), tuple(uses))
+        segments = None
+        if self._takes_snapshots:
+            segments = parse_segments(self._allocator.snapshot(include_traces=False))
+        return Event(time_s, "tick", tuple(readings), tuple(uses), segments)
 
 
 class _Demo:

@@ -12,6 +12,7 @@ import functools
 import os
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from gpumemwidget.backends.recorder import Recorder
 from gpumemwidget.backends.recording import Recording, save_recording
 from gpumemwidget.backends.replay import Playback, ReplayBackend, ReplayMonitor
 from gpumemwidget.backends.script import Step, demo_script, play_script
-from gpumemwidget.records import DeviceInfo, PeakIs, Reading
+from gpumemwidget.records import HOST, Block, DeviceInfo, PeakIs, Reading, Segment
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
 from tests.backends.test_overlay import make_torch
 
@@ -38,7 +39,7 @@ WORK_BYTES = 48 * MIB
 SLACK_BYTES = 4 * MIB
 METHODS = (
     *("list_devices", "read", "start_span", "end_span", "read_as_user"),
-    *("empty_cache", "take_notes", "close"),
+    *("read_segments", "empty_cache", "take_notes", "close"),
 )
 
 
@@ -85,12 +86,12 @@ def make_replay(backend: ReplayBackend) -> Subject:
 
 
 def make_script(_tmp_path: Path) -> Subject:
-    return make_replay(ReplayBackend.from_script(make_steps()))
+    return make_replay(ReplayBackend.from_script(make_steps(), snapshots=True))
 
 
 def make_file(tmp_path: Path) -> Subject:
     path = tmp_path / "script.json"
-    save_recording(play_script(make_steps()), path)
+    save_recording(play_script(make_steps(), snapshots=True), path)
     return make_replay(ReplayBackend.from_file(path))
 
 
@@ -180,6 +181,32 @@ def check_readings(readings: tuple[Reading, ...]) -> None:
         assert all(peak >= current for current, peak in peaks if None not in (current, peak))
         has_peak = any(peak is not None for _, peak in peaks)
         assert (reading.peak_is in get_args(PeakIs)) is has_peak
+
+
+def check_segments(segments: tuple[Segment, ...], readings: tuple[Reading, ...]) -> None:
+    """What holds of every snapshot, against the readings of its moment."""
+    assert type(segments) is tuple
+    places = [(segment.device, segment.address) for segment in segments]
+    assert places == sorted(set(places))
+    reserved: Counter[str] = Counter()
+    allocated: Counter[str] = Counter()
+    for segment in segments:
+        assert type(segment) is Segment
+        assert segment.is_private is (segment.pool_id != (0, 0))
+        reserved[segment.device] += segment.n_bytes
+        end = segment.address
+        for block in segment.blocks:
+            assert type(block) is Block
+            assert block.address == end
+            assert block.n_bytes > 0
+            assert block.requested_bytes is None or 0 <= block.requested_bytes <= block.n_bytes
+            end += block.n_bytes
+            if block.state == "active_allocated":
+                allocated[segment.device] += block.n_bytes
+        assert end == segment.address + segment.n_bytes
+    counted = {reading.device: reading for reading in readings}
+    assert {device: counted[device].reserved_bytes for device in reserved} == dict(reserved)
+    assert {device: counted[device].allocated_bytes for device in allocated} == dict(allocated)
 
 
 # -- Memory backends --------------------------------------------------------------------------
@@ -347,6 +374,32 @@ def test_a_device_touched_within_a_span_is_in_its_end(subject: Subject) -> None:
     check_readings(end)
 
 
+def test_blocks_are_what_is_allocated_and_segments_what_is_reserved(subject: Subject) -> None:
+    """To the byte, before, within and after work, and of every device that is in use."""
+    check_segments(subject.backend.read_segments(), subject.backend.read())
+    subject.work()
+    if subject.touch is not None:
+        subject.touch()
+    segments, readings = subject.backend.read_segments(), subject.backend.read()
+
+    check_segments(segments, readings)
+    if not is_host(subject):
+        in_use = {reading.device for reading in readings if reading.reserved_bytes}
+        assert {segment.device for segment in segments} == in_use != set()
+
+
+def test_malloc_tells_no_blocks(subject: Subject) -> None:
+    """The host has no segments, live or played back."""
+    if is_host(subject):
+        assert subject.backend.read_segments() == ()
+    else:
+        assert subject.backend.read_segments() != ()
+
+
+def is_host(subject: Subject) -> bool:
+    return [info.device for info in subject.backend.list_devices()] == [HOST]
+
+
 def test_no_order_of_calls_fails(subject: Subject) -> None:
     """All methods may follow one another in any order, ``close`` in between too."""
     rng = random.Random(20_261_121)
@@ -392,6 +445,7 @@ def test_all_may_be_called_from_other_threads(subject: Subject) -> None:
                 check_readings(subject.backend.read())
                 check_readings(subject.backend.read_as_user())
                 subject.backend.list_devices()
+                assert type(subject.backend.read_segments()) is tuple
             except BaseException as error:  # noqa: BLE001 - whatever it is, the test is to fail
                 failures.append(error)
                 return

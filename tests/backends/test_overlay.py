@@ -43,6 +43,7 @@ def make_torch(allocator: ReplayAllocator) -> SimpleNamespace:
             is_initialized=lambda: True,
             device_count=lambda: allocator.n_devices,
             empty_cache=allocator.empty_cache,
+            memory=SimpleNamespace(memory_snapshot=allocator.snapshot),
             get_device_properties=lambda index: SimpleNamespace(
                 name=f"Simulated {index}", total_memory=allocator.total_bytes(index), uuid="abc"
             ),

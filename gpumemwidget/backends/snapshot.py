@@ -1,0 +1,126 @@
+"""The caching allocator's snapshot as records: its segments, and the blocks they are cut into.
+
+Torch gives dictionaries, and these end here. Only what stands now is asked for: the event trace of
+a user's own history takes up to two seconds to fetch, and it is never fetched.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Container, Iterable, Mapping
+from typing import Any, Literal
+
+from gpumemwidget.records import Block, Frame, Segment
+
+__all__ = ["SnapshotReader", "parse_segments"]
+
+#: What torch calls a block's state, in any release.
+_STATES: dict[str, Literal["active_allocated", "active_pending_free", "inactive"]] = {
+    "active_allocated": "active_allocated",
+    "active_pending_free": "active_pending_free",
+    "active_awaiting_free": "active_pending_free",
+    "inactive": "inactive",
+}
+#: Frames of C++, which a history has where it was asked for them, end in these.
+_FOREIGN_ENDINGS = ("??", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".cuh", ".so")
+
+
+class SnapshotReader:
+    """Reads the snapshot of a torch that has CUDA.
+
+    Args:
+        torch: the imported module ``torch``.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._options: dict[str, bool] | None = None
+
+    @property
+    def is_costly(self) -> bool:
+        """Whether a snapshot would fetch all events of a history that the user records.
+
+        Releases of torch that can't leave them out: see ``include_traces`` in
+        https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_snapshot.html
+        """
+        is_recorded = getattr(self._torch._C, "_cuda_isHistoryEnabled", None)  # noqa: SLF001 - no public call tells
+        return not self._find_options() and is_recorded is not None and bool(is_recorded())
+
+    def read(self, touched: Container[int]) -> tuple[Segment, ...]:
+        """The segments of these devices; CUDA must be initialised.
+
+        Args:
+            touched: indices of the devices that are in use.
+
+        Raises:
+            RuntimeError: CUDA refuses, or the allocator is one that keeps no blocks.
+        """
+        raw = self._torch.cuda.memory.memory_snapshot(**self._find_options())
+        return parse_segments(each for each in raw if each["device"] in touched)
+
+    def _find_options(self) -> dict[str, bool]:
+        if self._options is None:
+            known = inspect.signature(self._torch.cuda.memory.memory_snapshot).parameters
+            self._options = {"include_traces": False} if "include_traces" in known else {}
+        return self._options
+
+
+def parse_segments(raw: Iterable[Mapping[str, Any]]) -> tuple[Segment, ...]:
+    """Segments out of torch's dictionaries, by device and address."""
+    frames = _Frames()
+    segments = [_parse_segment(each, frames) for each in raw]
+    return tuple(sorted(segments, key=lambda each: (_index(each.device), each.address)))
+
+
+def _parse_segment(raw: Mapping[str, Any], frames: _Frames) -> Segment:
+    address = raw["address"]
+    blocks = []
+    for each in raw["blocks"]:
+        n_bytes = each["size"]
+        state = _STATES[each["state"]]
+        blocks.append(
+            Block(
+                # Releases before 2.0 gave no addresses; the blocks stand in their order.
+                address=each.get("address", address),
+                n_bytes=n_bytes,
+                requested_bytes=None if state == "inactive" else each.get("requested_size"),
+                state=state,
+                frames=frames.parse(each.get("frames", ())),
+            )
+        )
+        address = blocks[-1].address + n_bytes
+    first, second = raw.get("segment_pool_id", (0, 0))
+    return Segment(
+        device=f"cuda:{raw['device']}",
+        address=raw["address"],
+        n_bytes=raw["total_size"],
+        is_private=(first, second) != (0, 0),
+        pool_id=(first, second),
+        blocks=tuple(blocks),
+    )
+
+
+class _Frames:
+    """Turns stacks into records; thousands of blocks share a few hundred frames."""
+
+    def __init__(self) -> None:
+        # Torch gives the same dictionary for the same frame. It is kept, so that its id stays its.
+        self._known: dict[int, tuple[object, Frame | None]] = {}
+
+    def parse(self, stack: Iterable[Mapping[str, Any]]) -> tuple[Frame, ...]:
+        """The frames of Python, innermost first."""
+        found = (self._find(each) for each in stack)
+        return tuple(each for each in found if each is not None)
+
+    def _find(self, raw: Mapping[str, Any]) -> Frame | None:
+        known = self._known.get(id(raw))
+        if known is None:
+            frame = None
+            if not raw["filename"].endswith(_FOREIGN_ENDINGS):
+                frame = Frame(raw["filename"], raw["line"], raw["name"])
+            known = self._known[id(raw)] = (raw, frame)
+        return known[1]
+
+
+def _index(device: str) -> int:
+    return int(device.partition(":")[2])
