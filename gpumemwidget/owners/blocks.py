@@ -1,0 +1,165 @@
+"""The allocator's side of the account: which block a storage's bytes are, and whose the rest are.
+
+A storage is smaller than its block, which the allocator rounds up and may not have split, and two
+storages may lie in one block. So the account adds up blocks. Blocks that no storage claims are
+PyTorch's own: it allocates them in C++ and keeps them, and no object of Python's leads to them.
+What they are is told by the pool they are in and by the size that was asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from gpumemwidget.owners.lines import format_allocation
+from gpumemwidget.owners.storages import find_torch
+from gpumemwidget.records import Block, MemoryKind, Owned, Segment
+
+__all__ = ["BlockMap", "read_workspace_sizes"]
+
+_KIB = 1024
+_MIB = 1024 * _KIB
+
+
+class BlockMap:
+    """Finds blocks by address.
+
+    Args:
+        segments: the snapshot, see ``MemoryBackend.read_segments``.
+        cells: the numbers of the notebook's cells by the names of their compiled files, to name
+            the line that allocated a block where a history was recorded.
+        workspace_sizes: how many bytes cuBLAS is given on a device.
+    """
+
+    def __init__(
+        self,
+        segments: Iterable[Segment],
+        *,
+        cells: Mapping[str, int] | None = None,
+        workspace_sizes: Callable[[str], Collection[int]] | None = None,
+    ) -> None:
+        self._cells = cells or {}
+        self._workspace_sizes = workspace_sizes or read_workspace_sizes
+        #: Of each device the blocks in use, with their segments, in the order of their addresses.
+        self._blocks: dict[str, list[tuple[Segment, Block]]] = {}
+        for segment in sorted(segments, key=lambda each: each.address):
+            in_use = ((segment, each) for each in segment.blocks if each.state == _IN_USE)
+            self._blocks.setdefault(segment.device, []).extend(in_use)
+        self._starts = {
+            device: [block.address for _, block in blocks]
+            for device, blocks in self._blocks.items()
+        }
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices that the snapshot tells of."""
+        return tuple(self._blocks)
+
+    def find(self, device: str, address: int) -> Block | None:
+        """The block in use that contains an address.
+
+        ``None`` where there is none: memory of another library's (DLPack, a C++ extension with an
+        allocator of its own), which the allocator does not count.
+        """
+        place = bisect_right(self._starts.get(device, ()), address) - 1
+        if place < 0:
+            return None
+        _, block = self._blocks[device][place]
+        return block if address < block.address + block.n_bytes else None
+
+    def sum_allocated(self, device: str) -> int:
+        """Bytes of the device's blocks in use: what the allocator says is allocated."""
+        return sum(block.n_bytes for _, block in self._blocks.get(device, ()))
+
+    def describe_unclaimed(
+        self,
+        claimed: Collection[tuple[str, int]],
+        pools: Mapping[tuple[int, int], str] | None = None,
+    ) -> tuple[Owned, ...]:
+        """What no storage claims, biggest first, with the like in one line.
+
+        Args:
+            claimed: devices and addresses of the blocks that storages claim.
+            pools: names of the ``torch.cuda.CUDAGraph`` or ``MemPool`` objects, by their pools.
+
+        Returns:
+            Lines of the account whose root is ``nowhere``.
+        """
+        sums: dict[tuple[str, MemoryKind, str, str | None], int] = {}
+        for device, segment, block in self._list_unclaimed(claimed):
+            kind, words = self._describe(device, segment, block, pools or {})
+            key = (device, kind, words, format_allocation(block.frames, self._cells))
+            sums[key] = sums.get(key, 0) + block.n_bytes
+        owned = [
+            Owned(device, n_bytes, kind, (words,), "nowhere", allocated_at=line)
+            for (device, kind, words, line), n_bytes in sums.items()
+        ]
+        return tuple(sorted(owned, key=lambda each: (each.device, -each.n_bytes, each.owner)))
+
+    def _list_unclaimed(
+        self, claimed: Collection[tuple[str, int]]
+    ) -> Iterator[tuple[str, Segment, Block]]:
+        for device, blocks in self._blocks.items():
+            for segment, block in blocks:
+                if (device, block.address) not in claimed:
+                    yield device, segment, block
+
+    def _describe(
+        self, device: str, segment: Segment, block: Block, pools: Mapping[tuple[int, int], str]
+    ) -> tuple[MemoryKind, str]:
+        asked_bytes = block.n_bytes if block.requested_bytes is None else block.requested_bytes
+        is_workspace = asked_bytes in self._workspace_sizes(device)
+        if segment.is_private:
+            name = pools.get(segment.pool_id)
+            of = f"of {name}" if name else f"{segment.pool_id[0]}, {segment.pool_id[1]}"
+            what = "cuBLAS workspace in the pool" if is_workspace else "pool"
+            return "CUDA-graph pool", f"{what} {of} on {device}"
+        if is_workspace:
+            return "cuBLAS workspace", f"cuBLAS workspace of {device}"
+        return "unknown", f"allocated on {device}, held by nothing that Python sees"
+
+
+_IN_USE = "active_allocated"
+
+
+def read_workspace_sizes(device: str) -> frozenset[int]:
+    """How many bytes PyTorch gives cuBLAS and cuBLASLt on a device, for each handle and stream.
+
+    From its own rules, https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/cuda/CublasHandlePool.cpp:
+    the environment's, else by the device's generation.
+    """
+    torch = find_torch()
+    index = device.partition(":")[2]
+    if torch is None or not torch.cuda.is_initialized() or not index.isdigit():
+        return frozenset()
+    is_rocm = torch.version.hip is not None
+    default = _read_default(torch, int(index), is_rocm=is_rocm)
+    blas = _parse_config(_getenv("CUBLAS_WORKSPACE_CONFIG", "HIPBLAS_WORKSPACE_CONFIG"), default)
+    lt = _getenv("CUBLASLT_WORKSPACE_SIZE", "HIPBLASLT_WORKSPACE_SIZE")
+    lt_default = 76 * _MIB if is_rocm else _MIB
+    lt_bytes = int(lt) * _KIB if lt is not None and lt.isdigit() else lt_default
+    return frozenset({blas, lt_bytes} - {0})
+
+
+def _read_default(torch: Any, index: int, *, is_rocm: bool) -> int:
+    properties = torch.cuda.get_device_properties(index)
+    if is_rocm:
+        is_large = properties.gcnArchName.startswith(("gfx94", "gfx95"))
+        return (128 if is_large else 32) * _MIB
+    # Hopper and Blackwell, and what came before.
+    return 32 * _MIB if properties.major in (9, 10, 12) else 8 * _MIB + 128 * _KIB
+
+
+def _parse_config(config: str | None, default: int) -> int:
+    """Bytes of ``:4096:2:16:8``: two of 4096 KiB and eight of 16."""
+    pairs = re.findall(r":(\d+):(\d+)", config or "")
+    if not pairs:
+        return default
+    return sum(int(n_kib) * int(count) for n_kib, count in pairs) * _KIB
+
+
+def _getenv(*names: str) -> str | None:
+    return next((os.environ[name] for name in names if name in os.environ), None)

@@ -1,0 +1,177 @@
+"""Every allocated block has a storage that claims it, or words that say what it is."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Sequence
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumemwidget.backends.allocator import ReplayAllocator
+from gpumemwidget.backends.snapshot import parse_segments
+from gpumemwidget.owners.blocks import BlockMap, read_workspace_sizes
+from gpumemwidget.owners.lines import format_allocation
+from gpumemwidget.records import Block, Frame, Owned, Segment
+
+MIB = 1 << 20
+HOPPER = frozenset({32 * MIB, MIB})
+
+
+def take_map(allocator: ReplayAllocator) -> BlockMap:
+    return BlockMap(parse_segments(allocator.snapshot()), workspace_sizes=lambda _: HOPPER)
+
+
+def make_segment(
+    *requested: int,
+    address: int = 1 << 40,
+    pool_id: tuple[int, int] = (0, 0),
+    frames: Sequence[Frame] = (),
+    state: Literal["active_allocated", "active_pending_free", "inactive"] = "active_allocated",
+) -> Segment:
+    """A segment with blocks of whole MiB or of 512 bytes, side by side."""
+    blocks = []
+    end = address
+    for each in requested:
+        n_bytes = -(-each // 512) * 512
+        blocks.append(Block(end, n_bytes, each, state, tuple(frames)))
+        end += n_bytes
+    is_private = pool_id != (0, 0)
+    return Segment("cuda:0", address, end - address, is_private, pool_id, tuple(blocks))
+
+
+def describe(segment: Segment, **options: object) -> tuple[Owned, ...]:
+    return BlockMap([segment], workspace_sizes=lambda _: HOPPER).describe_unclaimed(
+        set(), **options
+    )
+
+
+def test_an_address_within_a_block_finds_it() -> None:
+    """From its first byte to its last, and no further, on the device it is on."""
+    allocator = ReplayAllocator(2)
+    first = allocator.find_address(allocator.allocate(1000))
+    freed = allocator.allocate(1000)
+    hole = allocator.find_address(freed)
+    last = allocator.find_address(allocator.allocate(5 * MIB))
+    allocator.free(freed)
+    blocks = take_map(allocator)
+
+    found = blocks.find("cuda:0", first)
+
+    assert found is not None
+    assert (found.address, found.n_bytes, found.requested_bytes) == (first, 1024, 1000)
+    assert blocks.find("cuda:0", first + 1023) == found
+    assert blocks.find("cuda:0", first + 1024) is None
+    assert blocks.find("cuda:0", first - 1) is None
+    assert blocks.find("cuda:0", hole) is None
+    assert blocks.find("cuda:1", first) is None
+    assert blocks.find("cuda:0", last + MIB) == blocks.find("cuda:0", last) is not None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40 * MIB), st.booleans(), st.booleans()), max_size=30),
+)
+def test_claimed_and_unclaimed_are_all_that_is_allocated(
+    plan: list[tuple[int, bool, bool]],
+) -> None:
+    """Whatever was allocated and freed: each block in use is in one of the two, to the byte."""
+    allocator = ReplayAllocator()
+    kept = []
+    for n_bytes, is_freed, is_claimed in plan:
+        handle = allocator.allocate(n_bytes)
+        if is_freed:
+            allocator.free(handle)
+        else:
+            kept.append((allocator.find_address(handle), n_bytes, is_claimed))
+    blocks = take_map(allocator)
+
+    found = [blocks.find("cuda:0", address + n_bytes - 1) for address, n_bytes, _ in kept]
+    claimed = {("cuda:0", address) for address, _, is_claimed in kept if is_claimed}
+    unclaimed = blocks.describe_unclaimed(claimed)
+
+    assert [each.address for each in found if each is not None] == [each[0] for each in kept]
+    claimed_bytes = sum(each.n_bytes for each in found if ("cuda:0", each.address) in claimed)
+    allocated_bytes = allocator.stats()["allocated_bytes"]["all"]["current"]
+    assert claimed_bytes + sum(each.n_bytes for each in unclaimed) == allocated_bytes
+    assert blocks.sum_allocated("cuda:0") == allocated_bytes
+
+
+def test_workspaces_are_known_by_what_was_asked_for() -> None:
+    """Those of all handles and streams are one line; a size beside theirs is unknown."""
+    allocator = ReplayAllocator()
+    for n_bytes in (32 * MIB, MIB, 32 * MIB, MIB - 1, 3 * MIB):
+        allocator.allocate(n_bytes)
+
+    owned = take_map(allocator).describe_unclaimed(set())
+
+    assert [(each.kind, each.n_bytes) for each in owned] == [
+        ("cuBLAS workspace", 65 * MIB),
+        ("unknown", 4 * MIB),
+    ]
+    assert owned[0].steps == ("cuBLAS workspace of cuda:0",)
+    assert all((each.root, each.rows, each.allocated_at) == ("nowhere", (), None) for each in owned)
+
+
+def test_a_private_pool_is_named_by_the_graph_that_has_it() -> None:
+    """By its number where no object is known."""
+    segment = make_segment(2 * MIB, pool_id=(3, 0))
+
+    (unnamed,) = describe(segment)
+    (named,) = describe(segment, pools={(3, 0): "graph"})
+
+    assert unnamed == Owned(
+        "cuda:0", 2 * MIB, "CUDA-graph pool", ("pool 3, 0 on cuda:0",), "nowhere"
+    )
+    assert named.steps == ("pool of graph on cuda:0",)
+
+
+def test_freed_blocks_that_a_stream_still_uses_are_nobodys() -> None:
+    """The allocator does not count them as allocated, so the account does not either."""
+    segment = make_segment(2 * MIB, state="active_pending_free")
+
+    assert describe(segment) == ()
+    assert BlockMap([segment]).find("cuda:0", segment.address) is None
+
+
+CELL = "/tmp/ipykernel_7/123.py"
+TORCH = sysconfig.get_path("purelib") + "/torch/nn/functional.py"
+
+
+@pytest.mark.parametrize(
+    ("files", "line"),
+    [
+        ([TORCH, CELL, TORCH], "In[7], line 2"),
+        ([TORCH, "/home/me/train.py", CELL], "train.py, line 2"),
+        ([sysconfig.get_path("stdlib") + "/runpy.py", CELL], "In[7], line 2"),
+        ([TORCH, "<frozen runpy>"], "functional.py, line 1"),
+        ([], None),
+    ],
+)
+def test_the_line_that_allocated_it_is_the_users(files: list[str], line: str | None) -> None:
+    """The innermost line that is neither PyTorch's nor Python's own; of a cell by its number."""
+    frames = [Frame(name, number, "f") for number, name in enumerate(files, 1)]
+
+    assert format_allocation(frames, {CELL: 7}) == line
+
+
+def test_unclaimed_blocks_say_where_they_were_allocated() -> None:
+    """Where a history was recorded; what comes from different lines is told apart."""
+    segments = [
+        make_segment(MIB, 3 * MIB, frames=[Frame(CELL, 3, "f")]),
+        make_segment(3 * MIB, address=1 << 41, frames=[Frame(CELL, 4, "f")]),
+    ]
+    blocks = BlockMap(segments, cells={CELL: 7}, workspace_sizes=lambda _: HOPPER)
+
+    owned = blocks.describe_unclaimed({("cuda:0", 1 << 40)})
+
+    assert [(each.n_bytes, each.allocated_at) for each in owned] == [
+        (3 * MIB, "In[7], line 3"),
+        (3 * MIB, "In[7], line 4"),
+    ]
+
+
+def test_without_a_gpu_no_size_is_cublas() -> None:
+    """Where CUDA is not in use there is nothing that could be one."""
+    assert read_workspace_sizes("host") == frozenset()
