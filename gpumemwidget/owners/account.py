@@ -14,9 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gpumemwidget.owners.around import enter_surroundings
 from gpumemwidget.owners.base import Shell, ShellReference
 from gpumemwidget.owners.counts import list_held_elsewhere, list_seen_from_outside
 from gpumemwidget.owners.kinds import Kind
+from gpumemwidget.owners.paths import Paths, Root
 from gpumemwidget.owners.storages import TorchReader, find_torch
 from gpumemwidget.owners.walk import Graph, list_namespaces
 
@@ -48,6 +50,15 @@ class Account:
     rows: dict[str, Row]
     #: For each place, the marks of all that reaches it (0 for what leads to no storage).
     marks: list[int]
+    #: What is no row and holds memory, as far as it was looked for.
+    outer: list[Root] = field(default_factory=list)
+
+    def find_paths(self, *, without: Iterable[int] = ()) -> Paths:
+        """The best path to each object that leads to memory, names before all else."""
+        roots = [
+            Root(place, row.name, row.root) for row in self.rows.values() for place in row.places
+        ]
+        return Paths(self.graph, [*roots, *self.outer], without=without)
 
     def list_storages(self, marks: int) -> list[int]:
         """The storages that any of these marks reaches."""
@@ -94,7 +105,11 @@ class Account:
 
 
 def take_account(
-    shell: Shell, *, budget_s: float, extra_roots: Sequence[object] = ()
+    shell: Shell,
+    *,
+    budget_s: float,
+    extra_roots: Sequence[object] = (),
+    looks_around: bool = False,
 ) -> Account | None:
     """Walk from all of the user's names; ``None`` where torch is not imported.
 
@@ -102,6 +117,7 @@ def take_account(
         shell: the running IPython.
         budget_s: seconds after which the walk stops; what it then knows is "at least".
         extra_roots: objects to enter that no row leads to; they count as held elsewhere.
+        looks_around: also find out what holds the tensors that no row leads to.
     """
     torch = find_torch()
     if torch is None:
@@ -114,11 +130,13 @@ def take_account(
     rows, root_refs = _enter_rows(shell, graph)
     elsewhere = [place for each in extra_roots if (place := graph.add_root(each)) is not None]
     graph.walk()
+    outer = enter_surroundings(graph, budget_s=budget_s / 2) if looks_around else []
+    elsewhere.extend(root.place for root in outer if root.kind != "nowhere")
     elsewhere.extend(_find_elsewhere(graph, root_refs, budget_s=budget_s / 4))
     elsewhere.extend(list_seen_from_outside(graph))
     roots = [(place, row.mark) for row in rows.values() for place in row.places]
     roots.extend((place, ELSEWHERE) for place in elsewhere)
-    return Account(graph=graph, rows=rows, marks=_spread_marks(graph, roots))
+    return Account(graph=graph, rows=rows, marks=_spread_marks(graph, roots), outer=outer)
 
 
 def _enter_rows(shell: Shell, graph: Graph) -> tuple[dict[str, Row], dict[int, int]]:

@@ -12,7 +12,7 @@ from gpumemwidget.owners.naming import find_kind_name
 from gpumemwidget.owners.sorting import Sorting
 from gpumemwidget.records import Holding
 
-__all__ = ["list_holdings", "sum_frees"]
+__all__ = ["describe_rows", "list_holdings", "sum_frees"]
 
 #: The panel is filled after every cell, so its walk may not take long; a release may.
 LIST_BUDGET_S = 1.0
@@ -33,8 +33,11 @@ def list_holdings(shell: Shell) -> tuple[Holding, ...]:
         The rows that hold memory; ``()`` where torch is not imported.
     """
     account = take_account(shell, budget_s=LIST_BUDGET_S)
-    if account is None:
-        return ()
+    return () if account is None else describe_rows(account)
+
+
+def describe_rows(account: Account) -> tuple[Holding, ...]:
+    """The rows of an account that hold memory, as ``list_holdings`` gives them."""
     holdings = [
         _describe_row(account, row)
         for row in account.rows.values()

@@ -119,12 +119,16 @@ class KindFinder:
         )
         #: By the class's id; the class is kept beside its kind, so that the id stays its own.
         self.known: dict[int, tuple[type, Kind]] = {}
+        #: The ids of those classes whose objects have no kind of their own.
+        self.plain_ids: set[int] = set()
 
     def find(self, cls: type) -> Kind:
         """How objects of a class are treated."""
         noted = self.known.get(id(cls))
         if noted is None:
             noted = self.known[id(cls)] = (cls, self._classify(cls))
+            if noted[1] is Kind.PLAIN:
+                self.plain_ids.add(id(cls))
         return noted[1]
 
     def list_living(self, *kinds: Kind) -> list[object]:

@@ -48,6 +48,11 @@ class StorageInfo:
     is_borrowed: bool
 
     @property
+    def is_host(self) -> bool:
+        """Whether it is the process's own memory."""
+        return self.device == HOST
+
+    @property
     def freed_bytes(self) -> int:
         """What the device's allocator gets back: on CUDA rounded up to its granularity."""
         if self.device == HOST:
@@ -62,6 +67,8 @@ class TensorParts:
     storage: object | None = None
     #: Tensors that its C++ part refers to: the gradient, a view's base.
     tensors: tuple[object, ...] = ()
+    #: The gradient alone.
+    grad: object | None = None
     grad_fn: object | None = None
     #: Storages of inner tensors that have no Python object (sparse indices and values).
     inner_storages: tuple[object, ...] = ()
@@ -162,7 +169,8 @@ class TorchReader:
             parts.grad_fn = self._read_grad_fn(tensor)
             # To ask a tensor that has no gradient of its own for it makes torch warn.
             has_grad = parts.grad_fn is None or self._base.retains_grad.__get__(tensor)
-            inner = (self._read_grad(tensor) if has_grad else None, self._read_base(tensor))
+            parts.grad = self._read_grad(tensor) if has_grad else None
+            inner = (parts.grad, self._read_base(tensor))
             parts.tensors = tuple(each for each in inner if each is not None)
         except RuntimeError:
             # Views that were changed in place in a way that forbids to derive them.

@@ -17,6 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -24,12 +25,14 @@ from gpumemwidget.owners.kinds import Kind, KindFinder, is_one_of, is_running, i
 from gpumemwidget.owners.nodes import NodeAllowance
 from gpumemwidget.owners.storages import StorageInfo, TorchReader
 
-__all__ = ["Graph", "list_namespaces"]
+__all__ = ["Graph", "list_namespaces", "paused_collector"]
 
 _CHECK_EVERY = 512
 #: So many elements of one container are taken before others get their turn.
 _MOST_AT_ONCE = 4096
 _NO_EDGES: list[int] = []
+#: So many parts of one object are looked at together, before each alone.
+_FEW, _MANY = 3, 257
 #: So many objects are looked up among all references of the process at once: it is a linear search.
 _MOST_TARGETS = 32
 
@@ -42,6 +45,18 @@ def list_namespaces() -> list[object]:
         for module in list(sys.modules.values())
         if type(module) is ModuleType or is_one_of(type(module), ModuleType)
     ]
+
+
+@contextmanager
+def paused_collector() -> Iterator[None]:
+    """Within it thousands of new lists don't set the collector off, again and again on all."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Graph:
@@ -73,6 +88,8 @@ class Graph:
         self.tensors_on: dict[int, list[int]] = {}
         #: Tensors that an autograd node saved for backward, with those nodes.
         self.saved_by: dict[int, list[int]] = {}
+        #: Tensors that are another's gradient.
+        self.grads: set[int] = set()
         #: Nodes that are their own Python function's context.
         self.contexts: set[int] = set()
         self._index: dict[int, int] = {}
@@ -82,6 +99,7 @@ class Graph:
         self._pending: deque[int] = deque()
         #: What is left of containers too big to be taken at once: others are looked at first.
         self._rest: deque[tuple[int, Iterator[object], Sequence[object]]] = deque()
+        self._leads: bytearray | None = None
         self._is_cut = False
         self._deadline = time.perf_counter() + budget_s
 
@@ -90,12 +108,18 @@ class Graph:
         """Whether every reference was followed; if not, more is held than was found."""
         return not self._is_cut and not self.allowance.is_spent
 
-    def add_root(self, target: object) -> int | None:
-        """Enter an object; its place in ``objects``, or ``None`` where it can hold nothing."""
+    def add_root(self, target: object, *, is_known_holder: bool = False) -> int | None:
+        """Enter an object; its place in ``objects``, or ``None`` where it can hold nothing.
+
+        Args:
+            target: the object.
+            is_known_holder: enter it even if it is a library's class, whose end nobody sees.
+        """
         if not gc.is_tracked(target) or id(target) in self._boundaries:
             return None
         kind = self.kind_finder.find(type(target))
-        if kind is Kind.SKIP or (kind is Kind.CLASS and not is_user_class(target)):
+        is_library_class = kind is Kind.CLASS and not is_user_class(target)
+        if kind is Kind.SKIP or (is_library_class and not is_known_holder):
             return None
         return self._enter(target, kind)
 
@@ -105,25 +129,18 @@ class Graph:
 
     def walk(self) -> None:
         """Follow every reference from the roots, nearest first, as far as the budget allows."""
-        # Thousands of new lists would set the collector off again and again, on the whole heap.
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
-            with self.reader.quiet():
-                for step in itertools.count(1):
-                    if (step % _CHECK_EVERY == 0 or self._rest) and self.is_late():
-                        break
-                    if self._urgent:
-                        self._follow(self._urgent.popleft())
-                    elif self._pending:
-                        self._follow(self._pending.popleft())
-                    elif self._rest:
-                        self._add_python(*self._rest.popleft())
-                    else:
-                        break
-        finally:
-            if was_enabled:
-                gc.enable()
+        with paused_collector(), self.reader.quiet():
+            for step in itertools.count(1):
+                if (step % _CHECK_EVERY == 0 or self._rest) and self.is_late():
+                    break
+                if self._urgent:
+                    self._follow(self._urgent.popleft())
+                elif self._pending:
+                    self._follow(self._pending.popleft())
+                elif self._rest:
+                    self._add_python(*self._rest.popleft())
+                else:
+                    break
 
     def is_late(self) -> bool:
         """Whether the time is used up; the walk is not complete then."""
@@ -170,7 +187,10 @@ class Graph:
 
     def list_leads(self) -> bytearray:
         """For each place, 1 where it leads to a storage."""
-        leads = bytearray(len(self.objects))
+        known = self._leads
+        if known is not None and len(known) == len(self.objects):
+            return known
+        leads = self._leads = bytearray(len(self.objects))
         if not self.storages:
             return leads
         referrers: dict[int, list[int]] = {}
@@ -219,10 +239,9 @@ class Graph:
         index, known, boundaries = self._index, self.kind_finder.known, self._boundaries
         python_refs = self.python_refs
         edges: list[int] = []
-        taken = 0
         # Of a million numbers in a list this leaves nothing, at the speed of C.
-        for target in itertools.islice(filter(gc.is_tracked, targets), _MOST_AT_ONCE):
-            taken += 1
+        tracked = list(itertools.islice(filter(gc.is_tracked, targets), _MOST_AT_ONCE))
+        for target in () if self._are_leaves(tracked) else tracked:
             found = index.get(id(target))
             if found is None:
                 cls = type(target)
@@ -241,9 +260,18 @@ class Graph:
                 found = self._enter(target, kind)
             edges.append(found)
             python_refs[found] += 1
-        if taken == _MOST_AT_ONCE:
+        if len(tracked) == _MOST_AT_ONCE:
             self._rest.append((place, targets, stops))
         self._add_edges(place, edges)
+
+    def _are_leaves(self, targets: list[object]) -> bool:
+        """Whether none of many leads anywhere, as a list of lists of numbers: asked all at once."""
+        if not _FEW < len(targets) < _MANY:
+            return not targets
+        plain = self.kind_finder.plain_ids
+        if not plain.issuperset(map(id, map(type, targets))):
+            return False
+        return not any(map(gc.is_tracked, gc.get_referents(*targets)))
 
     def _add_edges(self, place: int, edges: list[int]) -> None:
         if self.edges[place] is _NO_EDGES:
@@ -265,7 +293,9 @@ class Graph:
                 found = self._add_cpp(place, storage, Kind.STORAGE)
                 self.tensors_on.setdefault(found, []).append(place)
         for other in parts.tensors:
-            self._add_cpp(place, other, Kind.TENSOR)
+            found = self._add_cpp(place, other, Kind.TENSOR)
+            if other is parts.grad:
+                self.grads.add(found)
         if parts.grad_fn is not None:
             self._add_cpp(place, parts.grad_fn, Kind.NODE)
         # The collector shows the node only where it belongs to this tensor alone: taken above.

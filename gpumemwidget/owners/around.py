@@ -1,0 +1,195 @@
+"""What holds tensors that no name of the notebook leads to: libraries, running functions, C++.
+
+The walk from the user's names stops at modules, for behind them lies the whole process. Tensors
+that Python can see and that walk did not meet are explained here from the other end: up from the
+tensor, holder by holder, to a module's global or to an object that nobody holds. What stands there
+becomes a root of its own, and its walk explains all else that it holds.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import FrameType, ModuleType
+from typing import Any
+
+from gpumemwidget.owners.counts import list_outside_tensors
+from gpumemwidget.owners.kinds import is_one_of, is_running
+from gpumemwidget.owners.labels import read_locals
+from gpumemwidget.owners.paths import Root
+from gpumemwidget.owners.walk import Graph
+
+__all__ = ["enter_surroundings", "enter_threads"]
+
+#: A search through the references of the whole process is linear in this too.
+_MOST_TARGETS = 16
+_MOST_STEPS_UP = 24
+_MOST_CLIMBS = 64
+#: Less than this on the host is no question of anybody's.
+_LEAST_HOST_BYTES = 4096
+_MACHINERY = re.compile(
+    r"(IPython|ipykernel|traitlets|tornado|zmq|asyncio|threading|concurrent|selectors|runpy"
+    r"|jupyter_client|debugpy|_?pydevd\w*|gpumemwidget|pytest|_pytest|pluggy)(\..*)?"
+)
+
+
+def enter_surroundings(graph: Graph, *, budget_s: float) -> list[Root]:
+    """Enter and walk what holds the tensors that the graph has not met.
+
+    Args:
+        graph: the walk from all rows; it is extended.
+        budget_s: seconds after which no other holder is looked for.
+
+    Returns:
+        The roots that were entered; what was found without a root has the kind ``nowhere``.
+    """
+    deadline = time.perf_counter() + budget_s
+    unmet = _list_unmet(graph)
+    if not unmet:
+        return []
+    roots = enter_threads(graph)
+    graph.walk()
+    for _ in range(_MOST_CLIMBS):
+        while unmet and graph.find(unmet[-1]) is not None:
+            unmet.pop()
+        if not unmet or time.perf_counter() > deadline:
+            break
+        chain, word = _climb(graph, unmet)
+        root = _enter_first(graph, chain, word)
+        del chain
+        unmet.pop()
+        if root is not None:
+            roots.append(root)
+            graph.walk()
+    return roots
+
+
+def enter_threads(graph: Graph) -> list[Root]:
+    """Enter the variables of the functions that are running now, on any thread."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    own = threading.get_ident()
+    roots: list[Root] = []
+    frame: FrameType | None = None
+    tops = dict(sys._current_frames())  # noqa: SLF001 - the one way to see them
+    try:
+        for ident, top in tops.items():
+            word = "running" if ident == own else f"thread {names.get(ident, ident)}"
+            frame = top
+            while frame is not None:
+                roots.extend(_enter_variables(graph, frame, word))
+                frame = frame.f_back
+    finally:
+        # A frame that holds itself lives on until the next collection, with all its callers.
+        tops.clear()
+        del frame
+    return roots
+
+
+def _enter_variables(graph: Graph, frame: FrameType, word: str) -> Iterator[Root]:
+    module = frame.f_globals.get("__name__")
+    if type(module) is not str or _MACHINERY.fullmatch(module):
+        return
+    where = f"{word}: {frame.f_code.co_name}() line {frame.f_lineno}"
+    for name, value in read_locals(frame).items():
+        place = graph.add_root(value)
+        if place is not None:
+            yield Root(place, f"{where}: {name}", "thread")
+
+
+def _list_unmet(graph: Graph) -> list[Any]:
+    """The tensors whose storages no row reaches; that of the biggest storage last."""
+    reader = graph.reader
+    met = {(info.device, info.address) for info in graph.storages.values()}
+    sizes: list[int] = []
+    found: list[Any] = []
+    with reader.quiet():
+        for tensor in list_outside_tensors(graph):
+            parts = reader.read_tensor(tensor)
+            for storage in (parts.storage, *parts.inner_storages):
+                info = None if storage is None else reader.read_storage(storage)
+                if info is None or info.is_borrowed or (info.device, info.address) in met:
+                    continue
+                if not info.is_host or info.n_bytes >= _LEAST_HOST_BYTES:
+                    sizes.append(info.n_bytes)
+                    found.append(tensor)
+    order = sorted(range(len(found)), key=sizes.__getitem__)
+    return [found[number] for number in order]
+
+
+def _enter_first(graph: Graph, chain: Sequence[object], word: str | None) -> Root | None:
+    """Enter the topmost of these objects that can be walked."""
+    for each in chain:
+        place = graph.add_root(each, is_known_holder=True)
+        if place is not None:
+            if word is None:
+                return Root(place, "no name", "nowhere")
+            return Root(place, word, "module")
+    return None
+
+
+def _climb(graph: Graph, unmet: list[Any]) -> tuple[list[object], str | None]:
+    """Up from the last of these tensors to a module, or to whatever nobody holds.
+
+    Returns:
+        The objects on the way, the topmost first, and the module's word for it.
+    """
+    namespaces = _list_named_namespaces()
+    target: object = unmet[-1]
+    met = {id(target)}
+    #: What each object on the way holds of those below it.
+    below: dict[int, object] = {}
+    held: list[object] = []
+    level: list[object] = [target]
+    for _ in range(_MOST_STEPS_UP):
+        following: list[object] = []
+        referrers = gc.get_referrers(*level)
+        own = {id(each) for each in (unmet, level, below, held, referrers, following)}
+        own.add(id(graph.objects))
+        for each in referrers:
+            name = namespaces.get(id(each))
+            if name is not None:
+                found = _find_key(each, level)
+                if found is not None:
+                    return _list_down(found[1], below, target), f"{name}.{found[0]}"
+            is_frame = type(each) is FrameType and is_running(each)
+            if name is not None or is_frame or id(each) in met or id(each) in own:
+                continue
+            met.add(id(each))
+            referents = {id(one) for one in gc.get_referents(each)}
+            below[id(each)] = next((one for one in level if id(one) in referents), target)
+            following.append(each)
+        # Or the next search would find this list.
+        referrers.clear()
+        if not following:
+            break
+        held.extend(following)
+        level = following[:_MOST_TARGETS]
+    return _list_down(level[0], below, target), None
+
+
+def _list_down(top: object, below: dict[int, object], target: object) -> list[object]:
+    """From the topmost object down to the tensor."""
+    chain = [top]
+    while chain[-1] is not target and id(chain[-1]) in below:
+        chain.append(below[id(chain[-1])])
+    return chain
+
+
+def _list_named_namespaces() -> dict[int, str]:
+    read_namespace: Any = vars(ModuleType)["__dict__"]
+    return {
+        id(read_namespace.__get__(module)): name
+        for name, module in list(sys.modules.items())
+        if is_one_of(type(module), ModuleType)
+    }
+
+
+def _find_key(namespace: Any, level: Sequence[object]) -> tuple[str, object] | None:
+    for key, value in list(dict.items(namespace)):
+        if any(value is each for each in level):
+            return key, value
+    return None

@@ -1,0 +1,236 @@
+"""The path by which a person would reach what the walk has found: ``model.h[3].attn.weight``.
+
+Many paths lead to one storage. The best one is the shortest of those that say what it is for: a
+parameter belongs to its module and not to the optimizer's list of parameters, a tensor with a name
+to that name and not to the autograd graph that saved it. So references have levels, and a path of a
+lower level comes before any of a higher one, however short.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gpumemwidget.owners.kinds import Kind, is_one_of
+from gpumemwidget.owners.labels import Labels, Role, read_attributes
+from gpumemwidget.owners.walk import Graph
+
+__all__ = ["Paths", "Root", "RootKind"]
+
+RootKind = Literal["name", "out", "exception", "module", "thread", "nowhere"]
+
+#: Where a path begins: the better known before the less.
+_ROOT_LEVELS: dict[RootKind, int] = {
+    "name": 0,
+    "out": 1,
+    "exception": 2,
+    "thread": 4,
+    "module": 5,
+    "nowhere": 7,
+}
+#: To a parameter that is not its module's own word for it, from a function, through the list of
+#: what an optimizer trains, into an autograd graph.
+#: From a view, which shows a part of what another tensor holds.
+_PAST_MODULE, _THROUGH_CODE, _THROUGH_OPTIMIZER, _INTO_GRAPH = 1, 1, 2, 10
+_FROM_VIEW = 1
+_N_LEVELS = 24
+_NO_PARENT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """Where paths begin."""
+
+    place: int
+    #: What it is called: ``model``, ``Out[7]``, ``last exception``.
+    word: str
+    kind: RootKind
+
+
+class Paths:
+    """The best path to each object that leads to memory.
+
+    Args:
+        graph: what was walked.
+        roots: where paths may begin, the better of the same kind first.
+        without: places that no path goes through.
+    """
+
+    def __init__(self, graph: Graph, roots: Sequence[Root], *, without: Iterable[int] = ()) -> None:
+        self._graph = graph
+        self._without = set(without)
+        self._leads = graph.list_leads()
+        self._parents: dict[int, int] = {}
+        self._levels: dict[int, int] = {}
+        self._roots: dict[int, Root] = {}
+        self._labels = Labels(graph, self._describe_key)
+        self._steps: dict[int, tuple[tuple[str, ...], Role]] = {}
+        self._find_special_places()
+        self._search(roots)
+
+    def find_root(self, place: int) -> Root | None:
+        """Where the best path to an object begins; ``None`` where none leads to it."""
+        if place not in self._parents:
+            return None
+        while self._parents[place] != _NO_PARENT:
+            place = self._parents[place]
+        return self._roots[place]
+
+    def list_steps(self, place: int) -> tuple[str, ...]:
+        """The pieces of the best path; ``()`` where none leads there."""
+        return self._read_steps(place)[0] if place in self._parents else ()
+
+    def rank(self, place: int) -> tuple[int, int]:
+        """How good the best path to an object is: less is better."""
+        if place not in self._parents:
+            return (_N_LEVELS, 0)
+        return (self._levels[place], len(self.list_steps(place)))
+
+    def passes_graph(self, place: int) -> bool:
+        """Whether the best path leads through an autograd graph."""
+        kinds = self._graph.kinds
+        while place != _NO_PARENT:
+            if kinds[place] is Kind.NODE:
+                return True
+            place = self._parents.get(place, _NO_PARENT)
+        return False
+
+    def name_part(self, parent: int, child: int) -> tuple[str, ...]:
+        """The best path to an object, and on to a part of it."""
+        steps, role = self._read_steps(parent)
+        word, _ = self._labels.name_edge(parent, role, child)
+        return _join(steps, word)
+
+    def list_special(self, word: Literal["module", "optimizer"]) -> list[int]:
+        """The modules or the optimizers that lead to memory."""
+        return self._special[word]
+
+    # -- the search --------------------------------------------------------------------------------
+
+    def _find_special_places(self) -> None:
+        """What decides on levels: which lists are optimizers', which tables modules'."""
+        graph = self._graph
+        reader = graph.reader
+        #: The lists and tables that an optimizer has of what it trains.
+        self._optimizers_lists: set[int] = set()
+        self._module_tables: set[int] = set()
+        self._special: dict[str, list[int]] = {"module": [], "optimizer": []}
+        known: dict[int, str] = {}
+        for place, leading in enumerate(self._leads):
+            if not leading or graph.kinds[place] is not Kind.PLAIN:
+                continue
+            target = graph.objects[place]
+            cls = type(target)
+            word = known.get(id(cls))
+            if word is None:
+                is_module = is_one_of(cls, reader.module_type)
+                is_optimizer = is_one_of(cls, reader.optimizer_type)
+                word = "module" if is_module else "optimizer" if is_optimizer else ""
+                known[id(cls)] = word
+            if word:
+                self._special[word].append(place)
+            if word == "module":
+                self._note_tables(target, ("_parameters", "_buffers"), self._module_tables)
+            elif word == "optimizer":
+                self._note_tables(target, ("param_groups",), self._optimizers_lists)
+
+    def _note_tables(self, target: object, names: tuple[str, ...], into: set[int]) -> None:
+        attributes = read_attributes(target) or {}
+        for name in names:
+            place = self._graph.find(attributes.get(name))
+            if place is not None:
+                into.add(place)
+
+    def _search(self, roots: Sequence[Root]) -> None:
+        levels: list[deque[tuple[int, int]]] = [deque() for _ in range(_N_LEVELS)]
+        for root in roots:
+            if self._leads[root.place] and root.place not in self._without:
+                self._roots.setdefault(root.place, root)
+                level = _ROOT_LEVELS[root.kind]
+                levels[level].append((root.place, _NO_PARENT))
+        for level, pending in enumerate(levels):
+            while pending:
+                place, parent = pending.popleft()
+                if place in self._parents:
+                    continue
+                self._parents[place] = parent
+                self._levels[place] = level
+                self._add_parts(place, level, levels)
+
+    def _add_parts(self, place: int, level: int, levels: Sequence[deque[tuple[int, int]]]) -> None:
+        graph, leads, parents = self._graph, self._leads, self._parents
+        kinds = graph.kinds
+        kind = kinds[place]
+        own = 0
+        if kind is Kind.FUNCTION or kind is Kind.FRAME or kind is Kind.CLASS:
+            own = _THROUGH_CODE
+        elif place in self._optimizers_lists:
+            own = _THROUGH_OPTIMIZER
+        in_table = place in self._module_tables
+        last = len(levels) - 1
+        for part in graph.edges[place]:
+            if not leads[part] or part in parents or part in self._without:
+                continue
+            cost = own
+            part_kind = kinds[part]
+            if part_kind is Kind.NODE and kind is not Kind.NODE:
+                cost += _INTO_GRAPH
+            elif part_kind is Kind.TENSOR and not in_table and self._is_parameter(part):
+                cost += _PAST_MODULE
+            elif part_kind is Kind.STORAGE and self._is_one_of_views(place, part):
+                cost += _FROM_VIEW
+            levels[min(level + cost, last)].append((part, place))
+
+    def _is_one_of_views(self, place: int, storage: int) -> bool:
+        graph = self._graph
+        if graph.kinds[place] is not Kind.TENSOR or len(graph.tensors_on.get(storage, ())) < 2:
+            return False
+        with graph.reader.quiet():
+            return graph.reader.is_view(graph.objects[place])
+
+    def _is_parameter(self, place: int) -> bool:
+        return is_one_of(type(self._graph.objects[place]), self._graph.reader.parameter_type)
+
+    # -- the words ---------------------------------------------------------------------------------
+
+    def _read_steps(self, place: int) -> tuple[tuple[str, ...], Role]:
+        chain: list[int] = []
+        each = place
+        while each not in self._steps and each != _NO_PARENT:
+            chain.append(each)
+            each = self._parents[each]
+        for each in reversed(chain):
+            parent = self._parents[each]
+            if parent == _NO_PARENT:
+                self._steps[each] = ((self._roots[each].word,), Role())
+                continue
+            steps, role = self._steps[parent]
+            word, part_role = self._labels.name_edge(parent, role, each)
+            self._steps[each] = (_join(steps, word), part_role)
+        return self._steps[place]
+
+    def _describe_key(self, place: int) -> str | None:
+        """What a parameter is called that is the key of an optimizer's state."""
+        if place not in self._parents:
+            return None
+        root = self._roots.get(place)
+        if root is None and place not in self._steps and self._is_being_named(place):
+            return None
+        return "".join(self._read_steps(place)[0])
+
+    def _is_being_named(self, place: int) -> bool:
+        """Whether its path leads through an optimizer's own tables: then it has no other name."""
+        while place != _NO_PARENT:
+            if place in self._optimizers_lists:
+                return True
+            place = self._parents[place]
+        return False
+
+
+def _join(steps: tuple[str, ...], word: str) -> tuple[str, ...]:
+    """One piece more; what says nothing, and what says again that a place is unknown, is left."""
+    if not word or (word == "[…]" and steps and steps[-1] == word):
+        return steps
+    return (*steps, word)
