@@ -22,6 +22,7 @@ from gpumemwidget.jupyter.feed import OPENING, Feed
 from gpumemwidget.jupyter.frontend import read_css, read_esm, read_plotly
 from gpumemwidget.jupyter.messages import Message, describe_failure
 from gpumemwidget.jupyter.variables import VariablesPanel
+from gpumemwidget.jupyter.wire import Wire
 from gpumemwidget.measure.monitor import Monitor
 from gpumemwidget.owners.base import Shell
 from gpumemwidget.records import CellRecord
@@ -71,7 +72,7 @@ class Dashboard(anywidget.AnyWidget):
         self._is_closed = False
         self._outputs: deque[Any] = deque(maxlen=_MOST_OUTPUTS)
         self._monitor = session.monitor
-        self._feed = Feed(session.monitor, self._send_all, on_hearing=self._note_hearing)
+        self._feed = Feed(session.monitor, Wire(self).send, on_hearing=self._note_hearing)
         self._variables = VariablesPanel(
             session.monitor, session.shell, self._send_all, guard=self._guard_call
         )
@@ -182,8 +183,8 @@ class Dashboard(anywidget.AnyWidget):
                 request=content["id"], names=content["names"], keep=content["keep"]
             )
 
-    def _send_all(self, message: Message, buffers: list[bytes] | None = None) -> None:
-        self.send(message, buffers)
+    def _send_all(self, message: Message) -> None:
+        self.send(message)
 
     def _note_hearing(self) -> None:
         self.hears_in_mid_cell = True
@@ -218,5 +219,5 @@ class _CellWatcher:
         """Refresh what a cell may have changed."""
         self._on_end()
 
-    def on_sample(self, sample: object) -> None:
-        """Nothing: the feed sends it."""
+    def on_samples(self, samples: object) -> None:
+        """Nothing: the feed sends them."""

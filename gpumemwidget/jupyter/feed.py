@@ -1,8 +1,8 @@
 """What the dashboard's views are told while cells run, and whether anybody is looking.
 
-Each sample goes out as one small binary message. All messages carry a running number, so that a
-view which missed one asks for the whole state again. While no view can be seen nothing is sampled
-and nothing is sent.
+The samples of a tick go out as one small binary message. All messages carry a running number, so
+that a view which missed one asks for the whole state again. While no view can be seen nothing is
+sampled and nothing is sent.
 
 What arrives in mid-cell differs: ipykernel 6 hears nothing until the cell has ended, 7.0 to 7.3
 hear everything at once on a thread of their own, 7.4 one or the other. So the feed finds out by
@@ -22,7 +22,7 @@ from gpumemwidget.jupyter.messages import (
     describe_device,
     describe_running,
 )
-from gpumemwidget.jupyter.stream import count_rows, pack_rows, thin_samples
+from gpumemwidget.jupyter.stream import count_rows, pack_rows, pack_update, thin_samples
 from gpumemwidget.measure.cells import RunningCell
 from gpumemwidget.measure.monitor import Monitor
 from gpumemwidget.records import CellRecord, Sample
@@ -66,7 +66,8 @@ class Feed:
 
     Args:
         monitor: what happens.
-        send: sends a message with its binary part to all views.
+        send: sends a message with its binary part to all views. A message that was sent may come
+            again as the same object, and has not changed then.
         on_hearing: called once, when it is certain that messages arrive in mid-cell.
     """
 
@@ -83,7 +84,8 @@ class Feed:
         self.hears_in_mid_cell = False
         self._views: dict[str, _Sight] = {}
         self._seq = 0
-        self._devices: tuple[str, ...] = ()
+        #: The JSON part of an update: the same object until there is a new device.
+        self._rows: Message = {"kind": "rows", "devices": ()}
         #: When the last cell ended: from then on every kernel can hear.
         self._idle_since_s = monitor.clock.now()
         self._is_wanted = False
@@ -103,24 +105,20 @@ class Feed:
         self._idle_since_s = self._monitor.clock.now()
         self._tell({"kind": "ended", "record": describe_cell(record)})
 
-    def on_sample(self, sample: Sample) -> None:
-        """Send one row."""
-        devices = tuple(reading.device for reading in sample.readings)
+    def on_samples(self, samples: Sequence[Sample]) -> None:
+        """Send them as rows, in one message whatever their number."""
+        monitor = self._monitor
         with self._lock:
             if not self._is_wanted:
                 return
-            if devices != self._devices:
+            devices = monitor.history.devices()
+            if devices != self._rows["devices"]:
                 self.tell_devices()
-                self._devices = devices
-            running = self._monitor.running
-            self._tell(
-                {
-                    "kind": "rows",
-                    "devices": devices,
-                    "running": None if running is None else running.start_s,
-                },
-                [pack_rows((sample,), devices)],
-            )
+                self._rows = {"kind": "rows", "devices": devices}
+            self._seq += 1
+            running = monitor.running
+            running_s = None if running is None else running.start_s
+            self._send(self._rows, [pack_update(self._seq, running_s, samples, devices)])
             self._drop_lost()
 
     def tell_devices(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import anywidget
 import traitlets
 
+from gpumemwidget.jupyter.wire import Wire
 from gpumemwidget.measure.monitor import Monitor, RunningCell
 from gpumemwidget.records import CellDevice, CellRecord, Reading, Sample, Span
 from gpumemwidget.report.cell import report_cell
@@ -62,6 +63,7 @@ class LiveChart(anywidget.AnyWidget):
         self._sends_before = False
         # Closing on the main thread must not happen in the middle of the sampler's message.
         self._lock = threading.Lock()
+        self._wire = Wire(self)
         report = self._describe()
         self._is_closed = False
         super().__init__(report=report)
@@ -76,8 +78,12 @@ class LiveChart(anywidget.AnyWidget):
     def on_cell_ended(self, record: CellRecord) -> None:
         """Nothing: the report is about to take the chart's place."""
 
-    def on_sample(self, sample: Sample) -> None:
-        """Send the readings of one moment, on the sampler's thread."""
+    def on_samples(self, samples: Sequence[Sample]) -> None:
+        """Send the readings of a tick, on the sampler's thread."""
+        for sample in samples:
+            self._send_sample(sample)
+
+    def _send_sample(self, sample: Sample) -> None:
         readings = self._select(sample.readings)
         with self._lock:
             if self._is_closed:
@@ -92,12 +98,12 @@ class LiveChart(anywidget.AnyWidget):
                 )
                 self.report = self._describe()
                 # A trait's change may be taken up after the next message; messages keep order.
-                self.send({"report": self.report})
+                self._wire.send({"report": self.report})
             message: dict[str, Any] = {"point": self._list_numbers(sample.time_s, readings)}
             if self._sends_before:
                 self._sends_before = False
                 message["before"] = [_list_counters(each) for each in self._before]
-            self.send(message)
+            self._wire.send(message)
 
     def close(self) -> None:
         """End the chart on every page. May be called twice."""

@@ -2,7 +2,8 @@
 
 A row is one sample: its time, then allocated, reserved and peak of each device, all as
 little-endian float64 (exact for bytes up to 2**53), NaN where a figure is unknown. One row of a GPU
-and the host is 56 bytes.
+and the host is 56 bytes. An update begins with two more figures: its number, and when the running
+cell began.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from itertools import pairwise
 
 from gpumemwidget.records import Reading, Sample
 
-__all__ = ["count_rows", "pack_rows", "thin_samples"]
+__all__ = ["count_rows", "pack_rows", "pack_update", "thin_samples"]
 
 _NAN = math.nan
 _UNKNOWN = (_NAN, _NAN, _NAN)
@@ -30,16 +31,40 @@ def pack_rows(samples: Iterable[Sample], devices: Sequence[str]) -> bytes:
         samples: in order of time.
         devices: which devices the columns are for, in this order.
     """
-    rows = array("d")
+    return _to_bytes(_list_figures(samples, devices))
+
+
+def pack_update(
+    number: int, running_s: float | None, samples: Iterable[Sample], devices: Sequence[str]
+) -> bytes:
+    """An update's binary part: all of it that is new.
+
+    Args:
+        number: of the message, in the order of all messages.
+        running_s: when the running cell began, NaN in the update where none runs.
+        samples: in order of time.
+        devices: which devices the columns are for, in this order.
+    """
+    head = [float(number), _NAN if running_s is None else running_s]
+    return _to_bytes(head + _list_figures(samples, devices))
+
+
+def _list_figures(samples: Iterable[Sample], devices: Sequence[str]) -> list[float]:
+    figures: list[float] = []
     for sample in samples:
-        rows.append(sample.time_s)
+        figures.append(sample.time_s)
         readings = {reading.device: reading for reading in sample.readings}
         for device in devices:
             reading = readings.get(device)
-            rows.extend(_UNKNOWN if reading is None else _list_counters(reading))
+            figures += _UNKNOWN if reading is None else _list_counters(reading)
+    return figures
+
+
+def _to_bytes(figures: list[float]) -> bytes:
+    packed = array("d", figures)
     if sys.byteorder == "big":
-        rows.byteswap()
-    return rows.tobytes()
+        packed.byteswap()
+    return packed.tobytes()
 
 
 def count_rows(n_bytes: int, n_devices: int) -> int:

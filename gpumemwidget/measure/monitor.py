@@ -11,7 +11,7 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gpumemwidget.measure.cells import RunningCell, build_record, find_first_line
@@ -50,11 +50,11 @@ class Listener(Protocol):
         """A cell has ended and is in the ledger; on the thread that ran it."""
         ...
 
-    def on_sample(self, sample: Sample) -> None:
-        """A sample was added to the history.
+    def on_samples(self, samples: Sequence[Sample]) -> None:
+        """Samples were added to the history: those of one tick, in order of time.
 
-        Comes on the sampler's thread alone, in order of time, and only while somebody wants
-        samples. The readings of a cell's ends come with the sampler's next tick.
+        Comes on the sampler's thread alone, and only while somebody wants samples. The readings of
+        the cells' ends since the last tick stand before the tick's own.
         """
         ...
 
@@ -272,8 +272,8 @@ class Monitor:
                 self._unsent.append(sample)
             unsent = tuple(self._unsent)
             self._unsent.clear()
-        for new in unsent:
-            self._hand_on(new)
+        if unsent:
+            self._tell("on_samples", lambda listener: listener.on_samples(unsent))
 
     def _fail_sample(self, exc: Exception) -> None:
         """Tell of a sample that failed, if anybody wanted it: on the sampler's thread."""
@@ -281,9 +281,6 @@ class Monitor:
             if self._stop_if_unwanted():
                 return
         self._report("Sampling the memory", exc)
-
-    def _hand_on(self, sample: Sample) -> None:
-        self._tell("on_sample", lambda listener: listener.on_sample(sample))
 
     def _begin_cell_end(self) -> float:
         """Keep other samples out, so that time goes forward in the history; what time it is."""

@@ -7,6 +7,14 @@ import struct
 Figures = tuple[float, float, float]
 
 
+def unpack_update(
+    data: bytes, n_devices: int
+) -> tuple[float, float, list[tuple[float, list[Figures]]]]:
+    """An update's number, when the running cell began, and its rows."""
+    number, running_s = struct.unpack_from("<2d", data)
+    return number, running_s, unpack_rows(data[16:], n_devices)
+
+
 def unpack_rows(data: bytes, n_devices: int) -> list[tuple[float, list[Figures]]]:
     """Each row as its time, then allocated, reserved and peak of each device."""
     width = 1 + 3 * n_devices

@@ -193,7 +193,7 @@ def test_a_failing_listener_does_not_reach_the_cell(
         def on_cell_ended(self, _record: object) -> None:
             raise ValueError("no")
 
-        def on_sample(self, sample: object) -> None: ...
+        def on_samples(self, samples: object) -> None: ...
 
     extension.monitor.add_listener(Listener())
     results = [shell.run_cell("42", store_history=True) for _ in range(2)]

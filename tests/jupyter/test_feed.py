@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from gpumemwidget.jupyter.feed import FULL, OPENING, Feed
 from gpumemwidget.measure.monitor import Monitor
 from gpumemwidget.records import Sample
 from tests.clock import ManualClock
-from tests.jupyter.rows import unpack_rows
+from tests.jupyter.rows import unpack_rows, unpack_update
 
 _MIB = 1024**2
 _STEPS = [
@@ -40,6 +41,7 @@ class _Session:
         )
         self.backend.playback.advance()
         self.sent: list[dict[str, Any]] = []
+        self.objects: list[object] = []
         self.feed = Feed(self.monitor, self._keep)
 
     def see(self, view: str = "a", *, visible: bool = True, variables: bool = False) -> None:
@@ -50,7 +52,7 @@ class _Session:
         self.clock.advance(seconds)
         sample = Sample(self.clock.now(), self.monitor.hardware.read())
         self.monitor.history.append(sample)
-        self.feed.on_sample(sample)
+        self.feed.on_samples([sample])
 
     def run_cell(self) -> None:
         self.monitor.start_cell(execution_count=3, cell_id="c", source="train()")
@@ -61,7 +63,8 @@ class _Session:
         sent, self.sent = self.sent, []
         return sent
 
-    def _keep(self, message: dict[str, Any], buffers: list[bytes]) -> None:
+    def _keep(self, message: dict[str, Any], buffers: Sequence[bytes] = ()) -> None:
+        self.objects.append(message)
         self.sent.append({**message, "buffers": buffers})
 
 
@@ -90,21 +93,42 @@ def test_sample_is_one_row_in_a_binary_message(session: _Session) -> None:
     devices, first, second = session.take_sent()
     assert devices["devices"][0]["device"] == "cuda:0"
     assert first["devices"] == ("cuda:0",)
-    assert first["running"] is None
-    ((time_s, figures),) = unpack_rows(first["buffers"][0], 1)
-    assert time_s == 10.5
-    assert figures == [(100 * _MIB, 100 * _MIB, 100 * _MIB)]
-    assert second["seq"] == first["seq"] + 1
+    number, running_s, rows = unpack_update(first["buffers"][0], 1)
+    assert number == devices["seq"] + 1
+    assert math.isnan(running_s)
+    assert rows == [(10.5, [(100 * _MIB, 100 * _MIB, 100 * _MIB)])]
+    assert unpack_update(second["buffers"][0], 1)[0] == number + 1
 
 
-def test_update_is_small(session: _Session) -> None:
-    """Its binary part is 8 bytes a figure."""
+def test_samples_of_one_tick_are_one_message(session: _Session) -> None:
+    """The ends of the cells since the last tick come with it; Run All makes hundreds of them."""
+    session.see()
+    session.sample()
+    session.take_sent()
+    for _ in range(100):
+        session.run_cell()
+    session.monitor.start_cell(execution_count=4, cell_id="d", source="more()")
+    started = session.take_sent()[-1]
+
+    session.feed.on_samples(session.monitor.history.samples()[-201:])
+
+    (message,) = session.take_sent()
+    number, running_s, rows = unpack_update(message["buffers"][0], 1)
+    assert number == started["seq"] + 1
+    assert running_s == session.clock.now()
+    assert len(rows) == 201
+
+
+def test_update_is_small_and_packed_once(session: _Session) -> None:
+    """Its binary part is 8 bytes a figure; the rest is the same object, for ``wire.py``."""
     session.see()
     session.sample()
 
     session.sample()
 
-    assert len(session.take_sent()[-1]["buffers"][0]) == 4 * 8
+    *_, first, second = session.objects
+    assert first is second
+    assert len(session.take_sent()[-1]["buffers"][0]) == (2 + 4) * 8
 
 
 def test_new_device_is_told_before_its_first_row(session: _Session) -> None:
@@ -119,7 +143,7 @@ def test_new_device_is_told_before_its_first_row(session: _Session) -> None:
     devices, rows = session.take_sent()
     assert [each["device"] for each in devices["devices"]] == ["cuda:0", "cuda:1"]
     assert rows["devices"] == ("cuda:0", "cuda:1")
-    assert len(unpack_rows(rows["buffers"][0], 2)[0][1]) == 2
+    assert len(unpack_update(rows["buffers"][0], 2)[2][0][1]) == 2
 
 
 def test_cell_is_told_at_both_ends(session: _Session) -> None:

@@ -43,7 +43,7 @@ class _Session:
         self.backend.playback.advance()
         self.chart = LiveChart(self.monitor, execution_count=7, **options)
         self.sent: list[dict[str, Any]] = []
-        self.chart.send = self.sent.append
+        self.chart.send = lambda message, _buffers: self.sent.append(message)
         self.monitor.add_listener(self.chart)
 
     def start(self) -> None:
@@ -55,7 +55,7 @@ class _Session:
         self.clock.advance(0.1)
         sample = Sample(self.clock.now(), self.monitor.hardware.read())
         self.monitor.history.append(sample)
-        self.chart.on_sample(sample)
+        self.chart.on_samples([sample])
 
 
 @pytest.fixture

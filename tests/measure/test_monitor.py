@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -67,9 +67,10 @@ class Diary:
     def on_cell_ended(self, record: CellRecord) -> None:
         self._note("ended", record)
 
-    def on_sample(self, sample: Sample) -> None:
+    def on_samples(self, samples: Sequence[Sample]) -> None:
         self.threads.add(threading.current_thread().name)
-        self._note("sample", sample)
+        for sample in samples:
+            self._note("sample", sample)
 
     def wait_for_samples(self, count: int) -> bool:
         with self._more:

@@ -41,6 +41,7 @@ class Store {
     this.heardAt = performance.now();
     const handler = this[`on_${message.kind}`];
     if (!handler) return;
+    if (message.kind === "rows") message.seq = buffers[0].getFloat64(0, true);
     if (message.seq !== undefined && message.kind !== "snapshot") {
       if (message.seq <= this.seq) return;
       if (message.seq > this.seq + 1) this.askSnapshot();
@@ -51,9 +52,12 @@ class Store {
   }
 
   on_rows(message, buffers) {
-    this.addRows(message.devices, buffers[0]);
+    // Before the rows stand the message's number and when the running cell began.
+    const { buffer, byteOffset, byteLength } = buffers[0];
+    const runningSince = buffers[0].getFloat64(8, true);
+    this.addRows(message.devices, new DataView(buffer, byteOffset + 16, byteLength - 16));
     // A cell that was given up ends without a word.
-    if (this.running && message.running !== this.running.start_s) this.running = null;
+    if (this.running && runningSince !== this.running.start_s) this.running = null;
   }
 
   on_devices(message) {
