@@ -49,13 +49,16 @@ class Heading:
 class Column:
     """A column of a table.
 
-    ``name`` heads its row, ``number`` is set to the right, ``code`` is the user's text. A ``last``
-    column takes what room is left: ``wrap`` flows, ``cut`` ends in an ellipsis.
+    ``name`` heads its row, ``number`` is set to the right, ``code`` is the user's text, save cells
+    of a tone. A ``last`` column takes what room is left: ``wrap`` flows, ``cut`` ends in an
+    ellipsis.
     """
 
     title: str
     kind: Literal["name", "number", "words", "code"] = "number"
     last: Literal["wrap", "cut"] | None = None
+    #: So wide at most: longer text loses its middle (text) or may break anywhere (HTML).
+    fold: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +73,25 @@ class Cell:
     detail: str = ""
     #: Fills the rest of the row.
     spans_rest: bool = False
+    #: How far it is indented: its depth in a tree.
+    level: int = 0
+    #: Drawn as a bar beside the text, where there is room (HTML): 0 to 1.
+    share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows in groups; the first ``n_shared`` cells of a group's first row stand for all its rows.
 
-    So does the cell of a ``last`` column. The group's other rows are that much shorter.
+    So does the cell of a ``last`` column, unless each row has its own. The group's other rows are
+    that much shorter.
     """
 
     caption: str
     columns: tuple[Column, ...]
     groups: tuple[tuple[tuple[Cell, ...], ...], ...]
     n_shared: int = 0
+    last_is_shared: bool = True
     #: Screen readers hear the caption in any case; it is seen where several tables need names.
     caption_is_seen: bool = False
     #: In HTML the shared cell is a line of its own above its rows, which keeps the table narrow.
@@ -104,7 +113,9 @@ class Step:
 
     name: str
     summary: str = ""
-    details: tuple[str, ...] = ()
+    #: Lines of their own; pieces where some of it is the user's text or to be typed.
+    details: tuple[str | tuple[Run, ...], ...] = ()
+    #: ``code`` where the name is the user's text.
     tone: Tone = "plain"
 
 

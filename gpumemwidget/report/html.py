@@ -26,6 +26,7 @@ from gpumemwidget.report.theme import (
     BASE_CSS,
     LINE_CSS,
     ROOT_CLASS,
+    SHARE_CSS,
     SPARKLINE_CSS,
     STEPS_CSS,
     TABLE_CSS,
@@ -44,6 +45,7 @@ def render_html(document: Document) -> str:
     kinds = {type(block) for block in document.blocks}
     css = BASE_CSS
     css += TABLE_CSS if Table in kinds else ""
+    css += SHARE_CSS if any(map(_has_shares, document.blocks)) else ""
     css += SPARKLINE_CSS if Sparklines in kinds else ""
     css += STEPS_CSS if Steps in kinds else ""
     body = "".join(_render_block(block) for block in document.blocks)
@@ -71,6 +73,12 @@ def _render_block(block: Block) -> str:
     return f'<div class="gmw-s">{charts}</div>'
 
 
+def _has_shares(block: Block) -> bool:
+    return isinstance(block, Table) and any(
+        cell.share is not None for group in block.groups for row in group for cell in row
+    )
+
+
 def _render_run(run: Run) -> str:
     text = escape_html(run.text)
     if run.tone == "strong":
@@ -86,12 +94,20 @@ def _render_steps(steps: Steps) -> str:
     items = []
     for step in steps.steps:
         summary = f": {escape_html(step.summary)}" if step.summary else ""
-        details = "".join(f"<li>{escape_html(detail)}</li>" for detail in step.details)
+        details = "".join(f"<li>{_render_detail(detail)}</li>" for detail in step.details)
         inner = f"<strong>{escape_html(step.name)}</strong>{summary}"
+        if step.tone == "code":
+            inner = f'<code dir="auto" class="gmw-k">{escape_html(step.name)}</code>{summary}'
         inner += f"<ul>{details}</ul>" if details else ""
         tone = _TONE_CLASSES.get(step.tone)
         items.append(f'<li class="{tone}">{inner}</li>' if tone else f"<li>{inner}</li>")
     return f"<ol>{''.join(items)}</ol>"
+
+
+def _render_detail(detail: str | tuple[Run, ...]) -> str:
+    if isinstance(detail, str):
+        return escape_html(detail)
+    return "".join(_render_run(run) for run in detail)
 
 
 def _render_table(table: Table) -> str:
@@ -131,26 +147,44 @@ def _render_group(
         if index:
             rows_html.append(f"<tr>{_render_cells(row, columns[table.n_shared :])}</tr>")
         else:
-            cells = _render_cells(row, columns, n_rows=len(group), n_shared=table.n_shared)
+            cells = _render_cells(
+                row,
+                columns,
+                n_rows=len(group),
+                n_shared=table.n_shared,
+                last_is_shared=table.last_is_shared,
+            )
             rows_html.append(f"<tr>{cells}</tr>")
     return "".join(rows_html)
 
 
 def _render_cells(
-    row: tuple[Cell, ...], columns: tuple[Column, ...], *, n_rows: int = 1, n_shared: int = 0
+    row: tuple[Cell, ...],
+    columns: tuple[Column, ...],
+    *,
+    n_rows: int = 1,
+    n_shared: int = 0,
+    last_is_shared: bool = True,
 ) -> str:
     parts = []
     for index, (cell, column) in enumerate(zip(row, columns, strict=False)):
         attributes = _class_of(column, cell)
-        is_shared = n_rows > 1 and (index < n_shared or column.last is not None)
+        is_shared_last = last_is_shared and column.last is not None
+        is_shared = n_rows > 1 and (index < n_shared or is_shared_last)
         if is_shared:
             attributes += f' rowspan="{n_rows}"'
         if cell.spans_rest:
             attributes += f' colspan="{len(columns) - index}"'
         text = escape_html(cell.text)
-        if column.kind == "code" and text:
+        if column.kind == "code" and text and cell.tone == "plain":
             attributes += f' title="{text}"' if column.last == "cut" else ""
             text = f'<code dir="auto">{text}</code>'
+        if cell.tone == "strong":
+            text = f"<strong>{text}</strong>"
+        if cell.level:
+            text = '<div class="gmw-j">' * cell.level + text + "</div>" * cell.level
+        if cell.share is not None:
+            text += _render_bar(cell.share)
         if cell.detail:
             text += f' <span class="gmw-m">({escape_html(cell.detail)})</span>'
         if cell.mark:
@@ -163,12 +197,23 @@ def _render_cells(
     return "".join(parts)
 
 
+def _render_bar(share: float) -> str:
+    """A bar that says no more than the number beside it; where SVG is stripped the number stays."""
+    return (
+        '<svg class="gmw-y" viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect width="{100 * share:.3g}" height="1"/></svg>'
+    )
+
+
 def _class_of(column: Column, cell: Cell) -> str:
     classes = []
     if column.kind == "number" and not cell.spans_rest:
         classes.append("gmw-r")
     if column.last == "wrap":
         classes.append("gmw-f")
+    if column.fold is not None:
+        is_long = 2 * cell.level + len(cell.text) > column.fold
+        classes.append("gmw-o gmw-z" if is_long else "gmw-o")
     if column.last == "cut":
         classes.append("gmw-c")
     if cell.tone in _TONE_CLASSES:

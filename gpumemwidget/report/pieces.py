@@ -17,6 +17,7 @@ __all__ = [
     "list_cell_runs",
     "peak_cell",
     "rise_cell",
+    "share_cell",
     "sort_devices",
     "status_tone",
 ]
@@ -46,6 +47,21 @@ def peak_cell(peak_bytes: int | None, peak_is: PeakIs | None) -> Cell:
 def rise_cell(rise_bytes: int | None, peak_is: PeakIs | None) -> Cell:
     """How far a peak stood above the start, as sure as the peak is."""
     return change_cell(rise_bytes, mark=mark_peak(peak_is))
+
+
+def share_cell(n_bytes: int, total_bytes: int) -> Cell:
+    """Which part of the whole it is, in percent and as a bar; blank where there is no whole."""
+    if total_bytes <= 0:
+        return Cell("")
+    share = min(max(n_bytes / total_bytes, 0.0), 1.0)
+    percent = 100 * share
+    if percent >= 9.95 or percent == 0:
+        text = f"{percent:.0f}"
+    elif percent >= 0.05:
+        text = f"{percent:.1f}"
+    else:
+        text = "<0.1"
+    return Cell(f"{text} %", tone="plain" if share else "muted", share=share)
 
 
 def sort_devices(devices: Iterable[CellDevice]) -> list[CellDevice]:

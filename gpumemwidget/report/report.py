@@ -6,17 +6,21 @@ import.
 
 from __future__ import annotations
 
+from gpumemwidget.report.account import report_account
 from gpumemwidget.report.cell import report_cell, report_cell_line
 from gpumemwidget.report.holdings import report_holdings
 from gpumemwidget.report.ledger import report_ledger
 from gpumemwidget.report.output import Report
 from gpumemwidget.report.release import report_plan, report_release
 from gpumemwidget.report.stat import report_stat
+from gpumemwidget.report.why import report_explanation
 
 __all__ = [
     "Report",
+    "report_account",
     "report_cell",
     "report_cell_line",
+    "report_explanation",
     "report_holdings",
     "report_ledger",
     "report_plan",

@@ -1,16 +1,16 @@
-"""The present: this process on each device, and each device as a whole."""
+"""The present: this process on each device, what its memory is for, and each whole device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpumemwidget.records import DeviceReport
+from gpumemwidget.records import DeviceAccount, DeviceReport, MemoryAccount
 from gpumemwidget.report.document import Block, Cell, Column, Document, Note, Table
 from gpumemwidget.report.html import render_html
 from gpumemwidget.report.output import Report
-from gpumemwidget.report.pieces import bytes_cell, explain_marks, peak_cell
+from gpumemwidget.report.pieces import bytes_cell, explain_marks, peak_cell, share_cell
 from gpumemwidget.report.text import render_text
-from gpumemwidget.report.words import name_counters, rank_device
+from gpumemwidget.report.words import count_kind, name_counters, rank_device
 from gpumemwidget.units import UNKNOWN
 
 __all__ = ["report_stat"]
@@ -22,6 +22,12 @@ _PROCESS_COLUMNS = (
     Column("peak"),
     Column("limit"),
 )
+_KIND_COLUMNS = (
+    Column("device", "name"),
+    Column("kind", "words"),
+    Column("bytes"),
+    Column("share"),
+)
 _DEVICE_COLUMNS = (
     Column("device", "name"),
     Column("used"),
@@ -32,12 +38,17 @@ _DEVICE_COLUMNS = (
 )
 
 
-def report_stat(devices: Sequence[DeviceReport], notes: Sequence[str] = ()) -> Report:
+def report_stat(
+    devices: Sequence[DeviceReport],
+    notes: Sequence[str] = (),
+    account: MemoryAccount | None = None,
+) -> Report:
     """The counters of this process, then the whole devices with other processes in them.
 
     Args:
         devices: what was read; a device that the process has not used has no reading.
         notes: sentences on what could not be read.
+        account: whose kinds stand between the two; ``None`` where there is none.
     """
     ordered = sorted(devices, key=lambda device: rank_device(device.info.device))
     blocks: list[Block] = []
@@ -51,6 +62,7 @@ def report_stat(devices: Sequence[DeviceReport], notes: Sequence[str] = ()) -> R
                 caption_is_seen=True,
             )
         )
+        blocks.extend(_list_kinds(account))
         blocks.append(
             Table(
                 caption="Whole devices",
@@ -66,6 +78,48 @@ def report_stat(devices: Sequence[DeviceReport], notes: Sequence[str] = ()) -> R
     blocks.extend(Note(note, tone="warn") for note in notes)
     document = Document(tuple(blocks))
     return Report(text=render_text(document), html=render_html(document))
+
+
+def _list_kinds(account: MemoryAccount | None) -> list[Block]:
+    accounts = [] if account is None else [each for each in account.devices if each.owned]
+    if account is None or not accounts:
+        return []
+    accounts.sort(key=lambda each: rank_device(each.device))
+    table = Table(
+        caption="What it is for",
+        columns=_KIND_COLUMNS,
+        groups=tuple(_list_kind_rows(each) for each in accounts),
+        n_shared=1,
+        caption_is_seen=True,
+    )
+    if account.is_complete:
+        return [table]
+    return [
+        table,
+        Note("There was too much to look at all of it: less may be without a name.", tone="warn"),
+    ]
+
+
+def _list_kind_rows(account: DeviceAccount) -> tuple[tuple[Cell, ...], ...]:
+    """A line for each kind, that of the unknown always, and what they are together."""
+    sums = dict(account.sum_kinds())
+    unknown_bytes = sums.pop("unknown", 0)
+    found_bytes = sum(sums.values()) + unknown_bytes
+    allocated = account.allocated_bytes
+    total = max(allocated or 0, found_bytes)
+    rows = [
+        (Cell(count_kind(kind)), bytes_cell(n_bytes), share_cell(n_bytes, total))
+        for kind, n_bytes in sums.items()
+    ]
+    unknown = Cell("unknown", tone="bad" if unknown_bytes else "muted")
+    rows.append((unknown, bytes_cell(unknown_bytes), share_cell(unknown_bytes, total)))
+    if total > found_bytes:
+        missing = total - found_bytes
+        words = Cell("not accounted for", tone="warn")
+        rows.append((words, bytes_cell(missing), share_cell(missing, total)))
+    name = "allocated" if allocated == total else "together"
+    rows.append((Cell(name, tone="strong"), bytes_cell(total), share_cell(total, total)))
+    return ((Cell(account.device), *rows[0]), *rows[1:])
 
 
 def _list_process_rows(device: DeviceReport) -> tuple[tuple[Cell, ...], ...]:

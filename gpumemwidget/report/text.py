@@ -22,7 +22,7 @@ from gpumemwidget.report.document import (
 )
 from gpumemwidget.report.escape import clean
 
-__all__ = ["WIDTH", "cut", "measure", "render_text", "render_text_line"]
+__all__ = ["WIDTH", "cut", "cut_middle", "measure", "render_text", "render_text_line"]
 
 #: Columns that a report keeps to where its numbers allow it.
 WIDTH = 80
@@ -57,7 +57,8 @@ def render_text(document: Document) -> str:
         else:
             parts.append(_render_note(block))
         was_note = is_note
-    return "".join(parts)
+    # A space that does not break has done its work.
+    return "".join(parts).replace("\xa0", " ")
 
 
 def render_text_line(pieces: Sequence[str]) -> str:
@@ -90,6 +91,18 @@ def cut(text: str, width: int) -> str:
     return text
 
 
+def cut_middle(text: str, width: int) -> str:
+    """The text with an ellipsis for its middle where it is too wide: a path's end tells most."""
+    if measure(text) <= width:
+        return text
+    start = cut(text, width // 3)
+    room = width - measure(start)
+    for index in range(max(len(text) - room, 0), len(text)):
+        if measure(text[index:]) <= room:
+            return start + text[index:]
+    return start
+
+
 def _render_note(note: Note) -> str:
     return _fill(_join_mark(note.mark, clean(note.text)), indent="")
 
@@ -99,7 +112,9 @@ def _render_steps(steps: Steps) -> str:
     for number, step in enumerate(steps.steps, 1):
         summary = f": {clean(step.summary)}" if step.summary else ""
         lines.append(_fill(f"{number}. {clean(step.name)}{summary}", indent="   "))
-        lines.extend(_fill(f"   {clean(detail)}", indent="     ") for detail in step.details)
+        for detail in step.details:
+            pieces = [detail] if isinstance(detail, str) else [run.text for run in detail]
+            lines.append(_fill(f"   {''.join(map(clean, pieces))}", indent="     "))
     return "\n".join(lines)
 
 
@@ -119,7 +134,7 @@ def _render_table(table: Table) -> str:
     widths = [
         max(
             [measure(column.title)]
-            + [measure(_show(row[index])) for row in rows if not _is_spanned(row, index)]
+            + [measure(_show(row[index], column)) for row in rows if not _is_spanned(row, index)]
         )
         for index, column in enumerate(table.columns[:n_fixed])
     ]
@@ -141,8 +156,14 @@ def _is_spanned(row: tuple[Cell, ...], index: int) -> bool:
     return index >= len(row) or row[index].spans_rest
 
 
-def _show(cell: Cell) -> str:
-    return _join_mark(cell.mark, clean(cell.text))
+def _show(cell: Cell, column: Column) -> str:
+    indent = "  " * cell.level
+    shown = indent + _join_mark(cell.mark, clean(cell.text))
+    if column.fold is None or measure(shown) <= column.fold:
+        return shown
+    # However deep in a tree, something of the text has to be seen.
+    indent = indent[: column.fold // 2]
+    return indent + cut_middle(clean(cell.text), column.fold - len(indent))
 
 
 def _render_row(
@@ -151,7 +172,7 @@ def _render_row(
     fields: list[str] = []
     rest: list[str] = []
     for cell, column, width in zip(row, columns, (*widths, last_width), strict=False):
-        shown = _show(cell)
+        shown = _show(cell, column)
         if cell.spans_rest:
             fields.append(shown)
         elif column.last == "cut":

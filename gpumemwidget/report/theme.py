@@ -21,6 +21,7 @@ __all__ = [
     "PEAK_COLOR",
     "RESERVED_COLOR",
     "ROOT_CLASS",
+    "SHARE_CSS",
     "SPARKLINE_CSS",
     "SPARKLINE_HEIGHT",
     "SPARKLINE_WIDTH",
@@ -106,6 +107,22 @@ $root .gmw-t .gmw-c { max-width: 0; min-width: 8em; overflow: hidden; text-overf
 }
 """)
 
+#: For tables with shares of a whole: the bars, and the paths of what they are the share of.
+SHARE_CSS = _squeeze("""
+$root .gmw-t .gmw-z { min-width: 15em; overflow-wrap: anywhere; white-space: normal }
+.gmw-j { padding-left: 1.1em }
+$root .gmw-y { background: ${neutral}2e; display: inline-block; height: 8px; margin-left: 6px;
+  max-width: none; vertical-align: baseline; width: 48px }
+.gmw-y rect { fill: $allocated }
+@container (max-width: 480px) {
+  $root .gmw-y { display: none }
+  $root .gmw-t .gmw-o { min-width: 8em; overflow-wrap: anywhere; white-space: normal }
+  $root .gmw-t .gmw-o code { font-size: 11px }
+  $root .gmw-t .gmw-f { min-width: 7em }
+  .gmw-j { padding-left: .7em }
+}
+""")
+
 #: The chart of one device; those of several stand side by side where there is room.
 SPARKLINE_CSS = _squeeze("""
 .gmw-s { display: flex; flex-wrap: wrap; gap: 8px 24px; margin: 0 0 6px }
@@ -135,6 +152,7 @@ STEPS_CSS = _squeeze("""
 $root ol { margin: 6px 0 8px; padding-left: 1.8em }
 $root ol ul { list-style: none; margin: 0; padding: 0 }
 $root li { margin: 1px 0 }
+$root code.gmw-k { font-weight: 600; overflow-wrap: anywhere }
 """)
 
 #: The one line of ``%memtrace on`` carries only this.

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpumemwidget.records import HOST, PeakIs
+from gpumemwidget.records import HOST, MemoryKind, PeakIs
 from gpumemwidget.units import format_bytes
 
 __all__ = [
     "MARK_MEANINGS",
     "CounterNames",
+    "count_kind",
     "format_peak",
     "join_words",
     "mark_peak",
@@ -20,6 +21,16 @@ __all__ = [
 ]
 
 _MARKS: dict[PeakIs | None, str] = {"at least": "≥", "sampled": "~"}
+
+_PLURALS: dict[MemoryKind, str] = {
+    "parameter": "parameters",
+    "gradient": "gradients",
+    "buffer": "buffers",
+    "tensor": "tensors",
+    "cuBLAS workspace": "cuBLAS workspaces",
+    "CUDA-graph pool": "CUDA-graph pools",
+    "compile cache": "compile caches",
+}
 
 #: What a mark before a number says, in the order in which the legends stand.
 MARK_MEANINGS = {
@@ -58,6 +69,14 @@ def format_peak(peak_bytes: int, peak_is: PeakIs | None) -> str:
 def name_cell(execution_count: int | None) -> str:
     """``In [7]``, and ``In [ ]`` where IPython gave no number."""
     return f"In [{' ' if execution_count is None else execution_count}]"
+
+
+def count_kind(kind: MemoryKind, number: int | None = None) -> str:
+    """``parameters``, ``148 parameters``, ``parameter`` where there is one; some have no plural."""
+    plural = _PLURALS.get(kind)
+    if plural is None or number == 1:
+        return kind
+    return plural if number is None else f"{number} {plural}"
 
 
 def rank_device(device: str) -> tuple[bool, str, int, str]:

@@ -10,13 +10,23 @@ from pathlib import Path
 
 from gpumemwidget.report.report import (
     Report,
+    report_account,
     report_cell,
     report_cell_line,
+    report_explanation,
     report_holdings,
     report_ledger,
     report_plan,
     report_release,
     report_stat,
+)
+from tests.report.account_examples import (
+    make_account,
+    make_big_account,
+    make_explanation,
+    make_lone_explanation,
+    make_unnamed_explanation,
+    make_unread_account,
 )
 from tests.report.examples import (
     HOSTILE,
@@ -52,6 +62,24 @@ def make_every_report() -> dict[str, Report]:
         "ledger": report_ledger([gpu, host, interrupted, two, hostile]),
         "ledger_empty": report_ledger([]),
         "stat": report_stat(make_stat(), ["NVML gave no permission to read processes."]),
+        "stat_kinds": report_stat(make_stat()[:2], account=make_account()),
+        "account": report_account(make_account()),
+        "account_names": report_account(make_account(), ["model", "losses", "Out[7]"]),
+        "account_deep": report_account(
+            make_account(), ["model", "optimizer"], device="cuda:0", depth=None, most=None
+        ),
+        "account_big": report_account(make_big_account(), depth=2, most=12),
+        "account_unread": report_account(make_unread_account()),
+        "why": report_explanation(make_explanation()),
+        "why_alone": report_explanation(make_lone_explanation()),
+        "why_cut": report_explanation(
+            make_lone_explanation(holders=(), frees_bytes=(), is_complete=False)
+        ),
+        "why_nothing": report_explanation(make_lone_explanation(held_bytes=(), holders=())),
+        "why_unnamed": report_explanation(make_unnamed_explanation()),
+        "why_unnamed_nothing": report_explanation(
+            make_unnamed_explanation(held_bytes=(), holders=())
+        ),
         "holdings": report_holdings(make_holdings()),
         "plan": report_plan(make_plan()),
         "plan_refused": report_plan(

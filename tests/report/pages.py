@@ -59,5 +59,6 @@ def list_amounts(text: str) -> list[str]:
 
 
 def list_charts(html: str) -> list[str]:
-    """The SVGs of a report."""
-    return re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)
+    """The SVGs of a report, without the bars that stand beside a number."""
+    charts = re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)
+    return [chart for chart in charts if not chart.startswith('<svg class="gmw-y"')]

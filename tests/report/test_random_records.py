@@ -12,15 +12,19 @@ from hypothesis import strategies as st
 from gpumemwidget.records import (
     CellRecord,
     DeviceReport,
+    Explanation,
     Holding,
+    MemoryAccount,
     ReleasePlan,
     ReleaseReport,
     Sample,
 )
 from gpumemwidget.report.report import (
     Report,
+    report_account,
     report_cell,
     report_cell_line,
+    report_explanation,
     report_holdings,
     report_ledger,
     report_plan,
@@ -106,6 +110,22 @@ def test_any_ledger(records: list[CellRecord], dropped: int) -> None:
 def test_any_stat(devices: list[DeviceReport], notes: list[str]) -> None:
     """The present."""
     _check(report_stat(devices, notes))
+
+
+@_settings
+@given(_make(MemoryAccount), st.none() | st.integers(0, 4), st.none() | st.integers(1, 3))
+def test_any_account(account: MemoryAccount, levels: int | None, most: int | None) -> None:
+    """The account of owners, opened or not, and its kinds."""
+    _check(report_account(account, depth=levels, most=most))
+    _check(report_account(account, [each.name for each in account.holdings], depth=levels))
+    _check(report_stat([], account=account))
+
+
+@_settings
+@given(_make(Explanation))
+def test_any_explanation(explanation: Explanation) -> None:
+    """Why something is still there."""
+    _check(report_explanation(explanation))
 
 
 @_settings

@@ -1,0 +1,204 @@
+"""The lines of an account as a tree that can be opened: by the steps of their paths.
+
+Ten thousand storages are read by a person only when they are put together: what lies behind the
+same steps is one node, elements that are alike are one node with their count, and a chain of steps
+without a fork is one step. Nothing is lost on the way: what a node's parts hold adds up to what it
+holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpumemwidget.records import MemoryKind, Owned
+
+__all__ = ["ITSELF", "Entry", "Line", "Node", "list_lines"]
+
+#: A storage with the steps that lead to it from the root of its tree.
+Entry = tuple[tuple[str, ...], Owned]
+
+#: What a node holds beside the parts that have a name: a parameter's data beside its gradient.
+ITSELF = "itself"
+
+_INDEX = re.compile(r"\[(\d+)\]")
+
+
+class Node:
+    """All storages whose paths begin with the same steps.
+
+    Args:
+        label: the steps that distinguish it from its siblings, as one text.
+        entries: its storages.
+        n_steps: how many steps of each entry lead to here.
+        parts: the entries of the elements that were put together in it, one by one.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        entries: Sequence[Entry],
+        n_steps: int,
+        parts: Sequence[Sequence[Entry]] = (),
+    ) -> None:
+        self.label = label
+        self.entries = entries
+        self.n_bytes = _sum_bytes(entries)
+        self.n_alike = len(parts)
+        sizes = {_sum_bytes(part) for part in parts}
+        #: What each of those that were put together holds, where all hold the same.
+        self.each_bytes = sizes.pop() if len(sizes) == 1 else None
+        self._n_steps = n_steps
+
+    def sum_kinds(self) -> list[tuple[MemoryKind, int]]:
+        """Bytes of each kind, the most first."""
+        sums: dict[MemoryKind, int] = {}
+        for _, owned in self.entries:
+            sums[owned.kind] = sums.get(owned.kind, 0) + owned.n_bytes
+        return sorted(sums.items(), key=lambda item: (-item[1], item[0]))
+
+    def list_kinds(self) -> list[MemoryKind]:
+        """Its kinds, the most first."""
+        return [kind for kind, _ in self.sum_kinds()]
+
+    def list_rows(self) -> list[str]:
+        """The rows that hold any of it, in the order in which they are met."""
+        return list(dict.fromkeys(row for _, owned in self.entries for row in owned.rows))
+
+    def is_held_elsewhere(self) -> bool:
+        """Whether something that is not one of the rows holds any of it."""
+        return any(owned.held_elsewhere for _, owned in self.entries)
+
+    def list_places(self) -> list[str]:
+        """The lines that allocated it, as far as they are known."""
+        places = (owned.allocated_at for _, owned in self.entries)
+        return list(dict.fromkeys(place for place in places if place is not None))
+
+    def open(self) -> list[Node]:
+        """Its parts, the most first; ``[]`` where it has none."""
+        parts = [_follow(part) for part in self._split()]
+        if len(parts) == 1:
+            only = parts[0]
+            # What stands under one step alone is told by the node itself.
+            if only.label == ITSELF:
+                return []
+            inner = only.open()
+            if inner and not (only.n_alike and any(part.n_alike for part in inner)):
+                return [part.put_below(only) for part in inner]
+        return sorted(parts, key=lambda part: -part.n_bytes)
+
+    def put_below(self, above: Node) -> Node:
+        """This node with the steps of the one above in its label."""
+        self.label = above.label if self.label == ITSELF else above.label + self.label
+        self.n_alike = self.n_alike or above.n_alike
+        return self
+
+    def _split(self) -> list[Node]:
+        """Its parts by the next step, those that are alike as one, in the order of the account."""
+        here: list[Entry] = []
+        by_step: dict[str, list[Entry]] = {}
+        for entry in self.entries:
+            steps = entry[0]
+            if len(steps) == self._n_steps:
+                here.append(entry)
+            else:
+                by_step.setdefault(steps[self._n_steps], []).append(entry)
+        n_steps = self._n_steps + 1
+        parts = [Node(ITSELF, here, self._n_steps)] if here else []
+        by_index: list[tuple[int, str]] = []
+        for step, entries in by_step.items():
+            match = _INDEX.fullmatch(step)
+            if match:
+                by_index.append((int(match[1]), step))
+            else:
+                parts.append(Node(step, entries, n_steps))
+        by_index.sort()
+        for run in _list_runs([(number, by_step[step]) for number, step in by_index], n_steps):
+            first, last = run[0][0], run[-1][0]
+            if len(run) == 1:
+                parts.append(Node(f"[{first}]", run[0][1], n_steps))
+            else:
+                elements = [entries for _, entries in run]
+                entries = [entry for element in elements for entry in element]
+                parts.append(Node(f"[{first}…{last}]", entries, n_steps, elements))
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of an opened tree: a node, or what was left out among the parts of one."""
+
+    level: int
+    #: ``None`` for a line that stands for others.
+    node: Node | None
+    #: The node that it is a part of.
+    above: Node | None = None
+    #: How many parts a line stands for, and what they hold together.
+    n_more: int = 0
+    more_bytes: int = 0
+
+
+def list_lines(nodes: Iterable[Node], *, levels: int | None, most: int | None) -> Iterator[Line]:
+    """Nodes and what is below them, each followed by its parts.
+
+    Args:
+        nodes: the roots, in the order in which they are to stand.
+        levels: how many levels are listed, the roots' own one of them; ``None`` for all.
+        most: how many parts of one node are listed; ``None`` for all. A line tells of the rest.
+    """
+    # No recursion: a path may have any number of steps.
+    pending = [Line(0, node) for node in nodes]
+    pending.reverse()
+    while pending:
+        line = pending.pop()
+        yield line
+        level = line.level + 1
+        if line.node is None or (levels is not None and level >= levels):
+            continue
+        parts = line.node.open()
+        # A line that says "1 more" would take the room of the one that it stands for.
+        n_shown = len(parts) if most is None or len(parts) <= most + 1 else most
+        if n_shown < len(parts):
+            rest = parts[n_shown:]
+            n_bytes = sum(part.n_bytes for part in rest)
+            pending.append(Line(level, None, line.node, len(rest), n_bytes))
+        pending.extend(Line(level, part, line.node) for part in reversed(parts[:n_shown]))
+
+
+def _follow(node: Node) -> Node:
+    """The node at the next fork below, with all the steps to there as its label."""
+    while node.label != ITSELF:
+        parts = node._split()  # noqa: SLF001 - its own kind
+        if len(parts) != 1 or parts[0].label == ITSELF or (parts[0].n_alike and node.n_alike):
+            break
+        only = parts[0]
+        only.label = node.label + only.label
+        if node.n_alike:
+            only.n_alike, only.each_bytes = node.n_alike, node.each_bytes
+        node = only
+    return node
+
+
+def _list_runs(
+    elements: Sequence[tuple[int, list[Entry]]], n_steps: int
+) -> Iterator[list[tuple[int, list[Entry]]]]:
+    """Elements in runs of such as have the same parts of the same kinds, whatever their size."""
+    run: list[tuple[int, list[Entry]]] = []
+    previous: object = None
+    for element in elements:
+        signature = frozenset(
+            (*(_INDEX.sub("[]", step) for step in steps[n_steps:]), owned.kind)
+            for steps, owned in element[1]
+        )
+        if run and signature != previous:
+            yield run
+            run = []
+        run.append(element)
+        previous = signature
+    if run:
+        yield run
+
+
+def _sum_bytes(entries: Iterable[Entry]) -> int:
+    return sum(owned.n_bytes for _, owned in entries)

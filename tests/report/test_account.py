@@ -1,0 +1,294 @@
+"""The account of owners and the explanations: what their lines add up to, and what they say."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumemwidget.errors import BadInputError, UnknownNameError
+from gpumemwidget.records import DeviceAccount, Holder, Holding, MemoryAccount, Owned
+from gpumemwidget.report.report import report_account, report_explanation, report_stat
+from gpumemwidget.report.rows import check_rows
+from gpumemwidget.report.tree import ITSELF, Node, list_lines
+from gpumemwidget.units import parse_bytes
+from tests.report.account_examples import (
+    make_account,
+    make_big_account,
+    make_explanation,
+    make_lone_explanation,
+    make_unnamed_explanation,
+)
+from tests.report.examples import KIB, MIB, make_stat
+from tests.report.pages import Page
+
+
+def _own(*steps: str, n_bytes: int = MIB, **more: object) -> Owned:
+    values: dict[str, object] = {"kind": "tensor", "root": "name", "rows": steps[:1], **more}
+    return Owned("cuda:0", n_bytes, steps=steps, **values)  # type: ignore[arg-type]
+
+
+def _make(*owned: Owned, allocated: int | None = -1, **more: object) -> MemoryAccount:
+    total = sum(each.n_bytes for each in owned) if allocated == -1 else allocated
+    devices = (DeviceAccount("cuda:0", total, owned),)
+    values: dict[str, object] = {"holdings": (), "is_complete": True, "duration_s": 0.1, **more}
+    return MemoryAccount(devices, **values)  # type: ignore[arg-type]
+
+
+def _read_lines(text: str) -> list[tuple[int, str, int]]:
+    """Each line of a text's tables: its level, its owner, its bytes."""
+    found = []
+    for line in text.splitlines():
+        match = re.match(r"( *)(\S.*?)  +(\d+(?:\.\d+)? [KMGT]?i?B)  +<?[\d.]+ %", line)
+        if match:
+            found.append((len(match[1]) // 2, match[2], parse_bytes(match[3])))
+    return found
+
+
+def _open(*owned: Owned, levels: int | None = None, most: int | None = None) -> list[str]:
+    """The lines below one root, indented."""
+    root = Node("x", [(each.steps[1:], each) for each in owned], 0)
+    return [
+        "  " * line.level + (f"{line.node.label}" if line.node else f"{line.n_more} more")
+        for line in list_lines([root], levels=levels, most=most)
+    ][1:]
+
+
+def test_the_lines_add_up_to_what_is_allocated() -> None:
+    """On each device, whether a row is opened or not, whether all lines are shown or not."""
+    owned = [_own(f"n{number}", "[0]", n_bytes=number * KIB) for number in range(1, 40)]
+    owned += [_own("m", f".l{number}", ".w", n_bytes=number * KIB) for number in range(1, 30)]
+    account = _make(*owned, allocated=2 * MIB)
+
+    for options in ({}, {"depth": 3}, {"names": ["m", "n3"]}, {"depth": None, "most": None}):
+        lines = _read_lines(report_account(account, **options).text)
+
+        (total,) = [n_bytes for _, owner, n_bytes in lines if owner == "allocated"]
+        rows = [n_bytes for level, owner, n_bytes in lines if level == 0 and owner != "allocated"]
+        assert total == sum(rows) == 2 * MIB
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from([".a", ".b", "[0]", "[1]", "[2]", '["k"]']), max_size=4),
+        min_size=1,
+        max_size=30,
+    ),
+    st.integers(1, 4) | st.none(),
+    st.integers(1, 5) | st.none(),
+)
+def test_parts_add_up_to_their_whole(
+    paths: list[list[str]], levels: int | None, most: int | None
+) -> None:
+    """However far it is opened, folded and cut: nothing is lost and nothing is counted twice."""
+    owned = [_own("x", *path, n_bytes=3**number) for number, path in enumerate(paths)]
+    root = Node("x", [(each.steps[1:], each) for each in owned], 0)
+
+    lines = list(list_lines([root], levels=levels, most=most))
+
+    sums: dict[int, int] = {}
+    for line in lines[1:]:
+        amount = line.more_bytes if line.node is None else line.node.n_bytes
+        sums[id(line.above)] = sums.get(id(line.above), 0) + amount
+    for line in lines:
+        if line.node is not None and id(line.node) in sums:
+            assert sums[id(line.node)] == line.node.n_bytes
+    assert root.n_bytes == sum(each.n_bytes for each in owned)
+
+
+def test_alike_elements_are_one_line_with_their_count() -> None:
+    """Twelve blocks of the same parts are a range; one with another part is its own line."""
+    blocks = [_own("x", ".h", f"[{number}]", ".w") for number in range(12)]
+    other = [_own("x", ".h", "[12]", ".w"), _own("x", ".h", "[12]", ".b", n_bytes=KIB)]
+
+    assert _open(*blocks) == ["  .h[0…11].w"]
+    assert _open(*blocks, *other) == ["  .h[0…11].w", "  .h[12]", "    .w", "    .b"]
+
+
+def test_alike_elements_say_what_each_holds_where_all_hold_the_same() -> None:
+    """Else only how many they are."""
+    same = [_own("x", f"[{number}]") for number in range(3)]
+    grown = [_own("x", f"[{number}]", n_bytes=(number + 1) * KIB) for number in range(3)]
+
+    assert "3 alike, 1.00 MiB each" in report_account(_make(*same), depth=2).text
+    assert "3 alike\n" in report_account(_make(*grown), depth=2).text
+
+
+def test_a_lone_part_takes_no_line_of_its_own() -> None:
+    """``model.transformer`` with nothing beside it is said in the lines below."""
+    owned = [_own("x", ".t", ".a", n_bytes=2 * MIB), _own("x", ".t", ".b", ".c")]
+
+    assert _open(*owned) == ["  .t.a", "  .t.b.c"]
+
+
+def test_what_a_part_holds_itself_stands_beside_its_own_parts() -> None:
+    """A weight and its gradient."""
+    owned = [_own("x", ".w", n_bytes=2 * MIB), _own("x", ".w", ".grad"), _own("x", ".b")]
+
+    assert _open(*owned) == ["  .w", f"    {ITSELF}", "    .grad", "  .b"]
+
+
+def test_a_path_of_any_length_can_be_opened() -> None:
+    """Ten thousand lists in one another are one step."""
+    (line,) = _open(_own("x", *["[0]"] * 3_000), _own("x", *["[0]"] * 3_000))
+
+    assert line == "  " + "[0]" * 3_000
+
+
+def test_what_is_left_out_is_one_line() -> None:
+    """With how many they are; one line alone is shown instead."""
+    owned = [_own("x", f".p{number}", n_bytes=(9 - number) * KIB) for number in range(5)]
+
+    assert _open(*owned, most=3) == ["  .p0", "  .p1", "  .p2", "  2 more"]
+    assert _open(*owned, most=4) == [f"  .p{number}" for number in range(5)]
+
+
+def test_ten_thousand_storages_are_read_on_one_screen() -> None:
+    """Rows and lines are put together, and the report is small enough to be saved."""
+    report = report_account(make_big_account())
+
+    assert len(report.text.splitlines()) < 40
+    assert len(report.html) < 12_000
+
+
+def test_unknown_has_a_line_even_where_there_is_none() -> None:
+    """0 B is what the reader wants to see there."""
+    lines = report_account(_make(_own("x"))).text.splitlines()
+
+    assert any(re.match(r"unknown +0 B", line) for line in lines)
+
+
+def test_what_is_missing_is_a_line() -> None:
+    """And a sentence, where the lines do not reach what is allocated."""
+    text = report_account(_make(_own("x"), allocated=3 * MIB)).text
+
+    assert (0, "not accounted for", 2 * MIB) in _read_lines(text)
+    assert "2.00 MiB on cuda:0 are allocated, and nothing was found" in text
+
+
+def test_a_name_that_holds_what_another_lists_says_so() -> None:
+    """A second name of the same tensor has no bytes of its own in the account."""
+    account = _make(
+        _own("x", rows=("x", "y")),
+        holdings=(
+            Holding("y", "name", "tensor", "torch.Tensor", None, None, (("cuda:0", MIB),), ()),
+        ),
+    )
+
+    text = report_account(account, ["y"]).text
+
+    assert text.splitlines() == [
+        "y released alone frees nothing.",
+        "y also holds 1.00 MiB on cuda:0, listed under x.",
+    ]
+
+
+def test_one_device_is_shown_alone() -> None:
+    """And one that the account does not have is refused."""
+    text = report_account(make_account(), device="host").text
+
+    assert "cuda:0" not in text
+    with pytest.raises(BadInputError, match=r"no device 'cuda:9' here: choose from cuda:0, host"):
+        report_account(make_account(), device="cuda:9")
+
+
+def test_unknown_names_are_refused_with_close_ones() -> None:
+    """A variable that holds nothing is told from a name that is none."""
+    account = make_account()
+
+    with pytest.raises(UnknownNameError, match=r"did you mean model\?"):
+        check_rows(account, ["modle"])
+    with pytest.raises(BadInputError, match="'n' holds no tensor memory") as caught:
+        check_rows(account, ["n"], bound=["n"])
+    assert type(caught.value) is BadInputError
+    check_rows(account, ["model", "Out[7]", "last exception", "no name", "cuBLAS workspace"])
+
+
+def test_rows_that_are_no_variables_can_be_opened() -> None:
+    """What no name leads to, for one."""
+    text = report_account(make_account(), ["no name"]).text
+
+    assert (0, "no name", 5 * MIB) in _read_lines(text)
+    assert "a tuple of 2" in text
+
+
+def test_a_walk_that_was_cut_short_says_so() -> None:
+    """In the account, and where its kinds are shown."""
+    account = make_account(is_complete=False)
+
+    assert "There was too much to look at in 42.0 ms" in report_account(account).text
+    assert "There was too much to look at" in report_stat(make_stat(), account=account).text
+    assert "There was too much to look at" not in report_account(make_account()).text
+
+
+def test_bars_say_no_more_than_the_numbers_beside_them() -> None:
+    """They are hidden from screen readers and drawn to scale."""
+    html = report_account(_make(_own("x", n_bytes=3 * MIB), _own("y"))).html
+
+    assert re.findall(r'aria-hidden="true"><rect width="([\d.]+)"', html) == [
+        "75",
+        "25",
+        "0",
+        "100",
+    ]
+    assert Page(html).text.count("%") == 4
+
+
+def test_kinds_are_shown_for_each_device_and_add_up() -> None:
+    """Parameters, gradients and the rest, and what is unknown in any case."""
+    text = report_stat(make_stat(), account=make_account()).text
+
+    for words in ("optimizer state", "gradients", "parameters", "saved for backward", "unknown"):
+        assert re.search(rf"{words} +[\d.]+ [KMG]?i?B +<?[\d.]+ %", text)
+    assert report_stat(make_stat(), account=_make()).text == report_stat(make_stat()).text
+
+
+def test_nothing_else_is_said_plainly() -> None:
+    """And what the name itself is released with."""
+    text = report_explanation(make_lone_explanation()).text
+
+    assert text.splitlines()[2:] == [
+        "It holds 4.00 MiB on cuda:0; released alone it frees all of it.",
+        "Nothing else holds it.",
+        "To release it: del x",
+    ]
+
+
+def test_nothing_else_is_not_said_by_a_walk_that_was_cut_short() -> None:
+    """It says what it did not find."""
+    text = report_explanation(make_lone_explanation(is_complete=False)).text
+
+    assert "It holds at least 4.00 MiB on cuda:0" in text
+    assert "Nothing else was found that holds it." in text
+    assert "Nothing else holds it." not in text
+
+
+def test_each_holder_comes_with_what_to_do() -> None:
+    """In the order of the record; the path that was asked about is not among them."""
+    explanation = make_explanation()
+
+    text = report_explanation(explanation).text
+
+    assert "1. optimizer.param_groups[0]['params'][39]: holds 18.00 MiB on cuda:0" in text
+    assert text.count("to cut it: ") == 3
+    assert text.endswith("and 3 more paths\nTo cut this one: %memrelease model")
+
+
+def test_a_lone_further_path_is_no_paths() -> None:
+    """One is one."""
+    assert "and 1 more path\n" in report_explanation(make_explanation(n_more=1)).text
+
+
+def test_holders_without_a_name_are_words_and_not_code() -> None:
+    """What is set as code can be typed."""
+    html = report_explanation(make_unnamed_explanation()).html
+    path = Holder("model.w", "name", "del model", (("cuda:0", MIB),))
+    named = report_explanation(
+        dataclasses.replace(make_unnamed_explanation(), holders=(path,))
+    ).html
+
+    assert "<strong>cuBLAS workspace</strong>" in html
+    assert re.search(r"<code[^>]*>model\.w</code>", named)
