@@ -62,6 +62,14 @@ class IPythonShell:
             and not issubclass(type(value), ModuleType)
         ]
 
+    def read_cell_numbers(self) -> dict[str, int]:
+        """The numbers of the cells that ran, by the names of their compiled files.
+
+        IPython's own tracebacks say ``In[7]`` by the same map.
+        """
+        numbers: dict[str, int] = dict(getattr(self._shell.compile, "_filename_map", {}))
+        return numbers
+
     def list_own_objects(self) -> list[object]:
         """The shell, its parts and its dictionaries: they reach everything and own nothing."""
         shell = self._shell

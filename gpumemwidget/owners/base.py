@@ -53,6 +53,10 @@ class Shell(Protocol):
         """IPython's own machinery, where a walk through the user's objects has to stop."""
         ...
 
+    def read_cell_numbers(self) -> dict[str, int]:
+        """The numbers of the cells that ran, by the names of their compiled files."""
+        ...
+
     def list_out(self) -> list[tuple[str, object]]:
         """Each displayed value that is still held, as ``("Out[5]", value)``."""
         ...

@@ -3,22 +3,25 @@
 A storage is smaller than its block, which the allocator rounds up and may not have split, and two
 storages may lie in one block. So the account adds up blocks. Blocks that no storage claims are
 PyTorch's own: it allocates them in C++ and keeps them, and no object of Python's leads to them.
-What they are is told by the pool they are in and by the size that was asked for.
+What they are is told by the pool they are in and by the size that was asked for (which was held
+against the C++ stacks of such blocks, on an H100 with torch 2.11).
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from gpumemwidget.owners.kinds import is_one_of
 from gpumemwidget.owners.lines import format_allocation
 from gpumemwidget.owners.storages import find_torch
 from gpumemwidget.records import Block, MemoryKind, Owned, Segment
 
-__all__ = ["BlockMap", "read_workspace_sizes"]
+__all__ = ["BlockMap", "name_pools", "read_workspace_sizes"]
 
 _KIB = 1024
 _MIB = 1024 * _KIB
@@ -45,13 +48,19 @@ class BlockMap:
         self._workspace_sizes = workspace_sizes or read_workspace_sizes
         #: Of each device the blocks in use, with their segments, in the order of their addresses.
         self._blocks: dict[str, list[tuple[Segment, Block]]] = {}
-        for segment in sorted(segments, key=lambda each: each.address):
+        segments = sorted(segments, key=lambda each: each.address)
+        for segment in segments:
             in_use = ((segment, each) for each in segment.blocks if each.state == _IN_USE)
             self._blocks.setdefault(segment.device, []).extend(in_use)
         self._starts = {
             device: [block.address for _, block in blocks]
             for device, blocks in self._blocks.items()
         }
+        self._reserved = sorted(
+            (segment.device, segment.address, segment.address + segment.n_bytes)
+            for segment in segments
+        )
+        self._with_pools = {segment.device for segment in segments if segment.is_private}
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -69,6 +78,18 @@ class BlockMap:
             return None
         _, block = self._blocks[device][place]
         return block if address < block.address + block.n_bytes else None
+
+    def is_reserved(self, device: str, address: int) -> bool:
+        """Whether an address is the allocator's, in use or not.
+
+        ``torch.compile(mode="reduce-overhead")`` frees the outputs of its CUDA graphs under their
+        tensors: what these look at is the allocator's, but allocated no longer.
+        """
+        place = bisect_right(self._reserved, (device, address, math.inf)) - 1
+        if place < 0:
+            return False
+        found, start, end = self._reserved[place]
+        return found == device and start <= address < end
 
     def sum_allocated(self, device: str) -> int:
         """Bytes of the device's blocks in use: what the allocator says is allocated."""
@@ -112,17 +133,53 @@ class BlockMap:
     ) -> tuple[MemoryKind, str]:
         asked_bytes = block.n_bytes if block.requested_bytes is None else block.requested_bytes
         is_workspace = asked_bytes in self._workspace_sizes(device)
+        is_counter = asked_bytes == _COUNTER_BYTES and device in self._with_pools
         if segment.is_private:
             name = pools.get(segment.pool_id)
             of = f"of {name}" if name else f"{segment.pool_id[0]}, {segment.pool_id[1]}"
-            what = "cuBLAS workspace in the pool" if is_workspace else "pool"
+            what = "cuBLAS workspace in the private pool" if is_workspace else "private pool"
             return "CUDA-graph pool", f"{what} {of} on {device}"
         if is_workspace:
             return "cuBLAS workspace", f"cuBLAS workspace of {device}"
+        if is_counter:
+            return "CUDA-graph pool", f"random state of CUDA graphs on {device}"
         return "unknown", f"allocated on {device}, held by nothing that Python sees"
 
 
 _IN_USE = "active_allocated"
+#: A generator that CUDA graphs use has its seed and its offset on the device, as long as a graph
+#: is there: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/cuda/CUDAGeneratorImpl.cpp
+_COUNTER_BYTES = 8
+
+
+def name_pools(named: Iterable[tuple[str, object]]) -> dict[tuple[int, int], str]:
+    """Which of these objects have pools of their own: CUDA graphs, and ``torch.cuda.MemPool``.
+
+    Args:
+        named: objects and what a person would call them.
+
+    Returns:
+        Names by pools; two graphs of one pool are both named.
+    """
+    torch = find_torch()
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    # Their own classes: what derives from them may be the user's.
+    graph_type = torch._C._CUDAGraph  # noqa: SLF001
+    pool_type = getattr(torch._C, "_MemPool", None)  # noqa: SLF001 - since 2.5
+    pools: dict[tuple[int, int], str] = {}
+    for name, target in named:
+        if is_one_of(type(target), graph_type):
+            try:
+                pool_id = graph_type.pool(target)
+            except RuntimeError:
+                continue  # Nothing was captured yet.
+        elif pool_type is not None and is_one_of(type(target), pool_type):
+            pool_id = pool_type.id.__get__(target)
+        else:
+            continue
+        pools[pool_id] = f"{pools[pool_id]}, {name}" if pool_id in pools else name
+    return pools
 
 
 def read_workspace_sizes(device: str) -> frozenset[int]:

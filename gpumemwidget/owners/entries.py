@@ -9,14 +9,15 @@ tensor's is one line.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.owners.account import ELSEWHERE, Account, take_account
 from gpumemwidget.owners.base import Shell
-from gpumemwidget.owners.blocks import BlockMap
+from gpumemwidget.owners.blocks import BlockMap, name_pools
 from gpumemwidget.owners.holdings import describe_rows
+from gpumemwidget.owners.lines import format_allocation
 from gpumemwidget.owners.paths import Paths
 from gpumemwidget.owners.purposes import Purposes
 from gpumemwidget.owners.walk import paused_collector
@@ -57,17 +58,25 @@ def _take(shell: Shell, hardware: Hardware, budget_s: float) -> MemoryAccount:
     account = take_account(shell, budget_s=budget_s, looks_around=True)
     segments = hardware.read_segments()
     readings = hardware.read()
-    blocks = BlockMap(segments)
+    cells = shell.read_cell_numbers()
+    blocks = BlockMap(segments, cells=cells)
+    pools: dict[tuple[int, int], str] = {}
     owned: list[Owned] = []
     claimed: set[tuple[str, int]] = set()
     notes: list[str] = []
     if account is not None:
-        n_outside = _list_storages(account, blocks, owned, claimed)
+        n_outside = _list_storages(account, blocks, owned, claimed, cells)
+        pools = name_pools(
+            (row.name, account.graph.objects[place])
+            for row in account.rows.values()
+            for place in row.places
+        )
         notes.extend(
-            f"{n_bytes} bytes of tensors on {device} come from another allocator than torch's"
+            f"{n_bytes} bytes of tensors on {device} are no memory of torch's allocator: another "
+            "library's, or a CUDA graph's that it has taken back"
             for device, n_bytes in n_outside.items()
         )
-    owned.extend(blocks.describe_unclaimed(claimed))
+    owned.extend(blocks.describe_unclaimed(claimed, pools))
     devices = [_close_account(reading, owned, notes) for reading in readings]
     return MemoryAccount(
         devices=tuple(devices),
@@ -79,7 +88,11 @@ def _take(shell: Shell, hardware: Hardware, budget_s: float) -> MemoryAccount:
 
 
 def _list_storages(
-    account: Account, blocks: BlockMap, owned: list[Owned], claimed: set[tuple[str, int]]
+    account: Account,
+    blocks: BlockMap,
+    owned: list[Owned],
+    claimed: set[tuple[str, int]],
+    cells: Mapping[str, int],
 ) -> dict[str, int]:
     """A line for each storage; what lies in no block of torch's, in bytes for each device."""
     graph = account.graph
@@ -90,9 +103,12 @@ def _list_storages(
         place = places[0] if len(places) == 1 else min(places, key=paths.rank)
         info = graph.storages[place]
         n_bytes = info.n_bytes
+        line = None
         if info.device != HOST:
             block = blocks.find(info.device, info.address)
             if block is None:
+                if blocks.is_reserved(info.device, info.address):
+                    continue  # Freed under its tensor.
                 outside[info.device] = outside.get(info.device, 0) + info.n_bytes
                 continue
             key = (info.device, block.address)
@@ -100,10 +116,12 @@ def _list_storages(
                 continue
             claimed.add(key)
             n_bytes = block.n_bytes
+            line = format_allocation(block.frames, cells)
         elif info.is_borrowed:
             # NumPy's, or a file's: malloc may not even know of it.
             continue
-        owned.append(_describe(account, paths, purposes, place, n_bytes))
+        described = _describe(account, paths, purposes, place, n_bytes)
+        owned.append(described if line is None else replace(described, allocated_at=line))
     return outside
 
 

@@ -122,9 +122,35 @@ def test_a_private_pool_is_named_by_the_graph_that_has_it() -> None:
     (named,) = describe(segment, pools={(3, 0): "graph"})
 
     assert unnamed == Owned(
-        "cuda:0", 2 * MIB, "CUDA-graph pool", ("pool 3, 0 on cuda:0",), "nowhere"
+        "cuda:0", 2 * MIB, "CUDA-graph pool", ("private pool 3, 0 on cuda:0",), "nowhere"
     )
-    assert named.steps == ("pool of graph on cuda:0",)
+    assert named.steps == ("private pool of graph on cuda:0",)
+
+
+def test_the_random_state_of_cuda_graphs_is_known_where_there_is_a_graph() -> None:
+    """Eight bytes each for the seed and the offset, in the common pool; else they are unknown."""
+    common, pool = make_segment(8, 8), make_segment(2 * MIB, address=1 << 41, pool_id=(3, 0))
+    claimed = {("cuda:0", 1 << 41)}
+
+    (state,) = BlockMap([common, pool]).describe_unclaimed(claimed)
+    (unknown,) = describe(common)
+
+    assert state.steps == ("random state of CUDA graphs on cuda:0",)
+    assert (state.kind, state.n_bytes) == ("CUDA-graph pool", 1024)
+    assert (unknown.kind, unknown.n_bytes) == ("unknown", 1024)
+
+
+def test_what_was_freed_under_a_tensor_is_still_the_allocators() -> None:
+    """An address in a free block is reserved; one beyond all segments is another's."""
+    segment = make_segment(2 * MIB, state="inactive")
+    blocks = BlockMap([segment])
+
+    assert blocks.find("cuda:0", segment.address) is None
+    assert blocks.is_reserved("cuda:0", segment.address)
+    assert blocks.is_reserved("cuda:0", segment.address + 2 * MIB - 1)
+    assert not blocks.is_reserved("cuda:0", segment.address + 2 * MIB)
+    assert not blocks.is_reserved("cuda:0", segment.address - 1)
+    assert not blocks.is_reserved("cuda:1", segment.address)
 
 
 def test_freed_blocks_that_a_stream_still_uses_are_nobodys() -> None:
