@@ -17,7 +17,7 @@ from gpumemwidget.report.holdings import describe_shape
 from gpumemwidget.report.html import render_html
 from gpumemwidget.report.output import Report
 from gpumemwidget.report.pieces import bytes_cell, share_cell
-from gpumemwidget.report.rows import NO_NAME, UNKNOWN, Group, check_rows, list_groups
+from gpumemwidget.report.rows import UNKNOWN, Group, check_rows, list_groups
 from gpumemwidget.report.text import render_text
 from gpumemwidget.report.tree import ITSELF, Line, Node, list_lines
 from gpumemwidget.report.words import count_kind, join_words, rank_device
@@ -39,7 +39,7 @@ _BYTES = (Column("bytes"), Column("share"))
 _FREES = Column("frees")
 _WHAT = Column("what", "words", last="wrap")
 _COLUMNS = (_OWNER, *_BYTES, _FREES, _WHAT)
-_COLUMNS_OF_NAMES = (Column("owner", "code", fold=42), *_BYTES, _WHAT)
+_COLUMNS_OF_NAMES = (Column("owner", "code", fold=36), *_BYTES, _WHAT)
 
 
 def report_account(
@@ -178,7 +178,7 @@ class _Drawing:
         tone: Tone = "bad" if is_row and group.name == UNKNOWN and node.n_bytes else "plain"
         if not is_path and tone == "plain":
             tone = "muted"
-        owner = Cell(node.label, tone=tone, level=line.level)
+        owner = Cell(node.label.removeprefix(": "), tone=tone, level=line.level)
         what = Cell(self._describe(node, group, above=line.above))
         return self._draw_row(owner, node.n_bytes, what, row=group.name if is_row else None)
 
@@ -213,8 +213,8 @@ class _Drawing:
             parts.append(f"{node.n_alike} alike{each}")
         if is_row and group.remark:
             parts.append(group.remark)
-        holding = self.holdings.get(group.name) if is_row and group.is_path else None
-        if holding is not None and holding.shape is not None:
+        holding = self.holdings.get(group.name) if is_row and group.is_holding else None
+        if holding is not None and holding.shape is not None and len(node.entries) == 1:
             parts.append(describe_shape(holding))
         elif above is None or not _have_same(Node.list_kinds, node, above):
             kinds = _describe_kinds(node)
@@ -225,7 +225,7 @@ class _Drawing:
         elif above is not None and not others and len(above.list_rows()) > 1:
             parts.append("not shared")
         is_new = above is None or not all(owned.held_elsewhere for _, owned in above.entries)
-        if is_new and node.is_held_elsewhere() and group.name != NO_NAME:
+        if is_new and group.is_holding and node.is_held_elsewhere():
             parts.append("also held elsewhere")
         places = node.list_places()
         if len(places) == 1 and (above is None or not _have_same(Node.list_places, node, above)):

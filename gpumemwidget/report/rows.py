@@ -29,6 +29,8 @@ class Group:
     name: str
     #: Whether the name is the user's own text, to be typed as it is.
     is_path: bool
+    #: Whether it is one of the account's ``holdings``.
+    is_holding: bool = False
     #: Stands before the kinds.
     remark: str = ""
     entries: list[Entry] = field(default_factory=list)
@@ -54,17 +56,20 @@ def _find_group(owned: Owned) -> tuple[Group, tuple[str, ...]]:
     """The row that a line belongs to, new, and the steps from there."""
     first, rest = owned.steps[:1], owned.steps[1:]
     begin = first[0] if first else ""
-    if owned.root in ("module", "thread"):
-        is_module = owned.root == "module"
-        remark = "an imported module's own" if is_module else "in a running function"
-        return Group(begin, is_path=is_module, remark=remark), rest
+    if owned.root == "module":
+        return Group(begin, is_path=True, remark="an imported module's own"), rest
+    if owned.root == "thread":
+        # ``thread loader: load() line 7: batch``
+        thread, _, where = begin.partition(": ")
+        rest = (where, *rest) if where else rest
+        return Group(thread, is_path=False, remark="in a running function"), rest
     if owned.root != "nowhere" and owned.rows:
         row = owned.rows[0]
         if begin.startswith(row):
             rest = (begin[len(row) :], *rest) if begin != row else rest
         else:
             rest = owned.steps
-        return Group(row, is_path=True), rest
+        return Group(row, is_path=True, is_holding=True), rest
     if owned.kind in _TENSOR_KINDS:
         return Group(NO_NAME, is_path=False), owned.steps
     steps = () if owned.steps == (owned.kind,) else owned.steps

@@ -9,7 +9,7 @@ holds.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpumemwidget.records import MemoryKind, Owned
@@ -22,7 +22,7 @@ Entry = tuple[tuple[str, ...], Owned]
 #: What a node holds beside the parts that have a name: a parameter's data beside its gradient.
 ITSELF = "itself"
 
-_INDEX = re.compile(r"\[(\d+)\]")
+_NUMBER = re.compile(r"\d+", re.ASCII)
 
 
 class Node:
@@ -106,22 +106,13 @@ class Node:
                 by_step.setdefault(steps[self._n_steps], []).append(entry)
         n_steps = self._n_steps + 1
         parts = [Node(ITSELF, here, self._n_steps)] if here else []
-        by_index: list[tuple[int, str]] = []
-        for step, entries in by_step.items():
-            match = _INDEX.fullmatch(step)
-            if match:
-                by_index.append((int(match[1]), step))
+        for alike in _group_alike(by_step, n_steps):
+            elements = [by_step[step] for step in alike]
+            if len(alike) == 1:
+                parts.append(Node(alike[0], elements[0], n_steps))
             else:
-                parts.append(Node(step, entries, n_steps))
-        by_index.sort()
-        for run in _list_runs([(number, by_step[step]) for number, step in by_index], n_steps):
-            first, last = run[0][0], run[-1][0]
-            if len(run) == 1:
-                parts.append(Node(f"[{first}]", run[0][1], n_steps))
-            else:
-                elements = [entries for _, entries in run]
                 entries = [entry for element in elements for entry in element]
-                parts.append(Node(f"[{first}…{last}]", entries, n_steps, elements))
+                parts.append(Node(_name_range(alike), entries, n_steps, elements))
         return parts
 
 
@@ -180,24 +171,39 @@ def _follow(node: Node) -> Node:
     return node
 
 
-def _list_runs(
-    elements: Sequence[tuple[int, list[Entry]]], n_steps: int
-) -> Iterator[list[tuple[int, list[Entry]]]]:
-    """Elements in runs of such as have the same parts of the same kinds, whatever their size."""
-    run: list[tuple[int, list[Entry]]] = []
-    previous: object = None
-    for element in elements:
-        signature = frozenset(
-            (*(_INDEX.sub("[]", step) for step in steps[n_steps:]), owned.kind)
-            for steps, owned in element[1]
-        )
-        if run and signature != previous:
-            yield run
-            run = []
-        run.append(element)
-        previous = signature
-    if run:
-        yield run
+def _group_alike(by_step: Mapping[str, list[Entry]], n_steps: int) -> Iterable[list[str]]:
+    """Steps in groups of those that are alike but for numbers, and so are the parts behind them.
+
+    Elements of a list, keys such as ``["layers.3.weight"]``, the parameters of an optimizer's
+    state: whatever stands in brackets. How big the parts are makes no difference.
+    """
+    by_pattern: dict[str, list[str]] = {}
+    for step in by_step:
+        pattern = _NUMBER.sub("0", step) if step.startswith("[") else step
+        by_pattern.setdefault(pattern, []).append(step)
+    for steps in by_pattern.values():
+        if len(steps) == 1:
+            yield steps
+            continue
+        by_parts: dict[frozenset[object], list[str]] = {}
+        for step in steps:
+            parts = frozenset(
+                (*(_NUMBER.sub("0", below) for below in path[n_steps:]), owned.kind)
+                for path, owned in by_step[step]
+            )
+            by_parts.setdefault(parts, []).append(step)
+        yield from by_parts.values()
+
+
+def _name_range(steps: Sequence[str]) -> str:
+    """``[0…11]``, ``["layers.0…11.weight"]``: from the least to the most of each number."""
+    words = _NUMBER.split(steps[0])
+    columns = zip(*(_NUMBER.findall(step) for step in steps), strict=True)
+    ranges = []
+    for column in columns:
+        numbers = sorted(set(column), key=lambda number: (len(number.lstrip("0")), number))
+        ranges.append(numbers[0] if len(numbers) == 1 else f"{numbers[0]}…{numbers[-1]}")
+    return "".join(map(str.__add__, words, [*ranges, ""]))
 
 
 def _sum_bytes(entries: Iterable[Entry]) -> int:

@@ -60,26 +60,26 @@ def make_gpu_account() -> DeviceAccount:
         owned.append(_own(steps, n_bytes, "parameter", "model", "optimizer", "losses"))
         owned.append(_own((*steps, ".grad"), n_bytes, "gradient", "model", "optimizer"))
         for name in ("exp_avg", "exp_avg_sq"):
-            state = ("optimizer", ".state", "[…]", f'["{name}"]')
+            state = ("optimizer", ".state", f"[{''.join(steps)}]", f'["{name}"]')
             owned.append(_own(state, n_bytes, "optimizer state"))
     for number in range(40):
-        saved = ("losses", f"[{number}]", ".grad_fn", " saved")
+        saved = ("losses", f"[{number}]", "'s graph", ": saved by MulBackward0")
         owned.append(_own(saved, 3 * MIB, "saved for backward"))
         owned.append(_own(("losses", f"[{number}]"), 512, "tensor"))
     owned += [
         _own(("batch",), 256 * MIB, "tensor", "batch", "Out[7]"),
         _own(("Out[9]",), 64 * MIB, root="out"),
         _own(
-            ("last exception", ": train() line 12: ", "hidden"),
+            ("last exception", ": train() line 12", ": hidden"),
             96 * MIB,
             "tensor",
             "last exception",
             root="exception",
         ),
         _own(("torchmodels._CACHE", '["rope"]'), 4 * MIB, rows=(), root="module"),
-        _own(("train() line 30 in thread loader: ", "x"), MIB, rows=(), root="thread"),
+        _own(("thread loader: load() line 30: x",), MIB, rows=(), root="thread"),
         _own(
-            ("a tuple of 2 that nothing leads to", "[1]"),
+            ("no name (held where Python can't see)", "[1]"),
             5 * MIB,
             rows=(),
             root="nowhere",
@@ -96,7 +96,7 @@ def make_gpu_account() -> DeviceAccount:
 def make_host_account() -> DeviceAccount:
     """The host beside it: a data set, what is no tensor's, and 2 MiB of which nothing is known."""
     owned = (
-        _own(("torch and other libraries",), 700 * MIB, "other", rows=(), root="nowhere"),
+        _own(("Python's own objects and libraries",), 700 * MIB, "other", rows=(), root="nowhere"),
         _own(("dataset", ".tensors", "[0]"), 90 * MIB, device="host"),
         _own(("dataset", ".tensors", "[1]"), 10 * MIB, device="host"),
         _own(("unknown",), 2 * MIB, "unknown", rows=(), root="nowhere"),

@@ -108,6 +108,41 @@ def test_alike_elements_are_one_line_with_their_count() -> None:
     assert _open(*blocks, *other) == ["  .h[0…11].w", "  .h[12]", "    .w", "    .b"]
 
 
+def test_alike_keys_are_one_line_too() -> None:
+    """Keys that differ in numbers alone: of a state dict, of an optimizer's state."""
+    state = [
+        _own("x", f'["layers.{layer}.conv{number}.weight"]')
+        for layer in (0, 1, 10)
+        for number in (1, 2)
+    ]
+    keys = [_own("x", ".state", f"[model.h[{number}].w]", '["exp_avg"]') for number in range(9)]
+
+    assert _open(*state) == ['  ["layers.0…10.conv1…2.weight"]']
+    assert _open(*keys) == ['  .state[model.h[0…8].w]["exp_avg"]']
+
+
+def test_attributes_are_not_put_together() -> None:
+    """Whoever gave them names of their own wants to read them."""
+    assert _open(_own("x", ".conv1"), _own("x", ".conv2")) == ["  .conv1", "  .conv2"]
+
+
+def test_a_thread_is_one_row() -> None:
+    """With what its function's variables hold below it."""
+    owned = [
+        _own(f"thread loader: load() line 7: {name}", root="thread", rows=(), held_elsewhere=True)
+        for name in ("batch", "labels")
+    ]
+
+    report = report_account(_make(*owned), depth=2)
+
+    assert _read_lines(report.text)[:3] == [
+        (0, "thread loader", 2 * MIB),
+        (1, "load() line 7: batch", MIB),
+        (1, "load() line 7: labels", MIB),
+    ]
+    assert "held elsewhere" not in report.text
+
+
 def test_alike_elements_say_what_each_holds_where_all_hold_the_same() -> None:
     """Else only how many they are."""
     same = [_own("x", f"[{number}]") for number in range(3)]
@@ -212,7 +247,7 @@ def test_rows_that_are_no_variables_can_be_opened() -> None:
     text = report_account(make_account(), ["no name"]).text
 
     assert (0, "no name", 5 * MIB) in _read_lines(text)
-    assert "a tuple of 2" in text
+    assert "held where Python can't see" in text
 
 
 def test_a_walk_that_was_cut_short_says_so() -> None:
