@@ -123,16 +123,13 @@ def _pick_extremes(samples: Sequence[Sample], span: range, devices: Iterable[str
 
 
 def _list_counters(reading: Reading) -> tuple[float, float, float]:
+    allocated_bytes, reserved_bytes = reading.allocated_bytes, reading.reserved_bytes
     # The host has no high-water mark of what is allocated, only one of its resident size.
     peak_bytes = reading.allocated_peak_bytes
     if peak_bytes is None:
         peak_bytes = reading.reserved_peak_bytes
     return (
-        _to_float(reading.allocated_bytes),
-        _to_float(reading.reserved_bytes),
-        _to_float(peak_bytes),
+        _NAN if allocated_bytes is None else allocated_bytes,
+        _NAN if reserved_bytes is None else reserved_bytes,
+        _NAN if peak_bytes is None else peak_bytes,
     )
-
-
-def _to_float(n_bytes: int | None) -> float:
-    return _NAN if n_bytes is None else float(n_bytes)

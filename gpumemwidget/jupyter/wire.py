@@ -2,8 +2,8 @@
 
 On its way through ipywidgets, comm and jupyter_client a message is cleaned twice and packed in four
 parts, though of an update nothing is new but its numbers, which are in the binary part already. So
-what stays the same is packed once here. What crosses the wire are the same frames, signed and sent
-by the kernel's own session.
+what stays the same is packed once here. What crosses the wire are the same frames, signed by the
+kernel's own session and sent through its own socket.
 
 https://jupyter-client.readthedocs.io/en/stable/messaging.html#the-wire-protocol
 """
@@ -22,6 +22,8 @@ from gpumemwidget.jupyter.messages import Message
 
 __all__ = ["Wire"]
 
+#: Between the addresses and the message.
+_DELIMITER = b"<IDS|MSG>"
 _MESSAGE_ID = "gpumemwidget-message-id"
 _DATE = "gpumemwidget-date"
 _HEADER = re.compile(f'(.*"){_MESSAGE_ID}(".*"){_DATE}(".*)'.encode(), re.DOTALL)
@@ -79,8 +81,10 @@ class Wire:
         start, middle, end = self._header
         date = datetime.now(timezone.utc).isoformat()[: -len("+00:00")]
         header = b"%b%b%b%bZ%b" % (start, session.msg_id.encode(), middle, date.encode(), end)
-        parts = [header, self._packed_parent, self._metadata, self._packed_content, *buffers]
-        session.send_raw(socket, parts, ident=comm.topic)
+        parts = [header, self._packed_parent, self._metadata, self._packed_content]
+        # Signed in one piece, which gives the same as one after the other.
+        signature = session.sign([b"".join(parts)])
+        socket.send_multipart([comm.topic, _DELIMITER, signature, *parts, *buffers])
 
 
 def _pack_header(comm: Any) -> tuple[bytes, bytes, bytes] | None:
