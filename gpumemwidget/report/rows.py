@@ -71,7 +71,10 @@ def _find_group(owned: Owned) -> tuple[Group, tuple[str, ...]]:
             rest = owned.steps
         return Group(row, is_path=True, is_holding=True), rest
     if owned.kind in _TENSOR_KINDS:
-        return Group(NO_NAME, is_path=False), owned.steps
+        # ``no name (held where Python can't see)``
+        words = begin.removeprefix(f"{NO_NAME} (")
+        begin = begin if words == begin else words.removesuffix(")")
+        return Group(NO_NAME, is_path=False), (begin, *rest) if begin else rest
     steps = () if owned.steps == (owned.kind,) else owned.steps
     return Group(owned.kind, is_path=False), steps
 
