@@ -52,13 +52,19 @@ class Account:
     marks: list[int]
     #: What is no row and holds memory, as far as it was looked for.
     outer: list[Root] = field(default_factory=list)
+    #: The places that something beside the rows holds.
+    elsewhere: list[int] = field(default_factory=list)
 
-    def find_paths(self, *, without: Iterable[int] = ()) -> Paths:
+    def find_paths(self) -> Paths:
         """The best path to each object that leads to memory, names before all else."""
+        return Paths(self.graph, self.list_roots())
+
+    def list_roots(self) -> list[Root]:
+        """Where paths begin: the rows, then what was found around them."""
         roots = [
             Root(place, row.name, row.root) for row in self.rows.values() for place in row.places
         ]
-        return Paths(self.graph, [*roots, *self.outer], without=without)
+        return [*roots, *self.outer]
 
     def list_storages(self, marks: int) -> list[int]:
         """The storages that any of these marks reaches."""
@@ -136,7 +142,8 @@ def take_account(
     elsewhere.extend(list_seen_from_outside(graph))
     roots = [(place, row.mark) for row in rows.values() for place in row.places]
     roots.extend((place, ELSEWHERE) for place in elsewhere)
-    return Account(graph=graph, rows=rows, marks=_spread_marks(graph, roots), outer=outer)
+    marks = _spread_marks(graph, roots)
+    return Account(graph=graph, rows=rows, marks=marks, outer=outer, elsewhere=elsewhere)
 
 
 def _enter_rows(shell: Shell, graph: Graph) -> tuple[dict[str, Row], dict[int, int]]:

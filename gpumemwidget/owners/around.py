@@ -23,7 +23,7 @@ from gpumemwidget.owners.labels import read_locals
 from gpumemwidget.owners.paths import Root
 from gpumemwidget.owners.walk import Graph
 
-__all__ = ["enter_surroundings", "enter_threads"]
+__all__ = ["enter_surroundings", "find_holder"]
 
 #: A search through the references of the whole process is linear in this too.
 _MOST_TARGETS = 16
@@ -48,11 +48,9 @@ def enter_surroundings(graph: Graph, *, budget_s: float) -> list[Root]:
         The roots that were entered; what was found without a root has the kind ``nowhere``.
     """
     deadline = time.perf_counter() + budget_s
-    unmet = _list_unmet(graph)
-    if not unmet:
-        return []
-    roots = enter_threads(graph)
+    roots = _enter_threads(graph)
     graph.walk()
+    unmet = _list_unmet(graph)
     for _ in range(_MOST_CLIMBS):
         while unmet and graph.find(unmet[-1]) is not None:
             unmet.pop()
@@ -68,17 +66,27 @@ def enter_surroundings(graph: Graph, *, budget_s: float) -> list[Root]:
     return roots
 
 
-def enter_threads(graph: Graph) -> list[Root]:
+def find_holder(graph: Graph, place: int) -> str | None:
+    """A module's word for what holds an object, beside all that the graph has met.
+
+    ``None`` where Python can't see any.
+    """
+    targets = [graph.objects[place]]
+    _, word = _climb(graph, targets)
+    return word
+
+
+def _enter_threads(graph: Graph) -> list[Root]:
     """Enter the variables of the functions that are running now, on any thread."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
     roots: list[Root] = []
     frame: FrameType | None = None
-    tops = dict(sys._current_frames())  # noqa: SLF001 - the one way to see them
+    tops = list(sys._current_frames().items())  # noqa: SLF001 - the one way to see them
     try:
-        for ident, top in tops.items():
+        while tops:
+            ident, frame = tops.pop()
             word = "running" if ident == own else f"thread {names.get(ident, ident)}"
-            frame = top
             while frame is not None:
                 roots.extend(_enter_variables(graph, frame, word))
                 frame = frame.f_back
@@ -131,7 +139,7 @@ def _enter_first(graph: Graph, chain: Sequence[object], word: str | None) -> Roo
     return None
 
 
-def _climb(graph: Graph, unmet: list[Any]) -> tuple[list[object], str | None]:
+def _climb(graph: Graph, unmet: Sequence[object]) -> tuple[list[object], str | None]:
     """Up from the last of these tensors to a module, or to whatever nobody holds.
 
     Returns:
@@ -157,6 +165,9 @@ def _climb(graph: Graph, unmet: list[Any]) -> tuple[list[object], str | None]:
                     return _list_down(found[1], below, target), f"{name}.{found[0]}"
             is_frame = type(each) is FrameType and is_running(each)
             if name is not None or is_frame or id(each) in met or id(each) in own:
+                continue
+            if graph.find(each) is not None:
+                # Its own holders are known.
                 continue
             met.add(id(each))
             referents = {id(one) for one in gc.get_referents(each)}

@@ -15,7 +15,7 @@ import functools
 import inspect
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import (
     BuiltinMethodType,
@@ -52,7 +52,7 @@ class Role:
     name: str = ""
     #: Of variables and defaults, by their place.
     names: tuple[str, ...] = ()
-    #: Whose attributes they are: ``module`` (``module list``, ``module dict``), a node's ``context``.
+    #: Whose attributes they are: ``module`` (``module list``, ``module dict``), ``context``.
     of: str = ""
 
 
@@ -132,13 +132,12 @@ class Labels:
 
     Args:
         graph: what was walked.
-        describe_key: what to call a tensor that is a key, by its place: an optimizer's state is
-            kept under the parameters themselves.
     """
 
-    def __init__(self, graph: Graph, describe_key: Callable[[int], str | None]) -> None:
+    def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._describe_key = describe_key
+        #: What to call tensors that are keys: an optimizer's state stands under the parameters.
+        self.key_names: dict[int, str] = {}
         self._known: dict[tuple[int, Role], _Names] = {}
         self._classes: dict[int, _ClassParts] = {}
 
@@ -327,7 +326,7 @@ class Labels:
     def _describe(self, key: object) -> str:
         place = self._graph.find(key)
         if place is not None and self._graph.kinds[place] is Kind.TENSOR:
-            return self._describe_key(place) or "…"
+            return self.key_names.get(place, "…")
         return _describe_plain(key)
 
 

@@ -9,7 +9,7 @@ lower level comes before any of a higher one, however short.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,20 +55,19 @@ class Paths:
     Args:
         graph: what was walked.
         roots: where paths may begin, the better of the same kind first.
-        without: places that no path goes through.
     """
 
-    def __init__(self, graph: Graph, roots: Sequence[Root], *, without: Iterable[int] = ()) -> None:
+    def __init__(self, graph: Graph, roots: Sequence[Root]) -> None:
         self._graph = graph
-        self._without = set(without)
         self._leads = graph.list_leads()
         self._parents: dict[int, int] = {}
         self._levels: dict[int, int] = {}
         self._roots: dict[int, Root] = {}
-        self._labels = Labels(graph, self._describe_key)
+        self._labels = Labels(graph)
         self._steps: dict[int, tuple[tuple[str, ...], Role]] = {}
         self._find_special_places()
         self._search(roots)
+        self._name_keys()
 
     def find_root(self, place: int) -> Root | None:
         """Where the best path to an object begins; ``None`` where none leads to it."""
@@ -97,6 +96,14 @@ class Paths:
             place = self._parents.get(place, _NO_PARENT)
         return False
 
+    def passes(self, place: int, way: int) -> bool:
+        """Whether the best path to one object leads through the other."""
+        while place != _NO_PARENT:
+            if place == way:
+                return True
+            place = self._parents.get(place, _NO_PARENT)
+        return False
+
     def name_part(self, parent: int, child: int) -> tuple[str, ...]:
         """The best path to an object, and on to a part of it."""
         steps, role = self._read_steps(parent)
@@ -106,6 +113,32 @@ class Paths:
     def list_special(self, word: Literal["module", "optimizer"]) -> list[int]:
         """The modules or the optimizers that lead to memory."""
         return self._special[word]
+
+    def find_part(self, start: int, word: str, text: str) -> int | None:
+        """The place to which a path leads, as it is told here; nothing of it is evaluated.
+
+        Args:
+            start: the place of its root.
+            word: what the root is called.
+            text: the whole path.
+        """
+        pending = [(start, Role(), text.removeprefix(word))]
+        met: set[tuple[int, str]] = set()
+        while pending:
+            place, role, rest = pending.pop()
+            if not rest:
+                return place
+            for part in dict.fromkeys(self._graph.edges[place]):
+                if not self._leads[part]:
+                    continue
+                step, part_role = self._labels.name_edge(place, role, part)
+                # A class's attributes are asked for as the instance's own.
+                step = "" if step == ".__class__" else step
+                left = rest.removeprefix(step)
+                if (not step or left != rest) and (part, left) not in met:
+                    met.add((part, left))
+                    pending.append((part, part_role, left))
+        return None
 
     # -- the search --------------------------------------------------------------------------------
 
@@ -134,7 +167,8 @@ class Paths:
             if word == "module":
                 self._note_tables(target, ("_parameters", "_buffers"), self._module_tables)
             elif word == "optimizer":
-                self._note_tables(target, ("param_groups",), self._optimizers_lists)
+                names = ("param_groups", "state")
+                self._note_tables(target, names, self._optimizers_lists)
 
     def _note_tables(self, target: object, names: tuple[str, ...], into: set[int]) -> None:
         attributes = read_attributes(target) or {}
@@ -146,7 +180,7 @@ class Paths:
     def _search(self, roots: Sequence[Root]) -> None:
         levels: list[deque[tuple[int, int]]] = [deque() for _ in range(_N_LEVELS)]
         for root in roots:
-            if self._leads[root.place] and root.place not in self._without:
+            if self._leads[root.place]:
                 self._roots.setdefault(root.place, root)
                 level = _ROOT_LEVELS[root.kind]
                 levels[level].append((root.place, _NO_PARENT))
@@ -171,7 +205,7 @@ class Paths:
         in_table = place in self._module_tables
         last = len(levels) - 1
         for part in graph.edges[place]:
-            if not leads[part] or part in parents or part in self._without:
+            if not leads[part] or part in parents:
                 continue
             cost = own
             part_kind = kinds[part]
@@ -211,17 +245,18 @@ class Paths:
             self._steps[each] = (_join(steps, word), part_role)
         return self._steps[place]
 
-    def _describe_key(self, place: int) -> str | None:
-        """What a parameter is called that is the key of an optimizer's state."""
-        if place not in self._parents:
-            return None
-        root = self._roots.get(place)
-        if root is None and place not in self._steps and self._is_being_named(place):
-            return None
-        return "".join(self._read_steps(place)[0])
+    def _name_keys(self) -> None:
+        """Name the parameters under which optimizers keep their state."""
+        graph = self._graph
+        for optimizer in self._special["optimizer"]:
+            state = (read_attributes(graph.objects[optimizer]) or {}).get("state")
+            for key in list(dict.keys(state)) if isinstance(state, dict) else ():
+                place = graph.find(key)
+                if place in self._parents and not self._is_optimizers_own(place):
+                    self._labels.key_names[place] = "".join(self._read_steps(place)[0])
 
-    def _is_being_named(self, place: int) -> bool:
-        """Whether its path leads through an optimizer's own tables: then it has no other name."""
+    def _is_optimizers_own(self, place: int) -> bool:
+        """Whether a path leads through an optimizer's own tables: then it has no other name."""
         while place != _NO_PARENT:
             if place in self._optimizers_lists:
                 return True

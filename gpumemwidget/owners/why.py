@@ -1,0 +1,321 @@
+"""What holds some memory, as paths that a person can act on.
+
+What was asked about reaches some storages. Whatever leads into that part of the graph from outside
+of it holds them as well, and is named by its own best path. Paths that differ in an index alone are
+told as one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.errors import BadInputError, GpuMemError, UnknownNameError
+from gpumemwidget.owners.account import Account, take_account
+from gpumemwidget.owners.around import find_holder
+from gpumemwidget.owners.base import Shell
+from gpumemwidget.owners.cuts import describe_cut
+from gpumemwidget.owners.entries import FULL_BUDGET_S, take_memory_account
+from gpumemwidget.owners.kinds import Kind, name_class
+from gpumemwidget.owners.naming import find_kind_name
+from gpumemwidget.owners.paths import RootKind
+from gpumemwidget.owners.walk import paused_collector
+from gpumemwidget.records import HOST, Explanation, Holder, Owned
+
+__all__ = ["explain", "explain_unnamed"]
+
+_MOST_HOLDERS = 20
+#: So many unknown holders are looked for among all references of the process.
+_MOST_CLIMBS = 4
+_INDEX = re.compile(r"\[(\d+|[^\[\]\"]*\.[^\[\]]*)\]")
+_QUOTED = re.compile(r"\['([^'\"\]]*)'\]")
+_UNSEEN = "something that Python can't see"
+
+
+@dataclass(slots=True)
+class _Found:
+    """One group of paths that are alike."""
+
+    path: str
+    root: RootKind
+    cut: str
+    storages: set[int] = field(default_factory=set)
+    n_paths: int = 0
+
+
+def explain(shell: Shell, hardware: Hardware, expression: str) -> Explanation:
+    """What holds the memory of a variable, or of a part of one.
+
+    Args:
+        shell: the running IPython.
+        hardware: not asked; the same arguments as ``take_memory_account``.
+        expression: a path as ``%memvars`` prints it: ``x``, ``model.layers[0].weight``, ``Out[7]``.
+            It is looked up, not evaluated: no code of the user's runs.
+
+    Raises:
+        UnknownNameError: nothing has the name that it begins with.
+        BadInputError: it goes on with something that can't be found without running code.
+    """
+    del hardware
+    answer = _explain(shell, expression.strip())
+    if isinstance(answer, GpuMemError):
+        # Raised here, where no frame holds what was walked: a traceback is kept for long.
+        raise answer
+    return answer
+
+
+def _explain(shell: Shell, expression: str) -> Explanation | GpuMemError:
+    with paused_collector():
+        account = take_account(shell, budget_s=FULL_BUDGET_S, looks_around=True)
+        if account is None:
+            return BadInputError("torch is not imported: no name holds a tensor yet")
+        place = _find_target(shell, account, expression)
+        if place is None:
+            value = shell.user_ns.get(expression)
+            name = name_class(type(value))
+            return Explanation(expression, "object", name, (), (), (), is_complete=True)
+        return (
+            place
+            if isinstance(place, GpuMemError)
+            else _Inquiry(account, place, expression).answer()
+        )
+
+
+def explain_unnamed(shell: Shell, hardware: Hardware) -> Explanation:
+    """What holds the memory that no name, displayed value or exception leads to.
+
+    On the host, where most of what is allocated is no tensor's, only tensors are told.
+
+    Args:
+        shell: the running IPython.
+        hardware: the allocators' figures and blocks.
+    """
+    account = take_memory_account(shell, hardware)
+    lines = [
+        each
+        for device in account.devices
+        for each in device.owned
+        if each.root in {"module", "thread", "nowhere"}
+        and not (each.device == HOST and each.kind == "other")
+    ]
+    groups: dict[tuple[str, RootKind], list[Owned]] = {}
+    for each in lines:
+        groups.setdefault((_fold(each.owner), each.root), []).append(each)
+    holders = [
+        Holder(
+            path=_tell_count(owned[0].owner if len(owned) == 1 else path, len(owned)),
+            root=root,
+            cut=describe_cut(root, owned[0].steps, kind=owned[0].kind),
+            held_bytes=_sum_lines(owned),
+        )
+        for (path, root), owned in groups.items()
+    ]
+    holders.sort(key=lambda each: -sum(n_bytes for _, n_bytes in each.held_bytes))
+    held = _sum_lines(lines)
+    return Explanation(
+        name="no name",
+        kind="memory",
+        type_name="",
+        held_bytes=held,
+        frees_bytes=(),
+        holders=tuple(holders[:_MOST_HOLDERS]),
+        n_more=max(0, len(holders) - _MOST_HOLDERS),
+        is_complete=account.is_complete,
+    )
+
+
+class _Inquiry:
+    """One question about one object."""
+
+    def __init__(self, account: Account, place: int, expression: str) -> None:
+        self._account = account
+        self._graph = account.graph
+        self._place = place
+        self._expression = expression
+        self._paths = account.find_paths()
+        self._leads = self._graph.list_leads()
+        self._reached = self._reach(place)
+        self._storages = self._find_storages()
+        self._within = self._find_within()
+        self._below: dict[int, set[int]] = {}
+        self._found: dict[tuple[str, RootKind], _Found] = {}
+
+    def answer(self) -> Explanation:
+        """The explanation."""
+        account, graph = self._account, self._graph
+        self._add_roots()
+        self._add_holders()
+        self._add_unseen()
+        holders = [
+            Holder(
+                path=_tell_count(each.path, each.n_paths),
+                root=each.root,
+                cut=each.cut,
+                held_bytes=account.sum_places(each.storages, rounded=False),
+            )
+            for each in self._found.values()
+        ]
+        holders.sort(key=lambda each: (-sum(pair[1] for pair in each.held_bytes), each.path))
+        row = account.rows.get(self._expression)
+        return Explanation(
+            name=self._expression,
+            kind=find_kind_name(graph, self._place),
+            type_name=name_class(type(graph.objects[self._place])),
+            held_bytes=account.sum_places(self._storages, rounded=False),
+            frees_bytes=() if row is None else account.sum_frees(row.frees_marks),
+            holders=tuple(holders[:_MOST_HOLDERS]),
+            n_more=max(0, len(holders) - _MOST_HOLDERS),
+            is_complete=graph.is_complete,
+        )
+
+    # -- the part of the graph that it is about ----------------------------------------------------
+
+    def _reach(self, place: int, *, through_graphs: bool = True) -> set[int]:
+        kinds, edges, leads = self._graph.kinds, self._graph.edges, self._leads
+        reached = {place}
+        pending = [place]
+        while pending:
+            for part in edges[pending.pop()]:
+                if part in reached or not leads[part]:
+                    continue
+                if through_graphs or kinds[part] is not Kind.NODE:
+                    reached.add(part)
+                    pending.append(part)
+        return reached
+
+    def _find_storages(self) -> set[int]:
+        """Its own storages, and what only autograd graphs of it hold: not all of the model."""
+        storages = self._graph.storages.keys()
+        own = self._reach(self._place, through_graphs=False) & storages
+        if self._place in self._paths.list_special("optimizer"):
+            # It reaches the parameters too, and is not what a person means by these.
+            own = {each for each in own if self._paths.passes(each, self._place)} or own
+        saved = {each for each in self._reached & storages if self._paths.passes_graph(each)}
+        return own | saved
+
+    def _find_within(self) -> set[int]:
+        """All on the ways from it to its storages."""
+        referrers: dict[int, list[int]] = {}
+        for place in self._reached:
+            for part in self._graph.edges[place]:
+                referrers.setdefault(part, []).append(place)
+        within = set(self._storages)
+        pending = deque(within)
+        while pending:
+            for place in referrers.get(pending.popleft(), ()):
+                if place not in within:
+                    within.add(place)
+                    pending.append(place)
+        return within
+
+    # -- what leads into it ------------------------------------------------------------------------
+
+    def _add_roots(self) -> None:
+        for root in self._account.list_roots():
+            if root.place in self._within:
+                self._add((root.word,), root.kind, root.place)
+
+    def _add_holders(self) -> None:
+        within, paths = self._within, self._paths
+        for place, parts in enumerate(self._graph.edges):
+            if not parts or place in self._reached or within.isdisjoint(parts):
+                continue
+            root = paths.find_root(place)
+            if root is None:
+                # It was met on the way up from an unknown holder, and no root leads to it.
+                continue
+            for part in dict.fromkeys(parts):
+                if part in within:
+                    self._add(paths.name_part(place, part), root.kind, part)
+
+    def _add_unseen(self) -> None:
+        """What a count of references says is there, and no walk has met."""
+        known = {root.place for root in self._account.outer}
+        unseen = [
+            place
+            for place in self._account.elsewhere
+            if place in self._within and place not in known
+        ]
+        for place in unseen[:_MOST_CLIMBS]:
+            info = self._graph.storages.get(place)
+            if info is not None and info.is_borrowed:
+                word: str | None = "whatever lent it to torch (NumPy, a file)"
+            else:
+                word = find_holder(self._graph, place)
+            if word is None:
+                self._add((_UNSEEN,), "nowhere", place)
+            else:
+                self._add((word,), "module" if info is None else "nowhere", place)
+        for place in unseen[_MOST_CLIMBS:]:
+            self._add((_UNSEEN,), "nowhere", place)
+
+    def _add(self, steps: tuple[str, ...], root: RootKind, part: int) -> None:
+        if steps[-1] == "._base":
+            # A view and its base are one to a person.
+            steps = steps[:-1]
+        path = "".join(steps)
+        key = (_fold(path), root)
+        found = self._found.get(key)
+        if found is None:
+            cut = describe_cut(root, steps)
+            found = self._found[key] = _Found(path=path, root=root, cut=cut)
+        elif found.path != path:
+            found.path = key[0]
+        found.n_paths += 1
+        below = self._below.get(part)
+        if below is None:
+            below = self._below[part] = self._reach(part) & self._storages
+        found.storages |= below
+
+
+def _find_target(shell: Shell, account: Account, expression: str) -> int | GpuMemError | None:
+    """The place of what an expression names; ``None`` for a name that holds no memory."""
+    text = _QUOTED.sub(r'["\1"]', expression)
+    words = sorted(account.rows, key=len, reverse=True)
+    word = next((each for each in words if _begins_with(text, each)), None)
+    if word is None:
+        return None if text in shell.list_user_names() else _refuse_name(shell, text, words)
+    places = [place for place in account.rows[word].places if account.marks[place]]
+    if text == word:
+        return places[0] if places else None
+    paths = account.find_paths()
+    found = (paths.find_part(start, word, text) for start in places)
+    place = next((each for each in found if each is not None), None)
+    if place is not None:
+        return place
+    return BadInputError(
+        f"{text[len(word) :]!r} of {word} was not found, or holds no memory: it may be computed by "
+        f"code, which is not run; bind it to a name, or take a path from %memvars {word}"
+    )
+
+
+def _begins_with(text: str, word: str) -> bool:
+    rest = text.removeprefix(word)
+    return text.startswith(word) and not (rest[:1].isalnum() or rest[:1] == "_")
+
+
+def _refuse_name(shell: Shell, text: str, words: list[str]) -> UnknownNameError:
+    known = dict.fromkeys([*shell.list_user_names(), *words])
+    close = difflib.get_close_matches(text, known, n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else "%memvars lists what holds memory"
+    return UnknownNameError(f"{text!r} is no variable: {hint}")
+
+
+def _fold(path: str) -> str:
+    """A path with its indices, and the parameters that are keys, left open."""
+    return _INDEX.sub("[…]", path)
+
+
+def _tell_count(path: str, n_paths: int) -> str:
+    return path if n_paths == 1 or "[…]" not in path else f"{path} ({n_paths} of them)"
+
+
+def _sum_lines(lines: Iterable[Owned]) -> tuple[tuple[str, int], ...]:
+    sums: dict[str, int] = {}
+    for each in lines:
+        sums[each.device] = sums.get(each.device, 0) + each.n_bytes
+    return tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
