@@ -4,6 +4,8 @@
 
 - ``monitor()``: the recorded cells and the samples (``%memledger``)
 - ``stat()``: the memory of every device now (``%memstat``)
+- ``account()``: who owns what is allocated (``%memvars``)
+- ``why()``: what holds something, and how to cut it (``%memwhy``)
 - ``holdings()``, ``plan_release()``, ``release()``: who holds what, and its release
   (``%memrelease``)
 - ``dashboard()``: the dashboard (``%memdash``)
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from gpumemwidget.jupyter.api import (
+        account,
         dashboard,
         holdings,
         last_failure,
@@ -27,11 +30,13 @@ if TYPE_CHECKING:
         plan_release,
         release,
         stat,
+        why,
     )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "account",
     "dashboard",
     "holdings",
     "last_failure",
@@ -41,6 +46,7 @@ __all__ = [
     "release",
     "stat",
     "unload_ipython_extension",
+    "why",
 ]
 
 

@@ -5,15 +5,33 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from gpumemwidget.errors import BusyError, NotLoadedError
-from gpumemwidget.records import DeviceReport, Holding, ReleasePlan, ReleaseReport
+from gpumemwidget.errors import BadInputError, BusyError, NotLoadedError
+from gpumemwidget.records import (
+    DeviceReport,
+    Explanation,
+    Holding,
+    MemoryAccount,
+    ReleasePlan,
+    ReleaseReport,
+)
 
 if TYPE_CHECKING:
     from gpumemwidget.jupyter.dashboard import Dashboard
     from gpumemwidget.jupyter.extension import Extension
     from gpumemwidget.measure.monitor import Monitor
 
-__all__ = ["dashboard", "holdings", "last_failure", "monitor", "plan_release", "release", "stat"]
+__all__ = [
+    "account",
+    "dashboard",
+    "explain_in",
+    "holdings",
+    "last_failure",
+    "monitor",
+    "plan_release",
+    "release",
+    "stat",
+    "why",
+]
 
 
 def monitor() -> Monitor:
@@ -55,6 +73,55 @@ def holdings() -> tuple[Holding, ...]:
     from gpumemwidget.owners.holdings import list_holdings  # noqa: PLC0415 - when it is used
 
     return list_holdings(_get_extension().shell)
+
+
+def account() -> MemoryAccount:
+    """Who owns what is allocated, on every device: lines that add up to it; bytes.
+
+    What ``%memvars`` shows. Of each storage: its bytes, kind and path, and which names hold it.
+
+    Raises:
+        NotLoadedError: the extension is not loaded.
+    """
+    from gpumemwidget.owners.entries import take_memory_account  # noqa: PLC0415 - when it is used
+
+    extension = _get_extension()
+    return take_memory_account(extension.shell, extension.monitor.hardware)
+
+
+def why(expression: str | None = None, *, unnamed: bool = False) -> Explanation:
+    """What holds some memory: each path that leads to it, and how to cut it; bytes.
+
+    Args:
+        expression: a variable, or a part of one: ``"model.layers[0].weight"``, ``"Out[7]"``. It is
+            looked up and not evaluated, so that no code of the user's runs.
+        unnamed: what no variable leads to, instead.
+
+    Raises:
+        NotLoadedError: the extension is not loaded.
+        UnknownNameError: nothing has the name that the expression begins with.
+        BadInputError: nothing or both was asked for, or it can't be found without running code.
+    """
+    return explain_in(_get_extension(), expression or "", unnamed=unnamed)
+
+
+def explain_in(extension: Extension, expression: str, *, unnamed: bool) -> Explanation:
+    """``why``, in the extension of one shell."""
+    from gpumemwidget.owners.why import explain, explain_unnamed  # noqa: PLC0415 - when it is used
+
+    shell, hardware = extension.shell, extension.monitor.hardware
+    if unnamed and expression:
+        raise BadInputError(
+            f"give {expression!r} or ask for what has no name (--unnamed), not both at once"
+        )
+    if unnamed:
+        return explain_unnamed(shell, hardware)
+    if not expression:
+        raise BadInputError(
+            "nothing to explain: give a variable or a part of one, such as "
+            "model.layers[0].weight, or --unnamed for what no variable leads to"
+        )
+    return explain(shell, hardware, expression)
 
 
 def plan_release(

@@ -67,17 +67,89 @@ class MemMagics(Magics):
     @magic_arguments()
     @line_magic
     def memstat(self, line: str) -> None:
-        """Show the memory of every device now.
+        """Show the memory of every device now, and what it is for.
 
-        For each GPU and the host: what is allocated, reserved and was the peak in this process, and
-        what is used and free on the whole device, other processes included.
+        For each GPU and the host: what is allocated, reserved and was the peak in this process;
+        what of it is parameters, gradients, optimizer state, saved for backward and so on; and what
+        is used and free on the whole device, other processes included.
         """
         with _refusal("memstat"):
             _parse(self.memstat, line)
-            from gpumemwidget.report.report import report_stat  # noqa: PLC0415 - when it is used
+            from gpumemwidget.owners.entries import (  # noqa: PLC0415 - when it is used
+                take_memory_account,
+            )
+            from gpumemwidget.report.report import report_stat  # noqa: PLC0415
 
-            hardware = self._extension.monitor.hardware
-            display(report_stat(hardware.read_devices(), hardware.take_notes()))
+            shell, hardware = self._extension.shell, self._extension.monitor.hardware
+            devices = hardware.read_devices()
+            account = take_memory_account(shell, hardware)
+            display(report_stat(devices, hardware.take_notes(), account))
+
+    @magic_arguments()
+    @argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help='a row to open: a variable, Out[7], "last exception", "no name" (default: all rows, '
+        "none opened)",
+    )
+    @argument("--device", metavar="D", help="one device only: cuda:0, host (default: all)")
+    @argument(
+        "--depth",
+        type=_count,
+        metavar="N",
+        help="how many levels to show, the rows being the first (default: 1, and 3 of a NAME)",
+    )
+    @argument(
+        "--all",
+        action="store_true",
+        help="all lines, however many, and all levels unless --depth says how many",
+    )
+    @line_magic
+    def memvars(self, line: str) -> None:
+        """Show who owns what is allocated: the lines add up to the allocator's own figure.
+
+        For each device the rows (variables, Out, the last exception, modules, threads, what has no
+        name), with bytes, share, what each frees if released alone, kinds, and who shares it.
+        """
+        with _refusal("memvars"):
+            args = _parse(self.memvars, line)
+            names = [name for name in (_unquote(each.rstrip(",")) for each in args.names) if name]
+            from gpumemwidget.owners.entries import (  # noqa: PLC0415 - when it is used
+                take_memory_account,
+            )
+            from gpumemwidget.report.report import report_account  # noqa: PLC0415
+            from gpumemwidget.report.rows import check_rows  # noqa: PLC0415
+
+            shell = self._extension.shell
+            account = take_memory_account(shell, self._extension.monitor.hardware)
+            check_rows(account, names, bound=shell.list_user_names())
+            options: dict[str, int | None] = {"most": None, "depth": None} if args.all else {}
+            if args.depth is not None:
+                options["depth"] = args.depth
+            device = None if args.device is None else _unquote(args.device)
+            display(report_account(account, names, device=device, **options))
+
+    @magic_arguments()
+    @argument(
+        "expression",
+        nargs="*",
+        metavar="NAME|EXPRESSION",
+        help="a variable, or a part of one such as model.layers[0].weight or Out[7]; it is looked "
+        "up, not evaluated",
+    )
+    @argument("--unnamed", action="store_true", help="what no variable leads to")
+    @line_magic
+    def memwhy(self, line: str) -> None:
+        """Show what holds some memory, path by path, and how to cut each."""
+        with _refusal("memwhy"):
+            args = _parse(self.memwhy, line)
+            expression = _unquote(" ".join(args.expression))
+            from gpumemwidget.jupyter.api import explain_in  # noqa: PLC0415 - when it is used
+            from gpumemwidget.report.report import report_explanation  # noqa: PLC0415
+
+            explanation = explain_in(self._extension, expression, unnamed=args.unnamed)
+            display(report_explanation(explanation))
 
     @magic_arguments()
     @argument("--last", type=_count, metavar="N", help="only the last N cells (default: all)")

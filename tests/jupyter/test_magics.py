@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,13 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import RichOutput, capture_output
 
 import gpumemwidget
-from gpumemwidget.report.report import report_cell, report_cell_line, report_ledger, report_plan
+from gpumemwidget.report.report import (
+    report_cell,
+    report_cell_line,
+    report_explanation,
+    report_ledger,
+    report_plan,
+)
 
 
 @pytest.fixture
@@ -63,6 +70,23 @@ def _get_text(output: RichOutput) -> str:
             "%memdash: argument --interval: 'fast' is no interval: give 0.01 to 60 seconds; "
             "%memdash? shows what it takes",
         ),
+        ("memvars none_such", None),
+        (
+            "memvars --depth deep",
+            "%memvars: argument --depth: 'deep' is no count: give a whole number above 0; "
+            "%memvars? shows what it takes",
+        ),
+        ("memvars --device cuda:77", "no device 'cuda:77' here: choose from host"),
+        (
+            "memwhy",
+            "nothing to explain: give a variable or a part of one, such as "
+            "model.layers[0].weight, or --unnamed for what no variable leads to",
+        ),
+        (
+            "memwhy x --unnamed",
+            "give 'x' or ask for what has no name (--unnamed), not both at once",
+        ),
+        ("memwhy none_such", None),
         ("memtrace of", "'of' is neither on nor off"),
         ("memtrace on --no-live", "--device and --no-live go above a cell, with %%memtrace"),
     ],
@@ -88,6 +112,105 @@ def test_memstat_shows_every_device_and_leaves_no_value(loaded: InteractiveShell
     assert "host" in _get_text(output)
     assert "<table" in output.data["text/html"]
     assert loaded.user_ns["Out"] == {}
+
+
+def test_memstat_shows_what_the_memory_is_for(loaded: InteractiveShell) -> None:
+    loaded.run_cell("import torch\nmodel = torch.nn.Linear(300, 300)", store_history=True)
+
+    (output,) = _run(loaded, "%memstat")
+
+    assert re.search(r"parameters +352\.73 KiB", _get_text(output))
+
+
+def test_memvars_shows_who_owns_what_is_allocated(loaded: InteractiveShell) -> None:
+    """What ``account()`` gives, row by row; a name opens its own."""
+    loaded.run_cell(
+        "import torch\nmodel = torch.nn.Linear(300, 300)\nx = torch.ones(500, 500)",
+        store_history=True,
+    )
+
+    (rows,) = _run(loaded, "%memvars")
+    (opened,) = _run(loaded, "%memvars model, x --device host")
+    (closed,) = _run(loaded, "%memvars model --depth 1")
+
+    assert re.search(r"^x +976\.56 KiB .* tensor 500×500 float32$", _get_text(rows), re.M)
+    assert re.search(r"^  \.weight +351\.56 KiB", _get_text(opened), re.M)
+    assert re.search(r"^x +976\.56 KiB", _get_text(opened), re.M)
+    assert "  .weight" not in _get_text(closed)
+    account = gpumemwidget.account()
+    owned = {each.owner: each for each in account.devices[-1].owned}
+    assert owned["model.weight"].n_bytes == 300 * 300 * 4
+    assert owned["model.weight"].kind == "parameter"
+    assert {each.name for each in account.holdings} == {"model", "x"}
+
+
+def test_memvars_of_a_variable_without_memory_says_so(loaded: InteractiveShell) -> None:
+    """And a name that is none is told from it, with a close one."""
+    loaded.run_cell("import torch\nnumber = 7\nmodel = torch.ones(10)", store_history=True)
+
+    with pytest.raises(UsageError, match="'number' holds no tensor memory: %memvars lists"):
+        loaded.run_line_magic("memvars", "number")
+    with pytest.raises(UsageError, match=r"'modle' is no variable .* did you mean model\?"):
+        loaded.run_line_magic("memvars", "modle")
+
+
+def test_memvars_all_leaves_nothing_out(loaded: InteractiveShell) -> None:
+    """Forty names are shown by their first twenty, or all."""
+    loaded.run_cell(
+        "import torch\nfor n in range(40): globals()[f't{n}'] = torch.ones(100 + n)",
+        store_history=True,
+    )
+
+    (some,) = _run(loaded, "%memvars")
+    (everything,) = _run(loaded, "%memvars --all")
+
+    assert re.search(r"^… \d+ more", _get_text(some), re.M)
+    assert "more" not in _get_text(everything)
+    assert len(re.findall(r"^t\d+ ", _get_text(everything), re.M)) == 40
+
+
+def test_memwhy_shows_each_holder_and_how_to_cut_it(loaded: InteractiveShell) -> None:
+    """Of a variable and of a part of one, as ``why()`` gives it."""
+    loaded.run_cell(
+        "import torch\nx = torch.ones(500, 500)\nhistory = [{'a': x}]", store_history=True
+    )
+
+    (whole,) = _run(loaded, "%memwhy x")
+    (part,) = _run(loaded, "%memwhy history[0]['a']")
+
+    assert _get_text(whole) == report_explanation(gpumemwidget.why("x")).text
+    assert 'history[0]["a"]: holds 976.56 KiB on host' in _get_text(whole)
+    assert re.search(r"^\d\. x: holds 976\.56 KiB on host", _get_text(part), re.M)
+    assert gpumemwidget.why("x").held_bytes == (("host", 1_000_000),)
+
+
+def test_memwhy_runs_no_code_to_find_a_part(loaded: InteractiveShell) -> None:
+    """A call is refused and not made."""
+    loaded.run_cell(
+        "import torch\ncalled = []\ndef make(): called.append(1); return torch.ones(9)\n"
+        "x = torch.ones(9)",
+        store_history=True,
+    )
+
+    with pytest.raises(UsageError):
+        loaded.run_line_magic("memwhy", "make()")
+    with pytest.raises(UsageError):
+        loaded.run_line_magic("memwhy", "x.sum()")
+
+    assert loaded.user_ns["called"] == []
+
+
+def test_memwhy_unnamed_tells_what_no_name_leads_to(loaded: InteractiveShell) -> None:
+    """A table of an imported library's, by its path in there."""
+    loaded.run_cell("import torch, json\njson._CACHE = [torch.ones(700, 700)]", store_history=True)
+    try:
+        (output,) = _run(loaded, "%memwhy --unnamed")
+        explanation = gpumemwidget.why(unnamed=True)
+    finally:
+        loaded.run_cell("del json._CACHE", store_history=True)
+
+    assert "json._CACHE" in _get_text(output)
+    assert any(each.path.startswith("json._CACHE") for each in explanation.holders)
 
 
 def test_memledger_shows_the_recorded_cells(loaded: InteractiveShell) -> None:
@@ -212,6 +335,8 @@ def test_every_magic_has_help_with_its_options(loaded: InteractiveShell) -> None
     for name, option in [
         ("memledger", "--export FILE"),
         ("memrelease", "--dry-run"),
+        ("memvars", "--depth N"),
+        ("memwhy", "--unnamed"),
         ("memdash", "--interval S"),
         ("memtrace", "--device D"),
     ]:
