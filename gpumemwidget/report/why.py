@@ -17,13 +17,17 @@ __all__ = ["report_explanation"]
 #: What ``Explanation.name`` is where it was asked what no name reaches.
 _NO_NAME = "no name"
 
+#: What a way to cut it begins with where it is to be typed; others are sentences.
+_COMMANDS = ("%", "del ")
+
 
 def report_explanation(explanation: Explanation) -> Report:
     """What it is, what it holds, who else holds that, and what a person does about each."""
     is_unnamed = explanation.name == _NO_NAME
     blocks: list[Block] = [Heading(_list_title(explanation, is_unnamed=is_unnamed))]
-    blocks.append(Note(_tell_amounts(explanation, is_unnamed=is_unnamed), tone="plain"))
     holders = [each for each in explanation.holders if each.path != explanation.name]
+    amounts = _tell_amounts(explanation, is_unnamed=is_unnamed, is_alone=not holders)
+    blocks.append(Note(amounts, tone="plain"))
     if holders:
         blocks.append(Steps(tuple(_describe_holder(holder) for holder in holders)))
         if explanation.n_more:
@@ -56,13 +60,16 @@ def _list_title(explanation: Explanation, *, is_unnamed: bool) -> tuple[Run, ...
     return (Run(explanation.name, "code"), Run(kind, "muted"))
 
 
-def _tell_amounts(explanation: Explanation, *, is_unnamed: bool) -> str:
+def _tell_amounts(explanation: Explanation, *, is_unnamed: bool, is_alone: bool) -> str:
     at_least = "" if explanation.is_complete else "at least "
     held = _join_amounts(explanation.held_bytes)
     if is_unnamed:
         return f"It is {at_least}{held}." if held else "Nothing: a name leads to all there is."
     if not held:
         return "It holds no tensor memory."
+    if is_alone and not explanation.frees_bytes:
+        # A part of something: what goes with it was not asked.
+        return f"It holds {at_least}{held}."
     frees = _join_amounts(explanation.frees_bytes)
     if explanation.frees_bytes == explanation.held_bytes:
         frees = "all of it"
@@ -80,7 +87,8 @@ def _tell_alone(explanation: Explanation, *, is_unnamed: bool) -> str:
 def _describe_holder(holder: Holder) -> Step:
     details: tuple[tuple[Run, ...], ...] = ()
     if holder.cut:
-        details = ((Run("to cut it: "), Run(holder.cut, "code")),)
+        is_code = holder.cut.startswith(_COMMANDS)
+        details = ((Run("to cut it: "), Run(holder.cut, "code" if is_code else "plain")),)
     amounts = _join_amounts(holder.held_bytes)
     tone: Tone = "plain" if holder.root == "nowhere" else "code"
     return Step(holder.path, f"holds {amounts}" if amounts else "", details, tone)
