@@ -42,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--interval-s", type=float, default=0.05, help="seconds between readings (0.05)"
     )
+    parser.add_argument(
+        "--snapshot", action="store_true", help="take the allocator's blocks when the script ends"
+    )
     parser.add_argument("--about", default="", help="what is recorded, for the file")
     options = parser.parse_args(arguments)
     if Path(options.out).exists():
@@ -52,14 +55,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     recorder = Recorder(hardware, monitor, about=about)
     recorder.start_span()
     stop = _start_ticking(recorder, options.interval_s)
+    script: dict[str, object] = {}
     try:
         sys.argv = [options.script, *options.rest]
         sys.path.insert(0, str(Path(options.script).resolve().parent))
-        runpy.run_path(options.script, run_name="__main__")
+        script = runpy.run_path(options.script, run_name="__main__")
     finally:
         # A script that fails is worth its recording too.
         stop()
         recorder.tick()
+        if options.snapshot:
+            recorder.take_snapshot()
+        # What it left in its names was to be seen until here.
+        script.clear()
         status = _save(recorder, options.out)
         monitor.close()
         hardware.close()

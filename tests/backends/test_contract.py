@@ -132,10 +132,10 @@ def make_simulated_cuda(_tmp_path: Path) -> Subject:
 def make_real_cuda(_tmp_path: Path) -> Subject:
     import torch
 
-    torch.zeros(1, device="cuda:0")
+    kept = torch.zeros(1, device="cuda:0")
 
     def work() -> None:
-        torch.empty(WORK_BYTES, dtype=torch.uint8, device="cuda:0")
+        torch.empty(WORK_BYTES, dtype=torch.uint8, device=kept.device)
         torch.cuda.empty_cache()
 
     return Subject(CudaBackend(torch), work)
