@@ -7,7 +7,7 @@ a user's own history takes up to two seconds to fetch, and it is never fetched.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from gpumemwidget.records import Block, Frame, Segment
@@ -106,11 +106,16 @@ class _Frames:
     def __init__(self) -> None:
         # Torch gives the same dictionary for the same frame. It is kept, so that its id stays its.
         self._known: dict[int, tuple[object, Frame | None]] = {}
+        self._stacks: dict[tuple[int, ...], tuple[Frame, ...]] = {(): ()}
 
-    def parse(self, stack: Iterable[Mapping[str, Any]]) -> tuple[Frame, ...]:
+    def parse(self, stack: Sequence[Mapping[str, Any]]) -> tuple[Frame, ...]:
         """The frames of Python, innermost first."""
-        found = (self._find(each) for each in stack)
-        return tuple(each for each in found if each is not None)
+        key = tuple(map(id, stack))
+        known = self._stacks.get(key)
+        if known is None:
+            found = map(self._find, stack)
+            known = self._stacks[key] = tuple(each for each in found if each is not None)
+        return known
 
     def _find(self, raw: Mapping[str, Any]) -> Frame | None:
         known = self._known.get(id(raw))

@@ -9,11 +9,12 @@ against the C++ stacks of such blocks, on an H100 with torch 2.11).
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 from gpumemwidget.owners.kinds import is_one_of
@@ -45,7 +46,7 @@ class BlockMap:
         workspace_sizes: Callable[[str], Collection[int]] | None = None,
     ) -> None:
         self._cells = cells or {}
-        self._workspace_sizes = workspace_sizes or read_workspace_sizes
+        self._workspace_sizes = functools.cache(workspace_sizes or read_workspace_sizes)
         #: Of each device the blocks in use, with their segments, in the order of their addresses.
         self._blocks: dict[str, list[tuple[Segment, Block]]] = {}
         segments = sorted(segments, key=lambda each: each.address)
@@ -63,9 +64,9 @@ class BlockMap:
         self._with_pools = {segment.device for segment in segments if segment.is_private}
 
     @property
-    def devices(self) -> tuple[str, ...]:
+    def devices(self) -> Set[str]:
         """The devices that the snapshot tells of."""
-        return tuple(self._blocks)
+        return self._blocks.keys()
 
     def find(self, device: str, address: int) -> Block | None:
         """The block in use that contains an address.

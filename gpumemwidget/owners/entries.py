@@ -102,9 +102,10 @@ def _list_storages(
     for places in _group_by_memory(account):
         place = places[0] if len(places) == 1 else min(places, key=paths.rank)
         info = graph.storages[place]
-        n_bytes = info.n_bytes
+        n_bytes = info.freed_bytes
         line = None
-        if info.device != HOST:
+        # Without a snapshot sizes are rounded as the allocator rounds them, which is nearly right.
+        if info.device in blocks.devices:
             block = blocks.find(info.device, info.address)
             if block is None:
                 if blocks.is_reserved(info.device, info.address):
@@ -117,7 +118,7 @@ def _list_storages(
             claimed.add(key)
             n_bytes = block.n_bytes
             line = format_allocation(block.frames, cells)
-        elif info.is_borrowed:
+        elif info.device == HOST and info.is_borrowed:
             # NumPy's, or a file's: malloc may not even know of it.
             continue
         described = _describe(account, paths, purposes, place, n_bytes)
