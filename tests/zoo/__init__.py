@@ -1,0 +1,1 @@
+"""A zoo of leaks: what keeps memory alive in notebooks, each pattern as a person writes it."""

@@ -1,0 +1,190 @@
+"""Runs a pattern in a fresh IPython of this process, and counts its storages.
+
+What the cells make is watched through torch's own dispatch, in weak references: the watch holds
+nothing, and a storage that nobody names is counted all the same. The figures are exact.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from traitlets.config import Config
+
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host import HostBackend
+from gpumemwidget.jupyter.references import IPythonShell
+from gpumemwidget.owners.entries import take_memory_account
+from gpumemwidget.owners.why import explain, explain_unnamed
+from gpumemwidget.records import ReleaseReport
+from tests.owners.notebook import Notebook
+from tests.zoo.pattern import NO_NAME, Pattern
+
+__all__ = ["Scene", "Watch", "play"]
+
+_SYS_NAMES = ("last_type", "last_value", "last_traceback", "last_exc")
+
+
+class Watch(TorchDispatchMode):
+    """Knows every storage that torch hands out while it is entered."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+        self._storages: dict[int, tuple[StorageWeakRef, int, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Let it happen, and note the storages that come out."""
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == self._device:
+                self.add(leaf)
+        return result
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Watch a tensor's storage."""
+        storage = tensor.untyped_storage()
+        reference = StorageWeakRef(storage)
+        self._storages[reference.cdata] = (reference, storage.data_ptr(), storage.nbytes())
+
+    def list_alive(self) -> dict[int, int]:
+        """Bytes of the storages that are still there, by address: what two share is there once."""
+        return {
+            address: n_bytes
+            for reference, address, n_bytes in self._storages.values()
+            if not reference.expired()
+        }
+
+    def count_bytes(self) -> int:
+        """Bytes of the storages that are still there."""
+        return sum(self.list_alive().values())
+
+
+@dataclass
+class Scene:
+    """A pattern whose cells have been run."""
+
+    pattern: Pattern
+    notebook: Notebook
+    watch: Watch
+
+    def run(self, source: str, *, watched: bool = True) -> None:
+        """Run a cell as a person would; what it prints, a traceback too, is kept from the test."""
+        with (
+            redirect_stdout(StringIO()),
+            redirect_stderr(StringIO()),
+            self.watch if watched else nullcontext(),
+        ):
+            self.notebook.run(source)
+
+    def explain(self) -> list[str]:
+        """Every owner and holder that we name, by its path."""
+        shell, hardware = self.notebook.shell, self.notebook.hardware
+        account = take_memory_account(shell, hardware)
+        paths = [owned.owner for device in account.devices for owned in device.owned]
+        if self.pattern.question == NO_NAME:
+            answer = explain_unnamed(shell, hardware)
+        else:
+            answer = explain(shell, hardware, self.pattern.question)
+        return [*paths, *(holder.path for holder in answer.holders)]
+
+    def release(self) -> ReleaseReport:
+        """Release what the pattern says; the report."""
+        options = dict.fromkeys(self.pattern.options, True)
+        return self.notebook.release(*self.pattern.names, **options)
+
+
+@contextmanager
+def play(pattern: Pattern, *, device: str, hardware: Hardware | None = None) -> Iterator[Scene]:
+    """The pattern, played in a notebook of its own, and its traces removed.
+
+    The collector runs only where it is told to: what an automatic collection happens to free would
+    otherwise differ from run to run.
+
+    Args:
+        pattern: what to run.
+        device: ``cpu`` or ``cuda``.
+        hardware: what measures a release; the host alone if it is left out.
+    """
+    own = None if hardware else Hardware([HostBackend()])
+    gc.disable()
+    try:
+        with _modules_of(pattern), _shell() as ip:
+            ip.user_ns.update(torch=torch, nn=nn, device=device)
+            notebook = Notebook(ip=ip, shell=IPythonShell(ip), hardware=hardware or own)
+            scene = Scene(pattern=pattern, notebook=notebook, watch=Watch(device))
+            for number, cell in enumerate(pattern.cells, 1):
+                scene.run(cell, watched=number not in pattern.unwatched)
+            yield scene
+            scene.run(pattern.end)
+    finally:
+        gc.enable()
+        gc.collect()
+        if own is not None:
+            own.close()
+
+
+@contextmanager
+def _modules_of(pattern: Pattern) -> Iterator[None]:
+    """The modules that the cells import, on the path and off it again."""
+    if not pattern.modules:
+        yield
+        return
+    with TemporaryDirectory() as folder:
+        for name, source in pattern.modules:
+            Path(folder, f"{name}.py").write_text(source, encoding="utf-8")
+        sys.path.insert(0, folder)
+        try:
+            yield
+        finally:
+            sys.path.remove(folder)
+            for name, _ in pattern.modules:
+                sys.modules.pop(name, None)
+
+
+@contextmanager
+def _shell() -> Iterator[InteractiveShell]:
+    """A fresh IPython; everything that it changes in the process is put back."""
+    main = sys.modules["__main__"]
+    displayhook, excepthook = sys.displayhook, sys.excepthook
+    folder = os.environ.get("IPYTHONDIR")
+    config = Config()
+    config.HistoryManager.enabled = False
+    with TemporaryDirectory() as ipython_dir:
+        os.environ["IPYTHONDIR"] = ipython_dir
+        ip = InteractiveShell.instance(config=config, colors="nocolor")
+        ip.user_ns["__name__"] = "__main__"
+        try:
+            yield ip
+        finally:
+            # Not ``ip.reset()`` nor ``ip.atexit_operations()``, which collect on the way.
+            for namespace in (ip.user_ns, ip.user_ns_hidden):
+                namespace.clear()
+            for name in ("_", "__", "___"):
+                setattr(ip.displayhook, name, None)
+            ip.history_manager.output_hist.clear()
+            ip.last_execution_result = ip.InteractiveTB.tb = None
+            atexit.unregister(ip.atexit_operations)
+            InteractiveShell.clear_instance()
+            for name in _SYS_NAMES:
+                vars(sys).pop(name, None)
+            sys.modules["__main__"] = main
+            sys.displayhook, sys.excepthook = displayhook, excepthook
+            os.environ.pop("IPYTHONDIR")
+            if folder is not None:
+                os.environ["IPYTHONDIR"] = folder

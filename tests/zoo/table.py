@@ -1,0 +1,155 @@
+"""The README's table of the zoo, written and read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.zoo.measure import (
+    HAS_ACCELERATE,
+    Outcome,
+    is_named,
+    measure_accelerate,
+    measure_del,
+)
+from tests.zoo.pattern import Pattern
+
+__all__ = ["Row", "format_table", "measure_row", "read_gpu_rows", "read_readme", "write_readme"]
+
+_README = Path(__file__).parents[2] / "README.md"
+_START = "<!-- zoo: python -m tests.zoo --readme -->\n"
+_END = "<!-- end of zoo -->"
+#: What only a GPU shows, as ``python -m tests.zoo --device cuda --json FILE`` measured it there.
+_ON_GPU = Path(__file__).with_name("on_gpu.json")
+_MOST_OWNERS = 2
+_HEAD = "| what keeps memory | we free | we name | `del` | accelerate |"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What became of a pattern; each figure in percent of what it keeps."""
+
+    id: str
+    ours: int
+    #: The paths that were named, of those that must be.
+    owners: tuple[str, ...]
+    is_explained: bool
+    deletion: int
+    #: ``None`` where accelerate is not installed.
+    accelerate: int | None
+
+
+def measure_row(pattern: Pattern, ours: Outcome, *, device: str) -> Row:
+    """Measure the others beside what we came to."""
+    named = [owner for owner in pattern.owners if is_named(owner, ours.paths)]
+    found = [next(path for path in ours.paths if is_named(owner, (path,))) for owner in named]
+    accelerate = None
+    if HAS_ACCELERATE:
+        accelerate = measure_accelerate(pattern, device=device)
+    return Row(
+        id=pattern.id,
+        ours=_percent(ours.freed_bytes, pattern, device),
+        owners=tuple(dict.fromkeys(found)),
+        is_explained=len(named) == len(pattern.owners),
+        deletion=_percent(measure_del(pattern, device=device), pattern, device),
+        accelerate=None if accelerate is None else _percent(accelerate, pattern, device),
+    )
+
+
+def format_table(patterns: Sequence[Pattern], rows: Mapping[str, Row]) -> str:
+    """The table and what it comes to, as Markdown.
+
+    Args:
+        patterns: in the order of the table.
+        rows: by the pattern's id. Where there is none, or no figure of accelerate's in it, that of
+            the README is kept: not every machine can run everything.
+    """
+    kept = read_readme()
+    cells = [
+        _format_row(each, rows.get(each.id), kept.get(_format_title(each))) for each in patterns
+    ]
+    lines = [f"| {' | '.join(row)} |" for row in cells]
+    ours, deletion, accelerate = (
+        sum(row[column] == "all" for row in cells) for column in (1, 3, 4)
+    )
+    explained = sum(bool(row[2]) for row in cells)
+    summary = (
+        f"Of {len(cells)} patterns we free all in {ours} and name who holds it in {explained}; "
+        f"`del` with `gc.collect()` and `empty_cache()` frees all in {deletion}, accelerate's "
+        f"`release_memory` in {accelerate}."
+    )
+    return "\n".join([summary, "", _HEAD, "|---|---|---|---|---|", *lines])
+
+
+def read_readme() -> dict[str, tuple[str, ...]]:
+    """The README's rows: the cells by the first one."""
+    _, _, rest = _README.read_text(encoding="utf-8").partition(_START)
+    table, _, _ = rest.partition(_END)
+    rows = [
+        tuple(cell.strip() for cell in line.strip("|").split(" | "))
+        for line in table.splitlines()
+        if line.startswith("| [")
+    ]
+    return {row[0].removeprefix("| ").strip(): row for row in rows}
+
+
+def write_readme(table: str) -> None:
+    """Replace what stands between the two marks of the README."""
+    text = _README.read_text(encoding="utf-8")
+    before, start, rest = text.partition(_START)
+    _, end, after = rest.partition(_END)
+    _README.write_text("".join((before, start, f"\n{table}\n\n", end, after)), encoding="utf-8")
+
+
+def is_in_readme(table: str) -> bool:
+    """Whether the README has exactly this table."""
+    _, _, rest = _README.read_text(encoding="utf-8").partition(_START)
+    return rest.partition(_END)[0] == f"\n{table}\n\n"
+
+
+def read_gpu_rows() -> dict[str, Row]:
+    """What was measured on a GPU."""
+    if not _ON_GPU.exists():
+        return {}
+    rows = json.loads(_ON_GPU.read_text(encoding="utf-8"))["rows"]
+    return {row["id"]: Row(**{**row, "owners": tuple(row["owners"])}) for row in rows}
+
+
+def write_rows(file: Path, machine: Mapping[str, str], rows: Sequence[Row]) -> None:
+    """Write rows to be read by ``read_gpu_rows``."""
+    content = {"machine": dict(machine), "rows": [asdict(row) for row in rows]}
+    file.write_text(f"{json.dumps(content, indent=2, ensure_ascii=False)}\n", encoding="utf-8")
+
+
+def _percent(n_bytes: int, pattern: Pattern, device: str) -> int:
+    """Rounded down: nothing short of all of it is 100."""
+    return max(n_bytes, 0) * 100 // pattern.keeps_on(device)
+
+
+def _format_title(pattern: Pattern) -> str:
+    return f"[{pattern.title}]({pattern.link})"
+
+
+def _format_row(pattern: Pattern, row: Row | None, kept: tuple[str, ...] | None) -> tuple[str, ...]:
+    if row is None:
+        if kept is None:
+            message = f"{pattern.id} can't be run here and is not in the README yet"
+            raise LookupError(message)
+        return kept
+    shown = ", ".join(f"`{owner}`" for owner in row.owners[:_MOST_OWNERS])
+    accelerate = "?" if kept is None else kept[4]
+    if row.accelerate is not None:
+        accelerate = _format_percent(row.accelerate)
+    return (
+        _format_title(pattern),
+        _format_percent(row.ours),
+        shown if row.is_explained else "",
+        _format_percent(row.deletion),
+        accelerate,
+    )
+
+
+def _format_percent(percent: int) -> str:
+    return {0: "none", 100: "all"}.get(percent, f"{percent}%")

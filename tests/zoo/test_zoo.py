@@ -1,0 +1,61 @@
+"""Each pattern of the zoo on the host: what must go goes, and who holds it is named."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from tests.zoo.measure import Outcome, is_named, measure_ours
+from tests.zoo.pattern import Pattern
+from tests.zoo.patterns import PATTERNS
+
+HERE = [pattern for pattern in PATTERNS if pattern.runs_here("cpu")]
+
+
+@functools.cache
+def _play(pattern: Pattern) -> Outcome:
+    """Played once, for all tests of a run."""
+    return measure_ours(pattern, device="cpu")
+
+
+def _name(pattern: Pattern) -> str:
+    return pattern.id
+
+
+def test_the_zoo_is_big_and_each_pattern_is_somebodys() -> None:
+    """At least forty patterns, each of a name of its own, with a link to a report."""
+    assert len(PATTERNS) >= 40
+    assert len({pattern.id for pattern in PATTERNS}) == len(PATTERNS)
+    assert len({pattern.title for pattern in PATTERNS}) == len(PATTERNS)
+    assert all(pattern.link.startswith("https://") for pattern in PATTERNS)
+    assert all(pattern.owners for pattern in PATTERNS)
+
+
+@pytest.mark.parametrize("pattern", HERE, ids=_name)
+def test_what_must_go_goes(pattern: Pattern) -> None:
+    """To the byte: no less, and nothing that somebody else still holds."""
+    outcome = _play(pattern)
+
+    assert outcome.stopped is None
+    assert outcome.freed_bytes == pattern.frees
+
+
+@pytest.mark.parametrize("pattern", HERE, ids=_name)
+def test_what_goes_was_planned(pattern: Pattern) -> None:
+    """The figure before the click is the one after it; a reason is given where it can't be."""
+    outcome = _play(pattern)
+
+    if pattern.plans_less_because:
+        assert outcome.planned_bytes < pattern.frees, "the plan is right now: drop the reason"
+    else:
+        assert outcome.planned_bytes == pattern.frees
+
+
+@pytest.mark.parametrize("pattern", HERE, ids=_name)
+def test_who_holds_it_is_named(pattern: Pattern) -> None:
+    """By the paths that a person would type, each of them."""
+    outcome = _play(pattern)
+
+    missing = [owner for owner in pattern.owners if not is_named(owner, outcome.paths)]
+    assert missing == [], f"named: {outcome.paths}"
