@@ -147,12 +147,21 @@ class Dashboard(anywidget.AnyWidget):
             self._is_closed = True
             self._feed.close()
             self._monitor.remove_listener(self._watcher)
-            if self._outputs:
-                static = self._report_static()
-                for handle in self._outputs:
-                    handle.update({"text/html": static.html, "text/plain": static.text}, raw=True)
-                self._outputs.clear()
-        super().close()
+            try:
+                self._make_static()
+            finally:
+                super().close()
+        else:
+            super().close()
+
+    def _make_static(self) -> None:
+        outputs = list(self._outputs)
+        self._outputs.clear()
+        if not outputs:
+            return
+        static = self._report_static()
+        for handle in outputs:
+            handle.update({"text/html": static.html, "text/plain": static.text}, raw=True)
 
     # -- Messages ----------------------------------------------------------------------------------
 

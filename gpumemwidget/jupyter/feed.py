@@ -22,10 +22,16 @@ from gpumemwidget.jupyter.messages import (
     describe_device,
     describe_running,
 )
-from gpumemwidget.jupyter.stream import count_rows, pack_rows, pack_update, thin_samples
+from gpumemwidget.jupyter.stream import (
+    UpdateHead,
+    count_rows,
+    pack_rows,
+    pack_update,
+    thin_samples,
+)
 from gpumemwidget.measure.cells import RunningCell
 from gpumemwidget.measure.monitor import Monitor
-from gpumemwidget.records import CellRecord, Sample
+from gpumemwidget.records import CellRecord, DeviceInfo, Sample
 
 __all__ = ["FULL", "OPENING", "Feed", "SnapshotSize"]
 
@@ -86,6 +92,9 @@ class Feed:
         self._seq = 0
         #: The JSON part of an update: the same object until there is a new device.
         self._rows: Message = {"kind": "rows", "devices": ()}
+        #: What the views know of the devices.
+        self._infos: tuple[DeviceInfo, ...] = ()
+        self._limits_may_be_new = False
         #: When the last cell ended: from then on every kernel can hear.
         self._idle_since_s = monitor.clock.now()
         self._is_wanted = False
@@ -101,30 +110,39 @@ class Feed:
         self._tell({"kind": "started", "cell": describe_running(cell)})
 
     def on_cell_ended(self, record: CellRecord) -> None:
-        """Tell the views what the cell did; a device's limit may be new."""
+        """Tell the views what the cell did."""
         self._idle_since_s = self._monitor.clock.now()
+        self._limits_may_be_new = True
         self._tell({"kind": "ended", "record": describe_cell(record)})
 
     def on_samples(self, samples: Sequence[Sample]) -> None:
         """Send them as rows, in one message whatever their number."""
-        monitor = self._monitor
+        monitor, clock = self._monitor, self._monitor.clock
         with self._lock:
             if not self._is_wanted:
                 return
             devices = monitor.history.devices()
-            if devices != self._rows["devices"]:
-                self.tell_devices()
+            if devices != self._rows["devices"] or self._limits_may_be_new:
+                self._limits_may_be_new = False
+                self._tell_devices()
                 self._rows = {"kind": "rows", "devices": devices}
             self._seq += 1
             running = monitor.running
-            running_s = None if running is None else running.start_s
-            self._send(self._rows, [pack_update(self._seq, running_s, samples, devices)])
+            head = UpdateHead(
+                number=self._seq,
+                running_s=None if running is None else running.start_s,
+                wall_offset_s=clock.wall() - clock.now(),
+                interval_s=monitor.interval_s,
+            )
+            self._send(self._rows, [pack_update(head, samples, devices)])
             self._drop_lost()
 
-    def tell_devices(self) -> None:
-        """Tell the views which devices there are, and their limits."""
-        devices = [describe_device(info) for info in self._monitor.hardware.list_devices()]
-        self._tell({"kind": "devices", "devices": devices})
+    def _tell_devices(self) -> None:
+        """Tell the views which devices there are, and their limits, where that is new."""
+        infos = self._monitor.hardware.list_devices()
+        if infos != self._infos:
+            self._infos = infos
+            self._tell({"kind": "devices", "devices": [describe_device(info) for info in infos]})
 
     def _tell(self, message: Message, buffers: Sequence[bytes] = ()) -> None:
         with self._lock:
@@ -145,32 +163,47 @@ class Feed:
         Returns:
             The state; under ``data`` the rows, which belong into a message's binary part.
         """
-        monitor = self._monitor
+        samples = self._take_samples(size, since_s)
         with self._lock:
-            samples = monitor.history.samples(since_s)
-            infos = monitor.hardware.list_devices()
-            columns = monitor.history.devices()
-            most = count_rows(size.rows_bytes, len(columns)) if columns else 0
-            records = monitor.ledger.records[-size.n_cells :]
-            running = monitor.running
-            clock = monitor.clock
-            return {
-                "seq": self._seq,
-                "since_s": since_s,
-                "wall_offset_s": clock.wall() - clock.now(),
-                "devices": [describe_device(info) for info in infos],
-                "cells": [describe_cell(record) for record in records],
-                "running": None if running is None else describe_running(running),
-                "columns": columns,
-                "data": pack_rows(thin_samples(samples, most), columns),
-            }
+            return self._describe_state(size, since_s, samples)
 
     def send_snapshot(self, since_s: float | None = None) -> None:
         """Send the state to all views."""
+        samples = self._take_samples(FULL, since_s)
         with self._lock:
-            snapshot = self.take_snapshot(FULL, since_s)
+            snapshot = self._describe_state(FULL, since_s, samples)
             data = snapshot.pop("data")
             self._send({"kind": "snapshot", **snapshot}, [data])
+
+    def _take_samples(self, size: SnapshotSize, since_s: float | None) -> Sequence[Sample]:
+        """What there is now; without the lock, for a long session it takes tenths of a second."""
+        history = self._monitor.history
+        n_devices = len(history.devices())
+        most = count_rows(size.rows_bytes, n_devices) if n_devices else 0
+        return thin_samples(history.samples(since_s), most)
+
+    def _describe_state(
+        self, size: SnapshotSize, since_s: float | None, samples: Sequence[Sample]
+    ) -> Message:
+        monitor, clock = self._monitor, self._monitor.clock
+        if samples:
+            # What came meanwhile is behind the number that goes with the state.
+            last_s = samples[-1].time_s
+            newer = [each for each in monitor.history.samples(last_s) if each.time_s > last_s]
+            samples = [*samples, *newer]
+        columns = monitor.history.devices()
+        running = monitor.running
+        return {
+            "seq": self._seq,
+            "since_s": since_s,
+            "wall_offset_s": clock.wall() - clock.now(),
+            "interval_s": monitor.interval_s,
+            "devices": [describe_device(info) for info in monitor.hardware.list_devices()],
+            "cells": [describe_cell(record) for record in monitor.ledger.records[-size.n_cells :]],
+            "running": None if running is None else describe_running(running),
+            "columns": columns,
+            "data": pack_rows(samples, columns),
+        }
 
     # -- Who is looking ----------------------------------------------------------------------------
 

@@ -2,8 +2,7 @@
 
 A row is one sample: its time, then allocated, reserved and peak of each device, all as
 little-endian float64 (exact for bytes up to 2**53), NaN where a figure is unknown. One row of a GPU
-and the host is 56 bytes. An update begins with two more figures: its number, and when the running
-cell began.
+and the host is 56 bytes. An update begins with four more figures, those of ``UpdateHead``.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ import math
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from gpumemwidget.records import Reading, Sample
 
-__all__ = ["count_rows", "pack_rows", "pack_update", "thin_samples"]
+__all__ = ["UpdateHead", "count_rows", "pack_rows", "pack_update", "thin_samples"]
 
 _NAN = math.nan
 _UNKNOWN = (_NAN, _NAN, _NAN)
@@ -34,19 +34,31 @@ def pack_rows(samples: Iterable[Sample], devices: Sequence[str]) -> bytes:
     return _to_bytes(_list_figures(samples, devices))
 
 
-def pack_update(
-    number: int, running_s: float | None, samples: Iterable[Sample], devices: Sequence[str]
-) -> bytes:
+@dataclass(frozen=True, slots=True)
+class UpdateHead:
+    """What an update says beside its samples."""
+
+    #: Of the message, in the order of all messages.
+    number: int
+    #: When the running cell began, on the monitor's clock; NaN in the update where none runs.
+    running_s: float | None
+    #: The wall's clock less the monitor's: it jumps when the wall's is set or the machine slept.
+    wall_offset_s: float
+    #: How soon the next update may be expected while something happens.
+    interval_s: float
+
+
+def pack_update(head: UpdateHead, samples: Iterable[Sample], devices: Sequence[str]) -> bytes:
     """An update's binary part: all of it that is new.
 
     Args:
-        number: of the message, in the order of all messages.
-        running_s: when the running cell began, NaN in the update where none runs.
+        head: the four figures that stand before the rows.
         samples: in order of time.
         devices: which devices the columns are for, in this order.
     """
-    head = [float(number), _NAN if running_s is None else running_s]
-    return _to_bytes(head + _list_figures(samples, devices))
+    running_s = _NAN if head.running_s is None else head.running_s
+    figures = [float(head.number), running_s, head.wall_offset_s, head.interval_s]
+    return _to_bytes(figures + _list_figures(samples, devices))
 
 
 def _list_figures(samples: Iterable[Sample], devices: Sequence[str]) -> list[float]:

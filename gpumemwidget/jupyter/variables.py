@@ -14,7 +14,6 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-from gpumemwidget.errors import UnknownNameError
 from gpumemwidget.jupyter.messages import Message, describe_failure, describe_holding
 from gpumemwidget.measure.monitor import Monitor
 from gpumemwidget.owners.base import Shell
@@ -112,9 +111,9 @@ class VariablesPanel:
         answer: Message = {"kind": "sum", "id": request, "frees": []}
         try:
             answer["frees"] = [list(pair) for pair in sum_frees(self._shell, names)]
-        except UnknownNameError as exc:
-            # Gone since the list was made; the next list will not have it.
-            answer["error"] = str(exc)
+        except Exception as exc:  # noqa: BLE001 - a view waits for this answer before it asks again
+            # Most often a name is gone since the list was made; the next list will not have it.
+            answer["error"] = describe_failure(exc)
         self._send(answer)
 
     def _release(self, request: str, names: Sequence[str], *, keep: bool) -> None:
@@ -131,7 +130,11 @@ class VariablesPanel:
             answer.update(state="done", html=report_release(report).html)
         except Exception as exc:  # noqa: BLE001 - whatever it is, it is shown where the click was
             answer.update(state="failed", message=describe_failure(exc))
-        self._monitor.read_now()
+        self._guard(self._read_now)
         # The list first, so that no row of what is gone stands beside the report.
         self._guard(self._send_list)
         self._send(answer)
+
+    def _read_now(self) -> None:
+        """The plot shows what the release did, also where nothing else is sampled just now."""
+        self._monitor.read_now()

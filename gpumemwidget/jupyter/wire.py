@@ -10,6 +10,7 @@ https://jupyter-client.readthedocs.io/en/stable/messaging.html#the-wire-protocol
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -67,8 +68,8 @@ class Wire:
             return
         kernel = comm.kernel
         session, socket = kernel.session, kernel.iopub_socket
-        if socket is None:
-            return  # The kernel is on its way out.
+        if socket is None or (session.check_pid and os.getpid() != session.pid):
+            return  # The kernel is on its way out, or this is a fork of it.
         parent = kernel.get_parent()
         if parent is not self._parent:
             self._packed_parent = session.pack(parent.get("header") or {})

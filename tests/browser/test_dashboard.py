@@ -253,7 +253,27 @@ def test_failure_in_a_callback_is_shown(lab: Lab) -> None:
 
         banner = notebook.page.locator(".gmd-banner")
         banner.wait_for()
-        assert banner.inner_text() == "RuntimeError: made to fail"
+        assert banner.locator("p").inner_text() == "RuntimeError: made to fail"
+        banner.locator("button").click()
+        assert not banner.is_visible()
+        # It can be asked again, and fails again.
+        notebook.page.locator(".gmd-refresh").click()
+        banner.wait_for()
+
+
+def test_slow_sampling_is_no_silence(lab: Lab) -> None:
+    """With an interval beyond a view's usual patience the dashboard still says that it lives."""
+    with _open_dashboard(lab, "%memdash --interval 9", "x = 1") as notebook:
+        notebook.run(2)
+        notebook.wait_until(lambda: notebook.dashboards().count() == 2, "it is shown again")
+        notebook.run(3)
+        before = _last_time(notebook)
+        notebook.wait_until(lambda: _last_time(notebook) > before, "a sample came", timeout_s=20)
+
+        notebook.page.wait_for_timeout(7000)
+
+        assert _state(notebook) == "Live"
+        assert not notebook.page.locator(".gmd-banner").first.is_visible()
 
 
 def test_static_side_stays_when_the_extension_is_unloaded(lab: Lab) -> None:

@@ -11,8 +11,8 @@ def unpack_update(
     data: bytes, n_devices: int
 ) -> tuple[float, float, list[tuple[float, list[Figures]]]]:
     """An update's number, when the running cell began, and its rows."""
-    number, running_s = struct.unpack_from("<2d", data)
-    return number, running_s, unpack_rows(data[16:], n_devices)
+    number, running_s, _, _ = struct.unpack_from("<4d", data)
+    return number, running_s, unpack_rows(data[32:], n_devices)
 
 
 def unpack_rows(data: bytes, n_devices: int) -> list[tuple[float, list[Figures]]]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpumemwidget.errors import BackendError
 from gpumemwidget.jupyter.dashboard import Dashboard
 from gpumemwidget.jupyter.extension import Extension, current_extension
 from gpumemwidget.jupyter.frontend import read_css, read_esm
@@ -226,6 +227,36 @@ def test_failure_is_shown_in_the_views(page: _Page, monkeypatch: pytest.MonkeyPa
     assert "variables" in [message["kind"] for message in page.say("variables")]
 
 
+def test_failed_sum_is_answered(page: _Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view asks one sum at a time: without an answer it would never ask again."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("made to fail")
+
+    monkeypatch.setattr("gpumemwidget.owners.holdings.sum_frees", fail)
+
+    answer = page.say("sum", id="1", names=["big"])
+
+    assert _find(answer, "sum")["error"] == "RuntimeError: made to fail"
+
+
+def test_release_is_reported_though_the_memory_cannot_be_read_after_it(
+    page: _Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The view waits for the report, and would wait for ever."""
+    page.run("big = torch.ones(64, 1024, 1024)")
+
+    def fail() -> None:
+        raise BackendError("made to fail")
+
+    monkeypatch.setattr(page.extension.monitor, "read_now", fail)
+
+    answer = page.say("release", id="7", names=["big"], keep=False)
+
+    assert [message["kind"] for message in answer][1:] == ["trouble", "variables", "release"]
+    assert answer[-1]["state"] == "done"
+
+
 def test_malformed_message_is_shown_and_survived(page: _Page) -> None:
     """A page of another version may say what we do not understand."""
     assert _find(page.say("release"), "trouble")["message"].startswith("KeyError")
@@ -254,6 +285,23 @@ def test_close_ends_everything_once(page: _Page) -> None:
     assert not page.extension.monitor.is_sampling
     assert page.extension.monitor._listeners == ()
     page.dashboard._ipython_display_()
+
+
+def test_close_goes_on_where_its_static_side_cannot_be_made(
+    page: _Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost GPU may fail to answer just then; the views are told that it is over all the same."""
+
+    def fail() -> None:
+        raise BackendError("made to fail")
+
+    page.dashboard._outputs.append(object())
+    monkeypatch.setattr(page.extension.monitor.hardware, "read_devices", fail)
+
+    with pytest.raises(BackendError):
+        page.dashboard.close()
+
+    assert page.dashboard.comm is None
 
 
 def test_front_end_is_one_module() -> None:

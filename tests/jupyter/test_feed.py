@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -128,7 +130,7 @@ def test_update_is_small_and_packed_once(session: _Session) -> None:
 
     *_, first, second = session.objects
     assert first is second
-    assert len(session.take_sent()[-1]["buffers"][0]) == (2 + 4) * 8
+    assert len(session.take_sent()[-1]["buffers"][0]) == (4 + 4) * 8
 
 
 def test_new_device_is_told_before_its_first_row(session: _Session) -> None:
@@ -341,3 +343,74 @@ def test_variables_are_shown_only_where_they_can_be_seen(session: _Session) -> N
     session.see("a", visible=False, variables=True)
 
     assert not session.feed.shows_variables
+
+
+def test_update_tells_the_interval_and_the_clock(
+    session: _Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page knows how long to wait for the next one, and what time it is after a sleep."""
+    session.see()
+    session.monitor.interval_s = 30.0
+    session.sample()
+    monkeypatch.setattr(session.clock, "wall", lambda: 9030.0)
+
+    session.sample(30.0)
+
+    before, after = (message["buffers"][0] for message in session.take_sent()[-2:])
+    assert struct.unpack_from("<4d", before)[2:] == (4990.0, 30.0)
+    assert struct.unpack_from("<4d", after)[2:] == (9030.0 - session.clock.now(), 30.0)
+    assert session.feed.take_snapshot(OPENING)["interval_s"] == 30.0
+
+
+def test_limit_that_a_cell_set_is_told(session: _Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the first update after the cell; what stays the same is not told again."""
+    session.see()
+    session.sample()
+    session.run_cell()
+    session.sample()
+    assert "devices" not in _list_kinds(session.take_sent()[1:])
+    (info,) = session.monitor.hardware.list_devices()
+    limited = dataclasses.replace(info, limit_bytes=200 * _MIB)
+    monkeypatch.setattr(session.monitor.hardware, "list_devices", lambda: (limited,))
+
+    session.run_cell()
+    session.sample()
+
+    devices, rows = session.take_sent()[-2:]
+    assert devices["devices"][0]["limit_bytes"] == 200 * _MIB
+    assert rows["kind"] == "rows"
+
+
+def test_cell_starts_while_a_long_past_is_put_together(
+    session: _Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that asks for hours of nine devices does not hold up the user's cell.
+
+    What happens meanwhile is in the state that goes out, whose number is that of its last message.
+    """
+    session.see()
+    session.sample()
+    taken = session.monitor.history.samples
+    calls: list[object] = []
+
+    def run_a_cell_meanwhile(*args: Any, **options: Any) -> list[Sample]:
+        samples = taken(*args, **options)
+        calls.append(args)
+        if len(calls) == 1:
+            thread = threading.Thread(target=session.run_cell)
+            thread.start()
+            thread.join(30)
+            assert not thread.is_alive()
+        return samples
+
+    monkeypatch.setattr(session.monitor.history, "samples", run_a_cell_meanwhile)
+
+    session.feed.send_snapshot()
+
+    *_, ended, snapshot = session.take_sent()
+    assert (ended["kind"], snapshot["kind"]) == ("ended", "snapshot")
+    assert snapshot["seq"] == ended["seq"]
+    assert len(snapshot["cells"]) == 1
+    times = [time for time, _ in unpack_rows(snapshot["buffers"][0], 1)]
+    # Of one moment a page keeps one sample.
+    assert times == pytest.approx([10.1, 12.1])

@@ -30,7 +30,9 @@ class CellsTable {
     const cells = [...this.store.cells].sort((a, b) => b.start_s - a.start_s);
     const rows = cells.slice(0, MOST_CELL_ROWS).map((cell) => this.row(cell));
     if (this.store.running) rows.unshift(this.row(this.store.running));
+    const focused = this.body.contains(document.activeElement) && document.activeElement.dataset.start;
     this.body.replaceChildren(...rows);
+    if (focused) this.body.querySelector(`[data-start="${focused}"]`)?.focus({ preventScroll: true });
     this.table.hidden = rows.length === 0;
     const more = cells.length > MOST_CELL_ROWS;
     const none = "No cell has been recorded yet. Every cell that you run from now on appears here.";
@@ -63,7 +65,7 @@ class CellsTable {
     return h("tr", { "data-status": running ? "running" : cell.status },
       h("th", { scope: "row" },
         h("button", {
-          class: "gmd-link", type: "button", title: "Show this cell in the plot",
+          class: "gmd-link", type: "button", title: "Show this cell in the plot", "data-start": cell.start_s,
           onclick: () => this.view.zoomTo(cell),
         }, cellName(cell))),
       h("td", { class: "gmd-wide" }, h("code", { title: cell.first_line }, cell.first_line || "(empty)")),

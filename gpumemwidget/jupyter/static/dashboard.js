@@ -1,20 +1,19 @@
 // The dashboard's frame: header, controls, tabs, and the module's two entries.
 
 const WINDOWS = [["30 s", 30], ["2 min", 120], ["10 min", 600], ["All", null]];
-const STALE_MS = 5000;
 const stores = new Map();
-let viewCount = 0;
 
 class View {
   constructor(model, store, element) {
     this.model = model;
     this.store = store;
-    this.id = `v${Date.now().toString(36)}${(viewCount++).toString(36)}`;
+    this.id = `v${Date.now().toString(36)}${Math.random().toString(36).slice(2, 8)}`;
     this.windowS = 120;
     this.device = null;
     this.deviceChosen = false;
     this.zoom = null;
     this.pausedAt = null;
+    this.frame = null;
     this.tab = "cells";
     this.root = h("section", { class: "gmd", "aria-label": "GPU memory dashboard", "data-lm-suppress-shortcuts": "true" });
     this.theme = new Theme(this.root, () => this.plot.schedule());
@@ -158,15 +157,30 @@ class View {
       this.chips.drawFigures();
       return;
     }
+    if (kind === "trouble") this.variables.giveUp();
     if (kind === "variables" || kind === "sum" || kind === "release") {
       this.variables.changed(kind, message);
     } else {
       this.chooseDevice();
+      this.drawSoon();
+      return;
+    }
+    this.drawCounts();
+  }
+
+  /** Draw all with the browser's next frame: hundreds of short cells may end within a second. */
+  drawSoon() {
+    this.plot.schedule();
+    this.frame ??= requestAnimationFrame(() => {
+      this.frame = null;
       this.drawDevices();
       this.cells.draw();
       this.variables.draw();
-      this.plot.schedule();
-    }
+      this.drawCounts();
+    });
+  }
+
+  drawCounts() {
     const [cells, variables] = this.tabs.map(({ tab }) => tab.querySelector(".gmd-count"));
     setText(cells, this.store.cells.length ? String(this.store.cells.length) : "");
     setText(variables, this.store.variables ? String(this.store.variables.holdings.length) : "");
@@ -191,7 +205,7 @@ class View {
   drawState() {
     const store = this.store;
     const running = store.running;
-    const quiet = performance.now() - store.heardAt > STALE_MS;
+    const quiet = performance.now() - store.heardAt > 1000 * store.patienceS;
     let state = "live";
     let text = "Live";
     if (store.over) [state, text] = ["over", "Over"];
@@ -214,7 +228,10 @@ class View {
     setText(this.hint, this.sight.waits && !store.over ? "The kernel is busy and answers when the cell ends." : "");
     if (this.banner.dataset.lines !== lines.join("\n")) {
       this.banner.dataset.lines = lines.join("\n");
-      this.banner.replaceChildren(...lines.map((line) => h("p", {}, line)));
+      const dismiss = () => this.store.forgetTrouble();
+      this.banner.replaceChildren(
+        h("div", {}, lines.map((line) => h("p", {}, line))),
+        store.trouble.length ? h("button", { class: "gmd-dismiss", type: "button", "aria-label": "Dismiss", title: "Dismiss", onclick: dismiss }, "×") : "");
       this.banner.hidden = lines.length === 0;
     }
     this.root.toggleAttribute("data-over", Boolean(store.over));
@@ -229,6 +246,7 @@ class View {
     if (this.isDisposed) return;
     this.isDisposed = true;
     clearInterval(this.timer);
+    cancelAnimationFrame(this.frame);
     this.sight.dispose();
     this.theme.dispose();
     this.store.views.delete(this);

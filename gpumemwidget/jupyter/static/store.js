@@ -4,6 +4,7 @@
 // frontend.py joins the scripts of this folder into one module: they share one scope of names.
 
 const MOST_ROWS = 24000;
+const HEAD_BYTES = 32;
 const COUNTERS = ["allocated", "reserved", "peak"];
 
 class Store {
@@ -13,7 +14,7 @@ class Store {
     this.over = null;
     this.trouble = [];
     this.variables = null;
-    this.releases = new Map();
+    this.intervalS = 0.1;
     this.heardAt = performance.now();
     this.asking = false;
     this.isFull = false;
@@ -52,10 +53,12 @@ class Store {
   }
 
   on_rows(message, buffers) {
-    // Before the rows stand the message's number and when the running cell began.
+    // As ``UpdateHead`` in stream.py; the message's number has been looked at.
     const { buffer, byteOffset, byteLength } = buffers[0];
-    const runningSince = buffers[0].getFloat64(8, true);
-    this.addRows(message.devices, new DataView(buffer, byteOffset + 16, byteLength - 16));
+    const [, runningSince, wallOffset, interval] = [0, 1, 2, 3].map((k) => buffers[0].getFloat64(8 * k, true));
+    this.wallOffset = wallOffset;
+    this.intervalS = interval;
+    this.addRows(message.devices, new DataView(buffer, byteOffset + HEAD_BYTES, byteLength - HEAD_BYTES));
     // A cell that was given up ends without a word.
     if (this.running && runningSince !== this.running.start_s) this.running = null;
   }
@@ -91,17 +94,28 @@ class Store {
 
   on_sum() {}
 
-  on_release(message) {
-    this.releases.set(message.id, message);
-  }
+  on_release() {}
 
   on_trouble(message) {
+    // It may have been the answer to what was asked for.
+    this.asking = false;
     if (!this.trouble.includes(message.message)) this.trouble.push(message.message);
     if (this.trouble.length > 5) this.trouble.shift();
   }
 
   on_over(message) {
     this.end(message.message);
+  }
+
+  /** A person has read what went wrong. */
+  forgetTrouble() {
+    this.trouble = [];
+    for (const view of this.views) view.drawState();
+  }
+
+  /** Seconds without a word after which something is wrong: a sampler that sees no change slows down. */
+  get patienceS() {
+    return Math.max(5, 2.5 * this.intervalS);
   }
 
   /** Say once, for good, that nothing more will come. */
@@ -138,6 +152,7 @@ class Store {
     }
     this.seq = Math.max(this.seq, snapshot.seq);
     this.wallOffset = snapshot.wall_offset_s;
+    this.intervalS = snapshot.interval_s;
     this.setDevices(snapshot.devices);
     this.running = snapshot.running;
     for (const cell of snapshot.cells) this.addCell(cell);

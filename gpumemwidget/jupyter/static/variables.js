@@ -75,6 +75,12 @@ class VariablesPanel {
     this.draw();
   }
 
+  /** Something went wrong in the kernel, perhaps with what was asked for: it can be asked again. */
+  giveUp() {
+    this.waiting = false;
+    this.asked = null;
+  }
+
   tickAll() {
     this.ticked = new Set(this.all.checked ? this.rows.map((row) => row.name) : []);
     this.askSum();
