@@ -23,6 +23,8 @@ __all__ = ["IPythonShell"]
 _UNDERSCORES = ("_", "__", "___")
 #: ``_5``: what ``Out[5]`` is called in the namespace.
 _OUT_NAME = re.compile(r"_(?P<number>\d+)")
+#: What only a row may be called, though ``globals()`` takes any text.
+_ROW_NAME = re.compile(rf"Out\[.*\]|{LAST_EXCEPTION}", re.DOTALL)
 #: IPython's own: the inputs, the histories. (What it puts there to be called is "hidden" as well.)
 _OWN_NAME = re.compile(r"_i\d+|_i{1,3}|_ih|_oh|_dh|In|Out|_exit_code|_sh|__\w+__")
 _SYS_NAMES = ("last_value", "last_exc", "last_traceback")
@@ -58,6 +60,7 @@ class IPythonShell:
             and not (name in hidden and hidden[name] is value)
             and not _OWN_NAME.fullmatch(name)
             and not _OUT_NAME.fullmatch(name)
+            and not _ROW_NAME.fullmatch(name)
             and not (name in _UNDERSCORES and self._is_own_underscore(name, value))
             and not issubclass(type(value), ModuleType)
         ]

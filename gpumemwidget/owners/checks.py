@@ -10,11 +10,25 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.owners.account import Account
 from gpumemwidget.owners.base import Shell
-from gpumemwidget.owners.kinds import is_one_of
+from gpumemwidget.owners.kinds import is_one_of, name_class
 
-__all__ = ["check_functions", "check_names"]
+__all__ = ["check_functions", "check_names", "check_types"]
 
 _CODE_TYPES = (FunctionType, BuiltinFunctionType, MethodType, type)
+
+
+def check_types(names: Sequence[object]) -> None:
+    """Refuse the objects themselves, without asking them anything.
+
+    Raises:
+        BadInputError: a name is not text.
+    """
+    for name in names:
+        if not is_one_of(type(name), str):
+            raise BadInputError(
+                f"a {name_class(type(name))} is no name: give the variable's name as text, "
+                "release('model') and not release(model); nothing was changed"
+            )
 
 
 def check_names(shell: Shell, names: Sequence[str], *, rows: Mapping[str, str]) -> None:

@@ -22,8 +22,8 @@ __all__ = ["list_owned"]
 _NO_OWNERS = {Kind.NODE, Kind.FUNCTION, Kind.FRAME, Kind.CLASS}
 
 
-def list_owned(account: Account, rows: Sequence[Row], *, keep: bool) -> set[int]:
-    """The storages that these rows own.
+def list_owned(account: Account, rows: Sequence[Row], *, keep: bool) -> dict[int, bool]:
+    """The storages that these rows own, and whether each is part of a module or an optimizer.
 
     * A module owns its parameters, buffers and their gradients, whoever else names them: half a
       module on another device is broken.
@@ -36,25 +36,33 @@ def list_owned(account: Account, rows: Sequence[Row], *, keep: bool) -> set[int]
         rows: the chosen rows.
         keep: the rows stay, on the CPU; then what is in them belongs to them though another name
             is bound to it, or they would be torn in two.
+
+    Returns:
+        For each storage, whether it has to stay with others on one device.
     """
     graph = account.graph
     starts = {row.places[0] for row in rows}
     foreign: set[int] = set()
     if not keep:
         foreign = {row.places[0] for row in account.rows.values() if row.root == "name"} - starts
-    owned: set[int] = set()
-    met = set(starts)
+    owned: dict[int, bool] = {}
+    met = dict.fromkeys(starts, False)
     pending = deque(starts)
     while pending:
         place = pending.popleft()
         if graph.kinds[place] is Kind.STORAGE:
-            owned.add(place)
+            owned[place] = met[place]
             continue
+        is_joint = met[place] or is_one_of(
+            type(graph.objects[place]), graph.reader.module_type, graph.reader.optimizer_type
+        )
         for target, is_part in _list_parts(graph, place):
-            if target not in met and (is_part or target not in foreign):
-                met.add(target)
+            # Once met by a lesser way, it is followed again where it turns out to be a part.
+            is_new = target not in met or (is_joint and not met[target])
+            if is_new and (is_part or target in met or target not in foreign):
+                met[target] = is_joint
                 pending.append(target)
-    return owned & graph.storages.keys()
+    return {place: is_joint for place, is_joint in owned.items() if place in graph.storages}
 
 
 def _list_parts(graph: Graph, place: int) -> Iterator[tuple[int, bool]]:

@@ -6,6 +6,7 @@ The draft behind it, with the objects themselves, lives only while a release is 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.owners.account import Account, take_account
 from gpumemwidget.owners.base import LAST_EXCEPTION, Shell
-from gpumemwidget.owners.checks import check_functions, check_names
+from gpumemwidget.owners.checks import check_functions, check_names, check_types
 from gpumemwidget.owners.moves import Move
 from gpumemwidget.owners.sorting import Sorting
 from gpumemwidget.records import IPythonReference, ReleaseMove, ReleasePlan
@@ -48,6 +49,8 @@ class Draft:
     out_rows: tuple[str, ...]
     #: The storages of each move, in the order of ``plan.moves``.
     moves: list[list[Move]] = field(default_factory=list)
+    #: Which of these are carried out as one, all or none.
+    units: list[list[int]] = field(default_factory=list)
     #: The storages that will go without being moved.
     dying: list[int] = field(default_factory=list)
     plan: ReleasePlan = _NOTHING
@@ -89,6 +92,7 @@ def draw_up(
     exceptions: bool,
 ) -> Draft:
     """The plan as ``plan_release`` gives it, with the objects that it is about."""
+    check_types(names)
     names = tuple(dict.fromkeys(names))
     if not names and not out and not exceptions:
         raise BadInputError("nothing to release: name the variables, or give --out or --exceptions")
@@ -100,7 +104,12 @@ def draw_up(
 
     out_rows = () if keep else tuple(name for name in names if ipython_rows.get(name) == "out")
     exceptions = exceptions or (LAST_EXCEPTION in names and not keep)
-    ids = frozenset(() if keep else (id(shell.user_ns[name]) for name in user_names))
+    # What holds nothing is one object for all who mention it: 5, True, ().
+    ids = frozenset(
+        id(shell.user_ns[name])
+        for name in user_names
+        if not keep and gc.is_tracked(shell.user_ns[name])
+    )
     drops = tuple(
         IPythonReference(path=reference.path)
         for reference in shell.list_references()
@@ -115,6 +124,8 @@ def draw_up(
         sorting = Sorting(account, names, keep=keep, out=out, exceptions=exceptions)
         draft.dying = sorting.dying
         draft.moves = list(sorting.moved.values())
+        number_of = {group: number for number, group in enumerate(sorting.moved)}
+        draft.units = [[number_of[group] for group in unit] for unit in sorting.units]
         moves = sorting.describe_moves()
         remains = sorting.describe_stays()
         if not account.graph.is_complete:

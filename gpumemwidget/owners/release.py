@@ -139,6 +139,8 @@ class _Release:
             return replace(failed, plan=draft.plan, failure=draft.plan.refusal, is_begun=False)
         if draft.account is not None:
             self._watch.add(draft.account, draft.dying)
+            moved = [move.place for group in draft.moves for move in group]
+            self._watch.add(draft.account, moved)
         prepared = _Prepared(
             plan=draft.plan,
             user_names=() if asked.keep else draft.user_names,
@@ -153,17 +155,25 @@ class _Release:
         return prepared
 
     def _move(self, draft: Draft) -> str | None:
-        """Move each object as one; those before a failure stay moved, the failed one goes back."""
-        if draft.account is None or not draft.moves:
+        """Move what hangs together as one; what was moved before a failure stays moved."""
+        account = draft.account
+        if account is None or not draft.moves:
             return None
         n_tensors = 0
-        for group, told in zip(draft.moves, draft.plan.moves, strict=True):
+        for unit in draft.units:
+            moves = [move for number in unit for move in draft.moves[number]]
             try:
-                carry_out(draft.account, group)
-            except Exception as exc:  # noqa: BLE001 - told in the report, with the object's name
-                message = f"{told.path}: {_describe(exc)}"
+                carry_out(account, moves)
+            except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
+                told = [draft.plan.moves[number] for number in unit]
+                failed = next(
+                    path.path
+                    for path, number in zip(told, unit, strict=True)
+                    if any(move.is_failed for move in draft.moves[number]) or path is told[-1]
+                )
+                message = f"{failed}: {_describe(exc)}"
                 raise ReleaseError(message) from None
-            n_tensors += sum(len(move.tensors) for move in group)
+            n_tensors += sum(len(move.tensors) for move in moves)
         n_bytes = sum(told.n_bytes for told in draft.plan.moves)
         return f"{_count(n_tensors, 'tensor')}, {format_bytes(n_bytes)}"
 
@@ -190,9 +200,16 @@ class _Release:
     def _unbind(self, prepared: _Prepared) -> str | None:
         if not prepared.user_names:
             return None
+        done: list[str] = []
         for name in prepared.user_names:
-            self._shell.user_ns[name] = None
-        return ", ".join(prepared.user_names)
+            try:
+                self._shell.user_ns[name] = None
+            except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
+                before = f" ({', '.join(done)} set to None before it)" if done else ""
+                message = f"{name}: {_describe(exc)}{before}"
+                raise ReleaseError(message) from None
+            done.append(name)
+        return ", ".join(done)
 
     def _drop(self, prepared: _Prepared) -> str | None:
         shell, plan = self._shell, prepared.plan
@@ -211,10 +228,11 @@ class _Release:
         if any(step.status in {"failed", "not reached"} for step in self._steps):
             self._steps.append(ReleaseStep(name=name, detail="not reached", status="not reached"))
             return
-        before = self._hardware.read()
-        started_s = time.perf_counter()
         detail, failed = None, False
+        before: tuple[Reading, ...] = ()
+        started_s = time.perf_counter()
         try:
+            before = self._hardware.read()
             detail = act()
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
             detail, failed = _describe(exc), True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpumemwidget.owners.account import ELSEWHERE, Account, Row
-from gpumemwidget.owners.moves import Move, find_move, find_outside
+from gpumemwidget.owners.moves import Move, Outside, find_move, find_outside
 from gpumemwidget.owners.naming import find_kind_name
 from gpumemwidget.owners.ownership import list_owned
 from gpumemwidget.records import HOST, ReleaseMove
@@ -46,6 +46,8 @@ class Sorting:
         self.dying = [place for place in places if not account.marks[place] & ~self._dropped]
         #: What is moved, in the groups of which a person is told.
         self.moved: dict[Group, list[Move]] = {}
+        #: Which of these groups are moved as one, all or none, in the order of the names.
+        self.units: list[list[Group]] = []
         #: What stays, likewise.
         self.stays: dict[Group, list[int]] = {}
         self._sort(set(places).difference(self.dying))
@@ -90,29 +92,62 @@ class Sorting:
             names = [row for row in self._rows if row.root != "exception"]
         else:
             names = [row for row in self._rows if row.root == "name"]
+        order = {row.name: number for number, row in enumerate(self._rows)}
         kept = [
             (place, row)
             for place in account.graph.storages
             if place in held and (row := self._find_row(place)) is not None
         ]
-        movable: set[int] = set()
+        # In the order of the names, whichever was met first.
+        kept.sort(key=lambda each: order[each[1].name])
+        owned: dict[int, bool] = {}
         if any(storages[place].device != HOST for place, _ in kept):
             owned = list_owned(account, names, keep=self._keep)
-            movable = {p for p, _ in kept if p in owned and storages[p].device != HOST}
-        outside = find_outside(account, sorted(movable)) if movable else {}
+        movable = [p for p, _ in kept if p in owned and storages[p].device != HOST]
+        outside = find_outside(account, movable) if movable else Outside()
+        moves = {
+            place: find_move(account, place, dropped=self._dropped, outside=outside)
+            for place in movable
+        }
+        chosen = 0
+        for row in names:
+            chosen |= row.mark
+        units = _join([account.marks[place] & chosen for place in movable])
+        self._keep_together([moves[place] for place in movable if owned[place]], units)
         for place, row in kept:
+            device = storages[place].device
             why = self._name_holders(place)
-            if place in movable:
-                move = find_move(account, place, dropped=self._dropped, outside=outside)
-                if move.obstacle is None:
-                    reason = "kept" if self._keep else why
-                    group = (row.name, storages[place].device, reason)
-                    self.moved.setdefault(group, []).append(move)
-                    continue
-                why = move.obstacle
-            elif self._keep and storages[place].device == HOST:
+            if place in moves and moves[place].obstacle is None:
+                group = (row.name, device, "kept" if self._keep else why)
+                self.moved.setdefault(group, []).append(moves[place])
+                continue
+            if place in moves:
+                why = moves[place].obstacle or why
+            elif self._keep and device == HOST:
                 why = "it is on the host already"
-            self.stays.setdefault((row.name, storages[place].device, why), []).append(place)
+            elif self._keep and row.root != "exception":
+                why = "it is reached through a computation, a function or a key, not as a part"
+            self.stays.setdefault((row.name, device, why), []).append(place)
+        self._list_units(units)
+
+    def _keep_together(self, moves: Sequence[Move], units: Sequence[int]) -> None:
+        """Let the parts of modules and optimizers stay where one of them can't be moved."""
+        marks = self._account.marks
+        for unit in units:
+            parts = [move for move in moves if marks[move.place] & unit]
+            why = next((move.obstacle for move in parts if move.obstacle), None)
+            for move in parts if why else ():
+                move.obstacle = move.obstacle or f"what belongs to it can't be moved: {why}"
+
+    def _list_units(self, units: Sequence[int]) -> None:
+        marks = self._account.marks
+        rows = self._account.rows
+        by_unit: dict[int, list[Group]] = {}
+        for group, moves in self.moved.items():
+            mark = rows[group[0]].mark | marks[moves[0].place]
+            unit = next((each for each in units if each & mark), 0)
+            by_unit.setdefault(unit, []).append(group)
+        self.units = list(by_unit.values())
 
     def _find_row(self, place: int) -> Row | None:
         marks = self._account.marks[place]
@@ -134,3 +169,17 @@ class Sorting:
             holders.append("something that no variable names")
         *first, last = holders or ["nothing that is known"]
         return "also held by " + (f"{', '.join(first)} and {last}" if first else last)
+
+
+def _join(marks: Sequence[int]) -> list[int]:
+    """The sets of rows that hang together by what they share."""
+    units: list[int] = []
+    for mark in dict.fromkeys(marks):
+        unit, apart = mark, []
+        for each in units:
+            if each & mark:
+                unit |= each
+            else:
+                apart.append(each)
+        units = [*apart, unit]
+    return units

@@ -225,6 +225,18 @@ def movable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpumemwidget.owners.sorting.HOST", "no device")
 
 
+def _refuse_to_clone(monkeypatch: pytest.MonkeyPatch, *, n_bytes: int) -> None:
+    """Have the copying of storages of this size fail, as on a machine without memory."""
+    clone = torch.UntypedStorage.clone
+
+    def clone_others(storage: Any) -> Any:
+        if storage.nbytes() == n_bytes:
+            raise RuntimeError("out of memory\nmuch more to say")
+        return clone(storage)
+
+    monkeypatch.setattr(torch.UntypedStorage, "clone", clone_others)
+
+
 @pytest.mark.usefixtures("movable")
 def test_what_others_hold_is_moved_in_place(notebook: Notebook, tracker: Tracker) -> None:
     """A released model whose parameters an optimizer keeps: those move, its buffers just go."""
@@ -326,14 +338,7 @@ def test_a_failed_move_leaves_the_names_alone(
 ) -> None:
     """The object whose move failed is as it was, those after it too, and nothing is dropped."""
     notebook.run("a = make(10)\nb = make(20)\nc = make(30)\nkept = [a, b, c]")
-    clone = torch.UntypedStorage.clone
-
-    def clone_all_but_one(storage: Any) -> Any:
-        if storage.nbytes() == 80:
-            raise RuntimeError("out of memory\nmuch more to say")
-        return clone(storage)
-
-    monkeypatch.setattr(torch.UntypedStorage, "clone", clone_all_but_one)
+    _refuse_to_clone(monkeypatch, n_bytes=80)
 
     report = notebook.release("a", "b", "c")
 
@@ -341,6 +346,121 @@ def test_a_failed_move_leaves_the_names_alone(
     assert [step.status for step in report.steps] == ["failed", *["not reached"] * 4]
     assert tracker.count_bytes() == 80 + 120
     assert all(notebook.ip.user_ns[name] is not None for name in "abc")
+
+
+@pytest.mark.usefixtures("movable")
+def test_what_moves_is_moved_in_the_order_of_the_names(
+    notebook: Notebook, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that "where it stopped" tells what was reached: not in the order in which it was found."""
+    notebook.run(
+        "kept = [make(10), [make(20)], {'c': make(30)}]\na, b, c = kept[0], kept[1], kept[2]"
+    )
+    _refuse_to_clone(monkeypatch, n_bytes=80)
+
+    report = notebook.release("c", "b", "a")
+
+    assert [move.path for move in report.plan.moves] == ["c", "b", "a"]
+    assert report.stopped == "move to CPU: b: RuntimeError: out of memory"
+    assert tracker.count_bytes() == 40 + 80
+
+
+@pytest.mark.usefixtures("movable")
+def test_one_object_is_moved_whole_though_others_hold_its_parts(
+    notebook: Notebook, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts that different names share, and names that share a part: all of it is moved, or none.
+
+    A shared parameter and tied weights stay one tensor.
+    """
+    notebook.put(track=tracker.track)
+    notebook.run(
+        "import torch\n"
+        "model = torch.nn.ModuleList([torch.nn.Linear(5, 5, bias=False) for _ in range(3)])\n"
+        "model[1].weight = model[0].weight\n"
+        "twin = torch.nn.Sequential(model[0])\n"
+        "big = torch.nn.Linear(10, 2, bias=False)\n"
+        "model.append(big)\n"
+        "ema = [model[2].weight]\n"
+        "opt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for p in model.parameters(): track(p)"
+    )
+    before = tracker.count_bytes()
+    _refuse_to_clone(monkeypatch, n_bytes=80)
+
+    report = notebook.release("model", "twin")
+    model, twin = notebook.ip.user_ns["model"], notebook.ip.user_ns["twin"]
+
+    assert report.stopped == "move to CPU: model: RuntimeError: out of memory"
+    assert len(report.plan.moves) == 3
+    assert tracker.count_bytes() == before == 280
+    assert model[1].weight is model[0].weight is twin[0].weight
+    monkeypatch.undo()
+
+
+@pytest.mark.usefixtures("movable")
+def test_a_model_of_which_a_part_must_stay_stays(notebook: Notebook, tracker: Tracker) -> None:
+    """Half a model on another device is broken; a list of tensors is not."""
+    notebook.run(
+        "import torch\n"
+        "model = torch.nn.ModuleList([torch.nn.Linear(5, 5, bias=False) for _ in range(2)])\n"
+        "opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)\n"
+        "loss = (model[0].weight * model[0].weight).sum()\n"
+        "items = [make(10), make(20).requires_grad_()]\n"
+        "other = (items[1] * items[1]).sum()"
+    )
+
+    plan = notebook.plan("model", "opt", "items", keep=True)
+
+    saved = "a computation saved it for backward; run backward() or drop its output"
+    assert [(move.path, move.n_bytes) for move in plan.moves] == [("items", 40)]
+    assert plan.remains == (
+        f"100 B of model on host stays: {saved}",
+        f"100 B of model on host stays: what belongs to it can't be moved: {saved}",
+        f"80 B of items on host stays: {saved}",
+    )
+
+
+def test_an_interrupt_says_where_it_stopped(refusing: Notebook) -> None:
+    """Ctrl-C between two names leaves the later ones as they are."""
+    refusing.put(a=torch.ones(1), b=torch.ones(2), c=torch.ones(3))
+    vars(refusing.ip.user_ns)["error"] = KeyboardInterrupt()
+
+    report = refusing.release("a", "b", "c")
+
+    assert report.stopped == "set to None: b: interrupted (a set to None before it)"
+    assert refusing.ip.user_ns["c"] is not None
+
+
+def test_the_object_itself_is_refused(notebook: Notebook) -> None:
+    """``release(model)`` is a slip of the pen; the object is asked for nothing."""
+    with pytest.raises(BadInputError, match=r"a torch\.Tensor is no name: give the variable's"):
+        notebook.plan(torch.ones(3))  # type: ignore[arg-type]
+
+
+def test_a_number_is_dropped_from_nowhere_else(notebook: Notebook) -> None:
+    """``5`` is one object for all: what IPython shows of another ``5`` is not the name's."""
+    notebook.run("import torch\nn = 5")
+    notebook.run("2 + 3")
+
+    report = notebook.release("n")
+
+    assert report.plan.drops == ()
+    assert notebook.ip.user_ns["Out"][2] == 5
+
+
+def test_a_name_like_a_row_is_not_taken_for_it(notebook: Notebook, tracker: Tracker) -> None:
+    """``globals()["Out[1]"]`` is nobody's variable: the displayed value alone has that row."""
+    notebook.run("make(10)")
+    notebook.put(**{"Out[1]": tracker.make(5), "last exception": tracker.make(6)})
+    notebook.put(**{"odd name": tracker.make(7)})
+
+    report = notebook.release("Out[1]", "odd name")
+
+    assert report.plan.frees_bytes == (("host", 68),)
+    assert tracker.count_bytes() == 44
+    with pytest.raises(BadInputError):
+        notebook.plan("last exception")
 
 
 def test_a_stale_plan_does_what_is_true_now(notebook: Notebook, tracker: Tracker) -> None:
@@ -376,7 +496,7 @@ class _Refusing(dict[str, Any]):
 
     def __setitem__(self, name: str, value: object) -> None:
         if name == "b" and value is None:
-            raise ValueError("b is protected\nfor reasons")
+            raise vars(self).get("error", ValueError("b is protected\nfor reasons"))
         super().__setitem__(name, value)
 
 
@@ -395,7 +515,7 @@ def test_a_failing_step_stops_the_release(refusing: Notebook) -> None:
 
     report = refusing.release("a", "b", "c")
 
-    assert report.stopped == "set to None: ValueError: b is protected"
+    assert report.stopped == "set to None: b: ValueError: b is protected (a set to None before it)"
     assert [step.status for step in report.steps] == [
         "skipped",
         "failed",
