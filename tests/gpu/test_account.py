@@ -180,3 +180,41 @@ hardware.close()
     )
 
     assert out.splitlines() == ["() False", "False", "['cuda:0']"]
+
+
+ADDS_UP = """
+from gpumemwidget.backends.hardware import detect_hardware
+import torch
+kept = [torch.ones(n, device="cuda") for n in (10, 3_000_000, 100, 40_000_000)]
+del kept[1]
+hardware = detect_hardware()
+gpu, *_ = hardware.read()
+segments = hardware.read_segments()
+blocks = [block for segment in segments for block in segment.blocks]
+in_use = sum(block.n_bytes for block in blocks if block.state == "active_allocated")
+print(torch.cuda.get_allocator_backend(), len(segments) > 0)
+print(in_use == gpu.allocated_bytes, sum(each.n_bytes for each in segments) == gpu.reserved_bytes)
+print(hardware.take_notes())
+hardware.close()
+"""
+
+
+def test_segments_that_grow_add_up_too() -> None:
+    """With ``expandable_segments`` only what is mapped is a segment."""
+    out = run_python(
+        "import os; os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'expandable_segments:True'\n" + ADDS_UP
+    )
+
+    assert out.splitlines() == ["native True", "True True", "()"]
+
+
+def test_an_allocator_that_keeps_no_blocks_is_no_failure() -> None:
+    """CUDA's own asynchronous one tells what it has, but not its blocks: there is a note."""
+    out = run_python(
+        "import os; os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'backend:cudaMallocAsync'\n" + ADDS_UP
+    )
+
+    backend, sums, notes = out.splitlines()
+    assert backend == "cudaMallocAsync False"
+    assert sums == "False False"
+    assert notes.startswith("(\"the allocator's blocks can't be read: ")
