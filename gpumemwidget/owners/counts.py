@@ -8,6 +8,7 @@ count of a Python object is Python's; of tensors and storages torch tells a seco
 from __future__ import annotations
 
 import sys
+from types import CodeType
 from typing import Any
 
 from gpumemwidget.owners.kinds import Kind
@@ -58,10 +59,28 @@ def _find_excess(graph: Graph, place: int, count: int) -> int:
             excess = max(excess - (holds and users > 1), users - 1 - graph.cpp_refs[place])
     elif kind is Kind.CLASS:
         excess -= graph.kind_finder.count_own_refs(graph.objects[place])
+    elif kind is Kind.FUNCTION and excess in _list_unpackings(graph, place):
+        # The hook that packed is held with the one that unpacks, and torch tells only the latter.
+        excess = 0
     elif kind is Kind.NODE and graph.cpp_refs[place]:
         # The node of a function written in Python always owned its context.
         excess -= reader.cpp_holds_node or place in graph.contexts
     return excess
+
+
+def _list_unpackings(graph: Graph, place: int) -> list[int]:
+    """How often each hook unpacks that was defined beside this function."""
+    code: Any = graph.objects[place].__code__  # type: ignore[attr-defined]  # a function, by its kind
+    return [
+        count
+        for other, count in graph.n_unpackings.items()
+        if (other.co_filename, _name_scope(other)) == (code.co_filename, _name_scope(code))
+    ]
+
+
+def _name_scope(code: CodeType) -> str:
+    # Python 3.10 tells only the function's own name.
+    return str(getattr(code, "co_qualname", "")).rpartition(".")[0]
 
 
 def list_seen_from_outside(graph: Graph) -> set[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import re
 import sys
+from collections.abc import Iterable
 from enum import Enum
 from itertools import compress
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Kind",
     "KindFinder",
+    "is_library_class",
     "is_one_of",
     "is_running",
-    "is_user_class",
     "list_bases",
     "name_class",
     "read_type_dict",
@@ -30,12 +31,18 @@ __all__ = [
 
 #: Machinery that reaches the whole process and owns no user's memory.
 _FOREIGN_MODULES = re.compile(
-    r"(ipykernel|zmq|tornado|logging|jupyter_client|gpumemwidget)(\..*)?|uvloop"
+    r"(ipykernel|zmq|tornado|jupyter_client|gpumemwidget)(\..*)?|uvloop"
     r"|asyncio\.(\w*events|runners)"
 )
+#: Of logging, what leads from one logger to all others; a handler may hold what was logged.
+_FOREIGN_CLASSES = frozenset({"logging.Manager", "logging.RootLogger", "logging.PlaceHolder"})
 _MRO: Any = type.__dict__["__mro__"]
 _TYPE_DICT: Any = type.__dict__["__dict__"]
 _QUALNAME: Any = type.__dict__["__qualname__"]
+_FLAGS: Any = type.__dict__["__flags__"]
+_NAMESPACE: Any = vars(ModuleType)["__dict__"]
+#: Set for classes made while the process runs, and not for those of its own C code.
+_HEAP_TYPE = 1 << 9
 
 
 def list_bases(cls: type) -> tuple[type, ...]:
@@ -63,10 +70,25 @@ def name_class(cls: type) -> str:
     return f"{module}.{name}"
 
 
-def is_user_class(cls: Any) -> bool:
-    """Whether a class was written in the notebook; a library's class outlives all names."""
+def is_library_class(cls: Any) -> bool:
+    """Whether a module has the class under its name, so that it outlives all of the user's names.
+
+    A class written in the notebook does not; nor does one that a library makes for one object, as
+    ``torch.nn.utils.parametrize`` does, whose properties may lead back to that object.
+    """
+    if not _FLAGS.__get__(cls) & _HEAP_TYPE:
+        return True
     module = read_type_dict(cls).get("__module__")
-    return type(module) is str and module == "__main__"
+    if type(module) is not str or module == "__main__":
+        return False
+    found: object = sys.modules.get(module)
+    if not isinstance(found, ModuleType):
+        return False
+    first, *others = _QUALNAME.__get__(cls).split(".")
+    found = dict.get(_NAMESPACE.__get__(found), first)
+    for name in others:
+        found = read_type_dict(found).get(name) if is_one_of(type(found), type) else None  # type: ignore[arg-type]
+    return found is cls
 
 
 def is_running(frame: FrameType) -> bool:
@@ -97,6 +119,8 @@ class Kind(Enum):
     TENSOR = "tensor"
     STORAGE = "storage"
     NODE = "node"
+    #: Holds others out of the collector's sight.
+    HIDDEN = "hidden"
 
 
 class KindFinder:
@@ -104,9 +128,10 @@ class KindFinder:
 
     Args:
         reader: tells torch's classes.
+        hidden: classes of holders that the collector does not know.
     """
 
-    def __init__(self, reader: TorchReader) -> None:
+    def __init__(self, reader: TorchReader, hidden: Iterable[type] = ()) -> None:
         self._reader = reader
         self._kinds: tuple[tuple[type, Kind], ...] = (
             (reader.tensor_type, Kind.TENSOR),
@@ -116,11 +141,13 @@ class KindFinder:
             (type, Kind.CLASS),
             (FunctionType, Kind.FUNCTION),
             (FrameType, Kind.FRAME),
+            *((cls, Kind.HIDDEN) for cls in hidden),
         )
         #: By the class's id; the class is kept beside its kind, so that the id stays its own.
         self.known: dict[int, tuple[type, Kind]] = {}
         #: The ids of those classes whose objects have no kind of their own.
         self.plain_ids: set[int] = set()
+        self._library_classes: dict[int, tuple[object, bool]] = {}
 
     def find(self, cls: type) -> Kind:
         """How objects of a class are treated."""
@@ -129,6 +156,13 @@ class KindFinder:
             noted = self.known[id(cls)] = (cls, self._classify(cls))
             if noted[1] is Kind.PLAIN:
                 self.plain_ids.add(id(cls))
+        return noted[1]
+
+    def is_library_class(self, cls: object) -> bool:
+        """Whether a class outlives all of the user's names; see the function of this name."""
+        noted = self._library_classes.get(id(cls))
+        if noted is None:
+            noted = self._library_classes[id(cls)] = (cls, is_library_class(cls))
         return noted[1]
 
     def list_living(self, *kinds: Kind) -> list[object]:
@@ -147,7 +181,8 @@ class KindFinder:
 
     def count_own_refs(self, cls: object) -> int:
         """How often the notes on classes, here and in the reader, hold a class."""
-        return (id(cls) in self.known) + self._reader.count_own_refs(cls)
+        own = (id(cls) in self.known) + (id(cls) in self._library_classes)
+        return own + self._reader.count_own_refs(cls)
 
     def _classify(self, cls: type) -> Kind:
         for base in list_bases(cls):
@@ -156,5 +191,7 @@ class KindFinder:
                     return kind
         module = read_type_dict(cls).get("__module__")
         if type(module) is str and _FOREIGN_MODULES.fullmatch(module):
+            return Kind.SKIP
+        if name_class(cls) in _FOREIGN_CLASSES:
             return Kind.SKIP
         return Kind.NODE if self._reader.is_graph_type(cls) else Kind.PLAIN

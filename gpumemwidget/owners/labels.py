@@ -188,6 +188,10 @@ class Labels:
             _name_elements(target, role, names, self._describe_class(cls).fields)
         elif isinstance(target, CellType):
             _add(names, [("", _read_cell(target))])
+        elif kind is Kind.HIDDEN:
+            held = self._graph.hidden.list_held(target)
+            is_array = self._graph.hidden.is_array(cls)
+            _add(names, ((f"[{n}]" if is_array else "", each) for n, each in enumerate(held)))
         else:
             _name_callable_parts(target, names)
             self._name_generator_parts(target, names)
@@ -257,7 +261,7 @@ class Labels:
             if role.name == "attributes":
                 self._name_attribute(key, value, role.of, names)
             elif role.name == "table":
-                step = f"[{key}]" if role.of == "list" or _is_number(key) else f".{key}"
+                step = f"[{key}]" if _is_number(key) else f".{key}"
                 if role.of == "dict":
                     step = f"[{_describe_plain(key)}]"
                 _add(names, [(step, value)])

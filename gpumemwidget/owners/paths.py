@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
+from types import TracebackType
 from typing import Literal
 
 from gpumemwidget.owners.kinds import Kind, is_one_of
@@ -35,6 +37,8 @@ _ROOT_LEVELS: dict[RootKind, int] = {
 #: From a view, which shows a part of what another tensor holds.
 _PAST_MODULE, _THROUGH_CODE, _THROUGH_OPTIMIZER, _INTO_GRAPH = 1, 1, 2, 10
 _FROM_VIEW = 1
+#: From an exception to the one that it was raised in; from the debugger to what it looked at.
+_TO_CONTEXT, _THROUGH_DEBUGGER = 1, 1
 _N_LEVELS = 24
 _NO_PARENT = -1
 
@@ -133,7 +137,7 @@ class Paths:
                     continue
                 step, part_role = self._labels.name_edge(place, role, part)
                 # A class's attributes are asked for as the instance's own.
-                step = "" if step == ".__class__" else step
+                step = "" if step in {".__class__", "._base"} else step
                 left = rest.removeprefix(step)
                 if (not step or left != rest) and (part, left) not in met:
                     met.add((part, left))
@@ -144,31 +148,43 @@ class Paths:
 
     def _find_special_places(self) -> None:
         """What decides on levels: which lists are optimizers', which tables modules'."""
-        graph = self._graph
-        reader = graph.reader
+        graph, kinds = self._graph, self._graph.kinds
+        objects = graph.objects
         #: The lists and tables that an optimizer has of what it trains.
         self._optimizers_lists: set[int] = set()
         self._module_tables: set[int] = set()
-        self._special: dict[str, list[int]] = {"module": [], "optimizer": []}
+        self._special: dict[str, list[int]] = {"module": [], "optimizer": [], "exception": []}
         known: dict[int, str] = {}
-        for place, leading in enumerate(self._leads):
-            if not leading or graph.kinds[place] is not Kind.PLAIN:
-                continue
-            target = graph.objects[place]
-            cls = type(target)
-            word = known.get(id(cls))
-            if word is None:
-                is_module = is_one_of(cls, reader.module_type)
-                is_optimizer = is_one_of(cls, reader.optimizer_type)
-                word = "module" if is_module else "optimizer" if is_optimizer else ""
-                known[id(cls)] = word
-            if word:
-                self._special[word].append(place)
-            if word == "module":
-                self._note_tables(target, ("_parameters", "_buffers"), self._module_tables)
-            elif word == "optimizer":
-                names = ("param_groups", "state")
-                self._note_tables(target, names, self._optimizers_lists)
+        for place in compress(range(len(objects)), self._leads):
+            if kinds[place] is Kind.PLAIN:
+                cls = type(objects[place])
+                word = known.get(id(cls))
+                if word is None:
+                    word = known[id(cls)] = self._find_word(cls)
+                if word:
+                    self._special[word].append(place)
+        self._exceptions = set(self._special["exception"])
+        for place in self._special["module"]:
+            self._note_tables(objects[place], ("_parameters", "_buffers"), self._module_tables)
+        for place in self._special["optimizer"]:
+            self._note_tables(objects[place], ("param_groups", "state"), self._optimizers_lists)
+        self._module_tensors = {
+            part
+            for table in self._module_tables
+            for part in graph.edges[table]
+            if kinds[part] is Kind.TENSOR
+        }
+
+    def _find_word(self, cls: type) -> str:
+        reader = self._graph.reader
+        for word, classes in (
+            ("module", (reader.module_type,)),
+            ("optimizer", (reader.optimizer_type,)),
+            ("exception", (BaseException, TracebackType)),
+        ):
+            if is_one_of(cls, *classes):
+                return word
+        return ""
 
     def _note_tables(self, target: object, names: tuple[str, ...], into: set[int]) -> None:
         attributes = read_attributes(target) or {}
@@ -183,6 +199,10 @@ class Paths:
             if self._leads[root.place]:
                 self._roots.setdefault(root.place, root)
                 level = _ROOT_LEVELS[root.kind]
+                if root.place in self._module_tensors:
+                    level += _PAST_MODULE
+                elif root.kind == "exception" and root.place not in self._exceptions:
+                    level += _THROUGH_DEBUGGER
                 levels[level].append((root.place, _NO_PARENT))
         for level, pending in enumerate(levels):
             while pending:
@@ -203,6 +223,7 @@ class Paths:
         elif place in self._optimizers_lists:
             own = _THROUGH_OPTIMIZER
         in_table = place in self._module_tables
+        is_exception = place in self._exceptions
         last = len(levels) - 1
         for part in graph.edges[place]:
             if not leads[part] or part in parents:
@@ -211,21 +232,33 @@ class Paths:
             part_kind = kinds[part]
             if part_kind is Kind.NODE and kind is not Kind.NODE:
                 cost += _INTO_GRAPH
-            elif part_kind is Kind.TENSOR and not in_table and self._is_parameter(part):
+            elif part in self._module_tensors and not in_table:
                 cost += _PAST_MODULE
-            elif part_kind is Kind.STORAGE and self._is_one_of_views(place, part):
-                cost += _FROM_VIEW
+            elif part_kind is Kind.STORAGE:
+                cost += self._weigh_tensor(place, part)
+            elif is_exception and part in self._exceptions and kind is Kind.PLAIN:
+                cost += self._weigh_link(place, part)
             levels[min(level + cost, last)].append((part, place))
 
-    def _is_one_of_views(self, place: int, storage: int) -> bool:
+    def _weigh_tensor(self, place: int, storage: int) -> int:
+        """How far a tensor is from being the storage's own, where several look at it."""
         graph = self._graph
-        if graph.kinds[place] is not Kind.TENSOR or len(graph.tensors_on.get(storage, ())) < 2:
-            return False
+        others = graph.tensors_on.get(storage, ())
+        if graph.kinds[place] is not Kind.TENSOR or len(others) < 2:
+            return 0
+        cost = 0
+        if place not in self._module_tensors and not self._module_tensors.isdisjoint(others):
+            cost += _PAST_MODULE
         with graph.reader.quiet():
-            return graph.reader.is_view(graph.objects[place])
+            return cost + (_FROM_VIEW if graph.reader.is_view(graph.objects[place]) else 0)
 
-    def _is_parameter(self, place: int) -> bool:
-        return is_one_of(type(self._graph.objects[place]), self._graph.reader.parameter_type)
+    def _weigh_link(self, place: int, part: int) -> int:
+        """An exception's own traceback is nearer than that of the one it was raised in."""
+        objects = self._graph.objects
+        are_both = is_one_of(type(objects[place]), BaseException) and is_one_of(
+            type(objects[part]), BaseException
+        )
+        return _TO_CONTEXT if are_both else 0
 
     # -- the words ---------------------------------------------------------------------------------
 
@@ -265,7 +298,10 @@ class Paths:
 
 
 def _join(steps: tuple[str, ...], word: str) -> tuple[str, ...]:
-    """One piece more; what says nothing, and what says again that a place is unknown, is left."""
-    if not word or (word == "[…]" and steps and steps[-1] == word):
+    """One piece more, unless it says nothing.
+
+    A view and its base are one to a person, and a place is not unknown twice.
+    """
+    if word in {"", "._base"} or (word == "[…]" and steps and steps[-1] == word):
         return steps
     return (*steps, word)

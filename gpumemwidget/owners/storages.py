@@ -216,8 +216,9 @@ class TorchReader:
                 raw = getattr(node, name)
                 for each in raw if type(raw) is tuple else (raw,):
                     data = each if name == "variable" else getattr(each, "data", None)
-                    if data is not None:
-                        saved.append(data)
+                    # A hook that is to unpack it holds what it needs for that; it is not called.
+                    hook = None if name == "variable" else getattr(each, "unpack_hook", None)
+                    saved.extend(part for part in (data, hook) if part is not None)
             except RuntimeError:
                 # "Trying to backward through the graph a second time": it is already freed.
                 continue

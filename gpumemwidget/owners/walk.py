@@ -18,10 +18,11 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-from gpumemwidget.owners.kinds import Kind, KindFinder, is_one_of, is_running, is_user_class
+from gpumemwidget.owners.hidden import HiddenHolders
+from gpumemwidget.owners.kinds import Kind, KindFinder, is_one_of, is_running
 from gpumemwidget.owners.nodes import NodeAllowance
 from gpumemwidget.owners.storages import StorageInfo, TorchReader
 
@@ -74,7 +75,8 @@ class Graph:
         self, reader: TorchReader, *, boundaries: Iterable[object], budget_s: float
     ) -> None:
         self.reader = reader
-        self.kind_finder = KindFinder(reader)
+        self.hidden = HiddenHolders(reader.torch)
+        self.kind_finder = KindFinder(reader, self.hidden.classes)
         self.allowance = NodeAllowance(reader, self.kind_finder)
         self.objects: list[object] = []
         self.kinds: list[Kind] = []
@@ -92,6 +94,8 @@ class Graph:
         self.grads: set[int] = set()
         #: Nodes that are their own Python function's context.
         self.contexts: set[int] = set()
+        #: How often autograd is to unpack with a function, by its code.
+        self.n_unpackings: dict[CodeType, int] = {}
         self._index: dict[int, int] = {}
         self._boundaries = {id(each) for each in boundaries}
         #: Places to follow: what has memory first, then the rest in the order of its discovery.
@@ -115,10 +119,13 @@ class Graph:
             target: the object.
             is_known_holder: enter it even if it is a library's class, whose end nobody sees.
         """
-        if not gc.is_tracked(target) or id(target) in self._boundaries:
-            return None
+        # The collector leaves out a dictionary or tuple of arrays, as it does the arrays.
+        is_bare = type(target) is dict or type(target) is tuple
         kind = self.kind_finder.find(type(target))
-        is_library_class = kind is Kind.CLASS and not is_user_class(target)
+        is_followed = gc.is_tracked(target) or is_bare or kind is Kind.HIDDEN
+        if not is_followed or id(target) in self._boundaries:
+            return None
+        is_library_class = kind is Kind.CLASS and self.kind_finder.is_library_class(target)
         if kind is Kind.SKIP or (is_library_class and not is_known_holder):
             return None
         return self._enter(target, kind)
@@ -231,7 +238,26 @@ class Graph:
             if is_running(target):
                 return
             stops = (target.f_globals, target.f_builtins)
-        self._add_python(place, iter(gc.get_referents(target)), stops)
+        referents = gc.get_referents(target)
+        if kind is Kind.HIDDEN:
+            self._follow_hidden(place, target)
+        elif self.hidden.are_among(referents):
+            find = self.kind_finder.find
+            hidden = [each for each in referents if find(type(each)) is Kind.HIDDEN]
+            found = [self._enter(each, Kind.HIDDEN) for each in hidden]
+            self._add_edges(place, found)
+            for each in found:
+                self.python_refs[each] += 1
+        self._add_python(place, iter(referents), stops)
+
+    def _follow_hidden(self, place: int, target: object) -> None:
+        for each in self.hidden.list_held(target):
+            is_tensor = self.kind_finder.find(type(each)) is Kind.TENSOR
+            if is_tensor and not self.hidden.is_array(type(target)):
+                # A saved tensor holds it in C++.
+                self._add_cpp(place, each, Kind.TENSOR)
+            else:
+                self._add_python(place, iter((each,)))
 
     def _add_python(
         self, place: int, targets: Iterator[object], stops: Sequence[object] = ()
@@ -251,9 +277,10 @@ class Graph:
                     continue
                 if kind is Kind.PLAIN:
                     # Nor does it pay to enter what refers to nothing that could be followed.
-                    if not any(map(gc.is_tracked, gc.get_referents(target))):
+                    parts = gc.get_referents(target)
+                    if not any(map(gc.is_tracked, parts)) and not self.hidden.are_among(parts):
                         continue
-                elif kind is Kind.CLASS and not is_user_class(target):
+                elif kind is Kind.CLASS and self.kind_finder.is_library_class(target):
                     continue
                 if stops and any(target is stop for stop in stops):
                     continue
@@ -271,7 +298,8 @@ class Graph:
         plain = self.kind_finder.plain_ids
         if not plain.issuperset(map(id, map(type, targets))):
             return False
-        return not any(map(gc.is_tracked, gc.get_referents(*targets)))
+        parts = gc.get_referents(*targets)
+        return not any(map(gc.is_tracked, parts)) and not self.hidden.are_any(parts)
 
     def _add_edges(self, place: int, edges: list[int]) -> None:
         if self.edges[place] is _NO_EDGES:
@@ -319,4 +347,6 @@ class Graph:
                 self.saved_by.setdefault(found, []).append(place)
             else:
                 self._add_python(place, iter((data,)))
+                if isinstance(data, FunctionType):
+                    self.n_unpackings[data.__code__] = self.n_unpackings.get(data.__code__, 0) + 1
         self._add_python(place, iter(gc.get_referents(node)))

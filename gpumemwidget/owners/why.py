@@ -11,7 +11,7 @@ import difflib
 import re
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, GpuMemError, UnknownNameError
@@ -32,19 +32,24 @@ _MOST_HOLDERS = 20
 #: So many unknown holders are looked for among all references of the process.
 _MOST_CLIMBS = 4
 _INDEX = re.compile(r"\[(\d+|[^\[\]\"]*\.[^\[\]]*)\]")
+#: Keys that have a number in them, and all keys.
+_NUMBERED = re.compile(r"\[(\d+|[^\[\]\"]*\.[^\[\]]*|\"[^\"]*\d[^\"]*\")\]")
+_KEY = re.compile(r"\[[^\[\]]*\]")
 _QUOTED = re.compile(r"\['([^'\"\]]*)'\]")
 _UNSEEN = "something that Python can't see"
 
 
-@dataclass(slots=True)
-class _Found:
-    """One group of paths that are alike."""
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One way into the memory from outside: its path, and the place where it enters."""
 
-    path: str
+    steps: tuple[str, ...]
     root: RootKind
-    cut: str
-    storages: set[int] = field(default_factory=set)
-    n_paths: int = 0
+    part: int
+
+    @property
+    def path(self) -> str:
+        return "".join(self.steps)
 
 
 def explain(shell: Shell, hardware: Hardware, expression: str) -> Explanation:
@@ -138,11 +143,11 @@ class _Inquiry:
         self._expression = expression
         self._paths = account.find_paths()
         self._leads = self._graph.list_leads()
-        self._reached = self._reach(place)
+        self._reached = self._reach({place})
         self._storages = self._find_storages()
         self._within = self._find_within()
         self._below: dict[int, set[int]] = {}
-        self._found: dict[tuple[str, RootKind], _Found] = {}
+        self._ways: list[_Way] = []
 
     def answer(self) -> Explanation:
         """The explanation."""
@@ -150,37 +155,62 @@ class _Inquiry:
         self._add_roots()
         self._add_holders()
         self._add_unseen()
-        holders = [
-            Holder(
-                path=_tell_count(each.path, each.n_paths),
-                root=each.root,
-                cut=each.cut,
-                held_bytes=account.sum_places(each.storages, rounded=False),
-            )
-            for each in self._found.values()
-        ]
+        groups = _group(self._ways)
+        holders = [self._describe(path, ways) for (path, _), ways in groups.items()]
         holders.sort(key=lambda each: (-sum(pair[1] for pair in each.held_bytes), each.path))
-        row = account.rows.get(self._expression)
         return Explanation(
             name=self._expression,
             kind=find_kind_name(graph, self._place),
             type_name=name_class(type(graph.objects[self._place])),
             held_bytes=account.sum_places(self._storages, rounded=False),
-            frees_bytes=() if row is None else account.sum_frees(row.frees_marks),
+            frees_bytes=self._sum_frees(),
             holders=tuple(holders[:_MOST_HOLDERS]),
             n_more=max(0, len(holders) - _MOST_HOLDERS),
             is_complete=graph.is_complete,
         )
 
+    def _describe(self, path: str, ways: list[_Way]) -> Holder:
+        first = ways[0]
+        storages: set[int] = set()
+        for way in ways:
+            storages |= self._find_below(way.part)
+        n_paths = len({way.path for way in ways})
+        return Holder(
+            path=_tell_count(first.path if n_paths == 1 else path, n_paths),
+            root=first.root,
+            cut=describe_cut(first.root, first.steps),
+            held_bytes=self._account.sum_places(storages, rounded=False),
+        )
+
+    def _find_below(self, part: int) -> set[int]:
+        below = self._below.get(part)
+        if below is None:
+            below = self._below[part] = self._reach({part}) & self._storages
+        return below
+
+    def _sum_frees(self) -> tuple[tuple[str, int], ...]:
+        """What goes with it alone: what no root reaches in any other way."""
+        account = self._account
+        row = account.rows.get(self._expression)
+        if row is not None:
+            return account.sum_frees(row.frees_marks)
+        starts = {root.place for root in account.list_roots()} | set(account.elsewhere)
+        starts.discard(self._place)
+        others = self._reach(starts, without=self._place)
+        return account.sum_places(self._storages - others)
+
     # -- the part of the graph that it is about ----------------------------------------------------
 
-    def _reach(self, place: int, *, through_graphs: bool = True) -> set[int]:
+    def _reach(
+        self, starts: set[int], *, through_graphs: bool = True, without: int | None = None
+    ) -> set[int]:
+        """All that these places lead to, themselves included, as far as it leads to memory."""
         kinds, edges, leads = self._graph.kinds, self._graph.edges, self._leads
-        reached = {place}
-        pending = [place]
+        reached = set(starts)
+        pending = list(starts)
         while pending:
             for part in edges[pending.pop()]:
-                if part in reached or not leads[part]:
+                if part in reached or not leads[part] or part == without:
                     continue
                 if through_graphs or kinds[part] is not Kind.NODE:
                     reached.add(part)
@@ -190,7 +220,7 @@ class _Inquiry:
     def _find_storages(self) -> set[int]:
         """Its own storages, and what only autograd graphs of it hold: not all of the model."""
         storages = self._graph.storages.keys()
-        own = self._reach(self._place, through_graphs=False) & storages
+        own = self._reach({self._place}, through_graphs=False) & storages
         if self._place in self._paths.list_special("optimizer"):
             # It reaches the parameters too, and is not what a person means by these.
             own = {each for each in own if self._paths.passes(each, self._place)} or own
@@ -254,22 +284,7 @@ class _Inquiry:
             self._add((_UNSEEN,), "nowhere", place)
 
     def _add(self, steps: tuple[str, ...], root: RootKind, part: int) -> None:
-        if steps[-1] == "._base":
-            # A view and its base are one to a person.
-            steps = steps[:-1]
-        path = "".join(steps)
-        key = (_fold(path), root)
-        found = self._found.get(key)
-        if found is None:
-            cut = describe_cut(root, steps)
-            found = self._found[key] = _Found(path=path, root=root, cut=cut)
-        elif found.path != path:
-            found.path = key[0]
-        found.n_paths += 1
-        below = self._below.get(part)
-        if below is None:
-            below = self._below[part] = self._reach(part) & self._storages
-        found.storages |= below
+        self._ways.append(_Way(steps, root, part))
 
 
 def _find_target(shell: Shell, account: Account, expression: str) -> int | GpuMemError | None:
@@ -305,9 +320,21 @@ def _refuse_name(shell: Shell, text: str, words: list[str]) -> UnknownNameError:
     return UnknownNameError(f"{text!r} is no variable: {hint}")
 
 
-def _fold(path: str) -> str:
+def _group(ways: Iterable[_Way]) -> dict[tuple[str, RootKind], list[_Way]]:
+    """Ways that are alike together: by their indices, and if that leaves many, by their keys."""
+    groups: dict[tuple[str, RootKind], list[_Way]] = {}
+    for pattern in (_INDEX, _NUMBERED, _KEY):
+        groups = {}
+        for way in ways:
+            groups.setdefault((_fold(way.path, pattern), way.root), []).append(way)
+        if len(groups) <= _MOST_HOLDERS:
+            break
+    return groups
+
+
+def _fold(path: str, pattern: re.Pattern[str] = _INDEX) -> str:
     """A path with its indices, and the parameters that are keys, left open."""
-    return _INDEX.sub("[…]", path)
+    return pattern.sub("[…]", path)
 
 
 def _tell_count(path: str, n_paths: int) -> str:
