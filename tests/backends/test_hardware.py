@@ -63,6 +63,20 @@ def test_gpus_come_first_and_untouched_ones_are_not_read(
     assert [info.device for info in hardware.list_devices()] == ["cuda:1", "host"]
 
 
+def test_blocks_are_those_of_the_gpus_in_use(
+    hardware: Hardware, allocator: ReplayAllocator
+) -> None:
+    """The host adds none, and a GPU's are there from its first use on."""
+    before = hardware.read_segments()
+    allocator.allocate(1000)
+
+    after = hardware.read_segments()
+
+    assert before == ()
+    assert [(segment.device, segment.n_bytes) for segment in after] == [("cuda:0", 2 << 20)]
+    assert [block.requested_bytes for block in after[0].blocks] == [1000, None]
+
+
 def test_whole_devices_are_matched_by_uuid(hardware: Hardware, allocator: ReplayAllocator) -> None:
     """The driver's first is not CUDA's first: each counter stands beside its own device."""
     allocator.allocate(100, 0)

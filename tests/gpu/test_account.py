@@ -122,6 +122,32 @@ def test_a_private_pool_bears_its_graphs_name(notebook: Notebook) -> None:  # no
     assert (state.kind, state.n_bytes) == ("CUDA-graph pool", 1024)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU alone")
+def test_every_device_has_an_account_of_its_own(notebook: Notebook) -> None:  # noqa: F811
+    """A model that is spread over two GPUs, and a tensor moved from one to the other."""
+    notebook.run(
+        "import torch\n"
+        "first = torch.nn.Linear(256, 512, device='cuda:0')\n"
+        "second = torch.nn.Linear(512, 256, device='cuda:1')\n"
+        "x = torch.ones(64, 256, device='cuda:0')\n"
+        "loss = second(first(x).relu().to('cuda:1')).square().mean()\n"
+        "loss.backward(retain_graph=True)\n"
+        "torch.cuda.synchronize(0)\n"
+        "torch.cuda.synchronize(1)"
+    )
+
+    account = take_account(notebook)
+
+    assert [each.device for each in account.devices] == ["cuda:0", "cuda:1", "host"]
+    for index, each in enumerate(account.devices[:2]):
+        assert each.allocated_bytes == torch.cuda.memory_allocated(index)
+        assert sum(owned.n_bytes for owned in each.owned) == each.allocated_bytes
+        assert each.unknown_bytes == 0
+        owners = {owned.owner for owned in each.owned}
+        assert f"cuBLAS workspace of cuda:{index}" in owners
+        assert f"{('first', 'second')[index]}.weight.grad" in owners
+
+
 def test_memory_of_another_allocator_is_not_counted(notebook: Notebook) -> None:  # noqa: F811
     """A tensor over memory that torch has not allocated is no part of what is allocated."""
     torch.zeros(1, device="cuda")
