@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpumemwidget.owners.around import enter_surroundings
+from gpumemwidget.owners.around import enter_surroundings, find_holder
 from gpumemwidget.owners.base import Shell, ShellReference
 from gpumemwidget.owners.counts import list_held_elsewhere, list_seen_from_outside
 from gpumemwidget.owners.kinds import Kind
@@ -23,6 +23,9 @@ from gpumemwidget.owners.storages import TorchReader, find_torch
 from gpumemwidget.owners.walk import Graph, list_namespaces
 
 __all__ = ["ELSEWHERE", "Account", "Row", "take_account"]
+
+#: For so many places it is found out what else holds them: each is a search through all there is.
+_MOST_HOLDERS = 8
 
 #: The mark of whatever holds memory without being a row.
 ELSEWHERE = 1
@@ -138,7 +141,10 @@ def take_account(
     graph.walk()
     outer = enter_surroundings(graph, budget_s=budget_s / 2) if looks_around else []
     elsewhere.extend(root.place for root in outer if root.kind != "nowhere")
-    elsewhere.extend(_find_elsewhere(graph, root_refs, budget_s=budget_s / 4))
+    held = _find_elsewhere(graph, root_refs, budget_s=budget_s / 4)
+    if looks_around:
+        outer.extend(_find_holders(graph, held, outer))
+    elsewhere.extend(held)
     elsewhere.extend(list_seen_from_outside(graph))
     roots = [(place, row.mark) for row in rows.values() for place in row.places]
     roots.extend((place, ELSEWHERE) for place in elsewhere)
@@ -193,6 +199,19 @@ def _find_elsewhere(graph: Graph, root_refs: dict[int, int], *, budget_s: float)
         late = time.perf_counter() > deadline or not graph.is_complete
         if late or not held or not graph.adopt_referrers(held):
             return found
+
+
+def _find_holders(graph: Graph, held: Iterable[int], known: Iterable[Root]) -> list[Root]:
+    """The modules that hold what is held elsewhere, as far as it is worth a search each."""
+    met = {root.place for root in known}
+    kinds = (Kind.NODE, Kind.STORAGE)
+    places = [place for place in held if place not in met and graph.kinds[place] not in kinds]
+    found: list[Root] = []
+    for place in places[:_MOST_HOLDERS]:
+        word = find_holder(graph, place)
+        if word is not None:
+            found.append(Root(place, word, "module"))
+    return found
 
 
 def _spread_marks(graph: Graph, roots: Iterable[tuple[int, int]]) -> list[int]:

@@ -8,6 +8,7 @@ becomes a root of its own, and its walk explains all else that it holds.
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import re
 import sys
@@ -18,7 +19,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from gpumemwidget.owners.counts import list_outside_tensors
-from gpumemwidget.owners.kinds import is_one_of, is_running
+from gpumemwidget.owners.kinds import is_one_of, is_running, name_class
 from gpumemwidget.owners.labels import read_locals
 from gpumemwidget.owners.paths import Root
 from gpumemwidget.owners.walk import Graph
@@ -29,8 +30,8 @@ __all__ = ["enter_surroundings", "find_holder"]
 _MOST_TARGETS = 16
 _MOST_STEPS_UP = 24
 _MOST_CLIMBS = 64
-#: Less than this on the host is no question of anybody's.
-_LEAST_HOST_BYTES = 4096
+#: Of less than this nobody asks what holds it.
+_LEAST_BYTES = 4096
 _MACHINERY = re.compile(
     r"(IPython|ipykernel|traitlets|tornado|zmq|asyncio|threading|concurrent|selectors|runpy"
     r"|jupyter_client|debugpy|_?pydevd\w*|gpumemwidget|pytest|_pytest|pluggy)(\..*)?"
@@ -48,21 +49,24 @@ def enter_surroundings(graph: Graph, *, budget_s: float) -> list[Root]:
         The roots that were entered; what was found without a root has the kind ``nowhere``.
     """
     deadline = time.perf_counter() + budget_s
-    roots = _enter_threads(graph)
+    roots = [*_enter_threads(graph), *_enter_context(graph)]
     graph.walk()
-    unmet = _list_unmet(graph)
-    for _ in range(_MOST_CLIMBS):
-        while unmet and graph.find(unmet[-1]) is not None:
-            unmet.pop()
-        if not unmet or time.perf_counter() > deadline:
-            break
-        chain, word = _climb(graph, unmet)
-        root = _enter_first(graph, chain, word)
-        del chain
-        unmet.pop()
-        if root is not None:
-            roots.append(root)
+    unmet, sizes = _list_unmet(graph)
+    n_climbs = 0
+    while unmet:
+        if graph.find(unmet[-1]) is None:
+            chain, word = [unmet[-1]], None
+            if sizes[-1] >= _LEAST_BYTES and n_climbs < _MOST_CLIMBS:
+                n_climbs += 1
+                chain, word = _climb(graph, unmet)
+            root = _enter_first(graph, chain, word)
+            del chain
+            roots.extend([] if root is None else [root])
             graph.walk()
+        unmet.pop()
+        sizes.pop()
+        if time.perf_counter() > deadline:
+            break
     return roots
 
 
@@ -97,6 +101,16 @@ def _enter_threads(graph: Graph) -> list[Root]:
     return roots
 
 
+def _enter_context(graph: Graph) -> list[Root]:
+    """Enter what the context variables of this thread are set to."""
+    roots: list[Root] = []
+    for variable, value in contextvars.copy_context().items():
+        place = graph.add_root(value)
+        if place is not None and not _MACHINERY.fullmatch(name_class(type(value))):
+            roots.append(Root(place, f"context variable {variable.name}", "thread"))
+    return roots
+
+
 def _enter_variables(graph: Graph, frame: FrameType, word: str) -> Iterator[Root]:
     module = frame.f_globals.get("__name__")
     if type(module) is not str or _MACHINERY.fullmatch(module):
@@ -108,12 +122,12 @@ def _enter_variables(graph: Graph, frame: FrameType, word: str) -> Iterator[Root
             yield Root(place, f"{where}: {name}", "thread")
 
 
-def _list_unmet(graph: Graph) -> list[Any]:
-    """The tensors whose storages no row reaches; that of the biggest storage last."""
+def _list_unmet(graph: Graph) -> tuple[list[object], list[int]]:
+    """The tensors whose storages no row reaches, and the bytes of these; the biggest last."""
     reader = graph.reader
     met = {(info.device, info.address) for info in graph.storages.values()}
     sizes: list[int] = []
-    found: list[Any] = []
+    found: list[object] = []
     with reader.quiet():
         for tensor in list_outside_tensors(graph):
             parts = reader.read_tensor(tensor)
@@ -121,11 +135,11 @@ def _list_unmet(graph: Graph) -> list[Any]:
                 info = None if storage is None else reader.read_storage(storage)
                 if info is None or info.is_borrowed or (info.device, info.address) in met:
                     continue
-                if not info.is_host or info.n_bytes >= _LEAST_HOST_BYTES:
+                if not info.is_host or info.n_bytes >= _LEAST_BYTES:
                     sizes.append(info.n_bytes)
                     found.append(tensor)
     order = sorted(range(len(found)), key=sizes.__getitem__)
-    return [found[number] for number in order]
+    return [found[number] for number in order], sorted(sizes)
 
 
 def _enter_first(graph: Graph, chain: Sequence[object], word: str | None) -> Root | None:
@@ -195,7 +209,7 @@ def _list_named_namespaces() -> dict[int, str]:
     return {
         id(read_namespace.__get__(module)): name
         for name, module in list(sys.modules.items())
-        if is_one_of(type(module), ModuleType)
+        if is_one_of(type(module), ModuleType) and name != "__main__"
     }
 
 

@@ -28,7 +28,10 @@ def describe_cut(root: RootKind, steps: tuple[str, ...], *, kind: MemoryKind | N
         steps: the path in pieces, its root first.
         kind: what the memory is for, where that decides.
     """
-    told = _BY_KIND.get(kind) or _BY_ROOT.get(root)
+    told = _BY_KIND.get(kind)
+    if told is None and steps[0].startswith("context variable "):
+        told = f"{steps[0].removeprefix('context variable ')}.set(None)"
+    told = told or _BY_ROOT.get(root)
     if told is None and root == "nowhere":
         told = _cut_nowhere(steps[0])
     elif told is None and root == "out":
@@ -67,7 +70,7 @@ def _cut_end(steps: tuple[str, ...]) -> str:
     *front, last = steps
     if last == ".grad":
         return f"{''.join(steps)} = None"
-    if last in {"._base", "[…]"} and front:
-        # A view's base, or a place that has no name: it is the whole that can be let go of.
+    if last in {".__class__", "[…]"} and front:
+        # An instance keeps its class; a place that has no name goes with the whole.
         return f"del {''.join(front)}"
     return f"del {''.join(steps)}"

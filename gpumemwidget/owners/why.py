@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, GpuMemError, UnknownNameError
 from gpumemwidget.owners.account import Account, take_account
-from gpumemwidget.owners.around import find_holder
 from gpumemwidget.owners.base import Shell
 from gpumemwidget.owners.cuts import describe_cut
 from gpumemwidget.owners.entries import FULL_BUDGET_S, take_memory_account
@@ -29,13 +28,12 @@ from gpumemwidget.records import HOST, Explanation, Holder, Owned
 __all__ = ["explain", "explain_unnamed"]
 
 _MOST_HOLDERS = 20
-#: So many unknown holders are looked for among all references of the process.
-_MOST_CLIMBS = 4
 _INDEX = re.compile(r"\[(\d+|[^\[\]\"]*\.[^\[\]]*)\]")
 #: Keys that have a number in them, and all keys.
 _NUMBERED = re.compile(r"\[(\d+|[^\[\]\"]*\.[^\[\]]*|\"[^\"]*\d[^\"]*\")\]")
 _KEY = re.compile(r"\[[^\[\]]*\]")
 _QUOTED = re.compile(r"\['([^'\"\]]*)'\]")
+_LENT = "whatever lent it to torch (NumPy, a file)"
 _UNSEEN = "something that Python can't see"
 
 
@@ -196,15 +194,23 @@ class _Inquiry:
             return account.sum_frees(row.frees_marks)
         starts = {root.place for root in account.list_roots()} | set(account.elsewhere)
         starts.discard(self._place)
-        others = self._reach(starts, without=self._place)
+        others = self._reach(starts, through_classes=True, without=self._place)
         return account.sum_places(self._storages - others)
 
     # -- the part of the graph that it is about ----------------------------------------------------
 
     def _reach(
-        self, starts: set[int], *, through_graphs: bool = True, without: int | None = None
+        self,
+        starts: set[int],
+        *,
+        through_graphs: bool = True,
+        through_classes: bool = False,
+        without: int | None = None,
     ) -> set[int]:
-        """All that these places lead to, themselves included, as far as it leads to memory."""
+        """All that these places lead to, themselves included, as far as it leads to memory.
+
+        An instance's class is no part of it: it may keep a list of all instances.
+        """
         kinds, edges, leads = self._graph.kinds, self._graph.edges, self._leads
         reached = set(starts)
         pending = list(starts)
@@ -212,7 +218,11 @@ class _Inquiry:
             for part in edges[pending.pop()]:
                 if part in reached or not leads[part] or part == without:
                     continue
-                if through_graphs or kinds[part] is not Kind.NODE:
+                kind = kinds[part]
+                is_left_out = (kind is Kind.NODE and not through_graphs) or (
+                    kind is Kind.CLASS and not through_classes
+                )
+                if not is_left_out:
                     reached.add(part)
                     pending.append(part)
         return reached
@@ -225,7 +235,10 @@ class _Inquiry:
             # It reaches the parameters too, and is not what a person means by these.
             own = {each for each in own if self._paths.passes(each, self._place)} or own
         saved = {each for each in self._reached & storages if self._paths.passes_graph(each)}
-        return own | saved
+        # Another storage may look at the same memory, as DLPack makes one.
+        infos = self._graph.storages
+        memory = {(infos[each].device, infos[each].address) for each in own | saved}
+        return {each for each, info in infos.items() if (info.device, info.address) in memory}
 
     def _find_within(self) -> set[int]:
         """All on the ways from it to its storages."""
@@ -270,18 +283,10 @@ class _Inquiry:
             for place in self._account.elsewhere
             if place in self._within and place not in known
         ]
-        for place in unseen[:_MOST_CLIMBS]:
+        for place in unseen:
             info = self._graph.storages.get(place)
-            if info is not None and info.is_borrowed:
-                word: str | None = "whatever lent it to torch (NumPy, a file)"
-            else:
-                word = find_holder(self._graph, place)
-            if word is None:
-                self._add((_UNSEEN,), "nowhere", place)
-            else:
-                self._add((word,), "module" if info is None else "nowhere", place)
-        for place in unseen[_MOST_CLIMBS:]:
-            self._add((_UNSEEN,), "nowhere", place)
+            is_lent = info is not None and info.is_borrowed
+            self._add((_LENT if is_lent else _UNSEEN,), "nowhere", place)
 
     def _add(self, steps: tuple[str, ...], root: RootKind, part: int) -> None:
         self._ways.append(_Way(steps, root, part))
