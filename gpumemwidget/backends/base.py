@@ -71,6 +71,13 @@ class MemoryBackend(Protocol):
         """Give back to the device what is cached and unused, on each touched device."""
         ...
 
+    def release_workspaces(self) -> str | None:
+        """Free what cuBLAS keeps to work in, for the allocator to give back; what was done.
+
+        ``None`` where such a thing does not exist.
+        """
+        ...
+
     def take_notes(self) -> tuple[str, ...]:
         """Sentences on what failed since the last call, each failure once."""
         ...

@@ -7,6 +7,7 @@ ask anything else of a device without one would create it, hundreds of MB of the
 
 from __future__ import annotations
 
+import gc
 from types import ModuleType
 from typing import Literal
 
@@ -126,6 +127,41 @@ class CudaBackend:
                 f"CUDA could not empty its cache ({_first_line(exc)}): restart the kernel if "
                 "the device is in error"
             ) from exc
+
+    def release_workspaces(self) -> str | None:
+        """Free the workspaces of cuBLAS: 32 MiB and more a handle and stream, made when needed.
+
+        Raises:
+            BackendError: CUDA refuses, as it does after a fault on the device; or a CUDA graph is
+                alive. One that was captured after a warm-up on the same stream writes into that
+                stream's workspace whenever it is replayed: freed, that would be another's memory.
+        """
+        if not self._torch.cuda.is_initialized():
+            return None
+        if self._has_graphs():
+            raise BackendError(
+                "cuBLAS's workspaces stay while a CUDA graph is alive, which may use them: delete "
+                "the graphs first (those of torch.compile with torch._dynamo.reset())"
+            )
+        clear = getattr(self._torch._C, "_cuda_clearCublasWorkspaces", None)  # noqa: SLF001 - has no public name
+        if clear is None:
+            return f"PyTorch {self._torch.__version__} can't free cuBLAS workspaces"
+        try:
+            clear()
+        except RuntimeError as exc:
+            raise BackendError(
+                f"CUDA could not free cuBLAS's workspaces ({_first_line(exc)}): restart the kernel "
+                "if the device is in error"
+            ) from exc
+        return "cuBLAS workspaces freed"
+
+    def _has_graphs(self) -> bool:
+        """Whether any ``torch.cuda.CUDAGraph`` is alive."""
+        graph_type = getattr(self._torch._C, "_CUDAGraph", None)  # noqa: SLF001 - the base of all
+        read_bases = vars(type)["__mro__"].__get__
+        # By identity: a class of the user's may have an == or a hash of its own.
+        classes = {id(cls): cls for cls in map(type, gc.get_objects())}
+        return any(base is graph_type for cls in classes.values() for base in read_bases(cls))
 
     def list_lost_peaks(self) -> tuple[tuple[str, int], ...]:
         """Devices and the peaks, in bytes, that ``close`` takes from the user's view."""

@@ -79,6 +79,15 @@ class Hardware:
         for backend in self._backends:
             backend.empty_cache()
 
+    def release_workspaces(self) -> str:
+        """Free what cuBLAS keeps to work in; what was done, in a few words.
+
+        Raises:
+            BackendError: a device refused, or a CUDA graph is alive that may use it.
+        """
+        done = [backend.release_workspaces() for backend in self._backends]
+        return "; ".join(each for each in done if each) or "there are no cuBLAS workspaces here"
+
     def read_devices(self) -> tuple[DeviceReport, ...]:
         """Every device that can be seen, touched or not: its counters and its whole use.
 

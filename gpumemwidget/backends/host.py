@@ -156,6 +156,9 @@ class HostBackend:
         """Nothing: malloc does not tell which blocks it has handed out."""
         return ()
 
+    def release_workspaces(self) -> None:
+        """Nothing: cuBLAS works on GPUs."""
+
     def empty_cache(self) -> None:
         """Have malloc give its free memory back to the system."""
         if self._malloc is not None:

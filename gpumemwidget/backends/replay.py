@@ -181,6 +181,9 @@ class ReplayBackend:
         """The snapshot that was taken at this position; ``()`` where there was none."""
         return self.playback.get_event(self.playback.position).segments or ()
 
+    def release_workspaces(self) -> None:
+        """Nothing: a recording stays what it is."""
+
     def empty_cache(self) -> None:
         """Nothing: a recording stays what it is."""
 

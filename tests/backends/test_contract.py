@@ -39,7 +39,7 @@ WORK_BYTES = 48 * MIB
 SLACK_BYTES = 4 * MIB
 METHODS = (
     *("list_devices", "read", "start_span", "end_span", "read_as_user"),
-    *("read_segments", "empty_cache", "take_notes", "close"),
+    *("read_segments", "release_workspaces", "empty_cache", "take_notes", "close"),
 )
 
 

@@ -13,6 +13,7 @@ from gpumemwidget.backends.cuda import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.nvml import NvmlMonitor
+from gpumemwidget.errors import BackendError
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
 from tests.backends.test_overlay import make_torch
 
@@ -75,6 +76,30 @@ def test_blocks_are_those_of_the_gpus_in_use(
     assert before == ()
     assert [(segment.device, segment.n_bytes) for segment in after] == [("cuda:0", 2 << 20)]
     assert [block.requested_bytes for block in after[0].blocks] == [1000, None]
+
+
+def test_workspaces_are_released_where_a_gpu_is_in_use(allocator: ReplayAllocator) -> None:
+    """Not while a CUDA graph is alive, which may use them; without a GPU there is nothing."""
+
+    class Graph:
+        pass
+
+    torch = make_torch(allocator)
+    cleared = []
+    torch._C._cuda_clearCublasWorkspaces = lambda: cleared.append(True)
+    torch._C._CUDAGraph = Graph
+    hardware = Hardware([CudaBackend(torch), HostBackend()])
+    graph = [type("CUDAGraph", (Graph,), {})()]
+
+    with pytest.raises(BackendError, match="stay while a CUDA graph is alive"):
+        hardware.release_workspaces()
+    assert cleared == []
+    graph.clear()
+    done = hardware.release_workspaces()
+    hardware.close()
+
+    assert (done, cleared) == ("cuBLAS workspaces freed", [True])
+    assert Hardware([]).release_workspaces() == "there are no cuBLAS workspaces here"
 
 
 def test_whole_devices_are_matched_by_uuid(hardware: Hardware, allocator: ReplayAllocator) -> None:

@@ -168,3 +168,41 @@ print(torch.cuda.current_device(), shell.user_ns["b"].tolist())
     loaded = run_python(SHELL + body)
 
     assert loaded.splitlines()[-1] == plain.splitlines()[-1]
+
+
+def test_workspaces_go_unless_a_graph_may_use_them() -> None:
+    """All bytes of cuBLAS's come back; a captured graph that bears their address is protected."""
+    out = run_python(
+        """
+import gc, torch
+from gpumemwidget.backends.hardware import detect_hardware
+from gpumemwidget.errors import BackendError
+hardware = detect_hardware()
+print(hardware.release_workspaces())
+x = torch.ones(256, 256, device="cuda")
+before = torch.cuda.memory_allocated()
+x @ x
+print(torch.cuda.memory_allocated() - before >= 8 << 20)
+print(hardware.release_workspaces(), torch.cuda.memory_allocated() - before)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    y = x @ x
+try:
+    hardware.release_workspaces()
+except BackendError as error:
+    print(error)
+del graph, y
+gc.collect()
+print(hardware.release_workspaces())
+hardware.close()
+"""
+    )
+
+    assert out.splitlines() == [
+        "there are no cuBLAS workspaces here",
+        "True",
+        "cuBLAS workspaces freed 0",
+        "cuBLAS's workspaces stay while a CUDA graph is alive, which may use them: delete the "
+        "graphs first (those of torch.compile with torch._dynamo.reset())",
+        "cuBLAS workspaces freed",
+    ]
