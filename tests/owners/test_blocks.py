@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Literal
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpumemwidget.backends.allocator import ReplayAllocator
 from gpumemwidget.backends.snapshot import parse_segments
+from gpumemwidget.owners import blocks as blocks_module
 from gpumemwidget.owners.blocks import BlockMap, read_workspace_sizes
 from gpumemwidget.owners.lines import format_allocation
 from gpumemwidget.records import Block, Frame, Owned, Segment
@@ -196,6 +198,42 @@ def test_unclaimed_blocks_say_where_they_were_allocated() -> None:
         (3 * MIB, "In[7], line 3"),
         (3 * MIB, "In[7], line 4"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("properties", "environ", "sizes"),
+    [
+        ({"major": 9}, {}, {32 * MIB, MIB}),
+        ({"major": 8}, {}, {8_519_680, MIB}),
+        ({"major": 9}, {"CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8"}, {8_519_680, MIB}),
+        ({"major": 9}, {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}, {MIB}),
+        ({"major": 9}, {"CUBLAS_WORKSPACE_CONFIG": "much"}, {32 * MIB, MIB}),
+        ({"major": 9}, {"CUBLASLT_WORKSPACE_SIZE": "4096"}, {32 * MIB, 4 * MIB}),
+        ({"gcnArchName": "gfx942"}, {}, {128 * MIB, 76 * MIB}),
+        ({"gcnArchName": "gfx90a"}, {"HIPBLAS_WORKSPACE_CONFIG": ":8:1"}, {8192, 76 * MIB}),
+    ],
+)
+def test_workspace_sizes_are_those_that_pytorch_takes(
+    properties: dict[str, object],
+    environ: dict[str, str],
+    sizes: set[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the environment, else by the device's generation; on ROCm by its own rules."""
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    torch = SimpleNamespace(
+        cuda=SimpleNamespace(
+            is_initialized=lambda: True,
+            get_device_properties=lambda index: SimpleNamespace(**properties),
+        ),
+        version=SimpleNamespace(hip="6.4" if "gcnArchName" in properties else None),
+    )
+    monkeypatch.setattr(blocks_module, "find_torch", lambda: torch)
+
+    assert read_workspace_sizes("cuda:0") == sizes
 
 
 def test_without_a_gpu_no_size_is_cublas() -> None:
