@@ -227,7 +227,7 @@ def test_workspace_sizes_are_those_that_pytorch_takes(
     torch = SimpleNamespace(
         cuda=SimpleNamespace(
             is_initialized=lambda: True,
-            get_device_properties=lambda index: SimpleNamespace(**properties),
+            get_device_properties=lambda _: SimpleNamespace(**properties),
         ),
         version=SimpleNamespace(hip="6.4" if "gcnArchName" in properties else None),
     )
