@@ -8,6 +8,7 @@
 - ``why()``: what holds something, and how to cut it (``%memwhy``)
 - ``holdings()``, ``plan_release()``, ``release()``: who holds what, and its release
   (``%memrelease``)
+- ``plan_restore()``, ``restore()``: what a release moved to the CPU, brought back (``%memrestore``)
 - ``dashboard()``: the dashboard (``%memdash``)
 
 Nothing heavy is imported before it is used.
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
         last_failure,
         monitor,
         plan_release,
+        plan_restore,
         release,
+        restore,
         stat,
         why,
     )
@@ -43,7 +46,9 @@ __all__ = [
     "load_ipython_extension",
     "monitor",
     "plan_release",
+    "plan_restore",
     "release",
+    "restore",
     "stat",
     "unload_ipython_extension",
     "why",

@@ -33,6 +33,8 @@ __all__ = [
     "ReleasePlan",
     "ReleaseReport",
     "ReleaseStep",
+    "RestorePlan",
+    "RestoreReport",
     "Sample",
     "Segment",
     "Span",
@@ -397,14 +399,18 @@ class ReleasePlan:
     #: Whether all displayed values, and the last exception, go too.
     out: bool = False
     exceptions: bool = False
+    #: Whether cuBLAS's workspaces, and what torch.compile made, go too; what that costs.
+    cublas: bool = False
+    compile_caches: bool = False
+    costs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseStep:
     """One step of a release as it was carried out."""
 
-    #: ``move to CPU``, ``set to None``, ``drop IPython's references``, ``gc.collect``,
-    #: ``empty_cache``.
+    #: ``move to CPU``, ``set to None``, ``drop IPython's references``, ``clear caches`` (where
+    #: asked for), ``gc.collect``, ``empty_cache``.
     name: str
     #: What it did, in a few words: ``"3 tensors, 1.20 GiB"``; why it was skipped or failed.
     detail: str
@@ -414,6 +420,37 @@ class ReleaseStep:
     allocated_freed_bytes: tuple[tuple[str, int], ...] = ()
     reserved_freed_bytes: tuple[tuple[str, int], ...] = ()
     duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """What would be brought back from the CPU, before anything is changed."""
+
+    names: tuple[str, ...]
+    #: Their ``device`` is where each goes, which is where it was.
+    moves: tuple[ReleaseMove, ...]
+    #: What each device must have room for, and what it has, where that is known.
+    needs_bytes: tuple[tuple[str, int], ...]
+    available_bytes: tuple[tuple[str, int], ...]
+    #: Why the plan may not be executed, in one line; ``None`` where it may.
+    refusal: str | None = None
+    #: Sentences on what can't be brought back, and why.
+    remains: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What was brought back, measured."""
+
+    plan: RestorePlan
+    #: In a few words: ``"3 tensors, 1.20 GiB"``.
+    detail: str
+    before: tuple[Reading, ...]
+    after: tuple[Reading, ...]
+    duration_s: float
+    #: Why it stopped, in one line; everything is as it was then. ``None`` where it went through.
+    stopped: str | None = None
+    remains: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

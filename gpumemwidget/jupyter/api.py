@@ -13,6 +13,8 @@ from gpumemwidget.records import (
     MemoryAccount,
     ReleasePlan,
     ReleaseReport,
+    RestorePlan,
+    RestoreReport,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +30,9 @@ __all__ = [
     "last_failure",
     "monitor",
     "plan_release",
+    "plan_restore",
     "release",
+    "restore",
     "stat",
     "why",
 ]
@@ -125,7 +129,12 @@ def explain_in(extension: Extension, expression: str, *, unnamed: bool) -> Expla
 
 
 def plan_release(
-    *names: str, keep: bool = False, out: bool = False, exceptions: bool = False
+    *names: str,
+    keep: bool = False,
+    out: bool = False,
+    exceptions: bool = False,
+    cublas: bool = False,
+    compile_caches: bool = False,
 ) -> ReleasePlan:
     """What ``release`` with the same arguments would do; nothing is changed.
 
@@ -134,6 +143,8 @@ def plan_release(
         keep: leave copies on the CPU under the names.
         out: also what IPython holds of displayed values.
         exceptions: also the last exception and its frames.
+        cublas: also cuBLAS's workspaces; the next matrix product makes its own anew.
+        compile_caches: also what ``torch.compile`` made; the next call compiles anew.
 
     Raises:
         NotLoadedError: the extension is not loaded.
@@ -150,11 +161,18 @@ def plan_release(
         keep=keep,
         out=out,
         exceptions=exceptions,
+        cublas=cublas,
+        compile_caches=compile_caches,
     )
 
 
 def release(
-    *names: str, keep: bool = False, out: bool = False, exceptions: bool = False
+    *names: str,
+    keep: bool = False,
+    out: bool = False,
+    exceptions: bool = False,
+    cublas: bool = False,
+    compile_caches: bool = False,
 ) -> ReleaseReport:
     """Release what variables hold: move, set to ``None``, collect, empty the cache, measure.
 
@@ -163,6 +181,8 @@ def release(
         keep: leave copies on the CPU under the names.
         out: also what IPython holds of displayed values.
         exceptions: also the last exception and its frames.
+        cublas: also cuBLAS's workspaces; the next matrix product makes its own anew.
+        compile_caches: also what ``torch.compile`` made; the next call compiles anew.
 
     Returns:
         What each step did and freed, in bytes, and what still holds the rest.
@@ -177,11 +197,64 @@ def release(
     from gpumemwidget.owners.release import apply_release  # noqa: PLC0415 - when it is used
 
     extension = _get_extension()
+    refuse_beside_cell(extension)
+    plan = plan_release(
+        *names,
+        keep=keep,
+        out=out,
+        exceptions=exceptions,
+        cublas=cublas,
+        compile_caches=compile_caches,
+    )
+    return apply_release(plan, extension.shell, extension.monitor.hardware)
+
+
+def plan_restore(*names: str) -> RestorePlan:
+    """What ``restore`` with the same names would do; nothing is changed.
+
+    Raises:
+        NotLoadedError: the extension is not loaded.
+        UnknownNameError: a name is not bound.
+        BadInputError: nothing was named.
+    """
+    from gpumemwidget.owners.restore import plan_restore as plan  # noqa: PLC0415 - when it is used
+
+    extension = _get_extension()
+    return plan(extension.shell, extension.monitor.hardware, names)
+
+
+def restore(*names: str) -> RestoreReport:
+    """Bring back to its devices what a release moved to the CPU: all of it, or nothing.
+
+    Args:
+        names: variables, or rows of ``holdings()`` such as ``"Out[7]"``.
+
+    Returns:
+        What was brought back, and why it stopped if it did; everything is where it was then.
+
+    Raises:
+        NotLoadedError: the extension is not loaded.
+        UnknownNameError: a name is not bound; nothing was changed.
+        BadInputError: nothing was named.
+        BusyError: a cell is running, and this is not the cell's own thread.
+    """
+    from gpumemwidget.owners.restore import apply_restore  # noqa: PLC0415 - when it is used
+
+    extension = _get_extension()
+    refuse_beside_cell(extension)
+    plan = plan_restore(*names)
+    return apply_restore(plan, extension.shell, extension.monitor.hardware)
+
+
+def refuse_beside_cell(extension: Extension) -> None:
+    """Refuse what changes the user's objects on another thread than the running cell's.
+
+    Raises:
+        BusyError: a cell is running elsewhere.
+    """
     is_own_thread = threading.current_thread() is threading.main_thread()
     if extension.monitor.running is not None and not is_own_thread:
         raise BusyError("a cell is running: release from the cell itself, or after its end")
-    plan = plan_release(*names, keep=keep, out=out, exceptions=exceptions)
-    return apply_release(plan, extension.shell, extension.monitor.hardware)
 
 
 def dashboard() -> Dashboard:

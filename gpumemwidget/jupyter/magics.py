@@ -195,17 +195,29 @@ class MemMagics(Magics):
     @argument("--keep", action="store_true", help="leave copies on the CPU under the names")
     @argument("--out", action="store_true", help="also what IPython holds of displayed values")
     @argument("--exceptions", action="store_true", help="also the last exception and its frames")
+    @argument(
+        "--cublas",
+        action="store_true",
+        help="also cuBLAS's workspaces; the next matrix product makes its own anew",
+    )
+    @argument(
+        "--compile",
+        action="store_true",
+        help="also what torch.compile made (torch._dynamo.reset()); the next call compiles anew",
+    )
     @line_magic
     def memrelease(self, line: str) -> None:
         """Release what variables hold: move, set to None, collect, empty the cache, measure.
 
-        What others hold as well is moved to the CPU in place; nothing else is copied. The report
-        says what each step freed, and what still holds the rest.
+        What others hold as well is moved to the CPU in place; nothing else is copied, and
+        %%memrestore brings it back. The report says what each step freed, and what still holds
+        the rest.
         """
         with _refusal("memrelease"):
             args = _parse(self.memrelease, line)
             # Several may be typed as one would in Python: x, y
             names = [name for name in (_unquote(each.rstrip(",")) for each in args.names) if name]
+            from gpumemwidget.jupyter.api import refuse_beside_cell  # noqa: PLC0415
             from gpumemwidget.owners.plan import plan_release  # noqa: PLC0415 - when it is used
             from gpumemwidget.owners.release import apply_release  # noqa: PLC0415
             from gpumemwidget.report.report import (  # noqa: PLC0415
@@ -214,13 +226,57 @@ class MemMagics(Magics):
             )
 
             shell, hardware = self._extension.shell, self._extension.monitor.hardware
+            refuse_beside_cell(self._extension)
             plan = plan_release(
-                shell, hardware, names, keep=args.keep, out=args.out, exceptions=args.exceptions
+                shell,
+                hardware,
+                names,
+                keep=args.keep,
+                out=args.out,
+                exceptions=args.exceptions,
+                cublas=args.cublas,
+                compile_caches=args.compile,
             )
             if args.dry_run:
                 display(report_plan(plan))
             else:
                 display(report_release(apply_release(plan, shell, hardware)))
+
+    @magic_arguments()
+    @argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="what a release left on the CPU: a variable, or a row such as Out[7]",
+    )
+    @argument("--dry-run", action="store_true", help="show the plan and change nothing")
+    @line_magic
+    def memrestore(self, line: str) -> None:
+        """Bring back to its devices what %%memrelease moved to the CPU: all of it, or nothing.
+
+        The tensors stay the same objects, tied and viewed as they are. What was made on the CPU
+        since (a gradient, an optimizer's state) goes along with its parameter.
+        """
+        with _refusal("memrestore"):
+            args = _parse(self.memrestore, line)
+            names = [name for name in (_unquote(each.rstrip(",")) for each in args.names) if name]
+            from gpumemwidget.jupyter.api import refuse_beside_cell  # noqa: PLC0415
+            from gpumemwidget.owners.restore import (  # noqa: PLC0415 - when it is used
+                apply_restore,
+                plan_restore,
+            )
+            from gpumemwidget.report.report import (  # noqa: PLC0415
+                report_restore,
+                report_restore_plan,
+            )
+
+            refuse_beside_cell(self._extension)
+            shell, hardware = self._extension.shell, self._extension.monitor.hardware
+            plan = plan_restore(shell, hardware, names)
+            if args.dry_run:
+                display(report_restore_plan(plan))
+            else:
+                display(report_restore(apply_restore(plan, shell, hardware)))
 
     @magic_arguments()
     @argument(

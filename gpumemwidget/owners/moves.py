@@ -32,6 +32,8 @@ class Move:
     #: The storage's place in the account's graph.
     place: int
     tensors: list[Any]
+    #: Where to, as torch names it.
+    device: str = "cpu"
     #: Why it can't be moved, to complete "… stays: "; ``None`` where it can.
     obstacle: str | None = None
     #: Whether this is the one at which ``carry_out`` failed.
@@ -101,13 +103,12 @@ def find_move(account: Account, place: int, *, dropped: int, outside: Outside) -
     return move
 
 
-def carry_out(account: Account, moves: Sequence[Move], device: str = "cpu") -> list[Any]:
+def carry_out(account: Account, moves: Sequence[Move]) -> list[Any]:
     """Move the storages, all of them or none: one object's parts belong together.
 
     Args:
         account: who holds what.
         moves: what is to be moved.
-        device: where to, as torch names it.
 
     Returns:
         The new storages, in the order of the moves.
@@ -124,11 +125,11 @@ def carry_out(account: Account, moves: Sequence[Move], device: str = "cpu") -> l
         try:
             for move in moves:
                 move.is_failed = True
-                new = _copy_storage(torch, graph.objects[move.place], device)
+                new = _copy_storage(torch, graph.objects[move.place], move.device)
                 made.append(new)
                 for tensor in move.tensors:
                     with _mode_of(torch, tensor):
-                        substitute = _place_on(torch, new, tensor, device)
+                        substitute = _place_on(torch, new, tensor, move.device)
                         undo.append((tensor, base.data.__get__(tensor)))
                         base.data.__set__(tensor, substitute)
                 move.is_failed = False

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from gpumemwidget.errors import GpuMemError
 from gpumemwidget.owners.kinds import Kind, is_one_of
 from gpumemwidget.owners.walk import Graph
 from gpumemwidget.records import IPythonReference
 
-__all__ = ["describe_references", "find_kind_name"]
+__all__ = ["describe_error", "describe_references", "find_kind_name"]
 
 _MOST_REFERENCES = 5
 
@@ -32,6 +33,16 @@ def find_kind_name(graph: Graph, place: int) -> str:
         if is_one_of(cls, *classes):
             return kind
     return "object"
+
+
+def describe_error(exc: BaseException) -> str:
+    """An exception in one line."""
+    if isinstance(exc, KeyboardInterrupt):
+        return "interrupted"
+    first = str(exc).strip().split("\n", 1)[0]
+    if isinstance(exc, GpuMemError):
+        return first
+    return f"{type(exc).__name__}: {first}" if first else type(exc).__name__
 
 
 def describe_references(references: Iterable[IPythonReference]) -> str:

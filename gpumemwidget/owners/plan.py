@@ -14,6 +14,8 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.owners.account import Account, take_account
 from gpumemwidget.owners.base import LAST_EXCEPTION, Shell
+from gpumemwidget.owners.busy import find_capture, find_user
+from gpumemwidget.owners.caches import describe_costs
 from gpumemwidget.owners.checks import check_functions, check_names, check_types
 from gpumemwidget.owners.moves import Move
 from gpumemwidget.owners.sorting import Sorting
@@ -64,6 +66,8 @@ def plan_release(
     keep: bool = False,
     out: bool = False,
     exceptions: bool = False,
+    cublas: bool = False,
+    compile_caches: bool = False,
 ) -> ReleasePlan:
     """What releasing these rows would do; nothing is changed.
 
@@ -74,12 +78,23 @@ def plan_release(
         keep: leave CPU copies under the names instead of setting them to ``None``.
         out: drop all displayed values too.
         exceptions: drop all that is held of the last exception too.
+        cublas: free cuBLAS's workspaces too.
+        compile_caches: forget what ``torch.compile`` made too.
 
     Raises:
         UnknownNameError: there is no such row.
         BadInputError: nothing was named, or something that is not the user's memory.
     """
-    return draw_up(shell, hardware, names, keep=keep, out=out, exceptions=exceptions).plan
+    return draw_up(
+        shell,
+        hardware,
+        names,
+        keep=keep,
+        out=out,
+        exceptions=exceptions,
+        cublas=cublas,
+        compile_caches=compile_caches,
+    ).plan
 
 
 def draw_up(
@@ -90,17 +105,24 @@ def draw_up(
     keep: bool,
     out: bool,
     exceptions: bool,
+    cublas: bool = False,
+    compile_caches: bool = False,
 ) -> Draft:
     """The plan as ``plan_release`` gives it, with the objects that it is about."""
     check_types(names)
     names = tuple(dict.fromkeys(names))
-    if not names and not out and not exceptions:
-        raise BadInputError("nothing to release: name the variables, or give --out or --exceptions")
+    if not (names or out or exceptions or cublas or compile_caches):
+        raise BadInputError(
+            "nothing to release: name the variables, or give --out, --exceptions, --cublas or "
+            "--compile"
+        )
     ipython_rows = {reference.row: reference.root for reference in shell.list_references()}
     user_names = tuple(name for name in names if name not in ipython_rows)
     check_names(shell, user_names, rows=ipython_rows)
-    account = take_account(shell, budget_s=RELEASE_BUDGET_S)
-    check_functions(shell, user_names, account)
+    refusal = find_capture()
+    account = None if refusal else take_account(shell, budget_s=RELEASE_BUDGET_S)
+    if not refusal:
+        check_functions(shell, user_names, account)
 
     out_rows = () if keep else tuple(name for name in names if ipython_rows.get(name) == "out")
     exceptions = exceptions or (LAST_EXCEPTION in names and not keep)
@@ -121,6 +143,7 @@ def draw_up(
     moves: tuple[ReleaseMove, ...] = ()
     remains: list[str] = []
     if account is not None:
+        refusal = find_user(shell, account, names)
         sorting = Sorting(account, names, keep=keep, out=out, exceptions=exceptions)
         draft.dying = sorting.dying
         draft.moves = list(sorting.moved.values())
@@ -144,10 +167,13 @@ def draw_up(
         frees_bytes=() if account is None else account.sum_places([*draft.dying, *moved]),
         host_needed_bytes=needed,
         host_available_bytes=available,
-        refusal=_find_refusal(needed, available),
+        refusal=refusal or _find_refusal(needed, available),
         remains=(*remains, *_describe_empty(shell, draft, keep=keep)),
         out=out,
         exceptions=exceptions,
+        cublas=cublas,
+        compile_caches=compile_caches,
+        costs=describe_costs(cublas=cublas, compile_caches=compile_caches),
     )
     return draft
 

@@ -1,8 +1,9 @@
 """Carries out a release, step by step, and measures each.
 
 Always in this order: move to the CPU what somebody keeps, set the names to ``None``, drop what
-IPython holds, collect, empty the cache. Emptying the cache before the names are rebound would give
-nothing back. A step that fails ends it: what was not yet released is unchanged.
+IPython holds, clear torch's own caches where that was asked for, collect, empty the allocator's.
+Emptying it before the names are rebound would give nothing back. A step that fails ends it: what
+was not yet released is unchanged.
 
 Nothing here may hold what it is to free: the objects live in a draft inside one function, and the
 rest goes by names and ids.
@@ -18,9 +19,11 @@ from dataclasses import dataclass, replace
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, ReleaseError
 from gpumemwidget.owners.base import Shell
+from gpumemwidget.owners.caches import clear_caches
 from gpumemwidget.owners.moves import carry_out
-from gpumemwidget.owners.naming import describe_references
+from gpumemwidget.owners.naming import describe_error, describe_references
 from gpumemwidget.owners.plan import Draft, draw_up
+from gpumemwidget.owners.restore import whereabouts
 from gpumemwidget.owners.watch import StorageWatch
 from gpumemwidget.records import Reading, ReleasePlan, ReleaseReport, ReleaseStep
 from gpumemwidget.units import format_bytes
@@ -31,7 +34,7 @@ __all__ = ["apply_release"]
 #: threads and the interpreter allocate meanwhile.
 TOLERANCE_BYTES = 1024**2
 
-_STEPS = ("move to CPU", "set to None", "drop IPython's references", "gc.collect", "empty_cache")
+_MOVE = "move to CPU"
 
 
 def apply_release(plan: ReleasePlan, shell: Shell, hardware: Hardware) -> ReleaseReport:
@@ -87,13 +90,18 @@ class _Release:
         prepared = self._prepare()
         self._note_move(prepared, before, time.perf_counter() - started_s)
         plan = prepared.plan
-        acts: tuple[Callable[[], str | None], ...] = (
-            lambda: self._unbind(prepared),
-            lambda: self._drop(prepared),
-            lambda: f"{gc.collect()} objects",
-            self._empty_cache,
-        )
-        for name, act in zip(_STEPS[1:], acts, strict=True):
+        acts: dict[str, Callable[[], str | None]] = {
+            "set to None": lambda: self._unbind(prepared),
+            "drop IPython's references": lambda: self._drop(prepared),
+            "clear caches": lambda: clear_caches(
+                self._hardware, cublas=plan.cublas, compile_caches=plan.compile_caches
+            ),
+            "gc.collect": lambda: f"{gc.collect()} objects",
+            "empty_cache": self._empty_cache,
+        }
+        if not plan.costs:
+            del acts["clear caches"]
+        for name, act in acts.items():
             self._take_step(name, act)
         after = self._hardware.read()
         failures = [
@@ -132,6 +140,8 @@ class _Release:
                 keep=asked.keep,
                 out=asked.out,
                 exceptions=asked.exceptions,
+                cublas=asked.cublas,
+                compile_caches=asked.compile_caches,
             )
         except BadInputError as exc:
             return replace(failed, failure=str(exc), is_begun=False)
@@ -151,7 +161,7 @@ class _Release:
         try:
             prepared.moved = self._move(draft)
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
-            prepared.failure = _describe(exc)
+            prepared.failure = describe_error(exc)
         return prepared
 
     def _move(self, draft: Draft) -> str | None:
@@ -163,7 +173,7 @@ class _Release:
         for unit in draft.units:
             moves = [move for number in unit for move in draft.moves[number]]
             try:
-                carry_out(account, moves)
+                made = carry_out(account, moves)
             except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
                 told = [draft.plan.moves[number] for number in unit]
                 failed = next(
@@ -171,9 +181,12 @@ class _Release:
                     for path, number in zip(told, unit, strict=True)
                     if any(move.is_failed for move in draft.moves[number]) or path is told[-1]
                 )
-                message = f"{failed}: {_describe(exc)}"
+                message = f"{failed}: {describe_error(exc)}"
                 raise ReleaseError(message) from None
             n_tensors += sum(len(move.tensors) for move in moves)
+            infos = [account.graph.storages[move.place] for move in moves]
+            whereabouts.note(account.graph.reader.storage_type, made, infos)
+            made.clear()
         n_bytes = sum(told.n_bytes for told in draft.plan.moves)
         return f"{_count(n_tensors, 'tensor')}, {format_bytes(n_bytes)}"
 
@@ -182,7 +195,7 @@ class _Release:
     ) -> None:
         after = self._hardware.read()
         step = ReleaseStep(
-            name=_STEPS[0],
+            name=_MOVE,
             detail=prepared.failure or prepared.moved or "nothing to move",
             status="failed" if prepared.failure else "done" if prepared.moved else "skipped",
         )
@@ -206,7 +219,7 @@ class _Release:
                 self._shell.user_ns[name] = None
             except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
                 before = f" ({', '.join(done)} set to None before it)" if done else ""
-                message = f"{name}: {_describe(exc)}{before}"
+                message = f"{name}: {describe_error(exc)}{before}"
                 raise ReleaseError(message) from None
             done.append(name)
         return ", ".join(done)
@@ -235,7 +248,7 @@ class _Release:
             before = self._hardware.read()
             detail = act()
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
-            detail, failed = _describe(exc), True
+            detail, failed = describe_error(exc), True
         duration_s = time.perf_counter() - started_s
         step = ReleaseStep(name=name, detail="nothing to do", status="skipped")
         if detail is not None:
@@ -256,16 +269,6 @@ class _Release:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _describe(exc: BaseException) -> str:
-    """An exception in one line."""
-    if isinstance(exc, KeyboardInterrupt):
-        return "interrupted"
-    if isinstance(exc, ReleaseError):
-        return str(exc)
-    first = str(exc).strip().split("\n", 1)[0]
-    return f"{type(exc).__name__}: {first}" if first else type(exc).__name__
 
 
 def _subtract(

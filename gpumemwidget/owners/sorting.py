@@ -11,7 +11,7 @@ from gpumemwidget.owners.ownership import list_owned
 from gpumemwidget.records import HOST, ReleaseMove
 from gpumemwidget.units import format_bytes
 
-__all__ = ["Sorting"]
+__all__ = ["Sorting", "join_marks", "keep_together"]
 
 _MOST_NAMED = 4
 
@@ -112,8 +112,8 @@ class Sorting:
         chosen = 0
         for row in names:
             chosen |= row.mark
-        units = _join([account.marks[place] & chosen for place in movable])
-        self._keep_together([moves[place] for place in movable if owned[place]], units)
+        units = join_marks([account.marks[place] & chosen for place in movable])
+        keep_together(account, [moves[place] for place in movable if owned[place]], units)
         for place, row in kept:
             device = storages[place].device
             why = self._name_holders(place)
@@ -129,15 +129,6 @@ class Sorting:
                 why = "it is reached through a computation, a function or a key, not as a part"
             self.stays.setdefault((row.name, device, why), []).append(place)
         self._list_units(units)
-
-    def _keep_together(self, moves: Sequence[Move], units: Sequence[int]) -> None:
-        """Let the parts of modules and optimizers stay where one of them can't be moved."""
-        marks = self._account.marks
-        for unit in units:
-            parts = [move for move in moves if marks[move.place] & unit]
-            why = next((move.obstacle for move in parts if move.obstacle), None)
-            for move in parts if why else ():
-                move.obstacle = move.obstacle or f"what belongs to it can't be moved: {why}"
 
     def _list_units(self, units: Sequence[int]) -> None:
         marks = self._account.marks
@@ -171,7 +162,22 @@ class Sorting:
         return "also held by " + (f"{', '.join(first)} and {last}" if first else last)
 
 
-def _join(marks: Sequence[int]) -> list[int]:
+def keep_together(account: Account, moves: Sequence[Move], units: Sequence[int]) -> None:
+    """Let the parts of modules and optimizers stay where one of them can't be moved.
+
+    Args:
+        account: who holds what.
+        moves: those of such parts.
+        units: what ``join_marks`` gave.
+    """
+    for unit in units:
+        parts = [move for move in moves if account.marks[move.place] & unit]
+        why = next((move.obstacle for move in parts if move.obstacle), None)
+        for move in parts if why else ():
+            move.obstacle = move.obstacle or f"what belongs to it can't be moved: {why}"
+
+
+def join_marks(marks: Sequence[int]) -> list[int]:
     """The sets of rows that hang together by what they share."""
     units: list[int] = []
     for mark in dict.fromkeys(marks):

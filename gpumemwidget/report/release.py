@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
+from gpumemwidget.owners.base import LAST_EXCEPTION
 from gpumemwidget.owners.naming import describe_references
-from gpumemwidget.records import ReleaseMove, ReleasePlan, ReleaseReport, ReleaseStep
+from gpumemwidget.records import (
+    Reading,
+    ReleaseMove,
+    ReleasePlan,
+    ReleaseReport,
+    ReleaseStep,
+    RestorePlan,
+    RestoreReport,
+)
 from gpumemwidget.report.document import (
     Block,
     Cell,
@@ -26,10 +36,19 @@ from gpumemwidget.report.text import render_text
 from gpumemwidget.report.words import join_words, name_counters, rank_device
 from gpumemwidget.units import format_bytes
 
-__all__ = ["N_MOVES_SHOWN", "report_plan", "report_release"]
+__all__ = [
+    "N_MOVES_SHOWN",
+    "report_plan",
+    "report_release",
+    "report_restore",
+    "report_restore_plan",
+]
 
 #: An optimizer alone can be hundreds of tensors.
 N_MOVES_SHOWN = 12
+
+#: Rows that are no variables, so that there is nothing to be set to ``None``.
+_ROW_NAME = re.compile(rf"Out\[.*\]|_{{1,3}}|{LAST_EXCEPTION}", re.DOTALL)
 
 _STEP_COLUMNS = (
     Column("step", "name"),
@@ -37,6 +56,12 @@ _STEP_COLUMNS = (
     Column("allocated"),
     Column("reserved"),
     Column("what was done", "words", last="wrap"),
+)
+_RESTORE_COLUMNS = (
+    Column("device", "name"),
+    Column("planned"),
+    Column("allocated before"),
+    Column("now"),
 )
 _TOTAL_COLUMNS = (
     Column("device", "name"),
@@ -71,11 +96,8 @@ def report_plan(plan: ReleasePlan) -> Report:
 
 def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
     """The release sequence, always in its order."""
-    names = [name for name in plan.names if name.isidentifier()]
-    shown = plan.moves[:N_MOVES_SHOWN]
-    moves = [_describe_move(move) for move in shown]
-    if len(plan.moves) > len(shown):
-        moves.append(f"and {len(plan.moves) - len(shown)} more")
+    names = [name for name in plan.names if not _ROW_NAME.fullmatch(name)]
+    moves = _list_moves(plan.moves)
     if not names:
         rebinding = "no name to set"
     elif plan.keep:
@@ -86,9 +108,17 @@ def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
         Step("move to CPU", "" if moves else "nothing that anybody would keep", tuple(moves)),
         Step("set to None", rebinding),
         Step("drop IPython's references", describe_references(plan.drops) or "it holds none"),
+        *([Step("clear caches", "", plan.costs)] if plan.costs else []),
         Step("gc.collect()"),
         Step("empty_cache()"),
     )
+
+
+def _list_moves(moves: Sequence[ReleaseMove]) -> list[str]:
+    shown = [_describe_move(move) for move in moves[:N_MOVES_SHOWN]]
+    if len(moves) > len(shown):
+        shown.append(f"and {len(moves) - len(shown)} more")
+    return shown
 
 
 def _describe_move(move: ReleaseMove) -> str:
@@ -138,6 +168,74 @@ def report_release(report: ReleaseReport) -> Report:
     blocks.extend(Note(sentence) for sentence in report.notes)
     document = Document(tuple(blocks))
     return Report(text=render_text(document), html=render_html(document))
+
+
+def report_restore_plan(plan: RestorePlan) -> Report:
+    """What would be brought back from the CPU; if it may not be done, that comes first."""
+    title = Run(f"Restore {join_words(plan.names)}".rstrip(), "strong")
+    if plan.refusal:
+        blocks: list[Block] = [Heading((title, Run("refused", "bad")))]
+        blocks.append(Note(plan.refusal, tone="bad"))
+    else:
+        blocks = [Heading((title, Run("plan, nothing is changed yet", "muted")))]
+    if plan.moves:
+        blocks.append(Steps((_step_back(plan),)))
+    available = dict(plan.available_bytes)
+    for device, n_bytes in plan.needs_bytes:
+        room = format_bytes(available[device]) if device in available else "an unknown amount"
+        blocks.append(
+            Note(f"Needs {format_bytes(n_bytes)} on {device}; {room} available.", tone="plain")
+        )
+    blocks.extend(Note(sentence, tone="warn") for sentence in plan.remains)
+    document = Document(tuple(blocks))
+    return Report(text=render_text(document), html=render_html(document))
+
+
+def report_restore(report: RestoreReport) -> Report:
+    """What was brought back: what each device held before and holds now."""
+    plan = report.plan
+    title = Run(f"Restore {join_words(plan.names)}".rstrip(), "strong")
+    if report.stopped:
+        blocks: list[Block] = [Heading((title, Run("stopped", "bad")))]
+        blocks.append(Note(report.stopped, tone="bad"))
+    else:
+        blocks = [Heading((title, Run(f"done, {report.detail} brought back")))]
+        blocks.append(Steps((_step_back(plan),)))
+        blocks.append(
+            Table(
+                caption="On each device",
+                columns=_RESTORE_COLUMNS,
+                groups=tuple(
+                    (_describe_restored(device, plan, report),)
+                    for device in sorted(
+                        {reading.device for reading in report.after}, key=rank_device
+                    )
+                ),
+                n_shared=1,
+                caption_is_seen=True,
+            )
+        )
+    blocks.extend(Note(sentence, tone="warn") for sentence in (*plan.remains, *report.remains))
+    document = Document(tuple(blocks))
+    return Report(text=render_text(document), html=render_html(document))
+
+
+def _step_back(plan: RestorePlan) -> Step:
+    return Step("move to where it was", "", tuple(_list_moves(plan.moves)))
+
+
+def _describe_restored(device: str, plan: RestorePlan, report: RestoreReport) -> tuple[Cell, ...]:
+    needs = dict(plan.needs_bytes)
+
+    def find(readings: Sequence[Reading]) -> int | None:
+        return next((each.allocated_bytes for each in readings if each.device == device), None)
+
+    return (
+        Cell(device),
+        bytes_cell(needs[device]) if device in needs else Cell(""),
+        bytes_cell(find(report.before)),
+        bytes_cell(find(report.after)),
+    )
 
 
 def _list_totals(report: ReleaseReport) -> tuple[tuple[tuple[Cell, ...], ...], ...]:

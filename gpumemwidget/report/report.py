@@ -11,7 +11,12 @@ from gpumemwidget.report.cell import report_cell, report_cell_line
 from gpumemwidget.report.holdings import report_holdings
 from gpumemwidget.report.ledger import report_ledger
 from gpumemwidget.report.output import Report
-from gpumemwidget.report.release import report_plan, report_release
+from gpumemwidget.report.release import (
+    report_plan,
+    report_release,
+    report_restore,
+    report_restore_plan,
+)
 from gpumemwidget.report.stat import report_stat
 from gpumemwidget.report.why import report_explanation
 
@@ -25,5 +30,7 @@ __all__ = [
     "report_ledger",
     "report_plan",
     "report_release",
+    "report_restore",
+    "report_restore_plan",
     "report_stat",
 ]

@@ -14,7 +14,7 @@ from traitlets.config import Config
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.jupyter.references import IPythonShell
-from tests.owners.notebook import Notebook
+from tests.owners.notebook import Notebook, Tracker
 
 _SYS_NAMES = ("last_type", "last_value", "last_traceback", "last_exc")
 
@@ -51,3 +51,20 @@ def notebook(
     sys.modules["__main__"] = main
     sys.displayhook, sys.excepthook = displayhook, excepthook
     gc.collect()
+
+
+@pytest.fixture
+def tracker(notebook: Notebook) -> Tracker:
+    """Watches what the notebook makes with ``make(n_elements)``."""
+    tracker = Tracker()
+    notebook.put(make=tracker.make)
+    return tracker
+
+
+@pytest.fixture
+def movable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the plan take the host for a device that memory can be moved away from.
+
+    What is moved is then copied from host to host: the old storages must go all the same.
+    """
+    monkeypatch.setattr("gpumemwidget.owners.sorting.HOST", "no device")

@@ -20,14 +20,6 @@ from tests.owners.notebook import Notebook, Tracker
 MIB = 1024**2
 
 
-@pytest.fixture
-def tracker(notebook: Notebook) -> Tracker:
-    """Watches what the notebook makes with ``make(n_elements)``."""
-    tracker = Tracker()
-    notebook.put(make=tracker.make)
-    return tracker
-
-
 def _names(notebook: Notebook) -> dict[str, object]:
     return {name: notebook.ip.user_ns[name] for name in notebook.shell.list_user_names()}
 
@@ -214,15 +206,6 @@ class _ShortOfMemory(Hardware):
 
     def available_host_bytes(self) -> int | None:
         return 100
-
-
-@pytest.fixture
-def movable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the plan take the host for a device that memory can be moved away from.
-
-    What is moved is then copied from host to host: the old storages must go all the same.
-    """
-    monkeypatch.setattr("gpumemwidget.owners.sorting.HOST", "no device")
 
 
 def _refuse_to_clone(monkeypatch: pytest.MonkeyPatch, *, n_bytes: int) -> None:

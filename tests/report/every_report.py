@@ -18,6 +18,8 @@ from gpumemwidget.report.report import (
     report_ledger,
     report_plan,
     report_release,
+    report_restore,
+    report_restore_plan,
     report_stat,
 )
 from tests.report.account_examples import (
@@ -36,6 +38,8 @@ from tests.report.examples import (
     make_host_cell,
     make_plan,
     make_release,
+    make_restore,
+    make_restore_plan,
     make_samples,
     make_stat,
     make_stopped_release,
@@ -89,8 +93,37 @@ def make_every_report() -> dict[str, Report]:
                 host_available_bytes=100 * MIB,
             )
         ),
+        "plan_caches": report_plan(
+            make_plan(
+                names=("odd name", "Out[7]", "last exception"),
+                moves=(),
+                remains=(),
+                cublas=True,
+                compile_caches=True,
+                costs=(
+                    "cuBLAS workspaces: the next matrix product on each stream makes its own anew; "
+                    "how much they hold is measured",
+                    "compile caches: nothing was compiled in this process",
+                ),
+            )
+        ),
         "release": report_release(make_release()),
         "release_stopped": report_release(make_stopped_release()),
+        "restore": report_restore(make_restore()),
+        "restore_plan": report_restore_plan(make_restore_plan()),
+        "restore_refused": report_restore_plan(
+            make_restore_plan(
+                refusal="cuda:0 has room for 100.00 MiB and 475.00 MiB are needed: release "
+                "something there first; nothing was changed",
+                available_bytes=(("cuda:0", 100 * MIB),),
+            )
+        ),
+        "restore_stopped": report_restore(
+            make_restore(
+                stopped="OutOfMemoryError: CUDA out of memory; everything is where it was",
+                detail="",
+            )
+        ),
     }
 
 

@@ -17,6 +17,8 @@ from gpumemwidget.records import (
     ReleasePlan,
     ReleaseReport,
     ReleaseStep,
+    RestorePlan,
+    RestoreReport,
     Sample,
     Span,
 )
@@ -260,6 +262,41 @@ def make_release(**changes: object) -> ReleaseReport:
         "remains": ("33.00 MiB on cuda:0 are cuBLAS workspace, which no name holds.",),
     }
     return ReleaseReport(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def make_restore_plan(**changes: object) -> RestorePlan:
+    """The way back of a model and its optimizer, of which one part was made on the CPU."""
+    values: dict[str, object] = {
+        "names": ("model", "optimizer"),
+        "moves": (
+            ReleaseMove("model", "module", "cuda:0", 475 * MIB, ""),
+            ReleaseMove("optimizer", "optimizer", "cuda:1", 950 * MIB, ""),
+        ),
+        "needs_bytes": (("cuda:0", 475 * MIB), ("cuda:1", 950 * MIB)),
+        "available_bytes": (("cuda:0", 12 * GIB),),
+        "remains": ("4.00 MiB of model stays on the CPU: a computation saved it for backward",),
+    }
+    return RestorePlan(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def make_restore(**changes: object) -> RestoreReport:
+    """That, done."""
+    values: dict[str, object] = {
+        "plan": make_restore_plan(),
+        "detail": "297 tensors, 1.39 GiB",
+        "before": (
+            Reading("cuda:0", 0, 0),
+            Reading("cuda:1", 8 * MIB, 20 * MIB),
+            Reading("host", 1912 * MIB, 2560 * MIB),
+        ),
+        "after": (
+            Reading("cuda:0", 475 * MIB, 480 * MIB),
+            Reading("cuda:1", 958 * MIB, 970 * MIB),
+            Reading("host", 487 * MIB, 1100 * MIB),
+        ),
+        "duration_s": 0.31,
+    }
+    return RestoreReport(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def make_stopped_release() -> ReleaseReport:

@@ -1,0 +1,178 @@
+"""Why memory may not be moved or released just now: somebody is computing with it.
+
+A cell on the main thread is waited for elsewhere. Here are the two that no cell shows: a CUDA graph
+that is being captured, which any call that synchronises or frees breaks; and another thread that
+has the chosen objects in its hands.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from types import FrameType, GetSetDescriptorType
+from typing import Any
+
+from gpumemwidget.owners.account import Account
+from gpumemwidget.owners.base import Shell
+from gpumemwidget.owners.kinds import Kind, is_one_of, read_type_dict
+from gpumemwidget.owners.labels import read_locals
+from gpumemwidget.owners.storages import find_torch
+
+__all__ = ["find_capture", "find_user"]
+
+#: Nodes of a running backward that are looked at.
+_MOST_NODES = 10_000
+_UNCHANGED = "nothing was changed"
+
+
+def find_capture() -> str | None:
+    """Why nothing may be done while a CUDA graph is captured; ``None`` where none is.
+
+    Torch tells of the current stream of this thread. Of captures on others it tells by the streams
+    that ``torch.cuda.graph`` takes for them.
+    """
+    torch: Any = find_torch()
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    if torch.cuda.is_current_stream_capturing():
+        return (
+            "a CUDA graph is being captured on this thread's stream, and to free or copy memory "
+            f"would break it: release after the capture; {_UNCHANGED}"
+        )
+    for stream in _list_capture_streams(torch):
+        with torch.cuda.stream(stream):
+            is_capturing = torch.cuda.is_current_stream_capturing()
+        if is_capturing:
+            return (
+                "a CUDA graph is being captured on another stream, and to free or copy memory "
+                f"would break it: release after the capture; {_UNCHANGED}"
+            )
+    return None
+
+
+def _list_capture_streams(torch: Any) -> list[Any]:
+    graph_class = getattr(torch.cuda, "graph", None)
+    if graph_class is None or threading.active_count() == 1:
+        return []
+    captures = [each for each in gc.get_objects() if type(each) is graph_class]
+    streams = [vars(each).get("capture_stream") for each in captures]
+    streams.append(vars(graph_class).get("default_capture_stream"))
+    return list({id(each): each for each in streams if each is not None}.values())
+
+
+def find_user(shell: Shell, account: Account, names: Sequence[str]) -> str | None:
+    """Which other thread is using what these rows hold, in one line; ``None`` where none is.
+
+    A thread uses it whose functions, those that are running now, have one of the tensors, modules
+    or optimizers in a variable, mention one of the names, or are in a backward that leads to one.
+
+    Args:
+        shell: whose namespace a function may mention names of.
+        account: who holds what.
+        names: the rows.
+    """
+    rows = [account.rows[name] for name in names if name in account.rows]
+    chosen = _list_chosen(account, [row.mark for row in rows])
+    words = {row.name for row in rows if row.root == "name"}
+    namespace = shell.user_ns
+    threads = {thread.ident: thread.name for thread in threading.enumerate()}
+    own = threading.get_ident()
+    frame: FrameType | None = None
+    tops = [top for top in sys._current_frames().items() if top[0] != own]  # noqa: SLF001 - the one way to see them
+    try:
+        while tops:
+            ident, frame = tops.pop()
+            while frame is not None:
+                used = _find_use(
+                    account, frame, chosen, words if frame.f_globals is namespace else ()
+                )
+                if used is not None:
+                    return (
+                        f"thread {threads.get(ident, ident)!r} is in {frame.f_code.co_name}() line "
+                        f"{frame.f_lineno}, which {used}: wait for its end; {_UNCHANGED}"
+                    )
+                frame = frame.f_back
+        return None
+    finally:
+        # A frame that is kept keeps all that its callers have.
+        del frame, tops
+
+
+def _list_chosen(account: Account, marks: Sequence[int]) -> dict[int, str]:
+    """What a thread may have of these rows, by id, and what to call it."""
+    graph = account.graph
+    mark = 0
+    for each in marks:
+        mark |= each
+    chosen: dict[int, str] = {}
+    for place, kind in enumerate(graph.kinds):
+        if not account.marks[place] & mark:
+            continue
+        cls = type(graph.objects[place])
+        if kind is Kind.TENSOR:
+            word = "tensor"
+        elif is_one_of(cls, graph.reader.module_type):
+            word = "module"
+        elif is_one_of(cls, graph.reader.optimizer_type):
+            word = "optimizer"
+        else:
+            continue
+        chosen[id(graph.objects[place])] = f"{_name_rows(account, place, mark)} ({word})"
+    return chosen
+
+
+def _name_rows(account: Account, place: int, mark: int) -> str:
+    return next(iter(account.name_holders(account.marks[place] & mark)))
+
+
+def _find_use(
+    account: Account, frame: FrameType, chosen: dict[int, str], words: Collection[str]
+) -> str | None:
+    """What a running function has to do with the chosen, to complete "which …"."""
+    code = frame.f_code
+    for name in code.co_names:
+        if name in words:
+            return f"mentions {name}"
+    variables = read_locals(frame)
+    for variable, value in variables.items():
+        if id(value) in chosen:
+            return f"has {chosen[id(value)]} in {variable}"
+    if code.co_name == "_engine_run_backward":
+        for each in _list_leaves(account, variables.get("t_outputs")):
+            if id(each) in chosen:
+                return f"runs a backward to {chosen[id(each)]}"
+    return None
+
+
+def _list_leaves(account: Account, outputs: object) -> Iterator[object]:
+    """The tensors that a backward leads to, by what of a graph does not change while it runs."""
+    reader = account.graph.reader
+    if not isinstance(outputs, tuple | list):
+        return
+    met: dict[int, Any] = {}
+    with reader.quiet():
+        tensors = [each for each in outputs if is_one_of(type(each), reader.tensor_type)]
+        pending: list[Any] = [reader.read_tensor(each).grad_fn for each in tensors]
+        while pending and len(met) < _MOST_NODES:
+            node = pending.pop()
+            if node is None or id(node) in met:
+                continue
+            met[id(node)] = node
+            following, leaf = _read_way(reader.torch, node)
+            pending.extend(following)
+            if leaf is not None:
+                yield leaf
+
+
+def _read_way(torch: Any, node: Any) -> tuple[list[Any], object | None]:
+    """The nodes that follow, and the tensor whose gradient is accumulated."""
+    function_class: Any = torch._C._FunctionBase  # noqa: SLF001 - has no public name
+    cls = type(node)
+    is_python = is_one_of(cls, function_class)
+    read: Any = (
+        function_class.next_functions if is_python else read_type_dict(cls)["next_functions"]
+    )
+    is_leaf = type(read_type_dict(cls).get("variable")) is GetSetDescriptorType
+    return [each[0] for each in read.__get__(node)], node.variable if is_leaf else None

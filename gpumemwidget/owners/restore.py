@@ -1,0 +1,378 @@
+"""Brings back to their devices the storages that a release moved to the CPU.
+
+A release notes each storage that it made on the CPU, and where its memory was. The note holds
+nothing: torch's weak reference keeps a storage's header alive, some hundred bytes, and no memory.
+Whoever has the storage when it is brought back gets the device's memory, in place as on the way
+out: the tensors stay the same objects, tied and viewed as they are then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.errors import BadInputError
+from gpumemwidget.owners.account import Account, Row, take_account
+from gpumemwidget.owners.base import Shell
+from gpumemwidget.owners.busy import find_capture, find_user
+from gpumemwidget.owners.checks import check_names, check_types
+from gpumemwidget.owners.kinds import Kind, is_one_of
+from gpumemwidget.owners.labels import read_attributes
+from gpumemwidget.owners.moves import Move, carry_out, find_move, find_outside
+from gpumemwidget.owners.naming import describe_error, find_kind_name
+from gpumemwidget.owners.ownership import list_owned
+from gpumemwidget.owners.sorting import join_marks, keep_together
+from gpumemwidget.owners.storages import CUDA_ROUNDING_BYTES, StorageInfo
+from gpumemwidget.owners.watch import StorageWatch
+from gpumemwidget.records import HOST, ReleaseMove, RestorePlan, RestoreReport
+from gpumemwidget.units import format_bytes
+
+__all__ = ["Whereabouts", "apply_restore", "plan_restore", "whereabouts"]
+
+_BUDGET_S = 10.0
+#: So many storages are remembered, the latest: a model has some thousands.
+MOST_NOTED = 100_000
+_TOLERANCE_BYTES = 1024**2
+
+
+class Whereabouts:
+    """Where storages were before a release moved them; it keeps none of them alive.
+
+    Args:
+        most: so many are remembered, the latest.
+    """
+
+    def __init__(self, most: int = MOST_NOTED) -> None:
+        self._most = most
+        #: The device, by the address of a storage's header, which is also torch's weak reference:
+        #: as long as it is kept no other storage gets this address.
+        self._devices: dict[int, str] = {}
+        self._storage_type: Any = None
+
+    def note(
+        self, storage_type: Any, storages: Sequence[Any], infos: Iterable[StorageInfo]
+    ) -> None:
+        """Remember where the memory of these new storages was."""
+        self._storage_type = storage_type
+        for storage, info in zip(storages, infos, strict=True):
+            self._forget(storage._cdata)  # noqa: SLF001 - its name in torch
+            self._devices[storage._weak_ref()] = info.device  # noqa: SLF001 - has no public name
+        expired = [each for each in self._devices if storage_type._expired(each)]  # noqa: SLF001
+        for each in expired:
+            self._forget(each)
+        while len(self._devices) > self._most:
+            self._forget(next(iter(self._devices)))
+
+    def find(self, storage: Any) -> str | None:
+        """The device where a storage's memory was; ``None`` where that is not known."""
+        return self._devices.get(storage._cdata)  # noqa: SLF001 - its name in torch
+
+    def forget(self, storage: Any) -> None:
+        """Remember this storage no more."""
+        self._forget(storage._cdata)  # noqa: SLF001 - its name in torch
+
+    def forget_all(self) -> None:
+        """Remember nothing; the headers go."""
+        for each in list(self._devices):
+            self._forget(each)
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def _forget(self, handle: int) -> None:
+        if self._devices.pop(handle, None) is not None:
+            self._storage_type._free_weak_ref(handle)  # noqa: SLF001 - has no public name
+
+
+#: Of the whole process, as its storages are.
+whereabouts = Whereabouts()
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan with the objects behind it. Let go of it once it is carried out."""
+
+    account: Account | None
+    moves: list[Move] = field(default_factory=list)
+    remains: list[str] = field(default_factory=list)
+    told: tuple[ReleaseMove, ...] = ()
+    plan: RestorePlan | None = None
+
+
+def plan_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> RestorePlan:
+    """What restoring these rows would do; nothing is changed.
+
+    Args:
+        shell: the running IPython.
+        hardware: where the devices' memory is asked for.
+        names: variables, or rows such as ``"Out[7]"``.
+
+    Raises:
+        UnknownNameError: there is no such row.
+        BadInputError: nothing was named, or something that is no variable.
+    """
+    return _draw_up(shell, hardware, names)[1]
+
+
+def apply_restore(plan: RestorePlan, shell: Shell, hardware: Hardware) -> RestoreReport:
+    """Bring back what the names of a plan mean now: all of it, or nothing.
+
+    Args:
+        plan: what ``plan_restore`` gave.
+        shell: the running IPython.
+        hardware: measures, and gives back what a failed attempt took.
+
+    Returns:
+        What was done; where it stopped, why, and then everything is as it was.
+    """
+    before = hardware.read()
+    started_s = time.perf_counter()
+    watch = StorageWatch()
+    try:
+        try:
+            draft, plan = _draw_up(shell, hardware, plan.names)
+        except BadInputError as exc:
+            return RestoreReport(plan, "", before, before, 0.0, stopped=str(exc))
+        stopped = plan.refusal
+        detail = ""
+        if stopped is None:
+            detail, stopped = _bring_back(draft, watch)
+            if stopped is not None:
+                # The copies that were made before it failed are gone; so is what was cached of it.
+                draft.moves.clear()
+                hardware.empty_cache()
+        del draft
+        after = hardware.read()
+        return RestoreReport(
+            plan=plan,
+            detail=detail,
+            before=before,
+            after=after,
+            duration_s=time.perf_counter() - started_s,
+            stopped=stopped,
+            remains=()
+            if stopped
+            else tuple(watch.list_remains(shell, tolerance_bytes=_TOLERANCE_BYTES)),
+        )
+    finally:
+        watch.close()
+
+
+def _bring_back(draft: _Draft, watch: StorageWatch) -> tuple[str, str | None]:
+    """Move; what was done, and why it stopped."""
+    account = draft.account
+    if account is None:
+        return "", "torch is not imported: there is nothing to restore"
+    watch.add(account, [move.place for move in draft.moves])
+    try:
+        carry_out(account, draft.moves).clear()
+    except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
+        return "", f"{describe_error(exc)}; everything is where it was"
+    for move in draft.moves:
+        whereabouts.forget(account.graph.objects[move.place])
+    n_tensors = sum(len(move.tensors) for move in draft.moves)
+    n_bytes = sum(account.graph.storages[move.place].n_bytes for move in draft.moves)
+    return f"{n_tensors} tensor{'s' * (n_tensors != 1)}, {format_bytes(n_bytes)}", None
+
+
+# -- the plan --------------------------------------------------------------------------------------
+
+
+def _draw_up(shell: Shell, hardware: Hardware, names: Sequence[str]) -> tuple[_Draft, RestorePlan]:
+    check_types(names)
+    names = tuple(dict.fromkeys(names))
+    if not names:
+        raise BadInputError("nothing to restore: name what was moved, as in %memrestore model opt")
+    rows = {reference.row: reference.root for reference in shell.list_references()}
+    check_names(shell, [name for name in names if name not in rows], rows=rows)
+    refusal = find_capture()
+    draft = _Draft(account=None)
+    needs: dict[str, int] = {}
+    if refusal is None:
+        draft.account = take_account(shell, budget_s=_BUDGET_S)
+    if draft.account is not None:
+        _find_moves(draft, draft.account, names)
+        for move in draft.moves:
+            device = _name_device(move.device)
+            n_bytes = draft.account.graph.storages[move.place].n_bytes
+            needs[device] = needs.get(device, 0) + _round(n_bytes, device)
+        refusal = find_user(shell, draft.account, names)
+    if refusal is None and not draft.moves:
+        refusal = f"nothing to restore: {_describe_absence(shell, draft, names)}"
+        draft.remains.clear()
+    available = _read_available(hardware, needs)
+    plan = RestorePlan(
+        names=names,
+        moves=draft.told,
+        needs_bytes=tuple(sorted(needs.items())),
+        available_bytes=tuple(sorted(available.items())),
+        refusal=refusal or _find_shortage(needs, available),
+        remains=tuple(draft.remains),
+    )
+    return draft, plan
+
+
+def _find_moves(draft: _Draft, account: Account, names: Sequence[str]) -> None:
+    graph = account.graph
+    rows = [account.rows[name] for name in names if name in account.rows]
+    reached = [(place, row) for place, row in _list_reached(account, rows)]
+    targets = {
+        place: device
+        for place, _ in reached
+        if (device := whereabouts.find(graph.objects[place])) is not None
+    }
+    targets.update(_find_companions(account, targets))
+    owned = list_owned(account, rows, keep=True)
+    outside = find_outside(account, list(targets))
+    moves = {place: find_move(account, place, dropped=0, outside=outside) for place in targets}
+    for place, move in moves.items():
+        move.device = "cpu" if targets[place] == HOST else targets[place]
+    chosen = 0
+    for row in rows:
+        chosen |= row.mark
+    units = join_marks([account.marks[place] & chosen for place in targets])
+    keep_together(account, [move for place, move in moves.items() if owned.get(place)], units)
+    told: dict[tuple[str, str], list[Move]] = {}
+    stays: dict[tuple[str, str], list[int]] = {}
+    for place, row in reached:
+        if place not in moves:
+            if graph.storages[place].device == HOST and place in owned and targets:
+                why = "it was not moved there by a release, or not since it was last restored"
+                stays.setdefault((row.name, why), []).append(place)
+            continue
+        obstacle = moves[place].obstacle
+        if obstacle is None:
+            draft.moves.append(moves[place])
+            told.setdefault((row.name, targets[place]), []).append(moves[place])
+        else:
+            stays.setdefault((row.name, obstacle), []).append(place)
+    draft.told = tuple(
+        ReleaseMove(
+            path=name,
+            kind=find_kind_name(graph, account.rows[name].places[0]),
+            device=device,
+            n_bytes=sum(graph.storages[move.place].n_bytes for move in moves_of),
+            reason="",
+        )
+        for (name, device), moves_of in told.items()
+    )
+    draft.remains = [
+        f"{format_bytes(sum(graph.storages[place].n_bytes for place in places))} of {name} "
+        f"stays on the CPU: {why}"
+        for (name, why), places in stays.items()
+    ]
+
+
+def _list_reached(account: Account, rows: Sequence[Row]) -> list[tuple[int, Row]]:
+    """The storages that the rows reach, each under the first row, in the order of the rows."""
+    met: set[int] = set()
+    reached = []
+    for row in rows:
+        for place in account.list_storages(row.mark):
+            if place not in met:
+                met.add(place)
+                reached.append((place, row))
+    return reached
+
+
+def _find_companions(account: Account, targets: dict[int, str]) -> dict[int, str]:
+    """What was made on the CPU since, and has to be where its tensor is.
+
+    A gradient, and what an optimizer keeps of a parameter in the parameter's own shape: a step on
+    the CPU made them. Its count of steps stays, for that is on the CPU by PyTorch's own choice.
+    """
+    graph, reader = account.graph, account.graph.reader
+    found: dict[int, str] = {}
+    device_of: dict[int, str] = {}
+
+    def follow(target: object, device: str) -> None:
+        place = graph.find(target)
+        for part in graph.edges[place] if place is not None else ():
+            info = graph.storages.get(part)
+            if info is not None and info.device == HOST and part not in targets:
+                found[part] = device
+
+    with reader.quiet():
+        for storage, device in targets.items():
+            for each in graph.tensors_on.get(storage, ()):
+                device_of[id(graph.objects[each])] = device
+                for other in reader.read_tensor(graph.objects[each]).tensors:
+                    follow(other, device)
+        for target in list(graph.objects):
+            if not is_one_of(type(target), reader.optimizer_type):
+                continue
+            state = (read_attributes(target) or {}).get("state")
+            for key, values in list(dict.items(state)) if isinstance(state, dict) else ():
+                if id(key) not in device_of or not isinstance(values, dict):
+                    continue
+                shape = reader.read_shape(key)[0]
+                for value in list(dict.values(values)):
+                    place = graph.find(value)
+                    if place is None or graph.kinds[place] is not Kind.TENSOR or not shape:
+                        continue
+                    if reader.read_shape(value)[0] == shape:
+                        follow(value, device_of[id(key)])
+    return found
+
+
+def _describe_absence(shell: Shell, draft: _Draft, names: Sequence[str]) -> str:
+    """Why there is nothing to bring back, for the first name."""
+    if draft.remains:
+        return draft.remains[0]
+    for name in names:
+        if name in shell.user_ns and shell.user_ns[name] is None:
+            return (
+                f"{name} is None; a release leaves on the CPU what --keep keeps under its name, or "
+                "what others hold"
+            )
+    account = draft.account
+    row = None if account is None else account.rows.get(names[0])
+    if account is None or row is None or not account.list_storages(row.mark):
+        return f"{names[0]} holds no tensor memory"
+    return f"{names[0]} holds nothing that a release moved to the CPU and that is still there"
+
+
+# -- the devices -----------------------------------------------------------------------------------
+
+
+def _name_device(device: str) -> str:
+    return HOST if device == "cpu" else device
+
+
+def _round(n_bytes: int, device: str) -> int:
+    if device == HOST:
+        return n_bytes
+    return -(-n_bytes // CUDA_ROUNDING_BYTES) * CUDA_ROUNDING_BYTES
+
+
+def _read_available(hardware: Hardware, needs: Iterable[str]) -> dict[str, int]:
+    """What each of these devices has room for: free on it, or cached and unused by this process."""
+    available: dict[str, int] = {}
+    wanted = set(needs)
+    for report in hardware.read_devices():
+        device, reading = report.info.device, report.reading
+        if device not in wanted:
+            continue
+        if device == HOST:
+            free = hardware.available_host_bytes()
+        else:
+            free = None if report.use is None else report.use.free_bytes
+            if free is not None and reading is not None:
+                free += (reading.reserved_bytes or 0) - (reading.allocated_bytes or 0)
+        if free is not None:
+            available[device] = free
+    return available
+
+
+def _find_shortage(needs: dict[str, int], available: dict[str, int]) -> str | None:
+    for device, n_bytes in sorted(needs.items()):
+        if device in available and n_bytes > available[device]:
+            return (
+                f"{device} has room for {format_bytes(available[device])} and "
+                f"{format_bytes(n_bytes)} are needed: release something there first; "
+                "nothing was changed"
+            )
+    return None
