@@ -116,7 +116,7 @@ def _enter_variables(graph: Graph, frame: FrameType, word: str) -> Iterator[Root
     if type(module) is not str or _MACHINERY.fullmatch(module):
         return
     where = f"{word}: {frame.f_code.co_name}() line {frame.f_lineno}"
-    for name, value in read_locals(frame).items():
+    for name, value in read_locals(frame, graph).items():
         place = graph.add_root(value)
         if place is not None:
             yield Root(place, f"{where}: {name}", "thread")

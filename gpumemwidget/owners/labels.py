@@ -70,18 +70,18 @@ def read_attributes(target: object) -> dict[str, object] | None:
     return attributes if isinstance(attributes, dict) else None
 
 
-def read_locals(frame: FrameType) -> dict[str, object]:
+def read_locals(frame: FrameType, graph: Graph | None = None) -> dict[str, object]:
     """A function's variables, of a frame that is not running or on another thread.
 
-    Before Python 3.13 the frame keeps the dictionary that it gives, and with it what was a
-    variable then: a copy is taken and the frame's is emptied.
+    Before Python 3.13 the frame keeps the dictionary that it gives, and with it what was a variable
+    then: a copy is taken and the frame's is emptied, unless it had one already.
     """
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         # The namespace of a module or a class body: it is no copy.
         return {}
     given = frame.f_locals
     variables = dict(given)
-    if type(given) is dict:
+    if type(given) is dict and (graph is None or graph.find(given) is None):
         given.clear()
     return variables
 
@@ -173,7 +173,8 @@ class Labels:
         elif kind is Kind.NODE:
             self._name_node_parts(target, names)
         elif isinstance(target, FrameType):
-            _add(names, ((f": {name}", each) for name, each in read_locals(target).items()))
+            own = read_locals(target, self._graph).items()
+            _add(names, ((f": {name}", each) for name, each in own))
             return names
         elif kind is Kind.FUNCTION:
             self._name_function_parts(target, names)
@@ -219,7 +220,8 @@ class Labels:
         elif kinds[child] is Kind.FRAME:
             word = _describe_frame(target, target.f_lineno)
         elif kinds[parent] is Kind.FRAME:
-            word = ""
+            # The variables as somebody has seen them: a debugger, the traceback's formatting.
+            word, role = "", Role("locals")
         elif type(self._graph.objects[parent]) is _CACHE_TYPE:
             word = "'s cache"
         return word, role
@@ -265,6 +267,8 @@ class Labels:
                 if role.of == "dict":
                     step = f"[{_describe_plain(key)}]"
                 _add(names, [(step, value)])
+            elif role.name == "locals":
+                _add(names, [(f": {key}" if type(key) is str else _SOME, value)])
             elif role.name == "defaults":
                 _add(names, [(str(key) if type(key) is str else _SOME, value)])
             else:
@@ -312,7 +316,8 @@ class Labels:
         if isinstance(frame, FrameType):
             where = _describe_frame(frame, frame.f_lineno)
             _add(names, [(where, frame)])
-            _add(names, ((f"{where}: {name}", each) for name, each in read_locals(frame).items()))
+            own = read_locals(frame, self._graph).items()
+            _add(names, ((f"{where}: {name}", each) for name, each in own))
 
     def _find_owner_word(self, cls: type) -> str:
         reader = self._graph.reader

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpumemwidget.backends.hardware import Hardware
@@ -31,7 +31,7 @@ _MOST_HOLDERS = 20
 _INDEX = re.compile(r"\[(\d+|[^\[\]\"]*\.[^\[\]]*)\]")
 #: Keys that have a number in them, and all keys.
 _NUMBERED = re.compile(r"\[(\d+|[^\[\]\"]*\.[^\[\]]*|\"[^\"]*\d[^\"]*\")\]")
-_KEY = re.compile(r"\[[^\[\]]*\]")
+_KEY = re.compile(r"\[([^\[\]]*)\]")
 _QUOTED = re.compile(r"\['([^'\"\]]*)'\]")
 _LENT = "whatever lent it to torch (NumPy, a file)"
 _UNSEEN = "something that Python can't see"
@@ -153,8 +153,7 @@ class _Inquiry:
         self._add_roots()
         self._add_holders()
         self._add_unseen()
-        groups = _group(self._ways)
-        holders = [self._describe(path, ways) for (path, _), ways in groups.items()]
+        holders = [self._describe(*group) for group in _group(self._ways)]
         holders.sort(key=lambda each: (-sum(pair[1] for pair in each.held_bytes), each.path))
         return Explanation(
             name=self._expression,
@@ -167,14 +166,14 @@ class _Inquiry:
             is_complete=graph.is_complete,
         )
 
-    def _describe(self, path: str, ways: list[_Way]) -> Holder:
+    def _describe(self, pattern: re.Pattern[str], ways: list[_Way]) -> Holder:
         first = ways[0]
         storages: set[int] = set()
         for way in ways:
             storages |= self._find_below(way.part)
-        n_paths = len({way.path for way in ways})
+        paths = list({way.path: None for way in ways})
         return Holder(
-            path=_tell_count(first.path if n_paths == 1 else path, n_paths),
+            path=_tell_count(_merge(paths, pattern), len(paths)),
             root=first.root,
             cut=describe_cut(first.root, first.steps),
             held_bytes=self._account.sum_places(storages, rounded=False),
@@ -325,8 +324,9 @@ def _refuse_name(shell: Shell, text: str, words: list[str]) -> UnknownNameError:
     return UnknownNameError(f"{text!r} is no variable: {hint}")
 
 
-def _group(ways: Iterable[_Way]) -> dict[tuple[str, RootKind], list[_Way]]:
+def _group(ways: Iterable[_Way]) -> list[tuple[re.Pattern[str], list[_Way]]]:
     """Ways that are alike together: by their indices, and if that leaves many, by their keys."""
+    pattern = _INDEX
     groups: dict[tuple[str, RootKind], list[_Way]] = {}
     for pattern in (_INDEX, _NUMBERED, _KEY):
         groups = {}
@@ -334,7 +334,14 @@ def _group(ways: Iterable[_Way]) -> dict[tuple[str, RootKind], list[_Way]]:
             groups.setdefault((_fold(way.path, pattern), way.root), []).append(way)
         if len(groups) <= _MOST_HOLDERS:
             break
-    return groups
+    return [(pattern, group) for group in groups.values()]
+
+
+def _merge(paths: Sequence[str], pattern: re.Pattern[str]) -> str:
+    """Paths that are alike but for some indices as one, with just these left open."""
+    columns = zip(*(pattern.findall(path) for path in paths), strict=True)
+    keys = iter([column[0] if len(set(column)) == 1 else "…" for column in columns])
+    return pattern.sub(lambda _: f"[{next(keys)}]", paths[0])
 
 
 def _fold(path: str, pattern: re.Pattern[str] = _INDEX) -> str:
