@@ -185,6 +185,14 @@ class Dashboard(anywidget.AnyWidget):
             self._feed.send_snapshot(content.get("since_s"))
         elif kind == "variables":
             self._variables.list_soon()
+        elif kind == "account":
+            self._variables.account_soon()
+        elif kind == "parts":
+            self._variables.send_parts(
+                key=content["key"], node=content["node"], start=content["start"]
+            )
+        elif kind == "find":
+            self._variables.send_found(key=content["key"], text=content["text"])
         elif kind == "sum":
             self._variables.sum_soon(request=content["id"], names=content["names"])
         elif kind == "release":
@@ -199,6 +207,7 @@ class Dashboard(anywidget.AnyWidget):
         self.hears_in_mid_cell = True
 
     def _refresh_variables(self) -> None:
+        self._variables.note_change()
         if self._feed.shows_variables:
             self._variables.list_after_cell()
 

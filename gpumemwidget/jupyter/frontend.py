@@ -27,6 +27,7 @@ _SCRIPTS = (
     "plot.js",
     "chips.js",
     "cells.js",
+    "tree.js",
     "variables.js",
     "sight.js",
     "dashboard.js",

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gpumemwidget.errors import GpuMemError
@@ -13,13 +13,17 @@ from gpumemwidget.measure.cells import RunningCell
 from gpumemwidget.records import CellDevice, CellRecord, DeviceInfo, Holding
 
 __all__ = [
+    "MOST_HOLDINGS",
     "Message",
     "describe_cell",
     "describe_device",
     "describe_failure",
-    "describe_holding",
+    "describe_holdings",
     "describe_running",
 ]
+
+#: More rows than this nobody reads, and a page takes seconds to lay them out.
+MOST_HOLDINGS = 500
 
 #: A message's content: JSON.
 Message = dict[str, Any]
@@ -68,8 +72,15 @@ def _describe_cell_device(device: CellDevice) -> Message:
     }
 
 
-def describe_holding(holding: Holding) -> Message:
-    """A row of the variables panel."""
+def describe_holdings(holdings: Sequence[Holding]) -> Message:
+    """The rows of the variables panel; of very many the biggest, and how many more there are."""
+    return {
+        "holdings": [_describe_holding(holding) for holding in holdings[:MOST_HOLDINGS]],
+        "n_more_holdings": max(0, len(holdings) - MOST_HOLDINGS),
+    }
+
+
+def _describe_holding(holding: Holding) -> Message:
     return {
         "name": holding.name,
         "root": holding.root,

@@ -1,7 +1,8 @@
-"""The variables panel's kernel side: the list, the sum of what is ticked, the release.
+"""The variables panel's kernel side: the list, the account, the sum of what is ticked, the release.
 
-All three walk or change the user's objects, so all wait until no cell is running, and run on the
+All four walk or change the user's objects, so all wait until no cell is running, and run on the
 main thread: on ipykernel 7 a message may arrive on a thread of its own, beside the running cell.
+After a cell only the list is made anew; the account is taken when it is asked for.
 
 What they need is imported when it is first used, so that the dashboard opens sooner.
 """
@@ -10,13 +11,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.getipython import get_ipython
 
-from gpumemwidget.jupyter.messages import Message, describe_failure, describe_holding
+from gpumemwidget.jupyter.messages import Message, describe_failure, describe_holdings
 from gpumemwidget.measure.monitor import Monitor
 from gpumemwidget.owners.base import Shell
+
+if TYPE_CHECKING:
+    from gpumemwidget.jupyter.tree import AccountTree
 
 __all__ = ["VariablesPanel", "schedule_on_main"]
 
@@ -70,6 +74,14 @@ class VariablesPanel:
         self._guard = guard
         self._schedule = schedule
         self._lists_soon = False
+        self._takes_account = False
+        self._tree: AccountTree | None = None
+        #: Whether something may have changed since it was taken.
+        self._tree_is_old = False
+
+    def note_change(self) -> None:
+        """A cell has run: what stands in the account was true before it."""
+        self._tree_is_old = True
 
     def list_soon(self, delay_s: float = 0.0) -> None:
         """Send the list as soon as no cell runs; several wishes are one."""
@@ -81,6 +93,27 @@ class VariablesPanel:
     def list_after_cell(self) -> None:
         """Send the list when the cells have paused."""
         self.list_soon(_PAUSE_S)
+
+    def account_soon(self) -> None:
+        """Take the account when no cell runs, and send it; several wishes are one.
+
+        The views are told how far it is.
+        """
+        if self._monitor.running is not None:
+            self._send({"kind": "account", "state": "queued"})
+        if not self._takes_account:
+            self._takes_account = True
+            self._act(self._take_account)
+
+    def send_parts(self, *, key: int, node: int, start: int) -> None:
+        """Send what a row or a part of the account consists of."""
+        if self._tree is not None and self._tree.key == key:
+            self._send({"kind": "parts", **self._tree.describe_parts(node, start)})
+
+    def send_found(self, *, key: int, text: str) -> None:
+        """Send the paths of the account that a text is found in."""
+        if self._tree is not None and self._tree.key == key:
+            self._send({"kind": "found", **self._tree.find(text)})
 
     def sum_soon(self, *, request: str, names: Sequence[str]) -> None:
         """Send what the release of exactly these rows would free."""
@@ -102,8 +135,24 @@ class VariablesPanel:
     def _send_list(self) -> None:
         from gpumemwidget.owners.holdings import list_holdings  # noqa: PLC0415 - see the top
 
-        holdings = [describe_holding(holding) for holding in list_holdings(self._shell)]
-        self._send({"kind": "variables", "holdings": holdings})
+        rows = describe_holdings(list_holdings(self._shell))
+        self._send({"kind": "variables", **rows, "account_is_old": self._tree_is_old})
+
+    def _take_account(self) -> None:
+        self._takes_account = False
+        from gpumemwidget.jupyter.tree import AccountTree  # noqa: PLC0415 - see the top
+        from gpumemwidget.owners.entries import take_memory_account  # noqa: PLC0415
+
+        self._send({"kind": "account", "state": "running"})
+        try:
+            tree = AccountTree(take_memory_account(self._shell, self._monitor.hardware))
+            described = tree.describe()
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it is shown where the click was
+            answer = {"kind": "account", "state": "failed", "message": describe_failure(exc)}
+            self._send(answer)
+            return
+        self._tree, self._tree_is_old = tree, False
+        self._send({"kind": "account", "state": "done", **described})
 
     def _sum(self, request: str, names: Sequence[str]) -> None:
         from gpumemwidget.owners.holdings import sum_frees  # noqa: PLC0415 - see the top
@@ -123,6 +172,7 @@ class VariablesPanel:
 
         answer: Message = {"kind": "release", "id": request}
         self._send({**answer, "state": "running"})
+        self.note_change()
         try:
             hardware = self._monitor.hardware
             plan = plan_release(self._shell, hardware, names, keep=keep)

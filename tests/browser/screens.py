@@ -76,6 +76,24 @@ def _variables(notebook: Notebook) -> None:
     notebook.page.wait_for_timeout(700)
 
 
+def _account(notebook: Notebook) -> None:
+    _variables(notebook)
+    page = notebook.page
+    page.locator(".gmd-account").click()
+    page.locator(".gmd-variables[data-account]").wait_for()
+    for name in ("optimizer", "model"):
+        page.locator(f'.gmd-variables tr[data-key="h {name}"] button.gmd-opener').click()
+    page.locator(".gmd-variables .gmd-part button.gmd-opener").first.click()
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(700)
+
+
+def _filtered(notebook: Notebook) -> None:
+    _account(notebook)
+    notebook.page.locator(".gmd-search").fill("weight")
+    notebook.page.wait_for_timeout(900)
+
+
 def _released(notebook: Notebook) -> None:
     _variables(notebook)
     notebook.page.locator(".gmd-release").click()
@@ -130,6 +148,8 @@ SCENES: dict[str, tuple[tuple[str, ...], Callable[[Notebook], None]]] = {
     "empty": (_HOST_CELLS, _empty),
     "busy": (_HOST_CELLS, _busy),
     "variables": (_HOST_CELLS, _variables),
+    "account": (_HOST_CELLS, _account),
+    "filtered": (_HOST_CELLS, _filtered),
     "released": (_HOST_CELLS, _released),
     "restarted": (_HOST_CELLS, _restarted),
     "one-gpu": ((_GPUS.format(n_devices=1), *_GPU_CELLS), _one_gpu),

@@ -145,6 +145,107 @@ def test_sum_of_a_name_that_is_gone_says_so(page: _Page) -> None:
     assert "'gone'" in _find(answer, "sum")["error"]
 
 
+def test_account_adds_up_and_is_opened(page: _Page) -> None:
+    """A click takes it and gets its rows; the parts of a row come when it is opened."""
+    page.run(
+        "layer = torch.nn.Linear(2048, 2048)\nkept = [torch.ones(512, 1024) for _ in range(3)]"
+    )
+
+    running, done = page.say("account")
+
+    assert (running["kind"], running["state"]) == ("account", "running")
+    assert (done["kind"], done["state"]) == ("account", "done")
+    (host,) = done["devices"]
+    assert host["sum"] == host["allocated"]
+    owns = {row["label"]: sum(n_bytes for _, n_bytes in row["owns"]) for row in done["rows"]}
+    assert owns["kept"] == 6 * _MIB
+    assert sum(owns.values()) == host["sum"]
+    assert {each["name"] for each in done["holdings"]} == {"layer", "kept"}
+    (row,) = [row for row in done["rows"] if row["label"] == "layer"]
+    (parts,) = page.say("parts", key=done["key"], node=row["node"], start=0)
+    assert {part["label"] for part in parts["parts"]} == {".weight", ".bias"}
+    (found,) = page.say("find", key=done["key"], text="WEIGHT")
+    assert [each["label"] for each in found["found"]] == [".weight"]
+    assert page.say("parts", key=done["key"] - 1, node=0, start=0) == []
+
+
+def test_account_grows_old(page: _Page) -> None:
+    """The list that follows a cell or a release says so; a new account is new again."""
+    page.run("big = torch.ones(64, 1024, 1024)")
+    page.say("account")
+    assert not _find(page.say("variables"), "variables")["account_is_old"]
+
+    page.run("x = 1")
+    assert _find(page.say("variables"), "variables")["account_is_old"]
+    page.say("account")
+    assert not _find(page.say("variables"), "variables")["account_is_old"]
+
+    answer = page.say("release", id="7", names=["big"], keep=False)
+    assert _find(answer, "variables")["account_is_old"]
+
+
+def test_account_in_mid_cell_waits_for_its_end(page: _Page) -> None:
+    """It is said that it waits; two wishes are one account; parts of the last one are sent."""
+    page.run("big = torch.ones(64, 1024, 1024)")
+    done = page.say("account")[-1]
+    answers: list[list[dict[str, Any]]] = []
+
+    def ask() -> None:
+        answers.extend(page.say("account") for _ in range(2))
+        answers.append(page.say("parts", key=done["key"], node=0, start=0))
+        page.sent.clear()
+
+    page.shell.user_ns["ask"] = ask
+
+    page.run("ask()\nmade_here = torch.ones(64, 1024, 1024)")
+
+    assert [message["state"] for answer in answers[:2] for message in answer] == ["queued"] * 2
+    assert answers[2][0]["kind"] == "parts"
+    accounts = [message for message in page.take() if message["kind"] == "account"]
+    assert [message["state"] for message in accounts] == ["running", "done"]
+    assert "made_here" in {row["label"] for row in accounts[-1]["rows"]}
+
+
+def test_account_that_fails_says_so(page: _Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the click was; the next one is answered again."""
+
+    def fail(*_: object) -> None:
+        raise BackendError("made to fail")
+
+    monkeypatch.setattr("gpumemwidget.owners.entries.take_memory_account", fail)
+    answer = page.say("account")
+    assert (answer[-1]["state"], answer[-1]["message"]) == ("failed", "made to fail")
+    monkeypatch.undo()
+
+    assert page.say("account")[-1]["state"] == "done"
+
+
+def test_very_many_names_are_bounded(page: _Page) -> None:
+    """A page that lays out ten thousand rows stands still for seconds."""
+    page.run("for n in range(600): globals()[f'name_{n}'] = torch.ones(n + 1)")
+
+    answer = _find(page.say("variables"), "variables")
+
+    assert len(answer["holdings"]) == 500
+    assert answer["n_more_holdings"] == 100
+    assert answer["holdings"][0]["name"] == "name_599"
+
+
+def test_hostile_names_are_told_as_they_are(page: _Page) -> None:
+    """They are text to the page, which never makes elements of them."""
+    name = "<img src=x onerror=alert(1)>\"'"
+    page.shell.user_ns[name] = torch.ones(1024, 1024)
+
+    (row,) = _find(page.say("variables"), "variables")["holdings"]
+    account = page.say("account")[-1]
+
+    assert row["name"] == name
+    assert name in {each["label"] for each in account["rows"]}
+    released = page.say("release", id="7", names=[name], keep=False)[-1]
+    assert released["state"] == "done"
+    assert "<img" not in released["html"]
+
+
 def test_release_is_carried_out_and_reported(page: _Page) -> None:
     """The new list comes before the report, so that both can be shown at once."""
     page.run("big = torch.ones(64, 1024, 1024)")

@@ -1,6 +1,7 @@
 // The dashboard's frame: header, controls, tabs, and the module's two entries.
 
 const WINDOWS = [["30 s", 30], ["2 min", 120], ["10 min", 600], ["All", null]];
+const VARIABLES_KINDS = new Set(["variables", "account", "parts", "found", "sum", "release"]);
 const stores = new Map();
 
 class View {
@@ -107,6 +108,7 @@ class View {
     this.device = device;
     this.drawDevices();
     this.cells.draw();
+    this.variables.draw();
     this.plot.schedule();
   }
 
@@ -158,7 +160,7 @@ class View {
       return;
     }
     if (kind === "trouble") this.variables.giveUp();
-    if (kind === "variables" || kind === "sum" || kind === "release") {
+    if (VARIABLES_KINDS.has(kind)) {
       this.variables.changed(kind, message);
     } else {
       this.chooseDevice();
@@ -199,6 +201,7 @@ class View {
     if (!this.sight.visible) return;
     this.sight.everySecond();
     this.cells.tick();
+    this.variables.everySecond();
     this.drawState();
   }
 

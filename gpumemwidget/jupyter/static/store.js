@@ -14,6 +14,9 @@ class Store {
     this.over = null;
     this.trouble = [];
     this.variables = null;
+    // The account of owners that was taken last, and how far a new one is.
+    this.account = null;
+    this.taking = null;
     this.intervalS = 0.1;
     this.heardAt = performance.now();
     this.asking = false;
@@ -69,10 +72,12 @@ class Store {
 
   on_started(message) {
     this.running = message.cell;
+    if (this.account) this.account.old = true;
   }
 
   on_ended(message) {
     this.running = null;
+    if (this.account) this.account.old = true;
     this.addCell(message.record);
   }
 
@@ -83,6 +88,29 @@ class Store {
 
   on_variables(message) {
     this.variables = message;
+    if (this.account) this.account.old = message.account_is_old;
+  }
+
+  on_account(message) {
+    if (message.state === "done") {
+      this.account = { ...message, parts: new Map(), found: null, old: false };
+      this.variables = message;
+      this.taking = null;
+    } else {
+      this.taking = { ...message, since: performance.now() };
+    }
+  }
+
+  /** Parts come by the hundred. */
+  on_parts(message) {
+    if (!this.account || message.key !== this.account.key) return;
+    const known = message.start ? this.account.parts.get(message.node) : { parts: [] };
+    if (!known || known.parts.length !== message.start) return;
+    this.account.parts.set(message.node, { ...message, parts: [...known.parts, ...message.parts] });
+  }
+
+  on_found(message) {
+    if (this.account && message.key === this.account.key) this.account.found = message;
   }
 
   /** The whole state anew, as a page gets it that finds its kernel again. */
@@ -99,6 +127,7 @@ class Store {
   on_trouble(message) {
     // It may have been the answer to what was asked for.
     this.asking = false;
+    this.taking = null;
     if (!this.trouble.includes(message.message)) this.trouble.push(message.message);
     if (this.trouble.length > 5) this.trouble.shift();
   }

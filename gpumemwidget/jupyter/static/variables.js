@@ -4,6 +4,8 @@
 // storage free it only together, so the rows can't be added up here.
 
 const SETTLE_MS = 150;
+// A question that is answered sooner needs no word of it.
+const PATIENT_MS = 500;
 
 class VariablesPanel {
   constructor(store, view) {
@@ -15,38 +17,29 @@ class VariablesPanel {
     this.sumIsStale = false;
     this.releaseId = null;
     this.waiting = false;
-    this.body = h("tbody");
-    this.all = h("input", { type: "checkbox", "aria-label": "Tick all", onchange: () => this.tickAll() });
-    this.table = h(
-      "table",
-      { class: "gmd-table gmd-variables" },
-      h("caption", { class: "gmd-hidden" }, "Variables that hold memory, biggest first"),
-      h("thead", {}, h("tr", {},
-        h("th", { scope: "col", class: "gmd-tick" }, this.all),
-        h("th", { scope: "col", class: "gmd-wide" }, "Name"),
-        h("th", { scope: "col", class: "gmd-detail" }, "Kind"),
-        h("th", { scope: "col", class: "gmd-detail" }, "Shape"),
-        h("th", { scope: "col", class: "gmd-detail" }, "Dtype"),
-        h("th", { scope: "col", class: "gmd-number", title: "Bytes of the distinct storages that it reaches" }, "Holds"),
-        h("th", { scope: "col", class: "gmd-number", title: "What goes away if this row alone is released" }, "Frees"),
-      )),
-      this.body,
-    );
+    this.filter = "";
+    this.table = new OwnersTable(store, view, this);
     this.note = h("p", { class: "gmd-note" });
     this.summary = h("div", { class: "gmd-sum", "aria-live": "polite" });
+    this.search = h("input", { type: "search", class: "gmd-search", placeholder: "Filter", "aria-label": "Filter by name or path", spellcheck: "false", oninput: () => this.setFilter(this.search.value.trim()) });
     this.keep = h("input", { type: "checkbox", class: "gmd-keep" });
     this.button = h("button", { class: "gmd-button gmd-primary gmd-release", type: "button", onclick: () => this.release() }, "Release");
     this.refresh = h("button", { class: "gmd-button gmd-refresh", type: "button", onclick: () => this.ask() }, "Refresh");
+    this.whole = h("button", { class: "gmd-button gmd-account", type: "button", title: "Who owns every allocated byte. Looks through all objects, which may take some seconds", onclick: () => this.takeAccount() }, "Full account");
+    this.progress = h("div", { class: "gmd-progress", role: "status", hidden: true });
     this.answer = h("div", { class: "gmd-answer", role: "status", hidden: true });
     this.element = h("div", {},
       h("div", { class: "gmd-actions" },
+        this.search,
+        this.refresh,
+        this.whole,
         this.summary,
         h("label", { class: "gmd-check", title: "Leave copies in host memory under the same names" },
           this.keep, "Keep CPU copies"),
-        this.refresh,
         this.button),
+      this.progress,
       this.answer,
-      h("div", { class: "gmd-scroll", tabindex: 0 }, this.table),
+      h("div", { class: "gmd-scroll", tabindex: 0 }, this.table.element),
       this.note);
   }
 
@@ -61,18 +54,47 @@ class VariablesPanel {
     this.draw();
   }
 
+  /** Ask for the account of owners; it too waits for a cell's end. */
+  takeAccount() {
+    const { taking } = this.store;
+    if (taking && taking.state !== "failed") return;
+    if (!this.store.send({ kind: "account" })) return;
+    this.store.taking = { state: this.store.running ? "queued" : "running", since: performance.now() };
+    this.draw();
+  }
+
+  setFilter(text) {
+    this.filter = text;
+    this.draw(true);
+    clearTimeout(this.filterTimer);
+    this.filterTimer = setTimeout(() => this.find(), SETTLE_MS);
+  }
+
+  /** Paths that are not open are known to the kernel alone. */
+  find() {
+    const { account } = this.store;
+    if (!account || !this.filter || (account.found && account.found.text === this.filter)) return;
+    this.store.send({ kind: "find", key: account.key, text: this.filter });
+  }
+
   changed(kind, message) {
-    if (kind === "variables") {
+    if (kind === "variables" || (kind === "account" && message.state === "done")) {
       this.waiting = false;
       const names = new Set(this.rows.map((row) => row.name));
       for (const name of this.ticked) if (!names.has(name)) this.ticked.delete(name);
       this.askSum();
+      if (kind === "account") this.find();
     } else if (kind === "sum") {
       this.takeSum(message);
-    } else if (kind === "release" && message.id === this.releaseId) {
+    } else if (kind === "release" && this.isOurs(message.id)) {
       this.showRelease(message);
     }
-    this.draw();
+    this.draw(kind !== "sum" && kind !== "release");
+  }
+
+  /** A click of ours, or one of a view that is gone: its page may have been loaded anew. */
+  isOurs(id) {
+    return id === this.releaseId || ![...this.store.views].some((view) => id.startsWith(`${view.id}-`));
   }
 
   /** Something went wrong in the kernel, perhaps with what was asked for: it can be asked again. */
@@ -81,8 +103,11 @@ class VariablesPanel {
     this.asked = null;
   }
 
-  tickAll() {
-    this.ticked = new Set(this.all.checked ? this.rows.map((row) => row.name) : []);
+  tickAll(on, names) {
+    for (const name of names) {
+      if (on) this.ticked.add(name);
+      else this.ticked.delete(name);
+    }
     this.askSum();
     this.draw();
   }
@@ -151,43 +176,63 @@ class VariablesPanel {
     this.answer.dataset.state = message.state;
     this.answer.replaceChildren(body, ...(this.busy ? [] : [dismiss]));
     this.answer.hidden = false;
-    if (message.state === "done") {
+    if (message.state === "done" && message.id === this.releaseId) {
       this.ticked.clear();
       this.askSum();
     }
   }
 
-  draw() {
+  everySecond() {
+    this.drawProgress();
+  }
+
+  draw(anew = false) {
     const over = Boolean(this.store.over);
-    const rows = this.rows;
-    if (this.drawnFrom !== this.store.variables) {
-      this.drawnFrom = this.store.variables;
-      const focused = this.body.contains(document.activeElement) && document.activeElement.value;
-      this.body.replaceChildren(...rows.map((row) => this.row(row)));
-      const again = focused && [...this.body.querySelectorAll("input")].find((i) => i.value === focused);
-      if (again) again.focus();
-    }
-    for (const input of this.body.querySelectorAll("input")) {
-      input.checked = this.ticked.has(input.value);
-      input.closest("tr").toggleAttribute("data-ticked", input.checked);
-      input.disabled = over;
-    }
-    this.all.checked = rows.length > 0 && this.ticked.size === rows.length;
-    this.all.indeterminate = this.ticked.size > 0 && this.ticked.size < rows.length;
-    this.all.disabled = over || !rows.length;
-    this.table.hidden = rows.length === 0;
+    const { variables, account } = this.store;
+    const now = [variables, this.view.device, account, account && account.old];
+    const fresh = !this.drawnFrom || now.some((each, i) => each !== this.drawnFrom[i]);
+    this.drawnFrom = now;
+    this.table.draw(anew || fresh);
     this.button.disabled = over || this.busy || this.ticked.size === 0;
     this.keep.disabled = over || this.busy;
     this.refresh.disabled = over || this.waiting;
     this.drawSummary();
-    const running = Boolean(this.store.running);
-    const note = !this.store.variables
-      ? running ? "The list is made when the running cell ends." : "Reading the variables…"
-      : !rows.length ? "No variable holds tensors."
-      : running && this.waiting ? "As of the last cell's end. The list is made anew when the running cell ends."
-      : "";
-    setText(this.note, note);
-    this.note.hidden = !note;
+    this.drawProgress();
+    setText(this.note, this.noteText());
+    this.note.hidden = !this.note.textContent;
+  }
+  noteText() {
+    const { variables, account, running } = this.store;
+    if (!variables) return running ? "The list is made when the running cell ends." : "Reading the variables…";
+    if (this.filter && !this.table.n) return `Nothing here has “${this.filter}” in its name${account ? " or path" : ""}.`;
+    const lines = [];
+    if (!this.rows.length && !account) lines.push("No variable holds tensors.");
+    const more = variables.n_more_holdings;
+    if (more) lines.push(`${more} more variables hold less than each of these.`);
+    if (account && account.old) lines.push(`What each row owns is as of before the ${running ? "running" : "last"} cell: take the full account anew.`);
+    if (account && !account.is_complete) lines.push(`There was too much to look at in ${formatDuration(account.duration_s)}: some of what stands here without a name has one.`);
+    if (account && !account.old) lines.push(...account.notes.map((note) => `${note[0].toLocaleUpperCase()}${note.slice(1)}.`));
+    if (running && this.waiting) lines.push("As of the last cell's end. The list is made anew when the running cell ends.");
+    return lines.join("\n");
+  }
+
+  /** How far the account is: at once where it has to wait, else when it takes a while. */
+  drawProgress() {
+    const { taking, over } = this.store;
+    this.whole.disabled = Boolean(over || (taking && taking.state !== "failed"));
+    const since = taking ? performance.now() - taking.since : 0;
+    const patient = taking && taking.state === "running" && since < PATIENT_MS;
+    clearTimeout(this.progressTimer);
+    if (patient) this.progressTimer = setTimeout(() => this.drawProgress(), PATIENT_MS - since + 1);
+    this.progress.hidden = Boolean(!taking || patient || over);
+    if (this.progress.hidden) return;
+    this.progress.dataset.state = taking.state;
+    const text = {
+      queued: "The account waits for the cell's end.",
+      running: `Looking through all objects… ${formatElapsed(since / 1000)}`,
+      failed: `The account could not be taken: ${taking.message}`,
+    }[taking.state];
+    setText(this.progress, text);
   }
 
   drawSummary() {
@@ -195,7 +240,9 @@ class VariablesPanel {
       setText(this.summary, this.rows.length ? "Tick what you no longer need." : "");
       return;
     }
-    const count = `${this.ticked.size} ticked`;
+    const listed = new Set(this.table.listed);
+    const hidden = [...this.ticked].filter((name) => !listed.has(name)).length;
+    const count = `${this.ticked.size} ticked${hidden ? ` (${hidden} not shown)` : ""}`;
     if (this.sum && this.sum.error) setText(this.summary, `${count}: ${this.sum.error}`);
     else if (this.sum) {
       const parts = this.sum.frees.map(([device, bytes]) => h("span", {}, h("strong", {}, formatBytes(bytes)), ` on ${device}`));
@@ -212,40 +259,4 @@ class VariablesPanel {
     }
     return [...totals].map(([d, bytes]) => `${formatBytes(bytes)} on ${d}`).join(", ") || formatBytes(0);
   }
-
-  row(holding) {
-    const many = holding.held.length > 1 || new Set(this.rows.flatMap((r) => r.held.map(([d]) => d))).size > 1;
-    const figures = (pairs, mark = "") => pairs.length
-      ? pairs.map(([device, bytes]) => h("div", {},
-        many ? h("span", { class: "gmd-tag" }, device) : null, mark + formatBytes(bytes)))
-      : mark + formatBytes(0);
-    const shape = holding.shape ? (holding.shape.length ? holding.shape.join(" × ") : "scalar") : "";
-    const detail = [holding.kind, shape, holding.dtype || ""].filter(Boolean).join(" · ");
-    const shared = sharedText(holding);
-    const id = `${this.view.id}-${holding.name}`;
-    return h("tr", {},
-      h("td", { class: "gmd-tick" }, h("input", {
-        type: "checkbox", id, value: holding.name,
-        onchange: (event) => this.tick(holding.name, event.target.checked),
-      })),
-      h("th", { scope: "row", class: "gmd-wide" },
-        h("label", { for: id, class: holding.root === "name" ? "gmd-name" : "gmd-name gmd-hold" }, holding.name),
-        h("div", { class: "gmd-inline-detail" }, detail),
-        shared ? h("div", { class: "gmd-shared", title: shared }, shared) : null),
-      h("td", { class: "gmd-detail", title: holding.type_name }, holding.kind),
-      h("td", { class: "gmd-detail gmd-shape" }, shape),
-      h("td", { class: "gmd-detail" }, holding.dtype || ""),
-      h("td", { class: "gmd-number" }, figures(holding.held, holding.is_at_least ? "≥ " : "")),
-      h("td", { class: "gmd-number gmd-frees" }, figures(holding.frees)));
-  }
-}
-
-function sharedText(holding) {
-  const most = 3;
-  const names = holding.shared_with.slice(0, most).join(", ");
-  const more = holding.shared_with.length - most;
-  const parts = [];
-  if (names) parts.push(`shared with ${names}${more > 0 ? ` and ${more} more` : ""}`);
-  if (holding.held_elsewhere) parts.push(names ? "and held elsewhere" : "also held elsewhere");
-  return parts.join(", ");
 }

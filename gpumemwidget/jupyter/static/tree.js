@@ -1,0 +1,344 @@
+// The table of what holds memory: the user's names, each of which can be opened once there is an
+// account of owners, and below them what is no variable's, so that the whole adds up to what is
+// allocated.
+
+const NATURAL = new Intl.Collator(undefined, { numeric: true });
+// Kinds of rows without parts: before there is an account only their kind tells.
+const PLAIN_KINDS = new Set(["tensor", "view", "parameter"]);
+
+class OwnersTable {
+  /** ``panel`` has the ticks, and asks the kernel. */
+  constructor(store, view, panel) {
+    this.store = store;
+    this.view = view;
+    this.panel = panel;
+    this.opened = new Set();
+    this.openedOf = null;
+    this.wanted = null;
+    this.sort = { by: "owns", down: true };
+    this.body = h("tbody");
+    this.foot = h("tfoot");
+    this.all = h("input", { type: "checkbox", "aria-label": "Tick all that are listed", onchange: () => panel.tickAll(this.all.checked, this.listed) });
+    const number = (by, label, title, kind) => this.head(by, label, { class: `gmd-number ${kind}`, title });
+    this.heads = [
+      h("th", { scope: "col", class: "gmd-tick" }, this.all),
+      this.head("name", "Name", { class: "gmd-wide" }),
+      h("th", { scope: "col", class: "gmd-detail" }, "Kind"),
+      h("th", { scope: "col", class: "gmd-detail" }, "Shape"),
+      number("owns", "Owns", "Each byte once, in the row whose path leads to it best: the column adds up to what is allocated", "gmd-owns"),
+      number("bytes", "Holds", "All that it reaches: what rows share counts in each of them", "gmd-holds"),
+      number("frees", "Frees", "What goes away if this row alone is released", "gmd-frees"),
+    ];
+    this.element = h("table", { class: "gmd-table gmd-variables", role: "treegrid", "aria-label": "What holds memory" },
+      h("thead", {}, h("tr", {}, this.heads)), this.body, this.foot);
+    // The rows that can be ticked, as they are listed now.
+    this.listed = [];
+  }
+
+  /** A column's head that sorts. */
+  head(by, label, attributes) {
+    const button = h("button", { class: "gmd-sort", type: "button", onclick: () => this.sortBy(by) }, label);
+    return h("th", { scope: "col", "data-sort": by, ...attributes }, button);
+  }
+
+  sortBy(by) {
+    const down = this.sort.by === by ? !this.sort.down : by !== "name";
+    this.sort = { by, down };
+    this.panel.draw(true);
+  }
+
+  /** Without an account there is no such column: what each holds decides. */
+  get sortedBy() {
+    return this.sort.by === "owns" && !this.account ? "bytes" : this.sort.by;
+  }
+
+  get account() {
+    return this.store.account;
+  }
+
+  // -- What is listed --------------------------------------------------------------------------------
+
+  /** The rows of the table as plain objects, in order. */
+  list() {
+    const account = this.account;
+    if (account && this.openedOf !== account.key) {
+      this.openedOf = account.key;
+      this.opened.clear();
+    }
+    const owners = new Map(account ? account.rows.filter((row) => row.is_holding).map((row) => [row.label, row]) : []);
+    const told = new Set(account ? account.holdings.map((holding) => holding.name) : []);
+    const items = this.panel.rows.map((holding) => {
+      const owner = owners.get(holding.name) ?? null;
+      // A name of after the account is unknown to it; one that it has no line for owns nothing.
+      const owns = owner ? owner.owns : told.has(holding.name) ? [] : null;
+      return { key: `h ${holding.name}`, label: holding.name, level: 0, holding, node: owner, owns };
+    });
+    if (account && this.wanted !== null) {
+      const item = items.find(({ label }) => label === this.wanted);
+      this.wanted = null;
+      if (item && item.node && item.node.has_parts) this.open(item.node);
+    }
+    const listed = new Set(items.map(({ label }) => label));
+    // A name that is gone stands in an old account still.
+    const isOther = (row) => !row.is_holding || (!account.old && !listed.has(row.label));
+    const others = (account ? account.rows : []).filter(isOther)
+      .map((row) => ({ key: `n ${row.node}`, label: row.label, level: 0, node: row, owns: row.owns }));
+    return [...this.choose(this.sorted(items)), ...this.choose(others, account)];
+  }
+
+  sorted(items) {
+    const by = this.sortedBy;
+    const { down } = this.sort;
+    const weigh = {
+      owns: (item) => this.weigh(item.owns || []),
+      bytes: (item) => this.weigh(item.holding.held),
+      frees: (item) => this.weigh(item.holding.frees),
+    }[by];
+    const compare = by === "name"
+      ? (a, b) => NATURAL.compare(a.label, b.label)
+      : (a, b) => weigh(a)[0] - weigh(b)[0] || weigh(a)[1] - weigh(b)[1];
+    return items.sort((a, b) => (down ? compare(b, a) : compare(a, b)));
+  }
+
+  /** What decides: the bytes on the device that is in view, or on all GPUs; then all bytes. */
+  weigh(pairs) {
+    const chosen = this.view.device;
+    const hasGpu = [...this.store.devices.keys()].some((device) => device !== "host");
+    const counts = (device) => (chosen && chosen !== "all" ? device === chosen : !hasGpu || device !== "host");
+    let first = 0;
+    let all = 0;
+    for (const [device, bytes] of pairs) {
+      all += bytes;
+      if (counts(device)) first += bytes;
+    }
+    return [first, all];
+  }
+
+  /** Of these rows those that the filter lets through, with what is opened below each. */
+  choose(items, others = null) {
+    const text = this.panel.filter;
+    const found = text && this.account && this.account.found && this.account.found.text === text ? this.account.found : null;
+    const list = [];
+    for (const item of items) {
+      const paths = found && item.node ? found.found.filter((path) => path.row === item.node.node) : [];
+      const named = item.label.toLocaleLowerCase().includes(text.toLocaleLowerCase());
+      if (text && !named && !paths.length) continue;
+      const inside = paths.some((path) => path.label);
+      list.push(inside ? { ...item, isFound: true } : item);
+      if (inside) {
+        for (const path of paths) {
+          list.push({ key: `${item.key} ${path.label}`, label: path.label, level: 1, node: { ...path, node: null, has_parts: false }, owns: path.owns });
+        }
+      } else if (item.node) {
+        this.addParts(list, item, 1);
+      }
+    }
+    if (others && found && found.n_more) list.push(this.rest("found", found, 0, null));
+    else if (others && others.n_more && !text) list.push(this.rest("rows", others, 0, null));
+    if (others && list.length) list.unshift({ key: "others", group: "Held by no variable" });
+    return list;
+  }
+
+  addParts(list, item, level) {
+    const number = item.node.node;
+    if (!this.opened.has(number)) return;
+    const known = this.account.parts.get(number);
+    if (!known) {
+      list.push({ key: `wait ${number}`, level, words: "Opening…" });
+      return;
+    }
+    for (const part of known.parts) {
+      const own = { key: `n ${part.node}`, label: part.label, level, node: part, owns: part.owns };
+      list.push(own);
+      this.addParts(list, own, level + 1);
+    }
+    if (known.n_more) list.push(this.rest(`more ${number}`, known, level, () => this.ask(number, known.parts.length)));
+  }
+
+  rest(key, { n_more: count, more }, level, act) {
+    return { key, level, owns: more, words: `… ${count} more`, act };
+  }
+
+  // -- Opening ---------------------------------------------------------------------------------------
+
+  open(node) {
+    this.opened.add(node.node);
+    if (!this.account.parts.has(node.node)) this.ask(node.node, 0);
+  }
+
+  ask(number, start) {
+    this.store.send({ kind: "parts", key: this.account.key, node: number, start });
+  }
+
+  /** Without an account the row is opened as soon as there is one. */
+  toggle(item, on = null) {
+    const node = item.node;
+    if (!node) {
+      this.wanted = item.label;
+      this.panel.takeAccount();
+      return;
+    }
+    const opens = on ?? !this.opened.has(node.node);
+    if (opens === this.opened.has(node.node)) return;
+    if (opens) this.open(node);
+    else this.opened.delete(node.node);
+    this.panel.draw(true);
+  }
+
+  canOpen(item) {
+    // Its paths with the filter's text stand below it as they are.
+    if (item.isFound) return false;
+    if (item.node) return item.node.has_parts && !this.isEmpty(item.node);
+    return Boolean(item.holding) && !this.account && !PLAIN_KINDS.has(item.holding.kind);
+  }
+
+  isEmpty(node) {
+    const known = this.account.parts.get(node.node);
+    return Boolean(known) && !known.parts.length;
+  }
+
+  // -- Drawing ---------------------------------------------------------------------------------------
+
+  draw(anew) {
+    const account = this.account;
+    if (anew) {
+      const items = this.list();
+      this.listed = items.filter((item) => item.holding).map((item) => item.holding.name);
+      const devices = new Set(this.panel.rows.flatMap((row) => row.held.map(([device]) => device)));
+      for (const each of account ? account.devices : []) devices.add(each.device);
+      this.hasTags = devices.size > 1;
+      const focused = this.element.contains(document.activeElement) && document.activeElement.dataset.focus;
+      this.body.replaceChildren(...items.map((item) => this.row(item)));
+      const again = focused && [...this.body.querySelectorAll("[data-focus]")].find((each) => each.dataset.focus === focused);
+      if (again) again.focus({ preventScroll: true });
+      this.drawFoot();
+      this.element.toggleAttribute("data-account", Boolean(account));
+      this.element.toggleAttribute("data-old", Boolean(account && account.old));
+      this.foot.classList.toggle("gmd-sticky", Boolean(account) && account.devices.length < 3);
+      this.n = items.length;
+    }
+    const over = Boolean(this.store.over);
+    const { ticked } = this.panel;
+    for (const input of this.body.querySelectorAll("input")) {
+      input.checked = ticked.has(input.value);
+      input.closest("tr").toggleAttribute("data-ticked", input.checked);
+      input.disabled = over;
+    }
+    const n = this.listed.filter((name) => ticked.has(name)).length;
+    this.all.checked = n > 0 && n === this.listed.length;
+    this.all.indeterminate = n > 0 && n < this.listed.length;
+    this.all.disabled = over || !this.listed.length;
+    for (const head of this.heads) {
+      const by = head.dataset.sort;
+      if (!by) continue;
+      const active = this.sortedBy === by;
+      head.setAttribute("aria-sort", active ? (this.sort.down ? "descending" : "ascending") : "none");
+    }
+    this.element.hidden = !this.n;
+  }
+
+  /** The lines that say that nothing is missing. */
+  drawFoot() {
+    const account = this.account;
+    const show = account && !account.old && !this.panel.filter;
+    this.foot.replaceChildren(...(show ? account.devices : []).map(({ device, allocated, sum }) => {
+      const known = allocated !== null;
+      const words = !known ? `Sum on ${device}` : sum === allocated ? `Sum: all that is allocated on ${device}` : `Sum on ${device}, of ${formatBytes(allocated)} allocated`;
+      return h("tr", {}, h("td", { class: "gmd-tick" }), h("th", { scope: "row", class: "gmd-wide" }, words),
+        h("td", { class: "gmd-detail", colspan: 2 }), h("td", { class: "gmd-number gmd-owns" }, formatBytes(sum)),
+        h("td", { class: "gmd-holds" }), h("td", { class: "gmd-frees" }));
+    }));
+  }
+
+  row(item) {
+    if (item.group) return h("tr", { class: "gmd-group" }, h("td", { class: "gmd-tick" }), h("th", { scope: "rowgroup", colspan: 6 }, item.group));
+    const { holding, node, level } = item;
+    const canOpen = this.canOpen(item);
+    const isOpen = canOpen && node && this.opened.has(node.node);
+    const id = holding ? `${this.view.id}-${holding.name}` : null;
+    const path = node && node.path;
+    const notes = [holding ? sharedText(holding) : node ? sharedText({ ...node, n: node.n_sharing }) : "", node && node.allocated_at && node.allocated_at.length ? `allocated at ${node.allocated_at.join("; ")}` : ""].filter(Boolean);
+    const shape = holding ? shapeText(holding) : "";
+    const kind = holding ? holding.kind : node ? kindText(node) : "";
+    const inline = [kind, shape].filter(Boolean).join(" · ");
+    const many = node && node.n_alike ? ` × ${node.n_alike}${node.each === null ? "" : `, ${formatBytes(node.each)} each`}` : "";
+    const name = holding
+      ? h("label", { for: id, class: holding.root === "name" ? "gmd-name" : "gmd-name gmd-hold" }, holding.name)
+      : item.act ? h("button", { class: "gmd-link", type: "button", "data-focus": item.key, onclick: item.act }, item.words)
+      : h("span", { class: item.words || (node && !level) ? "gmd-words" : "gmd-path", title: item.label }, item.words ?? item.label);
+    return h("tr", {
+      "data-key": item.key, "aria-level": level + 1, "aria-expanded": canOpen ? String(isOpen) : null,
+      class: level ? "gmd-part" : null,
+    },
+    h("td", { class: "gmd-tick" }, holding ? h("input", {
+      type: "checkbox", id, value: holding.name, "data-focus": `tick ${item.key}`,
+      onchange: (event) => this.panel.tick(holding.name, event.target.checked),
+    }) : null),
+    h("th", { scope: "row", class: "gmd-wide", style: level ? `padding-left: ${10 + Math.min(level, 8) * 16}px` : null },
+      h("div", { class: "gmd-branch" },
+        this.hasOpeners(item) ? this.opener(item, canOpen, isOpen) : null,
+        h("div", { class: "gmd-owner" }, name, many ? h("span", { class: "gmd-tag" }, many) : null,
+          inline ? h("div", { class: "gmd-inline-detail" }, inline) : null,
+          path ? h("div", { class: `gmd-shared ${holding ? "gmd-path" : ""}`, title: path }, path) : null,
+          ...notes.map((note) => h("div", { class: "gmd-shared", title: note }, note))))),
+    h("td", { class: "gmd-detail", title: holding ? holding.type_name : null }, kind),
+    h("td", { class: "gmd-detail gmd-shape" }, shape),
+    h("td", { class: "gmd-number gmd-owns" }, item.owns ? this.figures(item.owns, "", Boolean(this.account)) : UNKNOWN),
+    h("td", { class: "gmd-number gmd-holds" }, holding ? this.figures(holding.held, holding.is_at_least ? "≥ " : "", !this.account) : ""),
+    h("td", { class: "gmd-number gmd-frees" }, holding ? this.figures(holding.frees) : ""));
+  }
+
+  hasOpeners(item) {
+    return item.holding || item.node;
+  }
+
+  opener(item, canOpen, isOpen) {
+    if (!canOpen) return h("span", { class: "gmd-opener" });
+    return h("button", {
+      class: "gmd-opener", type: "button", "data-focus": `open ${item.key}`, "aria-expanded": String(isOpen),
+      "aria-label": `Parts of ${item.label}`, title: isOpen ? "Close" : "Open",
+      onclick: () => this.toggle(item),
+      onkeydown: (event) => {
+        if (event.key === "ArrowRight" || event.key === "ArrowLeft") this.toggle(item, event.key === "ArrowRight");
+      },
+    }, isOpen ? "▾" : "▸");
+  }
+
+  /** A line for each device; a bar where the share of what is allocated says something. */
+  figures(pairs, mark = "", hasBar = false) {
+    if (!pairs.length) return mark + formatBytes(0);
+    return pairs.map(([device, bytes]) => {
+      const share = hasBar ? this.share(device, bytes) : null;
+      return h("div", { class: "gmd-figure" },
+        this.hasTags ? h("span", { class: "gmd-tag" }, device) : null, mark + formatBytes(bytes),
+        share === null ? null : h("span", { class: "gmd-share", "aria-hidden": "true", title: `${(100 * share).toFixed(1)} % of what is allocated on ${device}` },
+          h("span", { style: `width: ${(100 * share).toFixed(2)}%` })));
+    });
+  }
+
+  share(device, bytes) {
+    const told = this.account && this.account.devices.find((each) => each.device === device);
+    const now = this.store.latest(device);
+    const whole = told ? told.allocated ?? told.sum : now && now.allocated;
+    return whole > 0 ? Math.min(1, bytes / whole) : null;
+  }
+}
+
+function shapeText({ shape, dtype }) {
+  const size = shape ? (shape.length ? shape.join(" × ") : "scalar") : "";
+  return [size, dtype || ""].filter(Boolean).join(" ");
+}
+
+function kindText({ remark, kinds, label }) {
+  return [remark, kinds.filter((kind) => kind !== label).join(", ")].filter(Boolean).join(": ");
+}
+
+function sharedText({ shared_with: all, n = all.length, held_elsewhere: elsewhere }) {
+  const most = 3;
+  const names = all.slice(0, most).join(", ");
+  const more = n - Math.min(most, all.length);
+  const parts = [];
+  if (names) parts.push(`shared with ${names}${more > 0 ? ` and ${more} more` : ""}`);
+  if (elsewhere) parts.push(names ? "and held elsewhere" : "also held elsewhere");
+  return parts.join(", ");
+}
