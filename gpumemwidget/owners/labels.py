@@ -74,14 +74,16 @@ def read_locals(frame: FrameType, graph: Graph | None = None) -> dict[str, objec
     """A function's variables, of a frame that is not running or on another thread.
 
     Before Python 3.13 the frame keeps the dictionary that it gives, and with it what was a variable
-    then: a copy is taken and the frame's is emptied, unless it had one already.
+    then: a copy is taken and the frame's is emptied, unless it had one already or is traced.
     """
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         # The namespace of a module or a class body: it is no copy.
         return {}
     given = frame.f_locals
     variables = dict(given)
-    if type(given) is dict and (graph is None or graph.find(given) is None):
+    # While a debugger traces the frame its dictionary is written back to the variables.
+    is_ours = frame.f_trace is None and (graph is None or graph.find(given) is None)
+    if type(given) is dict and is_ours:
         given.clear()
     return variables
 
