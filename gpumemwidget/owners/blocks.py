@@ -92,6 +92,13 @@ class BlockMap:
         found, start, end = self._reserved[place]
         return found == device and start <= address < end
 
+    def is_random_state(self, device: str, block: Block) -> bool:
+        """Whether a block that nothing of the user's holds is CUDA graphs' random state.
+
+        Its two tensors are made in C++, but a mode that looks at all tensors lets Python see them.
+        """
+        return device in self._with_pools and _get_asked_bytes(block) == _COUNTER_BYTES
+
     def sum_allocated(self, device: str) -> int:
         """Bytes of the device's blocks in use: what the allocator says is allocated."""
         return sum(block.n_bytes for _, block in self._blocks.get(device, ()))
@@ -132,9 +139,7 @@ class BlockMap:
     def _describe(
         self, device: str, segment: Segment, block: Block, pools: Mapping[tuple[int, int], str]
     ) -> tuple[MemoryKind, str]:
-        asked_bytes = block.n_bytes if block.requested_bytes is None else block.requested_bytes
-        is_workspace = asked_bytes in self._workspace_sizes(device)
-        is_counter = asked_bytes == _COUNTER_BYTES and device in self._with_pools
+        is_workspace = _get_asked_bytes(block) in self._workspace_sizes(device)
         if segment.is_private:
             name = pools.get(segment.pool_id)
             of = f"of {name}" if name else f"{segment.pool_id[0]}, {segment.pool_id[1]}"
@@ -142,7 +147,7 @@ class BlockMap:
             return "CUDA-graph pool", f"{what} {of} on {device}"
         if is_workspace:
             return "cuBLAS workspace", f"cuBLAS workspace of {device}"
-        if is_counter:
+        if self.is_random_state(device, block):
             return "CUDA-graph pool", f"random state of CUDA graphs on {device}"
         return "unknown", f"allocated on {device}, held by nothing that Python sees"
 
@@ -151,6 +156,10 @@ _IN_USE = "active_allocated"
 #: A generator that CUDA graphs use has its seed and its offset on the device, as long as a graph
 #: is there: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/cuda/CUDAGeneratorImpl.cpp
 _COUNTER_BYTES = 8
+
+
+def _get_asked_bytes(block: Block) -> int:
+    return block.n_bytes if block.requested_bytes is None else block.requested_bytes
 
 
 def name_pools(named: Iterable[tuple[str, object]]) -> dict[tuple[int, int], str]:

@@ -113,7 +113,8 @@ def _list_storages(
                 outside[info.device] = outside.get(info.device, 0) + info.n_bytes
                 continue
             key = (info.device, block.address)
-            if key in claimed:
+            is_named = (root := paths.find_root(place)) is not None and root.kind != "nowhere"
+            if key in claimed or (not is_named and blocks.is_random_state(info.device, block)):
                 continue
             claimed.add(key)
             n_bytes = block.n_bytes

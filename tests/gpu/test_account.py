@@ -122,6 +122,17 @@ def test_a_private_pool_bears_its_graphs_name(notebook: Notebook) -> None:  # no
     assert (state.kind, state.n_bytes) == ("CUDA-graph pool", 1024)
 
 
+def test_random_state_that_python_sees_is_told_too(notebook: Notebook) -> None:  # noqa: F811
+    """``torch.compile`` captures under a mode that makes its two tensors objects of Python's."""
+    for cell in WORKLOADS["torch.compile, reduce-overhead"]:
+        notebook.run(cell)
+
+    account = take_account(notebook)
+
+    state = find_owned(account, "random state of CUDA graphs on cuda:0")
+    assert (state.kind, state.n_bytes) == ("CUDA-graph pool", 1024)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU alone")
 def test_every_device_has_an_account_of_its_own(notebook: Notebook) -> None:  # noqa: F811
     """A model that is spread over two GPUs, and a tensor moved from one to the other."""
