@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
+from gpumemwidget.owners.restore import apply_restore, plan_restore
+from gpumemwidget.records import RestoreReport
 from tests.owners.conftest import notebook  # noqa: F401 - a fixture
 from tests.owners.notebook import Notebook
 
@@ -151,3 +154,215 @@ def test_looking_changes_nothing_on_the_device(notebook: Notebook) -> None:  # n
     notebook.plan("model", "opt", "out")
 
     assert (_allocated(), torch.cuda.max_memory_allocated(0)) == before
+
+
+def _restore(notebook: Notebook, *names: str) -> RestoreReport:  # noqa: F811
+    plan = plan_restore(notebook.shell, notebook.hardware, names)
+    return apply_restore(plan, notebook.shell, notebook.hardware)
+
+
+def test_what_was_kept_comes_back_to_the_byte(notebook: Notebook) -> None:  # noqa: F811
+    """Out and back: the same objects, values and bytes, still tied, and training goes on."""
+    notebook.run(_TRAINED)
+    notebook.run("view = model[0].weight.detach()[1:, ::2]")
+    ns = notebook.ip.user_ns
+    before = _allocated()
+    parameters = list(ns["model"].parameters())
+    tensors = [*parameters, *(each.grad for each in parameters)]
+    tensors += [value for state in ns["opt"].state.values() for value in state.values()]
+    devices = [each.device for each in tensors]
+    values = [each.detach().cpu().clone() for each in tensors]
+    strides = [each.stride() for each in tensors]
+
+    released = notebook.release("model", "opt", keep=True)
+    between = _allocated()
+    report = _restore(notebook, "model", "opt")
+
+    assert (released.stopped, report.stopped, report.remains) == (None, None, ())
+    assert before - between == dict(released.plan.frees_bytes)["cuda:0"]
+    assert between + dict(report.plan.needs_bytes)["cuda:0"] == before == _allocated()
+    assert [each.device for each in tensors] == devices
+    assert [each.stride() for each in tensors] == strides
+    assert all(torch.equal(each.cpu(), value) for each, value in zip(tensors, values, strict=True))
+    assert ns["model"][2].weight is ns["model"][0].weight
+    with torch.no_grad():
+        ns["model"][0].weight[1, 2] = 7.0
+    assert ns["view"][0, 1].item() == 7.0
+    notebook.run("loss = step('cuda:0')")
+    assert torch.isfinite(ns["loss"]).item()
+
+
+def test_steps_on_the_cpu_come_along(notebook: Notebook) -> None:  # noqa: F811
+    """Gradients and moments that were made on the CPU meanwhile are on the GPU with their weights.
+
+    The next step there works, and the optimizer's count of steps is where PyTorch has it.
+    """
+    notebook.run(_TRAINED)
+    ns = notebook.ip.user_ns
+    notebook.release("model", "opt", keep=True)
+    ns["opt"].state.clear()
+    ns["opt"].zero_grad(set_to_none=True)
+    notebook.run("first = step('cpu')")
+
+    report = _restore(notebook, "model", "opt")
+    notebook.run("second = step('cuda:0')")
+
+    assert report.stopped is None
+    assert all(each.is_cuda and each.grad.is_cuda for each in ns["model"].parameters())
+    assert ns["second"].is_cuda
+
+
+def test_a_full_device_gets_nothing_back(notebook: Notebook) -> None:  # noqa: F811
+    """The second of two does not fit: the first is on the CPU again, and both can come later."""
+    notebook.run(
+        "import torch\n"
+        f"a = torch.full(({64 * MIB},), 3, dtype=torch.uint8, device='cuda:0')\n"
+        f"b = torch.full(({64 * MIB},), 4, dtype=torch.uint8, device='cuda:0')"
+    )
+    ns = notebook.ip.user_ns
+    notebook.release("a", "b", keep=True)
+    before = _allocated()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(
+        (torch.cuda.memory_reserved(0) + 96 * MIB) / total, 0
+    )
+    try:
+        report = _restore(notebook, "a", "b")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, 0)
+    after = _allocated()
+    on_cpu = not ns["a"].is_cuda and not ns["b"].is_cuda
+    again = _restore(notebook, "a", "b")
+
+    assert report.stopped is not None
+    assert report.stopped.startswith("OutOfMemoryError: ")
+    assert report.stopped.endswith("; everything is where it was")
+    assert (on_cpu, after) == (True, before)
+    assert again.stopped is None
+    assert (ns["a"].device.index, ns["a"][5].item(), ns["b"][5].item()) == (0, 3, 4)
+
+
+def test_a_cache_of_inference_makes_the_round_trip(notebook: Notebook) -> None:  # noqa: F811
+    """Inference tensors stay such, and weights do not become any, whatever mode is on."""
+    notebook.run(
+        "import torch\n"
+        "weight = torch.ones(512, device='cuda:0', requires_grad=True)\n"
+        "with torch.inference_mode():\n"
+        "    cache = [torch.ones(512, device='cuda:0') for _ in range(2)]"
+    )
+    ns = notebook.ip.user_ns
+    before = _allocated()
+
+    with torch.inference_mode():
+        released = notebook.release("weight", "cache", keep=True)
+    report = _restore(notebook, "weight", "cache")
+
+    assert (released.stopped, report.stopped) == (None, None)
+    assert _allocated() == before
+    assert not ns["weight"].is_inference()
+    assert all(each.is_inference() and each.is_cuda for each in ns["cache"])
+    (ns["weight"] * 2).sum().backward()
+    assert ns["weight"].grad.is_cuda
+
+
+def test_a_model_in_a_live_graph_stays_whole(notebook: Notebook) -> None:  # noqa: F811
+    """Its loss can still go backward: no part of it was moved from under the graph."""
+    notebook.run(_TRAINED)
+    notebook.run("loss = model(torch.ones(8, 512, device='cuda:0')).sum()")
+
+    plan = notebook.plan("model", keep=True)
+    report = notebook.release("model", keep=True)
+    notebook.run("loss.backward()")
+
+    assert plan.moves == ()
+    assert report.stopped is None
+    assert all(each.is_cuda for each in notebook.ip.user_ns["model"].parameters())
+    assert notebook.ip.last_execution_result.error_in_exec is None
+
+
+def test_a_chain_of_exceptions_is_released_to_the_byte(notebook: Notebook) -> None:  # noqa: F811
+    """What the frames of a cause and of its effect hold goes with the last exception."""
+    notebook.run(
+        "import torch\n"
+        "def load():\n"
+        f"    weights = torch.empty({8 * MIB}, dtype=torch.uint8, device='cuda:0')\n"
+        "    raise KeyError('no such layer')\n"
+        "def train():\n"
+        f"    batch = torch.empty({16 * MIB}, dtype=torch.uint8, device='cuda:0')\n"
+        "    try:\n"
+        "        load()\n"
+        "    except KeyError as exc:\n"
+        "        raise RuntimeError('no model') from exc\n"
+        "train()"
+    )
+
+    assert _release_exactly(notebook, exceptions=True) == 24 * MIB
+
+
+def test_cublas_workspaces_are_freed(notebook: Notebook) -> None:  # noqa: F811
+    """They are no name's, so no name frees them; the next product makes its own anew."""
+    notebook.run(
+        "import torch\n"
+        "a = torch.ones(64, 64, device='cuda:0')\n"
+        "b = torch.nn.functional.linear(a, a)\n"
+        "torch.cuda.synchronize()"
+    )
+    before = _allocated()
+
+    report = notebook.release(cublas=True)
+    freed = before - _allocated()
+    notebook.run("c = torch.nn.functional.linear(a, a)")
+
+    assert report.stopped is None
+    step = next(each for each in report.steps if each.name == "clear caches")
+    assert (step.status, step.detail) == ("done", "cuBLAS workspaces freed")
+    assert freed == dict(step.allocated_freed_bytes)["cuda:0"] > 0
+    assert torch.equal(notebook.ip.user_ns["b"], notebook.ip.user_ns["c"])
+
+
+def test_a_capture_is_not_disturbed(notebook: Notebook) -> None:  # noqa: F811
+    """On this thread's stream a release is refused, and the graph can be replayed afterwards."""
+    notebook.put(x=torch.ones(512, device="cuda:0"), y=torch.ones(512, device="cuda:0"))
+    x = notebook.ip.user_ns["x"]
+    graph = torch.cuda.CUDAGraph()
+
+    with torch.cuda.graph(graph):
+        doubled = x * 2
+        report = notebook.release("y")
+    graph.replay()
+    torch.cuda.synchronize()
+
+    assert report.stopped is not None
+    assert report.stopped.startswith("a CUDA graph is being captured on this thread's stream")
+    assert notebook.ip.user_ns["y"] is not None
+    assert doubled.sum().item() == 1024
+
+
+def test_a_capture_on_another_thread_is_not_disturbed(notebook: Notebook) -> None:  # noqa: F811
+    """Torch tells of it by the stream that it captures on."""
+    notebook.put(x=torch.ones(512, device="cuda:0"), y=torch.ones(512, device="cuda:0"))
+    x = notebook.ip.user_ns["x"]
+    graph = torch.cuda.CUDAGraph()
+    reached, go_on = threading.Event(), threading.Event()
+    results: list[torch.Tensor] = []
+
+    def capture(source: torch.Tensor) -> None:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            results.append(source * 2)
+            reached.set()
+            go_on.wait(60)
+
+    thread = threading.Thread(target=capture, args=(x,))
+    thread.start()
+    assert reached.wait(60)
+    try:
+        report = notebook.release("y")
+    finally:
+        go_on.set()
+        thread.join()
+    graph.replay()
+    torch.cuda.synchronize()
+
+    assert report.stopped is not None
+    assert report.stopped.startswith("a CUDA graph is being captured on another stream")
+    assert results[0].sum().item() == 1024
