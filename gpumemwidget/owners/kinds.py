@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from enum import Enum
 from itertools import compress
 from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 if TYPE_CHECKING:
     from gpumemwidget.owners.storages import TorchReader
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Kind",
     "KindFinder",
+    "is_a",
     "is_library_class",
     "is_one_of",
     "is_running",
@@ -36,6 +37,7 @@ _FOREIGN_MODULES = re.compile(
 )
 #: Of logging, what leads from one logger to all others; a handler may hold what was logged.
 _FOREIGN_CLASSES = frozenset({"logging.Manager", "logging.RootLogger", "logging.PlaceHolder"})
+_T = TypeVar("_T")
 _MRO: Any = type.__dict__["__mro__"]
 _TYPE_DICT: Any = type.__dict__["__dict__"]
 _QUALNAME: Any = type.__dict__["__qualname__"]
@@ -61,6 +63,11 @@ def is_one_of(cls: type, *classes: type) -> bool:
     return any(base is each for base in list_bases(cls) for each in classes)
 
 
+def is_a(target: object, cls: type[_T]) -> TypeGuard[_T]:
+    """``isinstance`` by the object's type alone: the builtin asks it for its ``__class__`` too."""
+    return is_one_of(type(target), cls)
+
+
 def name_class(cls: type) -> str:
     """The class's qualified name; the notebook's own and the builtins' without their module."""
     name: str = _QUALNAME.__get__(cls)
@@ -82,7 +89,7 @@ def is_library_class(cls: Any) -> bool:
     if type(module) is not str or module == "__main__":
         return False
     found: object = sys.modules.get(module)
-    if not isinstance(found, ModuleType):
+    if not is_a(found, ModuleType):
         return False
     first, *others = _QUALNAME.__get__(cls).split(".")
     found = dict.get(_NAMESPACE.__get__(found), first)

@@ -28,7 +28,7 @@ from types import (
 )
 from typing import Any
 
-from gpumemwidget.owners.kinds import Kind, is_one_of, list_bases, name_class, read_type_dict
+from gpumemwidget.owners.kinds import Kind, is_a, is_one_of, list_bases, name_class, read_type_dict
 from gpumemwidget.owners.walk import Graph
 
 __all__ = ["Labels", "Role", "read_attributes", "read_locals"]
@@ -67,7 +67,7 @@ def read_attributes(target: object) -> dict[str, object] | None:
     if descriptor is None:
         return None
     attributes = descriptor.__get__(target)
-    return attributes if isinstance(attributes, dict) else None
+    return attributes if is_a(attributes, dict) else None
 
 
 def read_locals(frame: FrameType, graph: Graph | None = None) -> dict[str, object]:
@@ -159,7 +159,7 @@ class Labels:
             names = self._known[parent, role] = self._list_names(parent, role)
         target = graph.objects[child]
         found = names.get(id(target))
-        if found is None and isinstance(target, CellType):
+        if found is None and is_a(target, CellType):
             # A frame tells the content of a cell, and refers to the cell.
             found = names.get(id(_read_cell(target)))
         return self._name_unlisted(parent, child) if found is None else found
@@ -174,7 +174,7 @@ class Labels:
             self._name_tensor_parts(target, names)
         elif kind is Kind.NODE:
             self._name_node_parts(target, names)
-        elif isinstance(target, FrameType):
+        elif is_a(target, FrameType):
             own = read_locals(target, self._graph).items()
             _add(names, ((f": {name}", each) for name, each in own))
             return names
@@ -182,14 +182,14 @@ class Labels:
             self._name_function_parts(target, names)
         elif is_one_of(cls, BaseException):
             _name_exception_parts(target, names)
-        elif isinstance(target, TracebackType):
+        elif is_a(target, TracebackType):
             _add(names, [("", target.tb_next)])
             _add(names, [(_describe_frame(target.tb_frame, target.tb_lineno), target.tb_frame)])
         elif is_one_of(cls, dict):
             self._name_items(target, role, names)
         elif is_one_of(cls, list, tuple, deque):
             _name_elements(target, role, names, self._describe_class(cls).fields)
-        elif isinstance(target, CellType):
+        elif is_a(target, CellType):
             _add(names, [("", _read_cell(target))])
         elif kind is Kind.HIDDEN:
             held = self._graph.hidden.list_held(target)
@@ -299,7 +299,7 @@ class Labels:
         elif parts.read_dict is not None:
             attributes = parts.read_dict.__get__(target)
         of = self._find_owner_word(cls)
-        if isinstance(attributes, dict):
+        if is_a(attributes, dict):
             # Where the instance has a dictionary of its own, that is what it refers to; where its
             # values lie in the instance itself (Python 3.11), it refers to these.
             _add(names, [("", attributes)], Role("attributes", of=of))
@@ -315,7 +315,7 @@ class Labels:
     def _name_generator_parts(self, target: object, names: _Names) -> None:
         read_frame = self._describe_class(type(target)).read_frame
         frame = None if read_frame is None else read_frame.__get__(target)
-        if isinstance(frame, FrameType):
+        if is_a(frame, FrameType):
             where = _describe_frame(frame, frame.f_lineno)
             _add(names, [(where, frame)])
             own = read_locals(frame, self._graph).items()
@@ -349,7 +349,7 @@ def _add(names: _Names, parts: Iterable[tuple[str, object]], role: Role = _PLAIN
 
 def _list_items(target: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
     """A dictionary's items, whatever its class would answer, in one step that nothing disturbs."""
-    return list(dict.items(target)) if isinstance(target, dict) else list(target.items())
+    return list(dict.items(target)) if is_a(target, dict) else list(target.items())
 
 
 def _name_elements(target: Any, role: Role, names: _Names, fields: tuple[str, ...]) -> None:

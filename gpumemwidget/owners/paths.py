@@ -15,7 +15,7 @@ from itertools import compress
 from types import TracebackType
 from typing import Literal
 
-from gpumemwidget.owners.kinds import Kind, is_one_of
+from gpumemwidget.owners.kinds import Kind, is_a, is_one_of
 from gpumemwidget.owners.labels import Labels, Role, read_attributes
 from gpumemwidget.owners.walk import Graph
 
@@ -283,7 +283,7 @@ class Paths:
         graph = self._graph
         for optimizer in self._special["optimizer"]:
             state = (read_attributes(graph.objects[optimizer]) or {}).get("state")
-            for key in list(dict.keys(state)) if isinstance(state, dict) else ():
+            for key in list(dict.keys(state)) if is_a(state, dict) else ():
                 place = graph.find(key)
                 if place in self._parents and not self._is_optimizers_own(place):
                     self._labels.key_names[place] = "".join(self._read_steps(place)[0])

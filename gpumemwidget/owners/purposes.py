@@ -6,7 +6,7 @@ import re
 from collections import deque
 from collections.abc import Iterable
 
-from gpumemwidget.owners.kinds import Kind, is_one_of
+from gpumemwidget.owners.kinds import Kind, is_a, is_one_of
 from gpumemwidget.owners.labels import read_attributes
 from gpumemwidget.owners.paths import Paths
 from gpumemwidget.owners.walk import Graph
@@ -40,7 +40,7 @@ class Purposes:
         for place in paths.list_special("optimizer"):
             self._note(self._parameters, (self._read(place, "param_groups"),), depth=3)
             state = self._read(place, "state")
-            if isinstance(state, dict):
+            if is_a(state, dict):
                 # The keys are the parameters.
                 self._note(self._states, list(dict.values(state)), depth=8)
 

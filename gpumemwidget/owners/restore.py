@@ -19,7 +19,7 @@ from gpumemwidget.owners.account import Account, Row, take_account
 from gpumemwidget.owners.base import Shell
 from gpumemwidget.owners.busy import find_capture, find_user
 from gpumemwidget.owners.checks import check_names, check_types
-from gpumemwidget.owners.kinds import Kind, is_one_of
+from gpumemwidget.owners.kinds import Kind, is_a, is_one_of
 from gpumemwidget.owners.labels import read_attributes
 from gpumemwidget.owners.moves import Move, carry_out, find_move, find_outside
 from gpumemwidget.owners.naming import describe_error, find_kind_name
@@ -305,8 +305,8 @@ def _find_companions(account: Account, targets: dict[int, str]) -> dict[int, str
             if not is_one_of(type(target), reader.optimizer_type):
                 continue
             state = (read_attributes(target) or {}).get("state")
-            for key, values in list(dict.items(state)) if isinstance(state, dict) else ():
-                if id(key) not in device_of or not isinstance(values, dict):
+            for key, values in list(dict.items(state)) if is_a(state, dict) else ():
+                if id(key) not in device_of or not is_a(values, dict):
                     continue
                 shape = reader.read_shape(key)[0]
                 for value in list(dict.values(values)):
