@@ -216,7 +216,7 @@ class Dashboard(anywidget.AnyWidget):
         """Show a failure in the views: what a widget's callback raises is seen nowhere else."""
         try:
             yield
-        except Exception as exc:  # noqa: BLE001 - shown
+        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown
             self._send_all({"kind": "trouble", "message": describe_failure(exc)})
 
     def _guard_call(self, action: Callable[[], None]) -> None:

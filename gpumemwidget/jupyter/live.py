@@ -81,7 +81,9 @@ class LiveChart(anywidget.AnyWidget):
     def on_samples(self, samples: Sequence[Sample]) -> None:
         """Send the readings of a tick, on the sampler's thread."""
         for sample in samples:
-            self._send_sample(sample)
+            # The end of the cell before may come with the first tick.
+            if sample.time_s >= self._start_s:
+                self._send_sample(sample)
 
     def _send_sample(self, sample: Sample) -> None:
         readings = self._select(sample.readings)

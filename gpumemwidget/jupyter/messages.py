@@ -98,6 +98,8 @@ def _describe_holding(holding: Holding) -> Message:
 
 def describe_failure(exc: BaseException) -> str:
     """One line on a failure: ours say all themselves, others need their kind."""
+    if isinstance(exc, KeyboardInterrupt):
+        return "interrupted"
     return str(exc) if isinstance(exc, GpuMemError) else f"{type(exc).__name__}: {exc}"
 
 

@@ -2,7 +2,8 @@
 
 All four walk or change the user's objects, so all wait until no cell is running, and run on the
 main thread: on ipykernel 7 a message may arrive on a thread of its own, beside the running cell.
-After a cell only the list is made anew; the account is taken when it is asked for.
+After a cell only the list is made anew; the account is taken when it is asked for. A Ctrl-C while
+one of them is at work is meant for it, for no cell runs then.
 
 What they need is imported when it is first used, so that the dashboard opens sooner.
 """
@@ -139,15 +140,15 @@ class VariablesPanel:
         self._send({"kind": "variables", **rows, "account_is_old": self._tree_is_old})
 
     def _take_account(self) -> None:
-        self._takes_account = False
         from gpumemwidget.jupyter.tree import AccountTree  # noqa: PLC0415 - see the top
         from gpumemwidget.owners.entries import take_memory_account  # noqa: PLC0415
 
+        self._takes_account = False
         self._send({"kind": "account", "state": "running"})
         try:
             tree = AccountTree(take_memory_account(self._shell, self._monitor.hardware))
             described = tree.describe()
-        except Exception as exc:  # noqa: BLE001 - whatever it is, it is shown where the click was
+        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown where the click was
             answer = {"kind": "account", "state": "failed", "message": describe_failure(exc)}
             self._send(answer)
             return
@@ -160,7 +161,7 @@ class VariablesPanel:
         answer: Message = {"kind": "sum", "id": request, "frees": []}
         try:
             answer["frees"] = [list(pair) for pair in sum_frees(self._shell, names)]
-        except Exception as exc:  # noqa: BLE001 - a view waits for this answer before it asks again
+        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - a view waits for an answer
             # Most often a name is gone since the list was made; the next list will not have it.
             answer["error"] = describe_failure(exc)
         self._send(answer)
@@ -178,7 +179,7 @@ class VariablesPanel:
             plan = plan_release(self._shell, hardware, names, keep=keep)
             report = apply_release(plan, self._shell, hardware)
             answer.update(state="done", html=report_release(report).html)
-        except Exception as exc:  # noqa: BLE001 - whatever it is, it is shown where the click was
+        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown where the click was
             answer.update(state="failed", message=describe_failure(exc))
         self._guard(self._read_now)
         # The list first, so that no row of what is gone stands beside the report.

@@ -220,6 +220,35 @@ def test_account_that_fails_says_so(page: _Page, monkeypatch: pytest.MonkeyPatch
     assert page.say("account")[-1]["state"] == "done"
 
 
+@pytest.mark.parametrize(
+    ("owner", "asked", "kind"),
+    [
+        ("entries.take_memory_account", {"kind": "account"}, "account"),
+        ("holdings.sum_frees", {"kind": "sum", "id": "1", "names": ["x"]}, "sum"),
+        (
+            "plan.plan_release",
+            {"kind": "release", "id": "1", "names": ["x"], "keep": False},
+            "release",
+        ),
+        ("holdings.list_holdings", {"kind": "variables"}, "trouble"),
+    ],
+)
+def test_interrupt_ends_what_is_at_work_and_is_told(
+    page: _Page, monkeypatch: pytest.MonkeyPatch, owner: str, asked: dict[str, Any], kind: str
+) -> None:
+    """No cell runs that it could be meant for, and a view waits for the answer."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"gpumemwidget.owners.{owner}", interrupt)
+
+    answer = page.say(**asked)[-1]
+
+    assert answer["kind"] == kind
+    assert answer.get("message", answer.get("error")) == "interrupted"
+
+
 def test_very_many_names_are_bounded(page: _Page) -> None:
     """A page that lays out ten thousand rows stands still for seconds."""
     page.run("for n in range(600): globals()[f'name_{n}'] = torch.ones(n + 1)")

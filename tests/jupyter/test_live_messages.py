@@ -81,6 +81,18 @@ def test_each_sample_is_one_small_message(session: _Session) -> None:
     assert len(json.dumps(message)) < 200
 
 
+def test_what_was_before_the_cell_is_no_point_of_it(session: _Session) -> None:
+    """The end of the cell before comes with the first tick."""
+    before = Sample(session.clock.now(), session.monitor.hardware.read())
+    session.clock.advance(1.0)
+    session.start()
+    start = Sample(session.clock.now(), session.monitor.hardware.read())
+
+    session.chart.on_samples([before, start])
+
+    assert [message["point"][0] for message in session.sent] == [0.0]
+
+
 def test_a_device_that_is_first_touched_in_the_cell_joins(session: _Session) -> None:
     """It began at 0; the page gets the report's outline anew before the point that has it."""
     session.start()

@@ -23,7 +23,7 @@ class CellsTable {
       )),
       this.body,
     );
-    this.element = h("div", {}, h("div", { class: "gmd-scroll", tabindex: 0 }, this.table), this.note);
+    this.element = h("div", {}, h("div", { class: "gmd-scroll", tabindex: 0, role: "region", "aria-label": "Cells" }, this.table), this.note);
   }
 
   draw() {

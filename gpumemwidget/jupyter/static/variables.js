@@ -26,7 +26,10 @@ class VariablesPanel {
     this.button = h("button", { class: "gmd-button gmd-primary gmd-release", type: "button", onclick: () => this.release() }, "Release");
     this.refresh = h("button", { class: "gmd-button gmd-refresh", type: "button", onclick: () => this.ask() }, "Refresh");
     this.whole = h("button", { class: "gmd-button gmd-account", type: "button", title: "Who owns every allocated byte. Looks through all objects, which may take some seconds", onclick: () => this.takeAccount() }, "Full account");
-    this.progress = h("div", { class: "gmd-progress", role: "status", hidden: true });
+    this.progressWords = h("span");
+    // Not read out every second.
+    this.progressTime = h("span", { "aria-hidden": "true" });
+    this.progress = h("div", { class: "gmd-progress", role: "status", hidden: true }, this.progressWords, this.progressTime);
     this.answer = h("div", { class: "gmd-answer", role: "status", hidden: true });
     this.element = h("div", {},
       h("div", { class: "gmd-actions" },
@@ -39,7 +42,7 @@ class VariablesPanel {
         this.button),
       this.progress,
       this.answer,
-      h("div", { class: "gmd-scroll", tabindex: 0 }, this.table.element),
+      h("div", { class: "gmd-scroll", tabindex: 0, role: "region", "aria-label": "Variables" }, this.table.element),
       this.note);
   }
 
@@ -229,10 +232,11 @@ class VariablesPanel {
     this.progress.dataset.state = taking.state;
     const text = {
       queued: "The account waits for the cell's end.",
-      running: `Looking through all objects… ${formatElapsed(since / 1000)}`,
+      running: "Looking through all objects…",
       failed: `The account could not be taken: ${taking.message}`,
     }[taking.state];
-    setText(this.progress, text);
+    setText(this.progressWords, text);
+    setText(this.progressTime, taking.state === "running" ? ` ${formatElapsed(since / 1000)}` : "");
   }
 
   drawSummary() {
