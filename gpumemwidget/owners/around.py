@@ -177,11 +177,7 @@ def _climb(graph: Graph, unmet: Sequence[object]) -> tuple[list[object], str | N
                 found = _find_key(each, level)
                 if found is not None:
                     return _list_down(found[1], below, target), f"{name}.{found[0]}"
-            is_frame = type(each) is FrameType and is_running(each)
-            if name is not None or is_frame or id(each) in met or id(each) in own:
-                continue
-            if graph.find(each) is not None:
-                # Its own holders are known.
+            if name is not None or id(each) in met or id(each) in own or _ends(graph, each):
                 continue
             met.add(id(each))
             referents = {id(one) for one in gc.get_referents(each)}
@@ -196,6 +192,17 @@ def _climb(graph: Graph, unmet: Sequence[object]) -> tuple[list[object], str | N
     return _list_down(level[0], below, target), None
 
 
+def _ends(graph: Graph, each: object) -> bool:
+    """Whether there is nothing to look for above a holder.
+
+    What the graph has met has its own holders there; a function that runs is a root; modules and
+    the notebook's own namespace hold everything.
+    """
+    if graph.find(each) is not None or graph.is_boundary(each):
+        return True
+    return is_one_of(type(each), ModuleType) or (type(each) is FrameType and is_running(each))
+
+
 def _list_down(top: object, below: dict[int, object], target: object) -> list[object]:
     """From the topmost object down to the tensor."""
     chain = [top]
@@ -205,11 +212,13 @@ def _list_down(top: object, below: dict[int, object], target: object) -> list[ob
 
 
 def _list_named_namespaces() -> dict[int, str]:
+    """The namespaces of the modules but the notebook's own, under whatever name it goes."""
     read_namespace: Any = vars(ModuleType)["__dict__"]
+    main = sys.modules.get("__main__")
     return {
         id(read_namespace.__get__(module)): name
         for name, module in list(sys.modules.items())
-        if is_one_of(type(module), ModuleType) and name != "__main__"
+        if is_one_of(type(module), ModuleType) and module is not main
     }
 
 

@@ -130,6 +130,10 @@ class Graph:
             return None
         return self._enter(target, kind)
 
+    def is_boundary(self, target: object) -> bool:
+        """Whether the walk stops there."""
+        return id(target) in self._boundaries
+
     def find(self, target: object) -> int | None:
         """The place of an object that was met."""
         return self._index.get(id(target))
