@@ -82,6 +82,18 @@ class Scene:
     pattern: Pattern
     notebook: Notebook
     watch: Watch
+    #: What CUDA's allocator had handed out before the cells.
+    floor_bytes: int
+
+    def count_bytes(self) -> int:
+        """What the pattern keeps now."""
+        if self.pattern.is_counted_by_allocator:
+            return self.read_allocated()
+        return self.watch.count_bytes()
+
+    def read_allocated(self) -> int:
+        """What CUDA's allocator has handed out since before the cells; 0 without a GPU."""
+        return _read_allocated() - self.floor_bytes
 
     def run(self, source: str, *, watched: bool = True) -> None:
         """Run a cell as a person would; what it prints, a traceback too, is kept from the test."""
@@ -122,12 +134,20 @@ def play(pattern: Pattern, *, device: str, hardware: Hardware | None = None) -> 
         hardware: what measures a release; the host alone if it is left out.
     """
     own = None if hardware else Hardware([HostBackend()])
+    if torch.cuda.is_available():
+        # Each begins without the workspaces that others have needed.
+        torch._C._cuda_clearCublasWorkspaces()
     gc.disable()
     try:
         with _modules_of(pattern), _shell() as ip:
             ip.user_ns.update(torch=torch, nn=nn, device=device)
             notebook = Notebook(ip=ip, shell=IPythonShell(ip), hardware=hardware or own)
-            scene = Scene(pattern=pattern, notebook=notebook, watch=Watch(device))
+            scene = Scene(
+                pattern=pattern,
+                notebook=notebook,
+                watch=Watch("cpu" if pattern.is_on_host else device),
+                floor_bytes=_read_allocated(),
+            )
             for number, cell in enumerate(pattern.cells, 1):
                 scene.run(cell, watched=number not in pattern.unwatched)
             yield scene
@@ -135,8 +155,15 @@ def play(pattern: Pattern, *, device: str, hardware: Hardware | None = None) -> 
     finally:
         gc.enable()
         gc.collect()
+        if gc.get_freeze_count():
+            # Within `put_aside`: what is left now are modules that the cells have imported.
+            gc.freeze()
         if own is not None:
             own.close()
+
+
+def _read_allocated() -> int:
+    return torch.cuda.memory_allocated(0) if torch.cuda.is_available() else 0
 
 
 @contextmanager

@@ -30,6 +30,9 @@ __all__ = [
 
 HAS_ACCELERATE = find_spec("accelerate") is not None
 
+#: CUDA's caching allocator hands out multiples of this.
+_CUDA_GRAIN = 512
+
 #: What is recommended everywhere.
 _DEL = """
 import gc
@@ -54,24 +57,40 @@ class Outcome:
     paths: tuple[str, ...]
     planned_bytes: int
     freed_bytes: int
+    #: The same, each storage rounded up as CUDA's allocator does.
+    rounded_bytes: int
     stopped: str | None
     remains: tuple[str, ...]
+    #: By how much the allocator's own figure fell (0 on the host), and what it still has more than
+    #: before the pattern.
+    allocator_freed_bytes: int
+    left_bytes: int
+    #: By how much the allocator's own figure rose while we explained.
+    explaining_took_bytes: int
 
 
 def measure_ours(pattern: Pattern, *, device: str, hardware: Hardware | None = None) -> Outcome:
     """Explain, then release."""
     with play(pattern, device=device, hardware=hardware) as scene:
+        allocated = scene.read_allocated()
         paths = tuple(scene.explain())
-        before = scene.watch.count_bytes()
+        explained = scene.read_allocated()
+        before = scene.watch.list_alive()
         report = scene.release()
-        freed = before - scene.watch.count_bytes()
-    name = HOST if device == "cpu" else f"{device}:0"
+        after = scene.watch.list_alive()
+        released = scene.read_allocated()
+    gone = [n_bytes for address, n_bytes in before.items() if address not in after]
+    name = HOST if device == "cpu" or pattern.is_on_host else f"{device}:0"
     return Outcome(
         paths=paths,
         planned_bytes=dict(report.plan.frees_bytes).get(name, 0),
-        freed_bytes=freed,
+        freed_bytes=sum(gone),
+        rounded_bytes=sum(-(-n_bytes // _CUDA_GRAIN) * _CUDA_GRAIN for n_bytes in gone),
         stopped=report.stopped,
         remains=report.remains,
+        allocator_freed_bytes=explained - released,
+        left_bytes=released,
+        explaining_took_bytes=explained - allocated,
     )
 
 
@@ -98,9 +117,9 @@ def measure_accelerate(pattern: Pattern, *, device: str) -> int:
 
 @contextmanager
 def put_aside() -> Iterator[None]:
-    """Spare the collector what was there before: nothing of it is a pattern's.
+    """Spare the collector what was there before a pattern: nothing of it is the pattern's.
 
-    Not for our own: we ask the collector for what there is, and must find it as it is.
+    A round of the collector then takes milliseconds, and there are some hundred of them.
     """
     gc.collect()
     gc.freeze()
@@ -112,9 +131,9 @@ def put_aside() -> Iterator[None]:
 
 def _measure(pattern: Pattern, cell: str, *, device: str) -> int:
     with play(pattern, device=device) as scene:
-        before = scene.watch.count_bytes()
+        before = scene.count_bytes()
         _run(scene, cell)
-        return before - scene.watch.count_bytes()
+        return before - scene.count_bytes()
 
 
 def _run(scene: Scene, cell: str) -> None:

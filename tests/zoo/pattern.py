@@ -35,7 +35,7 @@ class Pattern:
     frees: int
     #: Who must be named, by their paths; ``*`` stands for anything.
     owners: tuple[str, ...]
-    #: What the pattern keeps, where that is more than can go with its names.
+    #: What the names hold, where not all of it goes with them: something else holds it too.
     keeps: int = 0
     #: Why the plan promises less than what goes; it must not promise all of it then.
     plans_less_because: str = ""
@@ -47,6 +47,12 @@ class Pattern:
     frees_on_gpu: int | None = None
     #: ``any``, or the one kind of device that it runs on.
     runs_on: Literal["any", "cpu", "cuda"] = "any"
+    #: Whether it is host memory that is kept, though a GPU is needed (pinned memory).
+    is_on_host: bool = False
+    #: Whether it is no tensor's: all that the allocator has handed out since must go.
+    is_counted_by_allocator: bool = False
+    #: Why the release is refused: a part of what it says.
+    stops: str = ""
     #: Modules that the cells import, by name.
     modules: tuple[tuple[str, str], ...] = ()
     #: Cells (from 1) that are run without a watch on what they make: they compile or capture.

@@ -6,6 +6,7 @@ from tests.zoo import (
     patterns_autograd,
     patterns_exceptions,
     patterns_functions,
+    patterns_gpu,
     patterns_models,
     patterns_notebook,
     patterns_objects,
@@ -23,4 +24,5 @@ PATTERNS: tuple[Pattern, ...] = (
     *patterns_functions.PATTERNS,
     *patterns_threads.PATTERNS,
     *patterns_objects.PATTERNS,
+    *patterns_gpu.PATTERNS,
 )

@@ -29,7 +29,10 @@ PATTERNS = (
         """,
         names=("total_loss",),
         frees=4 * (_BATCH + _BATCH) + _SCALAR,
-        owners=("total_loss*",),
+        owners=(
+            "total_loss's graph: saved by MmBackward0",
+            "total_loss's graph: saved by PowBackward0",
+        ),
     ),
     Pattern(
         id="losses",
@@ -46,7 +49,7 @@ PATTERNS = (
         """,
         names=("losses",),
         frees=3 * (_BATCH + _BATCH + _SCALAR),
-        owners=("losses[0]*",),
+        owners=("losses[0]'s graph: saved by MmBackward0",),
     ),
     Pattern(
         id="no-grad",
@@ -61,7 +64,7 @@ PATTERNS = (
         names=("predictions",),
         # Of each: the batch, the ReLU's output, and the prediction.
         frees=3 * (_BATCH + _BATCH + 64 * _SCALAR),
-        owners=("predictions[0]*",),
+        owners=("predictions[0]'s graph: saved by AddmmBackward0",),
     ),
     Pattern(
         id="hidden-state",
@@ -78,7 +81,7 @@ PATTERNS = (
         names=("hidden",),
         # The state at the start and after each step.
         frees=6 * _BATCH,
-        owners=("hidden*",),
+        owners=("hidden", "hidden's graph: saved by MmBackward0"),
     ),
     Pattern(
         id="retain-graph",
@@ -94,7 +97,7 @@ PATTERNS = (
         """,
         names=("loss",),
         frees=_BATCH + _BATCH + _SCALAR,
-        owners=("loss*",),
+        owners=("loss's graph: saved by MmBackward0", "loss's graph: saved by ExpBackward0"),
     ),
     Pattern(
         id="create-graph",
@@ -188,7 +191,7 @@ PATTERNS = (
         """,
         names=("weight",),
         frees=2 * _MATRIX,
-        owners=("weight", "weight*mask"),
+        owners=("weight", "weight*'s closure: mask"),
     ),
     Pattern(
         id="context",
@@ -209,7 +212,7 @@ PATTERNS = (
         """,
         names=("out",),
         frees=_BATCH + _BATCH + 16 * KIB,
-        owners=("out", "out*.x", "out*.mask"),
+        owners=("out", "out's graph: ctx.x", "out's graph: ctx.mask"),
     ),
     Pattern(
         id="context-output",
@@ -240,14 +243,13 @@ PATTERNS = (
             model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256)).to(device)
             def forward():
                 x = torch.randn(64, 256, device=device, requires_grad=True)
-                return checkpoint(model, x, use_reentrant=False).sum()
+                return checkpoint(model, x, use_reentrant=False, preserve_rng_state=False).sum()
             kept = forward()
         """,
         names=("kept",),
         # The input alone: nothing may be recomputed by looking.
         frees=_BATCH + _SCALAR,
-        plans_less_because="the closures that recompute are held in C++, out of sight",
-        owners=("kept*",),
+        owners=("kept's graph: saved by AccumulateGrad",),
     ),
     Pattern(
         id="autocast",
@@ -265,9 +267,9 @@ PATTERNS = (
         """,
         names=("model",),
         # The cache, in C++, holds the cast weight and by its graph the weight itself.
+        keeps=_MATRIX,
         frees=0,
-        frees_on_gpu=_MATRIX,
-        owners=("model.weight",),
+        owners=("model.weight", "*Python can't see*"),
         end="amp.__exit__(None, None, None)",
     ),
 )

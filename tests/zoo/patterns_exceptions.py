@@ -71,7 +71,7 @@ PATTERNS = (
         frees=3 * _MATRIX,
         owners=(
             "last exception: train() line 9: smaller",
-            "last exception*attempt() line 3: batch",
+            "last exception (its context): attempt() line 3: batch",
         ),
     ),
     Pattern(
@@ -93,7 +93,7 @@ PATTERNS = (
         asked="last exception",
         options=("exceptions",),
         frees=_MATRIX,
-        owners=("last exception*load() line 3: weights",),
+        owners=("last exception (its cause): load() line 3: weights",),
     ),
     Pattern(
         id="exception-group",
@@ -118,7 +118,7 @@ PATTERNS = (
         asked="last exception",
         options=("exceptions",),
         frees=3 * _MATRIX,
-        owners=("last exception*fold() line 3: batch",),
+        owners=("last exception.exceptions[0]: fold() line 3: batch",),
     ),
     Pattern(
         id="exception-args",
@@ -133,7 +133,7 @@ PATTERNS = (
         asked="last exception",
         options=("exceptions",),
         frees=4 * _MATRIX + _MATRIX,
-        owners=("last exception: check() line 2: batch", "last exception*args[1]"),
+        owners=("last exception: check() line 2: batch", "last exception.args[1]"),
     ),
     Pattern(
         id="exception-kept",

@@ -79,7 +79,7 @@ PATTERNS = (
         """,
         names=("loss_fn",),
         frees=_MATRIX,
-        owners=("loss_fn*weight*",),
+        owners=('loss_fn.keywords["weight"]',),
     ),
     Pattern(
         id="bound-method",
@@ -93,7 +93,7 @@ PATTERNS = (
         """,
         names=("predict",),
         frees=_MATRIX,
-        owners=("predict*.weight",),
+        owners=("predict.__self__.weight",),
     ),
     Pattern(
         id="lru-cache",
@@ -109,7 +109,7 @@ PATTERNS = (
         """,
         names=("positions",),
         frees=_MATRIX + 4 * _MATRIX,
-        owners=("positions*cache*",),
+        owners=("positions's cache[512]",),
     ),
     Pattern(
         id="lru-cache-method",
@@ -128,7 +128,7 @@ PATTERNS = (
         """,
         names=("encoder", "Encoder"),
         frees=_MATRIX + _MATRIX // 2,
-        owners=("encoder.table", "Encoder.encode*"),
+        owners=("encoder.table", "Encoder.encode's cache"),
     ),
     Pattern(
         id="memo",

@@ -36,7 +36,11 @@ PATTERNS = (
         source=_TRAINED.format(optimizer="SGD(model.parameters(), lr=0.1, momentum=0.9)"),
         names=("model", "opt"),
         frees=3 * _MATRIX,
-        owners=("model.weight", "opt.param_groups[0]*", 'opt.state[*]["momentum_buffer"]'),
+        owners=(
+            "model.weight",
+            'opt.param_groups[0]["params"][0]',
+            'opt.state[*]["momentum_buffer"]',
+        ),
     ),
     Pattern(
         id="scheduler",
@@ -51,7 +55,7 @@ PATTERNS = (
         """,
         names=("sched",),
         frees=_MATRIX,
-        owners=("sched.optimizer*",),
+        owners=('sched.optimizer.param_groups[0]["params"][0]',),
     ),
     Pattern(
         id="scheduler-lambda",
@@ -83,8 +87,9 @@ PATTERNS = (
             ema.update_parameters(model)
         """,
         names=("ema",),
-        # The weights, and the number of models averaged.
+        # The weights, and the number of models averaged, which stays on the CPU.
         frees=_MATRIX + 8,
+        frees_on_gpu=_MATRIX,
         owners=("ema.module.weight",),
     ),
     Pattern(
@@ -165,7 +170,6 @@ PATTERNS = (
         """,
         names=("layer",),
         frees=_MATRIX + KIB,
-        plans_less_because="the class that torch makes for the layer is held by more than it",
         owners=('layer.parametrizations["weight"].original1',),
     ),
     Pattern(

@@ -104,7 +104,7 @@ PATTERNS = (
         """,
         names=("tracker", "Tracker"),
         frees=_MATRIX,
-        owners=("tracker.frame", "Tracker.instances[0].frame"),
+        owners=("tracker.frame", "Tracker.instances[0]"),
     ),
     Pattern(
         id="cycle-of-objects",
@@ -169,7 +169,7 @@ PATTERNS = (
         """,
         names=("models",),
         frees=_MATRIX,
-        owners=("models*",),
+        owners=('models.data*["patched"].weight',),
     ),
     Pattern(
         id="library",
@@ -190,9 +190,10 @@ PATTERNS = (
         """,
         names=("model",),
         # On the host it stays with the module; from a GPU it is moved.
+        keeps=_MATRIX,
         frees=0,
         frees_on_gpu=_MATRIX,
-        owners=("model.weight", 'summarize._cached_forward_pass["linear"].weight'),
+        owners=("model.weight", 'summarize._cached_forward_pass["linear"]'),
     ),
     Pattern(
         id="monkeypatch",
@@ -208,6 +209,7 @@ PATTERNS = (
             table = patch()
         """,
         names=("table",),
+        keeps=_MATRIX,
         frees=0,
         frees_on_gpu=_MATRIX,
         owners=("table", "textlib.encode's closure: table"),
@@ -248,7 +250,9 @@ PATTERNS = (
         source="""
             import pandas as pd
             df = pd.DataFrame({"text": ["a", "b"]})
-            df["embedding"] = [torch.zeros(256, 256, device=device) for _ in range(2)]
+            tensors = [torch.zeros(256, 256, device=device) for _ in range(2)]
+            df["embedding"] = pd.Series(tensors, dtype=object)
+            del tensors
         """,
         names=("df",),
         frees=2 * _MATRIX,
@@ -266,7 +270,7 @@ PATTERNS = (
         runs_on="cpu",
         frees=_MATRIX,
         plans_less_because="torch does not tell whether a NumPy array shares the memory",
-        owners=("x",),
+        owners=("x", "*NumPy*"),
     ),
     Pattern(
         id="from-numpy",

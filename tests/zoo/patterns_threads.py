@@ -33,14 +33,19 @@ PATTERNS = (
             def serve(batch):
                 stop.wait()
             thread = threading.Thread(
-                target=serve, args=(torch.zeros(256, 256, device=device),), daemon=True
+                target=serve,
+                name="server",
+                args=(torch.zeros(256, 256, device=device),),
+                daemon=True,
             )
             thread.start()
         """,
         names=("thread",),
         # What a running function uses can't be taken from it.
+        stops="thread 'server' is in serve() line 4",
+        keeps=_MATRIX,
         frees=0,
-        owners=("*serve() line 4: batch",),
+        owners=("thread server: serve() line 4: batch",),
         end="stop.set()\nfor each in threading.enumerate():\n"
         "    if each is not threading.current_thread() and each.daemon: each.join(5)",
     ),
@@ -58,7 +63,7 @@ PATTERNS = (
         """,
         names=("futures",),
         frees=2 * _MATRIX,
-        owners=("futures[0]*",),
+        owners=("futures[0]._result",),
     ),
     Pattern(
         id="queue",
@@ -116,6 +121,7 @@ PATTERNS = (
         """,
         names=("current",),
         # The value lives in the thread's context, which no name leads to.
+        keeps=_MATRIX,
         frees=0,
         owners=("*current*",),
         asked=NO_NAME,

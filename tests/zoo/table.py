@@ -16,7 +16,15 @@ from tests.zoo.measure import (
 )
 from tests.zoo.pattern import Pattern
 
-__all__ = ["Row", "format_table", "measure_row", "read_gpu_rows", "read_readme", "write_readme"]
+__all__ = [
+    "Row",
+    "format_table",
+    "measure_row",
+    "read_gpu_rows",
+    "read_readme",
+    "write_readme",
+    "write_rows",
+]
 
 _README = Path(__file__).parents[2] / "README.md"
 _START = "<!-- zoo: python -m tests.zoo --readme -->\n"
@@ -33,7 +41,7 @@ class Row:
 
     id: str
     ours: int
-    #: The paths that were named, of those that must be.
+    #: Who was named, of those that must be, as the pattern has them.
     owners: tuple[str, ...]
     is_explained: bool
     deletion: int
@@ -44,14 +52,13 @@ class Row:
 def measure_row(pattern: Pattern, ours: Outcome, *, device: str) -> Row:
     """Measure the others beside what we came to."""
     named = [owner for owner in pattern.owners if is_named(owner, ours.paths)]
-    found = [next(path for path in ours.paths if is_named(owner, (path,))) for owner in named]
     accelerate = None
     if HAS_ACCELERATE:
         accelerate = measure_accelerate(pattern, device=device)
     return Row(
         id=pattern.id,
         ours=_percent(ours.freed_bytes, pattern, device),
-        owners=tuple(dict.fromkeys(found)),
+        owners=tuple(named),
         is_explained=len(named) == len(pattern.owners),
         deletion=_percent(measure_del(pattern, device=device), pattern, device),
         accelerate=None if accelerate is None else _percent(accelerate, pattern, device),
@@ -64,12 +71,12 @@ def format_table(patterns: Sequence[Pattern], rows: Mapping[str, Row]) -> str:
     Args:
         patterns: in the order of the table.
         rows: by the pattern's id. Where there is none, or no figure of accelerate's in it, that of
-            the README is kept: not every machine can run everything.
+            the README is kept: not every machine can run everything. What was never run is left
+            out.
     """
-    kept = read_readme()
-    cells = [
-        _format_row(each, rows.get(each.id), kept.get(_format_title(each))) for each in patterns
-    ]
+    kept = _read_rows()
+    known = [each for each in patterns if each.id in rows or _format_title(each) in kept]
+    cells = [_format_row(each, rows.get(each.id), kept.get(_format_title(each))) for each in known]
     lines = [f"| {' | '.join(row)} |" for row in cells]
     ours, deletion, accelerate = (
         sum(row[column] == "all" for row in cells) for column in (1, 3, 4)
@@ -80,19 +87,21 @@ def format_table(patterns: Sequence[Pattern], rows: Mapping[str, Row]) -> str:
         f"`del` with `gc.collect()` and `empty_cache()` frees all in {deletion}, accelerate's "
         f"`release_memory` in {accelerate}."
     )
-    return "\n".join([summary, "", _HEAD, "|---|---|---|---|---|", *lines])
+    opening = ["<details><summary>All of them</summary>", "", _HEAD, "|---|---|---|---|---|"]
+    return "\n".join([summary, "", *opening, *lines, "", "</details>"])
 
 
-def read_readme() -> dict[str, tuple[str, ...]]:
-    """The README's rows: the cells by the first one."""
+def read_readme() -> str:
+    """The README's table, as ``format_table`` gave it."""
     _, _, rest = _README.read_text(encoding="utf-8").partition(_START)
-    table, _, _ = rest.partition(_END)
-    rows = [
-        tuple(cell.strip() for cell in line.strip("|").split(" | "))
-        for line in table.splitlines()
-        if line.startswith("| [")
-    ]
-    return {row[0].removeprefix("| ").strip(): row for row in rows}
+    return rest.partition(_END)[0].strip("\n")
+
+
+def _read_rows() -> dict[str, tuple[str, ...]]:
+    """The README's rows: the cells by the first one."""
+    lines = [line for line in read_readme().splitlines() if line.startswith("| [")]
+    rows = [tuple(line.removeprefix("| ").removesuffix(" |").split(" | ")) for line in lines]
+    return {row[0]: row for row in rows}
 
 
 def write_readme(table: str) -> None:
@@ -101,12 +110,6 @@ def write_readme(table: str) -> None:
     before, start, rest = text.partition(_START)
     _, end, after = rest.partition(_END)
     _README.write_text("".join((before, start, f"\n{table}\n\n", end, after)), encoding="utf-8")
-
-
-def is_in_readme(table: str) -> bool:
-    """Whether the README has exactly this table."""
-    _, _, rest = _README.read_text(encoding="utf-8").partition(_START)
-    return rest.partition(_END)[0] == f"\n{table}\n\n"
 
 
 def read_gpu_rows() -> dict[str, Row]:
@@ -134,11 +137,10 @@ def _format_title(pattern: Pattern) -> str:
 
 def _format_row(pattern: Pattern, row: Row | None, kept: tuple[str, ...] | None) -> tuple[str, ...]:
     if row is None:
-        if kept is None:
-            message = f"{pattern.id} can't be run here and is not in the README yet"
-            raise LookupError(message)
+        assert kept is not None
         return kept
-    shown = ", ".join(f"`{owner}`" for owner in row.owners[:_MOST_OWNERS])
+    owners = [owner.replace("*", "…") for owner in row.owners[:_MOST_OWNERS]]
+    shown = ", ".join(f"`{owner}`" for owner in owners)
     accelerate = "?" if kept is None else kept[4]
     if row.accelerate is not None:
         accelerate = _format_percent(row.accelerate)

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from tests.zoo.measure import Outcome, is_named, measure_ours
+from tests.zoo.measure import Outcome, is_named, measure_ours, put_aside
 from tests.zoo.pattern import Pattern
 from tests.zoo.patterns import PATTERNS
+from tests.zoo.table import format_table, measure_row, read_gpu_rows, read_readme
 
 HERE = [pattern for pattern in PATTERNS if pattern.runs_here("cpu")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_heap() -> Iterator[None]:
+    """``python -m tests.zoo`` goes without, and what it writes into the README is compared here."""
+    with put_aside():
+        yield
 
 
 @functools.cache
@@ -37,7 +47,8 @@ def test_what_must_go_goes(pattern: Pattern) -> None:
     """To the byte: no less, and nothing that somebody else still holds."""
     outcome = _play(pattern)
 
-    assert outcome.stopped is None
+    assert pattern.stops in (outcome.stopped or "")
+    assert bool(outcome.stopped) == bool(pattern.stops)
     assert outcome.freed_bytes == pattern.frees
 
 
@@ -59,3 +70,24 @@ def test_who_holds_it_is_named(pattern: Pattern) -> None:
 
     missing = [owner for owner in pattern.owners if not is_named(owner, outcome.paths)]
     assert missing == [], f"named: {outcome.paths}"
+
+
+def test_the_readme_has_this_table() -> None:
+    """Its figures are those of a run; ``python -m tests.zoo --readme`` writes them."""
+    rows = read_gpu_rows()
+    for pattern in HERE:
+        rows[pattern.id] = measure_row(pattern, _play(pattern), device="cpu")
+
+    table = format_table(PATTERNS, rows)
+
+    assert read_readme() == table
+
+
+def test_what_was_not_run_is_kept_from_the_readme() -> None:
+    """Without accelerate its column stays as it was measured elsewhere, and so do whole rows."""
+    known = HERE[0]
+    row = measure_row(known, _play(known), device="cpu")
+
+    table = format_table(PATTERNS, {known.id: replace(row, accelerate=None)})
+
+    assert table == read_readme()

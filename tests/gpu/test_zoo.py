@@ -1,0 +1,80 @@
+"""The zoo of leaks on a real GPU: the allocator gives back what each pattern must free."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from gpumemwidget.backends.hardware import Hardware, detect_hardware
+from tests.zoo.measure import Outcome, is_named, measure_ours
+from tests.zoo.pattern import Pattern
+from tests.zoo.patterns import PATTERNS
+
+pytestmark = pytest.mark.gpu
+
+HERE = [pattern for pattern in PATTERNS if pattern.runs_here("cuda")]
+
+
+@pytest.fixture(scope="module")
+def hardware() -> Iterator[Hardware]:
+    """This machine's GPUs and its host memory."""
+    hardware = detect_hardware()
+    yield hardware
+    hardware.close()
+    _play.cache_clear()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+@functools.cache
+def _play(pattern: Pattern, hardware: Hardware) -> Outcome:
+    return measure_ours(pattern, device="cuda", hardware=hardware)
+
+
+def _name(pattern: Pattern) -> str:
+    return pattern.id
+
+
+@pytest.mark.parametrize("pattern", HERE, ids=_name)
+def test_what_must_go_goes(pattern: Pattern, hardware: Hardware) -> None:
+    """To the byte, by torch's storages and by the allocator's own figure."""
+    outcome = _play(pattern, hardware)
+
+    assert pattern.stops in (outcome.stopped or "")
+    assert bool(outcome.stopped) == bool(pattern.stops)
+    if pattern.is_counted_by_allocator:
+        assert (outcome.allocator_freed_bytes > 0, outcome.left_bytes) == (True, 0)
+        return
+    assert outcome.freed_bytes == pattern.frees_on("cuda")
+    if not pattern.is_on_host:
+        assert outcome.allocator_freed_bytes == outcome.rounded_bytes
+
+
+@pytest.mark.parametrize("pattern", HERE, ids=_name)
+def test_what_goes_was_planned(pattern: Pattern, hardware: Hardware) -> None:
+    """The figure before the click is the allocator's after it."""
+    outcome = _play(pattern, hardware)
+
+    if pattern.plans_less_because:
+        assert outcome.planned_bytes < outcome.rounded_bytes, "the plan is right now"
+    else:
+        assert outcome.planned_bytes == outcome.rounded_bytes
+
+
+@pytest.mark.parametrize("pattern", HERE, ids=_name)
+def test_who_holds_it_is_named(pattern: Pattern, hardware: Hardware) -> None:
+    """By the paths that a person would type, each of them."""
+    outcome = _play(pattern, hardware)
+
+    missing = [owner for owner in pattern.owners if not is_named(owner, outcome.paths)]
+    assert missing == [], f"named: {outcome.paths}"
+
+
+@pytest.mark.parametrize("pattern", HERE, ids=_name)
+def test_looking_changes_nothing(pattern: Pattern, hardware: Hardware) -> None:
+    """What is allocated before and after the explanation is equal to the byte."""
+    assert _play(pattern, hardware).explaining_took_bytes == 0

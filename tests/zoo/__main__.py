@@ -1,0 +1,74 @@
+"""Plays the zoo: ``python -m tests.zoo [ID ...] [--device cuda] [--readme] [--json FILE]``.
+
+Prints the README's table, or of the patterns that are named what was planned, freed and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpumemwidget.backends.hardware import Hardware, detect_hardware
+from tests.bench.machine import describe_machine
+from tests.zoo.measure import is_named, measure_ours
+from tests.zoo.pattern import Pattern
+from tests.zoo.patterns import PATTERNS
+from tests.zoo.table import Row, format_table, measure_row, read_gpu_rows, write_readme, write_rows
+
+
+def main() -> int:
+    """Measure, and write what was asked for."""
+    options = _parse_options()
+    hardware = detect_hardware() if options.device == "cuda" else None
+    here = [pattern for pattern in PATTERNS if pattern.runs_here(options.device)]
+    if options.ids:
+        chosen = [pattern for pattern in here if pattern.id in options.ids]
+        for pattern in chosen:
+            _show(pattern, options.device, hardware)
+        return len(chosen) != len(options.ids)
+    rows = _measure(here, options.device, hardware)
+    if options.json:
+        write_rows(options.json, describe_machine(), rows)
+    if options.device == "cpu":
+        table = format_table(PATTERNS, {**read_gpu_rows(), **{row.id: row for row in rows}})
+        print(table)
+        if options.readme:
+            write_readme(table)
+    return 0
+
+
+def _parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
+    parser.add_argument("ids", nargs="*", metavar="ID", help="only these, with what was seen")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--readme", action="store_true", help="put the table into the README")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    return parser.parse_args()
+
+
+def _measure(patterns: Sequence[Pattern], device: str, hardware: Hardware | None) -> list[Row]:
+    rows = []
+    for pattern in patterns:
+        print(pattern.id, file=sys.stderr, flush=True)
+        ours = measure_ours(pattern, device=device, hardware=hardware)
+        rows.append(measure_row(pattern, ours, device=device))
+    return rows
+
+
+def _show(pattern: Pattern, device: str, hardware: Hardware | None) -> None:
+    ours = measure_ours(pattern, device=device, hardware=hardware)
+    print(pattern.id)
+    print(f"  must go {pattern.frees_on(device)}, planned {ours.planned_bytes}, ", end="")
+    print(f"freed {ours.freed_bytes}; stopped: {ours.stopped}")
+    for owner in pattern.owners:
+        print(f"  {'named' if is_named(owner, ours.paths) else 'NOT NAMED'}: {owner}")
+    for path in ours.paths:
+        print(f"  path: {path}")
+    for sentence in ours.remains:
+        print(f"  remains: {sentence}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
