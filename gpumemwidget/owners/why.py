@@ -283,9 +283,18 @@ class _Inquiry:
             if place in self._within and place not in known
         ]
         for place in unseen:
+            if self._is_lent_within(place):
+                continue
             info = self._graph.storages.get(place)
             is_lent = info is not None and info.is_borrowed
             self._add((_LENT if is_lent else _UNSEEN,), "nowhere", place)
+
+    def _is_lent_within(self, place: int) -> bool:
+        """Whether it is one of two storages over the same memory: both are known, and lend it."""
+        infos = self._graph.storages
+        below = {infos[each].address for each in self._find_below(place)}
+        same = [info for info in infos.values() if info.address in below]
+        return len(same) > len(below) and any(info.is_borrowed for info in same)
 
     def _add(self, steps: tuple[str, ...], root: RootKind, part: int) -> None:
         self._ways.append(_Way(steps, root, part))
