@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gpumemwidget.owners.account import Account, Row
+from gpumemwidget.owners.account import ELSEWHERE, Account, Row
 from gpumemwidget.owners.kinds import Kind, is_one_of
 from gpumemwidget.owners.walk import Graph
 
@@ -27,7 +27,7 @@ def list_owned(account: Account, rows: Sequence[Row], *, keep: bool) -> dict[int
 
     * A module owns its parameters, buffers and their gradients, whoever else names them: half a
       module on another device is broken.
-    * An optimizer owns its state, and not the parameters.
+    * An optimizer owns its state, and of the parameters those that no other row has.
     * Anything else owns what it refers to, save what another name is bound to.
     * Nobody owns through an autograd graph, a function or an exception.
 
@@ -45,6 +45,9 @@ def list_owned(account: Account, rows: Sequence[Row], *, keep: bool) -> dict[int
     foreign: set[int] = set()
     if not keep:
         foreign = {row.places[0] for row in account.rows.values() if row.root == "name"} - starts
+    chosen = 0
+    for row in rows:
+        chosen |= row.mark
     owned: dict[int, bool] = {}
     met = dict.fromkeys(starts, False)
     pending = deque(starts)
@@ -56,7 +59,7 @@ def list_owned(account: Account, rows: Sequence[Row], *, keep: bool) -> dict[int
         is_joint = met[place] or is_one_of(
             type(graph.objects[place]), graph.reader.module_type, graph.reader.optimizer_type
         )
-        for target, is_part in _list_parts(graph, place):
+        for target, is_part in _list_parts(account, place, chosen):
             # Once met by a lesser way, it is followed again where it turns out to be a part.
             is_new = target not in met or (is_joint and not met[target])
             if is_new and (is_part or target in met or target not in foreign):
@@ -65,8 +68,9 @@ def list_owned(account: Account, rows: Sequence[Row], *, keep: bool) -> dict[int
     return {place: is_joint for place, is_joint in owned.items() if place in graph.storages}
 
 
-def _list_parts(graph: Graph, place: int) -> Iterator[tuple[int, bool]]:
+def _list_parts(account: Account, place: int, chosen: int) -> Iterator[tuple[int, bool]]:
     """What an object owns, and whether it does so as an inseparable part."""
+    graph = account.graph
     kind, target = graph.kinds[place], graph.objects[place]
     cls, reader = type(target), graph.reader
     if kind in _NO_OWNERS or is_one_of(cls, BaseException):
@@ -77,17 +81,21 @@ def _list_parts(graph: Graph, place: int) -> Iterator[tuple[int, bool]]:
             yield part, graph.kinds[part] in {Kind.TENSOR, Kind.STORAGE}
         return
     if is_one_of(cls, reader.optimizer_type):
-        state = _read_attributes(reader.optimizer_type, target).get("state")
+        attributes = _read_attributes(reader.optimizer_type, target)
+        state = attributes.get("state")
         if isinstance(state, dict):
             # The keys are the parameters.
-            yield from _find_all(graph, list(state.values()))
+            yield from _find_all(graph, list(dict.values(state)))
+        for part, is_part in _find_all(graph, _list_parameters(attributes.get("param_groups"))):
+            if not account.marks[part] & ~(chosen | ELSEWHERE):
+                yield part, is_part
         return
     if is_one_of(cls, reader.module_type):
         attributes = _read_attributes(reader.module_type, target)
         for name in ("_parameters", "_buffers", "_modules"):
             table = attributes.get(name)
             if isinstance(table, dict):
-                yield from _find_all(graph, list(table.values()))
+                yield from _find_all(graph, list(dict.values(table)))
     for part in graph.edges[place]:
         yield part, False
 
@@ -96,6 +104,15 @@ def _read_attributes(base: Any, target: object) -> dict[str, object]:
     """An instance's own attributes, by its base class's descriptor: no code of its own runs."""
     attributes: dict[str, object] = vars(base)["__dict__"].__get__(target)
     return attributes
+
+
+def _list_parameters(groups: object) -> list[object]:
+    """What an optimizer's groups list, whatever else the user has put there."""
+    found: list[object] = []
+    for group in list(groups) if type(groups) is list else ():
+        listed = dict.get(group, "params") if isinstance(group, dict) else None
+        found.extend(listed if type(listed) is list else ())
+    return found
 
 
 def _find_all(graph: Graph, targets: list[object]) -> Iterator[tuple[int, bool]]:
