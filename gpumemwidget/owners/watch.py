@@ -12,12 +12,15 @@ from typing import Any
 
 from gpumemwidget.owners.account import Account, take_account
 from gpumemwidget.owners.base import Shell
+from gpumemwidget.owners.paths import Paths
 from gpumemwidget.owners.storages import StorageInfo
 from gpumemwidget.units import format_bytes
 
 __all__ = ["StorageWatch"]
 
 _BUDGET_S = 5.0
+#: So many holders are named, those of most first.
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +55,21 @@ class StorageWatch:
         alive = self._list_alive()
         if sum(each.info.n_bytes for each in alive) <= tolerance_bytes:
             return []
-        account = take_account(shell, budget_s=_BUDGET_S)
+        account = take_account(shell, budget_s=_BUDGET_S, looks_around=True)
+        paths = None if account is None else account.find_paths()
         sums: dict[tuple[str, str], int] = {}
         for each in alive:
-            key = (each.info.device, self._name_holder(account, each))
+            key = (each.info.device, self._name_holder(account, paths, each))
             sums[key] = sums.get(key, 0) + each.info.n_bytes
-        return [
+        found = sorted(sums.items(), key=lambda item: -item[1])
+        sentences = [
             f"{format_bytes(n_bytes)} on {device} was meant to go and is still held by {holder}"
-            for (device, holder), n_bytes in sums.items()
+            for (device, holder), n_bytes in found[:_MOST_NAMED]
         ]
+        rest = sum(n_bytes for _, n_bytes in found[_MOST_NAMED:])
+        if rest:
+            sentences.append(f"{format_bytes(rest)} more was meant to go and is held elsewhere")
+        return sentences
 
     def close(self) -> None:
         """Give the weak references back. May be called twice."""
@@ -74,9 +83,20 @@ class StorageWatch:
             if not self._storage_type._expired(each.handle)  # noqa: SLF001
         ]
 
-    def _name_holder(self, account: Account | None, watched: _Watched) -> str:
+    def _name_holder(self, account: Account | None, paths: Paths | None, watched: _Watched) -> str:
+        """The best path to it, and the other rows that reach it."""
         storage = self._storage_type._new_with_weak_ptr(watched.handle)  # noqa: SLF001
-        place = None if account is None or storage is None else account.graph.find(storage)
-        if account is None or place is None:
+        if account is None or paths is None or storage is None:
             return "something that no variable names"
-        return ", ".join(account.name_holders(account.marks[place])) or "rubbish in a cycle"
+        place = account.graph.find(storage)
+        if place is None:
+            return "something that no variable names"
+        tensors = account.graph.tensors_on.get(place, []) or [place]
+        best = min(tensors, key=paths.rank)
+        root = paths.find_root(best)
+        if root is None:
+            # What waits for its collection, and what is held in C++.
+            return "something that Python can't see, or rubbish in a cycle"
+        others = [name for name in account.name_holders(account.marks[place]) if name != root.word]
+        more = f", and by {', '.join(others[:_MOST_NAMED])}" if others else ""
+        return "".join(paths.list_steps(best)) + more

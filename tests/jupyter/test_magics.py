@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import RichOutput, capture_output
 
 import gpumemwidget
+from gpumemwidget.errors import BusyError
 from gpumemwidget.report.report import (
     report_cell,
     report_cell_line,
@@ -281,6 +283,71 @@ def test_memrelease_sets_the_names_to_none_and_reports(loaded: InteractiveShell)
     assert loaded.user_ns["Out"] == {}
 
 
+def test_memrelease_clears_torchs_caches_on_request(loaded: InteractiveShell) -> None:
+    """No name is needed, and what it costs stands in the plan."""
+    (plan,) = _run(loaded, "%memrelease --dry-run --cublas --compile")
+    (report,) = _run(loaded, "%memrelease --cublas")
+
+    assert "cuBLAS workspaces: the next matrix product" in _get_text(plan)
+    assert "compile caches: " in _get_text(plan)
+    assert "clear caches" in _get_text(report)
+
+
+def test_memrestore_brings_back_what_a_release_moved(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plan, then the move; unloading forgets what was where."""
+    from gpumemwidget.owners.restore import whereabouts
+
+    monkeypatch.setattr("gpumemwidget.owners.sorting.HOST", "no device")
+    loaded.run_cell("import torch\nx = torch.ones(10)\ny = torch.ones(10)", store_history=True)
+    x = loaded.user_ns["x"]
+    _run(loaded, "%memrelease --keep x y")
+    address = x.data_ptr()
+
+    (plan,) = _run(loaded, "%memrestore --dry-run x")
+    unmoved = x.data_ptr()
+    (report,) = _run(loaded, "%memrestore x")
+    (again,) = _run(loaded, "%memrestore x")
+    noted = len(whereabouts)
+    _run(loaded, "%unload_ext gpumemwidget")
+
+    assert "Restore x · plan, nothing is changed yet" in _get_text(plan)
+    assert unmoved == address != x.data_ptr()
+    assert "Restore x · done, 1 tensor, 40 B brought back" in _get_text(report)
+    assert "nothing to restore: x holds nothing that a release moved" in _get_text(again)
+    assert (noted, len(whereabouts)) == (1, 0)
+
+
+def test_a_release_beside_a_running_cell_is_refused(loaded: InteractiveShell) -> None:
+    """From another thread, by function and by magic, to release and to restore."""
+    caught: list[str] = []
+
+    def release() -> None:
+        for call in (
+            lambda: gpumemwidget.release("x"),
+            lambda: gpumemwidget.restore("x"),
+            lambda: loaded.run_line_magic("memrelease", "x"),
+            lambda: loaded.run_line_magic("memrestore", "x"),
+        ):
+            try:
+                call()
+            except (BusyError, UsageError) as exc:
+                caught.append(str(exc))
+
+    def beside() -> None:
+        thread = threading.Thread(target=release)
+        thread.start()
+        thread.join()
+
+    loaded.user_ns.update(beside=beside, x=bytearray(10))
+    loaded.run_cell("beside()", store_history=True)
+
+    reason = "a cell is running: release from the cell itself, or after its end"
+    assert caught == [reason] * 4
+    assert loaded.user_ns["x"] == bytearray(10)
+
+
 def test_memtrace_on_adds_a_line_to_every_cell_from_the_next_on(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -335,6 +402,7 @@ def test_every_magic_has_help_with_its_options(loaded: InteractiveShell) -> None
     for name, option in [
         ("memledger", "--export FILE"),
         ("memrelease", "--dry-run"),
+        ("memrestore", "--dry-run"),
         ("memvars", "--depth N"),
         ("memwhy", "--unnamed"),
         ("memdash", "--interval S"),

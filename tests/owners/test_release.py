@@ -527,7 +527,7 @@ def test_what_an_object_saves_from_its_end_is_reported(
     notebook.run("saved.clear()")
 
     assert report.plan.frees_bytes == (("host", 8 * MIB),)
-    assert report.remains == ("8.00 MiB on host was meant to go and is still held by saved",)
+    assert report.remains == ("8.00 MiB on host was meant to go and is still held by saved[0]",)
     assert tracker.count_bytes() == 0
 
 
