@@ -77,6 +77,8 @@ def test_every_byte_has_an_owner(
     record_property("allocated_bytes", device.allocated_bytes)
     record_property("account_s", round(account.duration_s, 4))
     record_property("kinds", dict(device.sum_kinds()))
+    nameless = [each for each in device.owned if each.root not in ("name", "out", "exception")]
+    record_property("nameless", [(each.owner, each.n_bytes, each.root) for each in nameless])
     assert is_ok is (name != "OOM")
     assert account.is_complete
     unknown = [each for each in device.owned if each.kind == "unknown"]
@@ -157,6 +159,19 @@ def test_every_device_has_an_account_of_its_own(notebook: Notebook) -> None:  # 
         owners = {owned.owner for owned in each.owned}
         assert f"cuBLAS workspace of cuda:{index}" in owners
         assert f"{('first', 'second')[index]}.weight.grad" in owners
+
+
+def test_what_a_stream_still_uses_is_not_allocated(notebook: Notebook) -> None:  # noqa: F811
+    """A tensor that is freed while another stream uses it is pending, and in no account."""
+    for cell in WORKLOADS["streams"]:
+        notebook.run(cell)
+
+    segments = notebook.hardware.read_segments()
+    account = take_account(notebook)
+
+    blocks = [block for segment in segments for block in segment.blocks]
+    assert [each.n_bytes for each in blocks if each.state == "active_pending_free"] == [8 * MIB]
+    assert find_device(account).unknown_bytes == 0
 
 
 def test_memory_of_another_allocator_is_not_counted(notebook: Notebook) -> None:  # noqa: F811

@@ -151,6 +151,14 @@ for stream in streams:
         (x @ x.t()).sum()
 torch.cuda.synchronize()
 """,
+        # Freed while another stream uses it: no longer allocated, and not yet to be had again.
+        """
+used = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
+with torch.cuda.stream(streams[0]):
+    torch.cuda._sleep(100_000_000)
+    used.record_stream(streams[0])
+del used
+""",
     ),
     "torch.compile": (_SMALL, "fast = torch.compile(model)", _TRAIN_COMPILED),
     "torch.compile, inference": (
