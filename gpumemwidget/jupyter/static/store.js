@@ -93,7 +93,7 @@ class Store {
 
   on_account(message) {
     if (message.state === "done") {
-      this.account = { ...message, parts: new Map(), found: null, old: false };
+      this.account = { ...message, parts: new Map(), asked: new Set(), found: null, old: false };
       this.variables = message;
       this.taking = null;
     } else {
@@ -128,6 +128,7 @@ class Store {
     // It may have been the answer to what was asked for.
     this.asking = false;
     this.taking = null;
+    if (this.account) this.account.asked.clear();
     if (!this.trouble.includes(message.message)) this.trouble.push(message.message);
     if (this.trouble.length > 5) this.trouble.shift();
   }

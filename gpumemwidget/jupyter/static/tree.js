@@ -12,9 +12,8 @@ class OwnersTable {
     this.store = store;
     this.view = view;
     this.panel = panel;
+    // By what stands in them from the top, so that they stay open in the next account.
     this.opened = new Set();
-    this.openedOf = null;
-    this.wanted = null;
     this.sort = { by: "owns", down: true };
     this.body = h("tbody");
     this.foot = h("tfoot");
@@ -61,10 +60,6 @@ class OwnersTable {
   /** The rows of the table as plain objects, in order. */
   list() {
     const account = this.account;
-    if (account && this.openedOf !== account.key) {
-      this.openedOf = account.key;
-      this.opened.clear();
-    }
     const owners = new Map(account ? account.rows.filter((row) => row.is_holding).map((row) => [row.label, row]) : []);
     const told = new Set(account ? account.holdings.map((holding) => holding.name) : []);
     const items = this.panel.rows.map((holding) => {
@@ -73,16 +68,11 @@ class OwnersTable {
       const owns = owner ? owner.owns : told.has(holding.name) ? [] : null;
       return { key: `h ${holding.name}`, label: holding.name, level: 0, holding, node: owner, owns };
     });
-    if (account && this.wanted !== null) {
-      const item = items.find(({ label }) => label === this.wanted);
-      this.wanted = null;
-      if (item && item.node && item.node.has_parts) this.open(item.node);
-    }
     const listed = new Set(items.map(({ label }) => label));
     // A name that is gone stands in an old account still.
     const isOther = (row) => !row.is_holding || (!account.old && !listed.has(row.label));
     const others = (account ? account.rows : []).filter(isOther)
-      .map((row) => ({ key: `n ${row.node}`, label: row.label, level: 0, node: row, owns: row.owns }));
+      .map((row) => ({ key: `o ${row.label} ${row.remark}`, label: row.label, level: 0, node: row, owns: row.owns }));
     return [...this.choose(this.sorted(items)), ...this.choose(others, account)];
   }
 
@@ -141,18 +131,19 @@ class OwnersTable {
 
   addParts(list, item, level) {
     const number = item.node.node;
-    if (!this.opened.has(number)) return;
+    if (!this.opened.has(item.key) || !item.node.has_parts) return;
     const known = this.account.parts.get(number);
     if (!known) {
-      list.push({ key: `wait ${number}`, level, words: "Opening…" });
+      this.askOnce(number);
+      list.push({ key: `${item.key} wait`, level, words: "Opening…" });
       return;
     }
     for (const part of known.parts) {
-      const own = { key: `n ${part.node}`, label: part.label, level, node: part, owns: part.owns };
+      const own = { key: `${item.key}\n${part.label}`, label: part.label, level, node: part, owns: part.owns };
       list.push(own);
       this.addParts(list, own, level + 1);
     }
-    if (known.n_more) list.push(this.rest(`more ${number}`, known, level, () => this.ask(number, known.parts.length)));
+    if (known.n_more) list.push(this.rest(`${item.key} more`, known, level, () => this.ask(number, known.parts.length)));
   }
 
   rest(key, { n_more: count, more }, level, act) {
@@ -161,27 +152,21 @@ class OwnersTable {
 
   // -- Opening ---------------------------------------------------------------------------------------
 
-  open(node) {
-    this.opened.add(node.node);
-    if (!this.account.parts.has(node.node)) this.ask(node.node, 0);
-  }
-
   ask(number, start) {
     this.store.send({ kind: "parts", key: this.account.key, node: number, start });
   }
 
+  askOnce(number) {
+    if (this.account.asked.has(number)) return;
+    this.account.asked.add(number);
+    this.ask(number, 0);
+  }
+
   /** Without an account the row is opened as soon as there is one. */
-  toggle(item, on = null) {
-    const node = item.node;
-    if (!node) {
-      this.wanted = item.label;
-      this.panel.takeAccount();
-      return;
-    }
-    const opens = on ?? !this.opened.has(node.node);
-    if (opens === this.opened.has(node.node)) return;
-    if (opens) this.open(node);
-    else this.opened.delete(node.node);
+  toggle(item, on = !this.opened.has(item.key)) {
+    if (on) this.opened.add(item.key);
+    else this.opened.delete(item.key);
+    if (!item.node) this.panel.takeAccount();
     this.panel.draw(true);
   }
 
@@ -254,7 +239,7 @@ class OwnersTable {
     if (item.group) return h("tr", { class: "gmd-group" }, h("td", { class: "gmd-tick" }), h("th", { scope: "rowgroup", colspan: 6 }, item.group));
     const { holding, node, level } = item;
     const canOpen = this.canOpen(item);
-    const isOpen = canOpen && node && this.opened.has(node.node);
+    const isOpen = canOpen && this.opened.has(item.key);
     const id = holding ? `${this.view.id}-${holding.name}` : null;
     const path = node && node.path;
     const notes = [holding ? sharedText(holding) : node ? sharedText({ ...node, n: node.n_sharing }) : "", node && node.allocated_at && node.allocated_at.length ? `allocated at ${node.allocated_at.join("; ")}` : ""].filter(Boolean);
@@ -268,7 +253,7 @@ class OwnersTable {
       : h("span", { class: item.words || (node && !level) ? "gmd-words" : "gmd-path", title: item.label }, item.words ?? item.label);
     return h("tr", {
       "data-key": item.key, "aria-level": level + 1, "aria-expanded": canOpen ? String(isOpen) : null,
-      class: level ? "gmd-part" : null,
+      class: item.words ? "gmd-rest" : level ? "gmd-part" : null,
     },
     h("td", { class: "gmd-tick" }, holding ? h("input", {
       type: "checkbox", id, value: holding.name, "data-focus": `tick ${item.key}`,
@@ -283,7 +268,7 @@ class OwnersTable {
           ...notes.map((note) => h("div", { class: "gmd-shared", title: note }, note))))),
     h("td", { class: "gmd-detail", title: holding ? holding.type_name : null }, kind),
     h("td", { class: "gmd-detail gmd-shape" }, shape),
-    h("td", { class: "gmd-number gmd-owns" }, item.owns ? this.figures(item.owns, "", Boolean(this.account)) : UNKNOWN),
+    h("td", { class: "gmd-number gmd-owns" }, item.owns ? this.figures(item.owns, "", Boolean(this.account)) : item.words ? "" : UNKNOWN),
     h("td", { class: "gmd-number gmd-holds" }, holding ? this.figures(holding.held, holding.is_at_least ? "≥ " : "", !this.account) : ""),
     h("td", { class: "gmd-number gmd-frees" }, holding ? this.figures(holding.frees) : ""));
   }
