@@ -32,7 +32,7 @@ def main() -> int:
     if options.json:
         write_rows(options.json, describe_machine(), rows)
     if options.device == "cpu":
-        table = format_table(PATTERNS, {**read_gpu_rows(), **{row.id: row for row in rows}})
+        table = format_table(PATTERNS, {**read_gpu_rows(PATTERNS), **{row.id: row for row in rows}})
         print(table)
         if options.readme:
             write_readme(table)

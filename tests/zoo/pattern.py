@@ -37,8 +37,10 @@ class Pattern:
     owners: tuple[str, ...]
     #: What the names hold, where not all of it goes with them: something else holds it too.
     keeps: int = 0
-    #: Why the plan promises less than what goes; it must not promise all of it then.
+    #: Why the plan promises less than what goes, on the host and on a GPU; it must not promise all
+    #: of it then.
     plans_less_because: str = ""
+    plans_less_on_gpu_because: str = ""
     #: What is asked about; the first of the names where it is empty.
     asked: str = ""
     #: Options of the release: ``out``, ``exceptions``.

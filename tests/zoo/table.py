@@ -52,16 +52,19 @@ class Row:
 def measure_row(pattern: Pattern, ours: Outcome, *, device: str) -> Row:
     """Measure the others beside what we came to."""
     named = [owner for owner in pattern.owners if is_named(owner, ours.paths)]
+    keeps, freed = pattern.keeps_on(device), ours.freed_bytes
+    if pattern.is_counted_by_allocator:
+        keeps, freed = ours.allocator_freed_bytes + ours.left_bytes, ours.allocator_freed_bytes
     accelerate = None
     if HAS_ACCELERATE:
-        accelerate = measure_accelerate(pattern, device=device)
+        accelerate = _percent(measure_accelerate(pattern, device=device), keeps)
     return Row(
         id=pattern.id,
-        ours=_percent(ours.freed_bytes, pattern, device),
+        ours=_percent(freed, keeps),
         owners=tuple(named),
         is_explained=len(named) == len(pattern.owners),
-        deletion=_percent(measure_del(pattern, device=device), pattern, device),
-        accelerate=None if accelerate is None else _percent(accelerate, pattern, device),
+        deletion=_percent(measure_del(pattern, device=device), keeps),
+        accelerate=accelerate,
     )
 
 
@@ -85,7 +88,7 @@ def format_table(patterns: Sequence[Pattern], rows: Mapping[str, Row]) -> str:
     summary = (
         f"Of {len(cells)} patterns we free all in {ours} and name who holds it in {explained}; "
         f"`del` with `gc.collect()` and `empty_cache()` frees all in {deletion}, accelerate's "
-        f"`release_memory` in {accelerate}."
+        f"`release_memory` in {accelerate}.{_summarize_gpu()}"
     )
     opening = ["<details><summary>All of them</summary>", "", _HEAD, "|---|---|---|---|---|"]
     return "\n".join([summary, "", *opening, *lines, "", "</details>"])
@@ -112,23 +115,41 @@ def write_readme(table: str) -> None:
     _README.write_text("".join((before, start, f"\n{table}\n\n", end, after)), encoding="utf-8")
 
 
-def read_gpu_rows() -> dict[str, Row]:
-    """What was measured on a GPU."""
+def read_gpu_rows(patterns: Sequence[Pattern]) -> dict[str, Row]:
+    """Of these patterns, those that only a GPU shows, as they were measured on one."""
+    only_there = {pattern.id for pattern in patterns if pattern.runs_on == "cuda"}
+    return {row.id: row for row in _read_on_gpu()[1] if row.id in only_there}
+
+
+def _read_on_gpu() -> tuple[str, list[Row]]:
+    """The GPU's name, and all that was measured on it."""
     if not _ON_GPU.exists():
-        return {}
-    rows = json.loads(_ON_GPU.read_text(encoding="utf-8"))["rows"]
-    return {row["id"]: Row(**{**row, "owners": tuple(row["owners"])}) for row in rows}
+        return "", []
+    content = json.loads(_ON_GPU.read_text(encoding="utf-8"))
+    rows = [Row(**{**row, "owners": tuple(row["owners"])}) for row in content["rows"]]
+    return content["machine"]["GPU"], rows
+
+
+def _summarize_gpu() -> str:
+    gpu, rows = _read_on_gpu()
+    if not rows:
+        return ""
+    return (
+        f" On one {gpu}, of {len(rows)}: {sum(row.ours == 100 for row in rows)} and "
+        f"{sum(row.is_explained for row in rows)}; {sum(row.deletion == 100 for row in rows)}, and "
+        f"{sum(row.accelerate == 100 for row in rows)}."
+    )
 
 
 def write_rows(file: Path, machine: Mapping[str, str], rows: Sequence[Row]) -> None:
-    """Write rows to be read by ``read_gpu_rows``."""
+    """Write rows, as ``on_gpu.json`` has them."""
     content = {"machine": dict(machine), "rows": [asdict(row) for row in rows]}
     file.write_text(f"{json.dumps(content, indent=2, ensure_ascii=False)}\n", encoding="utf-8")
 
 
-def _percent(n_bytes: int, pattern: Pattern, device: str) -> int:
+def _percent(n_bytes: int, of_bytes: int) -> int:
     """Rounded down: nothing short of all of it is 100."""
-    return max(n_bytes, 0) * 100 // pattern.keeps_on(device)
+    return max(n_bytes, 0) * 100 // of_bytes
 
 
 def _format_title(pattern: Pattern) -> str:

@@ -74,7 +74,7 @@ def test_who_holds_it_is_named(pattern: Pattern) -> None:
 
 def test_the_readme_has_this_table() -> None:
     """Its figures are those of a run; ``python -m tests.zoo --readme`` writes them."""
-    rows = read_gpu_rows()
+    rows = read_gpu_rows(PATTERNS)
     for pattern in HERE:
         rows[pattern.id] = measure_row(pattern, _play(pattern), device="cpu")
 
