@@ -1,0 +1,657 @@
+"""The account and the explanations against hostile objects: they run no code of theirs.
+
+Each object's own methods raise; a call is noted, and fails the test even where it was caught.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import threading
+import types
+import warnings
+import weakref
+from collections import OrderedDict, UserDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.testing._internal.two_tensor import TwoTensor
+
+from gpumemwidget.errors import BadInputError, GpuMemError, UnknownNameError
+from gpumemwidget.owners.entries import take_memory_account
+from gpumemwidget.owners.why import explain, explain_unnamed
+from gpumemwidget.records import HOST, Explanation, Owned
+from gpumemwidget.report.report import report_account, report_explanation
+from tests.owners.notebook import Notebook
+
+#: Of no other tensor's size, and enough to be listed without a name.
+_N = 2_003
+_BYTES = 4 * _N
+
+_called: list[str] = []
+
+
+def _boom(name: str) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
+        _called.append(name)
+        raise SystemExit(name)
+
+    return call
+
+
+_SPECIAL = (
+    *("__eq__", "__ne__", "__lt__", "__bool__", "__len__", "__iter__", "__next__", "__hash__"),
+    *("__getattr__", "__getattribute__", "__repr__", "__str__", "__contains__", "__getitem__"),
+    *("__call__", "__sizeof__", "__dir__", "__format__", "__reduce__", "__copy__", "__index__"),
+)
+_METHODS: dict[str, Any] = {name: _boom(name) for name in _SPECIAL}
+_LIE = property(_boom("__class__"))
+Hostile: Any = type(
+    "Hostile", (), {**_METHODS, "__class__": _LIE, "__module__": "__main__", "late": _LIE}
+)
+
+
+class _HostileMeta(type):
+    __eq__ = _boom("meta __eq__")
+    __hash__ = _boom("meta __hash__")
+    __getattribute__ = _boom("meta __getattribute__")
+    __instancecheck__ = _boom("meta __instancecheck__")
+    __subclasscheck__ = _boom("meta __subclasscheck__")
+    __repr__ = _boom("meta __repr__")
+
+
+def _derive(base: type, *more: str) -> Any:
+    """A class whose instances answer nothing, though they are of a known kind."""
+    names = [*_SPECIAL, "items", "keys", "values", "get", "index", "count", *more]
+    # What a dictionary or set does with its keys is no matter here.
+    methods = {name: _boom(f"{base.__name__}.{name}") for name in names if name != "__hash__"}
+    return type(f"Hostile{base.__name__}", (base,), {**methods, "__class__": _LIE})
+
+
+def _make_tensor() -> torch.Tensor:
+    return torch.ones(_N)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_called() -> Iterator[None]:
+    _called.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+    assert _called == []
+
+
+def _list_owned(notebook: Notebook, n_bytes: int = _BYTES) -> list[Owned]:
+    """The lines of the account that are as big as the test's tensors; its reports can be drawn."""
+    account = take_memory_account(notebook.shell, notebook.hardware)
+    report_account(account, depth=None, most=None)
+    (host,) = [each for each in account.devices if each.device == HOST]
+    return [each for each in host.owned if each.n_bytes == n_bytes]
+
+
+def _find_owner(notebook: Notebook, n_bytes: int = _BYTES) -> str:
+    (owned,) = _list_owned(notebook, n_bytes)
+    return owned.owner
+
+
+def _explain(notebook: Notebook, expression: str) -> Explanation:
+    explanation = explain(notebook.shell, notebook.hardware, expression)
+    report_explanation(explanation)
+    return explanation
+
+
+def test_an_object_that_answers_nothing(notebook: Notebook) -> None:
+    """Its own dictionary is read where it lies."""
+    hostile = object.__new__(Hostile)
+    object.__setattr__(hostile, "t", _make_tensor())
+    notebook.put(x=hostile)
+    del hostile
+
+    assert _find_owner(notebook) == "x.t"
+    assert _explain(notebook, "x.t").held_bytes == ((HOST, _BYTES),)
+    assert _explain(notebook, "x").held_bytes == ((HOST, _BYTES),)
+
+
+def test_what_would_have_to_be_computed_is_refused(notebook: Notebook) -> None:
+    """A property, a call, an operator, an index that is an expression: in one line, unrun."""
+    hostile = object.__new__(Hostile)
+    object.__setattr__(hostile, "t", [_make_tensor()])
+    notebook.put(x=hostile, n=0)
+    del hostile
+
+    for expression in ("x.late", "x()", "x.t[n]", "x.t[0].sum()", "x + 1", "x.t[0", "x..t", "x.t]"):
+        with pytest.raises(GpuMemError) as caught:
+            _explain(notebook, expression)
+        assert "\n" not in str(caught.value)
+    for expression in ("", " ", "nothing", "nothing.t", "[]", "0", "'x'", "x\n.t"):
+        with pytest.raises((BadInputError, UnknownNameError)):
+            _explain(notebook, expression)
+
+
+def test_a_class_whose_metaclass_answers_nothing(notebook: Notebook) -> None:
+    """Neither the class under a name nor its instances are asked anything."""
+    cls = _HostileMeta("Made", (), {"__module__": "__main__", "t": _make_tensor()})
+    notebook.put(x=cls, y=object.__new__(cls))
+    del cls
+
+    assert _find_owner(notebook) == "x.t"
+    assert "y" in _list_owned(notebook)[0].rows
+    assert _explain(notebook, "x.t").held_bytes == ((HOST, _BYTES),)
+
+
+def _fill(container: Any) -> Any:
+    dict.__setitem__(container, "a", _make_tensor())
+    return container
+
+
+def _make_user_dict() -> Any:
+    made = object.__new__(_derive(UserDict))
+    object.__setattr__(made, "data", {"a": _make_tensor()})
+    return made
+
+
+@pytest.mark.parametrize(
+    ("make", "path"),
+    [
+        (lambda: _fill(_derive(dict)()), 'x["a"]'),
+        (lambda: _fill(_derive(OrderedDict)()), 'x["a"]'),
+        (lambda: _fill(_derive(defaultdict)()), 'x["a"]'),
+        (lambda: _derive(list)([_make_tensor()]), "x[0]"),
+        (lambda: _derive(tuple)([_make_tensor()]), "x[0]"),
+        (lambda: _derive(deque)([_make_tensor()]), "x[0]"),
+        (_make_user_dict, 'x.data["a"]'),
+    ],
+    ids=["dict", "OrderedDict", "defaultdict", "list", "tuple", "deque", "UserDict"],
+)
+def test_a_container_that_answers_nothing(
+    notebook: Notebook, make: Callable[[], Any], path: str
+) -> None:
+    """The container that it is based on is read in its place."""
+    notebook.put(x=make())
+
+    assert _find_owner(notebook) == path
+    assert _explain(notebook, path).held_bytes == ((HOST, _BYTES),)
+
+
+@pytest.mark.parametrize("base", [set, frozenset])
+def test_a_set_that_answers_nothing(notebook: Notebook, base: type) -> None:
+    """Its elements have no word of their own."""
+    notebook.put(x=_derive(base)([_make_tensor()]))
+
+    assert _find_owner(notebook).startswith("x")
+    assert _explain(notebook, "x").held_bytes == ((HOST, _BYTES),)
+
+
+class _Key:
+    """A key that answers nothing once it is in its place."""
+
+    is_armed = False
+
+    def __hash__(self) -> int:
+        return _boom("key hash")() if self.is_armed else 7  # type: ignore[no-any-return]
+
+    __eq__ = _boom("key eq")
+    __repr__ = _boom("key repr")
+    __str__ = _boom("key str")
+
+
+class _Text(str):
+    __slots__ = ()
+    __repr__ = _boom("text repr")
+    __str__ = _boom("text str")
+    __eq__ = _boom("text eq")
+    __len__ = _boom("text len")
+    __hash__ = str.__hash__
+
+
+def test_keys_that_answer_nothing(notebook: Notebook) -> None:
+    """They are not asked for their text, and not compared to find one."""
+    key = _Key()
+    notebook.put(x={key: _make_tensor()}, y={_Text("a"): [torch.ones(_N + 1)]})
+    _Key.is_armed = True
+    try:
+        assert _find_owner(notebook) == "x[…]"
+        assert _find_owner(notebook, _BYTES + 4) == "y[…][0]"
+        with pytest.raises(GpuMemError):
+            _explain(notebook, 'y["a"]')
+    finally:
+        _Key.is_armed = False
+
+
+class _Slotted:
+    __slots__ = ("__weakref__", "never", "t")
+    __getattr__ = _boom("slots getattr")
+    __dict__ = property(_boom("slots dict"))  # type: ignore[assignment]
+
+
+class _Attributed:
+    __dict__ = property(_boom("attribute dict"))  # type: ignore[assignment]
+    __getattr__ = _boom("attribute getattr")
+
+
+def test_slots_and_a_dictionary_that_is_a_property(notebook: Notebook) -> None:
+    """A slot is read by its descriptor, one that is not assigned is passed over."""
+    slotted = _Slotted()
+    slotted.t = [_make_tensor()]  # type: ignore[misc]
+    notebook.put(x=slotted)
+    del slotted
+
+    assert _find_owner(notebook) == "x.t[0]"
+    assert _explain(notebook, "x.t[0]").held_bytes == ((HOST, _BYTES),)
+    with pytest.raises(GpuMemError):
+        _explain(notebook, "x.never")
+
+
+class _Fields(NamedTuple):
+    t: torch.Tensor
+
+
+class _Renamed(_Fields):
+    _fields = property(_boom("fields"))  # type: ignore[assignment]
+
+
+def test_a_named_tuple_without_its_fields(notebook: Notebook) -> None:
+    """Then it is a tuple."""
+    notebook.put(x=_Renamed(_make_tensor()))
+
+    assert _find_owner(notebook) == "x[0]"
+
+
+class _HostileModule(torch.nn.Module):
+    __getattr__ = _boom("module getattr")
+    __repr__ = _boom("module repr")
+    __dir__ = _boom("module dir")
+    parameters = _boom("module parameters")
+    state_dict = _boom("module state_dict")
+    named_modules = _boom("module named_modules")
+
+
+def test_modules_that_answer_nothing_or_are_half_made(notebook: Notebook) -> None:
+    """Tables that are missing, or are something else, are no tables."""
+    full = _HostileModule.__new__(_HostileModule)
+    torch.nn.Module.__init__(full)
+    vars(full)["_parameters"]["w"] = torch.nn.Parameter(_make_tensor())
+    empty = _HostileModule.__new__(_HostileModule)
+    vars(empty)["early"] = torch.ones(_N + 1)
+    odd = _HostileModule.__new__(_HostileModule)
+    vars(odd).update(_parameters=None, _buffers=[torch.ones(_N + 2)], _modules=_derive(dict)())
+    notebook.put(x=full, y=empty, z=odd)
+    del full, empty, odd
+
+    (parameter,) = _list_owned(notebook)
+
+    assert (parameter.owner, parameter.kind) == ("x.w", "parameter")
+    assert _find_owner(notebook, _BYTES + 4) == "y.early"
+    assert _list_owned(notebook, _BYTES + 8)[0].rows == ("z",)
+    assert _explain(notebook, "x.w").kind == "parameter"
+
+
+class _HostileOptimizer(torch.optim.SGD):
+    __getattr__ = _boom("optimizer getattr")
+    __getstate__ = _boom("optimizer getstate")
+    __repr__ = _boom("optimizer repr")
+    state_dict = _boom("optimizer state_dict")
+
+
+def test_optimizers_that_are_half_made(notebook: Notebook) -> None:
+    """No state, no groups, or something else in their place."""
+    made = []
+    for attributes in ({}, {"state": None, "param_groups": 7}, {"param_groups": [{}, None]}):
+        optimizer = _HostileOptimizer.__new__(_HostileOptimizer)
+        vars(optimizer).update(attributes, extra=_make_tensor())
+        made.append(optimizer)
+    notebook.put(x=made[0], y=made[1], z=made[2])
+    del made, optimizer
+
+    assert {each.owner for each in _list_owned(notebook)} == {"x.extra", "y.extra", "z.extra"}
+
+
+class _HostileError(Exception):
+    args = property(_boom("error args"))  # type: ignore[assignment]
+    __traceback__ = property(_boom("error traceback"))  # type: ignore[assignment]
+    __cause__ = property(_boom("error cause"))  # type: ignore[assignment]
+    __context__ = property(_boom("error context"))  # type: ignore[assignment]
+    __str__ = _boom("error str")
+    __repr__ = _boom("error repr")
+
+
+def test_an_exception_that_answers_nothing(notebook: Notebook) -> None:
+    """Its parts are read by the descriptors of the class that it is based on."""
+
+    def fail() -> None:
+        batch = _make_tensor()
+        raise _HostileError(str(batch.shape))
+
+    try:
+        fail()
+    except _HostileError as exc:
+        notebook.put(x=exc)
+
+    assert ": fail() line " in _find_owner(notebook)
+    assert _find_owner(notebook).startswith("x")
+
+
+class _Partial(functools.partial):  # type: ignore[type-arg]
+    args = property(_boom("partial args"))  # type: ignore[assignment]
+    func = property(_boom("partial func"))  # type: ignore[assignment]
+    keywords = property(_boom("partial keywords"))  # type: ignore[assignment]
+    __repr__ = _boom("partial repr")
+
+
+def test_callables_that_answer_nothing(notebook: Notebook) -> None:
+    """A partial with properties for its parts, a method of an object that answers nothing."""
+    hostile = object.__new__(Hostile)
+    object.__setattr__(hostile, "t", torch.ones(_N + 1))
+    notebook.put(x=_Partial(print, _make_tensor()), y=types.MethodType(lambda self: self, hostile))
+    del hostile
+
+    assert _find_owner(notebook) == "x.args[0]"
+    assert _find_owner(notebook, _BYTES + 4) == "y.__self__.t"
+
+
+def test_functions_and_generators_at_every_stage(notebook: Notebook) -> None:
+    """A variable that is not bound yet, a generator that has not begun, has ended, is running."""
+
+    def outer() -> Callable[[], object]:
+        def inner() -> object:
+            return later
+
+        if inner is None:  # type: ignore[comparison-overlap]
+            later = 1
+        return inner
+
+    def generate(held: object) -> Iterator[object]:
+        yield notebook.elsewhere.append(_find_owner(notebook))
+        yield held
+
+    fresh, begun, ended = generate(torch.ones(_N + 1)), generate(_make_tensor()), generate(None)
+    notebook.put(a=outer(), b=fresh, c=begun, d=ended)
+    del fresh
+    for _ in ended:
+        pass
+    next(begun)
+
+    # Of a generator that is running, the frame belongs to nobody but the thread.
+    assert str(notebook.elsewhere[-1]).endswith(": held")
+    assert _find_owner(notebook).startswith("c: generate() line ")
+    assert _find_owner(notebook, _BYTES + 4).startswith("b: generate()")
+
+
+def test_weak_references_hold_nothing(notebook: Notebook) -> None:
+    """Proxies to the living and to the dead, and tables of weak references."""
+    kept, dead = _Attributed(), _Attributed()
+    tensor = _make_tensor()
+    notebook.put(
+        x=[weakref.proxy(kept), weakref.proxy(dead), weakref.ref(tensor)],
+        y=weakref.WeakValueDictionary({"a": tensor}),
+        z=weakref.WeakKeyDictionary({kept: [torch.ones(_N + 1)]}),
+        t=tensor,
+    )
+    notebook.elsewhere.append(kept)
+    del dead, tensor, kept
+
+    (owned,) = _list_owned(notebook)
+
+    assert (owned.owner, owned.rows) == ("t", ("t",))
+    assert _find_owner(notebook, _BYTES + 4).startswith("z")
+    assert _explain(notebook, "t").frees_bytes == ((HOST, _BYTES),)
+
+
+def test_objects_that_die_meanwhile(notebook: Notebook) -> None:
+    """Another thread makes and drops tensors, cycles and objects that raise at their end."""
+    stop = threading.Event()
+
+    class Dying:
+        def __init__(self) -> None:
+            self.held = [torch.ones(_N + 5), self]
+
+        def __del__(self) -> None:
+            self.again = self.held
+
+    def churn() -> None:
+        while not stop.wait(1e-3):
+            changing[len(changing) % 50] = Dying()
+            changing.pop(17, None)
+            listed.append([torch.ones(_N + 7)])
+            if len(listed) > 300:
+                listed.clear()
+
+    changing: dict[int, object] = {}
+    listed: list[object] = []
+    notebook.put(x=changing, y=listed, z=[_make_tensor()])
+    thread = threading.Thread(target=churn, name="churn")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread.start()
+    try:
+        for _ in range(3):
+            assert _find_owner(notebook) == "z[0]"
+            assert _explain(notebook, "x").name == "x"
+        explain_unnamed(notebook.shell, notebook.hardware)
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+        changing.clear()
+        listed.clear()
+        gc.collect()
+
+
+def test_modules_of_the_process_that_answer_nothing(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lazy modules, and what is no module at all, stand in ``sys.modules``."""
+    cls = type(
+        "Lazy",
+        (types.ModuleType,),
+        {name: _boom(f"lazy {name}") for name in ("__getattr__", "__dir__", "__repr__", "__eq__")},
+    )
+    lazy = cls("lazy_zoo")
+    vars(lazy)["_cache"] = {"a": _make_tensor()}
+    monkeypatch.setitem(sys.modules, "lazy_zoo", lazy)
+    monkeypatch.setitem(sys.modules, "hostile_zoo", object.__new__(Hostile))
+    monkeypatch.setitem(sys.modules, "empty_zoo", None)  # type: ignore[arg-type]
+
+    assert _find_owner(notebook) == 'lazy_zoo._cache["a"]'
+    holders = explain_unnamed(notebook.shell, notebook.hardware).holders
+    assert 'lazy_zoo._cache["a"]' in [holder.path for holder in holders]
+
+
+def test_hostile_variables_of_a_running_thread(notebook: Notebook) -> None:
+    """They are passed over; what stands beside them is found."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def work() -> None:
+        hostile = object.__new__(Hostile)
+        batch = [_make_tensor()]
+        entered.set()
+        leave.wait(30)
+        del hostile, batch
+
+    thread = threading.Thread(target=work, name="worker")
+    thread.start()
+    entered.wait(30)
+    try:
+        (owned,) = _list_owned(notebook)
+        explained = explain_unnamed(notebook.shell, notebook.hardware)
+    finally:
+        leave.set()
+        thread.join()
+
+    assert owned.root == "thread"
+    assert owned.owner.startswith("thread worker: work() line ")
+    assert owned.owner.endswith(": batch[0]")
+    assert owned.owner in [holder.path for holder in explained.holders]
+
+
+def test_nesting_without_an_end(notebook: Notebook) -> None:
+    """A path of twenty thousand steps is cut, or told in full, and takes no recursion."""
+    nested: list[Any] = [_make_tensor()]
+    for _ in range(20_000):
+        nested = [nested]
+    itself: list[Any] = [torch.ones(_N + 1)]
+    itself.append(itself)
+    notebook.put(x=nested, y=itself)
+    del nested, itself
+
+    assert _find_owner(notebook).startswith("x[0]")
+    assert _find_owner(notebook, _BYTES + 4) == "y[0]"
+    assert _explain(notebook, "x").frees_bytes == ((HOST, _BYTES),)
+    # Taken apart level by level: an old interpreter's own end of it would recurse.
+    nested = notebook.ip.user_ns.pop("x")
+    while isinstance(nested, list):
+        nested = nested.pop()
+
+
+def _make_nested() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parts = [torch.ones(_N - 3), torch.ones(3)]
+        return torch.nested.as_nested_tensor(parts, layout=torch.strided)
+
+
+def _make_jagged() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parts = [torch.ones(_N - 3, 1), torch.ones(3, 1)]
+        return torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+
+
+def _make_quantised() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.ones(_BYTES), 1.0, 0, torch.qint8)
+
+
+def _make_fake() -> Any:
+    with FakeTensorMode():
+        return torch.ones(_N)
+
+
+def _make_shared() -> Any:
+    return torch.ones(_N).share_memory_()
+
+
+def _make_empty_storage() -> Any:
+    tensor = torch.ones(_N)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("make", "n_lines"),
+    [
+        (lambda: torch.ones(_N, device="meta"), 0),
+        (_make_fake, 0),
+        (_make_empty_storage, 0),
+        (torch.nn.parameter.UninitializedParameter, 0),
+        (lambda: torch.ones(_N).to_mkldnn(), 0),
+        (lambda: torch.eye(_N)[:1].to_sparse().coalesce(), 0),
+        (_make_quantised, 1),
+        (_make_nested, 1),
+        (_make_jagged, 1),
+        (lambda: torch.ones(_N // 2 + 1, dtype=torch.complex64).conj()[:-1], 0),
+        (lambda: TwoTensor(torch.ones(_N), torch.ones(_N)), 2),
+        (lambda: torch.ones(_N).as_subclass(torch.nn.Parameter), 1),
+    ],
+    ids=[
+        *("meta", "fake", "storage resized to 0", "uninitialised", "mkldnn", "sparse"),
+        *("quantised", "nested", "jagged", "conjugated", "wrapper", "parameter"),
+    ],
+)
+def test_tensors_of_every_sort(notebook: Notebook, make: Callable[[], Any], n_lines: int) -> None:
+    """Those without a storage have no line, the others one for each storage; none raises."""
+    notebook.put(x=[make()])
+
+    owned = _list_owned(notebook)
+    explanation = _explain(notebook, "x")
+
+    assert len(owned) == n_lines
+    assert all(each.rows == ("x",) for each in owned)
+    assert sum(n_bytes for _, n_bytes in explanation.held_bytes) >= n_lines * _BYTES
+
+
+def test_a_wrapper_that_hides_what_it_wraps(notebook: Notebook) -> None:
+    """What only C++ can follow is in the account all the same, as held out of sight."""
+    inner = _make_tensor()
+    notebook.put(x=torch._to_functional_tensor(inner))
+    del inner
+
+    (owned,) = _list_owned(notebook)
+
+    assert owned.held_elsewhere or owned.rows == ("x",)
+
+
+def test_within_a_transform_of_functorch(notebook: Notebook) -> None:
+    """A batched or traced tensor has no storage that could be asked for."""
+    looked: list[int] = []
+
+    def look(tensor: torch.Tensor) -> torch.Tensor:
+        notebook.put(x=tensor)
+        looked.append(len(_list_owned(notebook)))
+        notebook.put(x=None)
+        return tensor.square().sum()
+
+    torch.vmap(look)(torch.ones(3, 5))
+    torch.func.grad(look)(torch.ones(7))
+
+    assert len(looked) == 2
+
+
+def test_a_tensor_of_several_processes(
+    notebook: Notebook, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A DTensor's memory is that of its local part."""
+    store = tmp_path_factory.mktemp("store") / "file"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=0, world_size=1
+        )
+        try:
+            mesh = init_device_mesh("cpu", (1,))
+            notebook.put(x=distribute_tensor(_make_tensor(), mesh, [Shard(0)]))
+            assert type(notebook.ip.user_ns["x"]) is DTensor
+            gc.collect()
+
+            (owned,) = _list_owned(notebook)
+            explanation = _explain(notebook, "x")
+
+            assert owned.rows == ("x",)
+            # The mesh has a small tensor of its own.
+            assert dict(explanation.held_bytes)[HOST] - _BYTES in {0, 4, 8}
+            notebook.ip.user_ns.pop("x")
+            del mesh
+        finally:
+            torch.distributed.destroy_process_group()
+
+
+def test_a_walk_allocates_nothing_and_saves_nothing(notebook: Notebook) -> None:
+    """As many storages before as after, with hooks that would compute on every unpacking."""
+    unpacked: list[int] = []
+
+    def unpack(packed: torch.Tensor) -> torch.Tensor:
+        unpacked.append(1)
+        return packed.clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone(), unpack):
+        loss = torch.ones(_N, requires_grad=True).exp().exp().sum()
+    notebook.put(x=loss)
+    del loss
+    gc.collect()
+    before = sorted(each.n_bytes for each in _list_owned(notebook))
+
+    _explain(notebook, "x")
+    explain_unnamed(notebook.shell, notebook.hardware)
+    after = sorted(each.n_bytes for each in _list_owned(notebook))
+
+    assert unpacked == []
+    assert before == after
+    # What the hooks packed (two results of exp), and the leaf.
+    assert len(after) == 3
