@@ -28,6 +28,12 @@ _MOST_TRIED = 2000
 #: Kinds, names and lines that are told of one node.
 _MOST_WORDS = 4
 
+#: What frees a row that can't be ticked.
+_HINTS = {
+    "cuBLAS workspace": "%memrelease --cublas frees it",
+    "compile cache": "%memrelease --compile frees it",
+}
+
 _keys = itertools.count(1)
 
 
@@ -148,6 +154,7 @@ class AccountTree:
             "is_holding": group.is_holding,
             "remark": group.remark,
             # A single storage's place is told with the row: there is nothing to choose from.
+            "hint": "" if group.is_path else _HINTS.get(group.name, ""),
             "path": "".join([group.name, *steps] if group.is_path else steps) if steps else "",
             "has_parts": not is_one and any(each for each, _ in group.entries),
             **_describe([owned for _, owned in group.entries], group),

@@ -51,6 +51,7 @@ def test_rows_add_up_to_what_is_allocated() -> None:
     assert list(rows) == ["model", "cuBLAS workspace", "unknown"]
     assert rows["model"]["owns"] == [["cuda:0", 30 * _MIB], ["host", 10 * _MIB]]
     assert [row["is_holding"] for row in rows.values()] == [True, False, False]
+    assert rows["cuBLAS workspace"]["hint"] == "%memrelease --cublas frees it"
     for each in message["devices"]:
         own = [
             n_bytes

@@ -264,6 +264,7 @@ class OwnersTable {
         this.hasOpeners(item) ? this.opener(item, canOpen, isOpen) : null,
         h("div", { class: "gmd-owner" }, name, many ? h("span", { class: "gmd-tag" }, many) : null,
           inline ? h("div", { class: "gmd-inline-detail" }, inline) : null,
+          node && node.hint ? h("div", { class: "gmd-shared" }, node.hint) : null,
           path ? h("div", { class: `gmd-shared ${holding ? "gmd-path" : ""}`, title: path }, path) : null,
           ...notes.map((note) => h("div", { class: "gmd-shared", title: note }, note))))),
     h("td", { class: "gmd-detail", title: holding ? holding.type_name : null }, kind),
