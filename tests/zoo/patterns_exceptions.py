@@ -188,7 +188,7 @@ PATTERNS = (
     Pattern(
         id="out-of-memory",
         title="a real out-of-memory error",
-        link="https://github.com/pytorch/pytorch/issues/27600",
+        link="https://github.com/Comfy-Org/ComfyUI/pull/11038",
         source="""
             def train():
                 batch = torch.zeros(256, 256, device=device)

@@ -55,7 +55,7 @@ PATTERNS = (
     Pattern(
         id="mutable-default",
         title="a mutable default that grows",
-        link="https://github.com/amptorch/amptorch/issues/107",
+        link="https://github.com/ulissigroup/amptorch/issues/107",
         source="""
             def remember(batch, seen=[]):
                 seen.append(batch)

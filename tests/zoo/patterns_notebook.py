@@ -39,7 +39,7 @@ PATTERNS = (
     Pattern(
         id="slice",
         title="a slice that holds its whole storage",
-        link="https://github.com/pytorch/pytorch/issues/33101",
+        link="https://github.com/pytorch/pytorch/issues/50432",
         source="""
             def first_row():
                 features = torch.zeros(256, 256, device=device)

@@ -65,18 +65,19 @@ PATTERNS = (
     ),
     Pattern(
         id="slots",
-        title="an object with `__slots__`",
-        link="https://github.com/NVIDIA/Megatron-LM/pull/6230",
+        title="embeddings stored on the objects themselves (`__slots__`)",
+        link="https://github.com/flairNLP/flair/issues/1078",
         source="""
-            class Sample:
-                __slots__ = ("image", "label")
-                def __init__(self):
-                    self.image = torch.zeros(256, 256, device=device)
-            sample = Sample()
+            class Sentence:
+                __slots__ = ("text", "embedding")
+                def __init__(self, text):
+                    self.text = text
+                    self.embedding = torch.zeros(256, 256, device=device)
+            sentences = [Sentence("one"), Sentence("two")]
         """,
-        names=("sample",),
-        frees=_MATRIX,
-        owners=("sample.image",),
+        names=("sentences",),
+        frees=2 * _MATRIX,
+        owners=("sentences[0].embedding",),
     ),
     Pattern(
         id="class-attribute",
@@ -232,7 +233,7 @@ PATTERNS = (
     Pattern(
         id="object-array",
         title="a NumPy array of tensors",
-        link="https://github.com/pytorch/pytorch/issues/49394",
+        link="https://github.com/ray-project/ray/issues/30629",
         source="""
             import numpy as np
             embeddings = np.empty(2, dtype=object)
