@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpumemwidget.owners.entries import take_memory_account
+from gpumemwidget.owners.why import explain
 from gpumemwidget.records import HOST, MemoryAccount, Owned
 from tests.owners.graphs import TABLE, Action, World
 from tests.owners.notebook import Notebook
@@ -56,6 +57,16 @@ def _list_owned(account: MemoryAccount) -> list[Owned]:
 
 def _choose(rows: list[str], which: list[int]) -> list[str]:
     return list(dict.fromkeys(rows[number % len(rows)] for number in which)) if rows else []
+
+
+def _remove(notebook: Notebook, name: str, root: str) -> None:
+    """Remove a row really."""
+    if root == "name":
+        del notebook.ip.user_ns[name]
+    elif root == "out":
+        notebook.shell.drop_out([name])
+    else:
+        notebook.shell.drop_exceptions()
 
 
 @_settings
@@ -108,12 +119,7 @@ def test_what_only_some_rows_hold_goes_with_them(
     before = world.tracker.count_bytes()
 
     for name in chosen:
-        if roots[name] == "name":
-            del notebook.ip.user_ns[name]
-        elif roots[name] == "out":
-            notebook.shell.drop_out([name])
-        else:
-            notebook.shell.drop_exceptions()
+        _remove(notebook, name, roots[name])
     gc.collect()
 
     freed = before - world.tracker.count_bytes()
@@ -123,6 +129,34 @@ def test_what_only_some_rows_hold_goes_with_them(
         if each.rows and set(each.rows) <= set(chosen) and not each.held_elsewhere
     ]
     assert sum(each.n_bytes for each in only) == freed
+
+
+@_settings
+@given(_actions, _numbers)
+def test_who_else_holds_it_is_named_and_nobody_else(
+    notebook: Notebook, actions: list[Action], which: int
+) -> None:
+    """Where nobody else is named all of it goes with the row, else some of it stays."""
+    world = _build(notebook, actions)
+    account = _take(notebook)
+    names = [holding.name for holding in account.holdings if holding.root == "name"]
+    if not names:
+        return
+    name = names[which % len(names)]
+    held = sum(each.n_bytes for each in _list_owned(account) if name in each.rows)
+    before = world.tracker.count_bytes()
+
+    explanation = explain(notebook.shell, notebook.hardware, name)
+    _remove(notebook, name, "name")
+    gc.collect()
+
+    freed = before - world.tracker.count_bytes()
+    others = [holder for holder in explanation.holders if holder.path != name]
+    assert explanation.is_complete
+    if others:
+        assert freed < held
+    else:
+        assert freed >= dict(explanation.held_bytes).get(HOST, 0)
 
 
 @_settings
