@@ -211,8 +211,8 @@ class _Drawing:
         if node.n_alike:
             each = "" if node.each_bytes is None else f", {_bind(node.each_bytes)} each"
             parts.append(f"{node.n_alike} alike{each}")
-        if is_row and group.remark:
-            parts.append(group.remark)
+        if is_row:
+            parts.extend((group.remark, _find_words(group)))
         holding = self.holdings.get(group.name) if is_row and group.is_holding else None
         if holding is not None and holding.shape is not None and len(node.entries) == 1:
             parts.append(describe_shape(holding))
@@ -260,6 +260,12 @@ def _describe_difference(account: DeviceAccount, sum_bytes: int) -> str:
         f"{format_bytes(sum_bytes - allocated)} more was found on {account.device} than the "
         "allocator counts: something was freed or counted twice meanwhile."
     )
+
+
+def _find_words(group: Group) -> str:
+    """What is said of all that has no name, where it is one thing."""
+    words = {"".join(steps) for steps, _ in group.entries} if not group.is_path else set()
+    return words.pop() if len(words) == 1 else ""
 
 
 def _have_same(read: Callable[[Node], Sequence[str]], one: Node, other: Node) -> bool:
