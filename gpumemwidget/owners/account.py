@@ -16,13 +16,23 @@ from typing import Literal
 
 from gpumemwidget.owners.around import enter_surroundings, find_holder
 from gpumemwidget.owners.base import Shell, ShellReference
-from gpumemwidget.owners.counts import list_held_elsewhere, list_seen_from_outside
+from gpumemwidget.owners.counts import (
+    list_held_elsewhere,
+    list_outside,
+    list_seen_from_outside,
+    needs_outside,
+)
 from gpumemwidget.owners.kinds import Kind
 from gpumemwidget.owners.paths import Paths, Root
 from gpumemwidget.owners.storages import TorchReader, find_torch
 from gpumemwidget.owners.walk import Graph, list_namespaces
 
-__all__ = ["ELSEWHERE", "Account", "Row", "take_account"]
+__all__ = ["ELSEWHERE", "Account", "Row", "Scope", "take_account"]
+
+#: How far a walk looks. ``names``: as far as the rows lead; it is not noticed that something else
+#: holds an autograd graph too, for that takes a look at every object of the process. ``process``:
+#: with that look. ``surroundings``: it is also found out what holds what no row reaches.
+Scope = Literal["names", "process", "surroundings"]
 
 #: For so many places it is found out what else holds them: each is a search through all there is.
 _MOST_HOLDERS = 8
@@ -118,7 +128,7 @@ def take_account(
     *,
     budget_s: float,
     extra_roots: Sequence[object] = (),
-    looks_around: bool = False,
+    scope: Scope = "process",
 ) -> Account | None:
     """Walk from all of the user's names; ``None`` where torch is not imported.
 
@@ -126,7 +136,7 @@ def take_account(
         shell: the running IPython.
         budget_s: seconds after which the walk stops; what it then knows is "at least".
         extra_roots: objects to enter that no row leads to; they count as held elsewhere.
-        looks_around: also find out what holds the tensors that no row leads to.
+        scope: how far it looks.
     """
     torch = find_torch()
     if torch is None:
@@ -139,13 +149,23 @@ def take_account(
     rows, root_refs = _enter_rows(shell, graph)
     elsewhere = [place for each in extra_roots if (place := graph.add_root(each)) is not None]
     graph.walk()
-    outer = enter_surroundings(graph, budget_s=budget_s / 2) if looks_around else []
-    elsewhere.extend(root.place for root in outer if root.kind != "nowhere")
+    outer: list[Root] = []
+    outside: list[object] | None = None
+    if scope == "surroundings":
+        outside = list_outside(graph)
+        outer = enter_surroundings(graph, outside, budget_s=budget_s / 2)
+        # What has been met meanwhile would be held by this list.
+        outside = [each for each in outside if graph.find(each) is None]
+        elsewhere.extend(root.place for root in outer if root.kind != "nowhere")
     held = _find_elsewhere(graph, root_refs, budget_s=budget_s / 4)
-    if looks_around:
+    if scope == "surroundings":
         outer.extend(_find_holders(graph, held, outer))
     elsewhere.extend(held)
-    elsewhere.extend(list_seen_from_outside(graph))
+    if needs_outside(graph, is_thorough=scope != "names"):
+        if outside is None:
+            outside = list_outside(graph)
+        elsewhere.extend(list_seen_from_outside(graph, outside))
+    del outside
     roots = [(place, row.mark) for row in rows.values() for place in row.places]
     roots.extend((place, ELSEWHERE) for place in elsewhere)
     marks = _spread_marks(graph, roots)

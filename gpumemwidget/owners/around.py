@@ -14,12 +14,11 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
-from gpumemwidget.owners.counts import list_outside_tensors
-from gpumemwidget.owners.kinds import is_one_of, is_running, name_class
+from gpumemwidget.owners.kinds import Kind, is_one_of, is_running, name_class
 from gpumemwidget.owners.labels import read_locals
 from gpumemwidget.owners.paths import Root
 from gpumemwidget.owners.walk import Graph
@@ -30,6 +29,7 @@ __all__ = ["enter_surroundings", "find_holder"]
 _MOST_TARGETS = 16
 _MOST_STEPS_UP = 24
 _MOST_CLIMBS = 64
+_OWN_REFS = 3
 #: Of less than this nobody asks what holds it.
 _LEAST_BYTES = 4096
 _MACHINERY = re.compile(
@@ -38,11 +38,12 @@ _MACHINERY = re.compile(
 )
 
 
-def enter_surroundings(graph: Graph, *, budget_s: float) -> list[Root]:
+def enter_surroundings(graph: Graph, outside: Iterable[object], *, budget_s: float) -> list[Root]:
     """Enter and walk what holds the tensors that the graph has not met.
 
     Args:
         graph: the walk from all rows; it is extended.
+        outside: the tensors that it has not met, among other things (``counts.list_outside``).
         budget_s: seconds after which no other holder is looked for.
 
     Returns:
@@ -51,14 +52,16 @@ def enter_surroundings(graph: Graph, *, budget_s: float) -> list[Root]:
     deadline = time.perf_counter() + budget_s
     roots = [*_enter_threads(graph), *_enter_context(graph)]
     graph.walk()
-    unmet, sizes = _list_unmet(graph)
+    unmet, sizes = _list_unmet(graph, outside)
     n_climbs = 0
     while unmet:
         if graph.find(unmet[-1]) is None:
             chain, word = [unmet[-1]], None
-            if sizes[-1] >= _LEAST_BYTES and n_climbs < _MOST_CLIMBS:
+            # Two lists and the call itself hold it: where that is all, there is nothing to find.
+            is_held = sys.getrefcount(unmet[-1]) > _OWN_REFS
+            if is_held and sizes[-1] >= _LEAST_BYTES and n_climbs < _MOST_CLIMBS:
                 n_climbs += 1
-                chain, word = _climb(graph, unmet)
+                chain, word = _climb(graph, unmet, outside)
             root = _enter_first(graph, chain, word)
             del chain
             roots.extend([] if root is None else [root])
@@ -76,7 +79,7 @@ def find_holder(graph: Graph, place: int) -> str | None:
     ``None`` where Python can't see any.
     """
     targets = [graph.objects[place]]
-    _, word = _climb(graph, targets)
+    _, word = _climb(graph, targets, ())
     return word
 
 
@@ -122,14 +125,17 @@ def _enter_variables(graph: Graph, frame: FrameType, word: str) -> Iterator[Root
             yield Root(place, f"{where}: {name}", "thread")
 
 
-def _list_unmet(graph: Graph) -> tuple[list[object], list[int]]:
+def _list_unmet(graph: Graph, outside: Iterable[object]) -> tuple[list[object], list[int]]:
     """The tensors whose storages no row reaches, and the bytes of these; the biggest last."""
     reader = graph.reader
     met = {(info.device, info.address) for info in graph.storages.values()}
     sizes: list[int] = []
     found: list[object] = []
     with reader.quiet():
-        for tensor in list_outside_tensors(graph):
+        for tensor in outside:
+            is_tensor = graph.kind_finder.find(type(tensor)) is Kind.TENSOR
+            if not is_tensor or graph.find(tensor) is not None:
+                continue
             parts = reader.read_tensor(tensor)
             for storage in (parts.storage, *parts.inner_storages):
                 info = None if storage is None else reader.read_storage(storage)
@@ -153,7 +159,9 @@ def _enter_first(graph: Graph, chain: Sequence[object], word: str | None) -> Roo
     return None
 
 
-def _climb(graph: Graph, unmet: Sequence[object]) -> tuple[list[object], str | None]:
+def _climb(
+    graph: Graph, unmet: Sequence[object], outside: Iterable[object]
+) -> tuple[list[object], str | None]:
     """Up from the last of these tensors to a module, or to whatever nobody holds.
 
     Returns:
@@ -169,7 +177,7 @@ def _climb(graph: Graph, unmet: Sequence[object]) -> tuple[list[object], str | N
     for _ in range(_MOST_STEPS_UP):
         following: list[object] = []
         referrers = gc.get_referrers(*level)
-        own = {id(each) for each in (unmet, level, below, held, referrers, following)}
+        own = {id(each) for each in (unmet, outside, level, below, held, referrers, following)}
         own.add(id(graph.objects))
         for each in referrers:
             name = namespaces.get(id(each))

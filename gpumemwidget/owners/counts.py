@@ -8,13 +8,21 @@ count of a Python object is Python's; of tensors and storages torch tells a seco
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from itertools import compress
 from types import CodeType
 from typing import Any
 
 from gpumemwidget.owners.kinds import Kind
 from gpumemwidget.owners.walk import Graph
 
-__all__ = ["list_held_elsewhere", "list_outside_tensors", "list_seen_from_outside"]
+__all__ = [
+    "list_held_elsewhere",
+    "list_outside",
+    "list_outside_tensors",
+    "list_seen_from_outside",
+    "needs_outside",
+]
 
 _CHECK_EVERY = 512
 
@@ -83,21 +91,41 @@ def _name_scope(code: CodeType) -> str:
     return str(getattr(code, "co_qualname", "")).rpartition(".")[0]
 
 
-def list_seen_from_outside(graph: Graph) -> set[int]:
+def list_outside(graph: Graph) -> list[object]:
+    """All tensors and autograd nodes that Python can see and the walk has not met."""
+    living = graph.kind_finder.list_living(Kind.NODE, Kind.TENSOR)
+    return [each for each in living if graph.find(each) is None]
+
+
+def needs_outside(graph: Graph, *, is_thorough: bool) -> bool:
+    """Whether what holds the graph's objects can't be told by counts alone.
+
+    Args:
+        graph: the walk's result.
+        is_thorough: autograd nodes matter too, which are counted in C++ alone.
+    """
+    if not graph.reader.can_count:
+        return True
+    leads = graph.list_leads()
+    kinds = compress(graph.kinds, leads)
+    return is_thorough and any(kind is Kind.NODE for kind in kinds)
+
+
+def list_seen_from_outside(graph: Graph, outside: Iterable[object]) -> set[int]:
     """What a tensor or node outside of the walk leads to, where no count can be read.
 
     Autograd nodes are counted in C++ alone, and older releases of torch do not tell how many users
     a tensor or a storage has: then all others that Python can see are followed.
+
+    Args:
+        graph: the walk's result.
+        outside: what ``list_outside`` gave.
     """
     reader, find = graph.reader, graph.kind_finder.find
     can_count = reader.can_count
     leads = graph.list_leads()
     nodes = {place for place, kind in enumerate(graph.kinds) if kind is Kind.NODE and leads[place]}
-    if can_count and not nodes:
-        return set()
-    living = graph.kind_finder.list_living(Kind.NODE, Kind.TENSOR)
-    pending = [each for each in living if graph.find(each) is None]
-    del living
+    pending = [each for each in outside if graph.find(each) is None]
     met: dict[int, object] = {}
     found: set[int] = set()
     with reader.quiet():

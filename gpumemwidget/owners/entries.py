@@ -55,7 +55,7 @@ def take_memory_account(
 
 def _take(shell: Shell, hardware: Hardware, budget_s: float) -> MemoryAccount:
     started_s = time.perf_counter()
-    account = take_account(shell, budget_s=budget_s, looks_around=True)
+    account = take_account(shell, budget_s=budget_s, scope="surroundings")
     segments = hardware.read_segments()
     readings = hardware.read()
     cells = shell.read_cell_numbers()

@@ -32,7 +32,7 @@ def list_holdings(shell: Shell) -> tuple[Holding, ...]:
     Returns:
         The rows that hold memory; ``()`` where torch is not imported.
     """
-    account = take_account(shell, budget_s=LIST_BUDGET_S)
+    account = take_account(shell, budget_s=LIST_BUDGET_S, scope="names")
     return () if account is None else describe_rows(account)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from itertools import compress
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -60,7 +60,12 @@ def read_type_dict(cls: type) -> dict[str, object]:
 
 def is_one_of(cls: type, *classes: type) -> bool:
     """Whether a class is one of these or derives from one, by identity alone."""
-    return any(base is each for base in list_bases(cls) for each in classes)
+    # No generator: this is asked for every object of a walk.
+    for base in _MRO.__get__(cls):
+        for each in classes:
+            if base is each:
+                return True
+    return False
 
 
 def is_a(target: object, cls: type[_T]) -> TypeGuard[_T]:
@@ -153,7 +158,7 @@ class KindFinder:
         #: By the class's id; the class is kept beside its kind, so that the id stays its own.
         self.known: dict[int, tuple[type, Kind]] = {}
         #: The ids of those classes whose objects have no kind of their own.
-        self.plain_ids: set[int] = set()
+        self._plain_ids: set[int] = set()
         self._library_classes: dict[int, tuple[object, bool]] = {}
 
     def find(self, cls: type) -> Kind:
@@ -162,8 +167,15 @@ class KindFinder:
         if noted is None:
             noted = self.known[id(cls)] = (cls, self._classify(cls))
             if noted[1] is Kind.PLAIN:
-                self.plain_ids.add(id(cls))
+                self._plain_ids.add(id(cls))
         return noted[1]
+
+    def are_plain(self, targets: Sequence[object]) -> bool:
+        """Whether all of these are plain objects: asked at the speed of C."""
+        classes = list(map(type, targets))
+        if self._plain_ids.issuperset(map(id, classes)):
+            return True
+        return all(self.find(cls) is Kind.PLAIN for cls in classes)
 
     def is_library_class(self, cls: object) -> bool:
         """Whether a class outlives all of the user's names; see the function of this name."""

@@ -170,36 +170,48 @@ class Labels:
         target, kind = self._graph.objects[place], self._graph.kinds[place]
         cls = type(target)
         names: _Names = {}
+        # Most are one of these two, and have nothing else.
+        if cls is dict:
+            self._name_items(target, role, names)
+            return names
+        if cls is list:
+            _name_elements(target, role, names, ())
+            return names
+        if kind is Kind.FRAME:
+            own = read_locals(target, self._graph).items()  # type: ignore[arg-type]  # by its kind
+            _add(names, ((f": {name}", each) for name, each in own))
+            return names
         if kind is Kind.TENSOR:
             self._name_tensor_parts(target, names)
         elif kind is Kind.NODE:
             self._name_node_parts(target, names)
-        elif is_a(target, FrameType):
-            own = read_locals(target, self._graph).items()
-            _add(names, ((f": {name}", each) for name, each in own))
-            return names
         elif kind is Kind.FUNCTION:
             self._name_function_parts(target, names)
-        elif is_one_of(cls, BaseException):
+        elif kind is Kind.HIDDEN:
+            held = self._graph.hidden.list_held(target)
+            is_array = self._graph.hidden.is_array(cls)
+            _add(names, ((f"[{n}]" if is_array else "", each) for n, each in enumerate(held)))
+        else:
+            self._name_plain_parts(target, role, names)
+        self._name_attributes(target, role, names)
+        return names
+
+    def _name_plain_parts(self, target: Any, role: Role, names: _Names) -> None:
+        cls = type(target)
+        if is_one_of(cls, BaseException):
             _name_exception_parts(target, names)
-        elif is_a(target, TracebackType):
+        elif cls is TracebackType:
             _add(names, [("", target.tb_next)])
             _add(names, [(_describe_frame(target.tb_frame, target.tb_lineno), target.tb_frame)])
         elif is_one_of(cls, dict):
             self._name_items(target, role, names)
         elif is_one_of(cls, list, tuple, deque):
             _name_elements(target, role, names, self._describe_class(cls).fields)
-        elif is_a(target, CellType):
+        elif cls is CellType:
             _add(names, [("", _read_cell(target))])
-        elif kind is Kind.HIDDEN:
-            held = self._graph.hidden.list_held(target)
-            is_array = self._graph.hidden.is_array(cls)
-            _add(names, ((f"[{n}]" if is_array else "", each) for n, each in enumerate(held)))
         else:
             _name_callable_parts(target, names)
             self._name_generator_parts(target, names)
-        self._name_attributes(target, role, names)
-        return names
 
     def _describe_class(self, cls: type) -> _ClassParts:
         known = self._classes.get(id(cls))

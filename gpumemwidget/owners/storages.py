@@ -187,7 +187,7 @@ class TorchReader:
                 return None
             address = cls.data_ptr(storage)
             n_bytes = cls.nbytes(storage)
-            borrowed = not cls.resizable(storage)
+            borrowed = not cls.resizable(storage) and not self._is_pinned(storage)
         except (RuntimeError, NotImplementedError):
             # Fake tensors and wrapper subclasses: "invalid python storage".
             return None
@@ -195,6 +195,10 @@ class TorchReader:
             return None
         name = HOST if device.type == "cpu" else f"{device.type}:{device.index or 0}"
         return StorageInfo(device=name, n_bytes=n_bytes, address=address, is_borrowed=borrowed)
+
+    def _is_pinned(self, storage: Any) -> bool:
+        """Whether it is host memory of torch's own that a GPU may copy from."""
+        return self.torch.cuda.is_initialized() and bool(self.storage_type.is_pinned(storage))
 
     def read_node(self, node: Any) -> tuple[tuple[object, ...], tuple[object, ...], bool]:
         """What an autograd node holds; call within ``quiet()``.

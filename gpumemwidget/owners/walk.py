@@ -32,8 +32,10 @@ _CHECK_EVERY = 512
 #: So many elements of one container are taken before others get their turn.
 _MOST_AT_ONCE = 4096
 _NO_EDGES: list[int] = []
-#: So many parts of one object are looked at together, before each alone.
-_FEW, _MANY = 3, 257
+#: From so many parts of one object on, so many at once are asked whether they lead anywhere; so far
+#: down, and so many on each level.
+_FEW, _LOT = 4, 32
+_MOST_LEVELS, _MOST_ON_LEVEL = 6, 1024
 #: So many objects are looked up among all references of the process at once: it is a linear search.
 _MOST_TARGETS = 32
 
@@ -271,7 +273,7 @@ class Graph:
         edges: list[int] = []
         # Of a million numbers in a list this leaves nothing, at the speed of C.
         tracked = list(itertools.islice(filter(gc.is_tracked, targets), _MOST_AT_ONCE))
-        for target in () if self._are_leaves(tracked) else tracked:
+        for target in self._leave_out(tracked):
             found = index.get(id(target))
             if found is None:
                 cls = type(target)
@@ -280,9 +282,8 @@ class Graph:
                 if kind is Kind.SKIP or id(target) in boundaries:
                     continue
                 if kind is Kind.PLAIN:
-                    # Nor does it pay to enter what refers to nothing that could be followed.
-                    parts = gc.get_referents(target)
-                    if not any(map(gc.is_tracked, parts)) and not self.hidden.are_among(parts):
+                    # It does not pay to enter what leads nowhere.
+                    if self._lead_nowhere((target,)):
                         continue
                 elif kind is Kind.CLASS and self.kind_finder.is_library_class(target):
                     continue
@@ -295,15 +296,34 @@ class Graph:
             self._rest.append((place, targets, stops))
         self._add_edges(place, edges)
 
-    def _are_leaves(self, targets: list[object]) -> bool:
-        """Whether none of many leads anywhere, as a list of lists of numbers: asked all at once."""
-        if not _FEW < len(targets) < _MANY:
-            return not targets
-        plain = self.kind_finder.plain_ids
-        if not plain.issuperset(map(id, map(type, targets))):
-            return False
-        parts = gc.get_referents(*targets)
-        return not any(map(gc.is_tracked, parts)) and not self.hidden.are_any(parts)
+    def _leave_out(self, targets: list[object]) -> Iterator[object]:
+        """Of many objects those that may lead to memory; the others are left out in lots."""
+        if len(targets) < _FEW:
+            yield from targets
+            return
+        for start in range(0, len(targets), _LOT):
+            lot = targets[start : start + _LOT]
+            if not self._lead_nowhere(lot):
+                yield from lot
+
+    def _lead_nowhere(self, targets: Sequence[object]) -> bool:
+        """Whether containers within containers end in numbers and text, asked level by level.
+
+        Each level is one call for all of its objects, which is what makes it worth while.
+        """
+        level: Sequence[object] = targets
+        for _ in range(_MOST_LEVELS):
+            if not self.kind_finder.are_plain(level):
+                return False
+            parts = gc.get_referents(*level)
+            if self.hidden.are_any(parts):
+                return False
+            level = list(filter(gc.is_tracked, parts))
+            if not level:
+                return True
+            if len(level) > _MOST_ON_LEVEL:
+                return False
+        return False
 
     def _add_edges(self, place: int, edges: list[int]) -> None:
         if self.edges[place] is _NO_EDGES:

@@ -73,7 +73,7 @@ def explain(shell: Shell, hardware: Hardware, expression: str) -> Explanation:
 
 def _explain(shell: Shell, expression: str) -> Explanation | GpuMemError:
     with paused_collector():
-        account = take_account(shell, budget_s=FULL_BUDGET_S, looks_around=True)
+        account = take_account(shell, budget_s=FULL_BUDGET_S, scope="surroundings")
         if account is None:
             return BadInputError("torch is not imported: no name holds a tensor yet")
         place = _find_target(shell, account, expression)
