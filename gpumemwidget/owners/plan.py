@@ -7,8 +7,10 @@ The draft behind it, with the objects themselves, lives only while a release is 
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError
@@ -17,6 +19,7 @@ from gpumemwidget.owners.base import LAST_EXCEPTION, Shell
 from gpumemwidget.owners.busy import find_capture, find_user
 from gpumemwidget.owners.caches import describe_costs
 from gpumemwidget.owners.checks import check_functions, check_names, check_types
+from gpumemwidget.owners.cycles import find_cycles
 from gpumemwidget.owners.moves import Move
 from gpumemwidget.owners.sorting import Sorting
 from gpumemwidget.records import IPythonReference, ReleaseMove, ReleasePlan
@@ -55,6 +58,8 @@ class Draft:
     units: list[list[int]] = field(default_factory=list)
     #: The storages that will go without being moved.
     dying: list[int] = field(default_factory=list)
+    #: Tensors among them that hold themselves; weak.
+    cycles: list[weakref.ref[Any]] = field(default_factory=list)
     plan: ReleasePlan = _NOTHING
 
 
@@ -146,6 +151,7 @@ def draw_up(
         refusal = find_user(shell, account, names)
         sorting = Sorting(account, names, keep=keep, out=out, exceptions=exceptions)
         draft.dying = sorting.dying
+        draft.cycles = find_cycles(account, sorting.dropped)
         draft.moves = list(sorting.moved.values())
         number_of = {group: number for number, group in enumerate(sorting.moved)}
         draft.units = [[number_of[group] for group in unit] for unit in sorting.units]

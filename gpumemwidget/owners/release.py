@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, ReleaseError
 from gpumemwidget.owners.base import Shell
 from gpumemwidget.owners.caches import clear_caches
+from gpumemwidget.owners.cycles import cut_cycles
 from gpumemwidget.owners.moves import carry_out
 from gpumemwidget.owners.naming import describe_error, describe_references
 from gpumemwidget.owners.plan import Draft, draw_up
@@ -70,6 +73,8 @@ class _Prepared:
     ids: frozenset[int]
     out_rows: tuple[str, ...]
     moved: str | None
+    #: Tensors that hold themselves; weak.
+    cycles: list[weakref.ref[Any]] = field(default_factory=list)
     #: Why the move failed, in one line; or why it was not even begun.
     failure: str | None = None
     is_begun: bool = True
@@ -96,7 +101,7 @@ class _Release:
             "clear caches": lambda: clear_caches(
                 self._hardware, cublas=plan.cublas, compile_caches=plan.compile_caches
             ),
-            "gc.collect": lambda: f"{gc.collect()} objects",
+            "gc.collect": lambda: _collect(prepared.cycles),
             "empty_cache": self._empty_cache,
         }
         if not plan.costs:
@@ -157,6 +162,7 @@ class _Release:
             ids=draft.ids,
             out_rows=draft.out_rows,
             moved=None,
+            cycles=draft.cycles,
         )
         try:
             prepared.moved = self._move(draft)
@@ -265,6 +271,14 @@ class _Release:
 
 
 # -- words and sums ----------------------------------------------------------------------------
+
+
+def _collect(cycles: Sequence[weakref.ref[Any]]) -> str:
+    n_cut = cut_cycles(cycles)
+    found = f"{gc.collect()} objects"
+    if not n_cut:
+        return found
+    return f"{found}; gradients cut off whose graphs held {_count(n_cut, 'tensor')}"
 
 
 def _count(number: int, what: str) -> str:

@@ -34,16 +34,17 @@ class Sorting:
         self._account = account
         self._keep = keep
         self._rows = [account.rows[name] for name in names if name in account.rows]
-        self._dropped = 0 if keep else account.find_marks(row.name for row in self._rows)
+        #: Marks of what is dropped.
+        self.dropped = 0 if keep else account.find_marks(row.name for row in self._rows)
         for row in account.rows.values():
             if (row.root == "out" and out) or (row.root == "exception" and exceptions):
-                self._dropped |= row.mark
-        chosen = self._dropped
+                self.dropped |= row.mark
+        chosen = self.dropped
         for row in self._rows:
             chosen |= row.mark
         places = account.list_storages(chosen)
         #: The storages that go with what is dropped.
-        self.dying = [place for place in places if not account.marks[place] & ~self._dropped]
+        self.dying = [place for place in places if not account.marks[place] & ~self.dropped]
         #: What is moved, in the groups of which a person is told.
         self.moved: dict[Group, list[Move]] = {}
         #: Which of these groups are moved as one, all or none, in the order of the names.
@@ -106,7 +107,7 @@ class Sorting:
         movable = [p for p, _ in kept if p in owned and storages[p].device != HOST]
         outside = find_outside(account, movable) if movable else Outside()
         moves = {
-            place: find_move(account, place, dropped=self._dropped, outside=outside)
+            place: find_move(account, place, dropped=self.dropped, outside=outside)
             for place in movable
         }
         chosen = 0
@@ -146,7 +147,7 @@ class Sorting:
 
     def _name_holders(self, place: int) -> str:
         """``"also held by opt and Out[3] (--out drops it)"``."""
-        marks = self._account.marks[place] & ~self._dropped
+        marks = self._account.marks[place] & ~self.dropped
         holders = []
         for name in self._account.name_holders(marks):
             root = self._account.rows[name].root

@@ -541,3 +541,29 @@ def test_the_plan_holds_no_memory(notebook: Notebook, tracker: Tracker) -> None:
 
     assert plan.names == ("x",)
     assert tracker.count_bytes() == 0
+
+
+def test_a_cycle_through_a_graph_is_cut(notebook: Notebook, tracker: Tracker) -> None:
+    """``backward(create_graph=True)``: gradient and parameter hold each other where no gc looks.
+
+    A parameter that somebody else keeps has its gradient still.
+    """
+    notebook.put(track=tracker.track)
+    notebook.run(
+        "w = make(10).requires_grad_()\n"
+        "(w ** 3).sum().backward(create_graph=True)\n"
+        "track(w.grad)\n"
+        "kept = make(5).requires_grad_()\n"
+        "(kept ** 3).sum().backward(create_graph=True)\n"
+        "second = [kept]"
+    )
+    kept = notebook.ip.user_ns["kept"]
+
+    plan = notebook.plan("w", "kept")
+    report = notebook.release("w", "kept")
+
+    assert dict(plan.frees_bytes)["host"] >= 80
+    assert report.steps[3].detail.endswith("gradients cut off whose graphs held 1 tensor")
+    assert tracker.count_bytes() == 20
+    assert kept.grad.tolist() == [3.0] * 5
+    kept.grad = None
