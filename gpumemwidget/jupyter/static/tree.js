@@ -237,45 +237,58 @@ class OwnersTable {
 
   row(item) {
     if (item.group) return h("tr", { class: "gmd-group" }, h("td", { class: "gmd-tick" }), h("th", { scope: "rowgroup", colspan: 6 }, item.group));
-    const { holding, node, level } = item;
+    const { holding, node, level, key } = item;
     const canOpen = this.canOpen(item);
-    const isOpen = canOpen && this.opened.has(item.key);
-    const id = holding ? `${this.view.id}-${holding.name}` : null;
-    const path = node && node.path;
-    const notes = [holding ? sharedText(holding) : node ? sharedText({ ...node, n: node.n_sharing }) : "", node && node.allocated_at && node.allocated_at.length ? `allocated at ${node.allocated_at.join("; ")}` : ""].filter(Boolean);
+    const isOpen = canOpen && this.opened.has(key);
     const shape = holding ? shapeText(holding) : "";
     const kind = holding ? holding.kind : node ? kindText(node) : "";
     const inline = [kind, shape].filter(Boolean).join(" · ");
-    const many = node && node.n_alike ? ` × ${node.n_alike}${node.each === null ? "" : `, ${formatBytes(node.each)} each`}` : "";
-    const name = holding
-      ? h("label", { for: id, class: holding.root === "name" ? "gmd-name" : "gmd-name gmd-hold" }, holding.name)
-      : item.act ? h("button", { class: "gmd-link", type: "button", "data-focus": item.key, onclick: item.act }, item.words)
-      : h("span", { class: item.words || (node && !level) ? "gmd-words" : "gmd-path", title: item.label }, item.words ?? item.label);
+    const owns = item.owns ? this.figures(item.owns, "", Boolean(this.account)) : item.words ? "" : UNKNOWN;
     return h("tr", {
-      "data-key": item.key, "aria-level": level + 1, "aria-expanded": canOpen ? String(isOpen) : null,
+      "data-key": key, "aria-level": level + 1, "aria-expanded": canOpen ? String(isOpen) : null,
       class: item.words ? "gmd-rest" : level ? "gmd-part" : null,
     },
     h("td", { class: "gmd-tick" }, holding ? h("input", {
-      type: "checkbox", id, value: holding.name, "data-focus": `tick ${item.key}`,
+      type: "checkbox", id: this.idOf(holding), value: holding.name, "data-focus": `tick ${key}`,
       onchange: (event) => this.panel.tick(holding.name, event.target.checked),
     }) : null),
     h("th", { scope: "row", class: "gmd-wide", style: level ? `padding-left: ${10 + Math.min(level, 8) * 16}px` : null },
       h("div", { class: "gmd-branch" },
-        this.hasOpeners(item) ? this.opener(item, canOpen, isOpen) : null,
-        h("div", { class: "gmd-owner" }, name, many ? h("span", { class: "gmd-tag" }, many) : null,
+        holding || node ? this.opener(item, canOpen, isOpen) : null,
+        h("div", { class: "gmd-owner" }, this.name(item),
+          node && node.n_alike ? h("span", { class: "gmd-tag" }, alikeText(node)) : null,
           inline ? h("div", { class: "gmd-inline-detail" }, inline) : null,
-          node && node.hint ? h("div", { class: "gmd-shared" }, node.hint) : null,
-          path ? h("div", { class: `gmd-shared ${holding ? "gmd-path" : ""}`, title: path }, path) : null,
-          ...notes.map((note) => h("div", { class: "gmd-shared", title: note }, note))))),
-    h("td", { class: "gmd-detail", title: holding ? holding.type_name : null }, kind),
+          ...this.notes(item)))),
+    h("td", { class: "gmd-detail", title: holding ? holding.type_name : kind }, kind),
     h("td", { class: "gmd-detail gmd-shape" }, shape),
-    h("td", { class: "gmd-number gmd-owns" }, item.owns ? this.figures(item.owns, "", Boolean(this.account)) : item.words ? "" : UNKNOWN),
+    h("td", { class: "gmd-number gmd-owns" }, owns),
     h("td", { class: "gmd-number gmd-holds" }, holding ? this.figures(holding.held, holding.is_at_least ? "≥ " : "", !this.account) : ""),
     h("td", { class: "gmd-number gmd-frees" }, holding ? this.figures(holding.frees) : ""));
   }
 
-  hasOpeners(item) {
-    return item.holding || item.node;
+  idOf(holding) {
+    return `${this.view.id}-${holding.name}`;
+  }
+
+  name({ holding, node, level, key, label, words, act }) {
+    if (holding) {
+      const kind = holding.root === "name" ? "" : " gmd-hold";
+      return h("label", { for: this.idOf(holding), class: `gmd-name${kind}`, title: label }, label);
+    }
+    if (act) return h("button", { class: "gmd-link", type: "button", "data-focus": key, onclick: act }, words);
+    return h("span", { class: words || (node && !level) ? "gmd-words" : "gmd-path", title: label }, words ?? label);
+  }
+
+  /** What else is to be said of a row, a line each. */
+  notes({ holding, node }) {
+    const line = (text, isPath = false) => text
+      ? h("div", { class: isPath ? "gmd-shared gmd-path" : "gmd-shared", title: text }, text) : null;
+    const lines = [line(holding ? sharedText(holding) : node ? sharedText({ ...node, n: node.n_sharing }) : "")];
+    if (node) {
+      lines.unshift(line(node.remark), line(node.hint), line(node.path, Boolean(holding)));
+      if (node.allocated_at.length) lines.push(line(`allocated at ${node.allocated_at.join("; ")}`));
+    }
+    return lines;
   }
 
   opener(item, canOpen, isOpen) {
@@ -315,8 +328,14 @@ function shapeText({ shape, dtype }) {
   return [size, dtype || ""].filter(Boolean).join(" ");
 }
 
-function kindText({ remark, kinds, label }) {
-  return [remark, kinds.filter((kind) => kind !== label).join(", ")].filter(Boolean).join(": ");
+/** Parts that are alike stand in one row. */
+function alikeText({ n_alike: count, each }) {
+  return ` × ${count}${each === null ? "" : `, ${formatBytes(each)} each`}`;
+}
+
+/** The row of a kind of memory has it as its name. */
+function kindText({ kinds, label }) {
+  return kinds.filter((kind) => kind !== label).join(", ");
 }
 
 function sharedText({ shared_with: all, n = all.length, held_elsewhere: elsewhere }) {

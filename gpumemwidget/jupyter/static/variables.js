@@ -21,11 +21,17 @@ class VariablesPanel {
     this.table = new OwnersTable(store, view, this);
     this.note = h("p", { class: "gmd-note" });
     this.summary = h("div", { class: "gmd-sum", "aria-live": "polite" });
-    this.search = h("input", { type: "search", class: "gmd-search", placeholder: "Filter", "aria-label": "Filter by name or path", spellcheck: "false", oninput: () => this.setFilter(this.search.value.trim()) });
+    this.search = h("input", {
+      type: "search", class: "gmd-search", placeholder: "Filter", "aria-label": "Filter by name or path",
+      spellcheck: "false", oninput: () => this.setFilter(this.search.value.trim()),
+    });
     this.keep = h("input", { type: "checkbox", class: "gmd-keep" });
     this.button = h("button", { class: "gmd-button gmd-primary gmd-release", type: "button", onclick: () => this.release() }, "Release");
     this.refresh = h("button", { class: "gmd-button gmd-refresh", type: "button", onclick: () => this.ask() }, "Refresh");
-    this.whole = h("button", { class: "gmd-button gmd-account", type: "button", title: "Who owns every allocated byte. Looks through all objects, which may take some seconds", onclick: () => this.takeAccount() }, "Full account");
+    this.whole = h("button", {
+      class: "gmd-button gmd-account", type: "button", onclick: () => this.takeAccount(),
+      title: "Who owns every allocated byte. Looks through all objects, which may take some seconds",
+    }, "Full account");
     this.progressWords = h("span");
     // Not read out every second.
     this.progressTime = h("span", { "aria-hidden": "true" });
