@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpumemwidget.errors import BadInputError
@@ -216,20 +216,19 @@ class _Drawing:
         holding = self.holdings.get(group.name) if is_row and group.is_holding else None
         if holding is not None and holding.shape is not None and len(node.entries) == 1:
             parts.append(describe_shape(holding))
-        elif above is None or not _have_same(Node.list_kinds, node, above):
+        elif above is None or node.kinds.keys() != above.kinds.keys():
             kinds = _describe_kinds(node)
             parts.append("" if kinds == group.name else kinds)
-        others = [name for name in node.list_rows() if name != group.name]
-        if others and (above is None or not _have_same(Node.list_rows, node, above)):
+        others = [name for name in node.rows if name != group.name]
+        if others and (above is None or node.rows.keys() != above.rows.keys()):
             parts.append(f"shared with {_join_some(others)}")
-        elif above is not None and not others and len(above.list_rows()) > 1:
+        elif above is not None and not others and len(above.rows) > 1:
             parts.append("not shared")
-        is_new = above is None or not all(owned.held_elsewhere for _, owned in above.entries)
-        if is_new and group.is_holding and node.is_held_elsewhere():
+        is_new = above is None or False in above.held_elsewhere
+        if is_new and group.is_holding and True in node.held_elsewhere:
             parts.append("also held elsewhere")
-        places = node.list_places()
-        if len(places) == 1 and (above is None or not _have_same(Node.list_places, node, above)):
-            parts.append(f"from {places[0]}")
+        if len(node.places) == 1 and (above is None or len(above.places) > 1):
+            parts.extend(f"from {place}" for place in node.places)
         return "; ".join(part for part in parts if part)
 
 
@@ -268,15 +267,11 @@ def _find_words(group: Group) -> str:
     return words.pop() if len(words) == 1 else ""
 
 
-def _have_same(read: Callable[[Node], Sequence[str]], one: Node, other: Node) -> bool:
-    return set(read(one)) == set(read(other))
-
-
 def _describe_kinds(node: Node) -> str:
-    kinds = node.sum_kinds()
+    kinds = node.kinds.items()
     if len(kinds) == 1:
         number = len(node.entries)
-        return count_kind(kinds[0][0], None if number == node.n_alike else number)
+        return count_kind(next(iter(node.kinds)), None if number == node.n_alike else number)
     return ", ".join(f"{count_kind(kind)} {_bind(n_bytes)}" for kind, n_bytes in kinds)
 
 

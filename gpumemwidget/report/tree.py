@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from gpumemwidget.records import MemoryKind, Owned
 
@@ -51,29 +52,29 @@ class Node:
         self.each_bytes = sizes.pop() if len(sizes) == 1 else None
         self._n_steps = n_steps
 
-    def sum_kinds(self) -> list[tuple[MemoryKind, int]]:
+    @cached_property
+    def kinds(self) -> dict[MemoryKind, int]:
         """Bytes of each kind, the most first."""
         sums: dict[MemoryKind, int] = {}
         for _, owned in self.entries:
             sums[owned.kind] = sums.get(owned.kind, 0) + owned.n_bytes
-        return sorted(sums.items(), key=lambda item: (-item[1], item[0]))
+        return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
 
-    def list_kinds(self) -> list[MemoryKind]:
-        """Its kinds, the most first."""
-        return [kind for kind, _ in self.sum_kinds()]
-
-    def list_rows(self) -> list[str]:
+    @cached_property
+    def rows(self) -> dict[str, None]:
         """The rows that hold any of it, in the order in which they are met."""
-        return list(dict.fromkeys(row for _, owned in self.entries for row in owned.rows))
+        return dict.fromkeys(row for _, owned in self.entries for row in owned.rows)
 
-    def is_held_elsewhere(self) -> bool:
-        """Whether something that is not one of the rows holds any of it."""
-        return any(owned.held_elsewhere for _, owned in self.entries)
-
-    def list_places(self) -> list[str]:
+    @cached_property
+    def places(self) -> dict[str, None]:
         """The lines that allocated it, as far as they are known."""
         places = (owned.allocated_at for _, owned in self.entries)
-        return list(dict.fromkeys(place for place in places if place is not None))
+        return dict.fromkeys(place for place in places if place is not None)
+
+    @cached_property
+    def held_elsewhere(self) -> frozenset[bool]:
+        """Whether something that is not one of the rows holds it: all, none or some of it."""
+        return frozenset(owned.held_elsewhere for _, owned in self.entries)
 
     def open(self) -> list[Node]:
         """Its parts, the most first; ``[]`` where it has none."""
