@@ -15,6 +15,10 @@ Each message names the cause, the value and the next step, in one line: the magi
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 __all__ = [
     "BackendError",
     "BadInputError",
@@ -25,7 +29,11 @@ __all__ = [
     "RecordingError",
     "ReleaseError",
     "UnknownNameError",
+    "forgets_frames",
 ]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class GpuMemError(Exception):
@@ -62,3 +70,21 @@ class ReleaseError(GpuMemError):
 
 class BusyError(ReleaseError):
     """Something may not be done while a cell is running."""
+
+
+def forgets_frames(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Let our errors leave a function without the frames that they came through.
+
+    IPython keeps the last exception, its traceback keeps the frames, and a frame of ours may hold
+    every object that was walked: a refusal would hold on to the very memory it was about.
+    """
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return function(*args, **kwargs)
+        except GpuMemError as exc:
+            error = exc.with_traceback(None)
+        raise error
+
+    return call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpumemwidget.errors import UnknownNameError
+from gpumemwidget.errors import UnknownNameError, forgets_frames
 from gpumemwidget.owners.account import ELSEWHERE, Account, Row, take_account
 from gpumemwidget.owners.base import Shell
 from gpumemwidget.owners.kinds import Kind, name_class
@@ -48,6 +48,7 @@ def describe_rows(account: Account) -> tuple[Holding, ...]:
     )
 
 
+@forgets_frames
 def sum_frees(shell: Shell, names: Sequence[str]) -> tuple[tuple[str, int], ...]:
     """What goes away if exactly these rows are released together, for each device.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.errors import BadInputError
+from gpumemwidget.errors import BadInputError, forgets_frames
 from gpumemwidget.owners.account import Account, take_account
 from gpumemwidget.owners.base import LAST_EXCEPTION, Shell
 from gpumemwidget.owners.busy import find_capture, find_user
@@ -58,11 +58,14 @@ class Draft:
     units: list[list[int]] = field(default_factory=list)
     #: The storages that will go without being moved.
     dying: list[int] = field(default_factory=list)
+    #: What goes with each step, by the step's name.
+    planned: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     #: Tensors among them that hold themselves; weak.
     cycles: list[weakref.ref[Any]] = field(default_factory=list)
     plan: ReleasePlan = _NOTHING
 
 
+@forgets_frames
 def plan_release(
     shell: Shell,
     hardware: Hardware,
@@ -151,6 +154,7 @@ def draw_up(
         refusal = find_user(shell, account, names)
         sorting = Sorting(account, names, keep=keep, out=out, exceptions=exceptions)
         draft.dying = sorting.dying
+        draft.planned = sorting.sum_steps()
         draft.cycles = find_cycles(account, sorting.dropped)
         draft.moves = list(sorting.moved.values())
         number_of = {group: number for number, group in enumerate(sorting.moved)}

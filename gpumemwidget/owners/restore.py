@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.errors import BadInputError
+from gpumemwidget.errors import BadInputError, forgets_frames
 from gpumemwidget.owners.account import Account, Row, take_account
 from gpumemwidget.owners.base import Shell
 from gpumemwidget.owners.busy import find_capture, find_user
@@ -102,6 +102,7 @@ class _Draft:
     plan: RestorePlan | None = None
 
 
+@forgets_frames
 def plan_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> RestorePlan:
     """What restoring these rows would do; nothing is changed.
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.errors import BadInputError, GpuMemError, UnknownNameError
+from gpumemwidget.errors import BadInputError, UnknownNameError, forgets_frames
 from gpumemwidget.owners.account import Account, take_account
 from gpumemwidget.owners.base import Shell
 from gpumemwidget.owners.cuts import describe_cut
@@ -50,6 +50,7 @@ class _Way:
         return "".join(self.steps)
 
 
+@forgets_frames
 def explain(shell: Shell, hardware: Hardware, expression: str) -> Explanation:
     """What holds the memory of a variable, or of a part of one.
 
@@ -64,28 +65,17 @@ def explain(shell: Shell, hardware: Hardware, expression: str) -> Explanation:
         BadInputError: it goes on with something that can't be found without running code.
     """
     del hardware
-    answer = _explain(shell, expression.strip())
-    if isinstance(answer, GpuMemError):
-        # Raised here, where no frame holds what was walked: a traceback is kept for long.
-        raise answer
-    return answer
-
-
-def _explain(shell: Shell, expression: str) -> Explanation | GpuMemError:
+    expression = expression.strip()
     with paused_collector():
         account = take_account(shell, budget_s=FULL_BUDGET_S, scope="surroundings")
         if account is None:
-            return BadInputError("torch is not imported: no name holds a tensor yet")
+            raise BadInputError("torch is not imported: no name holds a tensor yet")
         place = _find_target(shell, account, expression)
         if place is None:
             value = shell.user_ns.get(expression)
             name = name_class(type(value))
             return Explanation(expression, "object", name, (), (), (), is_complete=True)
-        return (
-            place
-            if isinstance(place, GpuMemError)
-            else _Inquiry(account, place, expression).answer()
-        )
+        return _Inquiry(account, place, expression).answer()
 
 
 def explain_unnamed(shell: Shell, hardware: Hardware) -> Explanation:
@@ -300,13 +290,15 @@ class _Inquiry:
         self._ways.append(_Way(steps, root, part))
 
 
-def _find_target(shell: Shell, account: Account, expression: str) -> int | GpuMemError | None:
+def _find_target(shell: Shell, account: Account, expression: str) -> int | None:
     """The place of what an expression names; ``None`` for a name that holds no memory."""
     text = _QUOTED.sub(r'["\1"]', expression)
     words = sorted(account.rows, key=len, reverse=True)
     word = next((each for each in words if _begins_with(text, each)), None)
     if word is None:
-        return None if text in shell.list_user_names() else _refuse_name(shell, text, words)
+        if text in shell.list_user_names():
+            return None
+        raise _describe_unknown(shell, text, words)
     places = [place for place in account.rows[word].places if account.marks[place]]
     if text == word:
         return places[0] if places else None
@@ -315,7 +307,7 @@ def _find_target(shell: Shell, account: Account, expression: str) -> int | GpuMe
     place = next((each for each in found if each is not None), None)
     if place is not None:
         return place
-    return BadInputError(
+    raise BadInputError(
         f"{text[len(word) :]!r} of {word} was not found, or holds no memory: it may be computed by "
         f"code, which is not run; bind it to a name, or take a path from %memvars {word}"
     )
@@ -326,7 +318,7 @@ def _begins_with(text: str, word: str) -> bool:
     return text.startswith(word) and not (rest[:1].isalnum() or rest[:1] == "_")
 
 
-def _refuse_name(shell: Shell, text: str, words: list[str]) -> UnknownNameError:
+def _describe_unknown(shell: Shell, text: str, words: list[str]) -> UnknownNameError:
     known = dict.fromkeys([*shell.list_user_names(), *words])
     close = difflib.get_close_matches(text, known, n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else "%memvars lists what holds memory"
