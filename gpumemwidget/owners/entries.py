@@ -22,6 +22,7 @@ from gpumemwidget.owners.paths import Paths
 from gpumemwidget.owners.purposes import Purposes
 from gpumemwidget.owners.walk import paused_collector
 from gpumemwidget.records import HOST, DeviceAccount, MemoryAccount, Owned, Reading
+from gpumemwidget.units import format_bytes
 
 __all__ = ["take_memory_account"]
 
@@ -30,6 +31,8 @@ FULL_BUDGET_S = 10.0
 
 _RUBBISH = "rubbish in a cycle (gc.collect() frees it)"
 _NO_NAME = "no name (held where Python can't see)"
+#: Stands for the device of host memory that is not malloc's.
+_PINNED = "pinned"
 _OTHER = "Python's own objects and libraries"
 
 
@@ -71,11 +74,7 @@ def _take(shell: Shell, hardware: Hardware, budget_s: float) -> MemoryAccount:
             for row in account.rows.values()
             for place in row.places
         )
-        notes.extend(
-            f"{n_bytes} bytes of tensors on {device} are no memory of torch's allocator: another "
-            "library's, or a CUDA graph's that it has taken back"
-            for device, n_bytes in n_outside.items()
-        )
+        notes.extend(_describe_outside(*each) for each in n_outside.items() if each[1])
     owned.extend(blocks.describe_unclaimed(claimed, pools))
     devices = [_close_account(reading, owned, notes) for reading in readings]
     return MemoryAccount(
@@ -119,12 +118,25 @@ def _list_storages(
             claimed.add(key)
             n_bytes = block.n_bytes
             line = format_allocation(block.frames, cells)
-        elif info.device == HOST and info.is_borrowed:
-            # NumPy's, or a file's: malloc may not even know of it.
+        elif info.device == HOST and (info.is_borrowed or info.is_pinned):
+            # NumPy's or a file's, or pinned: malloc may not even know of it.
+            outside[_PINNED] = outside.get(_PINNED, 0) + (info.n_bytes if info.is_pinned else 0)
             continue
         described = _describe(account, paths, purposes, place, n_bytes)
         owned.append(described if line is None else replace(described, allocated_at=line))
     return outside
+
+
+def _describe_outside(device: str, n_bytes: int) -> str:
+    if device == _PINNED:
+        return (
+            f"{format_bytes(n_bytes)} of tensors are pinned: torch's own allocator for these has "
+            "them, and malloc's figure leaves them out"
+        )
+    return (
+        f"{format_bytes(n_bytes)} of tensors on {device} are no memory of torch's allocator: "
+        "another library's, or a CUDA graph's that it has taken back"
+    )
 
 
 def _group_by_memory(account: Account) -> Iterable[list[int]]:
@@ -167,7 +179,8 @@ def _close_account(reading: Reading, owned: Iterable[Owned], notes: list[str]) -
         if left < 0:
             # Tensors in shared memory are not malloc's; another thread may have freed some.
             notes.append(
-                f"the tensors on {reading.device} are {-left} bytes more than its allocator says: "
+                f"the tensors on {reading.device} are {format_bytes(-left)} more than its "
+                "allocator says: "
                 "some are not its own, or were freed meanwhile"
             )
             allocated = None

@@ -46,6 +46,8 @@ class StorageInfo:
     address: int
     #: True where the memory is lent by something that we can't see (a NumPy array, a file).
     is_borrowed: bool
+    #: True for host memory of torch's own that a GPU may copy from; malloc does not know of it.
+    is_pinned: bool = False
 
     @property
     def is_host(self) -> bool:
@@ -187,14 +189,15 @@ class TorchReader:
                 return None
             address = cls.data_ptr(storage)
             n_bytes = cls.nbytes(storage)
-            borrowed = not cls.resizable(storage) and not self._is_pinned(storage)
+            is_foreign = not cls.resizable(storage)
+            is_pinned = is_foreign and self._is_pinned(storage)
         except (RuntimeError, NotImplementedError):
             # Fake tensors and wrapper subclasses: "invalid python storage".
             return None
         if not address or not n_bytes:
             return None
         name = HOST if device.type == "cpu" else f"{device.type}:{device.index or 0}"
-        return StorageInfo(device=name, n_bytes=n_bytes, address=address, is_borrowed=borrowed)
+        return StorageInfo(name, n_bytes, address, is_foreign and not is_pinned, is_pinned)
 
     def _is_pinned(self, storage: Any) -> bool:
         """Whether it is host memory of torch's own that a GPU may copy from."""
