@@ -420,6 +420,8 @@ class ReleaseStep:
     allocated_freed_bytes: tuple[tuple[str, int], ...] = ()
     reserved_freed_bytes: tuple[tuple[str, int], ...] = ()
     duration_s: float = 0.0
+    #: What the plan has go with this step. What is in a cycle goes with ``gc.collect`` instead.
+    planned_bytes: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

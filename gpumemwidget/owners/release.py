@@ -27,6 +27,7 @@ from gpumemwidget.owners.moves import carry_out
 from gpumemwidget.owners.naming import describe_error, describe_references
 from gpumemwidget.owners.plan import Draft, draw_up
 from gpumemwidget.owners.restore import whereabouts
+from gpumemwidget.owners.sorting import DROP, MOVE, UNBIND
 from gpumemwidget.owners.watch import StorageWatch
 from gpumemwidget.records import Reading, ReleasePlan, ReleaseReport, ReleaseStep
 from gpumemwidget.units import format_bytes
@@ -36,8 +37,6 @@ __all__ = ["apply_release"]
 #: What was freed may fall short of the plan by this much before the report goes after it: other
 #: threads and the interpreter allocate meanwhile.
 TOLERANCE_BYTES = 1024**2
-
-_MOVE = "move to CPU"
 
 
 def apply_release(plan: ReleasePlan, shell: Shell, hardware: Hardware) -> ReleaseReport:
@@ -89,6 +88,8 @@ class _Release:
         self._hardware = hardware
         self._watch = watch
         self._steps: list[ReleaseStep] = []
+        #: What goes with each step, by the step's name.
+        self._planned: dict[str, tuple[tuple[str, int], ...]] = {}
 
     def run(self, before: tuple[Reading, ...]) -> ReleaseReport:
         started_s = time.perf_counter()
@@ -96,8 +97,8 @@ class _Release:
         self._note_move(prepared, before, time.perf_counter() - started_s)
         plan = prepared.plan
         acts: dict[str, Callable[[], str | None]] = {
-            "set to None": lambda: self._unbind(prepared),
-            "drop IPython's references": lambda: self._drop(prepared),
+            UNBIND: lambda: self._unbind(prepared),
+            DROP: lambda: self._drop(prepared),
             "clear caches": lambda: clear_caches(
                 self._hardware, cublas=plan.cublas, compile_caches=plan.compile_caches
             ),
@@ -164,6 +165,7 @@ class _Release:
             moved=None,
             cycles=draft.cycles,
         )
+        self._planned = draft.planned
         try:
             prepared.moved = self._move(draft)
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
@@ -201,7 +203,7 @@ class _Release:
     ) -> None:
         after = self._hardware.read()
         step = ReleaseStep(
-            name=_MOVE,
+            name=MOVE,
             detail=prepared.failure or prepared.moved or "nothing to move",
             status="failed" if prepared.failure else "done" if prepared.moved else "skipped",
         )
@@ -213,6 +215,7 @@ class _Release:
                 allocated_freed_bytes=_subtract(before, after, "allocated_bytes"),
                 reserved_freed_bytes=_subtract(before, after, "reserved_bytes"),
                 duration_s=duration_s,
+                planned_bytes=self._planned.get(MOVE, ()),
             )
         self._steps.append(step)
 
@@ -266,6 +269,7 @@ class _Release:
                 allocated_freed_bytes=_subtract(before, after, "allocated_bytes"),
                 reserved_freed_bytes=_subtract(before, after, "reserved_bytes"),
                 duration_s=duration_s,
+                planned_bytes=self._planned.get(name, ()),
             )
         self._steps.append(step)
 

@@ -11,9 +11,14 @@ from gpumemwidget.owners.ownership import list_owned
 from gpumemwidget.records import HOST, ReleaseMove
 from gpumemwidget.units import format_bytes
 
-__all__ = ["Sorting", "join_marks", "keep_together"]
+__all__ = ["DROP", "MOVE", "UNBIND", "Sorting", "join_marks", "keep_together"]
 
 _MOST_NAMED = 4
+
+#: The steps of a release with which memory goes, by their names.
+MOVE = "move to CPU"
+UNBIND = "set to None"
+DROP = "drop IPython's references"
 
 #: A row's name, a device and the reason.
 Group = tuple[str, str, str]
@@ -57,6 +62,20 @@ class Sorting:
         """Bytes that will go, for each device: what dies and what is moved away."""
         moved = [move.place for group in self.moved.values() for move in group]
         return self._account.sum_places([*self.dying, *moved])
+
+    def sum_steps(self) -> dict[str, tuple[tuple[str, int], ...]]:
+        """What goes with each step, for each device, by the step's name."""
+        rows = self._account.rows.values()
+        ipythons = 0
+        for row in rows:
+            ipythons |= 0 if row.root == "name" else row.mark
+        marks = self._account.marks
+        # The last to let go is IPython.
+        late = [place for place in self.dying if marks[place] & ipythons]
+        early = [place for place in self.dying if not marks[place] & ipythons]
+        moved = [move.place for group in self.moved.values() for move in group]
+        steps = {MOVE: moved, UNBIND: early, DROP: late}
+        return {name: self._account.sum_places(places) for name, places in steps.items()}
 
     def describe_moves(self) -> tuple[ReleaseMove, ...]:
         """The moves as a person is told of them, in the order of ``moved``."""

@@ -50,9 +50,13 @@ N_MOVES_SHOWN = 12
 #: Rows that are no variables, so that there is nothing to be set to ``None``.
 _ROW_NAME = re.compile(rf"Out\[.*\]|_{{1,3}}|{LAST_EXCEPTION}", re.DOTALL)
 
+#: A table of six columns has no room for more in a terminal.
+_SHORT_NAMES = {"drop IPython's references": "drop IPython's own"}
+
 _STEP_COLUMNS = (
     Column("step", "name"),
     Column("device", "words"),
+    Column("planned"),
     Column("allocated"),
     Column("reserved"),
     Column("what was done", "words", last="wrap"),
@@ -272,11 +276,12 @@ def _list_totals(report: ReleaseReport) -> tuple[tuple[tuple[Cell, ...], ...], .
 
 def _list_step_rows(step: ReleaseStep) -> tuple[tuple[Cell, ...], ...]:
     allocated, reserved = dict(step.allocated_freed_bytes), dict(step.reserved_freed_bytes)
+    planned = dict(step.planned_bytes)
     devices = sorted(
         (
             device
-            for device in allocated.keys() | reserved.keys()
-            if allocated.get(device) or reserved.get(device)
+            for device in allocated.keys() | reserved.keys() | planned.keys()
+            if allocated.get(device) or reserved.get(device) or planned.get(device)
         ),
         key=rank_device,
     )
@@ -285,11 +290,17 @@ def _list_step_rows(step: ReleaseStep) -> tuple[tuple[Cell, ...], ...]:
     detail = step.detail
     if step.status != "done":
         detail = f"{step.status}: {detail}" if detail else step.status
-    name, what = Cell(step.name, tone=tone), Cell(detail, tone=tone)
+    name = Cell(_SHORT_NAMES.get(step.name, step.name), tone=tone)
+    what = Cell(detail, tone=tone)
     if not devices:
-        return ((name, Cell(""), Cell(""), Cell(""), what),)
+        return ((name, Cell(""), Cell(""), Cell(""), Cell(""), what),)
     rows = [
-        (Cell(device), bytes_cell(allocated.get(device)), bytes_cell(reserved.get(device)))
+        (
+            Cell(device),
+            bytes_cell(planned[device]) if device in planned else Cell(""),
+            bytes_cell(allocated.get(device)),
+            bytes_cell(reserved.get(device)),
+        )
         for device in devices
     ]
     return ((name, *rows[0], what), *rows[1:])

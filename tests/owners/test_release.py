@@ -567,3 +567,27 @@ def test_a_cycle_through_a_graph_is_cut(notebook: Notebook, tracker: Tracker) ->
     assert tracker.count_bytes() == 20
     assert kept.grad.tolist() == [3.0] * 5
     kept.grad = None
+
+
+@pytest.mark.usefixtures("movable")
+def test_each_step_is_measured_beside_its_plan(notebook: Notebook, tracker: Tracker) -> None:
+    """What is moved, what goes with the names, and what only then IPython lets go of."""
+    n = 4 * MIB
+    notebook.run(f"moved = make({n})\nkept = [moved]\nplain = make({2 * n})\nshown = make({3 * n})")
+    notebook.run("shown")
+
+    report = notebook.release("moved", "plain", "shown")
+
+    steps = {step.name: step for step in report.steps}
+    planned = {name: dict(step.planned_bytes).get("host") for name, step in steps.items()}
+    assert planned == {
+        "move to CPU": 4 * n,
+        "set to None": 8 * n,
+        "drop IPython's references": 12 * n,
+        "gc.collect": None,
+        "empty_cache": None,
+    }
+    assert sum(each or 0 for each in planned.values()) == dict(report.plan.frees_bytes)["host"]
+    for name in ("set to None", "drop IPython's references"):
+        freed = dict(steps[name].allocated_freed_bytes)["host"]
+        assert freed == pytest.approx(planned[name], abs=65536)

@@ -236,13 +236,21 @@ def make_release(**changes: object) -> ReleaseReport:
         "steps": (
             ReleaseStep(
                 "move to CPU",
-                "1 module, 1 tensor, 479.00 MiB",
+                "2 tensors, 479.00 MiB",
                 "done",
                 (("cuda:0", 479 * MIB), ("host", -479 * MIB)),
                 (("cuda:0", 0), ("host", -481 * MIB)),
                 0.21,
+                (("cuda:0", 479 * MIB),),
             ),
-            ReleaseStep("set to None", "model, optimizer", "done", (("cuda:0", 950 * MIB),), ()),
+            ReleaseStep(
+                "set to None",
+                "model, optimizer",
+                "done",
+                (("cuda:0", 950 * MIB),),
+                (),
+                planned_bytes=(("cuda:0", 950 * MIB),),
+            ),
             ReleaseStep("drop IPython's references", "Out[7], _7, _", "done"),
             ReleaseStep("gc.collect", "12 objects", "done"),
             ReleaseStep(
