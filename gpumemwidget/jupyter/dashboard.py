@@ -177,6 +177,7 @@ class Dashboard(anywidget.AnyWidget):
             )
             if content.get("snapshot"):
                 self._feed.send_snapshot(content.get("since_s"))
+                self._variables.send_unseen()
             if content.get("list"):
                 self._variables.list_soon()
         elif kind == "gone":
@@ -185,6 +186,8 @@ class Dashboard(anywidget.AnyWidget):
             self._feed.send_snapshot(content.get("since_s"))
         elif kind == "variables":
             self._variables.list_soon()
+        elif kind == "seen":
+            self._variables.note_seen(request=content["id"])
         elif kind == "account":
             self._variables.account_soon()
         elif kind == "parts":

@@ -76,6 +76,8 @@ class VariablesPanel:
         self._schedule = schedule
         self._lists_soon = False
         self._takes_account = False
+        #: The report of a release that no page has shown yet: it may have been loaded anew.
+        self._unseen: Message | None = None
         self._tree: AccountTree | None = None
         #: Whether something may have changed since it was taken.
         self._tree_is_old = False
@@ -125,6 +127,16 @@ class VariablesPanel:
         if self._monitor.running is not None:
             self._send({"kind": "release", "id": request, "state": "queued"})
         self._act(lambda: self._release(request, names, keep=keep))
+
+    def note_seen(self, *, request: str) -> None:
+        """A page has shown what came of a release."""
+        if self._unseen is not None and self._unseen["id"] == request:
+            self._unseen = None
+
+    def send_unseen(self) -> None:
+        """Send again what came of a release, if no page has shown it."""
+        if self._unseen is not None:
+            self._send(self._unseen)
 
     def _act(self, action: Callable[[], None]) -> None:
         self._schedule(lambda: self._monitor.when_idle(lambda: self._guard(action)), 0.0)
@@ -184,6 +196,7 @@ class VariablesPanel:
         self._guard(self._read_now)
         # The list first, so that no row of what is gone stands beside the report.
         self._guard(self._send_list)
+        self._unseen = answer
         self._send(answer)
 
     def _read_now(self) -> None:

@@ -290,6 +290,19 @@ def test_release_is_carried_out_and_reported(page: _Page) -> None:
     assert page.shell.user_ns["big"] is None
 
 
+def test_report_that_no_page_has_shown_is_sent_again(page: _Page) -> None:
+    """The page may have been loaded anew meanwhile; once it was shown nobody gets it again."""
+    page.run("big = torch.ones(64, 1024, 1024)")
+    done = page.say("release", id="7", names=["big"], keep=False)[-1]
+    joins = {"view": "b", "visible": True, "variables": False, "snapshot": True, "since_s": None}
+
+    again = _find(page.say("view", **joins), "release")
+    page.say("seen", id="7")
+
+    assert again == done
+    assert "release" not in [message["kind"] for message in page.say("view", **joins)]
+
+
 def test_release_that_is_refused_says_why(page: _Page) -> None:
     """In one line, and nothing is changed."""
     answer = page.say("release", id="7", names=["none_such"], keep=False)

@@ -97,6 +97,7 @@ class VariablesPanel {
       this.takeSum(message);
     } else if (kind === "release" && this.isOurs(message.id)) {
       this.showRelease(message);
+      if (!this.busy) this.store.send({ kind: "seen", id: message.id });
     }
     this.draw(kind !== "sum" && kind !== "release");
   }
