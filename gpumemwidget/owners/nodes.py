@@ -25,10 +25,11 @@ MOST_NODES = 10_000
 class _Seen:
     """What the walks of this process have made, together."""
 
-    #: No more nodes than this have a Python object because of us; counted anew when it gets high.
-    at_most: int = 0
+    #: All nodes that have a Python object because of us are among these, by id; some may be gone.
+    #: Looked up anew when there are many.
+    made: set[int] = field(default_factory=set)
     #: Nodes that were read, by id: to read them again makes no new objects.
-    ids: set[int] = field(default_factory=set)
+    read: set[int] = field(default_factory=set)
 
 
 _seen = _Seen()
@@ -51,13 +52,13 @@ class NodeAllowance:
 
     def may_read(self, node: object) -> bool:
         """Whether a node's neighbours may be asked for."""
-        if not self._is_needed or (self._living is None and _seen.at_most < MOST_NODES):
+        if not self._is_needed or (self._living is None and len(_seen.made) < MOST_NODES):
             return True
         if self._living is None:
             self._living = set(map(id, self._kind_finder.list_living(Kind.NODE)))
-            _seen.at_most = len(self._living)
-            _seen.ids.intersection_update(self._living)
-        if id(node) in _seen.ids or len(self._living) < MOST_NODES:
+            _seen.made = set(self._living)
+            _seen.read.intersection_update(self._living)
+        if id(node) in _seen.read or len(self._living) < MOST_NODES:
             return True
         self.is_spent = True
         return False
@@ -65,7 +66,8 @@ class NodeAllowance:
     def note(self, node: object, following: Collection[object]) -> None:
         """Remember that a node was read, and the objects that this may have made."""
         if self._is_needed:
-            _seen.ids.add(id(node))
-            _seen.at_most += 1 + len(following)
+            _seen.read.add(id(node))
+            _seen.made.add(id(node))
+            _seen.made.update(map(id, following))
         if self._living is not None:
             self._living.update(map(id, following))

@@ -16,6 +16,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from gpumemwidget.owners.account import take_account
+from gpumemwidget.owners.kinds import KindFinder
 from gpumemwidget.owners.nodes import MOST_NODES
 from tests.owners.notebook import Notebook
 
@@ -259,6 +260,26 @@ def test_a_graph_too_deep_to_look_at_is_left_alone(notebook: Notebook) -> None:
     assert first.is_at_least
     assert first == second
     assert MOST_NODES < 60_000
+
+
+def test_a_graph_is_looked_at_again_without_looking_at_the_process(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The objects of its nodes are there already: nothing has to be counted anew."""
+    total = torch.zeros(1, requires_grad=True)
+    loss = total
+    for _ in range(MOST_NODES // 8):
+        loss = loss + 1
+    notebook.put(x=loss)
+    del loss
+    first = notebook.list_rows()["x"]
+    looked: list[object] = []
+    monkeypatch.setattr(KindFinder, "list_living", lambda *args: looked.append(args) or [])
+
+    rows = [notebook.list_rows()["x"] for _ in range(20)]
+
+    assert looked == []
+    assert rows == [first] * 20
 
 
 def test_cycles_and_proxies(notebook: Notebook) -> None:
