@@ -118,20 +118,23 @@ class Paths:
         """The modules or the optimizers that lead to memory."""
         return self._special[word]
 
-    def find_part(self, start: int, word: str, text: str) -> int | None:
-        """The place to which a path leads, as it is told here; nothing of it is evaluated.
+    def find_part(self, start: int, word: str, text: str) -> tuple[int, int] | None:
+        """To what a path leads that is told as here; nothing of it is evaluated.
 
         Args:
             start: the place of its root.
             word: what the root is called.
             text: the whole path.
+
+        Returns:
+            The places of the object and of the one that the path comes from.
         """
-        pending = [(start, Role(), text.removeprefix(word))]
+        pending = [(_NO_PARENT, start, Role(), text.removeprefix(word))]
         met: set[tuple[int, str]] = set()
         while pending:
-            place, role, rest = pending.pop()
+            parent, place, role, rest = pending.pop()
             if not rest:
-                return place
+                return place, parent
             for part in dict.fromkeys(self._graph.edges[place]):
                 if not self._leads[part]:
                     continue
@@ -141,7 +144,7 @@ class Paths:
                 left = rest.removeprefix(step)
                 if (not step or left != rest) and (part, left) not in met:
                     met.add((part, left))
-                    pending.append((part, part_role, left))
+                    pending.append((place, part, part_role, left))
         return None
 
     # -- the search --------------------------------------------------------------------------------

@@ -70,12 +70,12 @@ def explain(shell: Shell, hardware: Hardware, expression: str) -> Explanation:
         account = take_account(shell, budget_s=FULL_BUDGET_S, scope="surroundings")
         if account is None:
             raise BadInputError("torch is not imported: no name holds a tensor yet")
-        place = _find_target(shell, account, expression)
-        if place is None:
+        target = _find_target(shell, account, expression)
+        if target is None:
             value = shell.user_ns.get(expression)
             name = name_class(type(value))
             return Explanation(expression, "object", name, (), (), (), is_complete=True)
-        return _Inquiry(account, place, expression).answer()
+        return _Inquiry(account, *target, expression).answer()
 
 
 def explain_unnamed(shell: Shell, hardware: Hardware) -> Explanation:
@@ -124,10 +124,11 @@ def explain_unnamed(shell: Shell, hardware: Hardware) -> Explanation:
 class _Inquiry:
     """One question about one object."""
 
-    def __init__(self, account: Account, place: int, expression: str) -> None:
+    def __init__(self, account: Account, place: int, parent: int | None, expression: str) -> None:
         self._account = account
         self._graph = account.graph
         self._place = place
+        self._parent = parent
         self._expression = expression
         self._paths = account.find_paths()
         self._leads = self._graph.list_leads()
@@ -176,14 +177,14 @@ class _Inquiry:
         return below
 
     def _sum_frees(self) -> tuple[tuple[str, int], ...]:
-        """What goes with it alone: what no root reaches in any other way."""
+        """What goes if its name, or its place in what holds it, is let go of."""
         account = self._account
         row = account.rows.get(self._expression)
         if row is not None:
             return account.sum_frees(row.frees_marks)
         starts = {root.place for root in account.list_roots()} | set(account.elsewhere)
-        starts.discard(self._place)
-        others = self._reach(starts, through_classes=True, without=self._place)
+        cut = None if self._parent is None else (self._parent, self._place)
+        others = self._reach(starts, through_classes=True, cut=cut)
         return account.sum_places(self._storages - others)
 
     # -- the part of the graph that it is about ----------------------------------------------------
@@ -194,18 +195,23 @@ class _Inquiry:
         *,
         through_graphs: bool = True,
         through_classes: bool = False,
-        without: int | None = None,
+        cut: tuple[int, int] | None = None,
     ) -> set[int]:
         """All that these places lead to, themselves included, as far as it leads to memory.
 
-        An instance's class is no part of it: it may keep a list of all instances.
+        Args:
+            starts: the places.
+            through_graphs: autograd graphs are part of it.
+            through_classes: an instance's class is part of it, which may keep all instances.
+            cut: one reference, from its place to another, that is left out.
         """
         kinds, edges, leads = self._graph.kinds, self._graph.edges, self._leads
         reached = set(starts)
         pending = list(starts)
         while pending:
-            for part in edges[pending.pop()]:
-                if part in reached or not leads[part] or part == without:
+            place = pending.pop()
+            for part in edges[place]:
+                if part in reached or not leads[part] or (place, part) == cut:
                     continue
                 kind = kinds[part]
                 is_left_out = (kind is Kind.NODE and not through_graphs) or (
@@ -290,8 +296,11 @@ class _Inquiry:
         self._ways.append(_Way(steps, root, part))
 
 
-def _find_target(shell: Shell, account: Account, expression: str) -> int | None:
-    """The place of what an expression names; ``None`` for a name that holds no memory."""
+def _find_target(shell: Shell, account: Account, expression: str) -> tuple[int, int | None] | None:
+    """The place of what an expression names, and of what its path comes from.
+
+    ``None`` for a name that holds no memory.
+    """
     text = _QUOTED.sub(r'["\1"]', expression)
     words = sorted(account.rows, key=len, reverse=True)
     word = next((each for each in words if _begins_with(text, each)), None)
@@ -301,12 +310,12 @@ def _find_target(shell: Shell, account: Account, expression: str) -> int | None:
         raise _describe_unknown(shell, text, words)
     places = [place for place in account.rows[word].places if account.marks[place]]
     if text == word:
-        return places[0] if places else None
+        return (places[0], None) if places else None
     paths = account.find_paths()
     found = (paths.find_part(start, word, text) for start in places)
-    place = next((each for each in found if each is not None), None)
-    if place is not None:
-        return place
+    target = next((each for each in found if each is not None), None)
+    if target is not None:
+        return target
     raise BadInputError(
         f"{text[len(word) :]!r} of {word} was not found, or holds no memory: it may be computed by "
         f"code, which is not run; bind it to a name, or take a path from %memvars {word}"

@@ -121,6 +121,19 @@ def test_a_part_of_a_name(notebook: Notebook) -> None:
     assert _explain(notebook, "model.weight").kind == "parameter"
 
 
+def test_a_part_that_others_hold_too(notebook: Notebook) -> None:
+    """To cut one path frees nothing where another leads to the same object, its gradient included."""
+    notebook.run(
+        "import torch\nmodel = torch.nn.Linear(101, 103)\n"
+        "opt = torch.optim.SGD(model.parameters())\nmodel(torch.ones(1, 101)).sum().backward()"
+    )
+
+    explanation = _explain(notebook, "model.weight")
+
+    assert explanation.held_bytes == ((HOST, 2 * 4 * 101 * 103),)
+    assert explanation.frees_bytes == ()
+
+
 def test_a_registry_in_the_objects_own_class(notebook: Notebook) -> None:
     """A class that keeps its instances is their holder."""
     notebook.run(
