@@ -122,7 +122,7 @@ def test_a_part_of_a_name(notebook: Notebook) -> None:
 
 
 def test_a_part_that_others_hold_too(notebook: Notebook) -> None:
-    """To cut one path frees nothing where another leads to the same object, its gradient included."""
+    """To cut one path frees nothing where another leads to the object, nor its gradient."""
     notebook.run(
         "import torch\nmodel = torch.nn.Linear(101, 103)\n"
         "opt = torch.optim.SGD(model.parameters())\nmodel(torch.ones(1, 101)).sum().backward()"
@@ -171,7 +171,7 @@ def test_memory_that_is_lent(notebook: Notebook) -> None:
 
     assert _list_ways(_explain(notebook, "x")) == {
         "x": "%memrelease x",
-        "whatever lent it to torch (NumPy, a file)": "delete the array or the file that it shows",
+        "whatever lent it to torch (NumPy, a file, shared memory)": "delete the array or the file that it shows",
     }
 
 
