@@ -27,6 +27,7 @@ def _names(notebook: Notebook) -> dict[str, object]:
 def test_a_name_is_released_and_measured(notebook: Notebook, tracker: Tracker) -> None:
     """The steps run in their order, nothing is moved, and malloc counts what was planned."""
     notebook.run(f"x = make({16 * MIB})")
+    gc.collect()  # Or what other tests have left is collected with it.
 
     plan = notebook.plan("x")
     report = notebook.release("x")
@@ -575,6 +576,7 @@ def test_each_step_is_measured_beside_its_plan(notebook: Notebook, tracker: Trac
     n = 4 * MIB
     notebook.run(f"moved = make({n})\nkept = [moved]\nplain = make({2 * n})\nshown = make({3 * n})")
     notebook.run("shown")
+    gc.collect()
 
     report = notebook.release("moved", "plain", "shown")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 
 import pytest
@@ -316,3 +317,54 @@ def test_each_of_ipythons_own_goes_alone(notebook: Notebook, tracker: Tracker) -
     assert without_out == 80
     assert tracker.count_bytes() == 120
     assert torch.equal(notebook.ip.user_ns["Out"][3], torch.ones(30))
+
+
+def test_a_loader_with_workers_is_released(notebook: Notebook, tracker: Tracker) -> None:
+    """Its worker processes end with it, and what the loader and its dataset hold goes."""
+    notebook.run(
+        "import torch\n"
+        "loader = torch.utils.data.DataLoader(\n"
+        "    torch.utils.data.TensorDataset(make(8)), batch_size=2, num_workers=1,\n"
+        "    persistent_workers=True)\n"
+        "it = iter(loader)\n"
+        "n = len(next(it))\n"
+        "worker = it._workers[0].pid"
+    )
+    pid = notebook.ip.user_ns["worker"]
+    began = {each.pid for each in multiprocessing.active_children()}
+
+    report = notebook.release("it", "loader")
+
+    assert pid in began
+    assert pid not in {each.pid for each in multiprocessing.active_children()}
+    assert (report.stopped, report.remains) == (None, ())
+    assert tracker.count_bytes() == 0
+
+
+@pytest.mark.usefixtures("movable")
+def test_one_weight_of_two_models_and_tied_weights_stay_one(
+    notebook: Notebook, tracker: Tracker
+) -> None:
+    """A released model leaves the other its weight: moved, and still the same tensor everywhere."""
+    notebook.put(track=tracker.track)
+    notebook.run(
+        "import torch\n"
+        "encoder = torch.nn.Linear(4, 4, bias=False)\n"
+        "first = torch.nn.Sequential(encoder, torch.nn.Linear(4, 4, bias=False))\n"
+        "first[1].weight = first[0].weight\n"
+        "second = torch.nn.Sequential(encoder, torch.nn.Linear(4, 2, bias=False))\n"
+        "del encoder\n"
+        "for p in (*first.parameters(), *second.parameters()): track(p)\n"
+        "del p"
+    )
+    ns = notebook.ip.user_ns
+    shared = ns["second"][0].weight
+    address = shared.data_ptr()
+
+    report = notebook.release("first")
+
+    assert report.stopped is None
+    assert ns["second"][0].weight is shared
+    assert shared.data_ptr() != address
+    ns["second"](torch.ones(1, 4)).sum().backward()
+    assert shared.grad is not None
