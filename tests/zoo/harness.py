@@ -31,7 +31,7 @@ from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.jupyter.references import IPythonShell
 from gpumemwidget.owners.entries import take_memory_account
 from gpumemwidget.owners.why import explain, explain_unnamed
-from gpumemwidget.records import ReleaseReport
+from gpumemwidget.records import Explanation, ReleaseReport
 from tests.owners.notebook import Notebook
 from tests.zoo.pattern import NO_NAME, Pattern
 
@@ -106,14 +106,16 @@ class Scene:
 
     def explain(self) -> list[str]:
         """Every owner and holder that we name, by its path."""
-        shell, hardware = self.notebook.shell, self.notebook.hardware
-        account = take_memory_account(shell, hardware)
+        account = take_memory_account(self.notebook.shell, self.notebook.hardware)
         paths = [owned.owner for device in account.devices for owned in device.owned]
+        return [*paths, *(holder.path for holder in self.ask().holders)]
+
+    def ask(self) -> Explanation:
+        """Our answer to the pattern's question."""
+        shell, hardware = self.notebook.shell, self.notebook.hardware
         if self.pattern.question == NO_NAME:
-            answer = explain_unnamed(shell, hardware)
-        else:
-            answer = explain(shell, hardware, self.pattern.question)
-        return [*paths, *(holder.path for holder in answer.holders)]
+            return explain_unnamed(shell, hardware)
+        return explain(shell, hardware, self.pattern.question)
 
     def release(self) -> ReleaseReport:
         """Release what the pattern says; the report."""

@@ -55,6 +55,8 @@ class Pattern:
     is_counted_by_allocator: bool = False
     #: Why the release is refused: a part of what it says.
     stops: str = ""
+    #: What a person is told to run, after which all that is kept goes with the names.
+    cut: str = ""
     #: Modules that the cells import, by name.
     modules: tuple[tuple[str, str], ...] = ()
     #: Cells (from 1) that are run without a watch on what they make: they compile or capture.

@@ -194,6 +194,7 @@ PATTERNS = (
         keeps=_MATRIX,
         frees=0,
         frees_on_gpu=_MATRIX,
+        cut='del summarize._cached_forward_pass["linear"]',
         owners=("model.weight", 'summarize._cached_forward_pass["linear"]'),
     ),
     Pattern(

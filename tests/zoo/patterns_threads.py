@@ -123,6 +123,7 @@ PATTERNS = (
         # The value lives in the thread's context, which no name leads to.
         keeps=_MATRIX,
         frees=0,
+        cut="current.set(None)",
         owners=("*current*",),
         asked=NO_NAME,
         end="import contextvars\nfor each in contextvars.copy_context():\n"

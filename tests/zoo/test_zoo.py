@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.zoo.harness import play
 from tests.zoo.measure import Outcome, is_named, measure_ours, put_aside
 from tests.zoo.pattern import Pattern
 from tests.zoo.patterns import PATTERNS
@@ -70,6 +71,20 @@ def test_who_holds_it_is_named(pattern: Pattern) -> None:
 
     missing = [owner for owner in pattern.owners if not is_named(owner, outcome.paths)]
     assert missing == [], f"named: {outcome.paths}"
+
+
+@pytest.mark.parametrize("pattern", [each for each in HERE if each.cut], ids=_name)
+def test_the_way_out_that_is_told_works(pattern: Pattern) -> None:
+    """What no release of names frees goes once the person has done what the answer says."""
+    with play(pattern, device="cpu") as scene:
+        told = [holder.cut for holder in scene.ask().holders]
+        before = scene.watch.count_bytes()
+        scene.run(f"{pattern.cut};")
+        scene.release()
+        freed = before - scene.watch.count_bytes()
+
+    assert pattern.cut in told
+    assert freed == pattern.keeps
 
 
 def test_the_readme_has_this_table() -> None:
