@@ -21,6 +21,9 @@ from gpumemwidget.owners.walk import Graph
 
 __all__ = ["Move", "Outside", "carry_out", "find_move", "find_outside"]
 
+_HELD_IN_CPP = (
+    "a computation that no name leads to has it, or something in C++ (a traced module, DDP)"
+)
 _UNSEEN = "it is held in C++, out of Python's sight"
 _SAVED = "a computation saved it for backward; run backward() or drop its output"
 
@@ -208,7 +211,7 @@ def _find_holder_in_the_way(
         if each in outside.inner:
             return "it is a part of a tensor of another class, which can't be moved in place"
         if _count_unseen(graph, each, place, outside) > 0:
-            return "a computation that no name leads to has it, or something in C++"
+            return _HELD_IN_CPP
     return None
 
 

@@ -197,7 +197,7 @@ def test_a_graph_that_no_name_leads_to_is_not_torn(notebook: Notebook) -> None:
     _, moves = _find(notebook)
 
     assert [move.obstacle for move in moves] == [
-        "a computation that no name leads to has it, or something in C++"
+        "a computation that no name leads to has it, or something in C++ (a traced module, DDP)"
     ]
 
 
