@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -593,3 +594,39 @@ def test_each_step_is_measured_beside_its_plan(notebook: Notebook, tracker: Trac
     for name in ("set to None", "drop IPython's references"):
         freed = dict(steps[name].allocated_freed_bytes)["host"]
         assert freed == pytest.approx(planned[name], abs=65536)
+
+
+@pytest.mark.usefixtures("movable")
+@pytest.mark.parametrize(
+    ("step", "target"),
+    [
+        ("move to CPU", "gpumemwidget.owners.moves._copy_storage"),
+        ("drop IPython's references", "gpumemwidget.jupyter.references.IPythonShell.drop_ids"),
+        ("clear caches", "gpumemwidget.backends.hardware.Hardware.release_workspaces"),
+        ("gc.collect", "gpumemwidget.owners.release.cut_cycles"),
+        ("empty_cache", "gpumemwidget.backends.hardware.Hardware.empty_cache"),
+    ],
+)
+def test_ctrl_c_in_any_step_is_told(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch, step: str, target: str
+) -> None:
+    """A real SIGINT: the report says where it stopped, and no later step was begun."""
+    notebook.put(x=torch.ones(10))
+    notebook.put(kept=[notebook.ip.user_ns["x"]])
+    address = notebook.ip.user_ns["x"].data_ptr()
+
+    def interrupt(*_args: object, **_options: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(target, interrupt)
+        report = notebook.release("x", cublas=True)
+
+    prefix = f"{step}: x: " if step == "move to CPU" else f"{step}: "
+    assert report.stopped == f"{prefix}interrupted"
+    names = [each.name for each in report.steps]
+    reached = {each.name: each.status for each in report.steps}
+    assert reached[step] == "failed"
+    assert all(reached[name] == "not reached" for name in names[names.index(step) + 1 :])
+    if step == "move to CPU":
+        assert notebook.ip.user_ns["x"].data_ptr() == address
