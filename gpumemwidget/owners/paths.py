@@ -41,6 +41,8 @@ _FROM_VIEW = 1
 _TO_CONTEXT, _THROUGH_DEBUGGER = 1, 1
 _N_LEVELS = 24
 _NO_PARENT = -1
+#: Longer paths lose their middle: of a list of ten thousand links nobody reads the last one's.
+_MOST_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,9 @@ class Paths:
         self._graph = graph
         self._leads = graph.list_leads()
         self._parents: dict[int, int] = {}
+        #: The root of each path, and where one leads through an autograd graph: a path may be long.
+        self._begins: dict[int, int] = {}
+        self._in_graphs: set[int] = set()
         self._levels: dict[int, int] = {}
         self._roots: dict[int, Root] = {}
         self._labels = Labels(graph)
@@ -75,11 +80,8 @@ class Paths:
 
     def find_root(self, place: int) -> Root | None:
         """Where the best path to an object begins; ``None`` where none leads to it."""
-        if place not in self._parents:
-            return None
-        while self._parents[place] != _NO_PARENT:
-            place = self._parents[place]
-        return self._roots[place]
+        begin = self._begins.get(place)
+        return None if begin is None else self._roots[begin]
 
     def list_steps(self, place: int) -> tuple[str, ...]:
         """The pieces of the best path; ``()`` where none leads there."""
@@ -93,12 +95,7 @@ class Paths:
 
     def passes_graph(self, place: int) -> bool:
         """Whether the best path leads through an autograd graph."""
-        kinds = self._graph.kinds
-        while place != _NO_PARENT:
-            if kinds[place] is Kind.NODE:
-                return True
-            place = self._parents.get(place, _NO_PARENT)
-        return False
+        return place in self._in_graphs or self._graph.kinds[place] is Kind.NODE
 
     def passes(self, place: int, way: int) -> bool:
         """Whether the best path to one object leads through the other."""
@@ -214,6 +211,9 @@ class Paths:
                     continue
                 self._parents[place] = parent
                 self._levels[place] = level
+                self._begins[place] = self._begins.get(parent, place)
+                if parent in self._in_graphs or self._graph.kinds[place] is Kind.NODE:
+                    self._in_graphs.add(place)
                 self._add_parts(place, level, levels)
 
     def _add_parts(self, place: int, level: int, levels: Sequence[deque[tuple[int, int]]]) -> None:
@@ -307,4 +307,6 @@ def _join(steps: tuple[str, ...], word: str) -> tuple[str, ...]:
     """
     if word in {"", "._base"} or (word == "[…]" and steps and steps[-1] == word):
         return steps
+    if len(steps) == _MOST_STEPS:
+        return (*steps[:-2], "…", word)
     return (*steps, word)

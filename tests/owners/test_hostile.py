@@ -28,6 +28,7 @@ from gpumemwidget.owners.entries import take_memory_account
 from gpumemwidget.owners.why import explain, explain_unnamed
 from gpumemwidget.records import HOST, Explanation, Owned
 from gpumemwidget.report.report import report_account, report_explanation
+from tests.owners.graphs import Thing
 from tests.owners.notebook import Notebook
 
 #: Of no other tensor's size, and enough to be listed without a name.
@@ -507,6 +508,29 @@ def test_nesting_without_an_end(notebook: Notebook) -> None:
     nested = notebook.ip.user_ns.pop("x")
     while isinstance(nested, list):
         nested = nested.pop()
+
+
+def test_a_long_list_of_links(notebook: Notebook) -> None:
+    """Ten thousand objects, each with a tensor and the next: no path is longer than one reads."""
+    head: Any = None
+    for _ in range(10_000):
+        link = Thing()
+        vars(link).update(t=torch.ones(3), next=head)
+        head = link
+    vars(head)["big"] = _make_tensor()
+    notebook.put(x=head)
+    del head, link
+
+    owned = _list_owned(notebook, 12)
+
+    assert sum(each.owner.startswith("x") for each in owned) == 10_000
+    assert max(len(each.steps) for each in owned) <= 64
+    assert {each.steps[-1] for each in owned if each.rows == ("x",)} == {".t"}
+    assert _find_owner(notebook) == "x.big"
+    # Taken apart link by link: an old interpreter's own end of it would recurse.
+    link = notebook.ip.user_ns.pop("x")
+    while link is not None:
+        link = vars(link).pop("next")
 
 
 def _make_nested() -> Any:
