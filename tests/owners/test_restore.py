@@ -6,6 +6,7 @@ On the host memory is moved from host to host: the storages change, and so do th
 from __future__ import annotations
 
 import gc
+import random
 import threading
 from typing import Any
 
@@ -318,3 +319,75 @@ def test_the_module_holds_no_objects(notebook: Notebook, tracker: Tracker) -> No
 
     assert tracker.count_bytes() == 0
     assert restore.whereabouts is whereabouts
+
+
+def _describe_all(tensors: list[torch.Tensor]) -> list[tuple[object, ...]]:
+    """Values, layout, and which of them share memory, whatever the memory is."""
+    storages: dict[int, int] = {}
+    return [
+        (
+            each.tolist(),
+            each.shape,
+            each.stride(),
+            each.storage_offset(),
+            each.dtype,
+            each.requires_grad,
+            storages.setdefault(each.untyped_storage()._cdata, len(storages)),
+        )
+        for each in tensors
+    ]
+
+
+def _make_tensors(rng: random.Random) -> list[torch.Tensor]:
+    """Tensors of all kinds that can be moved, many of them over one memory."""
+    tensors: list[torch.Tensor] = []
+    for number in range(rng.randint(1, 12)):
+        kind = rng.choice(["new", "view", "transposed", "tied", "parameter", "complex", "reversed"])
+        base = rng.choice(tensors).detach() if tensors else torch.arange(12.0).reshape(3, 4)
+        if kind == "new" or base.dim() != 2 or min(base.shape) < 2:
+            tensors.append(torch.full((3, 4), float(number)))
+        elif kind == "view":
+            tensors.append(base[1:, ::2])
+        elif kind == "transposed":
+            tensors.append(base.t())
+        elif kind == "tied":
+            tensors.append(base)
+        elif kind == "parameter":
+            tensors.append(torch.nn.Parameter(torch.full((4, 3), float(number))))
+            if rng.random() < 0.5:
+                tensors[-1].grad = torch.full((4, 3), -float(number))
+        elif kind == "complex":
+            tensors.append(torch.full((2, 2), complex(number, 1)).conj())
+        else:
+            tensors.append(base.expand(2, *base.shape))
+    return tensors
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_tensors_make_the_round_trip(notebook: Notebook, seed: int) -> None:
+    """In any containers, by any of their names: out, back."""
+    rng = random.Random(seed)
+    tensors = _make_tensors(rng)
+    holders: list[Any] = [[], {}, torch.nn.ParameterList()]
+    for number, each in enumerate(tensors):
+        if number % 2:
+            holders[0].append((each, {"again": each}))
+        else:
+            holders[1][f"key {number}"] = [each]
+        if isinstance(each, torch.nn.Parameter):
+            holders[2].append(each)
+    notebook.put(first=holders[0], second=holders[1], third=holders[2], alone=tensors[0])
+    names = ["first", "second", "third", "alone"]
+    before = _describe_all(tensors)
+    grads = [id(each.grad) for each in tensors]
+
+    released = notebook.release(*rng.sample(names, 4), keep=True)
+    between = _describe_all(tensors)
+    report = _restore(notebook, *rng.sample(names, 4))
+
+    assert (released.stopped, report.stopped, report.plan.remains) == (None, None, ())
+    # A container may have come out empty.
+    assert all(each.endswith("holds no tensor memory") for each in released.remains)
+    assert before == between == _describe_all(tensors)
+    assert [id(each.grad) for each in tensors] == grads
+    assert len(whereabouts) == 0
