@@ -11,8 +11,8 @@ import math
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from gpumemwidget.records import Reading, Sample
 
@@ -34,8 +34,7 @@ def pack_rows(samples: Iterable[Sample], devices: Sequence[str]) -> bytes:
     return _to_bytes(_list_figures(samples, devices))
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateHead:
+class UpdateHead(NamedTuple):
     """What an update says beside its samples."""
 
     #: Of the message, in the order of all messages.
@@ -56,8 +55,7 @@ def pack_update(head: UpdateHead, samples: Iterable[Sample], devices: Sequence[s
         samples: in order of time.
         devices: which devices the columns are for, in this order.
     """
-    running_s = _NAN if head.running_s is None else head.running_s
-    figures = [float(head.number), running_s, head.wall_offset_s, head.interval_s]
+    figures = [_NAN if figure is None else figure for figure in head]
     return _to_bytes(figures + _list_figures(samples, devices))
 
 

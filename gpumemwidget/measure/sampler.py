@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextvars
 import math
+import queue
 import threading
 from collections.abc import Callable
+from typing import TypeAlias
 
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.measure.clock import Clock
@@ -18,6 +20,8 @@ from gpumemwidget.records import Reading, Sample
 
 __all__ = ["Sampler"]
 
+#: What ends the thread's wait: it is C throughout, where an event is Python code and two locks.
+_Wakes: TypeAlias = "queue.SimpleQueue[None]"
 #: Less change than this is the noise of an idle process: our own samples move it by kilobytes.
 _QUIET_BYTES = 1024**2
 
@@ -64,7 +68,7 @@ class Sampler:
         self._anchor: tuple[Reading, ...] | None = None
         self._thread: threading.Thread | None = None
         self._stop_asked = threading.Event()
-        self._wake = threading.Event()
+        self._wake: _Wakes = queue.SimpleQueue()
         self._lock = threading.RLock()
         survive_fork(self)
 
@@ -101,9 +105,9 @@ class Sampler:
         with self._lock:
             if self.is_running:
                 return
-            # Each thread has its own events: one that is stuck in a driver can't be revived.
+            # Each thread has its own: one that is stuck in a driver can't be revived.
             self._stop_asked = threading.Event()
-            self._wake = threading.Event()
+            self._wake = queue.SimpleQueue()
             self._anchor = None
             self.delay_s = self._interval_s
             self.due_s = self._clock.now()
@@ -129,7 +133,7 @@ class Sampler:
         with self._lock:
             thread = self._thread
             self._stop_asked.set()
-            self._wake.set()
+            self._wake.put(None)
         if thread is None:
             return True
         if thread is not threading.current_thread() and timeout_s > 0:
@@ -154,25 +158,26 @@ class Sampler:
         """In a forked child there is no thread; nothing starts one unless it is asked for."""
         self._lock = threading.RLock()
         self._stop_asked = threading.Event()
-        self._wake = threading.Event()
+        self._wake = queue.SimpleQueue()
         self._thread = None
 
     def _hurry(self) -> None:
         self.delay_s = self._interval_s
-        self._wake.set()
+        self._wake.put(None)
 
     @property
     def _slowest_now_s(self) -> float:
         return max(self._slowest_s, self._interval_s)
 
-    def _run(self, stop_asked: threading.Event, wake: threading.Event) -> None:
+    def _run(self, stop_asked: threading.Event, wake: _Wakes) -> None:
         while not stop_asked.is_set():
-            if wake.wait(max(0.0, self.due_s - self._clock.now())):
-                wake.clear()
+            try:
+                wake.get(timeout=max(0.0, self.due_s - self._clock.now()))
+            except queue.Empty:
+                self._tick(stop_asked)
+            else:
                 self.delay_s = self._interval_s
                 self.due_s = min(self.due_s, self._clock.now() + self.delay_s)
-            else:
-                self._tick(stop_asked)
 
     def _tick(self, stop_asked: threading.Event | None) -> None:
         time_s = self._clock.now()

@@ -69,7 +69,6 @@ def test_a_child_does_not_hang_on_what_other_threads_held() -> None:
             monitor._idle._lock,
             monitor._sampler._lock,
             monitor._sampler._stop_asked._cond,
-            monitor._sampler._wake._cond,
         ):
             held.set()
             release.wait(PATIENCE_S)
