@@ -57,6 +57,6 @@ PATTERNS = (
         runs_on="cuda",
         is_on_host=True,
         frees=2 * _BATCH,
-        owners=("staging[0]",),
+        owners=("staging",),
     ),
 )

@@ -32,6 +32,10 @@ _END = "<!-- end of zoo -->"
 #: What only a GPU shows, as ``python -m tests.zoo --device cuda --json FILE`` measured it there.
 _ON_GPU = Path(__file__).with_name("on_gpu.json")
 _MOST_OWNERS = 2
+_SUMMARY_HEAD = (
+    "| on | patterns | we free all | we name who holds it | `del`, `gc.collect()`, `empty_cache()` "
+    "free all | accelerate's `release_memory` frees all |"
+)
 _HEAD = "| what keeps memory | we free | we name | `del` | accelerate |"
 
 
@@ -81,17 +85,20 @@ def format_table(patterns: Sequence[Pattern], rows: Mapping[str, Row]) -> str:
     known = [each for each in patterns if each.id in rows or _format_title(each) in kept]
     cells = [_format_row(each, rows.get(each.id), kept.get(_format_title(each))) for each in known]
     lines = [f"| {' | '.join(row)} |" for row in cells]
-    ours, deletion, accelerate = (
-        sum(row[column] == "all" for row in cells) for column in (1, 3, 4)
+    here = [row for row, each in zip(cells, known, strict=True) if each.runs_on != "cuda"]
+    on_host = (
+        len(here),
+        sum(row[1] == "all" for row in here),
+        sum(bool(row[2]) for row in here),
+        sum(row[3] == "all" for row in here),
+        sum(row[4] == "all" for row in here),
     )
-    explained = sum(bool(row[2]) for row in cells)
-    summary = (
-        f"Of {len(cells)} patterns we free all in {ours} and name who holds it in {explained}; "
-        f"`del` with `gc.collect()` and `empty_cache()` frees all in {deletion}, accelerate's "
-        f"`release_memory` in {accelerate}.{_summarize_gpu()}"
-    )
+    summary = [_SUMMARY_HEAD, "|---|---|---|---|---|---|", _format_sums("the host", on_host)]
+    gpu, on_gpu = _read_on_gpu()
+    if on_gpu:
+        summary.append(_format_sums(gpu, _sum_rows(on_gpu)))
     opening = ["<details><summary>All of them</summary>", "", _HEAD, "|---|---|---|---|---|"]
-    return "\n".join([summary, "", *opening, *lines, "", "</details>"])
+    return "\n".join([*summary, "", *opening, *lines, "", "</details>"])
 
 
 def read_readme() -> str:
@@ -130,15 +137,19 @@ def _read_on_gpu() -> tuple[str, list[Row]]:
     return content["machine"]["GPU"], rows
 
 
-def _summarize_gpu() -> str:
-    gpu, rows = _read_on_gpu()
-    if not rows:
-        return ""
+def _sum_rows(rows: Sequence[Row]) -> tuple[int, ...]:
+    """How many there are, and in how many all was done."""
     return (
-        f" On one {gpu}, of {len(rows)}: {sum(row.ours == 100 for row in rows)} and "
-        f"{sum(row.is_explained for row in rows)}; {sum(row.deletion == 100 for row in rows)}, and "
-        f"{sum(row.accelerate == 100 for row in rows)}."
+        len(rows),
+        sum(row.ours == 100 for row in rows),
+        sum(row.is_explained for row in rows),
+        sum(row.deletion == 100 for row in rows),
+        sum(row.accelerate == 100 for row in rows),
     )
+
+
+def _format_sums(where: str, sums: Sequence[int]) -> str:
+    return f"| {where} | {' | '.join(map(str, sums))} |"
 
 
 def write_rows(file: Path, machine: Mapping[str, str], rows: Sequence[Row]) -> None:
