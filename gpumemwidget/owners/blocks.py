@@ -22,7 +22,7 @@ from gpumemwidget.owners.lines import format_allocation
 from gpumemwidget.owners.storages import find_torch
 from gpumemwidget.records import Block, MemoryKind, Owned, Segment
 
-__all__ = ["BlockMap", "name_pools", "read_workspace_sizes"]
+__all__ = ["BlockMap", "name_pools", "read_dropout_size", "read_workspace_sizes"]
 
 _KIB = 1024
 _MIB = 1024 * _KIB
@@ -36,6 +36,7 @@ class BlockMap:
         cells: the numbers of the notebook's cells by the names of their compiled files, to name
             the line that allocated a block where a history was recorded.
         workspace_sizes: how many bytes cuBLAS is given on a device.
+        dropout_size: how many bytes cuDNN's dropout needs on a device.
     """
 
     def __init__(
@@ -44,9 +45,11 @@ class BlockMap:
         *,
         cells: Mapping[str, int] | None = None,
         workspace_sizes: Callable[[str], Collection[int]] | None = None,
+        dropout_size: Callable[[str], int | None] | None = None,
     ) -> None:
         self._cells = cells or {}
         self._workspace_sizes = functools.cache(workspace_sizes or read_workspace_sizes)
+        self._dropout_size = functools.cache(dropout_size or read_dropout_size)
         #: Of each device the blocks in use, with their segments, in the order of their addresses.
         self._blocks: dict[str, list[tuple[Segment, Block]]] = {}
         segments = sorted(segments, key=lambda each: each.address)
@@ -92,12 +95,18 @@ class BlockMap:
         found, start, end = self._reserved[place]
         return found == device and start <= address < end
 
-    def is_random_state(self, device: str, block: Block) -> bool:
-        """Whether a block that nothing of the user's holds is CUDA graphs' random state.
+    def name_state(self, device: str, block: Block) -> tuple[MemoryKind, str] | None:
+        """What a block that nothing of the user's holds is, if it is a state that torch keeps.
 
-        Its two tensors are made in C++, but a mode that looks at all tensors lets Python see them.
+        Their tensors are made in C++, but who looks at all tensors, or at an autograd node that has
+        saved one, makes an object of Python's of them, which then stays too.
         """
-        return device in self._with_pools and _get_asked_bytes(block) == _COUNTER_BYTES
+        asked_bytes = _get_asked_bytes(block)
+        if asked_bytes == _COUNTER_BYTES and device in self._with_pools:
+            return "CUDA-graph pool", f"random state of CUDA graphs on {device}"
+        if asked_bytes == self._dropout_size(device):
+            return "other", f"random state of cuDNN's dropout on {device}"
+        return None
 
     def sum_allocated(self, device: str) -> int:
         """Bytes of the device's blocks in use: what the allocator says is allocated."""
@@ -147,8 +156,9 @@ class BlockMap:
             return "CUDA-graph pool", f"{what} {of} on {device}"
         if is_workspace:
             return "cuBLAS workspace", f"cuBLAS workspace of {device}"
-        if self.is_random_state(device, block):
-            return "CUDA-graph pool", f"random state of CUDA graphs on {device}"
+        known = self.name_state(device, block)
+        if known is not None:
+            return known
         return "unknown", f"allocated on {device}, held by nothing that Python sees"
 
 
@@ -209,6 +219,21 @@ def read_workspace_sizes(device: str) -> frozenset[int]:
     lt_default = 76 * _MIB if is_rocm else _MIB
     lt_bytes = int(lt) * _KIB if lt is not None and lt.isdigit() else lt_default
     return frozenset({blas, lt_bytes} - {0})
+
+
+def read_dropout_size(device: str) -> int | None:
+    """How many bytes cuDNN keeps for the dropout of recurrent layers, once for each device.
+
+    24 for each thread that the device can run at a time: a generator's state (seen on an H100:
+    132 multiprocessors of 2048 threads, 6,488,064 bytes).
+    """
+    torch = find_torch()
+    index = device.partition(":")[2]
+    if torch is None or not torch.cuda.is_initialized() or not index.isdigit():
+        return None
+    properties = torch.cuda.get_device_properties(int(index))
+    n_threads = getattr(properties, "max_threads_per_multi_processor", None)
+    return None if n_threads is None else 24 * n_threads * properties.multi_processor_count
 
 
 def _read_default(torch: Any, index: int, *, is_rocm: bool) -> int:

@@ -113,7 +113,7 @@ def _list_storages(
                 continue
             key = (info.device, block.address)
             is_named = (root := paths.find_root(place)) is not None and root.kind != "nowhere"
-            if key in claimed or (not is_named and blocks.is_random_state(info.device, block)):
+            if key in claimed or (not is_named and blocks.name_state(info.device, block)):
                 continue
             claimed.add(key)
             n_bytes = block.n_bytes

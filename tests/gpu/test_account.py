@@ -110,6 +110,20 @@ def test_a_trained_model_is_told_by_its_kinds(notebook: Notebook) -> None:  # no
     assert (weight.kind, weight.root, weight.rows[0]) == ("parameter", "name", "model")
 
 
+def test_what_cudnn_keeps_is_told(notebook: Notebook) -> None:  # noqa: F811
+    """The random state of a recurrent layer's dropout: no object of the user's holds it."""
+    for cell in WORKLOADS["LSTM, its graph gone"]:
+        notebook.run(cell)
+    properties = torch.cuda.get_device_properties(0)
+    n_threads = properties.multi_processor_count * properties.max_threads_per_multi_processor
+
+    account = take_account(notebook)
+
+    state = find_owned(account, "random state of cuDNN's dropout on cuda:0")
+    assert (state.kind, state.root) == ("other", "nowhere")
+    assert 0 <= state.n_bytes - 24 * n_threads < MIB
+
+
 def test_a_private_pool_bears_its_graphs_name(notebook: Notebook) -> None:  # noqa: F811
     """What CUDA graphs hold that no tensor does: workspaces and random state."""
     for cell in WORKLOADS["CUDA graph"]:

@@ -140,6 +140,16 @@ out, state = model(torch.randn(8, 32, 128, device="cuda"))
 out.sum().backward(retain_graph=True)
 """,
     ),
+    # cuDNN keeps its dropout's random state for good, held in C++.
+    "LSTM, its graph gone": (
+        """
+import torch
+model = torch.nn.LSTM(128, 256, num_layers=2, dropout=0.1, batch_first=True).cuda()
+out, state = model(torch.randn(8, 32, 128, device="cuda"))
+out.sum().backward()
+del out, state
+""",
+    ),
     "streams": (
         _SMALL,
         """

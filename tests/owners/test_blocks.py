@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpumemwidget.backends.allocator import ReplayAllocator
 from gpumemwidget.backends.snapshot import parse_segments
 from gpumemwidget.owners import blocks as blocks_module
-from gpumemwidget.owners.blocks import BlockMap, read_workspace_sizes
+from gpumemwidget.owners.blocks import BlockMap, read_dropout_size, read_workspace_sizes
 from gpumemwidget.owners.lines import format_allocation
 from gpumemwidget.records import Block, Frame, Owned, Segment
 
@@ -140,6 +140,35 @@ def test_the_random_state_of_cuda_graphs_is_known_where_there_is_a_graph() -> No
     assert state.steps == ("random state of CUDA graphs on cuda:0",)
     assert (state.kind, state.n_bytes) == ("CUDA-graph pool", 1024)
     assert (unknown.kind, unknown.n_bytes) == ("unknown", 1024)
+
+
+def test_the_random_state_of_dropout_is_known_by_the_devices_threads() -> None:
+    """It is kept for recurrent layers as long as the process lives."""
+    blocks = BlockMap([make_segment(6_488_064, 6_488_064 + 512)], dropout_size=lambda _: 6_488_064)
+
+    unknown, state = blocks.describe_unclaimed(set())
+
+    assert state.steps == ("random state of cuDNN's dropout on cuda:0",)
+    assert (state.kind, state.n_bytes, state.root) == ("other", 6_488_064, "nowhere")
+    assert unknown.kind == "unknown"
+
+
+def test_the_size_of_dropouts_state_is_that_of_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As seen on an H100; unknown where torch does not tell how many threads there are."""
+    properties = SimpleNamespace(multi_processor_count=132, max_threads_per_multi_processor=2048)
+    torch = SimpleNamespace(
+        cuda=SimpleNamespace(
+            is_initialized=lambda: True, get_device_properties=lambda _: properties
+        )
+    )
+    monkeypatch.setattr(blocks_module, "find_torch", lambda: torch)
+
+    seen = read_dropout_size("cuda:0")
+    del properties.max_threads_per_multi_processor
+
+    assert seen == 6_488_064
+    assert read_dropout_size("cuda:0") is None
+    assert read_dropout_size("host") is None
 
 
 def test_what_was_freed_under_a_tensor_is_still_the_allocators() -> None:
