@@ -431,7 +431,7 @@ def test_objects_that_die_meanwhile(notebook: Notebook) -> None:
     sys.setswitchinterval(1e-5)
     thread.start()
     try:
-        for _ in range(3):
+        for _ in range(2):
             assert _find_owner(notebook) == "z[0]"
             assert _explain(notebook, "x").name == "x"
         explain_unnamed(notebook.shell, notebook.hardware)
