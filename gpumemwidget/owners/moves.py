@@ -51,6 +51,8 @@ class Outside:
     tensors: dict[int, list[Any]] = field(default_factory=dict)
     #: How often such tensors refer to others in C++ (as view of, as gradient), by the others' ids.
     refs: dict[int, int] = field(default_factory=dict)
+    #: The storages that rows have themselves, and the marks with which each is let go.
+    roots: list[tuple[int, int]] = field(default_factory=list)
     #: Tensors that are parts of tensors of another class, which knows their device.
     inner: set[int] = field(default_factory=set)
 
@@ -63,6 +65,9 @@ def find_outside(account: Account, places: Sequence[int]) -> Outside:
     graph = account.graph
     reader = graph.reader
     outside = Outside(inner=_find_inner(graph))
+    for row in account.rows.values():
+        if graph.kinds[row.places[0]] is Kind.STORAGE:
+            outside.roots.append((row.places[0], row.frees_marks))
     if not any(
         _count_unmet(account, place)
         or any(
@@ -200,9 +205,7 @@ def _find_holder_in_the_way(
 ) -> str | None:
     """Why those who hold a storage's tensors do not let them move; ``None`` where they do."""
     graph = account.graph
-    is_root = any(
-        place in row.places for row in account.rows.values() if not row.frees_marks & dropped
-    )
+    is_root = any(root == place and not marks & dropped for root, marks in outside.roots)
     if graph.python_refs[place] or is_root:
         return "its storage is held itself (x.untyped_storage()); drop that first"
     for each in kept:
@@ -219,6 +222,8 @@ def _find_inner(graph: Graph) -> set[int]:
     """The tensors inside of those that answer by ``__torch_dispatch__``."""
     reader = graph.reader
     inner: set[int] = set()
+    if not reader.has_met_dispatched:
+        return inner
     pending = [
         place
         for place, kind in enumerate(graph.kinds)

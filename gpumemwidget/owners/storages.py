@@ -136,6 +136,11 @@ class TorchReader:
             known = self._dispatched[id(cls)] = (cls, self._find_dispatch(cls))
         return known[1]
 
+    @property
+    def has_met_dispatched(self) -> bool:
+        """Whether any tensor that was read answers so."""
+        return any(is_dispatched for _, is_dispatched in self._dispatched.values())
+
     def _find_dispatch(self, cls: type) -> bool:
         for each in list_bases(cls):
             if each is self.tensor_type:
