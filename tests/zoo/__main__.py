@@ -18,6 +18,9 @@ from tests.zoo.patterns import PATTERNS
 from tests.zoo.table import Row, format_table, measure_row, read_gpu_rows, write_readme, write_rows
 
 
+_MACHINE = ("GPU", "Python", "torch")
+
+
 def main() -> int:
     """Measure, and write what was asked for."""
     options = _parse_options()
@@ -30,7 +33,8 @@ def main() -> int:
         return len(chosen) != len(options.ids)
     rows = _measure(here, options.device, hardware)
     if options.json:
-        write_rows(options.json, describe_machine(), rows)
+        machine = describe_machine()
+        write_rows(options.json, {name: machine[name] for name in _MACHINE}, rows)
     if options.device == "cpu":
         table = format_table(PATTERNS, {**read_gpu_rows(PATTERNS), **{row.id: row for row in rows}})
         print(table)
