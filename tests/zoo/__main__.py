@@ -17,7 +17,6 @@ from tests.zoo.pattern import Pattern
 from tests.zoo.patterns import PATTERNS
 from tests.zoo.table import Row, format_table, measure_row, read_gpu_rows, write_readme, write_rows
 
-
 _MACHINE = ("GPU", "Python", "torch")
 
 
