@@ -46,7 +46,10 @@ def _cut_nowhere(word: str) -> str:
         return "import gc; gc.collect()"
     if "lent" in word:
         return "delete the array or the file that it shows"
-    return "nothing in Python does: a restart of the kernel frees it"
+    return (
+        "no name does: torch.clear_autocast_cache() where an autocast was left entered; else what "
+        "holds it in C++ has to end, or the kernel"
+    )
 
 
 def _cut_within(steps: tuple[str, ...]) -> str | None:

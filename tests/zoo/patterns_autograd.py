@@ -267,8 +267,9 @@ PATTERNS = (
         """,
         names=("model",),
         # The cache, in C++, holds the cast weight and by its graph the weight itself.
-        keeps=_MATRIX,
+        keeps=_MATRIX + _MATRIX // 2,
         frees=0,
+        cut="torch.clear_autocast_cache()",
         owners=("model.weight", "*Python can't see*"),
         end="amp.__exit__(None, None, None)",
     ),

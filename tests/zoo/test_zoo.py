@@ -83,7 +83,7 @@ def test_the_way_out_that_is_told_works(pattern: Pattern) -> None:
         scene.release()
         freed = before - scene.watch.count_bytes()
 
-    assert pattern.cut in told
+    assert any(pattern.cut in each for each in told)
     assert freed == pattern.keeps
 
 
