@@ -58,7 +58,7 @@ class Outside:
 
 
 def find_outside(account: Account, places: Sequence[int]) -> Outside:
-    """What there is beside the walk that moves of these storages must know.
+    """What there is beside the walk that moves of these storages must know; within ``quiet()``.
 
     The heap is searched only where torch's counts say that there is something.
     """
@@ -77,19 +77,18 @@ def find_outside(account: Account, places: Sequence[int]) -> Outside:
         for place in places
     ):
         return outside
-    with reader.quiet():
-        for tensor in list_outside_tensors(graph):
-            parts = reader.read_tensor(tensor)
-            for other in parts.tensors:
-                outside.refs[id(other)] = outside.refs.get(id(other), 0) + 1
-            place = None if parts.storage is None else graph.find(parts.storage)
-            if place is not None:
-                outside.tensors.setdefault(place, []).append(tensor)
+    for tensor in list_outside_tensors(graph):
+        parts = reader.read_tensor(tensor)
+        for other in parts.tensors:
+            outside.refs[id(other)] = outside.refs.get(id(other), 0) + 1
+        place = None if parts.storage is None else graph.find(parts.storage)
+        if place is not None:
+            outside.tensors.setdefault(place, []).append(tensor)
     return outside
 
 
 def find_move(account: Account, place: int, *, dropped: int, outside: Outside) -> Move:
-    """How a storage would be moved, or why it can't be.
+    """How a storage would be moved, or why it can't be; call within ``quiet()``.
 
     Args:
         account: who holds what.
@@ -105,9 +104,8 @@ def find_move(account: Account, place: int, *, dropped: int, outside: Outside) -
     move.obstacle = _find_holder_in_the_way(account, place, kept, dropped, outside)
     if move.obstacle is None and (_count_unmet(account, place) or 0) > len(unmet):
         move.obstacle = _UNSEEN
-    with graph.reader.quiet():
-        for tensor in move.tensors:
-            move.obstacle = move.obstacle or _find_obstacle(account, tensor)
+    for tensor in move.tensors:
+        move.obstacle = move.obstacle or _find_obstacle(account, tensor)
     return move
 
 
@@ -269,7 +267,6 @@ def _count_unseen(graph: Graph, each: int, place: int, outside: Outside) -> int:
         # Some views (a conjugate's) refer to their base twice.
         views = [graph.objects[one] for one in graph.tensors_on[place]]
         views += outside.tensors.get(place, [])
-        with graph.reader.quiet():
-            found = [graph.reader.read_tensor(view).tensors for view in views]
+        found = [graph.reader.read_tensor(view).tensors for view in views]
         unseen -= sum(other is tensor for parts in found for other in parts)
     return unseen

@@ -227,8 +227,9 @@ def _find_moves(draft: _Draft, account: Account, names: Sequence[str]) -> None:
     }
     targets.update(_find_companions(account, targets))
     owned = list_owned(account, rows, keep=True)
-    outside = find_outside(account, list(targets))
-    moves = {place: find_move(account, place, dropped=0, outside=outside) for place in targets}
+    with graph.reader.quiet():
+        outside = find_outside(account, list(targets))
+        moves = {place: find_move(account, place, dropped=0, outside=outside) for place in targets}
     for place, move in moves.items():
         move.device = "cpu" if targets[place] == HOST else targets[place]
     chosen = 0

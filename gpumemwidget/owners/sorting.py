@@ -124,11 +124,12 @@ class Sorting:
         if any(storages[place].device != HOST for place, _ in kept):
             owned = list_owned(account, names, keep=self._keep)
         movable = [p for p, _ in kept if p in owned and storages[p].device != HOST]
-        outside = find_outside(account, movable) if movable else Outside()
-        moves = {
-            place: find_move(account, place, dropped=self.dropped, outside=outside)
-            for place in movable
-        }
+        with account.graph.reader.quiet():
+            outside = find_outside(account, movable) if movable else Outside()
+            moves = {
+                place: find_move(account, place, dropped=self.dropped, outside=outside)
+                for place in movable
+            }
         chosen = 0
         for row in names:
             chosen |= row.mark

@@ -21,9 +21,11 @@ def _find(notebook: Notebook, *, dropped: str = "") -> tuple[Account, list[Move]
     account = take_account(notebook.shell, budget_s=10.0)
     assert account is not None
     places = sorted(account.graph.storages)
-    outside = find_outside(account, places)
     marks = account.rows[dropped].frees_marks if dropped else 0
-    return account, [find_move(account, each, dropped=marks, outside=outside) for each in places]
+    with account.graph.reader.quiet():
+        outside = find_outside(account, places)
+        moves = [find_move(account, each, dropped=marks, outside=outside) for each in places]
+    return account, moves
 
 
 def _move_all(notebook: Notebook) -> None:
