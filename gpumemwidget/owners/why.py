@@ -65,7 +65,8 @@ def explain(shell: Shell, hardware: Hardware, expression: str) -> Explanation:
         BadInputError: it goes on with something that can't be found without running code.
     """
     del hardware
-    expression = expression.strip()
+    # As paths are told: with double quotes.
+    expression = _QUOTED.sub(r'["\1"]', expression.strip())
     with paused_collector():
         account = take_account(shell, budget_s=FULL_BUDGET_S, scope="surroundings")
         if account is None:
@@ -296,12 +297,11 @@ class _Inquiry:
         self._ways.append(_Way(steps, root, part))
 
 
-def _find_target(shell: Shell, account: Account, expression: str) -> tuple[int, int | None] | None:
+def _find_target(shell: Shell, account: Account, text: str) -> tuple[int, int | None] | None:
     """The place of what an expression names, and of what its path comes from.
 
     ``None`` for a name that holds no memory.
     """
-    text = _QUOTED.sub(r'["\1"]', expression)
     words = sorted(account.rows, key=len, reverse=True)
     word = next((each for each in words if _begins_with(text, each)), None)
     if word is None:

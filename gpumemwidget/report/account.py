@@ -165,6 +165,9 @@ class _Drawing:
     def _list_rows(
         self, group: Group, levels: int | None, most: int | None
     ) -> tuple[tuple[Cell, ...], ...]:
+        if _find_words(group):
+            # They are said beside it.
+            levels = 1
         root = Node(group.name, group.entries, 0)
         lines = list_lines([root], levels=levels, most=most)
         return tuple(self._draw_line(line, group) for line in lines)
