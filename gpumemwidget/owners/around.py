@@ -29,6 +29,7 @@ __all__ = ["enter_surroundings", "find_holder"]
 _MOST_TARGETS = 16
 _MOST_STEPS_UP = 24
 _MOST_CLIMBS = 64
+#: What two of our lists hold, or a list and a loop, and the call that counts.
 _OWN_REFS = 3
 #: Of less than this nobody asks what holds it.
 _LEAST_BYTES = 4096
@@ -115,11 +116,12 @@ def _enter_context(graph: Graph) -> list[Root]:
 
 
 def _enter_variables(graph: Graph, frame: FrameType, word: str) -> Iterator[Root]:
-    module = frame.f_globals.get("__name__")
+    # Code may run in a namespace of a class of the user's.
+    module = dict.get(frame.f_globals, "__name__")
     if type(module) is not str or _MACHINERY.fullmatch(module):
         return
     where = f"{word}: {frame.f_code.co_name}() line {frame.f_lineno}"
-    for name, value in read_locals(frame, graph).items():
+    for name, value in read_locals(frame).items():
         place = graph.add_root(value)
         if place is not None:
             yield Root(place, f"{where}: {name}", "thread")
@@ -184,8 +186,12 @@ def _climb(
             if name is not None:
                 found = _find_key(each, level)
                 if found is not None:
-                    return _list_down(found[1], below, target), f"{name}.{found[0]}"
+                    word = f"{name}.{found[0]}" if type(found[0]) is str else f"{name}[…]"
+                    return _list_down(found[1], below, target), word
             if name is not None or id(each) in met or id(each) in own or _ends(graph, each):
+                continue
+            if type(each) is tuple and sys.getrefcount(each) <= _OWN_REFS:
+                # The search's own arguments, which Python 3.13 shows.
                 continue
             met.add(id(each))
             referents = {id(one) for one in gc.get_referents(each)}
@@ -226,11 +232,11 @@ def _list_named_namespaces() -> dict[int, str]:
     return {
         id(read_namespace.__get__(module)): name
         for name, module in list(sys.modules.items())
-        if is_one_of(type(module), ModuleType) and module is not main
+        if is_one_of(type(module), ModuleType) and module is not main and type(name) is str
     }
 
 
-def _find_key(namespace: Any, level: Sequence[object]) -> tuple[str, object] | None:
+def _find_key(namespace: Any, level: Sequence[object]) -> tuple[object, object] | None:
     for key, value in list(dict.items(namespace)):
         if any(value is each for each in level):
             return key, value

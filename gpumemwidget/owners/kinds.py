@@ -75,7 +75,8 @@ def is_a(target: object, cls: type[_T]) -> TypeGuard[_T]:
 
 def name_class(cls: type) -> str:
     """The class's qualified name; the notebook's own and the builtins' without their module."""
-    name: str = _QUALNAME.__get__(cls)
+    # A name may be of a class of the user's that derives from str: this makes it one.
+    name = str.__str__(_QUALNAME.__get__(cls))
     module = read_type_dict(cls).get("__module__")
     if type(module) is not str or module in {"builtins", "__main__"}:
         return name
@@ -96,7 +97,7 @@ def is_library_class(cls: Any) -> bool:
     found: object = sys.modules.get(module)
     if not is_a(found, ModuleType):
         return False
-    first, *others = _QUALNAME.__get__(cls).split(".")
+    first, *others = str.split(_QUALNAME.__get__(cls), ".")
     found = dict.get(_NAMESPACE.__get__(found), first)
     for name in others:
         found = read_type_dict(found).get(name) if is_one_of(type(found), type) else None  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,14 +32,22 @@ from typing import Any
 from gpumemwidget.owners.kinds import Kind, is_a, is_one_of, list_bases, name_class, read_type_dict
 from gpumemwidget.owners.walk import Graph
 
-__all__ = ["Labels", "Role", "read_attributes", "read_locals"]
+__all__ = ["Labels", "Role", "read_attribute", "read_attributes", "read_locals"]
 
 _MOST_KEY_LENGTH = 40
+#: Keys that are numbers of more bits, and tuples of more parts or within so many others, are not
+#: told: Python refuses to write out a number of some thousand digits.
+_MOST_KEY_BITS, _MOST_KEY_PARTS, _MOST_KEY_LEVELS = 128, 4, 2
+#: References to the dictionary of a frame's variables that only the frame has: its own, that of the
+#: function that looks, and that of the call that counts.
+_FRAMES_OWN_REFS = 3
 _CACHE_TYPE = type(functools.lru_cache(lambda: None))
 #: Where a place in a container can't be named.
 _SOME = "[…]"
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _EXCEPTION_PARTS = ("__traceback__", "__cause__", "__context__", "args")
+#: By identity: a class of the user's may be anything.
+_DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
 _GENERATOR_FRAMES = ("gi_frame", "cr_frame", "ag_frame")
 
 
@@ -70,19 +79,27 @@ def read_attributes(target: object) -> dict[str, object] | None:
     return attributes if is_a(attributes, dict) else None
 
 
-def read_locals(frame: FrameType, graph: Graph | None = None) -> dict[str, object]:
+def read_attribute(target: object, name: str) -> object:
+    """One of an instance's own attributes as it is stored, or ``None``."""
+    attributes = read_attributes(target)
+    # Its dictionary may be of a class of the user's, which would answer otherwise.
+    return None if attributes is None else dict.get(attributes, name)
+
+
+def read_locals(frame: FrameType) -> dict[str, object]:
     """A function's variables, of a frame that is not running or on another thread.
 
     Before Python 3.13 the frame keeps the dictionary that it gives, and with it what was a variable
-    then: a copy is taken and the frame's is emptied, unless it had one already or is traced.
+    then: a copy is taken and the frame's is emptied, unless somebody else has it or it is traced.
     """
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         # The namespace of a module or a class body: it is no copy.
         return {}
     given = frame.f_locals
     variables = dict(given)
-    # While a debugger traces the frame its dictionary is written back to the variables.
-    is_ours = frame.f_trace is None and (graph is None or graph.find(given) is None)
+    # While a debugger traces the frame its dictionary is written back to the variables. It is also
+    # what `locals()` gave to a function that may have kept it.
+    is_ours = frame.f_trace is None and sys.getrefcount(given) == _FRAMES_OWN_REFS
     if type(given) is dict and is_ours:
         given.clear()
     return variables
@@ -117,7 +134,9 @@ def _describe_class(cls: type) -> _ClassParts:
         read_dict=_find_dict_descriptor(cls),
         slots=tuple(slots),
         fields=tuple(each if type(each) is str else _SOME for each in fields) if is_named else (),
-        read_frame=next((each for each in frames if type(each) is GetSetDescriptorType), None),
+        read_frame=next(
+            (each for each in frames if any(type(each) is one for one in _DESCRIPTORS)), None
+        ),
     )
 
 
@@ -178,7 +197,7 @@ class Labels:
             _name_elements(target, role, names, ())
             return names
         if kind is Kind.FRAME:
-            own = read_locals(target, self._graph).items()  # type: ignore[arg-type]  # by its kind
+            own = read_locals(target).items()  # type: ignore[arg-type]  # by its kind
             _add(names, ((f": {name}", each) for name, each in own))
             return names
         if kind is Kind.TENSOR:
@@ -277,9 +296,11 @@ class Labels:
             if role.name == "attributes":
                 self._name_attribute(key, value, role.of, names)
             elif role.name == "table":
-                step = f"[{key}]" if _is_number(key) else f".{key}"
+                step = _SOME
                 if role.of == "dict":
                     step = f"[{_describe_plain(key)}]"
+                elif type(key) is str:
+                    step = f"[{key}]" if _is_number(key) else f".{key}"
                 _add(names, [(step, value)])
             elif role.name == "locals":
                 _add(names, [(f": {key}" if type(key) is str else _SOME, value)])
@@ -293,7 +314,7 @@ class Labels:
                     _add(names, [("'s key", key)])
 
     def _name_attribute(self, key: object, value: object, of: str, names: _Names) -> None:
-        if of.startswith("module") and key in _MODULE_TABLES:
+        if of.startswith("module") and type(key) is str and key in _MODULE_TABLES:
             _add(names, [("", value)], Role("table", of=of.removeprefix("module").strip()))
         else:
             word = f".{key}" if type(key) is str else _SOME
@@ -330,7 +351,7 @@ class Labels:
         if is_a(frame, FrameType):
             where = _describe_frame(frame, frame.f_lineno)
             _add(names, [(where, frame)])
-            own = read_locals(frame, self._graph).items()
+            own = read_locals(frame).items()
             _add(names, ((f"{where}: {name}", each) for name, each in own))
 
     def _find_owner_word(self, cls: type) -> str:
@@ -418,14 +439,24 @@ def _is_number(key: object) -> bool:
     return type(key) is str and re.fullmatch(r"\d+", key) is not None
 
 
-def _describe_plain(key: object) -> str:
+def _describe_plain(key: object, levels: int = _MOST_KEY_LEVELS) -> str:
     """A key as one would type it, where it is of a builtin type that can't answer otherwise."""
-    if type(key) in {str, int, float, bool, bytes} or key is None:
-        text = repr(key)
-        if type(key) is str:
+    # By identity: to look a class up among others asks its metaclass for a hash.
+    cls = type(key)
+    if cls is str or cls is bytes:
+        part: Any = key[:_MOST_KEY_LENGTH]  # type: ignore[index]  # text, by its class
+        text = repr(part)
+        if cls is str:
             # As in the README: double quotes.
             text = '"' + text[1:-1].replace('"', '\\"') + '"'
-        return text if len(text) <= _MOST_KEY_LENGTH else text[: _MOST_KEY_LENGTH - 1] + "…"
-    if type(key) is tuple and len(key) <= 4:
-        return f"({', '.join(map(_describe_plain, key))})"
+        is_whole = len(part) == len(key)  # type: ignore[arg-type]
+        if is_whole and len(text) <= _MOST_KEY_LENGTH:
+            return text
+        return text[: _MOST_KEY_LENGTH - 1] + "…"
+    is_small = cls is int and key.bit_length() <= _MOST_KEY_BITS  # type: ignore[attr-defined]
+    if is_small or cls is float or cls is bool or key is None:
+        return repr(key)
+    if cls is tuple and levels and len(key) <= _MOST_KEY_PARTS:  # type: ignore[arg-type]
+        parts = [_describe_plain(part, levels - 1) for part in key]  # type: ignore[attr-defined]
+        return f"({', '.join(parts)}{',' * (len(parts) == 1)})"
     return "…"

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Literal
 
 from gpumemwidget.owners.kinds import Kind, is_a, is_one_of
-from gpumemwidget.owners.labels import Labels, Role, read_attributes
+from gpumemwidget.owners.labels import Labels, Role, read_attribute
 from gpumemwidget.owners.walk import Graph
 
 __all__ = ["Paths", "Root", "RootKind"]
@@ -187,9 +187,8 @@ class Paths:
         return ""
 
     def _note_tables(self, target: object, names: tuple[str, ...], into: set[int]) -> None:
-        attributes = read_attributes(target) or {}
         for name in names:
-            place = self._graph.find(attributes.get(name))
+            place = self._graph.find(read_attribute(target, name))
             if place is not None:
                 into.add(place)
 
@@ -285,7 +284,7 @@ class Paths:
         """Name the parameters under which optimizers keep their state."""
         graph = self._graph
         for optimizer in self._special["optimizer"]:
-            state = (read_attributes(graph.objects[optimizer]) or {}).get("state")
+            state = read_attribute(graph.objects[optimizer], "state")
             for key in list(dict.keys(state)) if is_a(state, dict) else ():
                 place = graph.find(key)
                 if place in self._parents and not self._is_optimizers_own(place):

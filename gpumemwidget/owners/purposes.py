@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from gpumemwidget.owners.kinds import Kind, is_a, is_one_of
-from gpumemwidget.owners.labels import read_attributes
+from gpumemwidget.owners.labels import read_attribute
 from gpumemwidget.owners.paths import Paths
 from gpumemwidget.owners.walk import Graph
 from gpumemwidget.records import MemoryKind
@@ -72,7 +72,7 @@ class Purposes:
         return known
 
     def _read(self, place: int, name: str) -> object:
-        return (read_attributes(self._graph.objects[place]) or {}).get(name)
+        return read_attribute(self._graph.objects[place], name)
 
     def _note(self, into: set[int], targets: Iterable[object], *, depth: int) -> None:
         """Note the tensors in these containers, so many levels down."""

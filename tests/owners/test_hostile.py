@@ -236,6 +236,122 @@ class _Attributed:
     __getattr__ = _boom("attribute getattr")
 
 
+class _MetaOfKeys(type):
+    """Made for keys: a class of such a one can't be looked up among others."""
+
+    __hash__ = _boom("meta hash of a key")
+    __eq__ = _boom("meta eq of a key")
+
+
+def _nest(levels: int) -> object:
+    key: object = ()
+    for _ in range(levels):
+        key = (key, key, key)
+    return key
+
+
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [
+        (_MetaOfKeys("Key", (), {})(), "x[…]"),
+        (10**5000, "x[…]"),
+        (-(2**70), "x[-1180591620717411303424]"),
+        (_nest(6), "x[((…, …, …), (…, …, …), (…, …, …))]"),
+        (("a",), 'x[("a",)]'),
+        ("a" * 1000, 'x["' + 38 * "a" + "…]"),
+        (b"\0" * 1000, "x[b'" + 9 * "\\x00" + "…]"),
+    ],
+    ids=["class", "big number", "number", "nested", "tuple of one", "text", "bytes"],
+)
+def test_keys_that_cant_be_written_out(notebook: Notebook, key: object, path: str) -> None:
+    """What is too long for a path is left open, before it is written out."""
+    notebook.put(x={key: _make_tensor()})
+    del key
+
+    found = _find_owner(notebook)
+
+    assert found.replace("\\x0…", "…").replace("\\x…", "…").replace("\\…", "…") == path
+    assert _explain(notebook, "x").held_bytes == ((HOST, _BYTES),)
+
+
+_HostileText: Any = type(
+    "HostileText",
+    (str,),
+    {name: _boom(f"text {name}") for name in ("__eq__", "__str__", "__format__", "__repr__")}
+    | {"__hash__": lambda _: 7},
+)
+
+
+def test_names_of_attributes_and_parameters_that_are_no_plain_text(notebook: Notebook) -> None:
+    """They are neither compared nor written out."""
+    module = torch.nn.Module()
+    module._parameters = {_HostileText("weight"): torch.nn.Parameter(_make_tensor())}
+    vars(module).update({_HostileText("extra"): torch.ones(_N + 1)})
+    notebook.put(x=module)
+    del module
+
+    assert _find_owner(notebook) == "x[…]"
+    assert _find_owner(notebook, _BYTES + 4) == "x[…]"
+
+
+def test_an_instance_whose_dictionary_answers_nothing(notebook: Notebook) -> None:
+    """A module's tables are looked up in it as in any dictionary."""
+    module = torch.nn.Linear(_N, 1, bias=False)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    answerless = _derive(dict, "__or__")
+    vars(module)["extra"] = torch.ones(_N + 1)
+    for each in (module, optimizer):
+        object.__setattr__(each, "__dict__", answerless(vars(each)))
+    notebook.put(x=module, y=optimizer)
+    del module, optimizer, each
+
+    assert _find_owner(notebook) == "x.weight"
+    assert _find_owner(notebook, _BYTES + 4) == "x.extra"
+
+
+def test_a_class_whose_name_answers_nothing(notebook: Notebook) -> None:
+    """It is told as the text that it is."""
+    made: Any = type("Made", (), {"__module__": "__main__"})
+    made.__qualname__ = _HostileText("Made")
+    instance = made()
+    instance.t = _make_tensor()
+    notebook.put(x=instance)
+    del made, instance
+
+    assert _find_owner(notebook) == "x.t"
+    assert _explain(notebook, "x").type_name == "Made"
+
+
+def test_a_modules_variable_whose_name_answers_nothing(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is left open in the path."""
+    library = types.ModuleType("library")
+    vars(library)[_HostileText("kept")] = [_make_tensor()]
+    monkeypatch.setitem(sys.modules, "library", library)
+    del library
+
+    assert _find_owner(notebook) == "library[…][0]"
+
+
+def test_what_locals_gave_to_a_function_is_left_to_it(notebook: Notebook) -> None:
+    """Its dictionary is the frame's own before Python 3.13, which is emptied where it is ours."""
+    notebook.put(look=lambda: _find_owner(notebook))
+    notebook.run(
+        "import torch\n"
+        "def work():\n"
+        f"    batch = torch.ones({_N})\n"
+        "    seen = locals()\n"
+        "    return look(), look(), list(seen)\n"
+        "first, second, names = work()"
+    )
+
+    assert notebook.ip.user_ns["first"] == "running: work() line 5: batch"
+    assert notebook.ip.user_ns["second"] == notebook.ip.user_ns["first"]
+    # Python 3.10 to 3.12 write their own variables anew into it whenever a frame is looked at.
+    assert "batch" in notebook.ip.user_ns["names"]
+
+
 def test_slots_and_a_dictionary_that_is_a_property(notebook: Notebook) -> None:
     """A slot is read by its descriptor, one that is not assigned is passed over."""
     slotted = _Slotted()
