@@ -29,7 +29,7 @@ from gpumemwidget.owners.plan import Draft, draw_up
 from gpumemwidget.owners.restore import whereabouts
 from gpumemwidget.owners.sorting import DROP, MOVE, UNBIND
 from gpumemwidget.owners.watch import StorageWatch
-from gpumemwidget.records import Reading, ReleasePlan, ReleaseReport, ReleaseStep
+from gpumemwidget.records import HOST, Reading, ReleasePlan, ReleaseReport, ReleaseStep
 from gpumemwidget.units import format_bytes
 
 __all__ = ["apply_release"]
@@ -90,6 +90,8 @@ class _Release:
         self._steps: list[ReleaseStep] = []
         #: What goes with each step, by the step's name.
         self._planned: dict[str, tuple[tuple[str, int], ...]] = {}
+        #: What goes and is no memory of malloc's: PyTorch has a cache of pinned memory.
+        self._pinned_bytes = 0
 
     def run(self, before: tuple[Reading, ...]) -> ReleaseReport:
         started_s = time.perf_counter()
@@ -119,7 +121,7 @@ class _Release:
         if stopped is None:
             remains = self._watch.list_remains(
                 self._shell, tolerance_bytes=TOLERANCE_BYTES
-            ) or _compare(plan.frees_bytes, freed)
+            ) or _compare(plan.frees_bytes, freed, pinned_bytes=self._pinned_bytes)
         return ReleaseReport(
             plan=plan,
             steps=tuple(self._steps),
@@ -155,6 +157,8 @@ class _Release:
             return replace(failed, plan=draft.plan, failure=draft.plan.refusal, is_begun=False)
         if draft.account is not None:
             self._watch.add(draft.account, draft.dying)
+            infos = [draft.account.graph.storages[place] for place in draft.dying]
+            self._pinned_bytes = sum(info.n_bytes for info in infos if info.is_pinned)
             moved = [move.place for group in draft.moves for move in group]
             self._watch.add(draft.account, moved)
         prepared = _Prepared(
@@ -302,13 +306,24 @@ def _subtract(
     )
 
 
-def _compare(planned: Sequence[tuple[str, int]], measured: Sequence[tuple[str, int]]) -> list[str]:
+def _compare(
+    planned: Sequence[tuple[str, int]], measured: Sequence[tuple[str, int]], *, pinned_bytes: int
+) -> list[str]:
     """A sentence for each device whose counter fell by less than was planned."""
     fell = dict(measured)
-    return [
+    counted = {
+        device: n_bytes - (pinned_bytes if device == HOST else 0) for device, n_bytes in planned
+    }
+    sentences = []
+    if pinned_bytes > TOLERANCE_BYTES:
+        sentences.append(
+            f"{format_bytes(pinned_bytes)} of it is pinned memory: PyTorch keeps that for its next "
+            "use, and the host's counters do not show it"
+        )
+    return sentences + [
         f"All that was planned went, yet {device} fell by {format_bytes(fell[device])} instead of "
         f"{format_bytes(n_bytes)}: something else allocated meanwhile"
-        for device, n_bytes in planned
+        for device, n_bytes in counted.items()
         if device in fell and n_bytes - fell[device] > TOLERANCE_BYTES
     ]
 

@@ -13,7 +13,7 @@ from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.owners.restore import apply_restore, plan_restore
 from gpumemwidget.records import RestoreReport
 from tests.owners.conftest import notebook  # noqa: F401 - a fixture
-from tests.owners.notebook import Notebook
+from tests.owners.notebook import Notebook, Tracker
 
 pytestmark = pytest.mark.gpu
 
@@ -318,6 +318,32 @@ def test_cublas_workspaces_are_freed(notebook: Notebook) -> None:  # noqa: F811
     assert (step.status, step.detail) == ("done", "cuBLAS workspaces freed")
     assert freed == dict(step.allocated_freed_bytes)["cuda:0"] > 0
     assert torch.equal(notebook.ip.user_ns["b"], notebook.ip.user_ns["c"])
+
+
+def test_a_loader_of_pinned_memory_is_released(notebook: Notebook) -> None:  # noqa: F811
+    """Its batches are pinned; they go, and the report says why the host's counter stays."""
+    tracker = Tracker()
+    notebook.put(track=tracker.track)
+    notebook.run(
+        "import torch\n"
+        f"data = torch.utils.data.TensorDataset(torch.ones(4, {MIB}))\n"
+        "loader = torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True)\n"
+        "it = iter(loader)\n"
+        "(batch,) = next(it)\n"
+        "is_pinned = batch.is_pinned()\n"
+        "_ = track(batch)"
+    )
+    notebook.run("del _")
+
+    report = notebook.release("it", "loader", "batch", "data")
+
+    assert notebook.ip.user_ns["is_pinned"]
+    assert (report.stopped, report.plan.remains) == (None, ())
+    assert tracker.count_bytes() == 0
+    assert report.remains == (
+        "8.00 MiB of it is pinned memory: PyTorch keeps that for its next use, and the host's "
+        "counters do not show it",
+    )
 
 
 def test_a_capture_is_not_disturbed(notebook: Notebook) -> None:  # noqa: F811
