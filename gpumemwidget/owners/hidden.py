@@ -1,7 +1,9 @@
 """Objects that hold others and that the collector does not know: NumPy's arrays, saved tensors.
 
 A column of a data frame may hold tensors, and gradient checkpointing keeps what it will need in
-``SavedTensor`` objects. Such holders are looked for among the parts of small objects.
+``SavedTensor`` objects. What ``x.max(0)``, ``x.topk(5)`` and their like return is a tuple that C
+has made, and does not tell the collector of either. Such holders are looked for among the parts of
+small objects.
 """
 
 from __future__ import annotations
@@ -31,11 +33,19 @@ class HiddenHolders:
         self._saved: Any = getattr(torch._C._autograd, "SavedTensor", None)  # noqa: SLF001
         #: The classes of such objects; subclasses of the array are among them too.
         self.classes = tuple(each for each in (self._array, self._saved) if each is not None)
-        self._ids = frozenset(map(id, self.classes))
+        #: The classes of such results, each by itself: they have no base but ``tuple``.
+        self.results = _list_results(torch)
+        self._result_ids = frozenset(map(id, self.results))
+        self._ids = self._result_ids.union(map(id, self.classes))
 
     def is_array(self, cls: type) -> bool:
-        """Whether it is an array's class."""
-        return self._array is not None and is_one_of(cls, self._array)
+        """Whether it is an array's class, or a result's: the parts have numbers."""
+        is_array = self._array is not None and is_one_of(cls, self._array)
+        return is_array or self.is_result(cls)
+
+    def is_result(self, cls: type) -> bool:
+        """Whether it is the class of several tensors that an operation returns."""
+        return id(cls) in self._result_ids
 
     def are_among(self, targets: Sequence[object]) -> bool:
         """Whether a small object's parts include any."""
@@ -47,10 +57,18 @@ class HiddenHolders:
         return not self._ids.isdisjoint(map(id, map(type, targets)))
 
     def list_held(self, target: Any) -> list[object]:
-        """What one of them holds: an array's objects, a saved tensor and the hook to unpack it."""
+        """What one of them holds: a tuple's or an array's parts, a saved tensor and its hook."""
+        if self.is_result(type(target)):
+            return list(tuple.__iter__(target))
         if type(target) is self._saved:
             held = (target.data, getattr(target, "unpack_hook", None))
             return [each for each in held if each is not None]
         if not self._array.dtype.__get__(target).hasobject:
             return []
         return list(self._array.flat.__get__(target))
+
+
+def _list_results(torch: Any) -> tuple[type, ...]:
+    """The classes in ``torch.return_types``."""
+    found = vars(getattr(torch, "return_types", object)).values()
+    return tuple(each for each in found if is_one_of(type(each), type) and is_one_of(each, tuple))

@@ -138,7 +138,7 @@ def draw_up(
     ids = frozenset(
         id(shell.user_ns[name])
         for name in user_names
-        if not keep and gc.is_tracked(shell.user_ns[name])
+        if not keep and (gc.is_tracked(held := shell.user_ns[name]) or gc.get_referents(held))
     )
     drops = tuple(
         IPythonReference(path=reference.path)

@@ -79,6 +79,7 @@ class Graph:
         self.reader = reader
         self.hidden = HiddenHolders(reader.torch)
         self.kind_finder = KindFinder(reader, self.hidden.classes)
+        self.kind_finder.known.update((id(cls), (cls, Kind.HIDDEN)) for cls in self.hidden.results)
         self.allowance = NodeAllowance(reader, self.kind_finder)
         self.objects: list[object] = []
         self.kinds: list[Kind] = []
@@ -245,7 +246,7 @@ class Graph:
                 return
             stops = (target.f_globals, target.f_builtins)
         referents = gc.get_referents(target)
-        if kind is Kind.HIDDEN:
+        if kind is Kind.HIDDEN and not self.hidden.is_result(type(target)):
             self._follow_hidden(place, target)
         elif self.hidden.are_among(referents):
             find = self.kind_finder.find
