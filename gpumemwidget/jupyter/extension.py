@@ -48,10 +48,10 @@ def unload(shell: InteractiveShell) -> None:
     if extension is not None:
         extension.say_farewell()
         extension.close()
-        restore = sys.modules.get("gpumemwidget.owners.restore")
-        if restore is not None:
+        module = sys.modules.get("gpumemwidget.owners.whereabouts")
+        if module is not None:
             # Weak references keep the headers of storages.
-            restore.whereabouts.forget_all()
+            module.whereabouts.forget_all()
 
 
 def current_extension() -> Extension:

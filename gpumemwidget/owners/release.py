@@ -26,9 +26,9 @@ from gpumemwidget.owners.cycles import cut_cycles
 from gpumemwidget.owners.moves import carry_out
 from gpumemwidget.owners.naming import describe_error, describe_references
 from gpumemwidget.owners.plan import Draft, draw_up
-from gpumemwidget.owners.restore import whereabouts
 from gpumemwidget.owners.sorting import DROP, MOVE, UNBIND
 from gpumemwidget.owners.watch import StorageWatch
+from gpumemwidget.owners.whereabouts import whereabouts
 from gpumemwidget.records import HOST, Reading, ReleasePlan, ReleaseReport, ReleaseStep
 from gpumemwidget.units import format_bytes
 

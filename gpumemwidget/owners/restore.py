@@ -1,8 +1,6 @@
 """Brings back to their devices the storages that a release moved to the CPU.
 
-A release notes each storage that it made on the CPU, and where its memory was. The note holds
-nothing: torch's weak reference keeps a storage's header alive, some hundred bytes, and no memory.
-Whoever has the storage when it is brought back gets the device's memory, in place as on the way
+Whoever has such a storage when it is brought back gets the device's memory, in place as on the way
 out: the tensors stay the same objects, tied and viewed as they are then.
 """
 
@@ -11,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, forgets_frames
@@ -25,70 +22,16 @@ from gpumemwidget.owners.moves import Move, carry_out, find_move, find_outside
 from gpumemwidget.owners.naming import describe_error, find_kind_name
 from gpumemwidget.owners.ownership import list_owned
 from gpumemwidget.owners.sorting import join_marks, keep_together
-from gpumemwidget.owners.storages import CUDA_ROUNDING_BYTES, StorageInfo
+from gpumemwidget.owners.storages import CUDA_ROUNDING_BYTES
 from gpumemwidget.owners.watch import StorageWatch
+from gpumemwidget.owners.whereabouts import whereabouts
 from gpumemwidget.records import HOST, ReleaseMove, RestorePlan, RestoreReport
 from gpumemwidget.units import format_bytes
 
-__all__ = ["Whereabouts", "apply_restore", "plan_restore", "whereabouts"]
+__all__ = ["apply_restore", "plan_restore"]
 
 _BUDGET_S = 10.0
-#: So many storages are remembered, the latest: a model has some thousands.
-MOST_NOTED = 100_000
 _TOLERANCE_BYTES = 1024**2
-
-
-class Whereabouts:
-    """Where storages were before a release moved them; it keeps none of them alive.
-
-    Args:
-        most: so many are remembered, the latest.
-    """
-
-    def __init__(self, most: int = MOST_NOTED) -> None:
-        self._most = most
-        #: The device, by the address of a storage's header, which is also torch's weak reference:
-        #: as long as it is kept no other storage gets this address.
-        self._devices: dict[int, str] = {}
-        self._storage_type: Any = None
-
-    def note(
-        self, storage_type: Any, storages: Sequence[Any], infos: Iterable[StorageInfo]
-    ) -> None:
-        """Remember where the memory of these new storages was."""
-        self._storage_type = storage_type
-        for storage, info in zip(storages, infos, strict=True):
-            self._forget(storage._cdata)  # noqa: SLF001 - its name in torch
-            self._devices[storage._weak_ref()] = info.device  # noqa: SLF001 - has no public name
-        expired = [each for each in self._devices if storage_type._expired(each)]  # noqa: SLF001
-        for each in expired:
-            self._forget(each)
-        while len(self._devices) > self._most:
-            self._forget(next(iter(self._devices)))
-
-    def find(self, storage: Any) -> str | None:
-        """The device where a storage's memory was; ``None`` where that is not known."""
-        return self._devices.get(storage._cdata)  # noqa: SLF001 - its name in torch
-
-    def forget(self, storage: Any) -> None:
-        """Remember this storage no more."""
-        self._forget(storage._cdata)  # noqa: SLF001 - its name in torch
-
-    def forget_all(self) -> None:
-        """Remember nothing; the headers go."""
-        for each in list(self._devices):
-            self._forget(each)
-
-    def __len__(self) -> int:
-        return len(self._devices)
-
-    def _forget(self, handle: int) -> None:
-        if self._devices.pop(handle, None) is not None:
-            self._storage_type._free_weak_ref(handle)  # noqa: SLF001 - has no public name
-
-
-#: Of the whole process, as its storages are.
-whereabouts = Whereabouts()
 
 
 @dataclass(slots=True)

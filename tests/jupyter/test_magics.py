@@ -298,7 +298,7 @@ def test_memrestore_brings_back_what_a_release_moved(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plan, then the move; unloading forgets what was where."""
-    from gpumemwidget.owners.restore import whereabouts
+    from gpumemwidget.owners.whereabouts import whereabouts
 
     monkeypatch.setattr("gpumemwidget.owners.sorting.HOST", "no device")
     loaded.run_cell("import torch\nx = torch.ones(10)\ny = torch.ones(10)", store_history=True)

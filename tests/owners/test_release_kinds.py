@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from gpumemwidget.owners.restore import apply_restore, plan_restore, whereabouts
+from gpumemwidget.owners.restore import apply_restore, plan_restore
+from gpumemwidget.owners.whereabouts import whereabouts
 from tests.owners.notebook import Notebook, Tracker
 
 #: Each binds ``x``, which alone leads to what ``make`` made, and tells how many bytes that is.
