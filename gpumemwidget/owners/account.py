@@ -8,6 +8,7 @@ mark.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -67,6 +68,10 @@ class Account:
     outer: list[Root] = field(default_factory=list)
     #: The places that something beside the rows holds.
     elsewhere: list[int] = field(default_factory=list)
+    #: The storages that carry the same marks, with their place in the order of all. There may be
+    #: thousands of rows, and each is asked what it holds.
+    _alike: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    _named: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     def find_paths(self) -> Paths:
         """The best path to each object that leads to memory, names before all else."""
@@ -81,7 +86,11 @@ class Account:
 
     def list_storages(self, marks: int) -> list[int]:
         """The storages that any of these marks reaches."""
-        return [place for place in self.graph.storages if self.marks[place] & marks]
+        if not self._alike:
+            for number, place in enumerate(self.graph.storages):
+                self._alike.setdefault(self.marks[place], []).append((number, place))
+        groups = [group for carried, group in self._alike.items() if carried & marks]
+        return [place for _, place in sorted(itertools.chain.from_iterable(groups))]
 
     def find_marks(self, names: Iterable[str]) -> int:
         """The marks of all that is dropped when these rows are released."""
@@ -104,7 +113,11 @@ class Account:
 
     def name_holders(self, marks: int) -> tuple[str, ...]:
         """The rows behind these marks."""
-        return tuple(row.name for row in self.rows.values() if row.mark & marks)
+        found = self._named.get(marks)
+        if found is None:
+            names = [row.name for row in self.rows.values() if row.mark & marks]
+            found = self._named[marks] = tuple(names)
+        return found
 
     def sum_places(
         self, places: Iterable[int], *, rounded: bool = True
@@ -239,15 +252,22 @@ def _spread_marks(graph: Graph, roots: Iterable[tuple[int, int]]) -> list[int]:
     marks = [0] * len(graph.objects)
     leads = graph.list_leads()
     pending: deque[int] = deque()
+    # What thousands of rows share would stand there as often.
+    is_pending = bytearray(len(graph.objects))
     for place, mark in roots:
         if leads[place]:
             marks[place] |= mark
-            pending.append(place)
+            if not is_pending[place]:
+                is_pending[place] = 1
+                pending.append(place)
     while pending:
         place = pending.popleft()
+        is_pending[place] = 0
         mark = marks[place]
         for target in graph.edges[place]:
             if leads[target] and marks[target] | mark != marks[target]:
                 marks[target] |= mark
-                pending.append(target)
+                if not is_pending[target]:
+                    is_pending[target] = 1
+                    pending.append(target)
     return marks

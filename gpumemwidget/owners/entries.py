@@ -155,7 +155,7 @@ def _describe(
     root = paths.find_root(place)
     kind = "nowhere" if root is None else root.kind
     rows = account.name_holders(marks)
-    if root is not None and root.word in rows:
+    if root is not None and root.word in rows and rows[0] != root.word:
         rows = (root.word, *(row for row in rows if row != root.word))
     if root is None or root.kind == "nowhere":
         steps = (_NO_NAME if marks & ELSEWHERE else _RUBBISH, *steps[1:])

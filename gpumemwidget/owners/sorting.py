@@ -50,13 +50,15 @@ class Sorting:
         places = account.list_storages(chosen)
         #: The storages that go with what is dropped.
         self.dying = [place for place in places if not account.marks[place] & ~self.dropped]
+        dying = set(self.dying)
+        self._words: dict[tuple[int, bool], str] = {}
         #: What is moved, in the groups of which a person is told.
         self.moved: dict[Group, list[Move]] = {}
         #: Which of these groups are moved as one, all or none, in the order of the names.
         self.units: list[list[Group]] = []
         #: What stays, likewise.
         self.stays: dict[Group, list[int]] = {}
-        self._sort(set(places).difference(self.dying))
+        self._sort([place for place in places if place not in dying])
 
     def sum_frees(self) -> tuple[tuple[str, int], ...]:
         """Bytes that will go, for each device: what dies and what is moved away."""
@@ -100,7 +102,7 @@ class Sorting:
             sentences.append(f"{format_bytes(n_bytes)} of {name} on {device} stays: {why}")
         return sentences
 
-    def _sort(self, held: set[int]) -> None:
+    def _sort(self, held: Sequence[int]) -> None:
         """Sort what others hold too into what is moved and what stays.
 
         What the chosen names own is moved. What a displayed value or an exception shares is not:
@@ -113,11 +115,7 @@ class Sorting:
         else:
             names = [row for row in self._rows if row.root == "name"]
         order = {row.name: number for number, row in enumerate(self._rows)}
-        kept = [
-            (place, row)
-            for place in account.graph.storages
-            if place in held and (row := self._find_row(place)) is not None
-        ]
+        kept = [(place, row) for place in held if (row := self._find_row(place)) is not None]
         # In the order of the names, whichever was met first.
         kept.sort(key=lambda each: order[each[1].name])
         owned: dict[int, bool] = {}
@@ -168,6 +166,13 @@ class Sorting:
     def _name_holders(self, place: int) -> str:
         """``"also held by opt and Out[3] (--out drops it)"``."""
         marks = self._account.marks[place] & ~self.dropped
+        is_borrowed = self._account.graph.storages[place].is_borrowed
+        words = self._words.get((marks, is_borrowed))
+        if words is None:
+            words = self._words[marks, is_borrowed] = self._describe_holders(marks, is_borrowed)
+        return words
+
+    def _describe_holders(self, marks: int, is_borrowed: bool) -> str:
         holders = []
         for name in self._account.name_holders(marks):
             root = self._account.rows[name].root
@@ -175,7 +180,7 @@ class Sorting:
             holders.append(name + hint.get(root, ""))
         if len(holders) > _MOST_NAMED:
             holders[_MOST_NAMED - 1 :] = [f"{len(holders) - _MOST_NAMED + 1} more"]
-        if self._account.graph.storages[place].is_borrowed:
+        if is_borrowed:
             holders.append("whatever lent it to torch (NumPy, a file)")
         elif marks & ELSEWHERE:
             holders.append("something that no variable names")

@@ -258,9 +258,13 @@ class Graph:
         self._add_python(place, iter(referents), stops)
 
     def _follow_hidden(self, place: int, target: object) -> None:
-        for each in self.hidden.list_held(target):
-            is_tensor = self.kind_finder.find(type(each)) is Kind.TENSOR
-            if is_tensor and not self.hidden.is_array(type(target)):
+        held = self.hidden.list_held(target)
+        if self.hidden.is_array(type(target)):
+            # A column of text has millions.
+            self._add_python(place, iter(held))
+            return
+        for each in held:
+            if self.kind_finder.find(type(each)) is Kind.TENSOR:
                 # A saved tensor holds it in C++.
                 self._add_cpp(place, each, Kind.TENSOR)
             else:

@@ -1,0 +1,44 @@
+"""Many names and big columns: the panel is filled after every cell, however many there are."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from gpumemwidget.records import HOST
+from tests.owners.notebook import Notebook
+
+
+def test_many_names_that_share_many_tensors(notebook: Notebook) -> None:
+    """The time does not grow with the names times the tensors times the names."""
+    shared = [torch.ones(1) for _ in range(500)]
+    notebook.put(**{f"v{number}": [shared] for number in range(300)})
+    del shared
+
+    started_s = time.process_time()
+    rows = notebook.list_rows()
+    taken_s = time.process_time() - started_s
+
+    assert len(rows) == 300
+    assert rows["v7"].held_bytes == ((HOST, 2000),)
+    assert rows["v7"].frees_bytes == ()
+    assert rows["v7"].shared_with == tuple(f"v{number}" for number in range(300) if number != 7)
+    assert taken_s < 10
+
+
+def test_a_big_column_of_text_and_a_tensor(notebook: Notebook) -> None:
+    """An array of objects is looked through as fast as a list."""
+    column = np.array([*["text"] * 2_000_000, None], dtype=object)
+    column[-1] = torch.ones(500)
+    notebook.put(column=column)
+    del column
+
+    started_s = time.process_time()
+    rows = notebook.list_rows()
+    taken_s = time.process_time() - started_s
+
+    assert rows["column"].held_bytes == ((HOST, 2000),)
+    assert rows["column"].frees_bytes == ((HOST, 2000),)
+    assert taken_s < 2
