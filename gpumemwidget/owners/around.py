@@ -21,7 +21,7 @@ from typing import Any
 from gpumemwidget.owners.kinds import Kind, is_one_of, is_running, name_class
 from gpumemwidget.owners.labels import read_locals
 from gpumemwidget.owners.paths import Root
-from gpumemwidget.owners.walk import Graph
+from gpumemwidget.owners.walk import Graph, list_referrers
 
 __all__ = ["enter_surroundings", "find_holder"]
 
@@ -29,7 +29,7 @@ __all__ = ["enter_surroundings", "find_holder"]
 _MOST_TARGETS = 16
 _MOST_STEPS_UP = 24
 _MOST_CLIMBS = 64
-#: What two of our lists hold, or a list and a loop, and the call that counts.
+#: What two of our lists hold, and the call that counts.
 _OWN_REFS = 3
 #: Of less than this nobody asks what holds it.
 _LEAST_BYTES = 4096
@@ -178,7 +178,7 @@ def _climb(
     level: list[object] = [target]
     for _ in range(_MOST_STEPS_UP):
         following: list[object] = []
-        referrers = gc.get_referrers(*level)
+        referrers = list_referrers(level)
         own = {id(each) for each in (unmet, outside, level, below, held, referrers, following)}
         own.add(id(graph.objects))
         for each in referrers:
@@ -189,9 +189,6 @@ def _climb(
                     word = f"{name}.{found[0]}" if type(found[0]) is str else f"{name}[…]"
                     return _list_down(found[1], below, target), word
             if name is not None or id(each) in met or id(each) in own or _ends(graph, each):
-                continue
-            if type(each) is tuple and sys.getrefcount(each) <= _OWN_REFS:
-                # The search's own arguments, which Python 3.13 shows.
                 continue
             met.add(id(each))
             referents = {id(one) for one in gc.get_referents(each)}

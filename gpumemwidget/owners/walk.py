@@ -26,7 +26,7 @@ from gpumemwidget.owners.kinds import Kind, KindFinder, is_one_of, is_running
 from gpumemwidget.owners.nodes import NodeAllowance
 from gpumemwidget.owners.storages import StorageInfo, TorchReader
 
-__all__ = ["Graph", "list_namespaces", "paused_collector"]
+__all__ = ["Graph", "list_namespaces", "list_referrers", "paused_collector"]
 
 _CHECK_EVERY = 512
 #: So many elements of one container are taken before others get their turn.
@@ -47,6 +47,19 @@ def list_namespaces() -> list[object]:
         read_namespace.__get__(module)
         for module in list(sys.modules.values())
         if type(module) is ModuleType or is_one_of(type(module), ModuleType)
+    ]
+
+
+def list_referrers(targets: Sequence[object]) -> list[object]:
+    """All that the collector knows to refer to any of these: one pass over all of the process."""
+    found = gc.get_referrers(*targets)
+    # Python 3.13 shows the tuple of the call's own arguments, which only this list holds now.
+    counts = list(map(sys.getrefcount, found))
+    alone = next(map(sys.getrefcount, [object()]))
+    return [
+        each
+        for each, count in zip(found, counts, strict=True)
+        if count > alone or type(each) is not tuple
     ]
 
 
@@ -190,7 +203,7 @@ class Graph:
         targets = [self.objects[place] for place in places[:_MOST_TARGETS]]
         met = len(self.objects)
         own = {id(each) for each in (targets, self.objects)}
-        referrers = gc.get_referrers(*targets)
+        referrers = list_referrers(targets)
         for each in referrers:
             if id(each) in own or (type(each) is FrameType and is_running(each)):
                 continue
