@@ -38,7 +38,17 @@ def describe_cut(root: RootKind, steps: tuple[str, ...], *, kind: MemoryKind | N
         told = f"%memrelease {steps[0]}" if steps[0].startswith("Out[") else "%memrelease --out"
     elif told is None and root == "name" and len(steps) == 1:
         told = f"%memrelease {steps[0]}"
+    if told is None and root == "module":
+        told = _cut_module(steps)
     return told or _cut_within(steps) or _cut_end(steps)
+
+
+def _cut_module(steps: tuple[str, ...]) -> str:
+    """As of a name, but the notebook may not have imported the module."""
+    told = _cut_within(steps) or _cut_end(steps)
+    module = steps[0].rpartition(".")[0]
+    is_code = "…" not in told and told.startswith(("del ", f"{module}."))
+    return f"import {module}; {told}" if is_code and module else told
 
 
 def _cut_nowhere(word: str) -> str:

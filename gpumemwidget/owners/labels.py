@@ -32,7 +32,7 @@ from typing import Any
 from gpumemwidget.owners.kinds import Kind, is_a, is_one_of, list_bases, name_class, read_type_dict
 from gpumemwidget.owners.walk import Graph
 
-__all__ = ["Labels", "Role", "read_attribute", "read_attributes", "read_locals"]
+__all__ = ["Labels", "Role", "is_fixed", "read_attribute", "read_attributes", "read_locals"]
 
 _MOST_KEY_LENGTH = 40
 #: Keys that are numbers of more bits, and tuples of more parts or within so many others, are not
@@ -41,6 +41,8 @@ _MOST_KEY_BITS, _MOST_KEY_PARTS, _MOST_KEY_LEVELS = 128, 4, 2
 #: References to the dictionary of a frame's variables that only the frame has: its own, that of the
 #: function that looks, and that of the call that counts.
 _FRAMES_OWN_REFS = 3
+#: What a dataclass's decorator was told.
+_DATACLASS_PARAMS: Any = type(vars(dataclass(type("_", (), {})))["__dataclass_params__"])
 _CACHE_TYPE = type(functools.lru_cache(lambda: None))
 #: Where a place in a container can't be named.
 _SOME = "[…]"
@@ -84,6 +86,18 @@ def read_attribute(target: object, name: str) -> object:
     attributes = read_attributes(target)
     # Its dictionary may be of a class of the user's, which would answer otherwise.
     return None if attributes is None else dict.get(attributes, name)
+
+
+def is_fixed(target: object) -> bool:
+    """Whether nothing can be taken out of an object: a tuple, a frozen instance, a partial."""
+    cls = type(target)
+    if is_one_of(cls, tuple, frozenset, functools.partial):
+        return True
+    for base in list_bases(cls):
+        params: Any = read_type_dict(base).get("__dataclass_params__")
+        if params is not None:
+            return type(params) is _DATACLASS_PARAMS and params.frozen is True
+    return False
 
 
 def read_locals(frame: FrameType) -> dict[str, object]:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Literal
 
 from gpumemwidget.owners.kinds import Kind, is_a, is_one_of
-from gpumemwidget.owners.labels import Labels, Role, read_attribute
+from gpumemwidget.owners.labels import Labels, Role, is_fixed, read_attribute
 from gpumemwidget.owners.walk import Graph
 
 __all__ = ["Paths", "Root", "RootKind"]
@@ -110,6 +110,26 @@ class Paths:
         steps, role = self._read_steps(parent)
         word, _ = self._labels.name_edge(parent, role, child)
         return _join(steps, word)
+
+    def list_cut_steps(self, parent: int, steps: tuple[str, ...]) -> tuple[str, ...]:
+        """The path to a part, or to the nearest whole around it that can be taken away.
+
+        Neither a tuple nor a frozen instance lets go of what it holds.
+
+        Args:
+            parent: the place of the object that has the part.
+            steps: the path to the part.
+        """
+        objects = self._graph.objects
+        while parent != _NO_PARENT:
+            own, above = self.list_steps(parent), self._parents[parent]
+            if type(objects[parent]) is dict and above != _NO_PARENT:
+                # An instance's attributes.
+                parent = above if self.list_steps(above) == own else parent
+            if not is_fixed(objects[parent]):
+                break
+            steps, parent = own, self._parents[parent]
+        return steps
 
     def list_special(self, word: Literal["module", "optimizer"]) -> list[int]:
         """The modules or the optimizers that lead to memory."""

@@ -44,6 +44,8 @@ class _Way:
     steps: tuple[str, ...]
     root: RootKind
     part: int
+    #: The path to what can be taken away: no tuple lets go of an element.
+    cut_steps: tuple[str, ...] = ()
 
     @property
     def path(self) -> str:
@@ -167,7 +169,7 @@ class _Inquiry:
         return Holder(
             path=_tell_count(_merge(paths, pattern), len(paths)),
             root=first.root,
-            cut=describe_cut(first.root, first.steps),
+            cut=describe_cut(first.root, first.cut_steps or first.steps),
             held_bytes=self._account.sum_places(storages, rounded=False),
         )
 
@@ -269,7 +271,9 @@ class _Inquiry:
                 continue
             for part in dict.fromkeys(parts):
                 if part in within:
-                    self._add(paths.name_part(place, part), root.kind, part)
+                    steps = paths.name_part(place, part)
+                    cut = paths.list_cut_steps(place, steps)
+                    self._ways.append(_Way(steps, root.kind, part, cut))
 
     def _add_unseen(self) -> None:
         """What a count of references says is there, and no walk has met."""
@@ -302,17 +306,22 @@ def _find_target(shell: Shell, account: Account, text: str) -> tuple[int, int | 
 
     ``None`` for a name that holds no memory.
     """
-    words = sorted(account.rows, key=len, reverse=True)
+    places = {word: row.places for word, row in account.rows.items()}
+    for root in account.outer:
+        if root.kind != "nowhere":
+            # Modules and running functions: %memvars tells their paths too.
+            places.setdefault(root.word, []).append(root.place)
+    words = sorted(places, key=len, reverse=True)
     word = next((each for each in words if _begins_with(text, each)), None)
     if word is None:
         if text in shell.list_user_names():
             return None
         raise _describe_unknown(shell, text, words)
-    places = [place for place in account.rows[word].places if account.marks[place]]
+    starts = [place for place in places[word] if account.marks[place]]
     if text == word:
-        return (places[0], None) if places else None
+        return (starts[0], None) if starts else None
     paths = account.find_paths()
-    found = (paths.find_part(start, word, text) for start in places)
+    found = (paths.find_part(start, word, text) for start in starts)
     target = next((each for each in found if each is not None), None)
     if target is not None:
         return target

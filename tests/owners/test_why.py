@@ -158,7 +158,7 @@ def test_a_librarys_global_beside_the_name(
 
     assert _list_ways(_explain(notebook, "x")) == {
         "x": "%memrelease x",
-        'library.CACHE["k"]': 'del library.CACHE["k"]',
+        'library.CACHE["k"]': 'import library; del library.CACHE["k"]',
     }
     notebook.run("del x")
     unnamed = explain_unnamed(notebook.shell, notebook.hardware)
@@ -171,7 +171,7 @@ def test_memory_that_is_lent(notebook: Notebook) -> None:
 
     assert _list_ways(_explain(notebook, "x")) == {
         "x": "%memrelease x",
-        "whatever lent it to torch (NumPy, a file, shared memory)": "delete the array or the file that it shows",
+        "whatever lent it to torch (NumPy, a file)": "delete the array or the file that it shows",
     }
 
 
