@@ -16,6 +16,8 @@ Each message names the cause, the value and the next step, in one line: the magi
 from __future__ import annotations
 
 import functools
+import sys
+import traceback
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -73,18 +75,34 @@ class BusyError(ReleaseError):
 
 
 def forgets_frames(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let our errors leave a function without the frames that they came through.
+    """Let errors leave a function without the frames that they came through, or what these hold.
 
     IPython keeps the last exception, its traceback keeps the frames, and a frame of ours may hold
-    every object that was walked: a refusal would hold on to the very memory it was about.
+    every object that was walked: a refusal would hold on to the very memory it was about, and so
+    would Ctrl-C in a walk that takes long. Errors of ours come without a traceback; others keep
+    theirs, whose frames are emptied.
     """
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        handled = sys.exc_info()[1]
         try:
             return function(*args, **kwargs)
         except GpuMemError as exc:
             error = exc.with_traceback(None)
+        except BaseException as exc:
+            _empty_frames(exc, handled)
+            raise
+        finally:
+            del handled
         raise error
 
     return call
+
+
+def _empty_frames(error: BaseException, handled: BaseException | None) -> None:
+    """Empty the frames of an error, and of those that it was raised in, but for the caller's."""
+    each: BaseException | None = error
+    while each is not None and each is not handled:
+        traceback.clear_frames(each.__traceback__)
+        each = each.__context__

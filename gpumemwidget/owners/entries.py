@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.errors import forgets_frames
 from gpumemwidget.owners.account import ELSEWHERE, Account, take_account
 from gpumemwidget.owners.base import Shell
 from gpumemwidget.owners.blocks import BlockMap, name_pools
@@ -36,6 +37,7 @@ _PINNED = "pinned"
 _OTHER = "Python's own objects and libraries"
 
 
+@forgets_frames
 def take_memory_account(
     shell: Shell, hardware: Hardware, *, budget_s: float = FULL_BUDGET_S
 ) -> MemoryAccount:

@@ -18,6 +18,7 @@ __all__ = ["describe_rows", "list_holdings", "sum_frees"]
 LIST_BUDGET_S = 1.0
 
 
+@forgets_frames
 def list_holdings(shell: Shell) -> tuple[Holding, ...]:
     """What the user's names, displayed values and the last exception hold, biggest first.
 

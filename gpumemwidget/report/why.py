@@ -17,8 +17,9 @@ __all__ = ["report_explanation"]
 #: What ``Explanation.name`` is where it was asked what no name reaches.
 _NO_NAME = "no name"
 
-#: What a way to cut it begins with where it is to be typed; others are sentences.
-_COMMANDS = ("%", "del ")
+#: What a way to cut it begins or ends with where it is to be typed; others are sentences.
+_COMMANDS = ("%", "del ", "import ")
+_COMMANDS_END = (" = None", ".close()", ".cache_clear()", ".set(None)")
 
 
 def report_explanation(explanation: Explanation) -> Report:
@@ -87,7 +88,7 @@ def _tell_alone(explanation: Explanation, *, is_unnamed: bool) -> str:
 def _describe_holder(holder: Holder) -> Step:
     details: tuple[tuple[Run, ...], ...] = ()
     if holder.cut:
-        is_code = holder.cut.startswith(_COMMANDS)
+        is_code = holder.cut.startswith(_COMMANDS) or holder.cut.endswith(_COMMANDS_END)
         details = ((Run("to cut it: "), Run(holder.cut, "code" if is_code else "plain")),)
     amounts = _join_amounts(holder.held_bytes)
     tone: Tone = "plain" if holder.root == "nowhere" else "code"
