@@ -52,6 +52,7 @@ class Sorting:
         self.dying = [place for place in places if not account.marks[place] & ~self.dropped]
         dying = set(self.dying)
         self._words: dict[tuple[int, bool], str] = {}
+        self._by_mark = {row.mark: row for row in account.rows.values()}
         #: What is moved, in the groups of which a person is told.
         self.moved: dict[Group, list[Move]] = {}
         #: Which of these groups are moved as one, all or none, in the order of the names.
@@ -173,13 +174,18 @@ class Sorting:
         return words
 
     def _describe_holders(self, marks: int, is_borrowed: bool) -> str:
-        holders = []
-        for name in self._account.name_holders(marks):
-            root = self._account.rows[name].root
-            hint = {"out": " (--out drops it)", "exception": " (--exceptions drops it)"}
-            holders.append(name + hint.get(root, ""))
-        if len(holders) > _MOST_NAMED:
-            holders[_MOST_NAMED - 1 :] = [f"{len(holders) - _MOST_NAMED + 1} more"]
+        hints = {"out": " (--out drops it)", "exception": " (--exceptions drops it)"}
+        left = marks & ~ELSEWHERE
+        n_rows = left.bit_count()
+        n_named = n_rows if n_rows <= _MOST_NAMED else _MOST_NAMED - 1
+        holders: list[str] = []
+        # Of a thousand rows only these are looked at; the least mark is the first row's.
+        while len(holders) < n_named:
+            row = self._by_mark[left & -left]
+            left &= left - 1
+            holders.append(row.name + hints.get(row.root, ""))
+        if n_named < n_rows:
+            holders.append(f"{n_rows - n_named} more")
         if is_borrowed:
             holders.append("whatever lent it to torch (NumPy, a file)")
         elif marks & ELSEWHERE:
