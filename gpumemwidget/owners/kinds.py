@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import re
 import sys
+import weakref
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from itertools import compress
@@ -136,6 +137,15 @@ class Kind(Enum):
     HIDDEN = "hidden"
 
 
+#: The kinds of the classes that any walk has met, by id; a class that goes takes its entry along.
+_classes: dict[int, tuple[weakref.ref[type], Kind]] = {}
+
+
+def _note_class(cls: type, kind: Kind) -> None:
+    key = id(cls)
+    _classes[key] = (weakref.ref(cls, lambda _: _classes.pop(key, None)), kind)
+
+
 class KindFinder:
     """Finds and remembers how objects of a class are treated.
 
@@ -166,7 +176,11 @@ class KindFinder:
         """How objects of a class are treated."""
         noted = self.known.get(id(cls))
         if noted is None:
-            noted = self.known[id(cls)] = (cls, self._classify(cls))
+            shared = _classes.get(id(cls))
+            kind = shared[1] if shared is not None else self._classify(cls)
+            if shared is None:
+                _note_class(cls, kind)
+            noted = self.known[id(cls)] = (cls, kind)
             if noted[1] is Kind.PLAIN:
                 self._plain_ids.add(id(cls))
         return noted[1]
@@ -194,11 +208,13 @@ class KindFinder:
         ids = list(map(id, map(type, living)))
         wanted = self._list_tensor_ids() if kinds == (Kind.TENSOR,) else None
         if wanted is None:
-            # One object of each class tells its kind.
-            for key, each in dict(zip(ids, living, strict=True)).items():
-                if key not in self.known:
-                    self.find(type(each))
-            wanted = {key for key, (_, kind) in self.known.items() if kind in kinds}
+            new = set(ids).difference(_classes)
+            if new:
+                # One object of each class tells its kind.
+                examples = dict(zip(ids, living, strict=True))
+                for key in new:
+                    self.find(type(examples[key]))
+            wanted = {key for key, (_, kind) in list(_classes.items()) if kind in kinds}
         return list(compress(living, map(wanted.__contains__, ids)))
 
     def _list_tensor_ids(self) -> set[int]:
