@@ -177,6 +177,9 @@ def _climb(
     held: list[object] = []
     level: list[object] = [target]
     for _ in range(_MOST_STEPS_UP):
+        # Each step is a look at the whole process; without the last of them the account says so.
+        if graph.is_late():
+            break
         following: list[object] = []
         referrers = list_referrers(level)
         own = {id(each) for each in (unmet, outside, level, below, held, referrers, following)}
