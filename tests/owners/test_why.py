@@ -162,7 +162,7 @@ def test_a_librarys_global_beside_the_name(
     }
     notebook.run("del x")
     unnamed = explain_unnamed(notebook.shell, notebook.hardware)
-    assert _list_ways(unnamed)['library.CACHE["k"]'] == 'del library.CACHE["k"]'
+    assert _list_ways(unnamed)['library.CACHE["k"]'] == 'import library; del library.CACHE["k"]'
 
 
 def test_memory_that_is_lent(notebook: Notebook) -> None:
