@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
+from gpumemwidget.owners.attributes import read_locals
 from gpumemwidget.owners.kinds import Kind, is_one_of, is_running, name_class
-from gpumemwidget.owners.labels import read_locals
 from gpumemwidget.owners.paths import Root
 from gpumemwidget.owners.walk import Graph, list_referrers
 

@@ -15,9 +15,9 @@ from types import FrameType, GetSetDescriptorType
 from typing import Any
 
 from gpumemwidget.owners.account import Account
+from gpumemwidget.owners.attributes import read_locals
 from gpumemwidget.owners.base import Shell
 from gpumemwidget.owners.kinds import Kind, is_one_of, read_type_dict
-from gpumemwidget.owners.labels import read_locals
 from gpumemwidget.owners.storages import find_torch
 
 __all__ = ["find_capture", "find_user"]
@@ -146,10 +146,10 @@ def _find_use(
     return None
 
 
-def _list_leaves(account: Account, outputs: object) -> Iterator[object]:
+def _list_leaves(account: Account, outputs: Any) -> Iterator[object]:
     """The tensors that a backward leads to, by what of a graph does not change while it runs."""
     reader = account.graph.reader
-    if not isinstance(outputs, tuple | list):
+    if not is_one_of(type(outputs), tuple, list):
         return
     met: dict[int, Any] = {}
     with reader.quiet():

@@ -12,45 +12,41 @@ each object on it gets a part to play, its ``Role``.
 from __future__ import annotations
 
 import functools
-import inspect
 import re
-import sys
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import (
     BuiltinMethodType,
     CellType,
     FrameType,
-    GetSetDescriptorType,
-    MemberDescriptorType,
     MethodType,
     TracebackType,
 )
 from typing import Any
 
-from gpumemwidget.owners.kinds import Kind, is_a, is_one_of, list_bases, name_class, read_type_dict
+from gpumemwidget.owners.attributes import (
+    ClassParts,
+    describe_class,
+    list_items,
+    read_attributes,
+    read_cell,
+    read_locals,
+)
+from gpumemwidget.owners.kinds import Kind, is_a, is_one_of, name_class, read_type_dict
 from gpumemwidget.owners.walk import Graph
 
-__all__ = ["Labels", "Role", "is_fixed", "read_attribute", "read_attributes", "read_locals"]
+__all__ = ["Labels", "Role"]
 
 _MOST_KEY_LENGTH = 40
 #: Keys that are numbers of more bits, and tuples of more parts or within so many others, are not
 #: told: Python refuses to write out a number of some thousand digits.
 _MOST_KEY_BITS, _MOST_KEY_PARTS, _MOST_KEY_LEVELS = 128, 4, 2
-#: References to the dictionary of a frame's variables that only the frame has: its own, that of the
-#: function that looks, and that of the call that counts.
-_FRAMES_OWN_REFS = 3
-#: What a dataclass's decorator was told.
-_DATACLASS_PARAMS: Any = type(vars(dataclass(type("_", (), {})))["__dataclass_params__"])
 _CACHE_TYPE = type(functools.lru_cache(lambda: None))
 #: Where a place in a container can't be named.
 _SOME = "[…]"
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _EXCEPTION_PARTS = ("__traceback__", "__cause__", "__context__", "args")
-#: By identity: a class of the user's may be anything.
-_DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
-_GENERATOR_FRAMES = ("gi_frame", "cr_frame", "ag_frame")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,96 +68,6 @@ _PLAIN = Role()
 _Names = dict[int, tuple[str, Role]]
 
 
-def read_attributes(target: object) -> dict[str, object] | None:
-    """An instance's own attributes, as they are stored; ``None`` where it has no dictionary."""
-    descriptor = _find_dict_descriptor(type(target))
-    if descriptor is None:
-        return None
-    attributes = descriptor.__get__(target)
-    return attributes if is_a(attributes, dict) else None
-
-
-def read_attribute(target: object, name: str) -> object:
-    """One of an instance's own attributes as it is stored, or ``None``."""
-    attributes = read_attributes(target)
-    # Its dictionary may be of a class of the user's, which would answer otherwise.
-    return None if attributes is None else dict.get(attributes, name)
-
-
-def is_fixed(target: object) -> bool:
-    """Whether nothing can be taken out of an object: a tuple, a frozen instance, a partial."""
-    cls = type(target)
-    if is_one_of(cls, tuple, frozenset, functools.partial):
-        return True
-    for base in list_bases(cls):
-        params: Any = read_type_dict(base).get("__dataclass_params__")
-        if params is not None:
-            return type(params) is _DATACLASS_PARAMS and params.frozen is True
-    return False
-
-
-def read_locals(frame: FrameType) -> dict[str, object]:
-    """A function's variables, of a frame that is not running or on another thread.
-
-    Before Python 3.13 the frame keeps the dictionary that it gives, and with it what was a variable
-    then: a copy is taken and the frame's is emptied, unless somebody else has it or it is traced.
-    """
-    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        # The namespace of a module or a class body: it is no copy.
-        return {}
-    given = frame.f_locals
-    variables = dict(given)
-    # While a debugger traces the frame its dictionary is written back to the variables. It is also
-    # what `locals()` gave to a function that may have kept it.
-    is_ours = frame.f_trace is None and sys.getrefcount(given) == _FRAMES_OWN_REFS
-    if type(given) is dict and is_ours:
-        given.clear()
-    return variables
-
-
-@dataclass(frozen=True, slots=True)
-class _ClassParts:
-    """What is known of a class; with the class, so that its id stays its own."""
-
-    cls: type
-    read_dict: Any | None
-    slots: tuple[tuple[str, Any], ...]
-    #: A named tuple's fields.
-    fields: tuple[str, ...]
-    #: A generator's or coroutine's frame.
-    read_frame: Any | None
-
-
-def _describe_class(cls: type) -> _ClassParts:
-    attributes: dict[str, object] = {}
-    slots: list[tuple[str, Any]] = []
-    for base in list_bases(cls):
-        for name, value in read_type_dict(base).items():
-            attributes.setdefault(name, value)
-            if type(value) is MemberDescriptorType:
-                slots.append((name, value))
-    fields: Any = attributes.get("_fields")
-    is_named = type(fields) is tuple and is_one_of(cls, tuple)
-    frames = (attributes.get(name) for name in _GENERATOR_FRAMES)
-    return _ClassParts(
-        cls=cls,
-        read_dict=_find_dict_descriptor(cls),
-        slots=tuple(slots),
-        fields=tuple(each if type(each) is str else _SOME for each in fields) if is_named else (),
-        read_frame=next(
-            (each for each in frames if any(type(each) is one for one in _DESCRIPTORS)), None
-        ),
-    )
-
-
-def _find_dict_descriptor(cls: type) -> Any | None:
-    for base in list_bases(cls):
-        found = read_type_dict(base).get("__dict__")
-        if type(found) is GetSetDescriptorType:
-            return found
-    return None
-
-
 class Labels:
     """Names the edges of a graph.
 
@@ -174,7 +80,7 @@ class Labels:
         #: What to call tensors that are keys: an optimizer's state stands under the parameters.
         self.key_names: dict[int, str] = {}
         self._known: dict[tuple[int, Role], _Names] = {}
-        self._classes: dict[int, _ClassParts] = {}
+        self._classes: dict[int, ClassParts] = {}
 
     def name_edge(self, parent: int, role: Role, child: int) -> tuple[str, Role]:
         """What an object calls a part of it, and the part's role.
@@ -194,7 +100,7 @@ class Labels:
         found = names.get(id(target))
         if found is None and is_a(target, CellType):
             # A frame tells the content of a cell, and refers to the cell.
-            found = names.get(id(_read_cell(target)))
+            found = names.get(id(read_cell(target)))
         return self._name_unlisted(parent, child) if found is None else found
 
     # -- by the kind of object ---------------------------------------------------------------------
@@ -241,15 +147,15 @@ class Labels:
         elif is_one_of(cls, list, tuple, deque):
             _name_elements(target, role, names, self._describe_class(cls).fields)
         elif cls is CellType:
-            _add(names, [("", _read_cell(target))])
+            _add(names, [("", read_cell(target))])
         else:
             _name_callable_parts(target, names)
             self._name_generator_parts(target, names)
 
-    def _describe_class(self, cls: type) -> _ClassParts:
+    def _describe_class(self, cls: type) -> ClassParts:
         known = self._classes.get(id(cls))
         if known is None:
-            known = self._classes[id(cls)] = _describe_class(cls)
+            known = self._classes[id(cls)] = describe_class(cls)
         return known
 
     def _name_unlisted(self, parent: int, child: int) -> tuple[str, Role]:
@@ -306,7 +212,7 @@ class Labels:
         _add(names, [("'s default: ", target.__kwdefaults__)], Role("defaults"))
 
     def _name_items(self, target: Any, role: Role, names: _Names) -> None:
-        for key, value in _list_items(target):
+        for key, value in list_items(target):
             if role.name == "attributes":
                 self._name_attribute(key, value, role.of, names)
             elif role.name == "table":
@@ -350,7 +256,7 @@ class Labels:
             # Where the instance has a dictionary of its own, that is what it refers to; where its
             # values lie in the instance itself (Python 3.11), it refers to these.
             _add(names, [("", attributes)], Role("attributes", of=of))
-            for key, value in _list_items(attributes):
+            for key, value in list_items(attributes):
                 self._name_attribute(key, value, of, names)
         for name, slot in parts.slots:
             try:
@@ -394,11 +300,6 @@ def _add(names: _Names, parts: Iterable[tuple[str, object]], role: Role = _PLAIN
             names.setdefault(id(part), (step, role))
 
 
-def _list_items(target: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
-    """A dictionary's items, whatever its class would answer, in one step that nothing disturbs."""
-    return list(dict.items(target)) if is_a(target, dict) else list(target.items())
-
-
 def _name_elements(target: Any, role: Role, names: _Names, fields: tuple[str, ...]) -> None:
     base: Any = next(each for each in (tuple, list, deque) if is_one_of(type(target), each))
     # One step of C each: no other thread changes the container meanwhile.
@@ -435,14 +336,6 @@ def _describe_frame(frame: FrameType, line: int | None) -> str:
     name = frame.f_code.co_name
     function = "top level" if name.startswith("<") else f"{name}()"
     return f": {function}" if line is None else f": {function} line {line}"
-
-
-def _read_cell(cell: CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        # A variable that is not bound yet.
-        return None
 
 
 def _name_node(cls: type) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpumemwidget.owners.account import ELSEWHERE, Account, Row
-from gpumemwidget.owners.kinds import Kind, is_one_of
+from gpumemwidget.owners.kinds import Kind, is_a, is_one_of
 from gpumemwidget.owners.walk import Graph
 
 __all__ = ["list_owned"]
@@ -83,7 +83,7 @@ def _list_parts(account: Account, place: int, chosen: int) -> Iterator[tuple[int
     if is_one_of(cls, reader.optimizer_type):
         attributes = _read_attributes(reader.optimizer_type, target)
         state = attributes.get("state")
-        if isinstance(state, dict):
+        if is_a(state, dict):
             # The keys are the parameters.
             yield from _find_all(graph, list(dict.values(state)))
         for part, is_part in _find_all(graph, _list_parameters(attributes.get("param_groups"))):
@@ -94,7 +94,7 @@ def _list_parts(account: Account, place: int, chosen: int) -> Iterator[tuple[int
         attributes = _read_attributes(reader.module_type, target)
         for name in ("_parameters", "_buffers", "_modules"):
             table = attributes.get(name)
-            if isinstance(table, dict):
+            if is_a(table, dict):
                 yield from _find_all(graph, list(dict.values(table)))
     for part in graph.edges[place]:
         yield part, False
@@ -110,7 +110,7 @@ def _list_parameters(groups: object) -> list[object]:
     """What an optimizer's groups list, whatever else the user has put there."""
     found: list[object] = []
     for group in list(groups) if type(groups) is list else ():
-        listed = dict.get(group, "params") if isinstance(group, dict) else None
+        listed = dict.get(group, "params") if is_a(group, dict) else None
         found.extend(listed if type(listed) is list else ())
     return found
 

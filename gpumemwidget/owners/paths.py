@@ -15,8 +15,9 @@ from itertools import compress
 from types import TracebackType
 from typing import Literal
 
+from gpumemwidget.owners.attributes import is_fixed, read_attribute
 from gpumemwidget.owners.kinds import Kind, is_a, is_one_of
-from gpumemwidget.owners.labels import Labels, Role, is_fixed, read_attribute
+from gpumemwidget.owners.labels import Labels, Role
 from gpumemwidget.owners.walk import Graph
 
 __all__ = ["Paths", "Root", "RootKind"]

@@ -6,8 +6,8 @@ import re
 from collections import deque
 from collections.abc import Iterable
 
+from gpumemwidget.owners.attributes import read_attribute
 from gpumemwidget.owners.kinds import Kind, is_a, is_one_of
-from gpumemwidget.owners.labels import read_attribute
 from gpumemwidget.owners.paths import Paths
 from gpumemwidget.owners.walk import Graph
 from gpumemwidget.records import MemoryKind

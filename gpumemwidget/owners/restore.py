@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, forgets_frames
 from gpumemwidget.owners.account import Account, Row, take_account
+from gpumemwidget.owners.attributes import read_attribute
 from gpumemwidget.owners.base import Shell
 from gpumemwidget.owners.busy import find_capture, find_user
 from gpumemwidget.owners.checks import check_names, check_types
 from gpumemwidget.owners.kinds import Kind, is_a, is_one_of
-from gpumemwidget.owners.labels import read_attributes
 from gpumemwidget.owners.moves import Move, carry_out, find_move, find_outside
 from gpumemwidget.owners.naming import describe_error, find_kind_name
 from gpumemwidget.owners.ownership import list_owned
@@ -249,7 +249,7 @@ def _find_companions(account: Account, targets: dict[int, str]) -> dict[int, str
         for target in list(graph.objects):
             if not is_one_of(type(target), reader.optimizer_type):
                 continue
-            state = (read_attributes(target) or {}).get("state")
+            state = read_attribute(target, "state")
             for key, values in list(dict.items(state)) if is_a(state, dict) else ():
                 if id(key) not in device_of or not is_a(values, dict):
                     continue

@@ -22,7 +22,7 @@ from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from gpumemwidget.owners.hidden import HiddenHolders
-from gpumemwidget.owners.kinds import Kind, KindFinder, is_one_of, is_running
+from gpumemwidget.owners.kinds import Kind, KindFinder, is_a, is_one_of, is_running
 from gpumemwidget.owners.nodes import NodeAllowance
 from gpumemwidget.owners.storages import StorageInfo, TorchReader
 
@@ -389,6 +389,6 @@ class Graph:
                 self.saved_by.setdefault(found, []).append(place)
             else:
                 self._add_python(place, iter((data,)))
-                if isinstance(data, FunctionType):
+                if is_a(data, FunctionType):
                     self.n_unpackings[data.__code__] = self.n_unpackings.get(data.__code__, 0) + 1
         self._add_python(place, iter(gc.get_referents(node)))
