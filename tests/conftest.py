@@ -7,7 +7,6 @@ installed, and the pure modules' tests where torch is not.
 from __future__ import annotations
 
 import builtins
-import gc
 import os
 import sys
 import threading
@@ -45,19 +44,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skip = pytest.mark.skip(reason="no NVIDIA GPU that torch can use on this machine")
     for item in gpu_items:
         item.add_marker(skip)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def heap_put_aside() -> Iterator[None]:
-    """Put aside what was imported for the tests: half a million objects.
-
-    Else each collection and each look at the whole process goes through them, and there are some
-    ten of these in a test of the owners.
-    """
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,19 @@ from tests.owners.notebook import Notebook, Tracker
 _SYS_NAMES = ("last_type", "last_value", "last_traceback", "last_exc")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def heap_put_aside() -> Iterator[None]:
+    """Put aside what was imported for the tests: half a million objects.
+
+    Else each collection and each look at the whole process goes through them, and there are some
+    ten of these in a test of the owners.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
 def hardware() -> Iterator[Hardware]:
     """This machine's host memory, and nothing else."""
