@@ -19,7 +19,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from gpumemwidget.owners.attributes import read_locals
-from gpumemwidget.owners.kinds import Kind, is_one_of, is_running, name_class
+from gpumemwidget.owners.kinds import Kind, is_a, is_running, name_class, read_namespace
 from gpumemwidget.owners.paths import Root
 from gpumemwidget.owners.walk import Graph, list_referrers
 
@@ -214,7 +214,7 @@ def _ends(graph: Graph, each: object) -> bool:
     """
     if graph.find(each) is not None or graph.is_boundary(each):
         return True
-    return is_one_of(type(each), ModuleType) or (type(each) is FrameType and is_running(each))
+    return is_a(each, ModuleType) or (type(each) is FrameType and is_running(each))
 
 
 def _list_down(top: object, below: dict[int, object], target: object) -> list[object]:
@@ -227,12 +227,11 @@ def _list_down(top: object, below: dict[int, object], target: object) -> list[ob
 
 def _list_named_namespaces() -> dict[int, str]:
     """The namespaces of the modules but the notebook's own, under whatever name it goes."""
-    read_namespace: Any = vars(ModuleType)["__dict__"]
     main = sys.modules.get("__main__")
     return {
-        id(read_namespace.__get__(module)): name
+        id(read_namespace(module)): name
         for name, module in list(sys.modules.items())
-        if is_one_of(type(module), ModuleType) and module is not main and type(name) is str
+        if is_a(module, ModuleType) and module is not main and type(name) is str
     }
 
 

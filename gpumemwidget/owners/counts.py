@@ -19,7 +19,6 @@ from gpumemwidget.owners.walk import Graph
 __all__ = [
     "list_held_elsewhere",
     "list_outside",
-    "list_outside_tensors",
     "list_seen_from_outside",
     "needs_outside",
 ]
@@ -46,12 +45,6 @@ def list_held_elsewhere(graph: Graph, root_refs: dict[int, int]) -> list[int]:
     }
     found.update(place for place, info in graph.storages.items() if info.is_borrowed)
     return sorted(found)
-
-
-def list_outside_tensors(graph: Graph) -> list[Any]:
-    """All tensors that Python can see and the walk has not met (35 to 70 ms on a big heap)."""
-    tensors = graph.kind_finder.list_living(Kind.TENSOR)
-    return [each for each in tensors if graph.find(each) is None]
 
 
 def _find_excess(graph: Graph, place: int, count: int) -> int:
@@ -91,9 +84,12 @@ def _name_scope(code: CodeType) -> str:
     return str(getattr(code, "co_qualname", "")).rpartition(".")[0]
 
 
-def list_outside(graph: Graph) -> list[object]:
-    """All tensors and autograd nodes that Python can see and the walk has not met."""
-    living = graph.kind_finder.list_living(Kind.NODE, Kind.TENSOR)
+def list_outside(graph: Graph, *kinds: Kind) -> list[Any]:
+    """All of these kinds that Python can see and the walk has not met (some 100 ms on a big heap).
+
+    Tensors and autograd nodes, where no kinds are given.
+    """
+    living = graph.kind_finder.list_living(*(kinds or (Kind.NODE, Kind.TENSOR)))
     return [each for each in living if graph.find(each) is None]
 
 

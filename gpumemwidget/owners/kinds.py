@@ -28,6 +28,7 @@ __all__ = [
     "is_running",
     "list_bases",
     "name_class",
+    "read_namespace",
     "read_type_dict",
 ]
 
@@ -74,6 +75,12 @@ def is_a(target: object, cls: type[_T]) -> TypeGuard[_T]:
     return is_one_of(type(target), cls)
 
 
+def read_namespace(module: ModuleType) -> dict[str, object]:
+    """A module's globals, whatever its class would answer."""
+    namespace: dict[str, object] = _NAMESPACE.__get__(module)
+    return namespace
+
+
 def name_class(cls: type) -> str:
     """The class's qualified name; the notebook's own and the builtins' without their module."""
     # A name may be of a class of the user's that derives from str: this makes it one.
@@ -99,7 +106,7 @@ def is_library_class(cls: Any) -> bool:
     if not is_a(found, ModuleType):
         return False
     first, *others = str.split(_QUALNAME.__get__(cls), ".")
-    found = dict.get(_NAMESPACE.__get__(found), first)
+    found = dict.get(read_namespace(found), first)
     for name in others:
         found = read_type_dict(found).get(name) if is_one_of(type(found), type) else None  # type: ignore[arg-type]
     return found is cls
@@ -206,27 +213,14 @@ class KindFinder:
         """
         living = gc.get_objects()
         ids = list(map(id, map(type, living)))
-        wanted = self._list_tensor_ids() if kinds == (Kind.TENSOR,) else None
-        if wanted is None:
-            new = set(ids).difference(_classes)
-            if new:
-                # One object of each class tells its kind.
-                examples = dict(zip(ids, living, strict=True))
-                for key in new:
-                    self.find(type(examples[key]))
-            wanted = {key for key, (_, kind) in list(_classes.items()) if kind in kinds}
+        new = set(ids).difference(_classes)
+        if new:
+            # One object of each class tells its kind.
+            examples = dict(zip(ids, living, strict=True))
+            for key in new:
+                self.find(type(examples[key]))
+        wanted = {key for key, (_, kind) in list(_classes.items()) if kind in kinds}
         return list(compress(living, map(wanted.__contains__, ids)))
-
-    def _list_tensor_ids(self) -> set[int]:
-        """The ids of all classes of tensors: cheaper to have than those of all classes."""
-        found: set[int] = set()
-        pending: list[type] = [self._reader.tensor_type]
-        while pending:
-            cls = pending.pop()
-            if id(cls) not in found:
-                found.add(id(cls))
-                pending.extend(type.__subclasses__(cls))
-        return found
 
     def count_own_refs(self, cls: object) -> int:
         """How often the notes on classes, here and in the reader, hold a class."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpumemwidget.owners.account import Account
-from gpumemwidget.owners.counts import list_outside_tensors
+from gpumemwidget.owners.counts import list_outside
 from gpumemwidget.owners.kinds import Kind, name_class
 from gpumemwidget.owners.walk import Graph
 
@@ -77,7 +77,7 @@ def find_outside(account: Account, places: Sequence[int]) -> Outside:
         for place in places
     ):
         return outside
-    for tensor in list_outside_tensors(graph):
+    for tensor in list_outside(graph, Kind.TENSOR):
         parts = reader.read_tensor(tensor)
         for other in parts.tensors:
             outside.refs[id(other)] = outside.refs.get(id(other), 0) + 1

@@ -10,9 +10,11 @@ from gpumemwidget.owners.kinds import Kind, is_one_of
 from gpumemwidget.owners.walk import Graph
 from gpumemwidget.records import IPythonReference
 
-__all__ = ["describe_error", "describe_references", "find_kind_name"]
+__all__ = ["LENDER", "describe_error", "describe_references", "find_kind_name"]
 
 _MOST_REFERENCES = 5
+#: What holds borrowed memory too.
+LENDER = "whatever lent it to torch (NumPy, a file)"
 
 
 def find_kind_name(graph: Graph, place: int) -> str:

@@ -35,8 +35,8 @@ _ROOT_LEVELS: dict[RootKind, int] = {
 }
 #: To a parameter that is not its module's own word for it, from a function, through the list of
 #: what an optimizer trains, into an autograd graph.
-#: From a view, which shows a part of what another tensor holds.
 _PAST_MODULE, _THROUGH_CODE, _THROUGH_OPTIMIZER, _INTO_GRAPH = 1, 1, 2, 10
+#: From a view, which shows a part of what another tensor holds.
 _FROM_VIEW = 1
 #: From an exception to the one that it was raised in; from the debugger to what it looked at.
 _TO_CONTEXT, _THROUGH_DEBUGGER = 1, 1
@@ -174,7 +174,8 @@ class Paths:
         #: The lists and tables that an optimizer has of what it trains.
         self._optimizers_lists: set[int] = set()
         self._module_tables: set[int] = set()
-        self._special: dict[str, list[int]] = {"module": [], "optimizer": [], "exception": []}
+        words = ("module", "optimizer", "exception", "traceback")
+        self._special: dict[str, list[int]] = {word: [] for word in words}
         known: dict[int, str] = {}
         for place in compress(range(len(objects)), self._leads):
             if kinds[place] is Kind.PLAIN:
@@ -185,6 +186,7 @@ class Paths:
                 if word:
                     self._special[word].append(place)
         self._exceptions = set(self._special["exception"])
+        self._tracebacks = set(self._special["traceback"])
         for place in self._special["module"]:
             self._note_tables(objects[place], ("_parameters", "_buffers"), self._module_tables)
         for place in self._special["optimizer"]:
@@ -198,12 +200,13 @@ class Paths:
 
     def _find_word(self, cls: type) -> str:
         reader = self._graph.reader
-        for word, classes in (
-            ("module", (reader.module_type,)),
-            ("optimizer", (reader.optimizer_type,)),
-            ("exception", (BaseException, TracebackType)),
+        for word, known in (
+            ("module", reader.module_type),
+            ("optimizer", reader.optimizer_type),
+            ("exception", BaseException),
+            ("traceback", TracebackType),
         ):
-            if is_one_of(cls, *classes):
+            if is_one_of(cls, known):
                 return word
         return ""
 
@@ -221,7 +224,9 @@ class Paths:
                 level = _ROOT_LEVELS[root.kind]
                 if root.place in self._module_tensors:
                     level += _PAST_MODULE
-                elif root.kind == "exception" and root.place not in self._exceptions:
+                elif root.kind == "exception" and not (
+                    root.place in self._exceptions or root.place in self._tracebacks
+                ):
                     level += _THROUGH_DEBUGGER
                 levels[level].append((root.place, _NO_PARENT))
         for level, pending in enumerate(levels):
@@ -259,8 +264,9 @@ class Paths:
                 cost += _PAST_MODULE
             elif part_kind is Kind.STORAGE:
                 cost += self._weigh_tensor(place, part)
-            elif is_exception and part in self._exceptions and kind is Kind.PLAIN:
-                cost += self._weigh_link(place, part)
+            elif is_exception and part in self._exceptions:
+                # An exception's own traceback is nearer than that of the one it was raised in.
+                cost += _TO_CONTEXT
             levels[min(level + cost, last)].append((part, place))
 
     def _weigh_tensor(self, place: int, storage: int) -> int:
@@ -274,14 +280,6 @@ class Paths:
             cost += _PAST_MODULE
         with graph.reader.quiet():
             return cost + (_FROM_VIEW if graph.reader.is_view(graph.objects[place]) else 0)
-
-    def _weigh_link(self, place: int, part: int) -> int:
-        """An exception's own traceback is nearer than that of the one it was raised in."""
-        objects = self._graph.objects
-        are_both = is_one_of(type(objects[place]), BaseException) and is_one_of(
-            type(objects[part]), BaseException
-        )
-        return _TO_CONTEXT if are_both else 0
 
     # -- the words ---------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpumemwidget.owners.account import ELSEWHERE, Account, Row
 from gpumemwidget.owners.moves import Move, Outside, find_move, find_outside
-from gpumemwidget.owners.naming import find_kind_name
+from gpumemwidget.owners.naming import LENDER, find_kind_name
 from gpumemwidget.owners.ownership import list_owned
 from gpumemwidget.records import HOST, ReleaseMove
 from gpumemwidget.units import format_bytes
@@ -187,7 +187,7 @@ class Sorting:
         if n_named < n_rows:
             holders.append(f"{n_rows - n_named} more")
         if is_borrowed:
-            holders.append("whatever lent it to torch (NumPy, a file)")
+            holders.append(LENDER)
         elif marks & ELSEWHERE:
             holders.append("something that no variable names")
         *first, last = holders or ["nothing that is known"]

@@ -22,7 +22,7 @@ from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from gpumemwidget.owners.hidden import HiddenHolders
-from gpumemwidget.owners.kinds import Kind, KindFinder, is_a, is_one_of, is_running
+from gpumemwidget.owners.kinds import Kind, KindFinder, is_a, is_running, read_namespace
 from gpumemwidget.owners.nodes import NodeAllowance
 from gpumemwidget.owners.storages import StorageInfo, TorchReader
 
@@ -42,12 +42,8 @@ _MOST_TARGETS = 32
 
 def list_namespaces() -> list[object]:
     """The namespaces of all modules, where every walk stops."""
-    read_namespace: Any = vars(ModuleType)["__dict__"]
-    return [
-        read_namespace.__get__(module)
-        for module in list(sys.modules.values())
-        if type(module) is ModuleType or is_one_of(type(module), ModuleType)
-    ]
+    modules = list(sys.modules.values())
+    return [read_namespace(module) for module in modules if is_a(module, ModuleType)]
 
 
 def list_referrers(targets: Sequence[object]) -> list[object]:

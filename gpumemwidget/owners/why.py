@@ -20,7 +20,7 @@ from gpumemwidget.owners.base import Shell
 from gpumemwidget.owners.cuts import describe_cut
 from gpumemwidget.owners.entries import FULL_BUDGET_S, take_memory_account
 from gpumemwidget.owners.kinds import Kind, name_class
-from gpumemwidget.owners.naming import find_kind_name
+from gpumemwidget.owners.naming import LENDER, find_kind_name
 from gpumemwidget.owners.paths import RootKind
 from gpumemwidget.owners.walk import paused_collector
 from gpumemwidget.records import HOST, Explanation, Holder, Owned
@@ -33,7 +33,6 @@ _INDEX = re.compile(r"\[(\d+|[^\[\]\"]*\.[^\[\]]*)\]")
 _NUMBERED = re.compile(r"\[(\d+|[^\[\]\"]*\.[^\[\]]*|\"[^\"]*\d[^\"]*\")\]")
 _KEY = re.compile(r"\[([^\[\]]*)\]")
 _QUOTED = re.compile(r"\['([^'\"\]]*)'\]")
-_LENT = "whatever lent it to torch (NumPy, a file)"
 _UNSEEN = "something that Python can't see"
 
 
@@ -288,7 +287,7 @@ class _Inquiry:
                 continue
             info = self._graph.storages.get(place)
             is_lent = info is not None and info.is_borrowed
-            self._add((_LENT if is_lent else _UNSEEN,), "nowhere", place)
+            self._add((LENDER if is_lent else _UNSEEN,), "nowhere", place)
 
     def _is_lent_within(self, place: int) -> bool:
         """Whether it is one of two storages over the same memory: both are known, and lend it."""
