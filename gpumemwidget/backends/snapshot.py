@@ -7,10 +7,11 @@ a user's own history takes up to two seconds to fetch, and it is never fetched.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, Literal
 
-from gpumemwidget.records import Block, Frame, Segment
+from gpumemwidget.backends.stacks import StackTable
+from gpumemwidget.records import Block, Segment
 
 __all__ = ["SnapshotReader", "parse_segments"]
 
@@ -21,8 +22,6 @@ _STATES: dict[str, Literal["active_allocated", "active_pending_free", "inactive"
     "active_awaiting_free": "active_pending_free",
     "inactive": "inactive",
 }
-#: Frames of C++, which a history has where it was asked for them, end in these.
-_FOREIGN_ENDINGS = ("??", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".cuh", ".so")
 
 
 class SnapshotReader:
@@ -67,12 +66,12 @@ class SnapshotReader:
 
 def parse_segments(raw: Iterable[Mapping[str, Any]]) -> tuple[Segment, ...]:
     """Segments out of torch's dictionaries, by device and address."""
-    frames = _Frames()
-    segments = [_parse_segment(each, frames) for each in raw]
+    stacks = StackTable()
+    segments = [_parse_segment(each, stacks) for each in raw]
     return tuple(sorted(segments, key=lambda each: (_index(each.device), each.address)))
 
 
-def _parse_segment(raw: Mapping[str, Any], frames: _Frames) -> Segment:
+def _parse_segment(raw: Mapping[str, Any], stacks: StackTable) -> Segment:
     address = raw["address"]
     blocks = []
     for each in raw["blocks"]:
@@ -85,7 +84,7 @@ def _parse_segment(raw: Mapping[str, Any], frames: _Frames) -> Segment:
                 n_bytes=n_bytes,
                 requested_bytes=None if state == "inactive" else each.get("requested_size"),
                 state=state,
-                frames=frames.parse(each.get("frames", ())),
+                frames=stacks.find(each.get("frames", ())),
             )
         )
         address = blocks[-1].address + n_bytes
@@ -98,33 +97,6 @@ def _parse_segment(raw: Mapping[str, Any], frames: _Frames) -> Segment:
         pool_id=(first, second),
         blocks=tuple(blocks),
     )
-
-
-class _Frames:
-    """Turns stacks into records; thousands of blocks share a few hundred frames."""
-
-    def __init__(self) -> None:
-        # Torch gives the same dictionary for the same frame. It is kept, so that its id stays its.
-        self._known: dict[int, tuple[object, Frame | None]] = {}
-        self._stacks: dict[tuple[int, ...], tuple[Frame, ...]] = {(): ()}
-
-    def parse(self, stack: Sequence[Mapping[str, Any]]) -> tuple[Frame, ...]:
-        """The frames of Python, innermost first."""
-        key = tuple(map(id, stack))
-        known = self._stacks.get(key)
-        if known is None:
-            found = map(self._find, stack)
-            known = self._stacks[key] = tuple(each for each in found if each is not None)
-        return known
-
-    def _find(self, raw: Mapping[str, Any]) -> Frame | None:
-        known = self._known.get(id(raw))
-        if known is None:
-            frame = None
-            if not raw["filename"].endswith(_FOREIGN_ENDINGS):
-                frame = Frame(raw["filename"], raw["line"], raw["name"])
-            known = self._known[id(raw)] = (raw, frame)
-        return known[1]
 
 
 def _index(device: str) -> int:
