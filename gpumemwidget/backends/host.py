@@ -282,22 +282,24 @@ class HostBackend:
         if resident is None:
             return Reading(device=HOST, allocated_bytes=in_use_bytes, reserved_bytes=None)
         resident_kib, mark_kib = resident
-        self._seen_kib = max(self._seen_kib, resident_kib)
+        seen_kib = max(self._seen_kib, resident_kib)
         peak_is: PeakIs = "sampled"
         if mark_kib is not None:
-            if mark_kib + self._tolerance_kib < max(self._seen_kib, self._base_kib or 0):
+            known_kib = mark_kib + self._tolerance_kib
+            if known_kib < seen_kib or known_kib < (self._base_kib or 0):
                 self._is_cut = self._was_ever_cut = True
                 self._base_kib = None
             if self._base_kib is None or mark_kib > self._base_kib:
                 peak_is = "at least" if self._is_cut else "exact"
-                self._seen_kib = max(self._seen_kib, mark_kib)
-        self._highest_kib = max(self._highest_kib, self._seen_kib)
+                seen_kib = max(seen_kib, mark_kib)
+        self._seen_kib = seen_kib
+        self._highest_kib = max(self._highest_kib, seen_kib)
         return Reading(
             HOST,
             in_use_bytes,
             resident_kib * _KIB,
             None,
-            self._seen_kib * _KIB,
+            seen_kib * _KIB,
             peak_is,
         )
 

@@ -8,6 +8,7 @@ costs half as much again. Where there are no such files, psutil tells what it ca
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # no types are published with it
@@ -27,6 +28,8 @@ _FIRST_READ_BYTES = 4096
 #: Far above any real one: a process in 65,536 groups has 600 KB.
 _LONGEST_STATUS_BYTES = 4 * 1024 * 1024
 _RESET_PEAK = b"5"
+#: The two lines, which every kernel writes one below the other: found in one step, in every cell.
+_MARK_AND_SIZE = re.compile(rb"\nVmHWM:\s*(\d+) kB\nVmRSS:\s*(\d+) kB")
 
 
 class ResidentFiles:
@@ -69,6 +72,9 @@ class ResidentFiles:
             ValueError: what it holds is not a process's status.
         """
         text = os.pread(self._status, _FIRST_READ_BYTES, 0)
+        both = _MARK_AND_SIZE.search(text)
+        if both is not None:
+            return int(both[2]), int(both[1])
         resident_kib = _parse(text, b"\nVmRSS:")
         if resident_kib is None and len(text) == _FIRST_READ_BYTES:
             # The list of groups stands before it and can be long.

@@ -194,33 +194,34 @@ class CellEvents:
     # -- Measuring ---------------------------------------------------------------------------------
 
     def _start(self, info: Any, *, partial: bool) -> None:
-        self._guard(
-            "recording a cell's start",
-            self._monitor.start_cell,
-            # IPython has counted on already: the number of this cell is the one before.
-            execution_count=self._shell.execution_count - 1,
-            cell_id=getattr(info, "cell_id", None),
-            source=info.raw_cell,
-            partial=partial,
-        )
+        try:
+            self._monitor.start_cell(
+                # IPython has counted on already: the number of this cell is the one before.
+                execution_count=self._shell.execution_count - 1,
+                cell_id=getattr(info, "cell_id", None),
+                source=info.raw_cell,
+                partial=partial,
+            )
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
+            self._report_failure("recording a cell's start", exc)
 
     def _finish(self, result: ExecutionResult | None, status: Status) -> None:
-        record = self._guard(
-            "recording a cell's end",
-            self._monitor.end_cell,
-            status=status,
-            execution_count=None if result is None else result.execution_count,
-        )
+        record = None
+        try:
+            record = self._monitor.end_cell(
+                status=status,
+                execution_count=None if result is None else result.execution_count,
+            )
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
+            self._report_failure("recording a cell's end", exc)
         self._show(record, result)
 
     def _show(self, record: CellRecord | None, result: ExecutionResult | None) -> None:
         showed_result = result is None or not result.success or result.result is not None
-        self._guard(
-            "showing a cell's report",
-            self._outputs.close,
-            record,
-            showed_result=showed_result,
-        )
+        try:
+            self._outputs.close(record, showed_result=showed_result)
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
+            self._report_failure("showing a cell's report", exc)
 
     def _start_aside(self, run: _Run) -> None:
         """Begin to measure a run that is no cell (its caller keeps it out of the history)."""

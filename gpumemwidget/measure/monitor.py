@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from gpumemwidget.measure.cells import RunningCell, build_record, find_first_line
 from gpumemwidget.measure.clock import Clock, SystemClock
@@ -35,7 +35,6 @@ _MAX_UNSENT = 1000
 #: A duration is a difference, so a cell's end that is computed from it may be off by a rounding.
 _ROUNDING_S = 1e-6
 
-_T = TypeVar("_T")
 _log = logging.getLogger("gpumemwidget")
 
 
@@ -135,7 +134,11 @@ class Monitor:
         first_line = find_first_line(source)
         started_at = self.clock.wall()
         self._begin_cell_end()
-        before = self._ask("Reading the memory at a cell's start", self.hardware.start_span)
+        before = None
+        try:
+            before = self.hardware.start_span()
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the user's cell's
+            self._report("Reading the memory at a cell's start", exc)
         start_s = self._keep_cell_end(before)
         cell = self.running = RunningCell(
             execution_count=execution_count,
@@ -147,7 +150,8 @@ class Monitor:
             partial=partial,
             start_failed=before is None,
         )
-        self._tell("on_cell_started", lambda listener: listener.on_cell_started(cell))
+        if self._listeners:
+            self._tell("on_cell_started", lambda listener: listener.on_cell_started(cell))
         return cell
 
     def end_cell(self, *, status: Status, execution_count: int | None = None) -> CellRecord | None:
@@ -166,7 +170,9 @@ class Monitor:
         end_s = self._begin_cell_end()
         after = None
         try:
-            after = self._ask("Reading the memory at a cell's end", self.hardware.end_span)
+            after = self.hardware.end_span()
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the user's cell's
+            self._report("Reading the memory at a cell's end", exc)
         finally:  # A Ctrl-C that comes just here must not cost the record.
             self._keep_cell_end(after, end_s)
             record = build_record(
@@ -180,7 +186,8 @@ class Monitor:
             self.running = None
             self.ledger.append(record)
             try:
-                self._tell("on_cell_ended", lambda listener: listener.on_cell_ended(record))
+                if self._listeners:
+                    self._tell("on_cell_ended", lambda listener: listener.on_cell_ended(record))
             finally:
                 self._leave_cell()
         return record
@@ -345,7 +352,10 @@ class Monitor:
         self._sampler.stop()
         self._listeners = ()
         self._idle.clear()
-        self._ask("Closing the hardware", self.hardware.close)
+        try:
+            self.hardware.close()
+        except Exception as exc:  # noqa: BLE001 - all of ours has gone by now; it is told
+            self._report("Closing the hardware", exc)
 
     def reset_after_fork(self) -> None:
         """A forked child samples for nobody who wanted it in the parent."""
@@ -359,13 +369,6 @@ class Monitor:
                 tell(listener)
             except Exception as exc:  # noqa: BLE001 - reported; the other listeners are told
                 self._report(f"{type(listener).__name__}.{event}", exc)
-
-    def _ask(self, what: str, read: Callable[[], _T]) -> _T | None:
-        try:
-            return read()
-        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the user's cell's
-            self._report(what, exc)
-            return None
 
     def _report(self, what: str, exc: Exception) -> None:
         # By its kind: a text with an address or a count in it would be new each time.
