@@ -122,7 +122,7 @@ class Hardware:
         return tuple(
             lost
             for backend in self._backends
-            if isinstance(backend, CudaBackend)
+            if isinstance(backend, CudaBackend | HostBackend)
             for lost in backend.list_lost_peaks()
         )
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["HostBackend"]
 
 _KIB = 1024
+#: A peak that was wiped out is worth a word from this difference on: below it is an idle process.
+_TELLING_KIB = 1024
 #: Up to this, malloc's count is read as often as anyone asks. A slower walk over a fragmented heap
 #: stops malloc for everybody, so a sampler gets it only as often as costs this share of the time.
 _CHEAP_S = 0.001
@@ -174,6 +176,16 @@ class HostBackend:
             self._read_meminfo(b"MemAvailable:") or read_available_elsewhere(),
         )
         return min((room for room in rooms if room is not None), default=None)
+
+    def list_lost_peaks(self) -> tuple[tuple[str, int], ...]:
+        """The peak, in bytes, that ``resource.getrusage`` no longer tells after ``close``."""
+        if self._maxrss is None:
+            return ()
+        resident = self._read_resident()
+        wiped_kib = self._maxrss.read_wiped_kib()
+        if resident is None or wiped_kib - max(resident[0], resident[1] or 0) < _TELLING_KIB:
+            return ()
+        return ((HOST, wiped_kib * _KIB),)
 
     def take_notes(self) -> tuple[str, ...]:
         """Nothing: what can't be read here is the platform's way, and its readings say so."""

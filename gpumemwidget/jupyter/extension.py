@@ -165,8 +165,8 @@ class Extension:
     def describe_loss(self) -> list[str]:
         """What the user's own calls will no longer tell once we are gone."""
         return [
-            f"gpumemwidget: torch's own peak of {device} forgets the {format_bytes(peak_bytes)} of "
-            "before, and runs from the last cell's start."
+            f"gpumemwidget: {_name_peak(device)} forgets the {format_bytes(peak_bytes)} of before, "
+            "and runs from the last cell's start."
             for device, peak_bytes in self.monitor.hardware.list_lost_peaks()
         ]
 
@@ -227,6 +227,13 @@ class Extension:
             action()
         except Exception as exc:  # noqa: BLE001 - the other parts still have to go
             self.report_failure(what, exc)
+
+
+def _name_peak(device: str) -> str:
+    """Where the user reads the peak that we wiped out."""
+    if device == HOST:
+        return "this process's own peak (resource.getrusage)"
+    return f"torch's own peak of {device}"
 
 
 def _describe_kind(report: DeviceReport) -> str:

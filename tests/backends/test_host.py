@@ -14,7 +14,7 @@ import pytest
 
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.malloc import Glibc, find_malloc
-from gpumemwidget.records import Reading
+from gpumemwidget.records import HOST, Reading
 from tests.backends.procfs import FakeProc, write_group
 
 MIB = 1024 * 1024
@@ -225,6 +225,26 @@ def test_ru_maxrss_rises_with_a_higher_peak(host: HostBackend) -> None:
     after_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     assert after_kib >= before_kib + 30 * 1024
+
+
+@linux
+def test_the_peak_that_goes_with_us_is_told() -> None:
+    """Before it closes it says what ``ru_maxrss`` will no longer know, if it is anything."""
+    host = HostBackend()
+    untouched = host.list_lost_peaks()
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    make_and_drop(peak_kib * 1024 + 64 * MIB)
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    host.start_span()
+
+    lost = host.list_lost_peaks()
+    host.close()
+
+    assert untouched == host.list_lost_peaks() == ()
+    [(device, lost_bytes)] = lost
+    assert device == HOST
+    assert abs(lost_bytes - peak_kib * 1024) <= SLACK_BYTES
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < lost_bytes
 
 
 @linux
