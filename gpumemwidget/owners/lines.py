@@ -5,20 +5,13 @@ A recorded stack begins in PyTorch and ends in IPython; in between are the user'
 
 from __future__ import annotations
 
-import re
-import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
+from gpumemwidget.libraries import is_library
 from gpumemwidget.records import Frame
 
 __all__ = ["format_allocation", "format_frame"]
-
-#: Where the standard library and installed packages lie.
-_LIBRARIES = re.compile(
-    r"[/\\](site|dist)-packages[/\\]|^<frozen |^"
-    + "|^".join(re.escape(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
-)
 
 
 def format_frame(frame: Frame, cells: Mapping[str, int]) -> str:
@@ -36,6 +29,6 @@ def format_frame(frame: Frame, cells: Mapping[str, int]) -> str:
 def format_allocation(frames: Sequence[Frame], cells: Mapping[str, int]) -> str | None:
     """The innermost line that is no library's, else the innermost; ``None`` without a stack."""
     for frame in frames:
-        if frame.filename in cells or not _LIBRARIES.search(frame.filename):
+        if frame.filename in cells or not is_library(frame.filename):
             return format_frame(frame, cells)
     return format_frame(frames[0], cells) if frames else None
