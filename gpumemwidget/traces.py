@@ -295,6 +295,8 @@ class OomEvent:
     outside_bytes: int | None
     #: The Python stack, innermost first.
     frames: tuple[Frame, ...] = ()
+    #: What of it is in segments without a block in use, which ``empty_cache`` can give back.
+    cached_bytes: int | None = None
 
     @property
     def unallocated_bytes(self) -> int | None:

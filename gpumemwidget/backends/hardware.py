@@ -117,6 +117,14 @@ class Hardware:
                 return backend.available_bytes()
         return None
 
+    def read_own_use(self, device: str) -> int | None:
+        """Bytes that this process takes on a device, its CUDA context included.
+
+        ``None`` where the driver does not tell: there is none, or it knows this process by another
+        number, as in a container.
+        """
+        return None if self._monitor is None else self._monitor.read_own_use(device)
+
     def list_lost_peaks(self) -> tuple[tuple[str, int], ...]:
         """Devices and the peaks, in bytes, that ``close`` takes from the user's view."""
         return tuple(

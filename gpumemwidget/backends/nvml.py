@@ -101,6 +101,21 @@ class NvmlMonitor:
                 utilization_percent=None if rates is None else int(rates.gpu),
             )
 
+    def read_own_use(self, device: str) -> int | None:
+        """Bytes that this process takes on a device, its CUDA context included: about 20 µs.
+
+        ``None`` where its number is not among those that the driver lists, as in a container, or
+        the driver gives no bytes (Windows).
+        """
+        with self._lock:
+            gpu = self._map().get(device)
+            if gpu is None:
+                return None
+            list_processes = self._library.nvmlDeviceGetComputeRunningProcesses
+            processes = self._ask(gpu, device, "processes", list_processes)
+            own = [each.usedGpuMemory for each in processes or () if each.pid == os.getpid()]
+            return int(own[0]) if own and own[0] is not None else None
+
     def match(self, uuids: Mapping[str, str]) -> None:
         """Set the numbering right by what CUDA itself says of the devices that are in use.
 

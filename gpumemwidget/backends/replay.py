@@ -269,6 +269,10 @@ class ReplayMonitor:
                 self._uses.update((use.device, use) for use in event.uses)
             return None if self._is_closed else self._uses.get(device)
 
+    def read_own_use(self, device: str) -> int | None:  # noqa: ARG002 - the protocol's signature
+        """``None``: no recording tells."""
+        return None
+
     def take_notes(self) -> tuple[str, ...]:
         """Nothing: what failed when it was recorded is unknown here."""
         return ()

@@ -23,6 +23,8 @@ class FakeGpu:
     total_bytes: int = 140 * GIB
     used_bytes: int = 3 * GIB
     busy_percent: int = 17
+    #: Bytes of the processes that compute on it, by their numbers.
+    processes: dict[int, int | None] = field(default_factory=dict)
     instances: list[FakeGpu] | None = None
     failures: dict[str, int] = field(default_factory=dict)
 
@@ -72,6 +74,10 @@ class FakeNvml:
     def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> SimpleNamespace:  # noqa: N802
         self._check(gpu, "nvmlDeviceGetUtilizationRates")
         return SimpleNamespace(gpu=gpu.busy_percent, memory=1)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: FakeGpu) -> list[SimpleNamespace]:  # noqa: N802
+        self._check(gpu, "nvmlDeviceGetComputeRunningProcesses")
+        return [SimpleNamespace(pid=pid, usedGpuMemory=n) for pid, n in gpu.processes.items()]
 
     def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:  # noqa: N802
         self._check(gpu, "nvmlDeviceGetMigMode")

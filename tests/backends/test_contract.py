@@ -526,6 +526,7 @@ def test_every_device_has_a_use(monitor: DeviceMonitor) -> None:
 def test_unknown_devices_have_no_use(monitor: DeviceMonitor, device: str) -> None:
     """A device that is not listed is unknown, which is no failure."""
     assert monitor.read_use(device) is None
+    assert monitor.read_own_use(device) is None
     assert monitor.take_notes() == ()
 
 
