@@ -37,7 +37,14 @@ _THREAD_GRACE_S = 2.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the GPU tests where torch sees no GPU, and say so."""
+    """Skip the GPU tests where torch sees no GPU, and say so; keep together what must be.
+
+    Where several processes share the tests, those of a module stay in one, for their fixtures, and
+    all of the GPU's in one, for they fill it.
+    """
+    for item in items:
+        group = "gpu" if item.get_closest_marker("gpu") else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items or _has_gpu():
         return
