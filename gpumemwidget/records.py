@@ -403,14 +403,17 @@ class ReleasePlan:
     cublas: bool = False
     compile_caches: bool = False
     costs: tuple[str, ...] = ()
+    #: Whether the gradients of all that the names lead to go too, and how many these are.
+    grads: bool = False
+    n_grads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseStep:
     """One step of a release as it was carried out."""
 
-    #: ``move to CPU``, ``set to None``, ``drop IPython's references``, ``clear caches`` (where
-    #: asked for), ``gc.collect``, ``empty_cache``.
+    #: ``move to CPU``, ``set to None``, ``set gradients to None`` (where asked for), ``drop
+    #: IPython's references``, ``clear caches`` (where asked for), ``gc.collect``, ``empty_cache``.
     name: str
     #: What it did, in a few words: ``"3 tensors, 1.20 GiB"``; why it was skipped or failed.
     detail: str

@@ -135,6 +135,7 @@ def plan_release(
     exceptions: bool = False,
     cublas: bool = False,
     compile_caches: bool = False,
+    grads: bool = False,
 ) -> ReleasePlan:
     """What ``release`` with the same arguments would do; nothing is changed.
 
@@ -145,6 +146,8 @@ def plan_release(
         exceptions: also the last exception and its frames.
         cublas: also cuBLAS's workspaces; the next matrix product makes its own anew.
         compile_caches: also what ``torch.compile`` made; the next call compiles anew.
+        grads: also the gradients of all that the variables lead to, as
+            ``zero_grad(set_to_none=True)`` does for one model; goes without names.
 
     Raises:
         NotLoadedError: the extension is not loaded.
@@ -163,6 +166,7 @@ def plan_release(
         exceptions=exceptions,
         cublas=cublas,
         compile_caches=compile_caches,
+        grads=grads,
     )
 
 
@@ -173,6 +177,7 @@ def release(
     exceptions: bool = False,
     cublas: bool = False,
     compile_caches: bool = False,
+    grads: bool = False,
 ) -> ReleaseReport:
     """Release what variables hold: move, set to ``None``, collect, empty the cache, measure.
 
@@ -183,6 +188,8 @@ def release(
         exceptions: also the last exception and its frames.
         cublas: also cuBLAS's workspaces; the next matrix product makes its own anew.
         compile_caches: also what ``torch.compile`` made; the next call compiles anew.
+        grads: also the gradients of all that the variables lead to, as
+            ``zero_grad(set_to_none=True)`` does for one model; goes without names.
 
     Returns:
         What each step did and freed, in bytes, and what still holds the rest.
@@ -205,6 +212,7 @@ def release(
         exceptions=exceptions,
         cublas=cublas,
         compile_caches=compile_caches,
+        grads=grads,
     )
     return apply_release(plan, extension.shell, extension.monitor.hardware)
 

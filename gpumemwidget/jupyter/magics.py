@@ -196,6 +196,11 @@ class MemMagics(Magics):
     @argument("--out", action="store_true", help="also what IPython holds of displayed values")
     @argument("--exceptions", action="store_true", help="also the last exception and its frames")
     @argument(
+        "--grads",
+        action="store_true",
+        help="also the gradients of all variables (zero_grad(set_to_none=True)); without NAME",
+    )
+    @argument(
         "--cublas",
         action="store_true",
         help="also cuBLAS's workspaces; the next matrix product makes its own anew",
@@ -236,6 +241,7 @@ class MemMagics(Magics):
                 exceptions=args.exceptions,
                 cublas=args.cublas,
                 compile_caches=args.compile,
+                grads=args.grads,
             )
             if args.dry_run:
                 display(report_plan(plan))

@@ -28,7 +28,7 @@ from gpumemwidget.owners.paths import Paths, Root
 from gpumemwidget.owners.storages import TorchReader, find_torch
 from gpumemwidget.owners.walk import Graph, list_namespaces
 
-__all__ = ["ELSEWHERE", "Account", "Row", "Scope", "take_account"]
+__all__ = ["ELSEWHERE", "Account", "Row", "Scope", "spread_marks", "take_account"]
 
 #: How far a walk looks. ``names``: as far as the rows lead; it is not noticed that something else
 #: holds an autograd graph too, for that takes a look at every object of the process. ``process``:
@@ -83,6 +83,16 @@ class Account:
             Root(place, row.name, row.root) for row in self.rows.values() for place in row.places
         ]
         return [*roots, *self.outer]
+
+    def list_root_marks(self) -> list[tuple[int, int]]:
+        """Where marks begin to run: the places of the rows, and what else holds memory."""
+        roots = [(place, row.mark) for row in self.rows.values() for place in row.places]
+        return [*roots, *((place, ELSEWHERE) for place in self.elsewhere)]
+
+    def replace_marks(self, marks: list[int]) -> None:
+        """Take these for the marks, as if some edges were cut."""
+        self.marks = marks
+        self._alike.clear()
 
     def list_storages(self, marks: int) -> list[int]:
         """The storages that any of these marks reaches."""
@@ -179,10 +189,9 @@ def take_account(
             outside = list_outside(graph)
         elsewhere.extend(list_seen_from_outside(graph, outside))
     del outside
-    roots = [(place, row.mark) for row in rows.values() for place in row.places]
-    roots.extend((place, ELSEWHERE) for place in elsewhere)
-    marks = _spread_marks(graph, roots)
-    return Account(graph=graph, rows=rows, marks=marks, outer=outer, elsewhere=elsewhere)
+    account = Account(graph=graph, rows=rows, marks=[], outer=outer, elsewhere=elsewhere)
+    account.marks = spread_marks(graph, account.list_root_marks())
+    return account
 
 
 def _enter_rows(shell: Shell, graph: Graph) -> tuple[dict[str, Row], dict[int, int]]:
@@ -247,7 +256,7 @@ def _find_holders(graph: Graph, held: Iterable[int], known: Iterable[Root]) -> l
     return found
 
 
-def _spread_marks(graph: Graph, roots: Iterable[tuple[int, int]]) -> list[int]:
+def spread_marks(graph: Graph, roots: Iterable[tuple[int, int]]) -> list[int]:
     """Run each root's mark along the edges, through all that leads to a storage."""
     marks = [0] * len(graph.objects)
     leads = graph.list_leads()

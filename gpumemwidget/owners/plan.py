@@ -20,8 +20,9 @@ from gpumemwidget.owners.busy import find_capture, find_user
 from gpumemwidget.owners.caches import describe_costs
 from gpumemwidget.owners.checks import check_functions, check_names, check_types
 from gpumemwidget.owners.cycles import find_cycles
+from gpumemwidget.owners.grads import Gradients, find_gradients
 from gpumemwidget.owners.moves import Move
-from gpumemwidget.owners.sorting import Sorting
+from gpumemwidget.owners.sorting import GRADS, Sorting
 from gpumemwidget.records import IPythonReference, ReleaseMove, ReleasePlan
 from gpumemwidget.units import format_bytes
 
@@ -62,6 +63,8 @@ class Draft:
     planned: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     #: Tensors among them that hold themselves; weak.
     cycles: list[weakref.ref[Any]] = field(default_factory=list)
+    #: The leaves whose gradients are set to ``None``; weak.
+    grad_owners: list[weakref.ref[Any]] = field(default_factory=list)
     plan: ReleasePlan = _NOTHING
 
 
@@ -76,6 +79,7 @@ def plan_release(
     exceptions: bool = False,
     cublas: bool = False,
     compile_caches: bool = False,
+    grads: bool = False,
 ) -> ReleasePlan:
     """What releasing these rows would do; nothing is changed.
 
@@ -88,6 +92,8 @@ def plan_release(
         exceptions: drop all that is held of the last exception too.
         cublas: free cuBLAS's workspaces too.
         compile_caches: forget what ``torch.compile`` made too.
+        grads: set to ``None`` the gradients of all leaves that the user's names lead to; goes
+            without names.
 
     Raises:
         UnknownNameError: there is no such row.
@@ -102,6 +108,7 @@ def plan_release(
         exceptions=exceptions,
         cublas=cublas,
         compile_caches=compile_caches,
+        grads=grads,
     ).plan
 
 
@@ -115,14 +122,21 @@ def draw_up(
     exceptions: bool,
     cublas: bool = False,
     compile_caches: bool = False,
+    grads: bool = False,
 ) -> Draft:
     """The plan as ``plan_release`` gives it, with the objects that it is about."""
     check_types(names)
     names = tuple(dict.fromkeys(names))
-    if not (names or out or exceptions or cublas or compile_caches):
+    if not (names or out or exceptions or cublas or compile_caches or grads):
         raise BadInputError(
-            "nothing to release: name the variables, or give --out, --exceptions, --cublas or "
-            "--compile"
+            "nothing to release: name the variables, or give --out, --exceptions, --grads, "
+            "--cublas or --compile"
+        )
+    if names and grads:
+        # A parameter that is moved to the CPU must not wait there with its gradient elsewhere.
+        raise BadInputError(
+            "--grads is about the gradients of all variables and goes without names: release "
+            f"{names[0]} on its own; nothing was changed"
         )
     ipython_rows = {reference.row: reference.root for reference in shell.list_references()}
     user_names = tuple(name for name in names if name not in ipython_rows)
@@ -151,16 +165,24 @@ def draw_up(
     moves: tuple[ReleaseMove, ...] = ()
     remains: list[str] = []
     if account is not None:
-        refusal = find_user(shell, account, names)
+        gradients = find_gradients(account) if grads else None
+        refusal = find_user(shell, account, _list_used(account, names, gradients))
+        if gradients is not None:
+            draft.grad_owners = gradients.watch(account)
+            account.replace_marks(gradients.marks)
+            remains.extend(gradients.remains)
         sorting = Sorting(account, names, keep=keep, out=out, exceptions=exceptions)
         draft.dying = sorting.dying
         draft.planned = sorting.sum_steps()
+        if gradients is not None:
+            draft.dying.extend(gradients.dying)
+            draft.planned[GRADS] = account.sum_places(gradients.dying)
         draft.cycles = find_cycles(account, sorting.dropped)
         draft.moves = list(sorting.moved.values())
         number_of = {group: number for number, group in enumerate(sorting.moved)}
         draft.units = [[number_of[group] for group in unit] for unit in sorting.units]
         moves = sorting.describe_moves()
-        remains = sorting.describe_stays()
+        remains += sorting.describe_stays()
         if not account.graph.is_complete:
             remains.append(
                 "There is too much to look at all of it: what this frees is at least what is said"
@@ -184,8 +206,20 @@ def draw_up(
         cublas=cublas,
         compile_caches=compile_caches,
         costs=describe_costs(cublas=cublas, compile_caches=compile_caches),
+        grads=grads,
+        n_grads=len(draft.grad_owners),
     )
     return draft
+
+
+def _list_used(
+    account: Account, names: Sequence[str], gradients: Gradients | None
+) -> tuple[str, ...]:
+    """The rows that no other thread may be using: those named, and those with gradients."""
+    marks = 0
+    for place in () if gradients is None else gradients.owners:
+        marks |= account.marks[place]
+    return (*names, *account.name_holders(marks))
 
 
 def _describe_empty(shell: Shell, draft: Draft, *, keep: bool) -> list[str]:

@@ -1,7 +1,8 @@
 """Carries out a release, step by step, and measures each.
 
-Always in this order: move to the CPU what somebody keeps, set the names to ``None``, drop what
-IPython holds, clear torch's own caches where that was asked for, collect, empty the allocator's.
+Always in this order: move to the CPU what somebody keeps, set the names to ``None``, and gradients
+where that was asked for, drop what IPython holds, clear torch's own caches where that was asked
+for, collect, empty the allocator's.
 Emptying it before the names are rebound would give nothing back. A step that fails ends it: what
 was not yet released is unchanged.
 
@@ -23,10 +24,11 @@ from gpumemwidget.errors import BadInputError, ReleaseError
 from gpumemwidget.owners.base import Shell
 from gpumemwidget.owners.caches import clear_caches
 from gpumemwidget.owners.cycles import cut_cycles
+from gpumemwidget.owners.grads import clear_gradients
 from gpumemwidget.owners.moves import carry_out
 from gpumemwidget.owners.naming import describe_error, describe_references
 from gpumemwidget.owners.plan import Draft, draw_up
-from gpumemwidget.owners.sorting import DROP, MOVE, UNBIND
+from gpumemwidget.owners.sorting import DROP, GRADS, MOVE, UNBIND
 from gpumemwidget.owners.watch import StorageWatch
 from gpumemwidget.owners.whereabouts import whereabouts
 from gpumemwidget.records import HOST, Reading, ReleasePlan, ReleaseReport, ReleaseStep
@@ -74,6 +76,8 @@ class _Prepared:
     moved: str | None
     #: Tensors that hold themselves; weak.
     cycles: list[weakref.ref[Any]] = field(default_factory=list)
+    #: Leaves whose gradients go; weak.
+    grad_owners: list[weakref.ref[Any]] = field(default_factory=list)
     #: Why the move failed, in one line; or why it was not even begun.
     failure: str | None = None
     is_begun: bool = True
@@ -100,6 +104,7 @@ class _Release:
         plan = prepared.plan
         acts: dict[str, Callable[[], str | None]] = {
             UNBIND: lambda: self._unbind(prepared),
+            GRADS: lambda: clear_gradients(prepared.grad_owners),
             DROP: lambda: self._drop(prepared),
             "clear caches": lambda: clear_caches(
                 self._hardware, cublas=plan.cublas, compile_caches=plan.compile_caches
@@ -107,6 +112,8 @@ class _Release:
             "gc.collect": lambda: _collect(prepared.cycles),
             "empty_cache": self._empty_cache,
         }
+        if not plan.grads:
+            del acts[GRADS]
         if not plan.costs:
             del acts["clear caches"]
         for name, act in acts.items():
@@ -150,6 +157,7 @@ class _Release:
                 exceptions=asked.exceptions,
                 cublas=asked.cublas,
                 compile_caches=asked.compile_caches,
+                grads=asked.grads,
             )
         except BadInputError as exc:
             return replace(failed, failure=str(exc), is_begun=False)
@@ -168,6 +176,7 @@ class _Release:
             out_rows=draft.out_rows,
             moved=None,
             cycles=draft.cycles,
+            grad_owners=draft.grad_owners,
         )
         self._planned = draft.planned
         try:

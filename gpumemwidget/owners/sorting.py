@@ -11,13 +11,14 @@ from gpumemwidget.owners.ownership import list_owned
 from gpumemwidget.records import HOST, ReleaseMove
 from gpumemwidget.units import format_bytes
 
-__all__ = ["DROP", "MOVE", "UNBIND", "Sorting", "join_marks", "keep_together"]
+__all__ = ["DROP", "GRADS", "MOVE", "UNBIND", "Sorting", "join_marks", "keep_together"]
 
 _MOST_NAMED = 4
 
 #: The steps of a release with which memory goes, by their names.
 MOVE = "move to CPU"
 UNBIND = "set to None"
+GRADS = "set gradients to None"
 DROP = "drop IPython's references"
 
 #: A row's name, a device and the reason.

@@ -51,7 +51,10 @@ N_MOVES_SHOWN = 12
 _ROW_NAME = re.compile(rf"Out\[.*\]|_{{1,3}}|{LAST_EXCEPTION}", re.DOTALL)
 
 #: A table of six columns has no room for more in a terminal.
-_SHORT_NAMES = {"drop IPython's references": "drop IPython's own"}
+_SHORT_NAMES = {
+    "drop IPython's references": "drop IPython's own",
+    "set gradients to None": "gradients to None",
+}
 
 _STEP_COLUMNS = (
     Column("step", "name"),
@@ -111,11 +114,18 @@ def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
     return (
         Step("move to CPU", "" if moves else "nothing that anybody would keep", tuple(moves)),
         Step("set to None", rebinding),
+        *([Step("set gradients to None", _count_gradients(plan.n_grads))] if plan.grads else []),
         Step("drop IPython's references", describe_references(plan.drops) or "it holds none"),
         *([Step("clear caches", "", plan.costs)] if plan.costs else []),
         Step("gc.collect()"),
         Step("empty_cache()"),
     )
+
+
+def _count_gradients(number: int) -> str:
+    if not number:
+        return "no variable leads to one"
+    return "that of one tensor" if number == 1 else f"those of {number} tensors"
 
 
 def _list_moves(moves: Sequence[ReleaseMove]) -> list[str]:
