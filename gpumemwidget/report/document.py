@@ -19,11 +19,15 @@ __all__ = [
     "Document",
     "Heading",
     "Note",
+    "Option",
+    "Options",
+    "Part",
     "Run",
     "Sparklines",
     "Step",
     "Steps",
     "Table",
+    "UseBar",
 ]
 
 #: How a piece of text is meant. ``code`` is the user's own text.
@@ -133,7 +137,52 @@ class Sparklines:
     charts: tuple[Sparkline, ...]
 
 
-Block = Heading | Table | Note | Steps | Sparklines
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a whole."""
+
+    label: str
+    n_bytes: int
+    #: Which colour it has: a kind of memory, or ``cached``, ``outside``, ``others``, ``free``,
+    #: ``rest``.
+    look: str
+    #: Stands behind the amount.
+    detail: str = ""
+    #: What it is made of; drawn in its place, where there is any.
+    parts: tuple[Part, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UseBar:
+    """A device's memory as one bar, with what its parts are."""
+
+    title: str
+    #: What the parts add up to.
+    total_bytes: int
+    parts: tuple[Part, ...]
+    #: Where a line stands across the bar, and what it is.
+    mark_bytes: int | None = None
+    mark_label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Something that a person can do: what it gives, what it is, and what to type for it."""
+
+    amount: str
+    text: str
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options in their order."""
+
+    caption: str
+    options: tuple[Option, ...]
+
+
+Block = Heading | Table | Note | Steps | Sparklines | UseBar | Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +190,5 @@ class Document:
     """A whole report."""
 
     blocks: tuple[Block, ...] = field(default=())
+    #: More classes of the HTML's outermost element; with any it has a frame.
+    classes: tuple[str, ...] = ()

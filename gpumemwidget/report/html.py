@@ -6,8 +6,10 @@ and notes that remain still say everything. Everything that is shown passes thro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from gpumemwidget.report.card import render_bar, render_options
 from gpumemwidget.report.document import (
     Block,
     Cell,
@@ -15,15 +17,18 @@ from gpumemwidget.report.document import (
     Document,
     Heading,
     Note,
+    Options,
     Run,
     Sparklines,
     Steps,
     Table,
+    UseBar,
 )
 from gpumemwidget.report.escape import escape_html
 from gpumemwidget.report.svg import render_sparkline
 from gpumemwidget.report.theme import (
     BASE_CSS,
+    CARD_CSS,
     LINE_CSS,
     ROOT_CLASS,
     SHARE_CSS,
@@ -44,12 +49,14 @@ def render_html(document: Document) -> str:
     """The document as one ``<div>`` that carries the styles of just the blocks that it has."""
     kinds = {type(block) for block in document.blocks}
     css = BASE_CSS
-    css += TABLE_CSS if Table in kinds else ""
+    css += TABLE_CSS if kinds & {Table, Options} else ""
     css += SHARE_CSS if any(map(_has_shares, document.blocks)) else ""
     css += SPARKLINE_CSS if Sparklines in kinds else ""
     css += STEPS_CSS if Steps in kinds else ""
+    css += CARD_CSS if document.classes else ""
     body = "".join(_render_block(block) for block in document.blocks)
-    return f'<div class="{_ROOT_CLASSES}"><style>{css}</style>{body}</div>'
+    classes = " ".join((_ROOT_CLASSES, *map(escape_html, document.classes)))
+    return f'<div class="{classes}"><style>{css}</style>{body}</div>'
 
 
 def render_html_line(pieces: Sequence[str]) -> str:
@@ -59,16 +66,20 @@ def render_html_line(pieces: Sequence[str]) -> str:
 
 
 def _render_block(block: Block) -> str:
-    if isinstance(block, Heading):
-        return f"<p>{' · '.join(_render_run(run) for run in block.runs)}</p>"
-    if isinstance(block, Table):
-        return _render_table(block)
-    if isinstance(block, Note):
-        tone = _TONE_CLASSES.get(block.tone, "")
-        mark = f"{escape_html(block.mark)} " if block.mark else ""
-        return f'<p class="gmw-n {tone}">{mark}{escape_html(block.text)}</p>'
-    if isinstance(block, Steps):
-        return _render_steps(block)
+    return _RENDERERS[type(block)](block)
+
+
+def _render_heading(heading: Heading) -> str:
+    return f"<p>{' · '.join(_render_run(run) for run in heading.runs)}</p>"
+
+
+def _render_note(note: Note) -> str:
+    tone = _TONE_CLASSES.get(note.tone, "")
+    mark = f"{escape_html(note.mark)} " if note.mark else ""
+    return f'<p class="gmw-n {tone}">{mark}{escape_html(note.text)}</p>'
+
+
+def _render_sparklines(block: Sparklines) -> str:
     charts = "".join(render_sparkline(chart) for chart in block.charts)
     return f'<div class="gmw-s">{charts}</div>'
 
@@ -219,3 +230,15 @@ def _class_of(column: Column, cell: Cell) -> str:
     if cell.tone in _TONE_CLASSES:
         classes.append(_TONE_CLASSES[cell.tone])
     return f' class="{" ".join(classes)}"' if classes else ""
+
+
+#: How each kind of block is drawn.
+_RENDERERS: dict[type[Block], Callable[[Any], str]] = {
+    Heading: _render_heading,
+    Note: _render_note,
+    Options: render_options,
+    Sparklines: _render_sparklines,
+    Steps: _render_steps,
+    Table: _render_table,
+    UseBar: render_bar,
+}

@@ -10,6 +10,7 @@ from gpumemwidget.report.account import report_account
 from gpumemwidget.report.cell import report_cell, report_cell_line
 from gpumemwidget.report.holdings import report_holdings
 from gpumemwidget.report.ledger import report_ledger
+from gpumemwidget.report.oom import report_oom
 from gpumemwidget.report.output import Report
 from gpumemwidget.report.release import (
     report_plan,
@@ -28,6 +29,7 @@ __all__ = [
     "report_explanation",
     "report_holdings",
     "report_ledger",
+    "report_oom",
     "report_plan",
     "report_release",
     "report_restore",

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import textwrap
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from gpumemwidget.report.document import (
+    Block,
     Cell,
     Column,
     Document,
     Heading,
     Note,
-    Sparklines,
+    Options,
+    Part,
     Steps,
     Table,
+    UseBar,
 )
 from gpumemwidget.report.escape import clean
+from gpumemwidget.units import format_bytes
 
 __all__ = ["WIDTH", "cut", "cut_middle", "measure", "render_text", "render_text_line"]
 
@@ -43,19 +48,13 @@ def render_text(document: Document) -> str:
     parts: list[str] = []
     was_note = False
     for block in document.blocks:
-        if isinstance(block, Sparklines):
+        render = _RENDERERS.get(type(block))
+        if render is None:
             continue
         is_note = isinstance(block, Note)
         if parts:
             parts.append("\n" if is_note and was_note else "\n\n")
-        if isinstance(block, Heading):
-            parts.append(" · ".join(clean(run.text) for run in block.runs))
-        elif isinstance(block, Table):
-            parts.append(_render_table(block))
-        elif isinstance(block, Steps):
-            parts.append(_render_steps(block))
-        else:
-            parts.append(_render_note(block))
+        parts.append(render(block))
         was_note = is_note
     # A space that does not break has done its work.
     return "".join(parts).replace("\xa0", " ")
@@ -103,6 +102,11 @@ def cut_middle(text: str, width: int) -> str:
     return start
 
 
+def _render_heading(heading: Heading) -> str:
+    line = " · ".join(clean(run.text) for run in heading.runs)
+    return line if measure(line) <= WIDTH else _fill(line, indent="  ")
+
+
 def _render_note(note: Note) -> str:
     return _fill(_join_mark(note.mark, clean(note.text)), indent="")
 
@@ -115,6 +119,39 @@ def _render_steps(steps: Steps) -> str:
         for detail in step.details:
             pieces = [detail] if isinstance(detail, str) else [run.text for run in detail]
             lines.append(_fill(f"   {''.join(map(clean, pieces))}", indent="     "))
+    return "\n".join(lines)
+
+
+def _render_bar(bar: UseBar) -> str:
+    """The parts as a table."""
+
+    def list_rows(parts: Sequence[Part], level: int) -> list[tuple[Cell, ...]]:
+        rows: list[tuple[Cell, ...]] = []
+        for part in parts:
+            amount, detail = Cell(format_bytes(part.n_bytes)), Cell(part.detail)
+            rows.append((Cell(part.label, level=level), amount, detail))
+            rows.extend(list_rows(part.parts, level + 1))
+        return rows
+
+    rows = list_rows(bar.parts, 1)
+    if bar.mark_bytes is not None:
+        rows.append((Cell(bar.mark_label, level=1), Cell(format_bytes(bar.mark_bytes)), Cell("")))
+    title = (Cell(clean(bar.title)), Cell(format_bytes(bar.total_bytes)), Cell(""))
+    columns = (Column("", "words"), Column(""), Column("", "words", last="wrap"))
+    table = Table(caption="", columns=columns, groups=((title, *rows),), last_is_shared=False)
+    return _render_table(table).lstrip("\n")
+
+
+def _render_options(options: Options) -> str:
+    width = max(measure(clean(option.amount)) for option in options.options)
+    lines = [clean(options.caption)]
+    hanging = " " * (2 + width) + _GAP
+    for option in options.options:
+        amount = clean(option.amount)
+        start = "  " + " " * (width - measure(amount)) + amount + _GAP
+        lines.append(_fill(start + clean(option.text), indent=hanging))
+        if option.command:
+            lines.append(_fill(hanging + clean(option.command), indent=hanging + "  "))
     return "\n".join(lines)
 
 
@@ -185,3 +222,14 @@ def _render_row(
             fields.append(blank + shown if column.kind == "number" else shown + blank)
     hanging = " " * (sum(widths) + len(_GAP) * len(widths))
     return [_GAP.join(fields).rstrip(), *(hanging + line for line in rest)]
+
+
+#: How each kind of block is written; those that are not here only HTML can show.
+_RENDERERS: dict[type[Block], Callable[[Any], str]] = {
+    Heading: _render_heading,
+    Note: _render_note,
+    Options: _render_options,
+    Steps: _render_steps,
+    Table: _render_table,
+    UseBar: _render_bar,
+}

@@ -16,7 +16,11 @@ __all__ = [
     "ALLOCATED_COLOR",
     "BAD_COLOR",
     "BASE_CSS",
+    "CARD_CLASS",
+    "CARD_CSS",
     "LINE_CSS",
+    "LOOKS",
+    "LOOK_COLORS",
     "NEUTRAL_COLOR",
     "PEAK_COLOR",
     "RESERVED_COLOR",
@@ -37,6 +41,28 @@ BAD_COLOR = "#d6453d"
 WARN_COLOR = "#a66c00"
 #: Text and lines of figures, which can't inherit the page's colour.
 NEUTRAL_COLOR = "#808080"
+
+#: The colours of the parts of a device's memory; ``free`` is the page's own.
+LOOK_COLORS = {
+    "parameter": ALLOCATED_COLOR,
+    "gradient": "#8a6fd6",
+    "optimizer state": "#159a8c",
+    "saved for backward": "#5b9a2f",
+    "tensor": "#c75a9a",
+    "buffer": "#6f8fb3",
+    "allocated": ALLOCATED_COLOR,
+    "other": "#a0785a",
+    "unknown": NEUTRAL_COLOR,
+    "cached": RESERVED_COLOR,
+    "outside": "#6c7a89",
+    "others": "#8b93a0",
+}
+
+#: The classes that they have end in these.
+LOOKS = {look: str(number) for number, look in enumerate((*LOOK_COLORS, "free", "rest"))}
+
+#: The root of a report with a frame has this one too.
+CARD_CLASS = "gmw-card"
 
 #: All classes begin with ``gmw-``; all rules begin with this one, which every report's root has.
 ROOT_CLASS = "gmw"
@@ -154,6 +180,41 @@ $root ol ul { list-style: none; margin: 0; padding: 0 }
 $root li { margin: 1px 0 }
 $root code.gmw-k { font-weight: 600; overflow-wrap: anywhere }
 """)
+
+#: For the card of an OOM: its frame, the bar and what it is made of, the ways out.
+CARD_CSS = _squeeze(
+    """
+.gmw-card { border: 1px solid ${neutral}59; border-left: 3px solid $bad; border-radius: 4px;
+  box-sizing: border-box; margin: 6px 0; max-width: 76em; padding: 10px 14px 8px }
+.gmw-card > p:first-of-type > strong:first-child { color: $bad }
+$root p.gmw-eh { display: flex; justify-content: space-between; margin: 10px 0 3px }
+$root .gmw-e { margin: 0 }
+$root .gmw-e svg { background: none; border: 1px solid ${neutral}8c; border-radius: 3px;
+  box-sizing: border-box; display: block; height: 22px; max-width: none; width: 100% }
+.gmw-e path { stroke: currentColor; stroke-dasharray: 3 2; stroke-width: 2;
+  vector-effect: non-scaling-stroke }
+.gmw-el { font-size: 12px; margin: 5px 0 10px }
+$root .gmw-el p { margin: 0 0 2px }
+.gmw-el p > span { display: inline-block; margin-right: 14px }
+.gmw-el i { border: 1px solid ${neutral}8c; border-radius: 2px; box-sizing: border-box;
+  display: inline-block; height: 10px; margin-right: 5px; width: 10px }
+.gmw-el i.gmw-lm { border: 0; border-left: 2px dashed currentColor; border-radius: 0; height: 12px;
+  vertical-align: -2px; width: 3px }
+$root .gmw-out { max-width: 72em; width: 100% }
+$root .gmw-out tr > * { border-top: 1px solid ${neutral}40; padding-bottom: 4px; padding-top: 4px }
+$root .gmw-out .gmw-r { font-weight: 600 }
+$root .gmw-out code { overflow-wrap: anywhere }
+.gmw-out .gmw-f div { line-height: 22px; min-height: 22px }
+$root .gmw-out .gmw-f { width: 100% }
+"""
+    + "".join(
+        f".gmw-l{LOOKS[look]} {{ fill: {color} }} .gmw-el i.gmw-l{LOOKS[look]} "
+        f"{{ background: {color}; border-color: {color} }}\n"
+        for look, color in LOOK_COLORS.items()
+    )
+    + f".gmw-l{LOOKS['free']} {{ fill: none }} .gmw-l{LOOKS['rest']} {{ fill: {NEUTRAL_COLOR}40 }}"
+    + f" .gmw-el i.gmw-l{LOOKS['rest']} {{ background: {NEUTRAL_COLOR}40 }}"
+)
 
 #: The one line of ``%memtrace on`` carries only this.
 LINE_CSS = _squeeze("""

@@ -16,6 +16,7 @@ from gpumemwidget.report.report import (
     report_explanation,
     report_holdings,
     report_ledger,
+    report_oom,
     report_plan,
     report_release,
     report_restore,
@@ -44,6 +45,12 @@ from tests.report.examples import (
     make_stat,
     make_stopped_release,
     make_two_gpu_cell,
+)
+from tests.report.oom_examples import (
+    make_card,
+    make_empty_card,
+    make_host_card,
+    make_hostile_card,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -85,6 +92,10 @@ def make_every_report() -> dict[str, Report]:
             make_unnamed_explanation(held_bytes=(), holders=())
         ),
         "holdings": report_holdings(make_holdings()),
+        "oom": report_oom(make_card()),
+        "oom_empty": report_oom(make_empty_card()),
+        "oom_host": report_oom(make_host_card()),
+        "oom_hostile": report_oom(make_hostile_card()),
         "plan": report_plan(make_plan()),
         "plan_refused": report_plan(
             make_plan(

@@ -27,10 +27,12 @@ from gpumemwidget.report.report import (
     report_explanation,
     report_holdings,
     report_ledger,
+    report_oom,
     report_plan,
     report_release,
     report_stat,
 )
+from gpumemwidget.traces import OomCard
 from tests.report.pages import Page, list_amounts, list_charts
 
 _HOSTILE = st.text(
@@ -126,6 +128,13 @@ def test_any_account(account: MemoryAccount, levels: int | None, most: int | Non
 def test_any_explanation(explanation: Explanation) -> None:
     """Why something is still there."""
     _check(report_explanation(explanation))
+
+
+@_settings
+@given(_make(OomCard))
+def test_any_oom(card: OomCard) -> None:
+    """Why a cell ran out of memory."""
+    _check(report_oom(card))
 
 
 @_settings

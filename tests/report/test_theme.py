@@ -27,7 +27,13 @@ def _measure_contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("page", _PAGES)
 @pytest.mark.parametrize(
     "color",
-    [theme.ALLOCATED_COLOR, theme.RESERVED_COLOR, theme.PEAK_COLOR, theme.NEUTRAL_COLOR],
+    [
+        theme.ALLOCATED_COLOR,
+        theme.RESERVED_COLOR,
+        theme.PEAK_COLOR,
+        theme.NEUTRAL_COLOR,
+        *theme.LOOK_COLORS.values(),
+    ],
 )
 def test_lines_can_be_seen(color: str, page: str) -> None:
     """Graphics need a contrast of 3 to 1."""
@@ -49,6 +55,7 @@ def test_rules_hold_nothing_to_substitute() -> None:
         theme.SPARKLINE_CSS,
         theme.STEPS_CSS,
         theme.LINE_CSS,
+        theme.CARD_CSS,
     )
 
     assert not [sheet for sheet in sheets if "$" in sheet or "\n" in sheet]

@@ -1,0 +1,234 @@
+"""OOMs as sessions meet them, for the tests of the card."""
+
+from __future__ import annotations
+
+from gpumemwidget.records import MemoryKind, Owned
+from gpumemwidget.traces import OomCard, OomEvent, WayOut
+from tests.report.examples import HOSTILE, MIB
+
+GIB = 1024 * MIB
+
+_KINDS: tuple[tuple[MemoryKind, int], ...] = (
+    ("saved for backward", 38 * GIB),
+    ("optimizer state", 12 * GIB),
+    ("parameter", 6 * GIB),
+    ("gradient", 6 * GIB),
+    ("tensor", 3 * GIB),
+    ("cuBLAS workspace", 33 * MIB),
+)
+_WAYS = (
+    WayOut(
+        "last exception",
+        "Release the last exception: its frames hold what the failed step had made",
+        41 * GIB,
+        "exact",
+        "%memrelease --exceptions",
+        can_do=True,
+    ),
+    WayOut(
+        "smaller batch",
+        "Halve the batch: batch has 64 rows, and what is saved for backward grows with it",
+        19 * GIB,
+        "about",
+    ),
+    WayOut(
+        "names",
+        "Release variables that this cell did not use: validation_losses and old_model",
+        3 * GIB + 200 * MIB,
+        "at least",
+        "%memrelease validation_losses old_model",
+        can_do=True,
+        names=("validation_losses", "old_model"),
+    ),
+    WayOut(
+        "gradients",
+        "Drop the gradients of the step before",
+        6 * GIB,
+        "exact",
+        "optimizer.zero_grad(set_to_none=True)",
+        can_do=True,
+    ),
+    WayOut(
+        "out",
+        "Release what Out holds of displayed values",
+        64 * MIB,
+        "exact",
+        "%memrelease --out",
+        can_do=True,
+    ),
+    WayOut(
+        "cached blocks",
+        "Give the cached blocks back to the device",
+        2 * GIB,
+        "at most",
+        "torch.cuda.empty_cache()",
+        can_do=True,
+    ),
+    WayOut(
+        "expandable segments",
+        "Let segments grow, so that free blocks can be joined: set this before torch is imported",
+        None,
+        "at most",
+        "%env PYTORCH_ALLOC_CONF=expandable_segments:True",
+    ),
+    WayOut("no_grad", "Run what needs no gradients under torch.no_grad()", None, "about"),
+)
+
+
+def _own(path: str, n_bytes: int, kind: MemoryKind = "tensor", **more: object) -> Owned:
+    steps = tuple(path.split(" "))
+    values: dict[str, object] = {"root": "name", "rows": steps[:1], **more}
+    return Owned("cuda:0", n_bytes, kind, steps, **values)  # type: ignore[arg-type]
+
+
+def make_event(**changes: object) -> OomEvent:
+    """A training step on an H100 that others use as well."""
+    values: dict[str, object] = {
+        "device": "cuda:0",
+        "requested_bytes": 2 * GIB,
+        "allocated_bytes": 65 * GIB + 33 * MIB,
+        "reserved_bytes": 68 * GIB,
+        "largest_free_block_bytes": 512 * MIB,
+        "device_free_bytes": 611 * MIB,
+        "device_total_bytes": 79 * GIB + 191 * MIB,
+        "limit_bytes": None,
+        "others_bytes": 10 * GIB,
+        "outside_bytes": 604 * MIB,
+        **changes,
+    }
+    return OomEvent(**values)  # type: ignore[arg-type]
+
+
+def make_card(**changes: object) -> OomCard:
+    """Its card, with all that may stand on one."""
+    owners = [
+        _own("logits", 12 * GIB, "tensor"),
+        *(
+            _own(
+                f"loss 's_graph : [{number}] : saved_by GeluBackward0",
+                3 * GIB,
+                "saved for backward",
+            )
+            for number in range(4)
+        ),
+        _own("optimizer .state [model.lm_head.weight] ['exp_avg']", 590 * MIB, "optimizer state"),
+        _own("model .lm_head .weight", 590 * MIB, "parameter"),
+        _own("model .lm_head .weight .grad", 590 * MIB, "gradient"),
+        _own("validation_losses [12]", 512 * MIB),
+        _own(
+            "no_name",
+            400 * MIB,
+            root="nowhere",
+            rows=(),
+            allocated_at="In[4], line 3",
+        ),
+    ]
+    values: dict[str, object] = {
+        "event": make_event(),
+        "execution_count": 7,
+        "place": "In[7], line 3",
+        "text": "    logits = model(batch.to(device), labels=labels)",
+        "function": "torch.nn.functional.linear",
+        "owners": tuple(owners),
+        "owned_bytes": 65 * GIB,
+        "ways": _WAYS,
+        "kinds": _KINDS,
+        "n_caught": 2,
+        "notes": ("What other processes take is the driver's figure.",),
+        **changes,
+    }
+    return OomCard(**values)  # type: ignore[arg-type]
+
+
+def make_host_card(**changes: object) -> OomCard:
+    """An array that no machine has the memory for."""
+    event = OomEvent(
+        device="host",
+        requested_bytes=8 * 1024 * GIB,
+        allocated_bytes=900 * MIB,
+        reserved_bytes=1300 * MIB,
+        largest_free_block_bytes=None,
+        device_free_bytes=13 * GIB,
+        device_total_bytes=16 * GIB,
+        limit_bytes=None,
+        others_bytes=None,
+        outside_bytes=None,
+    )
+    owners = (
+        Owned("host", 700 * MIB, "other", ("Python's own objects and libraries",), "nowhere"),
+        Owned("host", 200 * MIB, "tensor", ("dataset", ".tensors", "[0]"), "name", ("dataset",)),
+    )
+    ways = (
+        WayOut(
+            "names",
+            "Release a variable that this cell did not use: dataset",
+            200 * MIB,
+            "exact",
+            "%memrelease dataset",
+            can_do=True,
+            names=("dataset",),
+        ),
+        WayOut("lower precision", "Ask for less: float32 instead of float64", 4096 * GIB, "about"),
+    )
+    values: dict[str, object] = {
+        "event": event,
+        "execution_count": 3,
+        "place": "In[3], line 1",
+        "text": "distances = np.zeros((1_000_000, 1_000_000))",
+        "function": None,
+        "owners": owners,
+        "owned_bytes": 900 * MIB,
+        "ways": ways,
+        **changes,
+    }
+    return OomCard(**values)  # type: ignore[arg-type]
+
+
+def make_empty_card(device: str = "cuda:0") -> OomCard:
+    """One of which nothing could be found out."""
+    event = OomEvent(
+        device=device,
+        requested_bytes=None,
+        allocated_bytes=None,
+        reserved_bytes=None,
+        largest_free_block_bytes=None,
+        device_free_bytes=None,
+        device_total_bytes=None,
+        limit_bytes=None,
+        others_bytes=None,
+        outside_bytes=None,
+    )
+    return OomCard(
+        event=event,
+        execution_count=None,
+        place=None,
+        text="",
+        function=None,
+        owners=(),
+        owned_bytes=None,
+        ways=(),
+        notes=("The account of owners was not taken: it took more than its time.",),
+    )
+
+
+def make_hostile_card() -> OomCard:
+    """One whose texts come from a notebook that means no good; a limit, and unknown neighbours."""
+    path = "config" + "".join(f"['section_{number}']" for number in range(24))
+    return make_card(
+        event=make_event(
+            limit_bytes=69 * GIB,
+            others_bytes=None,
+            outside_bytes=None,
+            largest_free_block_bytes=3 * GIB - 33 * MIB,
+        ),
+        text=HOSTILE,
+        function="torch.<script>alert(1)</script>\u202e",
+        owners=(_own(HOSTILE, 9 * GIB), _own(path, 8 * GIB, "parameter")),
+        ways=(
+            WayOut("names", f"Release {HOSTILE}", GIB, "exact", f"%memrelease {HOSTILE}" * 2),
+            WayOut("limit", "Raise this process's limit", 9 * GIB, "at most", "%memlimit off"),
+        ),
+        kinds=(),
+        n_caught=1,
+        notes=(HOSTILE,),
+    )
