@@ -7,9 +7,11 @@ GPU. ``tests/backends/test_contract.py`` holds every implementation to what is s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from gpumemwidget.records import DeviceInfo, DeviceUse, Reading, Segment
+from gpumemwidget.traces import AllocatorTrace
 
 __all__ = ["DeviceMonitor", "MemoryBackend"]
 
@@ -67,6 +69,40 @@ class MemoryBackend(Protocol):
         """
         ...
 
+    @property
+    def is_tracing(self) -> bool:
+        """Whether a trace was started and not ended."""
+        ...
+
+    def start_trace(self, *, n_events: int) -> tuple[str, ...]:
+        """Begin to note each allocation, and drop a trace that was running.
+
+        Args:
+            n_events: how many events to keep, of all devices together: the newest.
+
+        Returns:
+            Why there is none, a sentence each, where there are devices that can't be traced.
+        """
+        ...
+
+    def end_trace(self, *, snapshot_to: Path | None = None) -> tuple[AllocatorTrace, ...]:
+        """What was noted since, on each touched device; from then on it is as it was before.
+
+        ``()`` where no trace was running, and where there is no such allocator.
+
+        Args:
+            snapshot_to: a file for PyTorch's own memory viewer; one of that name is replaced. If it
+                can't be written, that is a note.
+        """
+        ...
+
+    def set_sites(self, *, is_on: bool) -> str:
+        """Keep the line of each live block from now on, or no longer; what was done, in one line.
+
+        ``""`` where there is no such allocator.
+        """
+        ...
+
     def empty_cache(self) -> None:
         """Give back to the device what is cached and unused, on each touched device."""
         ...
@@ -104,6 +140,10 @@ class DeviceMonitor(Protocol):
 
     def read_use(self, device: str) -> DeviceUse | None:
         """The whole device now; ``None`` where it can't be read."""
+        ...
+
+    def read_own_use(self, device: str) -> int | None:
+        """What this process takes there; ``None`` where the driver does not know it."""
         ...
 
     def take_notes(self) -> tuple[str, ...]:

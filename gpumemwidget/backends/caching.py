@@ -10,7 +10,7 @@ and tries once more.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +97,9 @@ class CachingAllocator:
 
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
+        #: Told what torch's history would note: the action, the address (of an ``oom`` what is
+        #: free) and the bytes, of a block those that were asked for.
+        self.on_event: Callable[[str, int, int], None] | None = None
         self._segments: list[_Segment] = []
         self._stats = {name: {pool: _Stat() for pool in _POOLS} for name in _STATS}
         self._next_address = _FIRST_ADDRESS
@@ -120,11 +123,14 @@ class CachingAllocator:
         block.is_free = False
         block.requested_bytes = n_bytes
         self._count_use(block, 1)
+        self._tell(block, "alloc")
         return block
 
     def free(self, block: Block) -> None:
         """Give a block back to the cache, and join it with its free neighbours."""
         self._count_use(block, -1)
+        # There are no streams to wait for.
+        self._tell(block, "free_requested", "free_completed")
         block.is_free = True
         segment = block.segment
         place = segment.blocks.index(block)
@@ -142,6 +148,7 @@ class CachingAllocator:
             if len(segment.blocks) == 1 and segment.blocks[0].is_free:
                 self._segments.remove(segment)
                 self._num_device_free += 1
+                self._tell_segment(segment, "segment_free")
                 self._add(segment.pool, reserved_bytes=-segment.n_bytes, segment=-1)
 
     def retry(self) -> None:
@@ -149,9 +156,12 @@ class CachingAllocator:
         self.flush()
         self._num_alloc_retries += 1
 
-    def fail(self) -> None:
-        """Give up on an allocation."""
+    def fail(self, n_bytes: int = 0) -> None:
+        """Give up on an allocation of so many bytes."""
         self._num_ooms += 1
+        if self.on_event is not None:
+            reserved_bytes = self._stats["reserved_bytes"]["all"].current
+            self.on_event("oom", self.total_bytes - reserved_bytes, n_bytes)
 
     def to_dict(self) -> dict[Any, Any]:
         """The counters, nested as ``torch.cuda.memory_stats_as_nested_dict`` nests them."""
@@ -235,7 +245,7 @@ class CachingAllocator:
         if reserved.current + n_bytes > self.total_bytes:
             self.retry()
         if reserved.current + n_bytes > self.total_bytes:
-            self.fail()
+            self.fail(block_bytes)
             raise DeviceFullError(
                 f"no room for {block_bytes} bytes: of {self.total_bytes} bytes "
                 f"{reserved.current} are reserved and in use"
@@ -245,6 +255,7 @@ class CachingAllocator:
         segment.blocks.append(Block(segment, n_bytes))
         self._segments.append(segment)
         self._num_device_alloc += 1
+        self._tell_segment(segment, "segment_alloc")
         self._add(pool, reserved_bytes=n_bytes, segment=1)
         return segment.blocks[0]
 
@@ -260,6 +271,18 @@ class CachingAllocator:
             segment.blocks.insert(segment.blocks.index(block) + 1, rest)
             block.n_bytes = block_bytes
             self._count_split(rest, 1)
+
+    # -- Events -------------------------------------------------------------------------------
+
+    def _tell(self, block: Block, *actions: str) -> None:
+        if self.on_event is not None:
+            address = self.find_address(block)
+            for action in actions:
+                self.on_event(action, address, block.requested_bytes)
+
+    def _tell_segment(self, segment: _Segment, action: str) -> None:
+        if self.on_event is not None:
+            self.on_event(action, segment.address, segment.n_bytes)
 
     # -- Counters -----------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 
 from gpumemwidget.backends.arrival import TorchArrival, find_torch
@@ -18,6 +19,7 @@ from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.nvml import NvmlMonitor
 from gpumemwidget.errors import BackendError
 from gpumemwidget.records import HOST, DeviceInfo, DeviceReport, Reading, Segment
+from gpumemwidget.traces import AllocatorTrace
 
 __all__ = ["Hardware", "detect_hardware"]
 
@@ -39,6 +41,9 @@ class Hardware:
         self._lock = threading.Lock()
         self._closed = False
         self._notes: list[str] = []
+        #: Of the running trace.
+        self._n_events: int | None = None
+        self._has_sites = False
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """The devices that have counters now: the touched GPUs, and the host last."""
@@ -69,6 +74,53 @@ class Hardware:
     def read_segments(self) -> tuple[Segment, ...]:
         """The allocator's segments and blocks, of the devices whose allocator tells."""
         return tuple(segment for backend in self._backends for segment in backend.read_segments())
+
+    @property
+    def is_tracing(self) -> bool:
+        """Whether a trace was started and not ended."""
+        return self._n_events is not None
+
+    def start_trace(self, *, n_events: int = 1_000_000) -> tuple[str, ...]:
+        """Begin to note each allocation; where a device can't be traced, a sentence why.
+
+        PyTorch need not be there yet: it is traced from when the user imports it. A million events
+        take some 300 MB while the trace runs.
+
+        Args:
+            n_events: how many events to keep, of all devices together: the newest.
+        """
+        with self._lock:
+            self._n_events = n_events
+            backends = self._backends
+        return tuple(note for each in backends for note in each.start_trace(n_events=n_events))
+
+    def end_trace(self, *, snapshot_to: Path | None = None) -> tuple[AllocatorTrace, ...]:
+        """What was noted since, on each device that has an allocator of PyTorch's and was touched.
+
+        Args:
+            snapshot_to: a file for PyTorch's own memory viewer; one of that name is replaced.
+        """
+        with self._lock:
+            self._n_events = None
+            backends = self._backends
+        return tuple(
+            trace for each in backends for trace in each.end_trace(snapshot_to=snapshot_to)
+        )
+
+    def set_sites(self, *, is_on: bool) -> str:
+        """Keep the line of each live block from now on, or no longer; what was done, in one line.
+
+        PyTorch need not be there yet.
+        """
+        with self._lock:
+            self._has_sites = is_on
+            backends = self._backends
+        done = [each.set_sites(is_on=is_on) for each in backends]
+        if any(done):
+            return "; ".join(each for each in done if each)
+        if self._arrival is not None and is_on:
+            return "the line of each block is kept from when PyTorch is imported"
+        return "there is no memory of a GPU whose lines could be kept"
 
     def empty_cache(self) -> None:
         """Give back what is cached and unused, everywhere.
@@ -176,10 +228,19 @@ class Hardware:
                 self._notes.append(f"CUDA memory is not recorded: {type(exc).__name__}: {exc}")
             return
         with self._lock:
-            if not self._closed:
+            is_closed = self._closed
+            if not is_closed:
                 self._backends = (backend, *self._backends)
-                return
-        backend.close()
+                n_events, has_sites = self._n_events, self._has_sites
+        if is_closed:
+            backend.close()
+            return
+        if has_sites:
+            backend.set_sites(is_on=True)
+        if n_events is not None:
+            notes = backend.start_trace(n_events=n_events)
+            with self._lock:
+                self._notes.extend(notes)
 
 
 def detect_hardware() -> Hardware:

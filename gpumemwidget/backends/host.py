@@ -25,6 +25,7 @@ from gpumemwidget.backends.resident import (
     read_total_elsewhere,
 )
 from gpumemwidget.records import HOST, DeviceInfo, PeakIs, Reading, Segment
+from gpumemwidget.traces import AllocatorTrace
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -160,6 +161,23 @@ class HostBackend:
 
     def release_workspaces(self) -> None:
         """Nothing: cuBLAS works on GPUs."""
+
+    @property
+    def is_tracing(self) -> bool:
+        """Never: malloc keeps no history."""
+        return False
+
+    def start_trace(self, *, n_events: int) -> tuple[str, ...]:  # noqa: ARG002 - the protocol's
+        """Nothing: malloc keeps no history. The host's lines come from readings at each of them."""
+        return ()
+
+    def end_trace(self, *, snapshot_to: Path | None = None) -> tuple[AllocatorTrace, ...]:  # noqa: ARG002 - as above
+        """Nothing, as nothing was started."""
+        return ()
+
+    def set_sites(self, *, is_on: bool) -> str:  # noqa: ARG002 - as above
+        """Nothing: malloc keeps no lines."""
+        return ""
 
     def empty_cache(self) -> None:
         """Have malloc give its free memory back to the system."""

@@ -9,10 +9,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from gpumemwidget.backends.histfile import (
+    EVENT_COLUMNS,
+    format_rules,
+    parse_rules,
+    parse_traced,
+    to_rows,
+)
 from gpumemwidget.backends.snapfile import (
     BLOCK_COLUMNS,
     SEGMENT_COLUMNS,
@@ -22,6 +29,7 @@ from gpumemwidget.backends.snapfile import (
 )
 from gpumemwidget.errors import FileError, RecordingError
 from gpumemwidget.records import DeviceInfo, DeviceUse, PeakIs, Reading, Segment
+from gpumemwidget.traces import ACTIONS, AllocatorRules, TraceEvents
 
 __all__ = [
     "Action",
@@ -52,6 +60,9 @@ class Event:
     uses: tuple[DeviceUse, ...] = ()
     #: The allocator's snapshot of this moment; ``None`` where none was taken.
     segments: tuple[Segment, ...] | None = None
+    #: The allocator's events since the moment before, of each device that has any. Their times are
+    #: microseconds since the recording began.
+    traced: tuple[tuple[str, TraceEvents], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +76,8 @@ class Recording:
     events: tuple[Event, ...]
     #: What was recorded, and on what machine.
     about: str = ""
+    #: What the allocator's events go by.
+    rules: AllocatorRules = field(default_factory=AllocatorRules)
 
 
 #: The file's columns: name, what a value must be, and whether it may be null.
@@ -118,12 +131,18 @@ def format_recording(recording: Recording) -> str:
     """A recording as the file's text: one line an event."""
     stacks = StackTable()
     events = [_format_event(event, stacks) for event in recording.events]
-    has_snapshots = any(event.segments is not None for event in recording.events)
+    has_traces = any(event.traced for event in recording.events)
+    has_snapshots = has_traces or any(event.segments is not None for event in recording.events)
     snapshot_columns = {
         "events": ["time_s", "action", "readings", "uses", "segments"],
         "segments": list(SEGMENT_COLUMNS),
         "blocks": list(BLOCK_COLUMNS),
         "frames": ["filename", "line", "function"],
+    }
+    trace_columns = {
+        "events": [*snapshot_columns["events"], "traced"],
+        "traced": ["device", "trace_events"],
+        "trace_events": list(EVENT_COLUMNS),
     }
     head = {
         "format": _FORMAT,
@@ -137,7 +156,9 @@ def format_recording(recording: Recording) -> str:
             "readings": list(_READING_COLUMNS),
             "uses": list(_USE_COLUMNS),
             **(snapshot_columns if has_snapshots else {}),
+            **(trace_columns if has_traces else {}),
         },
+        **({"actions": ACTIONS, "rules": format_rules(recording.rules)} if has_traces else {}),
         **(stacks.to_head() if has_snapshots else {}),
         "devices": _to_rows(recording.devices, _INFO_COLUMNS),
         "visible": _to_rows(recording.visible, _INFO_COLUMNS),
@@ -148,14 +169,16 @@ def format_recording(recording: Recording) -> str:
 
 
 def _format_event(event: Event, stacks: StackTable) -> str:
-    values = [
+    values: list[Any] = [
         round(event.time_s, 6),
         event.action,
         _to_rows(event.readings, _READING_COLUMNS),
         _to_rows(event.uses, _USE_COLUMNS),
     ]
-    if event.segments is not None:
-        values.append(stacks.to_rows(event.segments))
+    if event.segments is not None or event.traced:
+        values.append(None if event.segments is None else stacks.to_rows(event.segments))
+    if event.traced:
+        values.append(to_rows(event.traced, stacks))
     return json.dumps(values)
 
 
@@ -240,24 +263,28 @@ def _to_recording(data: dict[str, Any]) -> Recording:
     events: list[Event] = []
     try:
         snapshots = RowReader(data)
+        rules = parse_rules(data["rules"]) if "rules" in data else AllocatorRules()
     except BadSnapshotError as error:
-        raise _BadRecordingError(f"of its stacks, {error}") from None
+        raise _BadRecordingError(f"of its head, {error}") from None
     for number, row in enumerate(rows):
         event = _to_event(row, f"event {number}", snapshots)
         if events and event.time_s < events[-1].time_s:
             raise _BadRecordingError(f"event {number} is earlier than the one before")
         read = {reading.device for reading in event.readings}
-        unknown = read.union(segment.device for segment in event.segments or ()) - known
+        read.update(segment.device for segment in event.segments or ())
+        read.update(device for device, _ in event.traced)
+        unknown = read - known
         if unknown:
             raise _BadRecordingError(f"event {number} reads {min(unknown)}, which is not listed")
         events.append(event)
     about = data.get("about")
-    return Recording(devices, visible, tuple(events), about if isinstance(about, str) else "")
+    about = about if isinstance(about, str) else ""
+    return Recording(devices, visible, tuple(events), about, rules)
 
 
 def _to_event(row: Any, where: str, snapshots: RowReader) -> Event:
-    if not isinstance(row, list) or len(row) not in (4, 5):
-        raise _BadRecordingError(f"{where} is no list of four or five")
+    if not isinstance(row, list) or len(row) not in (4, 5, 6):
+        raise _BadRecordingError(f"{where} is no list of four to six")
     time_s, action, *_ = row
     is_time = isinstance(time_s, (int, float)) and not isinstance(time_s, bool)
     if not is_time or not math.isfinite(time_s) or time_s < 0:
@@ -267,7 +294,9 @@ def _to_event(row: Any, where: str, snapshots: RowReader) -> Event:
     readings = _from_rows(row, 2, _READING_COLUMNS, f"{where}'s readings")
     uses = _from_rows(row, 3, _USE_COLUMNS, f"{where}'s uses")
     try:
-        segments = snapshots.parse(row[4]) if len(row) == 5 else None
+        has_segments = len(row) == 5 or (len(row) == 6 and row[4] is not None)
+        segments = snapshots.parse(row[4]) if has_segments else None
+        traced = parse_traced(row[5], snapshots) if len(row) == 6 else ()
     except BadSnapshotError as error:
         raise _BadRecordingError(f"of {where}'s snapshot, {error}") from None
     return Event(
@@ -276,6 +305,7 @@ def _to_event(row: Any, where: str, snapshots: RowReader) -> Event:
         readings=tuple(Reading(**reading) for reading in readings),
         uses=tuple(DeviceUse(**use) for use in uses),
         segments=segments,
+        traced=traced,
     )
 
 

@@ -14,9 +14,12 @@ from typing import Any
 
 from gpumemwidget.backends.bounds import Track
 from gpumemwidget.backends.recording import Event, Recording, load_recording
+from gpumemwidget.backends.replaytrace import ReplayTracer
 from gpumemwidget.backends.script import Step, play_script
-from gpumemwidget.errors import BadInputError
-from gpumemwidget.records import DeviceInfo, DeviceUse, Reading, Segment
+from gpumemwidget.backends.snapwrite import format_snapshot, write_snapshot
+from gpumemwidget.errors import BadInputError, FileError
+from gpumemwidget.records import HOST, DeviceInfo, DeviceUse, Reading, Segment
+from gpumemwidget.traces import AllocatorTrace
 
 __all__ = ["Playback", "ReplayBackend", "ReplayMonitor"]
 
@@ -42,6 +45,9 @@ class Playback:
         self._loop = loop
         self._start_s = clock() if clock is not None else 0.0
         self._times_s = [event.time_s for event in recording.events]
+        # The last event stands for as long as the mean one, else it would never be seen.
+        length_s = self._times_s[-1] - self._times_s[0]
+        self._turn_s = length_s * (1 + 1 / max(1, len(self._times_s) - 1))
         self._position = 0
         self._lock = threading.Lock()
 
@@ -82,16 +88,19 @@ class Playback:
         """The event at a position of any turn."""
         return self.recording.events[position % self.n_events]
 
+    def get_time_s(self, position: int) -> float:
+        """When the event at a position of any turn comes, as the recording counts its time."""
+        turns, place = divmod(position, self.n_events)
+        return turns * self._turn_s + self._times_s[place]
+
     def _find(self, elapsed_s: float) -> int:
         """The position of the last event that is not later."""
-        first_s, last_s = self._times_s[0], self._times_s[-1]
+        first_s = self._times_s[0]
         time_s = first_s + max(0.0, elapsed_s)
         turns = 0
-        # The last event stands for as long as the mean one, else it would never be seen.
-        turn_s = (last_s - first_s) * (1 + 1 / max(1, self.n_events - 1))
-        if self._loop and turn_s > 0:
-            turns = int((time_s - first_s) // turn_s)
-            time_s -= turns * turn_s
+        if self._loop and self._turn_s > 0:
+            turns = int((time_s - first_s) // self._turn_s)
+            time_s -= turns * self._turn_s
         place = max(0, bisect_right(self._times_s, time_s) - 1)
         return turns * self.n_events + place
 
@@ -111,7 +120,9 @@ class ReplayBackend:
         self.playback = playback
         self._lock = threading.Lock()
         self._tracks: dict[str, Track] = {}
+        self._notes: list[str] = []
         self._at = -1
+        self._tracer = ReplayTracer(playback)
         #: Each device's last reading in the recording, for totals that go on over turns.
         self._final: dict[str, Reading] = {}
         for event in playback.recording.events:
@@ -181,6 +192,30 @@ class ReplayBackend:
         """The snapshot that was taken at this position; ``()`` where there was none."""
         return self.playback.get_event(self.playback.position).segments or ()
 
+    @property
+    def is_tracing(self) -> bool:
+        """Whether a trace runs."""
+        return self._tracer.is_tracing
+
+    def start_trace(self, *, n_events: int) -> tuple[str, ...]:
+        """Begin a trace here; a sentence, where the recording holds no events."""
+        return self._tracer.start(n_events=n_events)
+
+    def end_trace(self, *, snapshot_to: Path | None = None) -> tuple[AllocatorTrace, ...]:
+        """The recorded events since then, as if they happened now."""
+        touched = [info.device for info in self.list_devices() if info.device != HOST]
+        traces = self._tracer.end(touched)
+        if traces and snapshot_to is not None:
+            try:
+                write_snapshot(format_snapshot(traces), snapshot_to)
+            except FileError as exc:
+                self._notes.append(str(exc))
+        return traces
+
+    def set_sites(self, *, is_on: bool) -> str:  # noqa: ARG002 - the protocol's
+        """Nothing: a recording stays what it is."""
+        return "a recording keeps the lines that it has"
+
     def release_workspaces(self) -> None:
         """Nothing: a recording stays what it is."""
 
@@ -188,11 +223,13 @@ class ReplayBackend:
         """Nothing: a recording stays what it is."""
 
     def take_notes(self) -> tuple[str, ...]:
-        """Nothing: a recording that can be played at all does not fail."""
-        return ()
+        """Sentences on files that could not be written."""
+        notes, self._notes = tuple(self._notes), []
+        return notes
 
     def close(self) -> None:
-        """Nothing: nothing was added to the process."""
+        """End a trace that runs; nothing was added to the process."""
+        self._tracer.end(())
 
     def _answer(self, *, start: bool = False, as_user: bool = False) -> tuple[Reading, ...]:
         with self._lock:

@@ -16,10 +16,11 @@ from itertools import groupby
 from typing import Literal
 
 from gpumemwidget.backends.allocator import DeviceFullError, ReplayAllocator
+from gpumemwidget.backends.events import parse_events
 from gpumemwidget.backends.recording import Event, Recording
 from gpumemwidget.backends.snapshot import parse_segments
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.records import DeviceInfo, DeviceUse, Reading
+from gpumemwidget.records import DeviceInfo, DeviceUse, Frame, Reading
 
 __all__ = ["Step", "demo_script", "play_script"]
 
@@ -43,6 +44,8 @@ class Step:
     #: What ``allocate`` calls the block and ``free`` frees; unique among the blocks in use.
     name: str = ""
     n_bytes: int = 0
+    #: What is running meanwhile, innermost first, for the history.
+    stack: tuple[Frame, ...] = ()
 
 
 def play_script(
@@ -52,6 +55,7 @@ def play_script(
     total_bytes: int = 80 * _GIB,
     about: str = "scripted",
     snapshots: bool = False,
+    history: bool = False,
 ) -> Recording:
     """What simulated devices count while a script runs.
 
@@ -65,6 +69,7 @@ def play_script(
         total_bytes: the memory of each.
         about: what the recording says of itself.
         snapshots: take the allocators' snapshot with every event.
+        history: write the allocators' events down too, and take the snapshots that it needs.
 
     Raises:
         BadInputError: a step goes back in time, has no such device, or frees what is not there.
@@ -80,11 +85,12 @@ def play_script(
         )
         for index in range(n_devices)
     )
-    stage = _Stage(n_devices, total_bytes, snapshots=snapshots)
+    stage = _Stage(n_devices, total_bytes, snapshots=snapshots, history=history)
     events = [stage.to_event(0.0)]
     for time_s, group in groupby(steps, key=lambda step: step.time_s):
         if time_s < events[-1].time_s:
             raise BadInputError(f"the step at {time_s} s comes after one at {events[-1].time_s} s")
+        stage.now_s = time_s
         for step in group:
             stage.carry_out(step)
         events.append(stage.to_event(time_s))
@@ -123,14 +129,20 @@ def demo_script(
 class _Stage:
     """The simulated devices while a script runs."""
 
-    def __init__(self, n_devices: int, total_bytes: int, *, snapshots: bool) -> None:
-        self._takes_snapshots = snapshots
+    def __init__(self, n_devices: int, total_bytes: int, *, snapshots: bool, history: bool) -> None:
+        self.now_s = 0.0
+        self._takes_snapshots = snapshots or history
+        self._has_history = history
         self._total_bytes = total_bytes
         self._others_bytes = int(total_bytes * _OTHERS_SHARE)
         self._context_bytes = int(total_bytes * _CONTEXT_SHARE)
         # What the allocator can have at most is what these leave.
         room_bytes = total_bytes - self._others_bytes - self._context_bytes
-        self._allocator = ReplayAllocator(n_devices, total_bytes=room_bytes)
+        self._allocator = ReplayAllocator(
+            n_devices, total_bytes=room_bytes, clock_ns=lambda: round(self.now_s * 1e9)
+        )
+        if history:
+            self._allocator.record_history()
         #: ``None`` for a block that was not to be had.
         self._handles: dict[str, int | None] = {}
         self._was_allocated: dict[int, int] = {}
@@ -140,7 +152,9 @@ class _Stage:
             if step.name in self._handles:
                 raise BadInputError(f"{step.name!r} at {step.time_s} s is in use: free it first")
             try:
-                self._handles[step.name] = self._allocator.allocate(step.n_bytes, step.device)
+                self._handles[step.name] = self._allocator.allocate(
+                    step.n_bytes, step.device, stack=step.stack
+                )
             except DeviceFullError:
                 self._handles[step.name] = None
         elif step.action == "free":
@@ -148,11 +162,13 @@ class _Stage:
                 raise BadInputError(f"{step.name!r} at {step.time_s} s is not in use")
             handle = self._handles.pop(step.name)
             if handle is not None:
-                self._allocator.free(handle)
+                self._allocator.free(handle, stack=step.stack)
         elif step.action == "empty_cache":
-            self._allocator.empty_cache()
+            self._allocator.empty_cache(stack=step.stack)
+        elif step.action == "touch":
+            self._allocator.touch(step.device)
         else:
-            getattr(self._allocator, step.action)(step.device)
+            getattr(self._allocator, step.action)(step.device, stack=step.stack)
 
     def to_event(self, time_s: float) -> Event:
         readings, uses = [], []
@@ -187,10 +203,16 @@ class _Stage:
                     utilization_percent=_BUSY_PERCENT if was_busy else 0,
                 )
             )
-        segments = None
+        segments, traced = None, []
         if self._takes_snapshots:
-            segments = parse_segments(self._allocator.snapshot(include_traces=False))
-        return Event(time_s, "tick", tuple(readings), tuple(uses), segments)
+            snapshot = self._allocator.take_snapshot()
+            segments = parse_segments(snapshot["segments"])
+            for index, raw in enumerate(snapshot["device_traces"]):
+                if raw:
+                    traced.append((f"cuda:{index}", parse_events(raw)))
+        if self._has_history:
+            self._allocator.record_history(clear_history=True)
+        return Event(time_s, "tick", tuple(readings), tuple(uses), segments, tuple(traced))
 
 
 class _Demo:

@@ -37,7 +37,7 @@ class StackTable:
                 segment.address,
                 list(segment.pool_id),
                 [
-                    [block.n_bytes, block.requested_bytes, block.state, self._note(block.frames)]
+                    [block.n_bytes, block.requested_bytes, block.state, self.note(block.frames)]
                     for block in segment.blocks
                 ],
             ]
@@ -51,7 +51,8 @@ class StackTable:
             "stacks": [list(stack) for stack in self.stacks],
         }
 
-    def _note(self, frames: tuple[Frame, ...]) -> int | None:
+    def note(self, frames: tuple[Frame, ...]) -> int | None:
+        """A stack's number; ``None`` of the empty one."""
         if not frames:
             return None
         stack = tuple(self.frames.setdefault(frame, len(self.frames)) for frame in frames)
@@ -83,6 +84,15 @@ class RowReader:
         """
         return tuple(self._to_segment(row) for row in _to_list(rows, "the segments"))
 
+    def get_stack(self, number: Any) -> tuple[Frame, ...]:
+        """The stack of this number.
+
+        Raises:
+            BadSnapshotError: there is none.
+        """
+        stack: tuple[Frame, ...] = _pick(self._stacks, number, "stack")
+        return stack
+
     def _to_segment(self, row: Any) -> Segment:
         device, address, pool_id, rows = _to_list(row, "a segment", len(SEGMENT_COLUMNS))
         first, second = _to_list(pool_id, "a segment's pool", 2)
@@ -113,7 +123,7 @@ class RowReader:
             n_bytes=n_bytes,
             requested_bytes=requested_bytes,
             state=state,
-            frames=() if stack is None else _pick(self._stacks, stack, "stack"),
+            frames=() if stack is None else self.get_stack(stack),
         )
 
 

@@ -15,40 +15,21 @@ from hypothesis import strategies as st
 from gpumemwidget.backends.allocator import DeviceFullError, ReplayAllocator
 from gpumemwidget.backends.cuda import CudaBackend
 from gpumemwidget.backends.overlay import PeakOverlay
+from gpumemwidget.backends.simulated import simulate_torch
 from gpumemwidget.errors import BackendError
 
 MIB = 1 << 20
 BYTES = ("allocated_bytes", "reserved_bytes")
 
 
-def bind(allocator: ReplayAllocator) -> SimpleNamespace:
+def bind(allocator: ReplayAllocator) -> Any:
     """The bindings of ``torch._C`` that read and reset, over a simulated allocator."""
-    return SimpleNamespace(
-        _cuda_memoryStats=allocator.stats,
-        _accelerator_getDeviceStats=allocator.stats,
-        _cuda_resetPeakMemoryStats=allocator.reset_peak,
-        _accelerator_resetPeakStats=allocator.reset_peak,
-        _cuda_resetAccumulatedMemoryStats=allocator.reset_totals,
-        _accelerator_resetAccumulatedStats=allocator.reset_totals,
-        _cuda_hasPrimaryContext=lambda device: device in allocator.list_touched(),
-    )
+    return make_torch(allocator)._C
 
 
-def make_torch(allocator: ReplayAllocator) -> SimpleNamespace:
+def make_torch(allocator: ReplayAllocator) -> Any:
     """As much of the module torch as the backend uses, over a simulated allocator."""
-    return SimpleNamespace(
-        __version__="2.11.0",
-        _C=bind(allocator),
-        cuda=SimpleNamespace(
-            is_initialized=lambda: True,
-            device_count=lambda: allocator.n_devices,
-            empty_cache=allocator.empty_cache,
-            memory=SimpleNamespace(memory_snapshot=allocator.snapshot),
-            get_device_properties=lambda index: SimpleNamespace(
-                name=f"Simulated {index}", total_memory=allocator.total_bytes(index), uuid="abc"
-            ),
-        ),
-    )
+    return simulate_torch(allocator)
 
 
 class Twins:
