@@ -19,9 +19,10 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from gpumemwidget.owners.attributes import read_locals
+from gpumemwidget.owners.collector import list_referrers
 from gpumemwidget.owners.kinds import Kind, is_a, is_running, name_class, read_namespace
 from gpumemwidget.owners.paths import Root
-from gpumemwidget.owners.walk import Graph, list_referrers
+from gpumemwidget.owners.walk import Graph
 
 __all__ = ["enter_surroundings", "find_holder"]
 

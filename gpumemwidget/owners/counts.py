@@ -34,38 +34,50 @@ def list_held_elsewhere(graph: Graph, root_refs: dict[int, int]) -> list[int]:
         root_refs: for each place, how many references the roots have to it.
     """
     leads = graph.list_leads()
-    places = [place for place, leading in enumerate(leads) if leading]
+    places = list(compress(range(len(leads)), leads))
     # Exactly as many references of our own as a fresh object in a fresh list has.
     base = next(map(sys.getrefcount, [object()]))
     counts = map(sys.getrefcount, map(graph.objects.__getitem__, places))
-    found = {
-        place
-        for place, count in zip(places, counts, strict=True)
-        if _find_excess(graph, place, count - base - root_refs.get(place, 0)) > 0
-    }
-    found.update(place for place, info in graph.storages.items() if info.is_borrowed)
+    found = {place for place, info in graph.storages.items() if info.is_borrowed}
+    kinds, python_refs = graph.kinds, graph.python_refs
+    for place, count in zip(places, counts, strict=True):
+        excess = count - base - python_refs[place]
+        if excess and place in root_refs:
+            excess -= root_refs[place]
+        kind = kinds[place]
+        if kind is Kind.TENSOR or kind is Kind.STORAGE:
+            excess = _count_users(graph, place, kind, excess)
+        elif excess > 0 and kind is not Kind.PLAIN:
+            excess = _allow_for_own(graph, place, kind, excess)
+        if excess > 0:
+            found.add(place)
     return sorted(found)
 
 
-def _find_excess(graph: Graph, place: int, count: int) -> int:
-    """How many of an object's references nothing that the walk has seen accounts for."""
-    reader, kind = graph.reader, graph.kinds[place]
-    excess = count - graph.python_refs[place]
-    if kind is Kind.TENSOR or kind is Kind.STORAGE:
-        is_tensor = kind is Kind.TENSOR
-        count_users = reader.count_tensor_users if is_tensor else reader.count_storage_users
-        users = count_users(graph.objects[place])
-        if users is not None:
-            holds = reader.cpp_holds_tensor if is_tensor else reader.cpp_holds_storage
-            excess = max(excess - (holds and users > 1), users - 1 - graph.cpp_refs[place])
-    elif kind is Kind.CLASS:
-        excess -= graph.kind_finder.count_own_refs(graph.objects[place])
-    elif kind is Kind.FUNCTION and excess in _list_unpackings(graph, place):
+def _count_users(graph: Graph, place: int, kind: Kind, excess: int) -> int:
+    """How many references to a tensor or storage are not accounted for, those of C++ too."""
+    reader = graph.reader
+    if kind is Kind.TENSOR:
+        users, holds = reader.count_tensor_users(graph.objects[place]), reader.cpp_holds_tensor
+    else:
+        users, holds = reader.count_storage_users(graph.objects[place]), reader.cpp_holds_storage
+    if users is None:
+        return excess
+    if holds and users > 1:
+        excess -= 1
+    return max(excess, users - 1 - graph.cpp_refs[place])
+
+
+def _allow_for_own(graph: Graph, place: int, kind: Kind, excess: int) -> int:
+    """How many references are left without those that are known to be there."""
+    if kind is Kind.CLASS:
+        return excess - graph.kind_finder.count_own_refs(graph.objects[place])
+    if kind is Kind.FUNCTION and excess in _list_unpackings(graph, place):
         # The hook that packed is held with the one that unpacks, and torch tells only the latter.
-        excess = 0
-    elif kind is Kind.NODE and graph.cpp_refs[place]:
+        return 0
+    if kind is Kind.NODE and graph.cpp_refs[place]:
         # The node of a function written in Python always owned its context.
-        excess -= reader.cpp_holds_node or place in graph.contexts
+        return excess - (graph.reader.cpp_holds_node or place in graph.contexts)
     return excess
 
 
@@ -140,7 +152,7 @@ def list_seen_from_outside(graph: Graph, outside: Iterable[object]) -> set[int]:
                     return found | nodes
                 following, saved, _ = reader.read_node(each)
                 graph.allowance.note(each, following)
-                pending.extend(following if can_count else (*following, *saved))
+                pending.extend(following if can_count else [*following, *saved])
             elif find(type(each)) is Kind.TENSOR:
                 parts = reader.read_tensor(each)
                 more: tuple[object, ...] = (parts.grad_fn,)

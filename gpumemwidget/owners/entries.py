@@ -17,11 +17,11 @@ from gpumemwidget.errors import forgets_frames
 from gpumemwidget.owners.account import ELSEWHERE, Account, take_account
 from gpumemwidget.owners.base import Shell
 from gpumemwidget.owners.blocks import BlockMap, name_pools
+from gpumemwidget.owners.collector import paused_collector
 from gpumemwidget.owners.holdings import describe_rows
 from gpumemwidget.owners.lines import format_allocation
 from gpumemwidget.owners.paths import Paths
 from gpumemwidget.owners.purposes import Purposes
-from gpumemwidget.owners.walk import paused_collector
 from gpumemwidget.records import HOST, DeviceAccount, MemoryAccount, Owned, Reading
 from gpumemwidget.units import format_bytes
 

@@ -9,7 +9,8 @@ small objects.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from gpumemwidget.owners.kinds import is_one_of
@@ -51,7 +52,12 @@ class HiddenHolders:
         """Whether a small object's parts include any."""
         return 0 < len(targets) <= _MOST_PARTS and self.are_any(targets)
 
-    def are_any(self, targets: Sequence[object]) -> bool:
+    def are_within(self, lots: Iterable[Sequence[object]]) -> bool:
+        """Whether any of many small objects' parts include any."""
+        small = [each for each in lots if len(each) <= _MOST_PARTS]
+        return self.are_any(chain.from_iterable(small))
+
+    def are_any(self, targets: Iterable[object]) -> bool:
         """Whether any of these is one."""
         # By the ids of classes, at the speed of C: this is asked for every object of a walk.
         return not self._ids.isdisjoint(map(id, map(type, targets)))

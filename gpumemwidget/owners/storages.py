@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import GetSetDescriptorType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpumemwidget.owners.kinds import is_one_of, list_bases, read_type_dict
 from gpumemwidget.records import HOST
@@ -36,10 +36,10 @@ def find_torch() -> ModuleType | None:
     return torch
 
 
-@dataclass(frozen=True, slots=True)
-class StorageInfo:
+class StorageInfo(NamedTuple):
     """One storage: memory that exists once, however many tensors look at it."""
 
+    # Ten thousand are made in a walk, and a tuple is made in half the time of a frozen dataclass.
     device: str
     n_bytes: int
     #: Where it lies; two storages over the same memory (DLPack) have the same.
@@ -106,6 +106,15 @@ class TorchReader:
         self._read_grad = base.grad.__get__
         self._read_base = base._base.__get__
         self._read_grad_fn = base.grad_fn.__get__
+        self._read_retains_grad = base.retains_grad.__get__
+        self._read_untyped = base.untyped_storage
+        self._read_device = self.storage_type.device.__get__
+        self._read_address = self.storage_type.data_ptr
+        self._read_nbytes = self.storage_type.nbytes
+        self._read_handle = self.storage_type._cdata.__get__
+        self._is_resizable = self.storage_type.resizable
+        #: By torch's own devices; ``None`` for those that have no memory.
+        self._device_names: dict[Any, str | None] = {}
         self._disabled_dispatch = getattr(torch._C, "_disabled_torch_dispatch_impl", None)
         # Classes are kept beside what is known of them, so that an id stays its own.
         self._dispatched: dict[int, tuple[type, bool]] = {}
@@ -164,7 +173,7 @@ class TorchReader:
         parts = TensorParts()
         dispatched = self.is_dispatched(type(tensor))
         try:
-            parts.storage = self._base.untyped_storage(tensor)
+            parts.storage = self._read_untyped(tensor)
         except (RuntimeError, NotImplementedError):
             # Sparse, mkldnn and functorch tensors have none.
             if not dispatched:
@@ -175,40 +184,48 @@ class TorchReader:
         try:
             parts.grad_fn = self._read_grad_fn(tensor)
             # To ask a tensor that has no gradient of its own for it makes torch warn.
-            has_grad = parts.grad_fn is None or self._base.retains_grad.__get__(tensor)
-            parts.grad = self._read_grad(tensor) if has_grad else None
-            inner = (parts.grad, self._read_base(tensor))
-            parts.tensors = tuple(each for each in inner if each is not None)
+            if parts.grad_fn is None or self._read_retains_grad(tensor):
+                parts.grad = self._read_grad(tensor)
+            base = self._read_base(tensor)
         except RuntimeError:
             # Views that were changed in place in a way that forbids to derive them.
-            pass
+            return parts
+        if parts.grad is not None:
+            parts.tensors = (parts.grad,) if base is None else (parts.grad, base)
+        elif base is not None:
+            parts.tensors = (base,)
         return parts
 
     def read_storage(self, storage: Any) -> StorageInfo | None:
         """Where a storage lies and how big it is; ``None`` where it has no memory of its own."""
-        cls = self.storage_type
         try:
-            device = cls.device.__get__(storage)
+            device = self._read_device(storage)
+            name = self._device_names.get(device, "")
+            if name == "":
+                name = self._device_names[device] = _name_device(device)
             # To ask a fake tensor for its address makes torch warn.
-            if device.type == "meta":
+            if name is None:
                 return None
-            address = cls.data_ptr(storage)
-            n_bytes = cls.nbytes(storage)
-            is_foreign = not cls.resizable(storage)
+            address = self._read_address(storage)
+            n_bytes = self._read_nbytes(storage)
+            is_foreign = not self._is_resizable(storage)
             is_pinned = is_foreign and self._is_pinned(storage)
         except (RuntimeError, NotImplementedError):
             # Fake tensors and wrapper subclasses: "invalid python storage".
             return None
         if not address or not n_bytes:
             return None
-        name = HOST if device.type == "cpu" else f"{device.type}:{device.index or 0}"
         return StorageInfo(name, n_bytes, address, is_foreign and not is_pinned, is_pinned)
 
     def _is_pinned(self, storage: Any) -> bool:
         """Whether it is host memory of torch's own that a GPU may copy from."""
-        return self.torch.cuda.is_initialized() and bool(self.storage_type.is_pinned(storage))
+        if not self.torch.cuda.is_initialized():
+            return False
+        # Torch makes a tensor of it to find out.
+        with self.quiet():
+            return bool(self.storage_type.is_pinned(storage))
 
-    def read_node(self, node: Any) -> tuple[tuple[object, ...], tuple[object, ...], bool]:
+    def read_node(self, node: Any) -> tuple[list[object], list[object], bool]:
         """What an autograd node holds; call within ``quiet()``.
 
         Returns:
@@ -226,16 +243,23 @@ class TorchReader:
         for name in known.raw_names:
             try:
                 raw = getattr(node, name)
+                if name == "variable":
+                    if raw is not None:
+                        saved.append(raw)
+                    continue
                 for each in raw if type(raw) is tuple else (raw,):
-                    data = each if name == "variable" else getattr(each, "data", None)
+                    data = getattr(each, "data", None)
+                    if data is not None:
+                        saved.append(data)
                     # A hook that is to unpack it holds what it needs for that; it is not called.
-                    hook = None if name == "variable" else getattr(each, "unpack_hook", None)
-                    saved.extend(part for part in (data, hook) if part is not None)
+                    hook = getattr(each, "unpack_hook", None)
+                    if hook is not None:
+                        saved.append(hook)
             except RuntimeError:
                 # "Trying to backward through the graph a second time": it is already freed.
                 continue
-        following = tuple(each[0] for each in functions if each[0] is not None)
-        return following, tuple(saved), known.is_python
+        following = [other for other, _ in functions if other is not None]
+        return following, saved, known.is_python
 
     def read_shape(self, tensor: Any) -> tuple[tuple[int, ...] | None, str | None]:
         """Shape and ``"float32"``; ``None`` for a nested tensor's shape. Within ``quiet()``."""
@@ -269,13 +293,15 @@ class TorchReader:
         """How many tensors and Python objects use a storage; ``None`` where torch can't tell."""
         if self._count_storage_users is None:
             return None
-        return int(self._count_storage_users(self.storage_type._cdata.__get__(storage)))
+        n_users: int = self._count_storage_users(self._read_handle(storage))
+        return n_users
 
     def count_tensor_users(self, tensor: Any) -> int | None:
         """How many C++ references a tensor has; ``None`` where torch can't tell."""
         if self._count_tensor_users is None:
             return None
-        return int(self._count_tensor_users(tensor))
+        n_users: int = self._count_tensor_users(tensor)
+        return n_users
 
     def _describe_node_class(self, cls: type) -> _NodeClass:
         names = tuple(
@@ -306,6 +332,12 @@ class TorchReader:
     def count_own_refs(self, cls: object) -> int:
         """How often the notes here hold a class."""
         return (id(cls) in self._dispatched) + (id(cls) in self._node_classes)
+
+
+def _name_device(device: Any) -> str | None:
+    if device.type == "meta":
+        return None
+    return HOST if device.type == "cpu" else f"{device.type}:{device.index or 0}"
 
 
 @functools.cache

@@ -16,59 +16,37 @@ import itertools
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence, Set
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
+from gpumemwidget.owners.collector import list_referrers, paused_collector
+from gpumemwidget.owners.deadends import DeadEnds
 from gpumemwidget.owners.hidden import HiddenHolders
 from gpumemwidget.owners.kinds import Kind, KindFinder, is_a, is_running, read_namespace
+from gpumemwidget.owners.leads import mark_leads
 from gpumemwidget.owners.nodes import NodeAllowance
 from gpumemwidget.owners.storages import StorageInfo, TorchReader
 
-__all__ = ["Graph", "list_namespaces", "list_referrers", "paused_collector"]
+__all__ = ["Graph", "list_namespaces"]
 
 _CHECK_EVERY = 512
 #: So many elements of one container are taken before others get their turn.
 _MOST_AT_ONCE = 4096
 _NO_EDGES: list[int] = []
-#: From so many parts of one object on, so many at once are asked whether they lead anywhere; so far
-#: down, and so many on each level.
-_FEW, _LOT = 4, 32
-_MOST_LEVELS, _MOST_ON_LEVEL = 6, 1024
+#: So many objects are followed together.
+_MOST_TOGETHER = 64
 #: So many objects are looked up among all references of the process at once: it is a linear search.
 _MOST_TARGETS = 32
 
 
 def list_namespaces() -> list[object]:
     """The namespaces of all modules, where every walk stops."""
-    modules = list(sys.modules.values())
-    return [read_namespace(module) for module in modules if is_a(module, ModuleType)]
-
-
-def list_referrers(targets: Sequence[object]) -> list[object]:
-    """All that the collector knows to refer to any of these: one pass over all of the process."""
-    found = gc.get_referrers(*targets)
-    # Python 3.13 shows the tuple of the call's own arguments, which only this list holds now.
-    counts = list(map(sys.getrefcount, found))
-    alone = next(map(sys.getrefcount, [object()]))
     return [
-        each
-        for each, count in zip(found, counts, strict=True)
-        if count > alone or type(each) is not tuple
+        read_namespace(module)
+        for module in list(sys.modules.values())
+        if type(module) is ModuleType or is_a(module, ModuleType)
     ]
-
-
-@contextmanager
-def paused_collector() -> Iterator[None]:
-    """Within it thousands of new lists don't set the collector off, again and again on all."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class Graph:
@@ -110,6 +88,9 @@ class Graph:
         self.n_unpackings: dict[CodeType, int] = {}
         self._index: dict[int, int] = {}
         self._boundaries = {id(each) for each in boundaries}
+        #: The boundaries, and library's classes that were met: by id, as all objects here.
+        self._left_out = set(self._boundaries)
+        self._dead_ends = DeadEnds(self.kind_finder, self.hidden)
         #: Places to follow: what has memory first, then the rest in the order of its discovery.
         self._urgent: deque[int] = deque()
         self._pending: deque[int] = deque()
@@ -153,13 +134,15 @@ class Graph:
     def walk(self) -> None:
         """Follow every reference from the roots, nearest first, as far as the budget allows."""
         with paused_collector(), self.reader.quiet():
-            for step in itertools.count(1):
-                if (step % _CHECK_EVERY == 0 or self._rest) and self.is_late():
+            n_followed = 0
+            while True:
+                if (n_followed >= _CHECK_EVERY or self._rest) and self.is_late():
                     break
+                n_followed %= _CHECK_EVERY
                 if self._urgent:
-                    self._follow(self._urgent.popleft())
+                    n_followed += self._follow_some(self._urgent)
                 elif self._pending:
-                    self._follow(self._pending.popleft())
+                    n_followed += self._follow_some(self._pending)
                 elif self._rest:
                     self._add_python(*self._rest.popleft())
                 else:
@@ -173,18 +156,24 @@ class Graph:
                 left.clear()
         return self._is_cut
 
-    def _follow(self, place: int) -> None:
-        kind = self.kinds[place]
-        if kind is Kind.TENSOR:
-            self._follow_tensor(place)
-        elif kind is Kind.NODE:
-            self._follow_node(place)
-        elif kind is Kind.STORAGE:
-            info = self.reader.read_storage(self.objects[place])
-            if info is not None:
-                self.storages[place] = info
-        else:
-            self._follow_python(place, kind)
+    def _follow_some(self, queue: deque[int]) -> int:
+        """Follow the first of these places; how many that were."""
+        kinds = self.kinds
+        places = [queue.popleft() for _ in range(min(len(queue), _MOST_TOGETHER))]
+        plain: list[int] = []
+        for place in places:
+            kind = kinds[place]
+            if kind is Kind.TENSOR:
+                self._follow_tensor(place)
+            elif kind is Kind.NODE:
+                self._follow_node(place)
+            elif kind is Kind.PLAIN:
+                plain.append(place)
+            else:
+                self._follow_python(place, kind)
+        if plain:
+            self._follow_plain(plain)
+        return len(places)
 
     def adopt_referrers(self, places: Sequence[int]) -> bool:
         """Enter and walk what refers to these places, as far as the collector knows it.
@@ -210,39 +199,32 @@ class Graph:
 
     def list_leads(self) -> bytearray:
         """For each place, 1 where it leads to a storage."""
-        known = self._leads
-        if known is not None and len(known) == len(self.objects):
-            return known
-        leads = self._leads = bytearray(len(self.objects))
-        if not self.storages:
-            return leads
-        referrers: dict[int, list[int]] = {}
-        for place, targets in enumerate(self.edges):
-            for target in targets:
-                referrers.setdefault(target, []).append(place)
-        pending = deque(self.storages)
-        for place in pending:
-            leads[place] = 1
-        while pending:
-            for place in referrers.get(pending.popleft(), ()):
-                if not leads[place]:
-                    leads[place] = 1
-                    pending.append(place)
-        return leads
+        if self._leads is None or len(self._leads) != len(self.objects):
+            self._leads = mark_leads(self.edges, self.storages)
+        return self._leads
 
     # -- what a place refers to --------------------------------------------------------------------
 
     def _enter(self, target: object, kind: Kind) -> int:
-        place = self._index.get(id(target))
-        if place is None:
-            place = self._index[id(target)] = len(self.objects)
-            self.objects.append(target)
-            self.kinds.append(kind)
-            self.edges.append(_NO_EDGES)
-            self.python_refs.append(0)
-            self.cpp_refs.append(0)
-            is_memory = kind is Kind.TENSOR or kind is Kind.STORAGE
-            (self._urgent if is_memory else self._pending).append(place)
+        key = id(target)
+        place = self._index.get(key)
+        if place is not None:
+            return place
+        place = self._index[key] = len(self.objects)
+        self.objects.append(target)
+        self.kinds.append(kind)
+        self.edges.append(_NO_EDGES)
+        self.python_refs.append(0)
+        self.cpp_refs.append(0)
+        if kind is Kind.TENSOR:
+            self._urgent.append(place)
+        elif kind is Kind.STORAGE:
+            # It leads nowhere, so it needs no turn of its own.
+            info = self.reader.read_storage(target)
+            if info is not None:
+                self.storages[place] = info
+        else:
+            self._pending.append(place)
         return place
 
     def _follow_python(self, place: int, kind: Kind) -> None:
@@ -258,13 +240,27 @@ class Graph:
         if kind is Kind.HIDDEN and not self.hidden.is_result(type(target)):
             self._follow_hidden(place, target)
         elif self.hidden.are_among(referents):
-            find = self.kind_finder.find
-            hidden = [each for each in referents if find(type(each)) is Kind.HIDDEN]
-            found = [self._enter(each, Kind.HIDDEN) for each in hidden]
-            self._add_edges(place, found)
-            for each in found:
-                self.python_refs[each] += 1
+            self._add_hidden(place, referents)
         self._add_python(place, iter(referents), stops)
+
+    def _follow_plain(self, places: Sequence[int]) -> None:
+        """Follow plain objects, whose parts are asked together whether they lead anywhere."""
+        lots = list(map(gc.get_referents, map(self.objects.__getitem__, places)))
+        if self.hidden.are_within(lots):
+            for place, lot in zip(places, lots, strict=True):
+                if self.hidden.are_among(lot):
+                    self._add_hidden(place, lot)
+        tracked: list[list[object]] = []
+        for place, lot in zip(places, lots, strict=True):
+            if len(lot) < _MOST_AT_ONCE:
+                tracked.append(list(filter(gc.is_tracked, lot)))
+            else:
+                rest = iter(lot)
+                tracked.append(self._take_tracked(place, rest))
+        dead_ends = self._find_dead_ends(list(itertools.chain.from_iterable(tracked)))
+        for place, targets in zip(places, tracked, strict=True):
+            if targets:
+                self._add_tracked(place, targets, dead_ends)
 
     def _follow_hidden(self, place: int, target: object) -> None:
         held = self.hidden.list_held(target)
@@ -279,65 +275,64 @@ class Graph:
             else:
                 self._add_python(place, iter((each,)))
 
+    def _add_hidden(self, place: int, referents: Sequence[object]) -> None:
+        find = self.kind_finder.find
+        hidden = [each for each in referents if find(type(each)) is Kind.HIDDEN]
+        found = [self._enter(each, Kind.HIDDEN) for each in hidden]
+        self._add_edges(place, found)
+        for each in found:
+            self.python_refs[each] += 1
+
     def _add_python(
         self, place: int, targets: Iterator[object], stops: Sequence[object] = ()
     ) -> None:
-        index, known, boundaries = self._index, self.kind_finder.known, self._boundaries
-        python_refs = self.python_refs
-        edges: list[int] = []
+        tracked = self._take_tracked(place, targets, stops)
+        if tracked:
+            self._add_tracked(place, tracked, self._find_dead_ends(tracked), stops)
+
+    def _take_tracked(
+        self, place: int, targets: Iterator[object], stops: Sequence[object] = ()
+    ) -> list[object]:
         # Of a million numbers in a list this leaves nothing, at the speed of C.
         tracked = list(itertools.islice(filter(gc.is_tracked, targets), _MOST_AT_ONCE))
-        for target in self._leave_out(tracked):
-            found = index.get(id(target))
+        if len(tracked) == _MOST_AT_ONCE:
+            self._rest.append((place, targets, stops))
+        return tracked
+
+    def _find_dead_ends(self, targets: Sequence[object]) -> set[int]:
+        """Those of these objects, by id, that it does not pay to enter: they lead nowhere."""
+        index = self._index
+        plain = self.kind_finder.list_plain(targets)
+        return self._dead_ends.find([each for each in plain if id(each) not in index])
+
+    def _add_tracked(
+        self,
+        place: int,
+        targets: Iterable[object],
+        dead_ends: Set[int],
+        stops: Sequence[object] = (),
+    ) -> None:
+        index, left_out, python_refs = self._index, self._left_out, self.python_refs
+        edges: list[int] = []
+        for target in targets:
+            key = id(target)
+            found = index.get(key)
             if found is None:
-                cls = type(target)
-                noted = known.get(id(cls))
-                kind = noted[1] if noted is not None else self.kind_finder.find(cls)
-                if kind is Kind.SKIP or id(target) in boundaries:
+                if key in dead_ends or key in left_out:
                     continue
-                if kind is Kind.PLAIN:
-                    # It does not pay to enter what leads nowhere.
-                    if self._lead_nowhere((target,)):
-                        continue
-                elif kind is Kind.CLASS and self.kind_finder.is_library_class(target):
+                kind = self.kind_finder.find(type(target))
+                if kind is Kind.SKIP:
+                    continue
+                if kind is Kind.CLASS and self.kind_finder.is_library_class(target):
+                    # The finder's note keeps the class, and so its id.
+                    left_out.add(key)
                     continue
                 if stops and any(target is stop for stop in stops):
                     continue
                 found = self._enter(target, kind)
             edges.append(found)
             python_refs[found] += 1
-        if len(tracked) == _MOST_AT_ONCE:
-            self._rest.append((place, targets, stops))
         self._add_edges(place, edges)
-
-    def _leave_out(self, targets: list[object]) -> Iterator[object]:
-        """Of many objects those that may lead to memory; the others are left out in lots."""
-        if len(targets) < _FEW:
-            yield from targets
-            return
-        for start in range(0, len(targets), _LOT):
-            lot = targets[start : start + _LOT]
-            if not self._lead_nowhere(lot):
-                yield from lot
-
-    def _lead_nowhere(self, targets: Sequence[object]) -> bool:
-        """Whether containers within containers end in numbers and text, asked level by level.
-
-        Each level is one call for all of its objects, which is what makes it worth while.
-        """
-        level: Sequence[object] = targets
-        for _ in range(_MOST_LEVELS):
-            if not self.kind_finder.are_plain(level):
-                return False
-            parts = gc.get_referents(*level)
-            if self.hidden.are_any(parts):
-                return False
-            level = list(filter(gc.is_tracked, parts))
-            if not level:
-                return True
-            if len(level) > _MOST_ON_LEVEL:
-                return False
-        return False
 
     def _add_edges(self, place: int, edges: list[int]) -> None:
         if self.edges[place] is _NO_EDGES:
@@ -346,28 +341,45 @@ class Graph:
             self.edges[place].extend(edges)
 
     def _add_cpp(self, place: int, target: object, kind: Kind) -> int:
-        found = self._enter(target, kind)
-        self._add_edges(place, [found])
+        found = self._index.get(id(target))
+        if found is None:
+            found = self._enter(target, kind)
+        edges = self.edges[place]
+        if edges is _NO_EDGES:
+            self.edges[place] = [found]
+        else:
+            edges.append(found)
         self.cpp_refs[found] += 1
         return found
 
     def _follow_tensor(self, place: int) -> None:
         tensor = self.objects[place]
         parts = self.reader.read_tensor(tensor)
-        for storage in (parts.storage, *parts.inner_storages):
-            if storage is not None:
-                found = self._add_cpp(place, storage, Kind.STORAGE)
-                self.tensors_on.setdefault(found, []).append(place)
+        if parts.storage is not None:
+            self._add_storage(place, parts.storage)
+        for storage in parts.inner_storages:
+            self._add_storage(place, storage)
         for other in parts.tensors:
             found = self._add_cpp(place, other, Kind.TENSOR)
             if other is parts.grad:
                 self.grads.add(found)
         if parts.grad_fn is not None:
             self._add_cpp(place, parts.grad_fn, Kind.NODE)
-        # The collector shows the node only where it belongs to this tensor alone: taken above.
         referents = gc.get_referents(tensor)
+        if len(referents) == 1 and id(referents[0]) in self._left_out:
+            # Most have nothing but their class.
+            return
+        # The collector shows the node only where it belongs to this tensor alone: taken above.
         find = self.kind_finder.find
         self._add_python(place, (each for each in referents if find(type(each)) is not Kind.NODE))
+
+    def _add_storage(self, place: int, storage: object) -> None:
+        found = self._add_cpp(place, storage, Kind.STORAGE)
+        on = self.tensors_on.get(found)
+        if on is None:
+            self.tensors_on[found] = [place]
+        else:
+            on.append(place)
 
     def _follow_node(self, place: int) -> None:
         node = self.objects[place]
@@ -387,4 +399,6 @@ class Graph:
                 self._add_python(place, iter((data,)))
                 if is_a(data, FunctionType):
                     self.n_unpackings[data.__code__] = self.n_unpackings.get(data.__code__, 0) + 1
-        self._add_python(place, iter(gc.get_referents(node)))
+        referents = gc.get_referents(node)
+        if referents:
+            self._add_python(place, iter(referents))

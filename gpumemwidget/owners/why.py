@@ -17,12 +17,12 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, UnknownNameError, forgets_frames
 from gpumemwidget.owners.account import Account, take_account
 from gpumemwidget.owners.base import Shell
+from gpumemwidget.owners.collector import paused_collector
 from gpumemwidget.owners.cuts import describe_cut
 from gpumemwidget.owners.entries import FULL_BUDGET_S, take_memory_account
 from gpumemwidget.owners.kinds import Kind, name_class
 from gpumemwidget.owners.naming import LENDER, find_kind_name
 from gpumemwidget.owners.paths import RootKind
-from gpumemwidget.owners.walk import paused_collector
 from gpumemwidget.records import HOST, Explanation, Holder, Owned
 
 __all__ = ["explain", "explain_unnamed"]

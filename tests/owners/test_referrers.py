@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 
-from gpumemwidget.owners.walk import list_referrers
+from gpumemwidget.owners.collector import list_referrers
 
 
 class _Box:
