@@ -8,9 +8,11 @@ from functools import lru_cache
 
 __all__ = ["is_library"]
 
-#: Where the standard library and installed packages lie: here, and on the machine of a recording.
+#: Where the standard library and installed packages lie, here and on the machine of a recording;
+#: and what torch.compile wrote.
 _LIBRARIES = re.compile(
-    r"[/\\](site|dist)-packages[/\\]|^<frozen |[/\\]lib[/\\]python3\.\d+[/\\]|^"
+    r"[/\\](site|dist)-packages[/\\]|^<frozen |[/\\]lib[/\\]python3\.\d+[/\\]"
+    r"|[/\\]torchinductor_|^<eval_with_key>|^"
     + "|^".join(re.escape(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 )
 

@@ -1,0 +1,152 @@
+"""The files that a trace's frames are of: the traced cell, earlier cells, the user's files.
+
+A frame has a file name and a line. Of a cell the name is the one that it was compiled under, and
+``linecache`` knows its text, as it does for tracebacks.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Literal
+
+from gpumemwidget.libraries import is_library
+from gpumemwidget.records import Frame
+
+__all__ = ["Source", "Sources", "align_typed"]
+
+_INDENT = re.compile(r"[ \t]*")
+_DEFINITION = re.compile(r"(?:async\s+def|def|class)\s+([^\W\d]\w*)")
+#: Longer files are not read: what is theirs then has no text.
+_MOST_LINES = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A cell or a file of the user's."""
+
+    #: ``In[7]``, ``train.py``.
+    name: str
+    filename: str
+    kind: Literal["cell", "earlier cell", "file"]
+    #: ``""`` where it is not known.
+    text: str
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines, the first at 0, without their ends."""
+        return self.text.splitlines()
+
+
+class Sources:
+    """Which source a frame belongs to.
+
+    Args:
+        traced: the traced cell. Its lines are numbered as those of the compiled code are.
+        cells: the numbers of cells by the names of their compiled files.
+        also: other names that parts of the traced cell's code are compiled under (the body of
+            another cell magic), and how many of the cell's lines stand above each part.
+        read: the lines of a file with their ends, ``[]`` where they are not known.
+    """
+
+    def __init__(
+        self,
+        traced: Source,
+        *,
+        cells: Mapping[str, int] | None = None,
+        also: Mapping[str, int] | None = None,
+        read: Callable[[str], list[str]] = linecache.getlines,
+    ) -> None:
+        self.traced = traced
+        self._cells = dict(cells or {})
+        self._offsets = {**(also or {}), traced.filename: 0}
+        self._read = read
+        self._found: dict[str, Source | None] = {}
+        self._lines: dict[str, list[str]] = {}
+
+    def find(self, filename: str) -> Source | None:
+        """The source of a file; ``None`` for a library's."""
+        if filename in self._offsets:
+            return self.traced
+        if filename not in self._found:
+            self._found[filename] = self._make(filename)
+        return self._found[filename]
+
+    def find_line(self, frame: Frame) -> int | None:
+        """The line of the traced cell that a frame is at; ``None`` where it is not the cell's."""
+        offset = self._offsets.get(frame.filename)
+        return None if offset is None else frame.line + offset
+
+    def read_lines(self, filename: str) -> list[str]:
+        """The lines of any file, a library's too; ``[]`` where they can't be had."""
+        if filename in self._offsets:
+            return self.traced.lines
+        if filename not in self._lines:
+            lines = self._read(filename) if filename else []
+            self._lines[filename] = lines if len(lines) <= _MOST_LINES else []
+        return self._lines[filename]
+
+    def qualify(self, frame: Frame) -> str:
+        """A frame's function with the classes and functions around it: ``Net.forward``.
+
+        The text says which they are, as far as it still is what ran; else the name stands alone.
+        """
+        line = self.find_line(frame)
+        lines = self.read_lines(frame.filename)
+        number = frame.line if line is None else line
+        if not frame.function.isidentifier() or not 0 < number <= len(lines):
+            return frame.function
+        names: list[str] = []
+        limit = _indent(lines[number - 1])
+        if _DEFINITION.match(lines[number - 1].strip()):
+            # A function of one line is around itself.
+            limit += 1
+        for text in reversed(lines[:number]):
+            stripped = text.strip()
+            # What closes a bracket may stand at any column.
+            if not stripped or stripped[0] in ")]}#" or _indent(text) >= limit:
+                continue
+            found = _DEFINITION.match(stripped)
+            if found:
+                names.append(found[1])
+            limit = _indent(text)
+            if not limit:
+                break
+        if frame.function not in names:
+            return frame.function
+        return ".".join(reversed(names[names.index(frame.function) :]))
+
+    def _make(self, filename: str) -> Source | None:
+        number = self._cells.get(filename)
+        if number is None and (not filename or is_library(filename)):
+            return None
+        name = PurePath(filename).name if number is None else f"In[{number}]"
+        text = "".join(self.read_lines(filename))
+        return Source(name, filename, "file" if number is None else "earlier cell", text)
+
+
+def align_typed(typed: str, compiled: str) -> str:
+    """A cell as it was typed, with the line numbers of what was compiled.
+
+    IPython takes blank lines above a cell away and rewrites magics, mostly line for line. Where it
+    is not line for line, the compiled text is the one whose numbers are right.
+
+    Args:
+        typed: as the person typed it, with the line of ``%%memtrace``.
+        compiled: as ``linecache`` has it.
+    """
+    lines = typed.splitlines()
+    while lines and not lines[0].strip():
+        del lines[0]
+    while lines and not lines[-1].strip():
+        lines.pop()
+    others = compiled.rstrip().splitlines()
+    return "\n".join(lines) if len(lines) == len(others) else compiled
+
+
+def _indent(text: str) -> int:
+    found = _INDENT.match(text)
+    return len(found[0].expandtabs()) if found else 0
