@@ -192,6 +192,44 @@ def test_what_was_kept_comes_back_to_the_byte(notebook: Notebook) -> None:  # no
     assert torch.isfinite(ns["loss"]).item()
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU alone")
+def test_a_model_on_two_gpus_comes_back_to_each(notebook: Notebook) -> None:  # noqa: F811
+    """Every part to the device that it was on, to the byte, and the next step works."""
+    notebook.run(
+        "import torch\n"
+        "first = torch.nn.Linear(256, 512, device='cuda:0')\n"
+        "second = torch.nn.Linear(512, 256, device='cuda:1')\n"
+        "opt = torch.optim.AdamW([*first.parameters(), *second.parameters()])\n"
+        "x = torch.ones(64, 256, device='cuda:0')\n"
+        "def step():\n"
+        "    opt.zero_grad()\n"
+        "    loss = second(first(x).relu().to('cuda:1')).square().mean()\n"
+        "    loss.backward()\n"
+        "    opt.step()\n"
+        "    return loss.item()\n"
+        "before = step()"
+    )
+    ns = notebook.ip.user_ns
+    parameters = [*ns["first"].parameters(), *ns["second"].parameters()]
+    devices = [each.device for each in parameters]
+    gc.collect()
+    allocated = [torch.cuda.memory_allocated(index) for index in range(2)]
+
+    released = notebook.release("first", "second", "opt", keep=True)
+    between = [torch.cuda.memory_allocated(index) for index in range(2)]
+    report = _restore(notebook, "first", "second", "opt")
+
+    assert (released.stopped, report.stopped, report.remains) == (None, None, ())
+    planned = dict(released.plan.frees_bytes)
+    freed = [was - now for was, now in zip(allocated, between, strict=True)]
+    assert freed == [planned["cuda:0"], planned["cuda:1"]]
+    assert min(freed) > 0
+    assert [each.device for each in parameters] == devices
+    assert [torch.cuda.memory_allocated(index) for index in range(2)] == allocated
+    notebook.run("after = step()")
+    assert ns["after"] < ns["before"]
+
+
 def test_steps_on_the_cpu_come_along(notebook: Notebook) -> None:  # noqa: F811
     """Gradients and moments that were made on the CPU meanwhile are on the GPU with their weights.
 
