@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from gpumemwidget.records import HOST, CellDevice, CellRecord, Sample, Span
 from gpumemwidget.report.document import (
@@ -32,7 +32,7 @@ from gpumemwidget.report.text import render_text, render_text_line
 from gpumemwidget.report.words import name_cell, name_counters
 from gpumemwidget.units import format_bytes, format_change, format_duration
 
-__all__ = ["report_cell", "report_cell_line"]
+__all__ = ["explain_host", "list_cell_blocks", "report_cell", "report_cell_line"]
 
 _COLUMNS = (
     Column("device", "name"),
@@ -53,6 +53,24 @@ def report_cell(record: CellRecord, samples: Sequence[Sample]) -> Report:
         samples: readings taken while it ran, in order of time; others are left out. May be empty.
     """
     devices = sort_devices(record.devices)
+    blocks = list_cell_blocks(record, samples)
+    blocks.extend(explain_marks(blocks))
+    blocks.extend(explain_host(devices))
+    document = Document(tuple(blocks))
+    return Report(text=render_text(document), html=render_html(document))
+
+
+def list_cell_blocks(
+    record: CellRecord, samples: Sequence[Sample], *, without: Collection[str] = ()
+) -> list[Block]:
+    """The report's heading, its table, its charts and what went wrong.
+
+    Args:
+        record: the cell.
+        samples: readings taken while it ran.
+        without: the devices that get no chart here.
+    """
+    devices = sort_devices(record.devices)
     blocks: list[Block] = [Heading(list_cell_runs(record))]
     if devices:
         blocks.append(
@@ -69,16 +87,13 @@ def report_cell(record: CellRecord, samples: Sequence[Sample]) -> Report:
     charts = [
         plot_device(record, device, samples)
         for index, device in enumerate(devices)
-        if index == 0 or has_moved(device)
+        if (index == 0 or has_moved(device)) and device.device not in without
     ]
     drawn = tuple(chart for chart in charts if chart is not None)
     if drawn:
         blocks.append(Sparklines(drawn))
     blocks.extend(_list_troubles(devices))
-    blocks.extend(explain_marks(blocks))
-    blocks.extend(_explain_host(devices))
-    document = Document(tuple(blocks))
-    return Report(text=render_text(document), html=render_html(document))
+    return blocks
 
 
 def _list_rows(device: CellDevice) -> tuple[tuple[Cell, ...], ...]:
@@ -121,7 +136,7 @@ def _list_troubles(devices: Sequence[CellDevice]) -> list[Note]:
     return notes
 
 
-def _explain_host(devices: Sequence[CellDevice]) -> list[Note]:
+def explain_host(devices: Sequence[CellDevice]) -> list[Note]:
     """Why the host's first row has gaps, where it has."""
     host = next((device for device in devices if device.device == HOST), None)
     if host is None or host.allocated.peak_bytes is not None:

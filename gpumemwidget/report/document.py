@@ -2,7 +2,6 @@
 
 Each report is built once, as a document of a few kinds of blocks, and drawn twice from it: so both
 forms say the same numbers, and the escaping of a user's text is done in one place for each form.
-Tables of the lines of a cell are one more block for ``report_cell`` to append.
 """
 
 from __future__ import annotations
@@ -11,13 +10,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpumemwidget.report.sparkline import Sparkline
+from gpumemwidget.report.timeline import TimelineChart
 
 __all__ = [
     "Block",
     "Cell",
     "Column",
     "Document",
+    "Fold",
     "Heading",
+    "Listing",
+    "ListingRow",
     "Note",
     "Option",
     "Options",
@@ -27,6 +30,7 @@ __all__ = [
     "Step",
     "Steps",
     "Table",
+    "Timelines",
     "UseBar",
 ]
 
@@ -182,7 +186,52 @@ class Options:
     options: tuple[Option, ...]
 
 
-Block = Heading | Table | Note | Steps | Sparklines | UseBar | Options
+@dataclass(frozen=True, slots=True)
+class Timelines:
+    """What stands over the time of a cell, which only HTML can show."""
+
+    charts: tuple[TimelineChart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListingRow:
+    """A line of source with its amounts, a call below it, or a row that stands for others."""
+
+    #: ``line`` and ``call`` are code, ``words`` are ours: "12 lines that allocated nothing".
+    kind: Literal["line", "call", "words", "sum"]
+    #: As it was typed, with its indentation.
+    text: str
+    number: int | None = None
+    #: One for each of the listing's columns; ``()`` where there is nothing to tell.
+    amounts: tuple[Cell, ...] = ()
+    #: What is said of a call more quietly: the file and the line.
+    detail: str = ""
+    #: How deep a call is below its line, from 1.
+    level: int = 0
+    #: The key of its colour in the timeline (``Band.key``), where it has one.
+    band: str = ""
+    #: The calls below a line, in the order in which they stand, of all levels.
+    calls: tuple[ListingRow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Source, line by line, with amounts beside it."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[ListingRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Blocks that HTML shows when they are asked for; text shows them."""
+
+    runs: tuple[Run, ...]
+    blocks: tuple[Block, ...]
+
+
+Block = Heading | Table | Note | Steps | Sparklines | UseBar | Options | Timelines | Listing | Fold
 
 
 @dataclass(frozen=True, slots=True)

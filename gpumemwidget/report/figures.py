@@ -1,4 +1,4 @@
-"""The plotly figures: one cell over time, and the ledger as bars.
+"""The plotly figures: one cell over time, traced or not, and the ledger as bars.
 
 plotly is imported at the first figure: it takes longer to import than all the rest of us. The
 figures paint no background and write in a middle grey, so they read on a light and on a dark page.
@@ -19,19 +19,19 @@ from gpumemwidget.report.theme import (
     PEAK_COLOR,
     RESERVED_COLOR,
 )
+from gpumemwidget.report.ticks import choose_ticks, format_tick
+from gpumemwidget.report.traceplot import plot_trace
 from gpumemwidget.report.words import format_peak, name_cell, name_counters, rank_device
+from gpumemwidget.traces import CellTrace
 from gpumemwidget.units import UNKNOWN, format_bytes, format_change, format_duration
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["figure_cell", "figure_ledger"]
+__all__ = ["figure_cell", "figure_ledger", "figure_trace"]
 
 _HEIGHT_OF_ONE = 190
 _HEIGHT_OF_REST = 90
-
-#: Ticks of a scale in bytes, at most.
-_N_TICKS = 5
 
 
 def figure_cell(record: CellRecord, samples: Sequence[Sample]) -> Figure:
@@ -50,6 +50,24 @@ def figure_cell(record: CellRecord, samples: Sequence[Sample]) -> Figure:
     if devices:
         figure.update_xaxes(title_text="seconds since the cell's start", row=len(devices), col=1)
     return figure
+
+
+def figure_trace(trace: CellTrace, device: str | None = None) -> Figure:
+    """A traced cell over time: what its lines held, stacked, what was reserved, and the peak.
+
+    Memory moves in steps, and so does the figure. The pointer shows all lines of a moment.
+
+    Args:
+        trace: the traced cell.
+        device: the one to draw; ``None`` for all.
+
+    Returns:
+        a chart for each device that has a timeline; an empty figure where none has.
+    """
+    import plotly.graph_objects as go  # noqa: PLC0415 - at the first figure
+
+    drawn = plot_trace(trace, device)
+    return go.Figure(drawn if drawn is not None else {"layout": {"template": "none"}})
 
 
 def _draw_cell_device(
@@ -278,27 +296,15 @@ def _finish(figure: Figure, title: str, n_devices: int) -> None:
 def _scale(figure: Figure, values: Iterable[int], row: int) -> None:
     """A scale from 0 with ticks at round binary amounts: plotly's own would be decimal."""
     top = max([1, *values])
-    ticks = _choose_ticks(top)
+    ticks = choose_ticks(top)
     figure.update_yaxes(
         range=[0, top * 1.06],
         tickmode="array",
         tickvals=ticks,
-        ticktext=[_format_tick(tick) for tick in ticks],
+        ticktext=[format_tick(tick) for tick in ticks],
         row=row,
         col=1,
     )
-
-
-def _choose_ticks(top: int) -> list[int]:
-    """0 and multiples of the smallest power of two that needs few of them."""
-    step = 1
-    while top // step >= _N_TICKS:
-        step *= 2
-    return list(range(0, top + 1, step))
-
-
-def _format_tick(n_bytes: int) -> str:
-    return format_bytes(n_bytes).replace(".00", "")
 
 
 def _pick(items: list[Any]) -> list[Any]:

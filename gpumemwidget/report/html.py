@@ -6,7 +6,7 @@ and notes that remain still say everything. Everything that is shown passes thro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from gpumemwidget.report.card import render_bar, render_options
@@ -15,16 +15,20 @@ from gpumemwidget.report.document import (
     Cell,
     Column,
     Document,
+    Fold,
     Heading,
+    Listing,
     Note,
     Options,
     Run,
     Sparklines,
     Steps,
     Table,
+    Timelines,
     UseBar,
 )
 from gpumemwidget.report.escape import escape_html
+from gpumemwidget.report.listing import render_listing
 from gpumemwidget.report.svg import render_sparkline
 from gpumemwidget.report.theme import (
     BASE_CSS,
@@ -36,6 +40,8 @@ from gpumemwidget.report.theme import (
     STEPS_CSS,
     TABLE_CSS,
 )
+from gpumemwidget.report.timeline import render_timeline
+from gpumemwidget.report.tracetheme import FOLD_CSS, LISTING_CSS, TIMELINE_CSS
 
 __all__ = ["render_html", "render_html_line"]
 
@@ -47,12 +53,16 @@ _TONE_CLASSES = {"muted": "gmw-m", "bad": "gmw-bad", "warn": "gmw-warn"}
 
 def render_html(document: Document) -> str:
     """The document as one ``<div>`` that carries the styles of just the blocks that it has."""
-    kinds = {type(block) for block in document.blocks}
+    blocks = list(_list_blocks(document.blocks))
+    kinds = {type(block) for block in blocks}
     css = BASE_CSS
-    css += TABLE_CSS if kinds & {Table, Options} else ""
-    css += SHARE_CSS if any(map(_has_shares, document.blocks)) else ""
+    css += TABLE_CSS if kinds & {Table, Options, Listing} else ""
+    css += SHARE_CSS if Listing in kinds or any(map(_has_shares, blocks)) else ""
     css += SPARKLINE_CSS if Sparklines in kinds else ""
     css += STEPS_CSS if Steps in kinds else ""
+    css += TIMELINE_CSS if Timelines in kinds else ""
+    css += LISTING_CSS if Listing in kinds else ""
+    css += FOLD_CSS if Fold in kinds else ""
     css += CARD_CSS if document.classes else ""
     body = "".join(_render_block(block) for block in document.blocks)
     classes = " ".join((_ROOT_CLASSES, *map(escape_html, document.classes)))
@@ -82,6 +92,24 @@ def _render_note(note: Note) -> str:
 def _render_sparklines(block: Sparklines) -> str:
     charts = "".join(render_sparkline(chart) for chart in block.charts)
     return f'<div class="gmw-s">{charts}</div>'
+
+
+def _render_timelines(block: Timelines) -> str:
+    return "".join(map(render_timeline, block.charts))
+
+
+def _render_fold(fold: Fold) -> str:
+    summary = " · ".join(map(_render_run, fold.runs))
+    body = "".join(map(_render_block, fold.blocks))
+    return f'<details class="gmw-fo"><summary>{summary}</summary>{body}</details>'
+
+
+def _list_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
+    """The blocks with those that are folded in them."""
+    for block in blocks:
+        yield block
+        if isinstance(block, Fold):
+            yield from _list_blocks(block.blocks)
 
 
 def _has_shares(block: Block) -> bool:
@@ -234,11 +262,14 @@ def _class_of(column: Column, cell: Cell) -> str:
 
 #: How each kind of block is drawn.
 _RENDERERS: dict[type[Block], Callable[[Any], str]] = {
+    Fold: _render_fold,
     Heading: _render_heading,
+    Listing: render_listing,
     Note: _render_note,
     Options: render_options,
     Sparklines: _render_sparklines,
     Steps: _render_steps,
     Table: _render_table,
+    Timelines: _render_timelines,
     UseBar: render_bar,
 }

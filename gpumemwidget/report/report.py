@@ -19,10 +19,13 @@ from gpumemwidget.report.release import (
     report_restore_plan,
 )
 from gpumemwidget.report.stat import report_stat
+from gpumemwidget.report.trace import TimelineReport, list_displays, report_trace
 from gpumemwidget.report.why import report_explanation
 
 __all__ = [
     "Report",
+    "TimelineReport",
+    "list_displays",
     "report_account",
     "report_cell",
     "report_cell_line",
@@ -35,4 +38,5 @@ __all__ = [
     "report_restore",
     "report_restore_plan",
     "report_stat",
+    "report_trace",
 ]

@@ -16,7 +16,9 @@ from gpumemwidget.report.document import (
     Cell,
     Column,
     Document,
+    Fold,
     Heading,
+    Listing,
     Note,
     Options,
     Part,
@@ -25,12 +27,16 @@ from gpumemwidget.report.document import (
     UseBar,
 )
 from gpumemwidget.report.escape import clean
+from gpumemwidget.report.listing import list_text_rows
 from gpumemwidget.units import format_bytes
 
 __all__ = ["WIDTH", "cut", "cut_middle", "measure", "render_text", "render_text_line"]
 
 #: Columns that a report keeps to where its numbers allow it.
 WIDTH = 80
+
+#: Source needs more.
+LISTING_WIDTH = 100
 
 _GAP = "  "
 
@@ -155,6 +161,30 @@ def _render_options(options: Options) -> str:
     return "\n".join(lines)
 
 
+def _render_listing(listing: Listing) -> str:
+    """The numbers first and the source last, which takes what room there is."""
+    titles = ("", listing.columns, "line")
+    rows = [(number, amounts, text) for number, amounts, text in list_text_rows(listing)]
+    number_width = max(len(number) for number, _, _ in rows) if rows else 0
+    widths = [
+        max(len(title), *(len(amounts[i]) for _, amounts, _ in rows if amounts), 1)
+        for i, title in enumerate(listing.columns)
+    ]
+    lines = []
+    for number, amounts, text in (titles, *rows):
+        shown = amounts or ("",) * len(widths)
+        fields = [amount.rjust(width) for amount, width in zip(shown, widths, strict=True)]
+        fields.append(number.rjust(number_width))
+        start = _GAP.join(fields)
+        lines.append((start + _GAP + cut(text, LISTING_WIDTH - len(start) - len(_GAP))).rstrip())
+    return "\n".join(lines)
+
+
+def _render_fold(fold: Fold) -> str:
+    title = " · ".join(clean(run.text) for run in fold.runs)
+    return f"{title}\n{render_text(Document(fold.blocks))}"
+
+
 def _fill(text: str, *, indent: str) -> str:
     return textwrap.fill(
         text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -226,7 +256,9 @@ def _render_row(
 
 #: How each kind of block is written; those that are not here only HTML can show.
 _RENDERERS: dict[type[Block], Callable[[Any], str]] = {
+    Fold: _render_fold,
     Heading: _render_heading,
+    Listing: _render_listing,
     Note: _render_note,
     Options: _render_options,
     Steps: _render_steps,

@@ -32,6 +32,7 @@ __all__ = [
     "STEPS_CSS",
     "TABLE_CSS",
     "WARN_COLOR",
+    "squeeze",
 ]
 
 ALLOCATED_COLOR = "#3b82d6"
@@ -86,14 +87,14 @@ _PARTS = {
 }
 
 
-def _squeeze(css: str) -> str:
+def squeeze(css: str) -> str:
     """A style sheet with the parts put in, without the spaces that only a reader here needs."""
     css = Template(css).substitute(_PARTS)
     css = re.sub(r"\s+", " ", css).strip()
     return re.sub(r" ?([{};,]) ?|(?<=:) ", lambda match: match[1] or "", css)
 
 
-BASE_CSS = _squeeze("""
+BASE_CSS = squeeze("""
 .gmw { font: 13px/1.45 var(--jp-ui-font-family, system-ui, sans-serif); container-type: inline-size;
   font-variant-numeric: tabular-nums; margin: 4px 0; text-align: left }
 $root p { margin: 0 0 6px }
@@ -105,7 +106,7 @@ $root p.gmw-n { font-size: 12px; margin: 2px 0 }
 .gmw-warn { color: $warn }
 """)
 
-TABLE_CSS = _squeeze("""
+TABLE_CSS = squeeze("""
 .gmw-w { overflow-x: auto; margin: 6px 0 8px }
 $root .gmw-t { border-collapse: collapse; border: 0; font-size: 13px; margin: 0; table-layout: auto;
   width: auto }
@@ -134,7 +135,7 @@ $root .gmw-t .gmw-c { max-width: 0; min-width: 8em; overflow: hidden; text-overf
 """)
 
 #: For tables with shares of a whole: the bars, and the paths of what they are the share of.
-SHARE_CSS = _squeeze("""
+SHARE_CSS = squeeze("""
 $root .gmw-t .gmw-z { min-width: 15em; overflow-wrap: anywhere; white-space: normal }
 .gmw-j { padding-left: 1.1em }
 $root .gmw-y { background: ${neutral}2e; display: inline-block; height: 8px; margin-left: 6px;
@@ -150,7 +151,7 @@ $root .gmw-y { background: ${neutral}2e; display: inline-block; height: 8px; mar
 """)
 
 #: The chart of one device; those of several stand side by side where there is room.
-SPARKLINE_CSS = _squeeze("""
+SPARKLINE_CSS = squeeze("""
 .gmw-s { display: flex; flex-wrap: wrap; gap: 8px 24px; margin: 0 0 6px }
 $root .gmw-g { flex: 1 1 300px; font-size: 12px; margin: 0; max-width: 560px; min-width: 0 }
 .gmw-g figcaption { margin: 0 0 4px; text-align: left }
@@ -174,7 +175,7 @@ $root .gmw-g { flex: 1 1 300px; font-size: 12px; margin: 0; max-width: 560px; mi
 .gmw-x :nth-child(2):not(:last-child) { overflow: hidden; text-overflow: ellipsis }
 """)
 
-STEPS_CSS = _squeeze("""
+STEPS_CSS = squeeze("""
 $root ol { margin: 6px 0 8px; padding-left: 1.8em }
 $root ol ul { list-style: none; margin: 0; padding: 0 }
 $root li { margin: 1px 0 }
@@ -182,7 +183,7 @@ $root code.gmw-k { font-weight: 600; overflow-wrap: anywhere }
 """)
 
 #: For the card of an OOM: its frame, the bar and what it is made of, the ways out.
-CARD_CSS = _squeeze(
+CARD_CSS = squeeze(
     """
 .gmw-card { border: 1px solid ${neutral}59; border-left: 3px solid $bad; border-radius: 4px;
   box-sizing: border-box; margin: 6px 0; max-width: 76em; padding: 10px 14px 8px }
@@ -204,7 +205,7 @@ $root .gmw-out { max-width: 72em; width: 100% }
 $root .gmw-out tr > * { border-top: 1px solid ${neutral}40; padding-bottom: 4px; padding-top: 4px }
 $root .gmw-out .gmw-r { font-weight: 600 }
 $root .gmw-out code { overflow-wrap: anywhere }
-.gmw-out .gmw-f div { line-height: 22px; min-height: 22px }
+.gmw-cd { line-height: 22px; min-height: 22px }
 $root .gmw-out .gmw-f { width: 100% }
 """
     + "".join(
@@ -217,7 +218,7 @@ $root .gmw-out .gmw-f { width: 100% }
 )
 
 #: The one line of ``%memtrace on`` carries only this.
-LINE_CSS = _squeeze("""
+LINE_CSS = squeeze("""
 .gmw-l { font: 12px/1.4 var(--jp-ui-font-family, system-ui, sans-serif);
   font-variant-numeric: tabular-nums; opacity: .8 }
 .gmw-l span { display: inline-block; margin-right: 14px }

@@ -12,6 +12,7 @@ __all__ = [
     "MARK_MEANINGS",
     "CounterNames",
     "count_kind",
+    "cut_words",
     "format_peak",
     "join_words",
     "mark_peak",
@@ -91,3 +92,8 @@ def join_words(words: Sequence[str]) -> str:
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def cut_words(text: str, most: int) -> str:
+    """The text with an ellipsis for what is beyond so many characters."""
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"

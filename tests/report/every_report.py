@@ -22,6 +22,7 @@ from gpumemwidget.report.report import (
     report_restore,
     report_restore_plan,
     report_stat,
+    report_trace,
 )
 from tests.report.account_examples import (
     make_account,
@@ -52,6 +53,16 @@ from tests.report.oom_examples import (
     make_host_card,
     make_hostile_card,
 )
+from tests.report.trace_examples import (
+    make_host_trace,
+    make_hostile_trace,
+    make_long_trace,
+    make_still_trace,
+    make_tiny_trace,
+    make_trace,
+    make_two_gpu_trace,
+    make_untraced,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -62,6 +73,7 @@ def make_every_report() -> dict[str, Report]:
     hostile = make_gpu_cell(execution_count=None, first_line=HOSTILE)
     interrupted = make_host_cell(execution_count=8, status="interrupted", duration_s=301.0)
     short = make_host_cell(duration_s=0.0008)
+    trace = make_trace()
     return {
         "cell_gpu": report_cell(gpu, make_samples(gpu)),
         "cell_host": report_cell(host, make_samples(host)),
@@ -135,6 +147,15 @@ def make_every_report() -> dict[str, Report]:
                 detail="",
             )
         ),
+        "trace": report_trace(trace, make_samples(trace.record)),
+        "trace_deep": report_trace(trace, [], n_lines=4, depth=4),
+        "trace_hostile": report_trace(make_hostile_trace(), []),
+        "trace_host": report_trace(make_host_trace(), []),
+        "trace_long": report_trace(make_long_trace(), []),
+        "trace_still": report_trace(make_still_trace(), []),
+        "trace_tiny": report_trace(make_tiny_trace(), []),
+        "trace_two_gpus": report_trace(make_two_gpu_trace(), []),
+        "trace_untraced": report_trace(make_untraced(), []),
     }
 
 

@@ -59,6 +59,6 @@ def list_amounts(text: str) -> list[str]:
 
 
 def list_charts(html: str) -> list[str]:
-    """The SVGs of a report, without the bars that stand beside a number."""
+    """The SVGs of a report, without what says no more than the text beside it."""
     charts = re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)
-    return [chart for chart in charts if not chart.startswith('<svg class="gmw-y"')]
+    return [chart for chart in charts if 'aria-hidden="true"' not in chart.partition(">")[0]]

@@ -6,7 +6,7 @@ import dataclasses
 import unicodedata
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpumemwidget.records import (
@@ -19,6 +19,7 @@ from gpumemwidget.records import (
     ReleaseReport,
     Sample,
 )
+from gpumemwidget.report.figures import figure_trace
 from gpumemwidget.report.report import (
     Report,
     report_account,
@@ -31,8 +32,9 @@ from gpumemwidget.report.report import (
     report_plan,
     report_release,
     report_stat,
+    report_trace,
 )
-from gpumemwidget.traces import OomCard
+from gpumemwidget.traces import Call, CellTrace, Layer, LineUse, OomCard, Timeline
 from tests.report.pages import Page, list_amounts, list_charts
 
 _HOSTILE = st.text(
@@ -66,6 +68,48 @@ def _make(kind: Any) -> st.SearchStrategy[Any]:
     return st.one_of(*map(_make, inner))
 
 
+_AMOUNTS = st.integers(min_value=0, max_value=2**50)
+
+
+@st.composite
+def _make_timeline(draw: st.DrawFn) -> Timeline:
+    """One whose layers add up, as they do when they are measured."""
+    n = draw(st.integers(1, 12))
+    times = sorted(draw(st.lists(st.floats(0, 1e6), min_size=n, max_size=n)))
+    layers = tuple(
+        Layer(
+            draw(_LEAVES[str]),  # type: ignore[arg-type]
+            draw(_HOSTILE),
+            draw(st.none() | _HOSTILE),
+            draw(st.none() | st.integers(1, 9)),
+            tuple(draw(st.lists(_AMOUNTS, min_size=n, max_size=n))),
+        )
+        for _ in range(draw(st.integers(0, 11)))
+    )
+    allocated = [sum(layer.held_bytes[i] for layer in layers) for i in range(n)]
+    reserved = draw(st.lists(st.none() | _AMOUNTS, min_size=n, max_size=n))
+    peak = max(range(n), key=allocated.__getitem__)
+    return Timeline(tuple(times), tuple(allocated), tuple(reserved), layers, peak, n)
+
+
+def _make_calls() -> st.SearchStrategy[tuple[Call, ...]]:
+    """The calls below a line, which have calls below them."""
+
+    def nest(inner: st.SearchStrategy[tuple[Call, ...]]) -> st.SearchStrategy[tuple[Call, ...]]:
+        call = st.builds(
+            Call,
+            _LEAVES[str],
+            _LEAVES[str],
+            st.integers(0, 99),
+            _make(LineUse),
+            st.none() | _HOSTILE | st.sampled_from(["h.0.mlp", "h.12.mlp", "h.007"]),
+            inner,
+        )
+        return st.lists(call, max_size=3).map(tuple)
+
+    return st.recursive(st.just(()), nest, max_leaves=6)
+
+
 #: Control, format, surrogate, line and paragraph separator.
 _ACTING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
@@ -85,6 +129,21 @@ def _check(report: Report) -> None:
 def _strip(text: str) -> str:
     """The text without our own line ends and the two joiners that many scripts need."""
     return text.translate(dict.fromkeys(map(ord, "\n\u200c\u200d")))
+
+
+_LEAVES[Timeline] = _make_timeline()
+_LEAVES[tuple[Call, ...]] = _make_calls()
+
+
+@settings(_settings, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(_make(CellTrace), st.none() | st.integers(0, 9), st.none() | st.integers(0, 9))
+def test_any_trace(trace: CellTrace, n_lines: int | None, depth: int | None) -> None:
+    """A traced cell, whole and as plotly's figure."""
+    report = report_trace(trace, [], n_lines=n_lines, depth=depth)
+
+    _check(report)
+    assert list_amounts(Page(report.html).text) == list_amounts(report.text)
+    assert "<script" not in figure_trace(trace).to_json()
 
 
 @_settings

@@ -1,0 +1,316 @@
+"""The report of a traced cell: which line took the memory, and what made the peak.
+
+It is one report (``report_trace``), or the pieces that stand under a cell (``list_displays``): the
+cell's own table, in which its live chart has just told the numbers; the timeline, which a front end
+with plotly draws so that the pointer can ask it; and the lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpumemwidget.records import HOST, PeakIs, Sample
+from gpumemwidget.report.bands import map_bands
+from gpumemwidget.report.cell import explain_host, list_cell_blocks
+from gpumemwidget.report.document import (
+    Block,
+    Cell,
+    Column,
+    Document,
+    Fold,
+    Heading,
+    Note,
+    Run,
+    Table,
+    Timelines,
+)
+from gpumemwidget.report.html import render_html
+from gpumemwidget.report.output import Report
+from gpumemwidget.report.pieces import bytes_cell, explain_marks, share_cell
+from gpumemwidget.report.source import list_unit, name_file, sum_uses
+from gpumemwidget.report.text import render_text
+from gpumemwidget.report.timeline import plot_timeline
+from gpumemwidget.report.traceplot import PLOTLY_TYPE, plot_trace
+from gpumemwidget.report.words import rank_device
+from gpumemwidget.traces import CellTrace, DeviceTrace, LineUse, PeakPart, SourceUnit
+from gpumemwidget.units import format_bytes, format_duration
+
+__all__ = ["TimelineReport", "list_displays", "report_trace"]
+
+#: Units beside the traced cell, and parts of the peak, that are shown.
+_MOST_UNITS = 6
+_MOST_PARTS = 12
+
+_COLUMNS_NOTE = (
+    "allocated: all of it, however soon it went; net: what of it is still held; at peak: what of "
+    "it was held when the peak was reached; highest: the most of it that was held at any moment."
+)
+_COLUMNS_NOTE_HOST = (
+    "host: bytes in use, read at each line of the cell. allocated: what the line added; net: less "
+    "what it gave back; highest: the most that its rises came to."
+)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TimelineReport:
+    """The timeline of a traced cell: plotly's where it can be drawn, else the static chart.
+
+    Attributes:
+        text: plain text without a line end.
+        html: static HTML, one element with its own styles.
+        figure: plotly's JSON, data and layout.
+    """
+
+    text: str
+    html: str
+    figure: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+    def _repr_mimebundle_(
+        self,
+        include: object = None,  # noqa: ARG002 - IPython's protocol
+        exclude: object = None,  # noqa: ARG002
+    ) -> dict[str, Any]:
+        return {
+            PLOTLY_TYPE: {**self.figure, "config": {"displaylogo": False, "responsive": True}},
+            "text/html": self.html,
+            "text/plain": self.text,
+        }
+
+
+def report_trace(
+    trace: CellTrace,
+    samples: Sequence[Sample],
+    *,
+    n_lines: int | None = None,
+    depth: int | None = None,
+) -> Report:
+    """What a traced cell did: the cell's table, its timelines, its lines and what made the peak.
+
+    Args:
+        trace: the traced cell.
+        samples: readings taken while it ran, for the devices that were not traced.
+        n_lines: how many lines of a unit are shown, those that matter most; the rest is folded.
+        depth: how many levels of calls are shown below a line; 0 for none.
+    """
+    blocks = _list_head(trace, samples)
+    devices = _sort(trace.devices)
+    for device in devices:
+        blocks.extend(_list_timeline(trace, device))
+        blocks.extend(_list_lines(device, n_lines=n_lines, depth=depth))
+    blocks.extend(_list_notes(trace, blocks))
+    return _render(blocks)
+
+
+def list_displays(
+    trace: CellTrace,
+    samples: Sequence[Sample],
+    *,
+    n_lines: int | None = None,
+    depth: int | None = None,
+) -> tuple[Report | TimelineReport, ...]:
+    """The same in pieces, one display each: the head, the timelines, the lines.
+
+    The head begins as the report of a cell does, so it can take the place of the cell's live chart.
+    Where there is no timeline, all is one piece.
+
+    Args:
+        trace: the traced cell.
+        samples: readings taken while it ran.
+        n_lines: how many lines of a unit are shown.
+        depth: how many levels of calls are shown below a line.
+    """
+    figure = plot_trace(trace)
+    if figure is None:
+        return (report_trace(trace, samples, n_lines=n_lines, depth=depth),)
+    head = _list_head(trace, samples)
+    devices = _sort(trace.devices)
+    timelines = [block for device in devices for block in _list_timeline(trace, device)]
+    lines: list[Block] = []
+    for device in devices:
+        if len(devices) > 1:
+            lines.append(Heading((Run(device.device, "strong"),)))
+        lines.extend(_list_lines(device, n_lines=n_lines, depth=depth))
+    lines.extend(_list_notes(trace, [*head, *lines]))
+    drawn = _render(timelines)
+    return _render(head), TimelineReport(drawn.text, drawn.html, figure), _render(lines)
+
+
+def _render(blocks: Sequence[Block]) -> Report:
+    document = Document(tuple(blocks))
+    return Report(text=render_text(document), html=render_html(document))
+
+
+def _sort(devices: Sequence[DeviceTrace]) -> list[DeviceTrace]:
+    return sorted(devices, key=lambda device: rank_device(device.device))
+
+
+# -- The parts -------------------------------------------------------------------------------------
+
+
+def _list_head(trace: CellTrace, samples: Sequence[Sample]) -> list[Block]:
+    drawn = [device.device for device in trace.devices if device.timeline is not None]
+    return list_cell_blocks(trace.record, samples, without=drawn)
+
+
+def _list_timeline(trace: CellTrace, device: DeviceTrace) -> list[Block]:
+    chart = plot_timeline(device, trace.record.duration_s)
+    if chart is None:
+        return []
+    timeline = device.timeline
+    runs = [Run(device.device, "strong")]
+    if timeline is not None:
+        peak_bytes, peak_is = device.allocated.peak_bytes, device.peak_is
+        if peak_bytes is None:
+            peak_bytes, peak_is = timeline.allocated_bytes[timeline.peak], "sampled"
+        runs.append(Run(f"peak {_format_peak(peak_bytes, peak_is)} allocated"))
+        after = format_duration(timeline.times_s[timeline.peak])
+        if peak_bytes == timeline.allocated_bytes[timeline.peak]:
+            runs.append(Run(f"after {after} of {format_duration(trace.record.duration_s)}"))
+        what = "events" if device.source == "history" else "readings"
+        runs.append(Run(f"{device.n_events:,} {what}", "muted"))
+    return [Heading(tuple(runs)), Timelines((chart,))]
+
+
+def _format_peak(peak_bytes: int, peak_is: PeakIs | None) -> str:
+    """``3.40 GiB``, ``at least 3.40 GiB``: within a sentence a mark would need its legend."""
+    kind = "" if peak_is in ("exact", None) else f"{peak_is} "
+    return f"{kind}{format_bytes(peak_bytes)}"
+
+
+def _list_lines(device: DeviceTrace, *, n_lines: int | None, depth: int | None) -> list[Block]:
+    if _is_still(device):
+        return [Note(f"{device.device}: no line of the cell allocated anything.")]
+    bands = map_bands(device.timeline)
+    blocks: list[Block] = []
+    for place, unit in enumerate(device.units[: _MOST_UNITS + 1]):
+        listing = list_unit(device, unit, bands=bands, n_lines=n_lines, depth=depth)
+        if place == 0:
+            blocks.append(listing)
+            blocks.extend(_compare(device))
+        else:
+            blocks.append(Fold(_describe_unit(unit), (listing,)))
+    n_more = len(device.units) - 1 - _MOST_UNITS
+    if n_more > 0:
+        blocks.append(Note(f"{n_more} more {'file' if n_more == 1 else 'files'} allocated less."))
+    blocks.extend(_list_peak(device))
+    return blocks
+
+
+def _is_still(device: DeviceTrace) -> bool:
+    uses = [line.use for unit in device.units for line in unit.lines]
+    return not any(_has_moved(use) for use in (*uses, device.unplaced))
+
+
+def _has_moved(use: LineUse | None) -> bool:
+    return use is not None and any((use.allocated_bytes, use.net_bytes, use.at_peak_bytes))
+
+
+def _describe_unit(unit: SourceUnit) -> tuple[Run, ...]:
+    uses = [line.use for line in unit.lines if line.use is not None]
+    n_bytes = sum(use.allocated_bytes for use in uses)
+    name = unit.name if unit.kind == "earlier cell" else name_file(unit.name)
+    count = "1 line" if len(uses) == 1 else f"{len(uses)} lines"
+    what = "by functions defined there" if unit.kind == "earlier cell" else "by its functions"
+    return (Run(name, "strong"), Run(f"{format_bytes(n_bytes)} allocated {what}, {count}"))
+
+
+def _compare(device: DeviceTrace) -> list[Note]:
+    """Where what the lines come to is not what the counters say, which nobody else would see."""
+    total = sum_uses(device)
+    wrong = []
+    after_bytes, peak_bytes = device.allocated.after_bytes, device.allocated.peak_bytes
+    if after_bytes is not None and after_bytes != total.net_bytes:
+        wrong.append(f"{format_bytes(after_bytes)} allocated after the cell")
+    if peak_bytes is not None and peak_bytes != total.at_peak_bytes:
+        wrong.append(f"a peak of {_format_peak(peak_bytes, device.peak_is)}")
+    if not wrong:
+        return []
+    words = f"{device.device}: the lines do not add up to what the counters say: "
+    return [Note(words + " and ".join(wrong), tone="warn")]
+
+
+def _list_peak(device: DeviceTrace) -> list[Block]:
+    if not device.peak:
+        return []
+    total = sum(part.n_bytes for part in device.peak)
+    shown = device.peak if len(device.peak) <= _MOST_PARTS + 1 else device.peak[:_MOST_PARTS]
+    rows = [_row_of_part(part, total) for part in shown]
+    rest = device.peak[len(shown) :]
+    if rest:
+        n_bytes = sum(part.n_bytes for part in rest)
+        n_blocks = sum(part.n_blocks for part in rest)
+        rows.append(
+            (
+                Cell(f"{len(rest)} more", tone="muted"),
+                bytes_cell(n_bytes),
+                share_cell(n_bytes, total),
+                Cell(f"{n_blocks:,}"),
+                Cell("", tone="muted"),
+                Cell("", tone="muted"),
+            )
+        )
+    columns = (
+        Column("allocated at", "name"),
+        Column("bytes"),
+        Column("share"),
+        Column("blocks"),
+        Column("what it is", "name", fold=24),
+        Column("held by", "code", last="cut"),
+    )
+    table = Table(
+        caption=f"What made the peak of {device.device}: {format_bytes(total)}",
+        columns=columns,
+        groups=(tuple(rows),),
+        last_is_shared=False,
+        caption_is_seen=True,
+    )
+    return [table]
+
+
+def _row_of_part(part: PeakPart, total: int) -> tuple[Cell, ...]:
+    place = part.place
+    if part.unit is not None and part.line is not None and part.unit not in place:
+        place = f"{part.unit}, {place}"
+    is_gone = part.kind == "freed since"
+    return (
+        Cell(place),
+        bytes_cell(part.n_bytes),
+        share_cell(part.n_bytes, total),
+        Cell(f"{part.n_blocks:,}"),
+        Cell(part.kind, tone="muted" if is_gone else "plain"),
+        Cell(part.owner or ""),
+    )
+
+
+def _list_notes(trace: CellTrace, blocks: Sequence[Block]) -> list[Block]:
+    """What the marks and the columns mean, what is inferred and what is missing."""
+    notes: list[Block] = list(explain_marks(blocks))
+    moved = [device for device in trace.devices if not _is_still(device)]
+    if any(device.source == "history" for device in moved):
+        notes.append(Note(_COLUMNS_NOTE))
+    if any(device.source == "lines" for device in moved):
+        notes.append(Note(_COLUMNS_NOTE_HOST))
+    for device in _sort(trace.devices):
+        if device.complete_since_s is not None:
+            since = format_duration(device.complete_since_s)
+            notes.append(
+                Note(f"{device.device}: the lines are complete from {since} on.", tone="warn")
+            )
+        for text in device.notes:
+            named = text if device.device in text else f"{device.device}: {text}"
+            notes.append(Note(named))
+    notes.extend(Note(text) for text in trace.notes)
+    if any(device.device == HOST for device in trace.record.devices):
+        notes.extend(explain_host(trace.record.devices))
+    return notes
