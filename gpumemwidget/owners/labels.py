@@ -15,7 +15,6 @@ import functools
 import re
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from types import (
     BuiltinMethodType,
     CellType,
@@ -23,7 +22,7 @@ from types import (
     MethodType,
     TracebackType,
 )
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpumemwidget.owners.attributes import (
     ClassParts,
@@ -49,10 +48,10 @@ _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _EXCEPTION_PARTS = ("__traceback__", "__cause__", "__context__", "args")
 
 
-@dataclass(frozen=True, slots=True)
-class Role:
+class Role(NamedTuple):
     """What an object on a path is to the one before it."""
 
+    # A tuple, since names are looked up by it: a dataclass's hash takes ten times as long.
     #: ``""``; ``attributes`` of an instance or class; ``table`` of a module; ``state`` of an
     #: optimizer; ``variables`` of a closure, ``defaults``; ``transparent``: its parts are named as
     #: if they were its owner's.
@@ -80,6 +79,8 @@ class Labels:
         #: What to call tensors that are keys: an optimizer's state stands under the parameters.
         self.key_names: dict[int, str] = {}
         self._known: dict[tuple[int, Role], _Names] = {}
+        #: Steps to what stands under a text: a record's keys are those of a thousand others.
+        self._key_steps: dict[str, tuple[str, Role]] = {}
         self._classes: dict[int, ClassParts] = {}
 
     def name_edge(self, parent: int, role: Role, child: int) -> tuple[str, Role]:
@@ -114,7 +115,7 @@ class Labels:
             self._name_items(target, role, names)
             return names
         if cls is list:
-            _name_elements(target, role, names, ())
+            self._name_elements(target, role, names, ())
             return names
         if kind is Kind.FRAME:
             own = read_locals(target).items()  # type: ignore[arg-type]  # by its kind
@@ -145,7 +146,7 @@ class Labels:
         elif is_one_of(cls, dict):
             self._name_items(target, role, names)
         elif is_one_of(cls, list, tuple, deque):
-            _name_elements(target, role, names, self._describe_class(cls).fields)
+            self._name_elements(target, role, names, self._describe_class(cls).fields)
         elif cls is CellType:
             _add(names, [("", read_cell(target))])
         else:
@@ -226,12 +227,34 @@ class Labels:
                 _add(names, [(f": {key}" if type(key) is str else _SOME, value)])
             elif role.name == "defaults":
                 _add(names, [(str(key) if type(key) is str else _SOME, value)])
+            elif type(key) is str:
+                known = self._key_steps.get(key)
+                if known is None:
+                    known = self._key_steps[key] = (f"[{_describe_plain(key)}]", _PLAIN)
+                if value is not None:
+                    names.setdefault(id(value), known)
             else:
                 words = self._describe(key)
                 _add(names, [(f"[{words}]", value)])
                 # A key that holds memory is held by the table too.
                 if words == "…":
                     _add(names, [("'s key", key)])
+
+    def _name_elements(
+        self, target: Any, role: Role, names: _Names, fields: tuple[str, ...]
+    ) -> None:
+        base: Any = next(each for each in (tuple, list, deque) if is_one_of(type(target), each))
+        # One step of C each: no other thread changes the container meanwhile.
+        elements: list[object] = [*base.__iter__(target)]
+        is_named = role.name in {"variables", "defaults"}
+        # Of a million numbers none is asked for.
+        for number in self._graph.list_met(elements):
+            word = f"[{number}]"
+            if is_named:
+                word = role.names[number] if number < len(role.names) else _SOME
+            elif number < len(fields):
+                word = f".{fields[number]}"
+            names.setdefault(id(elements[number]), (word, _PLAIN))
 
     def _name_attribute(self, key: object, value: object, of: str, names: _Names) -> None:
         if of.startswith("module") and type(key) is str and key in _MODULE_TABLES:
@@ -298,19 +321,6 @@ def _add(names: _Names, parts: Iterable[tuple[str, object]], role: Role = _PLAIN
     for step, part in parts:
         if part is not None:
             names.setdefault(id(part), (step, role))
-
-
-def _name_elements(target: Any, role: Role, names: _Names, fields: tuple[str, ...]) -> None:
-    base: Any = next(each for each in (tuple, list, deque) if is_one_of(type(target), each))
-    # One step of C each: no other thread changes the container meanwhile.
-    elements: list[object] = [*base.__iter__(target)]
-    for number, each in enumerate(elements):
-        word = f"[{number}]"
-        if role.name in {"variables", "defaults"}:
-            word = role.names[number] if number < len(role.names) else _SOME
-        elif number < len(fields):
-            word = f".{fields[number]}"
-        _add(names, [(word, each)])
 
 
 def _name_exception_parts(target: Any, names: _Names) -> None:

@@ -229,27 +229,34 @@ class Paths:
                 ):
                     level += _THROUGH_DEBUGGER
                 levels[level].append((root.place, _NO_PARENT))
+        graph, parents, in_graphs = self._graph, self._parents, self._in_graphs
         for level, pending in enumerate(levels):
             while pending:
                 place, parent = pending.popleft()
-                if place in self._parents:
+                if place in parents:
                     continue
-                self._parents[place] = parent
+                parents[place] = parent
                 self._levels[place] = level
                 self._begins[place] = self._begins.get(parent, place)
-                if parent in self._in_graphs or self._graph.kinds[place] is Kind.NODE:
-                    self._in_graphs.add(place)
-                self._add_parts(place, level, levels)
+                if parent in in_graphs or graph.kinds[place] is Kind.NODE:
+                    in_graphs.add(place)
+                if graph.edges[place]:
+                    self._add_parts(place, level, levels)
 
     def _add_parts(self, place: int, level: int, levels: Sequence[deque[tuple[int, int]]]) -> None:
-        graph, leads, parents = self._graph, self._leads, self._parents
+        graph, leads, parents, tensors = (
+            self._graph,
+            self._leads,
+            self._parents,
+            self._module_tensors,
+        )
         kinds = graph.kinds
         kind = kinds[place]
-        own = 0
+        own = level
         if kind is Kind.FUNCTION or kind is Kind.FRAME or kind is Kind.CLASS:
-            own = _THROUGH_CODE
+            own += _THROUGH_CODE
         elif place in self._optimizers_lists:
-            own = _THROUGH_OPTIMIZER
+            own += _THROUGH_OPTIMIZER
         in_table = place in self._module_tables
         is_exception = place in self._exceptions
         last = len(levels) - 1
@@ -260,20 +267,20 @@ class Paths:
             part_kind = kinds[part]
             if part_kind is Kind.NODE and kind is not Kind.NODE:
                 cost += _INTO_GRAPH
-            elif part in self._module_tensors and not in_table:
+            elif part in tensors and not in_table:
                 cost += _PAST_MODULE
             elif part_kind is Kind.STORAGE:
                 cost += self._weigh_tensor(place, part)
             elif is_exception and part in self._exceptions:
                 # An exception's own traceback is nearer than that of the one it was raised in.
                 cost += _TO_CONTEXT
-            levels[min(level + cost, last)].append((part, place))
+            levels[cost if cost < last else last].append((part, place))
 
     def _weigh_tensor(self, place: int, storage: int) -> int:
         """How far a tensor is from being the storage's own, where several look at it."""
         graph = self._graph
         others = graph.tensors_on.get(storage, ())
-        if graph.kinds[place] is not Kind.TENSOR or len(others) < 2:
+        if len(others) < 2 or graph.kinds[place] is not Kind.TENSOR:
             return 0
         cost = 0
         if place not in self._module_tensors and not self._module_tensors.isdisjoint(others):

@@ -47,14 +47,15 @@ class Purposes:
     def find(self, storage: int) -> MemoryKind:
         """What the storage at this place is for."""
         tensors = self._graph.tensors_on.get(storage, ())
-        if any(each in self._parameters or self._is_parameter(each) for each in tensors):
-            return "parameter"
+        for each in tensors:
+            if each in self._parameters or self._is_parameter(each):
+                return "parameter"
         for places, word in (
             (self._graph.grads, "gradient"),
             (self._states, "optimizer state"),
             (self._buffers, "buffer"),
         ):
-            if any(each in places for each in tensors):
+            if not places.isdisjoint(tensors):
                 return word  # type: ignore[return-value]  # the words are the kinds'
         if self._paths.passes_graph(storage):
             return "saved for backward"

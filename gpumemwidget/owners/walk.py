@@ -131,6 +131,11 @@ class Graph:
         """The place of an object that was met."""
         return self._index.get(id(target))
 
+    def list_met(self, targets: Sequence[object]) -> list[int]:
+        """The numbers of those of these objects that were met."""
+        is_met = map(self._index.__contains__, map(id, targets))
+        return list(itertools.compress(range(len(targets)), is_met))
+
     def walk(self) -> None:
         """Follow every reference from the roots, nearest first, as far as the budget allows."""
         with paused_collector(), self.reader.quiet():
