@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gpumemwidget.measure.cells import RunningCell
     from gpumemwidget.measure.monitor import Monitor
 
-__all__ = ["CellEvents", "CellOutputs"]
+__all__ = ["CellEvents", "CellOoms", "CellOutputs"]
 
 
 class CellOutputs(Protocol):
@@ -51,6 +51,22 @@ class CellOutputs(Protocol):
 
     def close(self, record: CellRecord | None, *, showed_result: bool) -> None:
         """It has ended; ``None`` where nothing could be recorded."""
+        ...
+
+
+class CellOoms(Protocol):
+    """What is noticed of memory that runs out, and said below the traceback."""
+
+    def start(self) -> None:
+        """A cell that is recorded begins."""
+        ...
+
+    def end_inner(self, result: ExecutionResult | None) -> None:
+        """A run within it has ended."""
+        ...
+
+    def end(self, record: CellRecord | None, result: ExecutionResult | None) -> None:
+        """It has ended; ``None`` where nothing could be recorded, or IPython knows no more."""
         ...
 
 
@@ -77,6 +93,7 @@ class CellEvents:
         shell: whose cells these are.
         monitor: measures them.
         outputs: shows what was asked for.
+        ooms: tells of memory that runs out.
         report_failure: is told what failed of ours, and why.
     """
 
@@ -85,11 +102,13 @@ class CellEvents:
         shell: InteractiveShell,
         monitor: Monitor,
         outputs: CellOutputs,
+        ooms: CellOoms,
         report_failure: Callable[[str, Exception], None],
     ) -> None:
         self._shell = shell
         self._monitor = monitor
         self._outputs = outputs
+        self._ooms = ooms
         self._report_failure = report_failure
         self._thread = threading.main_thread().ident
         self._runs: list[_Run] = []
@@ -169,6 +188,7 @@ class CellEvents:
             self._finish_aside(run.aside, result, status)
         elif self._runs and status != "ok":
             self._runs[-1].inner_status = status
+            self._guard("noticing OOMs", self._ooms.end_inner, result)
 
     def _has_display_failed(self) -> bool:
         """Whether ipykernel (7.3) answers "error" because the repr of the cell's value raised.
@@ -194,6 +214,7 @@ class CellEvents:
     # -- Measuring ---------------------------------------------------------------------------------
 
     def _start(self, info: Any, *, partial: bool) -> None:
+        self._ooms.start()
         try:
             self._monitor.start_cell(
                 # IPython has counted on already: the number of this cell is the one before.
@@ -214,6 +235,10 @@ class CellEvents:
             )
         except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
             self._report_failure("recording a cell's end", exc)
+        try:
+            self._ooms.end(record, result)
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
+            self._report_failure("showing the card of an OOM", exc)
         self._show(record, result)
 
     def _show(self, record: CellRecord | None, result: ExecutionResult | None) -> None:

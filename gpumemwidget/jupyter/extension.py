@@ -13,6 +13,7 @@ from gpumemwidget.errors import NotLoadedError
 from gpumemwidget.jupyter.cells import CellEvents
 from gpumemwidget.jupyter.magics import MemMagics
 from gpumemwidget.jupyter.memtrace import MemtraceLine, MemtraceOptions
+from gpumemwidget.jupyter.oom import OomCards
 from gpumemwidget.jupyter.references import IPythonShell
 from gpumemwidget.jupyter.trace import Outputs
 from gpumemwidget.measure.monitor import Monitor
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from gpumemwidget.jupyter.dashboard import Dashboard
+    from gpumemwidget.jupyter.oombuttons import CardButtons
     from gpumemwidget.owners.base import Shell
 
 __all__ = ["Extension", "current_extension", "load", "unload"]
@@ -83,6 +85,7 @@ class Extension:
         shell: the same as ``owners`` sees it.
         monitor: records the cells.
         last_failure: the whole traceback of the last failure of ours, for a bug report.
+        card_buttons: the buttons on the cards of OOMs, once there are any.
     """
 
     def __init__(self, shell: InteractiveShell, hardware: Hardware) -> None:
@@ -92,9 +95,13 @@ class Extension:
         self.monitor = Monitor(hardware, on_failure=self.show_failure)
         self.last_failure: str | None = None
         self._dashboard: Dashboard | None = None
+        self.card_buttons: CardButtons | None = None
         self._magics = MemMagics(shell, self)
         self.outputs = Outputs(shell, self.monitor, self._magics.read_options)
-        self._events = CellEvents(shell, self.monitor, self.outputs, self.report_failure)
+        self._ooms = OomCards(self)
+        self._events = CellEvents(
+            shell, self.monitor, self.outputs, self._ooms, self.report_failure
+        )
         self._transformer = MemtraceLine(shell, self._magics.read_options, self._trace_running)
         #: Magics of the same names that were there before us.
         self._displaced: list[tuple[str, str, object]] = []
@@ -107,18 +114,21 @@ class Extension:
                 self._displaced.append((kind, name, tables[kind][name]))
         self.ipython.register_magics(self._magics)
         self.ipython.input_transformers_cleanup.append(self._transformer)
+        self._ooms.open()
         self._events.register()
 
     def close(self) -> None:
         """Leave nothing behind. May be called twice."""
         # Each by itself: what one of them fails at must not keep the others.
         self._attempt("leaving the shell's events", self._events.unregister)
+        self._attempt("no longer noticing OOMs", self._ooms.close)
         self._attempt("taking away the input transformer", self._remove_transformer)
         self._attempt("taking away the magics", self._remove_magics)
         self._attempt(
             "closing a cell's output", lambda: self.outputs.close(None, showed_result=False)
         )
         self._attempt("closing the dashboard", self._close_dashboard)
+        self._attempt("taking the buttons out of cards", self._close_card_buttons)
         self._attempt("closing the monitor", self.monitor.close)
 
     def open_dashboard(self, *, interval_s: float | None = None) -> Dashboard:
@@ -221,6 +231,11 @@ class Extension:
         dashboard, self._dashboard = self._dashboard, None
         if dashboard is not None:
             dashboard.close()
+
+    def _close_card_buttons(self) -> None:
+        buttons, self.card_buttons = self.card_buttons, None
+        if buttons is not None:
+            buttons.close()
 
     def _attempt(self, what: str, action: Callable[[], None]) -> None:
         try:

@@ -1,0 +1,143 @@
+"""Which errors say that memory ran out, read without asking them.
+
+An error may be of a class of the user's, whose ``str``, ``==`` or ``args`` is their code: classes
+are told by identity, and what an error was made with is read from its slots.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType, TracebackType
+from typing import Any, Literal
+
+from gpumemwidget.owners.kinds import is_a, is_one_of, read_namespace
+from gpumemwidget.records import Frame
+
+__all__ = ["OomSign", "find_oom", "format_as_torch"]
+
+#: So many errors of a chain, and frames of one, are looked at.
+_MOST_ERRORS = 64
+_MOST_FRAMES = 512
+
+_SLOTS: Any = vars(BaseException)
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", None)  # Since Python 3.11.
+
+#: What the CUDA libraries' own allocations and the driver's say.
+_DEVICE_TEXT = re.compile(
+    r"\b(?:CU|HIP|ROC|MIOPEN)[A-Z_]*ALLOC[A-Z]*_FAILED\b"
+    r"|\b(?:CUDA|HIP)(?: driver)?(?: error:)? out of memory\b"
+)
+_HOST_TEXT = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+) bytes", re.DOTALL)
+_REQUEST = re.compile(r"Tried to allocate ([\d.]+ (?:bytes|[KMG]iB))")
+
+
+@dataclass(frozen=True, slots=True)
+class OomSign:
+    """What an error says of memory that ran out. It holds nothing of the error."""
+
+    where: Literal["device", "host"]
+    #: What was asked for, where the error has the bytes.
+    requested_bytes: int | None = None
+    #: As PyTorch's error for devices puts it: ``20.00 MiB``.
+    request: str = ""
+    #: Where it was raised, innermost first.
+    frames: tuple[Frame, ...] = ()
+
+
+def find_oom(error: BaseException | None) -> OomSign | None:
+    """The sign of an OOM in an error, or in those that its traceback shows with it.
+
+    These are its cause, what it was raised in the handling of (unless ``from None`` hides that) and
+    the members of a group.
+    """
+    for each in _list_shown(error):
+        sign = _read(each)
+        if sign is not None:
+            return sign
+    return None
+
+
+def format_as_torch(n_bytes: int) -> str:
+    """Bytes as PyTorch's error for devices puts them."""
+    for exponent, unit in ((1, "KiB"), (2, "MiB")):
+        if n_bytes <= 1024:
+            break
+        if n_bytes <= 1024 ** (exponent + 1):
+            return f"{n_bytes / 1024**exponent:.2f} {unit}"
+    return f"{n_bytes} bytes" if n_bytes <= 1024 else f"{n_bytes / 1024**3:.2f} GiB"
+
+
+def _list_shown(error: BaseException | None) -> Iterator[BaseException]:
+    met: set[int] = set()
+    pending = [error]
+    while pending and len(met) < _MOST_ERRORS:
+        each = pending.pop(0)
+        if each is None or id(each) in met:
+            continue
+        met.add(id(each))
+        yield each
+        cause = _SLOTS["__cause__"].__get__(each)
+        if cause is None and not _SLOTS["__suppress_context__"].__get__(each):
+            cause = _SLOTS["__context__"].__get__(each)
+        pending.append(cause)
+        if _GROUP is not None and is_one_of(type(each), _GROUP):
+            pending.extend(vars(_GROUP)["exceptions"].__get__(each))
+
+
+def _read(error: BaseException) -> OomSign | None:
+    cls = type(error)
+    args = _SLOTS["args"].__get__(error)
+    text = args[0] if type(args) is tuple and args and type(args[0]) is str else ""
+    if is_one_of(cls, *_list_torch_classes()):
+        request = _REQUEST.search(text)
+        return OomSign("device", None, request[1] if request else "", _list_frames(error))
+    if is_one_of(cls, MemoryError):
+        return OomSign("host", _read_array_bytes(args), "", _list_frames(error))
+    if is_one_of(cls, RuntimeError):
+        if host := _HOST_TEXT.search(text):
+            return OomSign("host", int(host[1]), "", _list_frames(error))
+        if _DEVICE_TEXT.search(text):
+            return OomSign("device", None, "", _list_frames(error))
+    return None
+
+
+def _list_torch_classes() -> list[type]:
+    found: list[type] = []
+    for name in ("torch", "torch.cuda"):
+        module = sys.modules.get(name)
+        if is_a(module, ModuleType):
+            cls = read_namespace(module).get("OutOfMemoryError")
+            if type(cls) is type:
+                found.append(cls)
+    return found
+
+
+def _read_array_bytes(args: object) -> int | None:
+    """What NumPy asked for: its error is made with the array's shape and dtype."""
+    numpy = sys.modules.get("numpy")
+    if not is_a(numpy, ModuleType) or type(args) is not tuple or len(args) != 2:
+        return None
+    dtype_class = read_namespace(numpy).get("dtype")
+    shape, dtype = args
+    if not is_a(dtype_class, type) or not is_one_of(type(dtype), dtype_class):
+        return None
+    if type(shape) is not tuple or not all(type(each) is int for each in shape):
+        return None
+    return math.prod(shape) * int(vars(dtype_class)["itemsize"].__get__(dtype))
+
+
+def _list_frames(error: BaseException) -> tuple[Frame, ...]:
+    traceback: TracebackType | None = _SLOTS["__traceback__"].__get__(error)
+    frames: list[Frame] = []
+    while traceback is not None and len(frames) < _MOST_FRAMES:
+        code = traceback.tb_frame.f_code
+        # Python 3.10 has no qualified names of functions here.
+        name = getattr(code, "co_qualname", code.co_name)
+        frames.append(Frame(code.co_filename, traceback.tb_lineno, name))
+        traceback = traceback.tb_next
+    return tuple(reversed(frames))

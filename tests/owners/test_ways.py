@@ -1,0 +1,304 @@
+"""The ways out of an OOM: those that apply, and what each gives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+import pytest
+import torch
+
+from gpumemwidget.owners.entries import take_memory_account
+from gpumemwidget.owners.walk import Graph
+from gpumemwidget.owners.ways import list_ways
+from gpumemwidget.records import HOST, DeviceAccount, MemoryKind, Owned
+from gpumemwidget.traces import OomEvent, WayOut
+from tests.owners.notebook import Notebook, Tracker
+
+MIB = 1 << 20
+N = MIB // 4
+
+NOTHING = OomEvent(
+    device="cuda:0",
+    requested_bytes=None,
+    allocated_bytes=None,
+    reserved_bytes=None,
+    largest_free_block_bytes=None,
+    device_free_bytes=None,
+    device_total_bytes=None,
+    limit_bytes=None,
+    others_bytes=None,
+    outside_bytes=None,
+)
+ON_HOST = dataclasses.replace(NOTHING, device=HOST)
+
+
+def find(
+    notebook: Notebook,
+    event: OomEvent = ON_HOST,
+    *,
+    at_oom: DeviceAccount | None = None,
+    mentions: Collection[str] = (),
+) -> dict[str, WayOut]:
+    """The ways by their kind."""
+    ways = list_ways(
+        notebook.shell, notebook.hardware, event, at_oom, mentions=mentions, budget_s=10
+    )
+    return {way.kind: way for way in ways}
+
+
+def own(kind: MemoryKind, n_bytes: int, root: str = "name") -> Owned:
+    return Owned("cuda:0", n_bytes, kind, ("x",), root)  # type: ignore[arg-type]
+
+
+# -- What can be released --------------------------------------------------------------------------
+
+
+def test_where_there_is_nothing(notebook: Notebook) -> None:
+    """Only what applies is offered."""
+    assert find(notebook) == {}
+
+
+def test_the_last_exception(notebook: Notebook, tracker: Tracker) -> None:
+    """What its frames hold alone, to the byte; its command frees it."""
+    notebook.put(kept=tracker.make(3 * N))
+    notebook.run("def fail():\n    h, k = make(2 * 262144), kept\n    raise ValueError\nfail()")
+
+    way = find(notebook)["last exception"]
+    before = tracker.count_bytes()
+    report = notebook.release(exceptions=True)
+
+    assert (way.gives_bytes, way.gives_is, way.can_do) == (2 * MIB, "exact", True)
+    assert way.command == "%memrelease --exceptions"
+    assert before - tracker.count_bytes() == 2 * MIB
+    assert report.plan.frees_bytes == ((HOST, 2 * MIB),)
+
+
+def test_displayed_values(notebook: Notebook) -> None:
+    """What ``Out`` holds alone."""
+    notebook.run("import torch\nx = torch.ones(262144)\ntorch.ones(2 * 262144)")
+    notebook.run("x")
+
+    way = find(notebook)["out"]
+
+    assert (way.gives_bytes, way.command) == (2 * MIB, "%memrelease --out")
+
+
+def test_gradients(notebook: Notebook) -> None:
+    """What they give is what their release frees."""
+    owner = torch.ones(2 * N, requires_grad=True)
+    owner.grad = torch.ones(2 * N)
+    notebook.put(owner=owner)
+    del owner
+
+    way = find(notebook)["gradients"]
+
+    assert (way.gives_bytes, way.command) == (2 * MIB, "%memrelease --grads")
+    assert notebook.release(grads=True).plan.frees_bytes == ((HOST, 2 * MIB),)
+
+
+def test_names_that_the_cell_does_not_mention(notebook: Notebook, tracker: Tracker) -> None:
+    """Each on its own, or with those that share its memory; those that it mentions are left out."""
+    notebook.put(used=tracker.make(4 * N), alone=tracker.make(2 * N), small=tracker.make(10))
+    shared = tracker.make(3 * N)
+    notebook.put(one=shared, two=[shared])
+    del shared
+
+    ways = list_ways(
+        notebook.shell, notebook.hardware, ON_HOST, None, mentions={"used"}, budget_s=10
+    )
+
+    names = [way for way in ways if way.kind == "names"]
+    assert [(way.names, way.gives_bytes) for way in names] == [
+        (("one", "two"), 3 * MIB),
+        (("alone",), 2 * MIB),
+    ]
+    assert names[0].text == "release one and two, which this cell does not mention"
+    assert names[0].command == "%memrelease one two"
+    assert notebook.release("one", "two").plan.frees_bytes == ((HOST, 3 * MIB),)
+
+
+@pytest.mark.usefixtures("movable")
+def test_what_would_be_moved_is_not_offered(notebook: Notebook, tracker: Tracker) -> None:
+    """To move what the cell works with off its device is no way out."""
+    model = torch.nn.Linear(N, 1, bias=False)
+    notebook.put(model=model, also=model)
+    del model
+
+    assert "names" not in find(notebook, mentions={"model"})
+
+
+def test_many_names(notebook: Notebook, tracker: Tracker) -> None:
+    """A text has no room for all of a set, and the card none for all sets."""
+    shared = tracker.make(2 * N)
+    notebook.put(**{f"n{number}": shared for number in range(5)})
+    notebook.put(**{f"m{number}": tracker.make(2 * N) for number in range(5)})
+    del shared
+
+    ways = list_ways(notebook.shell, notebook.hardware, ON_HOST, None, mentions=(), budget_s=10)
+
+    names = [way for way in ways if way.kind == "names"]
+    assert len(names) == 4
+    assert names[0].text == "release n0 and n1 and n2 and 2 more, which this cell does not mention"
+    assert names[0].command == "%memrelease n0 n1 n2 n3 n4"
+
+
+def test_little_is_no_way_out(notebook: Notebook, tracker: Tracker) -> None:
+    """What gives less than a MiB is left out."""
+    notebook.put(x=tracker.make(N - 1))
+
+    assert find(notebook) == {}
+
+
+def test_too_little_time(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a walk that was cut short says is no more than a guess."""
+    notebook.put(y=torch.ones(2 * N))
+    monkeypatch.setattr(Graph, "is_complete", False)
+
+    way = find(notebook)["names"]
+
+    assert (way.gives_bytes, way.gives_is) == (2 * MIB, "about")
+
+
+# -- Settings --------------------------------------------------------------------------------------
+
+
+def test_the_cache(notebook: Notebook) -> None:
+    """Segments that nobody uses are given back by a call that works as it is typed."""
+    event = dataclasses.replace(NOTHING, cached_bytes=5 * MIB)
+
+    way = find(notebook, event)["cached blocks"]
+    notebook.run("import torch")
+    with_torch = find(notebook, event)["cached blocks"]
+
+    assert (way.gives_bytes, way.gives_is, way.can_do) == (5 * MIB, "exact", True)
+    assert way.command == "import torch; torch.cuda.empty_cache()"
+    assert with_torch.command == "torch.cuda.empty_cache()"
+
+
+FRAGMENTED = dataclasses.replace(
+    NOTHING,
+    requested_bytes=8 * MIB,
+    allocated_bytes=10 * MIB,
+    reserved_bytes=20 * MIB,
+    largest_free_block_bytes=4 * MIB,
+)
+
+
+def test_fragments(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where enough lies in pieces: with the setting that this torch reads, beside the user's."""
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+
+    plain = find(notebook, FRAGMENTED)["expandable segments"]
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    beside = find(notebook, FRAGMENTED)["expandable segments"]
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    monkeypatch.setattr(torch, "__version__", "2.4.1+cu121")
+    older = find(notebook, FRAGMENTED)["expandable segments"]
+
+    assert (plain.gives_bytes, plain.gives_is, plain.can_do) == (10 * MIB, "at most", False)
+    assert plain.command == "%env PYTORCH_ALLOC_CONF=expandable_segments:True"
+    assert beside.command == "%env PYTORCH_ALLOC_CONF=max_split_size_mb:64,expandable_segments:True"
+    assert older.command == "%env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"largest_free_block_bytes": 9 * MIB},
+        {"requested_bytes": 11 * MIB},
+        {"largest_free_block_bytes": None},
+        {"requested_bytes": None},
+    ],
+)
+def test_no_fragments(notebook: Notebook, change: dict[str, int | None]) -> None:
+    """Enough in one piece, or too little in all, or not known."""
+    event = dataclasses.replace(FRAGMENTED, **change)
+
+    assert "expandable segments" not in find(notebook, event)
+
+
+def test_segments_that_grow_already(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is set already is not offered."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+    assert "expandable segments" not in find(notebook, FRAGMENTED)
+
+
+def test_a_limit(notebook: Notebook) -> None:
+    """It gives no more than what is free on the device."""
+    event = dataclasses.replace(
+        NOTHING,
+        device="cuda:1",
+        limit_bytes=30 * MIB,
+        device_total_bytes=100 * MIB,
+        device_free_bytes=60 * MIB,
+    )
+
+    way = find(notebook, event)["limit"]
+
+    assert (way.gives_bytes, way.gives_is) == (60 * MIB, "at most")
+    assert way.command == "import torch; torch.cuda.set_per_process_memory_fraction(1.0, 1)"
+
+
+def test_other_processes(notebook: Notebook) -> None:
+    """What they take, where it is known."""
+    event = dataclasses.replace(NOTHING, others_bytes=9 * MIB)
+
+    way = find(notebook, event)["other processes"]
+
+    assert (way.gives_bytes, way.gives_is, way.command) == (9 * MIB, "at most", "!nvidia-smi")
+
+
+# -- What needs less -------------------------------------------------------------------------------
+
+
+def test_training(notebook: Notebook) -> None:
+    """What backward needs can be recomputed, and half the batch needs half of it."""
+    owned = (own("saved for backward", 6 * MIB), own("tensor", 2 * MIB, "thread"))
+    others = (own("parameter", 50 * MIB), own("tensor", 70 * MIB))
+    at_oom = DeviceAccount("cuda:0", None, (*owned, *others))
+
+    ways = find(notebook, NOTHING, at_oom=at_oom, mentions={"loss", "backward"})
+
+    assert {kind: (way.gives_bytes, way.gives_is) for kind, way in ways.items()} == {
+        "checkpointing": (6 * MIB, "at most"),
+        "smaller batch": (4 * MIB, "about"),
+    }
+    assert all(not way.can_do and way.command is None for way in ways.values())
+
+
+def test_what_no_backward_needs(notebook: Notebook) -> None:
+    """Where nothing mentions backward, what is saved for it need not be."""
+    at_oom = DeviceAccount("cuda:0", None, (own("saved for backward", 6 * MIB),))
+
+    ways = find(notebook, NOTHING, at_oom=at_oom, mentions={"model"})
+
+    assert ways.keys() == {"no_grad", "smaller batch"}
+    assert ways["no_grad"].gives_bytes == 6 * MIB
+
+
+def test_lower_precision(notebook: Notebook) -> None:
+    """Half of what is in float32 on that device."""
+    notebook.put(
+        x=torch.ones(4 * N),
+        y=torch.ones(4 * N, dtype=torch.float64),
+        z=torch.ones(4 * N, dtype=torch.bfloat16),
+    )
+    account = take_memory_account(notebook.shell, notebook.hardware)
+    (at_oom,) = account.devices
+
+    way = find(notebook, at_oom=at_oom, mentions={"x", "y", "z"})["lower precision"]
+
+    assert (way.gives_bytes, way.gives_is) == (2 * MIB, "at most")
+
+
+def test_the_most_first(notebook: Notebook) -> None:
+    """By what they give; the tests above look at each."""
+    notebook.put(x=torch.ones(4 * N), y=torch.ones(2 * N))
+    event = dataclasses.replace(ON_HOST, others_bytes=3 * MIB)
+
+    ways = list_ways(notebook.shell, notebook.hardware, event, None, mentions=(), budget_s=10)
+
+    assert [way.gives_bytes for way in ways] == [4 * MIB, 3 * MIB, 2 * MIB]
