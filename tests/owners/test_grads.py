@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import pytest
@@ -54,9 +55,13 @@ def test_they_go_as_planned(notebook: Notebook, tracker: Tracker, model: torch.n
 
 def test_a_plan_changes_nothing(notebook: Notebook, model: torch.nn.Linear) -> None:
     """It can be shown and thrown away, and the same release is planned again."""
-    first = notebook.plan(grads=True)
+    first, second = (
+        # What is left on the machine changes as it likes.
+        dataclasses.replace(notebook.plan(grads=True), host_available_bytes=None)
+        for _ in range(2)
+    )
 
-    assert notebook.plan(grads=True) == first
+    assert first == second
     assert model.weight.grad is not None
 
 

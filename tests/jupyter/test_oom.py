@@ -1,0 +1,533 @@
+"""From an OOM to its card, in a real shell, on a GPU that is simulated and on the real host.
+
+On a real GPU: ``tests/gpu/test_oom.py``.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+
+from gpumemwidget.backends import ooms
+from gpumemwidget.backends.allocator import DeviceFullError
+from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host import HostBackend
+from gpumemwidget.jupyter import oom, oomcard
+from gpumemwidget.jupyter.extension import current_extension
+from gpumemwidget.libraries import is_library
+from gpumemwidget.owners import places, storages
+from gpumemwidget.owners.ooms import format_as_torch
+from gpumemwidget.records import HOST
+from gpumemwidget.traces import OomCard
+from tests.backends.test_ooms import FakeCuda
+
+MIB = 1 << 20
+
+
+class Gpu:
+    """Tensors whose bytes a simulated allocator of 200 MiB counts."""
+
+    def __init__(self) -> None:
+        self.cuda = FakeCuda()
+        self.cuda.initialise()
+
+    @property
+    def allocated_bytes(self) -> int:
+        gc.collect()
+        current: int = self.cuda.allocator.stats(0)["allocated_bytes"]["all"]["current"]
+        return current
+
+    def make(self, n_mib: int, error: type[Exception] = torch.OutOfMemoryError) -> torch.Tensor:
+        """A tensor; the error that PyTorch raises where there is no room."""
+        n_bytes = n_mib * MIB
+        try:
+            handle = self.cuda.allocate(n_bytes)
+        except DeviceFullError:
+            handle = 0
+        if not handle:
+            raise error(f"CUDA out of memory. Tried to allocate {format_as_torch(n_bytes)}. GPU 0")
+        tensor = torch.empty(n_bytes, dtype=torch.uint8)
+        weakref.finalize(tensor, self.cuda.allocator.free, handle)
+        return tensor
+
+
+@pytest.fixture(autouse=True)
+def heap_put_aside() -> Iterator[None]:
+    """Put aside what the tests have imported: to look at it takes longer than a card may."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """The simulated GPU, with its tensors on ``cuda:0`` for whoever walks."""
+    gpu = Gpu()
+
+    def refuse(**_options: object) -> None:
+        raise RuntimeError("the tensors lie elsewhere")
+
+    gpu.cuda.torch.cuda.memory.memory_snapshot = refuse
+    read = storages.TorchReader.read_storage
+
+    def read_storage(self: storages.TorchReader, storage: Any) -> storages.StorageInfo | None:
+        info = read(self, storage)
+        return info if info is None or info.n_bytes < MIB else info._replace(device="cuda:0")
+
+    monkeypatch.setattr(storages.TorchReader, "read_storage", read_storage)
+    # What stands for PyTorch here is none of the user's code.
+    monkeypatch.setattr(
+        places, "is_library", lambda filename: "/tests/" in filename or is_library(filename)
+    )
+    monkeypatch.setattr(ooms, "_attached", [])
+    monkeypatch.setattr(ooms, "find_torch", lambda: gpu.cuda.torch)
+    monkeypatch.setattr(
+        "gpumemwidget.jupyter.extension.detect_hardware",
+        lambda: Hardware([CudaBackend(gpu.cuda.torch), HostBackend()]),
+    )
+    return gpu
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> list[OomCard]:
+    """The cards that were shown."""
+    cards: list[OomCard] = []
+    monkeypatch.setattr(oomcard, "show_card", lambda card, _extension: cards.append(card))
+    return cards
+
+
+@pytest.fixture
+def loaded(
+    gpu: Gpu, shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> Iterator[InteractiveShell]:
+    """The shell with the extension, ``gpu`` and ``torch``."""
+    shell.colors = "nocolor"
+    shell.user_ns["gpu"] = gpu
+    run(shell, "%load_ext gpumemwidget")
+    run(shell, "import torch")
+    capsys.readouterr()
+    yield shell
+    run(shell, "%unload_ext gpumemwidget")
+    run(shell, "%xdel gpu")
+    shell.last_execution_result = None
+
+
+def run(shell: InteractiveShell, source: str) -> None:
+    shell.run_cell(source, store_history=True)
+
+
+STEP = """\
+def step():
+    h = gpu.make(30)
+    return gpu.make(180)
+step()"""
+
+
+# -- On a device -----------------------------------------------------------------------------------
+
+
+def test_what_is_said(loaded: InteractiveShell, cards: list[OomCard]) -> None:
+    """Who asked for what and where, who had the memory, and the ways out."""
+    run(loaded, "kept = gpu.make(40)")
+
+    run(loaded, STEP)
+
+    (card,) = cards
+    assert card.event.device == "cuda:0"
+    assert card.event.requested_bytes == 180 * MIB
+    assert card.event.allocated_bytes == 70 * MIB
+    number = loaded.execution_count - 1
+    assert card.execution_count == number
+    assert (card.place, card.text) == (f"In[{number}], line 3", "return gpu.make(180)")
+    assert [(each.owner, each.kind, each.n_bytes) for each in card.owners] == [
+        ("kept", "tensor", 40 * MIB),
+        ("running: step() line 3: h", "tensor", 30 * MIB),
+    ]
+    assert card.owned_bytes == 70 * MIB
+    assert card.kinds == (("tensor", 70 * MIB),)
+    assert (card.n_caught, card.notes) == (0, ())
+    assert [(way.kind, way.gives_bytes) for way in card.ways] == [
+        ("names", 40 * MIB),
+        ("last exception", 30 * MIB),
+        ("smaller batch", 15 * MIB),
+    ]
+
+
+def test_what_is_promised_is_kept(
+    loaded: InteractiveShell, gpu: Gpu, cards: list[OomCard], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last exception gives what the card says, and nothing of ours holds any of it."""
+    before = gpu.allocated_bytes
+    run(loaded, STEP)
+    held = gpu.allocated_bytes
+
+    run(loaded, "%memrelease --exceptions")
+
+    way = next(way for way in cards[0].ways if way.kind == "last exception")
+    assert way.gives_bytes == held - before == 30 * MIB
+    assert gpu.allocated_bytes == before
+    assert "30.00 MiB on cuda:0" in capsys.readouterr().out
+
+
+def test_nothing_is_held(loaded: InteractiveShell, cards: list[OomCard]) -> None:
+    """No error, frame or tensor: once IPython lets go they are gone."""
+    run(
+        loaded,
+        "import weakref\nclass Held: pass\n"
+        "def step():\n"
+        "    held = Held()\n"
+        "    seen.append(weakref.ref(held))\n"
+        "    gpu.make(300)\n"
+        "seen = []\n"
+        "for _ in range(4):\n"
+        "    try:\n        step()\n    except torch.OutOfMemoryError:\n        pass\n"
+        "step()",
+    )
+    seen = loaded.user_ns["seen"]
+    gc.collect()
+    alive = [ref() is not None for ref in seen]
+
+    run(loaded, "%memrelease --exceptions")
+    gc.collect()
+
+    assert len(cards) == 1
+    assert alive == [False] * 4 + [True]
+    assert [ref() for ref in seen] == [None] * 5
+
+
+def test_the_traceback_is_the_users_own(
+    loaded: InteractiveShell, gpu: Gpu, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is the same with us and without us, and the card stands below it."""
+    run(loaded, STEP)
+    with_us = capsys.readouterr().out
+    run(loaded, "%unload_ext gpumemwidget")
+    capsys.readouterr()
+    run(loaded, STEP)
+    without = capsys.readouterr().out
+
+    number = loaded.execution_count - 1
+    traceback, _, card = with_us.partition("\nOut of memory on cuda:0")
+    assert traceback.rstrip().replace(f"In[{number - 2}]", "") == without.rstrip().replace(
+        f"In[{number}]", ""
+    ).replace(f"In [{number}]", f"In [{number - 2}]").replace(
+        f"Cell In[{number}]", f"Cell In[{number - 2}]"
+    )
+    assert "Ways out" in card
+
+
+def test_ooms_that_are_caught(loaded: InteractiveShell, cards: list[OomCard]) -> None:
+    """They are counted in the record and have no card."""
+    run(
+        loaded,
+        "for n in (300, 250, 40):\n"
+        "    try:\n        x = gpu.make(n)\n    except torch.OutOfMemoryError:\n        pass",
+    )
+
+    assert cards == []
+    record = list(current_extension().monitor.ledger)[-1]
+    assert record.status == "ok"
+    assert record.devices[0].num_ooms == 2
+
+
+def test_whoever_catches_many_waits_for_none(
+    loaded: InteractiveShell, cards: list[OomCard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the third on the counters are read, and the last one's traceback tells the rest."""
+    taken: list[int] = []
+    take = oom.OomCards._take_account
+
+    def count(self: oom.OomCards, seen: Any) -> None:
+        taken.append(seen.event.requested_bytes)
+        take(self, seen)
+
+    monkeypatch.setattr(oom.OomCards, "_take_account", count)
+    run(
+        loaded,
+        "def search():\n"
+        "    for n in range(1000, 300, -100):\n"
+        "        try:\n            gpu.make(n)\n        except torch.OutOfMemoryError:\n"
+        "            h = gpu.make(24)\n"
+        "    gpu.make(300)\n"
+        "search()",
+    )
+
+    (card,) = cards
+    assert taken == [1000 * MIB, 900 * MIB, 300 * MIB]
+    assert card.event.requested_bytes == 300 * MIB
+    assert card.n_caught == 7
+    assert card.owned_bytes == 24 * MIB
+    assert [each.owner for each in card.owners] == ["last exception: search() line 7: h"]
+    assert card.notes == (
+        "The owners are those at the cell's end, with its traceback still standing: the cell had "
+        "run out of memory before",
+    )
+
+
+def test_the_one_that_ends_it(loaded: InteractiveShell, cards: list[OomCard]) -> None:
+    """An error that was caught and is raised later is told apart by what it asked for."""
+    run(
+        loaded,
+        "kept = []\n"
+        "for n in (300, 400):\n"
+        "    try:\n        gpu.make(n)\n    except torch.OutOfMemoryError as exc:\n"
+        "        kept.append(exc)\n"
+        "raise kept[0]",
+    )
+
+    assert [card.event.requested_bytes for card in cards] == [300 * MIB]
+    assert cards[0].n_caught == 1
+
+
+def test_what_is_raised_from_it(loaded: InteractiveShell, cards: list[OomCard]) -> None:
+    """As the cause, and while it is handled; not where ``from None`` hides it."""
+    catch = "try:\n    gpu.make(300)\nexcept torch.OutOfMemoryError as exc:\n    raise ValueError"
+
+    run(loaded, f"{catch} from exc")
+    run(loaded, catch)
+    run(loaded, f"{catch} from None")
+
+    assert [card.event.requested_bytes for card in cards] == [300 * MIB] * 2
+
+
+def test_a_class_of_the_users(loaded: InteractiveShell, cards: list[OomCard]) -> None:
+    """What it would answer is not asked."""
+    run(
+        loaded,
+        "asked = []\n"
+        "class Hostile(torch.OutOfMemoryError):\n"
+        "    def __eq__(self, other):\n        asked.append('==')\n        return True\n"
+        "    __hash__ = None\n"
+        "    @property\n    def args(self):\n        asked.append('args')\n",
+    )
+
+    run(loaded, "gpu.make(300, Hostile)")
+
+    assert len(cards) == 1
+    assert loaded.user_ns["asked"] == []
+
+
+def test_in_a_thread(loaded: InteractiveShell, cards: list[OomCard]) -> None:
+    """Whose error comes to the cell: the line is the thread's."""
+    run(
+        loaded,
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "def work():\n"
+        "    gpu.make(300)\n"
+        "with ThreadPoolExecutor(1) as pool:\n    pool.submit(work).result()",
+    )
+
+    (card,) = cards
+    assert (card.place or "").endswith(", line 3")
+
+
+def test_in_a_thread_that_fails_alone(loaded: InteractiveShell, cards: list[OomCard]) -> None:
+    """A cell that ends well has no card."""
+    run(
+        loaded,
+        "import threading\nthreading.excepthook = lambda args: None\n"
+        "thread = threading.Thread(target=lambda: gpu.make(300))\nthread.start()\nthread.join()\n"
+        "threading.excepthook = threading.__excepthook__",
+    )
+
+    assert cards == []
+
+
+def test_in_a_traced_cell(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+    """Under ``%%memtrace`` the card comes first, then the report."""
+    run(loaded, f"%%memtrace\n{STEP}")
+
+    shown = capsys.readouterr().out
+    assert 0 < shown.index("OutOfMemoryError") < shown.index("Out of memory on cuda:0")
+    assert shown.index("Out of memory on cuda:0") < shown.rindex("allocated")
+
+
+def test_below_capture_and_time(loaded: InteractiveShell, cards: list[OomCard]) -> None:
+    """Magics that run the cell themselves hide its error, or its line."""
+    run(loaded, "%%capture\ngpu.make(300)")
+    run(loaded, "%%time\nx = 1\ngpu.make(300)")
+
+    assert [card.text for card in cards] == ["gpu.make(300)", "gpu.make(300)"]
+    assert (cards[1].place or "").endswith("], line 3")
+
+
+def test_runs_that_are_no_cells(loaded: InteractiveShell, cards: list[OomCard]) -> None:
+    """What is kept out of the history is not recorded, and gets no card."""
+    loaded.run_cell("gpu.make(300)", store_history=False)
+
+    assert cards == []
+
+
+def test_between_cells(loaded: InteractiveShell, gpu: Gpu, cards: list[OomCard]) -> None:
+    """An OOM of the front end's or a thread's is nobody's cell."""
+    with pytest.raises(torch.OutOfMemoryError):
+        gpu.make(300)
+    run(loaded, "raise ValueError")
+
+    assert cards == []
+
+
+def test_unloaded_and_loaded_again(
+    loaded: InteractiveShell, gpu: Gpu, cards: list[OomCard]
+) -> None:
+    """What PyTorch keeps does nothing, and is used again."""
+    run(loaded, "%unload_ext gpumemwidget")
+    run(loaded, "gpu.make(300)")
+    told_unloaded = len(cards)
+    run(loaded, "%load_ext gpumemwidget")
+
+    run(loaded, "gpu.make(300)")
+
+    assert told_unloaded == 0
+    assert len(cards) == 1
+    assert len(gpu.cuda.observers) == 1
+
+
+def test_loaded_in_the_cell(gpu: Gpu, shell: InteractiveShell, cards: list[OomCard]) -> None:
+    """From there on the cell is ours."""
+    shell.user_ns["gpu"] = gpu
+
+    run(shell, "%load_ext gpumemwidget\ngpu.make(300)")
+    run(shell, "%unload_ext gpumemwidget")
+
+    assert len(cards) == 1
+
+
+def test_cuda_begins_in_the_cell(gpu: Gpu, shell: InteractiveShell, cards: list[OomCard]) -> None:
+    """A device that is first touched in the cell that runs out of it is noticed too."""
+    gpu.cuda = FakeCuda()
+    shell.user_ns["gpu"] = gpu
+    run(shell, "%load_ext gpumemwidget")
+
+    run(shell, "gpu.cuda.initialise()\ngpu.make(300)")
+    run(shell, "%unload_ext gpumemwidget")
+
+    assert [card.event.requested_bytes for card in cards] == [300 * MIB]
+
+
+# -- Failures of ours ------------------------------------------------------------------------------
+
+
+def test_a_card_that_fails(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, below the user's traceback; the cell is recorded."""
+    monkeypatch.setattr(oom.OomCards, "_build", lambda *_args: {}["ours"])
+
+    run(loaded, STEP)
+
+    out, err = capsys.readouterr()
+    assert out.rstrip().splitlines()[-1].startswith("OutOfMemoryError: CUDA out of memory.")
+    (line,) = err.splitlines()
+    assert line.startswith("gpumemwidget: showing the card of an OOM failed (KeyError: 'ours')")
+    assert list(current_extension().monitor.ledger)[-1].status == "error"
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_a_look_that_fails(
+    loaded: InteractiveShell,
+    cards: list[OomCard],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    where: str,
+) -> None:
+    """Within the allocation nothing of ours is raised; what was read until then is shown."""
+    calls = iter([True])
+
+    def fail(self: oom.OomCards, seen: object) -> None:
+        if next(calls, False):
+            raise KeyError("ours")
+
+    monkeypatch.setattr(oom.OomCards, "_take_account", fail)
+    call = "gpu.make(300)"
+    if where == "thread":
+        call = (
+            "from concurrent.futures import ThreadPoolExecutor\n"
+            "with ThreadPoolExecutor(1) as pool:\n    pool.submit(gpu.make, 300).result()"
+        )
+
+    run(loaded, call)
+
+    out, err = capsys.readouterr()
+    assert "OutOfMemoryError: CUDA out of memory." in out
+    (line,) = err.splitlines()
+    assert line.startswith("gpumemwidget: reading what stood at an OOM failed (KeyError: 'ours')")
+    assert [card.event.requested_bytes for card in cards] == [300 * MIB]
+
+
+def test_an_interrupt_within_it(
+    loaded: InteractiveShell, cards: list[OomCard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Ctrl-C that lands in our look is the cell's, a moment later."""
+    take = oom.OomCards._take_account
+
+    def interrupt(self: oom.OomCards, seen: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        take(self, seen)
+
+    monkeypatch.setattr(oom.OomCards, "_take_account", interrupt)
+    run(
+        loaded,
+        "import time\n"
+        "try:\n    gpu.make(300)\n"
+        "except torch.OutOfMemoryError:\n    was_raised = True\n"
+        "for _ in range(500):\n    time.sleep(0.01)",
+    )
+
+    assert loaded.user_ns["was_raised"]
+    assert list(current_extension().monitor.ledger)[-1].status == "interrupted"
+    assert cards == []
+
+
+# -- On the host -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_host(shell: InteractiveShell) -> Iterator[InteractiveShell]:
+    shell.colors = "nocolor"
+    run(shell, "%load_ext gpumemwidget")
+    run(shell, "import torch")
+    yield shell
+    run(shell, "%unload_ext gpumemwidget")
+
+
+@pytest.mark.parametrize(
+    ("call", "asked"),
+    [
+        ("bytearray(2**60)", None),
+        ("torch.empty(2**44, dtype=torch.uint8)", 2**44),
+        ("import numpy; numpy.ones((2**22, 2**22), dtype='uint8')", 2**44),
+    ],
+)
+def test_the_hosts_card(
+    on_host: InteractiveShell, cards: list[OomCard], call: str, asked: int | None
+) -> None:
+    """What Python, PyTorch and NumPy can't get of the process's own memory."""
+    run(on_host, f"def step():\n    h = torch.ones(3 * 2**18)\n    {call}\nstep()")
+
+    (card,) = cards
+    assert (card.event.device, card.event.requested_bytes) == (HOST, asked)
+    assert card.event.device_free_bytes is not None
+    assert (card.place or "").endswith("], line 3")
+    assert card.text == call
+    exception = next(way for way in card.ways if way.kind == "last exception")
+    assert (exception.gives_bytes, exception.gives_is) == (3 * MIB, "exact")
+
+
+def test_errors_of_devices_where_there_is_none(
+    on_host: InteractiveShell, cards: list[OomCard]
+) -> None:
+    """An error that speaks of a device that is not ours has no card."""
+    run(on_host, "raise torch.OutOfMemoryError('XPU out of memory.')")
+
+    assert cards == []
