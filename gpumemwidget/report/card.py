@@ -97,4 +97,4 @@ def render_options(options: Options) -> str:
 
 
 def _render_command(command: str) -> str:
-    return f'<div><code dir="auto">{escape_html(command)}</code></div>' if command else ""
+    return f'<div class="gmw-cd"><code dir="auto">{escape_html(command)}</code></div>' if command else ""

@@ -202,10 +202,14 @@ $root .gmw-el p { margin: 0 0 2px }
 .gmw-el i.gmw-lm { border: 0; border-left: 2px dashed currentColor; border-radius: 0; height: 12px;
   vertical-align: -2px; width: 3px }
 $root .gmw-out { max-width: 72em; width: 100% }
-$root .gmw-out tr > * { border-top: 1px solid ${neutral}40; padding-bottom: 4px; padding-top: 4px }
+$root .gmw-out tr > * { border-top: 1px solid ${neutral}40; padding-bottom: 5px; padding-top: 5px }
 $root .gmw-out .gmw-r { font-weight: 600 }
 $root .gmw-out code { overflow-wrap: anywhere }
 .gmw-cd { line-height: 22px; min-height: 22px }
+@container (max-width: 600px) {
+  $root.gmw-card .gmw-y { display: none }
+  $root.gmw-card .gmw-t td { padding-right: 10px }
+}
 $root .gmw-out .gmw-f { width: 100% }
 """
     + "".join(

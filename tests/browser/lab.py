@@ -107,19 +107,20 @@ class Notebook:
 
     Attributes:
         page: the page itself.
+        name: its file, in the server's folder.
     """
 
     def __init__(self, lab: Lab, context: BrowserContext, page: Page, name: str) -> None:
         self._lab = lab
         self._context = context
-        self._name = name
+        self.name = name
         self.page = page
         self.problems: list[str] = []
         page.on("pageerror", lambda error: self.problems.append(str(error)))
 
     def load(self, *, theme: str | None = None) -> None:
         """Open the notebook, or open it again: the page is new, the kernel stays."""
-        self.page.goto(f"{self._lab.url}/lab/tree/{self._name}?reset")
+        self.page.goto(f"{self._lab.url}/lab/tree/{self.name}?reset")
         self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
         if self.page.locator("#jp-left-stack").is_visible():
             self.command("application:toggle-left-area")

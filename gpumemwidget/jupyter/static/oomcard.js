@@ -1,0 +1,154 @@
+// The buttons of the cards that stand below an OOM. The cards are static HTML and stay that, in the
+// page and in the saved notebook: this puts buttons into those that it finds, by their class, for as
+// long as the kernel that made them is there. oomcard.py joins units.js and this file.
+
+const STYLE = `
+.gmw-do { appearance: none; background: none; border: 1px solid currentColor; border-radius: 4px; box-sizing: border-box;
+  color: var(--jp-brand-color1, #3b82d6); cursor: pointer; font: 600 12px/18px var(--jp-ui-font-family, system-ui, sans-serif);
+  height: 20px; margin: 0 12px 0 0; padding: 0 10px; vertical-align: middle; }
+.gmw-do:hover:not(:disabled) { background: rgba(59, 130, 214, 0.14); }
+.gmw-do:focus-visible { outline: 2px solid currentColor; outline-offset: 1px; }
+.gmw-do:disabled { border-color: transparent; color: inherit; cursor: default; opacity: 0.6; padding-left: 0; }
+.gmw-said { line-height: 1.45; }
+.gmw-said p { font-size: 12px; margin: 1px 0 2px !important; overflow-wrap: anywhere; }
+`;
+const BUSY = ["queued", "running"];
+const LABELS = {
+  ready: { release: "Release", give: "Give back" },
+  queued: { release: "Release", give: "Give back" },
+  running: { release: "Releasing…", give: "Giving back…" },
+  done: { release: "Released", give: "Given back" },
+  failed: { release: "Try again", give: "Try again" },
+  gone: { release: "No longer there", give: "No longer there" },
+};
+const WAITS = "Waits until the running cell has ended.";
+
+/** The live cards of one kernel, wherever the page shows them. */
+class Cards {
+  constructor(model) {
+    this.model = model;
+    this.rows = new Map(); // For each card in the page its rows, by their place.
+    this.asked = new Set(); // Clicks that the kernel has not answered.
+    this.draw = this.draw.bind(this);
+    // A card may be drawn late, again, or in a second view of the notebook.
+    this.observer = new MutationObserver(() => this.find());
+    this.observer.observe(document.body, { childList: true, subtree: true });
+    model.on("change:cards", this.draw);
+    this.draw();
+  }
+
+  get states() {
+    return this.model.get("cards") ?? {};
+  }
+
+  find() {
+    let isNew = false;
+    for (const name of Object.keys(this.states)) {
+      for (const card of document.getElementsByClassName(name)) {
+        if (!this.rows.has(card)) isNew = true;
+      }
+    }
+    if (isNew) this.draw();
+  }
+
+  draw() {
+    for (const card of [...this.rows.keys()]) {
+      if (!card.isConnected || ![...card.classList].some((name) => name in this.states)) this.forget(card);
+    }
+    for (const [name, ways] of Object.entries(this.states)) {
+      for (const card of document.getElementsByClassName(name)) {
+        if (!this.rows.has(card)) this.build(card);
+        ways.forEach((way, place) => this.drawWay(card, name, way, place));
+      }
+    }
+  }
+
+  build(card) {
+    const style = h("style", {}, STYLE);
+    card.append(style);
+    this.rows.set(card, { style, ways: new Map() });
+  }
+
+  drawWay(card, name, way, place) {
+    const { ways } = this.rows.get(card);
+    if (!ways.has(place)) {
+      const cell = card.querySelectorAll(".gmw-out tbody tr")[way.row]?.lastElementChild;
+      if (!cell) return;
+      const button = h("button", { class: "gmw-do", type: "button", "data-lm-suppress-shortcuts": "true", onclick: () => this.click(name, place) });
+      const said = h("div", { class: "gmw-said", role: "status" });
+      const command = cell.querySelector(".gmw-cd");
+      const line = command ?? h("div", { class: "gmw-cd" });
+      if (!command) cell.append(line);
+      line.prepend(button);
+      cell.append(said);
+      ways.set(place, { button, said, added: command ? [button, said] : [line, said] });
+    }
+    const key = `${name} ${place}`;
+    if (way.state !== "ready" && way.state !== "failed") this.asked.delete(key);
+    const isAsked = this.asked.has(key);
+    const state = isAsked ? (this.isBusy ? "queued" : "running") : way.state;
+    const { button, said } = ways.get(place);
+    setText(button, LABELS[state][way.act]);
+    button.disabled = BUSY.includes(state) || state === "done" || state === "gone";
+    button.dataset.state = state;
+    const lines = state === "queued" ? [WAITS] : state === "running" ? [] : way.lines;
+    const text = lines.join("\n");
+    if (said.dataset.text === text && said.dataset.state === state) return;
+    said.dataset.text = text;
+    said.dataset.state = state;
+    const tone = { failed: "gmw-bad", queued: "gmw-m", gone: "gmw-m" }[state];
+    said.replaceChildren(...lines.map((line, index) => h("p", { class: index ? "gmw-m" : tone }, line)));
+  }
+
+  /** JupyterLab knows whether its kernel is at work; then a click waits in the kernel's queue. */
+  get isBusy() {
+    return this.model.widget_manager?.kernel?.status === "busy";
+  }
+
+  click(name, place) {
+    const key = `${name} ${place}`;
+    if (this.asked.has(key)) return;
+    this.asked.add(key);
+    try {
+      this.model.send({ kind: "do", card: name, way: place });
+    } catch (error) {
+      console.warn("[gpumemwidget]", error);
+      this.end();
+      return;
+    }
+    this.draw();
+  }
+
+  forget(card) {
+    const { style, ways } = this.rows.get(card);
+    style.remove();
+    for (const { added } of ways.values()) for (const element of added) element.remove();
+    this.rows.delete(card);
+  }
+
+  /** The kernel is gone, or the extension is: the cards are what they were. */
+  end() {
+    this.observer.disconnect();
+    this.model.off("change:cards", this.draw);
+    for (const card of [...this.rows.keys()]) this.forget(card);
+  }
+}
+
+export default {
+  initialize({ model }) {
+    const cards = new Cards(model);
+    const end = () => cards.end();
+    model.on("comm:close", end);
+    model.on("comm_live_update", end);
+    // The only word that comes when a kernel dies.
+    const kernel = model.widget_manager?.kernel;
+    const hear = (_, status) => {
+      if (["restarting", "autorestarting", "dead", "terminating"].includes(status)) end();
+    };
+    kernel?.statusChanged?.connect(hear);
+    return () => {
+      kernel?.statusChanged?.disconnect(hear);
+      end();
+    };
+  },
+};

@@ -1,0 +1,284 @@
+"""The card of an OOM in JupyterLab: static where it is saved, with buttons while a kernel lives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator
+
+from tests.browser.cards import HOST_CARD, LOAD
+from tests.browser.lab import Lab, Notebook
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+
+_FAIL = "failing.append(card)\nfail()"
+_BUSY = "end = time.monotonic() + {seconds}\nwhile time.monotonic() < end: sum(range(100_000))"
+_BIG_BYTES = 64 * 1024 * 1024 * 4
+
+
+@contextlib.contextmanager
+def _open_card(lab: Lab, *cells: str) -> Iterator[Notebook]:
+    """A notebook whose third cell has failed, with the card below its traceback; more to run."""
+    with lab.open([LOAD, HOST_CARD, _FAIL, *cells]) as notebook:
+        notebook.wait_for_kernel()
+        notebook.run(0, timeout_s=60)
+        notebook.run(1)
+        notebook.run(2)
+        _way(notebook, "last exception").wait_for()
+        yield notebook
+        assert notebook.problems == []
+
+
+def _card(notebook: Notebook, which: int = 0) -> Locator:
+    return notebook.page.locator(".gmw-card").nth(which)
+
+
+def _row(notebook: Notebook, text: str, which: int = 0) -> Locator:
+    return _card(notebook, which).locator(".gmw-out tr").filter(has_text=text)
+
+
+def _way(notebook: Notebook, text: str, which: int = 0) -> Locator:
+    """The button beside a way out."""
+    return _row(notebook, text, which).locator("button")
+
+
+def _said(notebook: Notebook, text: str, which: int = 0) -> str:
+    return _row(notebook, text, which).locator(".gmw-said").inner_text()
+
+
+def _wait_for(notebook: Notebook, text: str, state: str, which: int = 0) -> str:
+    """Wait until a way is so far; what is said of it."""
+    _row(notebook, text, which).locator(f"button[data-state={state}]").wait_for()
+    return _said(notebook, text, which)
+
+
+def _read_resident_bytes(notebook: Notebook) -> int:
+    """What the system says of the kernel's process, from outside."""
+    found = re.search(r"pid (\d+)", notebook.output(0))
+    assert found is not None
+    status = Path(f"/proc/{found[1]}/status").read_text(encoding="ascii")
+    resident = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert resident is not None
+    return int(resident[1]) * 1024
+
+
+def test_card_stands_below_the_traceback(lab: Lab) -> None:
+    """The user's own error first; buttons where we can do it, and nothing moves for them."""
+    with _open_card(lab) as notebook:
+        text = notebook.output(2)
+        assert text.index("ValueError: made to fail") < text.index("Out of memory on the host")
+        assert _card(notebook).locator("button").count() == 3
+        assert _row(notebook, "Halve the batch").locator("button").count() == 0
+
+        with_buttons = _card(notebook).bounding_box()
+        notebook.page.add_style_tag(content=".gmw-do, .gmw-said { display: none !important }")
+        assert _card(notebook).bounding_box() == with_buttons
+
+
+def test_click_releases_what_was_promised(lab: Lab) -> None:
+    """The names go and then the exception; each says what was freed, and the system sees it."""
+    with _open_card(lab) as notebook:
+        before = _read_resident_bytes(notebook)
+        _way(notebook, "%memrelease big").dblclick()
+        said = _wait_for(notebook, "%memrelease big", "done")
+        between = _read_resident_bytes(notebook)
+        _way(notebook, "last exception").click()
+        _wait_for(notebook, "last exception", "done")
+        after = _read_resident_bytes(notebook)
+
+        assert re.match(
+            r"Freed 256\.\d\d MiB on host, where 256\.00 MiB were promised\. Now ", said
+        )
+        assert before - between > 0.95 * _BIG_BYTES
+        assert between - after > 0.95 * _BIG_BYTES
+        assert notebook.ask("big") == "None"
+        assert notebook.ask("also_big is None") == "False"
+        assert _way(notebook, "%memrelease big").is_disabled()
+        assert _way(notebook, "%memrelease big").inner_text() == "Released"
+        assert _way(notebook, "also_big").is_enabled()
+
+
+def test_click_during_a_cell_waits_for_its_end(lab: Lab) -> None:
+    """It is said at once that it waits; nothing goes before the cell has ended."""
+    with _open_card(lab, _BUSY.format(seconds=4) + "\nprint(big is None)") as notebook:
+        notebook.start(3)
+        notebook.wait_until(lambda: notebook.is_running(3), "the cell has started")
+        _way(notebook, "%memrelease big").click()
+        said = _wait_for(notebook, "%memrelease big", "queued")
+        assert said == "Waits until the running cell has ended."
+        notebook.page.wait_for_timeout(500)
+        assert notebook.is_running(3)
+        notebook.wait_for_end(3)
+        _wait_for(notebook, "%memrelease big", "done")
+
+        assert notebook.output(3).strip() == "False"
+        assert notebook.ask("big") == "None"
+
+
+def test_what_is_not_there_any_more_cannot_be_clicked(lab: Lab) -> None:
+    """A name that is gone or new, and the exception when a later cell failed, are left alone."""
+    cells = ("del big\nalso_big = torch.ones(5)", "1 / 0")
+    with _open_card(lab, *cells) as notebook:
+        notebook.run(3)
+        big = _wait_for(notebook, "%memrelease big", "gone")
+        also_big = _wait_for(notebook, "also_big", "gone")
+        assert _way(notebook, "last exception").is_enabled()
+        notebook.run(4)
+        exception = _wait_for(notebook, "last exception", "gone")
+
+        assert big == "big is not what it was any more."
+        assert also_big == "also_big is not what it was any more."
+        assert exception.startswith("A later cell failed")
+        assert _card(notebook).locator("button:enabled").count() == 0
+        assert notebook.ask("len(also_big)") == "5"
+
+
+def test_real_oom_of_the_host_gets_its_card(lab: Lab) -> None:
+    """The failed step is freed by the first button, as the system sees it."""
+    step = (
+        "def step():\n"
+        "    activations = torch.ones(64, 1024, 1024)\n"
+        "    return activations + torch.empty(2**55)\n"
+        "step()"
+    )
+    with lab.open([LOAD, step]) as notebook:
+        notebook.wait_for_kernel()
+        notebook.run(0, timeout_s=60)
+        notebook.run(1)
+        _way(notebook, "%memrelease --exceptions").wait_for()
+        before = _read_resident_bytes(notebook)
+        _way(notebook, "%memrelease --exceptions").click()
+        said = _wait_for(notebook, "%memrelease --exceptions", "done")
+
+        assert "Out of memory on the host" in notebook.output(1)
+        assert before - _read_resident_bytes(notebook) > 0.95 * _BIG_BYTES
+        assert said.startswith("Freed 256.")
+        assert notebook.problems == []
+
+
+def test_two_cards_know_of_each_other(lab: Lab) -> None:
+    """What one of them has released the other one does not offer any more."""
+    with _open_card(lab, _FAIL) as notebook:
+        notebook.run(3)
+        _wait_for(notebook, "last exception", "gone")
+        _way(notebook, "%memrelease big", 1).click()
+        _wait_for(notebook, "%memrelease big", "done", 1)
+        _wait_for(notebook, "%memrelease big", "gone")
+        _way(notebook, "last exception", 1).click()
+        _wait_for(notebook, "last exception", "done", 1)
+
+        assert _way(notebook, "also_big").is_enabled()
+
+
+def test_reloaded_page_has_its_buttons_again(lab: Lab) -> None:
+    """What was done is told again; what was not can be done."""
+    with _open_card(lab) as notebook:
+        _way(notebook, "%memrelease big").click()
+        said = _wait_for(notebook, "%memrelease big", "done")
+        notebook.save()
+        notebook.page.wait_for_timeout(500)
+
+        notebook.load()
+        notebook.wait_for_kernel()
+
+        assert _wait_for(notebook, "%memrelease big", "done") == said
+        _way(notebook, "also_big").click()
+        _wait_for(notebook, "also_big", "done")
+        assert notebook.ask("also_big") == "None"
+
+
+def test_restarted_kernel_leaves_the_static_card(lab: Lab) -> None:
+    """No button, no error, nothing missing: neither at once nor after a reload."""
+    with _open_card(lab) as notebook:
+        _way(notebook, "%memrelease big").click()
+        _wait_for(notebook, "%memrelease big", "done")
+        notebook.save()
+        notebook.page.wait_for_timeout(500)
+        notebook.restart_kernel()
+        notebook.wait_until(lambda: not _card(notebook).locator("button").count(), "no buttons")
+        text = _card(notebook).inner_text()
+
+        notebook.load()
+        notebook.wait_for_kernel()
+        notebook.page.wait_for_timeout(1500)
+
+        assert _card(notebook).inner_text() == text
+        assert "Freed" not in text
+        assert "%memrelease big" in text
+        assert _card(notebook).locator("button").count() == 0
+        assert "model not found" not in notebook.output(2)
+
+
+def test_saved_notebook_holds_the_static_card_alone(lab: Lab) -> None:
+    """Beside the traceback one output, HTML and text, with no script and no widget."""
+    with _open_card(lab) as notebook:
+        notebook.save()
+        notebook.page.wait_for_timeout(800)
+
+        saved = json.loads((lab.folder / notebook.name).read_text(encoding="utf-8"))
+        error, card = saved["cells"][2]["outputs"]
+        assert error["output_type"] == "error"
+        assert set(card["data"]) == {"text/plain", "text/html"}
+        html = "".join(card["data"]["text/html"])
+        assert "<button" not in html
+        assert "<script" not in html
+
+
+def test_unloading_takes_the_buttons_out(lab: Lab) -> None:
+    """The card stays as it was saved."""
+    with _open_card(lab, "%unload_ext gpumemwidget") as notebook:
+        notebook.run(3)
+
+        notebook.wait_until(lambda: not _card(notebook).locator("button").count(), "no buttons")
+        assert "%memrelease big" in _card(notebook).inner_text()
+
+
+def test_keys_press_the_button(lab: Lab) -> None:
+    """As a mouse does; the notebook does not take them for its own."""
+    with _open_card(lab) as notebook:
+        _way(notebook, "%memrelease big").focus()
+        notebook.page.keyboard.press("Enter")
+        _wait_for(notebook, "%memrelease big", "done")
+        _way(notebook, "also_big").focus()
+        notebook.page.keyboard.press("Space")
+        _wait_for(notebook, "also_big", "done")
+
+        assert notebook.page.locator(".jp-Notebook .jp-Cell").count() == 3
+        assert notebook.ask("also_big is None") == "True"
+
+
+def test_failure_of_ours_is_said_in_its_place(lab: Lab) -> None:
+    """And the way can be tried again."""
+    breaking = (
+        "import gpumemwidget.jupyter.oombuttons as oombuttons\n"
+        "def fail_to_plan(*args, **options):\n"
+        "    oombuttons.plan_release = plan\n"
+        "    raise RuntimeError('made to fail ' + '<b>' * 3)\n"
+        "plan = oombuttons.plan_release\n"
+        "oombuttons.plan_release = fail_to_plan"
+    )
+    with _open_card(lab, breaking) as notebook:
+        notebook.run(3)
+        _way(notebook, "%memrelease big").click()
+        said = _wait_for(notebook, "%memrelease big", "failed")
+        assert said == "RuntimeError: made to fail <b><b><b>"
+
+        _way(notebook, "%memrelease big").click()
+        _wait_for(notebook, "%memrelease big", "done")
+
+
+def test_card_is_text_whatever_is_on_it(lab: Lab) -> None:
+    """No text becomes an element, and a long one leaves the card its width."""
+    with lab.open([LOAD, "show_card(examples.make_hostile_card(), current_extension())"]) as opened:
+        opened.wait_for_kernel()
+        opened.run(0, timeout_s=60)
+        opened.run(1)
+
+        assert _card(opened).locator("script").count() == 0
+        assert _card(opened).evaluate("card => card.scrollWidth <= card.clientWidth")
+        assert opened.problems == []

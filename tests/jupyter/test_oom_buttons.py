@@ -1,0 +1,316 @@
+"""The buttons on the cards of OOMs, in a real shell with real tensors; the test plays the page."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from gpumemwidget.jupyter.extension import Extension, current_extension
+from gpumemwidget.jupyter.oombuttons import CardButtons
+from gpumemwidget.jupyter.oomcard import show_card
+from gpumemwidget.traces import OomCard, WayOut
+from tests.report.oom_examples import make_card, make_host_card
+
+_MIB = 1024**2
+
+
+class _Page:
+    """A page that shows cards and clicks on them."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self.extension: Extension = current_extension()
+        self.buttons = CardButtons(self.extension.monitor, self.extension.shell)
+        self.extension.card_buttons = self.buttons
+
+    def run(self, source: str, *, fails: bool = False) -> None:
+        result = self.shell.run_cell(source, store_history=True)
+        if not fails:
+            result.raise_error()
+
+    def click(self, name: str, way: int = 0) -> None:
+        self.buttons._handle_custom_msg({"kind": "do", "card": name, "way": way}, [])
+
+    def read(self, name: str, way: int = 0) -> tuple[str, list[str]]:
+        """How far a way is, and what is said of it."""
+        state = self.buttons.get_state()["cards"]
+        json.dumps(state)
+        return state[name][way]["state"], state[name][way]["lines"]
+
+
+@pytest.fixture
+def page(shell: Any) -> _Page:
+    shell.run_line_magic("load_ext", "gpumemwidget")
+    shell.user_ns["torch"] = torch
+    return _Page(shell)
+
+
+def _make_way(kind: str, *names: str, **more: object) -> WayOut:
+    values: dict[str, object] = {"gives_bytes": 64 * _MIB, "gives_is": "exact", **more}
+    return WayOut(kind, "Release it", can_do=True, names=names, **values)  # type: ignore[arg-type]
+
+
+def _make_card(*ways: WayOut) -> OomCard:
+    return make_host_card(ways=ways)
+
+
+def test_each_way_that_we_can_go_has_a_button(page: _Page) -> None:
+    """In the rows of the card, which stand by what they give."""
+    page.buttons.add("one", make_card())
+
+    buttons = page.buttons.get_state()["cards"]["one"]
+
+    assert [(each["row"], each["act"]) for each in buttons] == [
+        (0, "release"),
+        (2, "release"),
+        (3, "release"),
+        (4, "give"),
+        (5, "release"),
+    ]
+
+
+def test_names_are_released(page: _Page) -> None:
+    """As ``%memrelease`` does it; what was freed is told with what was promised."""
+    page.run("big = torch.ones(16, 1024, 1024)")
+    page.buttons.add("one", _make_card(_make_way("names", "big")))
+
+    page.click("one")
+
+    state, (line, *_) = page.read("one")
+    assert state == "done"
+    assert line.startswith("Freed 64.0")
+    assert "on host, where 64.00 MiB were promised" in line
+    assert page.shell.user_ns["big"] is None
+
+
+def test_second_click_does_nothing(page: _Page) -> None:
+    """What is done is not done again to what the name holds by then."""
+    page.run("big = torch.ones(16, 1024, 1024)")
+    page.buttons.add("one", _make_card(_make_way("names", "big")))
+    page.click("one")
+    told = page.read("one")
+    page.run("big = torch.ones(3)")
+
+    page.click("one")
+    page.click("one", 7)
+    page.click("no such card")
+
+    assert page.read("one") == told
+    assert page.shell.user_ns["big"].numel() == 3
+
+
+def test_name_of_something_new_is_left_alone(page: _Page) -> None:
+    """The card spoke of another object; a click that comes just then changes nothing."""
+    page.run("big = torch.ones(16, 1024, 1024)\nother = torch.ones(16, 1024, 1024)")
+    page.buttons.add("one", _make_card(_make_way("names", "big", "other")))
+    page.shell.user_ns["big"] = torch.ones(3)
+
+    page.click("one")
+
+    state, lines = page.read("one")
+    assert state == "done"
+    assert "Left as it is: big, bound to something else now." in lines
+    assert page.shell.user_ns["big"].numel() == 3
+    assert page.shell.user_ns["other"] is None
+
+
+def test_exception_is_released(page: _Page) -> None:
+    """With all that its frames hold."""
+    page.run("def fail():\n    held = torch.ones(16, 1024, 1024)\n    1 / 0")
+    page.run("fail()", fails=True)
+    page.buttons.add("one", _make_card(_make_way("last exception")))
+
+    page.click("one")
+
+    state, (line, *_) = page.read("one")
+    assert state == "done"
+    assert line.startswith("Freed 64.0")
+
+
+def test_out_is_released(page: _Page) -> None:
+    """Displayed values go; afterwards there is nothing left on another card."""
+    page.run("torch.ones(16, 1024, 1024)")
+    page.buttons.add("one", _make_card(_make_way("out")))
+    page.buttons.add("two", _make_card(_make_way("out")))
+
+    page.click("one")
+
+    assert page.read("one")[0] == "done"
+    assert page.read("two") == ("gone", ["Out is empty."])
+
+
+def test_gradients_are_released(page: _Page) -> None:
+    """The model stays as it is."""
+    page.run(
+        "layer = torch.nn.Linear(1024, 16 * 1024, bias=False)\n"
+        "layer(torch.ones(1, 1024)).sum().backward()"
+    )
+    page.buttons.add("one", _make_card(_make_way("gradients")))
+
+    page.click("one")
+
+    state, (line, *_) = page.read("one")
+    assert state == "done"
+    assert line.startswith("Freed 64.0")
+    assert page.shell.user_ns["layer"].weight.grad is None
+
+
+def test_cached_blocks_are_given_back(page: _Page) -> None:
+    """What is reserved is read before and after; on the host that is what is resident."""
+    page.buttons.add("one", _make_card(_make_way("cached blocks")))
+
+    page.click("one")
+
+    state, (line,) = page.read("one")
+    assert state == "done"
+    assert line.startswith("Gave back ")
+    assert line.endswith(" resident.")
+
+
+def test_release_takes_the_cached_blocks_with_it(page: _Page) -> None:
+    """It empties the allocator's cache: that way is no more to go."""
+    page.run("big = torch.ones(16, 1024, 1024)")
+    card = _make_card(_make_way("names", "big"), _make_way("cached blocks", gives_bytes=_MIB))
+    page.buttons.add("one", card)
+
+    page.click("one")
+
+    assert page.read("one", 1) == ("gone", ["They were given back with what was released."])
+
+
+def test_click_during_a_cell_waits(page: _Page) -> None:
+    """Also where it comes on a thread of its own, beside the running cell."""
+    page.run("big = torch.ones(16, 1024, 1024)")
+    page.buttons.add("one", _make_card(_make_way("names", "big")))
+    seen = []
+
+    def click_beside() -> None:
+        thread = threading.Thread(target=page.click, args=("one",))
+        thread.start()
+        thread.join()
+        seen.append((page.read("one")[0], page.shell.user_ns["big"] is None))
+
+    page.shell.user_ns["click_beside"] = click_beside
+    page.run("click_beside()")
+
+    assert seen == [("queued", False)]
+    assert page.read("one")[0] == "done"
+    assert page.shell.user_ns["big"] is None
+
+
+def test_later_failure_ends_the_exception(page: _Page) -> None:
+    """The last exception is another one now: a click must not drop it under the old promise."""
+    page.run("1 / 0", fails=True)
+    page.buttons.add("one", _make_card(_make_way("last exception")))
+    page.run("x = 1")
+    before = page.read("one")
+    page.run("[][1]", fails=True)
+
+    page.click("one")
+
+    assert before == ("ready", [])
+    assert page.read("one")[0] == "gone"
+    assert any(each.root == "exception" for each in page.extension.shell.list_references())
+
+
+def test_refusal_is_told_and_can_be_tried_again(
+    page: _Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A release that stops says where, and what was not released is as it was."""
+    page.run("big = torch.ones(16, 1024, 1024)")
+    page.buttons.add("one", _make_card(_make_way("names", "big")))
+    hardware = page.extension.monitor.hardware
+    with monkeypatch.context() as patch:
+        patch.setattr(hardware, "available_host_bytes", _raise)
+        page.click("one")
+        failed = page.read("one")
+
+    page.click("one")
+
+    assert failed == ("failed", ["RuntimeError: made to fail"])
+    assert page.read("one")[0] == "done"
+
+
+def _raise() -> int:
+    raise RuntimeError("made to fail")
+
+
+def test_nothing_that_a_card_is_about_is_held(page: _Page) -> None:
+    """Neither the object of a name nor what a release has worked with."""
+    page.run("big = torch.ones(16, 1024, 1024)\nother = torch.ones(4)")
+    big, other = (weakref.ref(page.shell.user_ns[name]) for name in ("big", "other"))
+    page.buttons.add("one", _make_card(_make_way("names", "big"), _make_way("names", "other")))
+
+    page.click("one")
+    del page.shell.user_ns["other"]
+    gc.collect()
+
+    assert big() is None
+    assert other() is None
+
+
+def test_cards_are_bounded(page: _Page) -> None:
+    """The oldest lose their buttons."""
+    for number in range(25):
+        page.buttons.add(f"card {number}", _make_card(_make_way("out")))
+
+    names = list(page.buttons.get_state()["cards"])
+
+    assert names == [f"card {number}" for number in range(5, 25)]
+
+
+def test_unloading_ends_the_buttons(page: _Page, shell: Any) -> None:
+    """Their widget is closed, and a click that is still under way does nothing."""
+    page.run("big = torch.ones(4)")
+    page.buttons.add("one", _make_card(_make_way("names", "big")))
+
+    shell.run_line_magic("unload_ext", "gpumemwidget")
+    page.click("one")
+
+    assert page.buttons.comm is None
+    assert page.shell.user_ns["big"] is not None
+    page.buttons.close()
+
+
+def _show(shell: Any, card: OomCard, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    show_card(card, current_extension())
+    return capsys.readouterr().out
+
+
+def test_terminal_shows_the_text_alone(
+    shell: Any, page: _Page, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is nothing to click in it."""
+    page.extension.card_buttons = None
+
+    out = _show(shell, make_card(), capsys)
+
+    assert out.startswith("Out of memory on cuda:0")
+    assert page.extension.card_buttons is None
+    page.buttons.close()
+
+
+def test_failing_buttons_leave_the_card(
+    shell: Any,
+    page: _Page,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The card stands, and one line tells what failed."""
+    monkeypatch.setattr(CardButtons, "add", lambda *_: _raise())
+    monkeypatch.setattr(shell, "kernel", object(), raising=False)
+
+    show_card(make_card(), current_extension())
+
+    captured = capsys.readouterr()
+    assert "Out of memory on cuda:0" in captured.out
+    assert (
+        "adding buttons to the card of an OOM failed (RuntimeError: made to fail)" in captured.err
+    )
