@@ -69,12 +69,12 @@ def report_oom(card: OomCard, *, name: str = "") -> Report:
         blocks.append(_tabulate_owners(card))
     if card.ways:
         ways = [_describe_way(way) for way in sort_ways(card.ways)]
-        blocks.append(Options("Ways out", tuple(ways)))
+        blocks.append(Options(_name_ways(event), tuple(ways)))
     if trouble:
         blocks.append(Note(trouble))
     if card.n_caught:
         blocks.append(Note(_describe_caught(card.n_caught)))
-    blocks.extend(Note(note) for note in card.notes)
+    blocks.extend(Note(note if note.endswith(".") else f"{note}.") for note in card.notes)
     classes = (CARD_CLASS, name) if name else (CARD_CLASS,)
     document = Document(tuple(blocks), classes)
     return Report(text=render_text(document), html=render_html(document))
@@ -90,22 +90,43 @@ def _describe_request(event: OomEvent) -> tuple[Run, ...]:
     runs = [Run(f"Out of memory on {where}", "strong")]
     if event.requested_bytes is not None:
         runs.append(Run(f"{format_bytes(event.requested_bytes)} asked for", "strong"))
-    room = _describe_room(event)
-    if room:
-        runs.append(Run(room))
+    if _is_hopeless(event):
+        # Then it does not matter how full it was.
+        runs.append(Run(f"there are {format_bytes(event.device_total_bytes)} in all"))
+        return tuple(runs)
+    room, is_limited = _find_room(event)
+    if is_limited:
+        limit = format_bytes(event.limit_bytes)
+        runs.append(Run(f"{format_bytes(room)} left below the limit of {limit}"))
+    elif room is not None:
+        words = "available" if event.device == HOST else "free"
+        runs.append(Run(f"{format_bytes(room)} {words}"))
     return tuple(runs)
 
 
-def _describe_room(event: OomEvent) -> str:
-    """What there was, below the limit where that is nearer."""
+def _is_hopeless(event: OomEvent) -> bool:
+    """Whether more was asked for than the device has."""
+    asked, total = event.requested_bytes, event.device_total_bytes
+    return asked is not None and total is not None and 0 < total < asked
+
+
+def _find_room(event: OomEvent) -> tuple[int | None, bool]:
+    """What there was, and whether it is what the limit left, where that was less."""
     free = event.device_free_bytes
     if event.limit_bytes is not None and event.reserved_bytes is not None:
         left = max(event.limit_bytes - event.reserved_bytes, 0)
         if free is None or left < free:
-            return f"{format_bytes(left)} left below the limit of {format_bytes(event.limit_bytes)}"
-    if free is None:
-        return ""
-    return f"{format_bytes(free)} {'available' if event.device == HOST else 'free'}"
+            return left, True
+    return free, False
+
+
+def _name_ways(event: OomEvent) -> str:
+    """What stands above the ways out: how much would do."""
+    room, _ = _find_room(event)
+    asked = event.requested_bytes
+    if asked is None or room is None or not 0 <= room < asked or _is_hopeless(event):
+        return "Ways out"
+    return f"Ways out: about {format_bytes(asked - room)} more would do"
 
 
 def _describe_place(card: OomCard) -> tuple[Run, ...]:
@@ -180,10 +201,11 @@ def _name_owner(owned: Owned) -> Cell:
 
 
 def _describe_way(way: WayOut) -> Option:
+    text = way.text[:1].upper() + way.text[1:]
     if way.gives_bytes is None:
-        return Option("", way.text, way.command or "")
+        return Option("", text, way.command or "")
     kind = "" if way.gives_is == "exact" else f"{way.gives_is} "
-    return Option(f"{kind}{format_bytes(way.gives_bytes)}", way.text, way.command or "")
+    return Option(f"{kind}{format_bytes(way.gives_bytes)}", text, way.command or "")
 
 
 def _describe_caught(number: int) -> str:

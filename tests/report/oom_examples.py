@@ -19,7 +19,7 @@ _KINDS: tuple[tuple[MemoryKind, int], ...] = (
 _WAYS = (
     WayOut(
         "last exception",
-        "Release the last exception: its frames hold what the failed step had made",
+        "release the last exception, with all that its frames hold",
         41 * GIB,
         "exact",
         "%memrelease --exceptions",
@@ -27,13 +27,13 @@ _WAYS = (
     ),
     WayOut(
         "smaller batch",
-        "Halve the batch: batch has 64 rows, and what is saved for backward grows with it",
+        "halve the batch: half of what activations took",
         19 * GIB,
         "about",
     ),
     WayOut(
         "names",
-        "Release variables that this cell did not use: validation_losses and old_model",
+        "release validation_losses and old_model, which this cell does not mention",
         3 * GIB + 200 * MIB,
         "at least",
         "%memrelease validation_losses old_model",
@@ -42,15 +42,15 @@ _WAYS = (
     ),
     WayOut(
         "gradients",
-        "Drop the gradients of the step before",
+        "set the gradients to None, as zero_grad(set_to_none=True) does",
         6 * GIB,
         "exact",
-        "optimizer.zero_grad(set_to_none=True)",
+        "%memrelease --grads",
         can_do=True,
     ),
     WayOut(
         "out",
-        "Release what Out holds of displayed values",
+        "drop the displayed values (Out)",
         64 * MIB,
         "exact",
         "%memrelease --out",
@@ -58,7 +58,7 @@ _WAYS = (
     ),
     WayOut(
         "cached blocks",
-        "Give the cached blocks back to the device",
+        "empty PyTorch's cache",
         2 * GIB,
         "at most",
         "torch.cuda.empty_cache()",
@@ -66,12 +66,18 @@ _WAYS = (
     ),
     WayOut(
         "expandable segments",
-        "Let segments grow, so that free blocks can be joined: set this before torch is imported",
+        "let segments grow, so that free memory does not lie in pieces: restart the kernel and "
+        "set this before torch is imported",
         None,
         "at most",
         "%env PYTORCH_ALLOC_CONF=expandable_segments:True",
     ),
-    WayOut("no_grad", "Run what needs no gradients under torch.no_grad()", None, "about"),
+    WayOut(
+        "no_grad",
+        "compute under torch.no_grad(), for nothing in this cell mentions backward",
+        None,
+        "about",
+    ),
 )
 
 
@@ -161,7 +167,7 @@ def make_host_card(**changes: object) -> OomCard:
     ways = (
         WayOut(
             "names",
-            "Release a variable that this cell did not use: dataset",
+            "release dataset, which this cell does not mention",
             200 * MIB,
             "exact",
             "%memrelease dataset",

@@ -181,8 +181,19 @@ def test_host_has_its_own_words() -> None:
     """Nothing of PyTorch's allocator, which has no part in it."""
     text = report_oom(make_host_card()).text
 
-    assert text.startswith("Out of memory on the host · 8.00 TiB asked for · 13.00 GiB available")
+    assert text.startswith(
+        "Out of memory on the host · 8.00 TiB asked for · there are 16.00 GiB in all"
+    )
     assert not [word for word in ("reserved", "PyTorch", "fragmented", "cached") if word in text]
+
+
+def test_ways_say_how_much_would_do() -> None:
+    """What was asked for less the room that there was; nothing where no way can do."""
+    limited = make_card(event=make_event(limit_bytes=68 * GIB + 100 * MIB))
+
+    assert "Ways out: about 1.40 GiB more would do\n" in report_oom(make_card()).text
+    assert "Ways out: about 1.90 GiB more would do\n" in report_oom(limited).text
+    assert "Ways out\n" in report_oom(make_host_card()).text
 
 
 def test_card_of_nothing_says_so() -> None:
