@@ -13,8 +13,9 @@ from gpumemwidget.traces import Call, LineUse
 
 __all__ = ["DEPTH", "OTHER", "CallNode", "grow_tree"]
 
-#: How many calls deep a line opens, if nothing else is said.
+#: How many calls deep a line opens, if nothing else is said; and however much is asked for.
 DEPTH = 10
+_MOST_DEPTH = 50
 #: The most calls below one, and below all lines of a unit.
 _MOST_CHILDREN = 12
 _MOST_NODES = 600
@@ -73,7 +74,7 @@ def grow_tree(
         weigh: the bytes by which sites are big.
         depth: how many calls deep at most.
     """
-    most = DEPTH if depth is None else depth
+    most = DEPTH if depth is None else min(depth, _MOST_DEPTH)
     count = itertools.count()
     # The heaviest first; what is equally heavy in the order of its coming.
     waiting = [(-weigh(line.sites), next(count), 0, line) for line in lines]

@@ -67,7 +67,9 @@ def name_function(frame: Frame, sources: Sources) -> str:
     if found is None:
         return name
     module = re.sub(r"[/\\]", ".", found[1]).removesuffix(".__init__")
-    name = f"{module}.{name}".replace("torch._tensor.Tensor", "torch.Tensor")
+    name = f"{module}.{name}".replace("torch._tensor.", "torch.Tensor.").replace(
+        "Tensor.Tensor.", "Tensor."
+    )
     return _EXPORTED.sub(lambda match: match[1] or match[2], name)
 
 

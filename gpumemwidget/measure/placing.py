@@ -73,8 +73,8 @@ class _Placer:
     #: The event's stack, with what called autograd where that is another thread's.
     effective: array[int] = field(init=False)
     joined: dict[tuple[int, tuple[Frame, ...]], int] = field(init=False, default_factory=dict)
-    #: Bytes and allocations by how their line was found.
-    inferred: dict[Inference, tuple[int, int]] = field(init=False, default_factory=dict)
+    #: Bytes by how their line was found.
+    inferred: dict[Inference, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         events = self.played.events
@@ -115,8 +115,7 @@ class _Placer:
                 if inferred is None:
                     continue
                 caller, how = inferred
-                n_bytes, n_allocs = self.inferred.get(how, (0, 0))
-                self.inferred[how] = n_bytes + changes[place], n_allocs + 1
+                self.inferred[how] = self.inferred.get(how, 0) + changes[place]
             key = events.stacks[place], caller
             if key not in self.joined:
                 own = events.stack_table[key[0]]
@@ -131,11 +130,13 @@ class _Placer:
         table = [Site(nowhere), Site(nowhere)]
         known: dict[tuple[int, tuple[str, ...]], int] = {}
         standing = array("i")
+        lost: dict[tuple[Frame, ...], int] = {}
         for each in played.standing:
             site = BEFORE if each.is_before else LOST
             if each.frames:
-                site = len(table)
-                table.append(Site(read_stack(each.frames, self.sources)))
+                site = lost.setdefault(each.frames, len(table))
+                if site == len(table):
+                    table.append(Site(read_stack(each.frames, self.sources)))
             standing.append(site)
 
         sites = array("i", bytes(4 * len(played.events)))
@@ -159,9 +160,9 @@ class _Placer:
     def _note(self) -> tuple[str, ...]:
         events = self.played.events
         notes = [
-            f"{format_bytes(n_bytes)} in {n_allocs} allocations on autograd's threads, which have "
-            f"no stack of the cell, are placed at {_AUTOGRAD_NOTES[how]}."
-            for how, (n_bytes, n_allocs) in sorted(self.inferred.items())
+            f"{format_bytes(n_bytes)} that autograd's threads allocated, which have no stack of the "
+            f"cell, are placed at {_AUTOGRAD_NOTES[how]}."
+            for how, n_bytes in sorted(self.inferred.items())
         ]
         if ALLOC in events.actions and not any(events.stack_table):
             notes.append("The history was recorded without stacks: no line can be named.")

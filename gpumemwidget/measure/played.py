@@ -16,6 +16,7 @@ __all__ = [
     "SEGMENT_FREE",
     "SEGMENT_MAP",
     "SEGMENT_UNMAP",
+    "UNSIZED",
     "Played",
     "Standing",
 ]
@@ -27,6 +28,8 @@ SEGMENT_ALLOC = ACTIONS.index("segment_alloc")
 SEGMENT_FREE = ACTIONS.index("segment_free")
 SEGMENT_MAP = ACTIONS.index("segment_map")
 SEGMENT_UNMAP = ACTIONS.index("segment_unmap")
+#: What changes nothing, and may have asked for any size.
+UNSIZED = frozenset((ACTIONS.index("oom"), ACTIONS.index("snapshot")))
 
 
 @dataclass(slots=True, eq=False)

@@ -19,12 +19,14 @@ from gpumemwidget.measure.played import (
     SEGMENT_FREE,
     SEGMENT_MAP,
     SEGMENT_UNMAP,
+    UNSIZED,
     Played,
     Standing,
 )
 from gpumemwidget.measure.rewinding import rewind
 from gpumemwidget.measure.rounding import (
     MIN_BLOCK_BYTES,
+    MOST_BYTES,
     SMALL_BYTES,
     UNLIMITED_BYTES,
     choose_rounding,
@@ -92,7 +94,9 @@ def _play(trace: AllocatorTrace) -> Replay:  # noqa: PLR0912, PLR0915 - a millio
     for place, (action, address, size) in enumerate(
         zip(events.actions, events.addresses, events.sizes, strict=True)
     ):
-        if action == ALLOC:
+        if not 0 <= size <= MOST_BYTES:
+            n_odd += action not in UNSIZED
+        elif action == ALLOC:
             n_bytes = round_up(size)
             there = free_at.get(address, 0)
             if there >= n_bytes and address not in born:

@@ -18,10 +18,17 @@ from gpumemwidget.measure.played import (
     SEGMENT_FREE,
     SEGMENT_MAP,
     SEGMENT_UNMAP,
+    UNSIZED,
     Played,
     Standing,
 )
-from gpumemwidget.measure.rounding import SMALL_BYTES, UNLIMITED_BYTES, choose_rounding
+from gpumemwidget.measure.rounding import (
+    MOST_BYTES,
+    SMALL_BYTES,
+    UNLIMITED_BYTES,
+    choose_rounding,
+)
+from gpumemwidget.records import Block, Segment
 from gpumemwidget.traces import AllocatorTrace, TraceEvents
 
 __all__ = ["rewind"]
@@ -74,6 +81,8 @@ class _Rewinder:
     partners: array[int] = field(init=False)
     #: Where a block that is in use will be freed.
     ends: dict[int, int] = field(init=False, default_factory=dict)
+    #: Where a block begins that was freed later, by where it ends.
+    _by_end: dict[int, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.layout = Layout(self.trace.after, is_sorted=True)
@@ -82,7 +91,7 @@ class _Rewinder:
         self.reserved_changes = array("q", bytes(8 * n_events))
         self.partners = array("i", [-1]) * n_events
 
-    def run(self) -> int:  # noqa: PLR0912 - one branch for each kind of event
+    def run(self) -> int:  # noqa: PLR0911, PLR0912 - one branch for each kind of event
         """Undo all that can be undone; the place of the oldest event that was."""
         events = self.trace.events
         layout, ends = self.layout, self.ends
@@ -94,11 +103,15 @@ class _Rewinder:
                 events.addresses[place],
                 events.sizes[place],
             )
-            if action == ALLOC:
+            if not 0 <= size <= MOST_BYTES:
+                if action not in UNSIZED:
+                    return place + 1
+            elif action == ALLOC:
                 n_bytes = active.pop(address, 0)
                 if not n_bytes:
                     return place + 1
                 layout.give(address, n_bytes)
+                self._by_end.pop(address + n_bytes, None)
                 end = ends.pop(address, -1)
                 self.changes[place] = n_bytes
                 self.partners[place] = end
@@ -139,41 +152,63 @@ class _Rewinder:
         if found is None or found[1] - address < n_bytes:
             return False
         rules = self.trace.rules
+        is_large = n_bytes > SMALL_BYTES and not rules.is_expandable
         most_split = UNLIMITED_BYTES if rules.max_split_bytes is None else rules.max_split_bytes
         over = found[1] - address - n_bytes
-        # As it is split on the way there: what is too small to be a block of its own was its.
-        if (
-            n_bytes > SMALL_BYTES
-            and not rules.is_expandable
-            and (over <= SMALL_BYTES or n_bytes >= most_split)
-        ):
+        # Of large blocks no such rest is ever split off, so that it is the block's.
+        if is_large and (over <= SMALL_BYTES or n_bytes >= most_split):
             n_bytes += over
         self.layout.take(address, n_bytes)
         self.layout.pending[address] = n_bytes
+        self._by_end[address + n_bytes] = address
+        if is_large and 0 < address - found[0] <= SMALL_BYTES:
+            self._extend(found[0], address)
         return True
+
+    def _extend(self, end: int, address: int) -> None:
+        """Let a block have what was left between it and the next one, too little to be split off.
+
+        While that one was free, nothing showed that this was not.
+        """
+        owner = self._by_end.pop(end, None)
+        if owner is None:
+            return
+        rest = address - end
+        self.layout.take(end, rest)
+        self._by_end[address] = owner
+        blocks = self.layout.active if owner in self.layout.active else self.layout.pending
+        blocks[owner] += rest
+        if blocks is self.layout.active and owner in self.ends:
+            self.changes[self.ends[owner]] -= rest
 
 
 def _tell_apart(trace: AllocatorTrace, standing: tuple[Standing, ...]) -> None:
     """Tell what stood before the cell from what the missing events allocated.
 
-    A block of the same place and size that stood before the cell is taken for the same one.
+    A block of the place and size of one that stood before the cell is taken for the same one,
+    unless it is known to have been allocated elsewhere since.
     """
-    before = {
-        (block.address, block.n_bytes)
-        for segment in trace.before
-        for block in segment.blocks
-        if block.state == "active_allocated"
-    }
-    frames = {
-        block.address: block.frames
-        for segment in trace.after
-        for block in segment.blocks
-        if block.state == "active_allocated"
-    }
+    before, after = _map_blocks(trace.before), _map_blocks(trace.after)
     for each in standing:
-        each.is_before = (each.address, each.n_bytes) in before
-        if not each.is_before and each.end < 0:
-            each.frames = frames[each.address]
+        old = before.get(each.address)
+        new = after[each.address] if each.end < 0 else None
+        each.is_before = (
+            old is not None
+            and old.n_bytes == each.n_bytes
+            and (new is None or new.frames == old.frames)
+        )
+        if new is not None and not each.is_before:
+            each.frames = new.frames
+
+
+def _map_blocks(segments: tuple[Segment, ...]) -> dict[int, Block]:
+    """The blocks in use by their addresses."""
+    return {
+        block.address: block
+        for segment in segments
+        for block in segment.blocks
+        if block.state == "active_allocated"
+    }
 
 
 def _cut(events: TraceEvents, first: int) -> TraceEvents:

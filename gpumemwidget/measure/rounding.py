@@ -10,12 +10,14 @@ from collections.abc import Callable
 
 from gpumemwidget.traces import AllocatorRules
 
-__all__ = ["MIN_BLOCK_BYTES", "SMALL_BYTES", "UNLIMITED_BYTES", "choose_rounding"]
+__all__ = ["MIN_BLOCK_BYTES", "MOST_BYTES", "SMALL_BYTES", "UNLIMITED_BYTES", "choose_rounding"]
 
 #: Every block is a multiple of this.
 MIN_BLOCK_BYTES = 512
 #: Up to this a request is small, and comes from segments of its kind.
 SMALL_BYTES = 1 << 20
+#: No device has so much: who says it has more is wrong, and sums of it would not fit.
+MOST_BYTES = 1 << 42
 #: Stands for "no limit".
 UNLIMITED_BYTES = 1 << 62
 

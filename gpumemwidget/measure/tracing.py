@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpumemwidget.measure.layout import Layout
 from gpumemwidget.measure.moments import Moments, choose_moments
@@ -80,6 +81,13 @@ def describe_device(
     allocated, reserved, peak_is, notes = _settle(
         trace, moments, cell, is_sure=is_whole and found.agrees
     )
+    before = tallies.describe([BEFORE])
+    if not is_whole:
+        # What of it went before the first event that is there is part of it, too.
+        stood = Layout(trace.before).active.values()
+        before = replace(
+            before, allocated_bytes=sum(stood), n_allocs=len(stood), highest_bytes=sum(stood)
+        )
     since_s = None if is_whole else max(0, began_us - start_us) / 1e6
     notes += _tell_missing(trace, found, moments, allocated, since_s)
     return DeviceTrace(
@@ -97,7 +105,7 @@ def describe_device(
             n_moments=moments.n_moments,
         ),
         units=tuple([unit.describe(tallies, sources) for unit in units]),
-        before=tallies.describe([BEFORE]),
+        before=before,
         unplaced=tallies.describe(unplaced),
         peak=describe_peak(played, placed, moments.peak, sources.traced.name, names),
         n_events=len(trace.events),
