@@ -123,8 +123,8 @@ def thin_moments(timeline: Timeline, span: tuple[float, float], n_stretches: int
         return list(range(len(timeline.times_s)))
     stretches: dict[int, list[int]] = {}
     for index, time_s in enumerate(timeline.times_s):
-        part = (time_s - start_s) / (end_s - start_s)
-        stretches.setdefault(int(min(max(part, 0.0), 1.0) * n_stretches), []).append(index)
+        inside_s = min(max(time_s, start_s), end_s) - start_s
+        stretches.setdefault(int(inside_s * n_stretches / (end_s - start_s)), []).append(index)
     kept = {0, len(timeline.times_s) - 1, timeline.peak}
     for indices in stretches.values():
         kept.add(indices[-1])

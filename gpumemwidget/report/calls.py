@@ -11,17 +11,19 @@ from __future__ import annotations
 import heapq
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 
 from gpumemwidget.traces import Call, LineUse
 
-__all__ = ["CallRow", "list_calls"]
+__all__ = ["CallRow", "list_calls", "name_file"]
 
 #: What stands between every module and its ``forward``, and tells nothing.
 _PLUMBING = frozenset({"_wrapped_call_impl", "_call_impl", "_fn", "decorate_context"})
 #: Functions of a chain that are named.
 _N_NAMED = 3
+_FOLDERS = ("site-packages", "dist-packages")
 _NUMBER = re.compile(r"\d+", re.ASCII)
 
 
@@ -66,7 +68,7 @@ def list_calls(
     depth: int | None,
     most: int,
     least_bytes: int,
-    name_place: Callable[[str, int], str],
+    files: Mapping[str, str],
 ) -> Iterator[CallRow]:
     """The rows below a line, each followed by those below it.
 
@@ -75,14 +77,14 @@ def list_calls(
         depth: how many levels are shown, each module alone; ``None`` for as many as fit.
         most: how many calls are shown.
         least_bytes: calls that allocated less are among the rest.
-        name_place: a file and a line in few words.
+        files: what the user's own files and cells are called.
     """
     if depth is None:
         calls = _merge(calls)
     root = _Node(())
     nodes = [_follow(call) for call in calls]
     _open_biggest(root, nodes, depth=depth, most=most, least_bytes=least_bytes)
-    yield from _walk(root, nodes, 1, name_place)
+    yield from _walk(root, nodes, 1, files)
 
 
 def _merge(calls: Iterable[Call]) -> tuple[Call, ...]:
@@ -166,12 +168,12 @@ def _walk(
     node: _Node,
     parts: Sequence[_Node],
     level: int,
-    name_place: Callable[[str, int], str],
+    files: Mapping[str, str],
 ) -> Iterator[CallRow]:
     for part in node.shown:
-        name, detail = _describe(part, name_place)
+        name, detail = _describe(part, files)
         yield CallRow(level, name, detail, part.use)
-        yield from _walk(part, part.open(), level + 1, name_place)
+        yield from _walk(part, part.open(), level + 1, files)
     n_more = len(parts) - len(node.shown)
     if node.shown and n_more:
         uses = [part.use for part in parts]
@@ -185,18 +187,42 @@ def _walk(
         yield CallRow(level, calls, "", None, n_more, rest)
 
 
-def _describe(node: _Node, name_place: Callable[[str, int], str]) -> tuple[str, str]:
+def _describe(node: _Node, files: Mapping[str, str]) -> tuple[str, str]:
     """The name, and what is said more quietly."""
-    last = node.chain[-1]
     module = node.module
     names = [call.function for call in node.chain if call.function not in _PLUMBING]
     names = list(dict.fromkeys(names))
     if not names:
-        return module or last.function, ""
+        return module or node.chain[-1].function, ""
     if len(names) > _N_NAMED:
         names = [names[0], "…", names[-1]]
     functions = " › ".join(names)
-    place = name_place(last.filename, last.line) if last.filename else ""
+    if len(names) > _N_NAMED:
+        names = [names[0], "…", names[-1]]
+    functions = " › ".join(names)
+    place = _name_place(node.chain, files)
     if module is None:
         return functions, place
     return module, f"{functions}, {place}" if place else functions
+
+
+def _name_place(chain: Sequence[Call], files: Mapping[str, str]) -> str:
+    """``In[7], line 3``: the user's own innermost line; else ``torch/nn/functional.py:134``."""
+    for call in reversed(chain):
+        if call.filename in files:
+            return f"{files[call.filename]}, line {call.line}"
+    last = chain[-1]
+    name = name_file(last.filename)
+    # ``torch.nn.functional.linear`` says as much.
+    is_told = name.startswith(last.function.rpartition(".")[0].replace(".", "/") or "/")
+    return "" if is_told or not name else f"{name}:{last.line}"
+
+
+def name_file(filename: str) -> str:
+    """A file by its path in its package, or by its own name and its folder's."""
+    parts = PurePath(filename.replace("\\", "/")).parts
+    for folder in _FOLDERS:
+        if folder in parts[:-1]:
+            last = len(parts) - 1 - parts[::-1].index(folder)
+            return "/".join(parts[last + 1 :])
+    return "/".join(parts[-2:]).lstrip("/")

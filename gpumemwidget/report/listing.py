@@ -28,15 +28,15 @@ def clean_source(text: str) -> str:
 # -- As text ---------------------------------------------------------------------------------------
 
 
-def list_text_rows(listing: Listing) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """For each row its number, its amounts and its text; the calls below their lines."""
+def list_text_rows(listing: Listing) -> Iterator[tuple[str, tuple[str, ...], str, str]]:
+    """For each row its number, its amounts, its text and its detail; calls below their lines."""
     for row in listing.rows:
         yield _show(row)
         for call in row.calls:
             yield _show(call)
 
 
-def _show(row: ListingRow) -> tuple[str, tuple[str, ...], str]:
+def _show(row: ListingRow) -> tuple[str, tuple[str, ...], str, str]:
     number = "" if row.number is None else str(row.number)
     amounts = tuple(cell.text for cell in row.amounts)
     if row.kind == "line":
@@ -45,7 +45,7 @@ def _show(row: ListingRow) -> tuple[str, tuple[str, ...], str]:
         text = "  " * row.level + "> " + clean(row.text)
     else:
         text = clean(row.text)
-    return number, amounts, f"{text}  {clean(row.detail)}" if row.detail else text
+    return number, amounts, text, clean(row.detail)
 
 
 # -- As HTML ---------------------------------------------------------------------------------------
@@ -73,8 +73,8 @@ def render_listing(listing: Listing) -> str:
     return (
         f'<div class="gmw-w"><table class="gmw-t gmw-li">'
         f'<caption class="gmw-h">{escape_html(listing.caption)}</caption>'
-        f'<thead><tr><th scope="col" class="gmw-ix"></th><th scope="col">line</th>{head}</tr>'
-        f"</thead>{''.join(bodies)}{end}</table></div>"
+        f'<thead><tr><th scope="col" class="gmw-ix"></th><th scope="col" class="gmw-src">line</th>'
+        f"{head}</tr></thead>{''.join(bodies)}{end}</table></div>"
     )
 
 
@@ -97,8 +97,7 @@ def _render_source(row: ListingRow) -> str:
             inner += f' <span class="gmw-m">{escape_html(row.detail)}</span>'
         if row.level:
             inner = '<div class="gmw-j">' * row.level + inner + "</div>" * row.level
-        kind = "gmw-src" if row.kind == "call" else "gmw-src gmw-wd"
-        return f'<th scope="row" class="{kind}">{inner}</th>'
+        return f'<th scope="row" class="gmw-src gmw-wd">{inner}</th>'
     shown = cut_words(row.text.rstrip().expandtabs(_TAB), _MOST_TEXT)
     text = escape_html(shown)
     code = f'<code dir="auto">{text}</code>'

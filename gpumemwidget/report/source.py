@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 
-from gpumemwidget.report.calls import CallRow, list_calls
+from gpumemwidget.report.calls import CallRow, list_calls, name_file
 from gpumemwidget.report.document import Cell, Listing, ListingRow
 from gpumemwidget.traces import DeviceTrace, LineUse, SourceLine, SourceUnit
 from gpumemwidget.units import format_bytes
 
-__all__ = ["list_unit", "name_file", "name_place", "sum_uses"]
+__all__ = ["list_unit", "sum_uses"]
 
 _COLUMNS = ("allocated", "net", "at peak", "highest")
 
@@ -19,13 +18,12 @@ _COLUMNS = ("allocated", "net", "at peak", "highest")
 _MOST_WHOLE = 50
 _MOST_LINES = 30
 #: Of another unit.
+_MOST_OTHER_WHOLE = 30
 _MOST_OTHER = 12
 #: Calls below one line, and the part of its bytes that a call must have to be among them.
 _MOST_CALLS = 8
 _MOST_CALLS_ASKED = 60
 _LEAST_PART = 0.02
-
-_FOLDERS = ("site-packages", "dist-packages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,8 @@ def list_unit(
         bands: the keys of the lines' colours.
         n_lines: how many lines are shown at most, those that matter most; ``None`` for a usual
             number.
-        depth: how many levels of calls are shown below a line; ``None`` for a usual number.
+        depth: how many levels of calls are shown below a line; ``None`` for a usual number, and
+            for none in the other units, which show them as lines of their own.
     """
     total = sum_uses(device)
     totals = _Totals(total.allocated_bytes, total.at_peak_bytes)
@@ -78,11 +77,14 @@ def list_unit(
     for lines in _group(unit.lines, shown):
         if lines[0].line in shown:
             band = bands.get((unit.name, lines[0].line), "")
-            rows.append(_row_of(device, lines[0], totals, band=band, depth=depth))
+            levels = 0 if depth is None and not is_traced else depth
+            rows.append(_row_of(device, lines[0], totals, band=band, depth=levels))
         elif is_traced:
             rows.append(_row_of_hidden(lines, totals))
         elif rows and rows[-1].kind != "words":
             rows.append(ListingRow("words", "…"))
+    if not is_traced and rows and rows[-1].kind == "words":
+        rows.pop()
     if is_traced:
         rows.extend(_list_sums(device, total, totals))
     name = "the cell" if is_traced else unit.name
@@ -94,7 +96,7 @@ def list_unit(
 
 def _choose_lines(unit: SourceUnit, n_lines: int | None, *, is_traced: bool) -> frozenset[int]:
     lines = _strip_blank(unit.lines)
-    if n_lines is None and len(lines) <= (_MOST_WHOLE if is_traced else _MOST_OTHER):
+    if n_lines is None and len(lines) <= (_MOST_WHOLE if is_traced else _MOST_OTHER_WHOLE):
         return frozenset(line.line for line in lines)
     most = n_lines if n_lines is not None else _MOST_LINES if is_traced else _MOST_OTHER
     used = [(line.use, line.line) for line in lines if line.use is not None]
@@ -165,7 +167,7 @@ def _row_of(
                 depth=depth,
                 most=_MOST_CALLS if depth is None else _MOST_CALLS_ASKED,
                 least_bytes=least,
-                name_place=lambda filename, number: name_place(device, filename, number),
+                files={unit.filename: name_file(unit.name) for unit in device.units},
             )
         )
     return ListingRow("line", line.text, line.line, amounts, band=band, calls=calls)
@@ -245,24 +247,3 @@ def _amount(n_bytes: int, total_bytes: int | None = None) -> Cell:
     if n_bytes and total_bytes and total_bytes > 0:
         share = min(max(n_bytes / total_bytes, 0.0), 1.0)
     return Cell(format_bytes(n_bytes), tone="plain" if n_bytes else "muted", share=share)
-
-
-# -- Names -----------------------------------------------------------------------------------------
-
-
-def name_place(device: DeviceTrace, filename: str, line: int) -> str:
-    """``In[7], line 3``, ``torch/nn/modules/linear.py:134``."""
-    for unit in device.units:
-        if unit.filename == filename:
-            return f"{unit.name}, line {line}"
-    return f"{name_file(filename)}:{line}"
-
-
-def name_file(filename: str) -> str:
-    """A file by its path in its package, or by its own name and its folder's."""
-    parts = PurePath(filename.replace("\\", "/")).parts
-    for folder in _FOLDERS:
-        if folder in parts[:-1]:
-            last = len(parts) - 1 - parts[::-1].index(folder)
-            return "/".join(parts[last + 1 :])
-    return "/".join(parts[-2:]).lstrip("/")

@@ -163,21 +163,29 @@ def _render_options(options: Options) -> str:
 
 def _render_listing(listing: Listing) -> str:
     """The numbers first and the source last, which takes what room there is."""
-    titles = ("", listing.columns, "line")
-    rows = [(number, amounts, text) for number, amounts, text in list_text_rows(listing)]
-    number_width = max(len(number) for number, _, _ in rows) if rows else 0
+    titles = ("", listing.columns, "line", "")
+    rows = list(list_text_rows(listing))
+    number_width = max((len(number) for number, *_ in rows), default=0)
     widths = [
-        max(len(title), *(len(amounts[i]) for _, amounts, _ in rows if amounts), 1)
+        max(len(title), *(len(amounts[i]) for _, amounts, *_ in rows if amounts), 1)
         for i, title in enumerate(listing.columns)
     ]
     lines = []
-    for number, amounts, text in (titles, *rows):
+    for number, amounts, text, detail in (titles, *rows):
         shown = amounts or ("",) * len(widths)
         fields = [amount.rjust(width) for amount, width in zip(shown, widths, strict=True)]
         fields.append(number.rjust(number_width))
-        start = _GAP.join(fields)
-        lines.append((start + _GAP + cut(text, LISTING_WIDTH - len(start) - len(_GAP))).rstrip())
+        start = _GAP.join(fields) + _GAP
+        room = LISTING_WIDTH - len(start)
+        lines.append((start + _join_detail(text, detail, room)).rstrip())
     return "\n".join(lines)
+
+
+def _join_detail(text: str, detail: str, room: int) -> str:
+    """Where a call was made says more than the end of a long name, if it is short."""
+    if detail and measure(detail) <= room // 3:
+        return cut(text, room - measure(detail) - len(_GAP)) + _GAP + detail
+    return cut(f"{text}{_GAP}{detail}".rstrip(), room)
 
 
 def _render_fold(fold: Fold) -> str:

@@ -13,35 +13,33 @@ from typing import Any
 
 from gpumemwidget.records import HOST, PeakIs, Sample
 from gpumemwidget.report.bands import map_bands
+from gpumemwidget.report.calls import name_file
 from gpumemwidget.report.cell import explain_host, list_cell_blocks
 from gpumemwidget.report.document import (
     Block,
-    Cell,
-    Column,
     Document,
     Fold,
     Heading,
     Note,
     Run,
-    Table,
     Timelines,
 )
 from gpumemwidget.report.html import render_html
 from gpumemwidget.report.output import Report
-from gpumemwidget.report.pieces import bytes_cell, explain_marks, share_cell
-from gpumemwidget.report.source import list_unit, name_file, sum_uses
+from gpumemwidget.report.peak import list_peak
+from gpumemwidget.report.pieces import explain_marks
+from gpumemwidget.report.source import list_unit, sum_uses
 from gpumemwidget.report.text import render_text
 from gpumemwidget.report.timeline import plot_timeline
-from gpumemwidget.report.traceplot import PLOTLY_TYPE, plot_trace
+from gpumemwidget.report.traceplot import CONFIG, PLOTLY_TYPE, plot_trace
 from gpumemwidget.report.words import rank_device
-from gpumemwidget.traces import CellTrace, DeviceTrace, LineUse, PeakPart, SourceUnit
+from gpumemwidget.traces import CellTrace, DeviceTrace, LineUse, SourceUnit
 from gpumemwidget.units import format_bytes, format_duration
 
 __all__ = ["TimelineReport", "list_displays", "report_trace"]
 
-#: Units beside the traced cell, and parts of the peak, that are shown.
+#: Units beside the traced cell that are shown.
 _MOST_UNITS = 6
-_MOST_PARTS = 12
 
 _COLUMNS_NOTE = (
     "allocated: all of it, however soon it went; net: what of it is still held; at peak: what of "
@@ -82,7 +80,7 @@ class TimelineReport:
         exclude: object = None,  # noqa: ARG002
     ) -> dict[str, Any]:
         return {
-            PLOTLY_TYPE: {**self.figure, "config": {"displaylogo": False, "responsive": True}},
+            PLOTLY_TYPE: {**self.figure, "config": CONFIG},
             "text/html": self.html,
             "text/plain": self.text,
         }
@@ -130,7 +128,7 @@ def list_displays(
         n_lines: how many lines of a unit are shown.
         depth: how many levels of calls are shown below a line.
     """
-    figure = plot_trace(trace)
+    figure = plot_trace(trace, has_title=False)
     if figure is None:
         return (report_trace(trace, samples, n_lines=n_lines, depth=depth),)
     head = _list_head(trace, samples)
@@ -203,7 +201,7 @@ def _list_lines(device: DeviceTrace, *, n_lines: int | None, depth: int | None) 
     n_more = len(device.units) - 1 - _MOST_UNITS
     if n_more > 0:
         blocks.append(Note(f"{n_more} more {'file' if n_more == 1 else 'files'} allocated less."))
-    blocks.extend(_list_peak(device))
+    blocks.extend(list_peak(device))
     return blocks
 
 
@@ -240,59 +238,6 @@ def _compare(device: DeviceTrace) -> list[Note]:
     return [Note(words + " and ".join(wrong), tone="warn")]
 
 
-def _list_peak(device: DeviceTrace) -> list[Block]:
-    if not device.peak:
-        return []
-    total = sum(part.n_bytes for part in device.peak)
-    shown = device.peak if len(device.peak) <= _MOST_PARTS + 1 else device.peak[:_MOST_PARTS]
-    rows = [_row_of_part(part, total) for part in shown]
-    rest = device.peak[len(shown) :]
-    if rest:
-        n_bytes = sum(part.n_bytes for part in rest)
-        n_blocks = sum(part.n_blocks for part in rest)
-        rows.append(
-            (
-                Cell(f"{len(rest)} more", tone="muted"),
-                bytes_cell(n_bytes),
-                share_cell(n_bytes, total),
-                Cell(f"{n_blocks:,}"),
-                Cell("", tone="muted"),
-                Cell("", tone="muted"),
-            )
-        )
-    columns = (
-        Column("allocated at", "name"),
-        Column("bytes"),
-        Column("share"),
-        Column("blocks"),
-        Column("what it is", "name", fold=24),
-        Column("held by", "code", last="cut"),
-    )
-    table = Table(
-        caption=f"What made the peak of {device.device}: {format_bytes(total)}",
-        columns=columns,
-        groups=(tuple(rows),),
-        last_is_shared=False,
-        caption_is_seen=True,
-    )
-    return [table]
-
-
-def _row_of_part(part: PeakPart, total: int) -> tuple[Cell, ...]:
-    place = part.place
-    if part.unit is not None and part.line is not None and part.unit not in place:
-        place = f"{part.unit}, {place}"
-    is_gone = part.kind == "freed since"
-    return (
-        Cell(place),
-        bytes_cell(part.n_bytes),
-        share_cell(part.n_bytes, total),
-        Cell(f"{part.n_blocks:,}"),
-        Cell(part.kind, tone="muted" if is_gone else "plain"),
-        Cell(part.owner or ""),
-    )
-
-
 def _list_notes(trace: CellTrace, blocks: Sequence[Block]) -> list[Block]:
     """What the marks and the columns mean, what is inferred and what is missing."""
     notes: list[Block] = list(explain_marks(blocks))
@@ -302,11 +247,6 @@ def _list_notes(trace: CellTrace, blocks: Sequence[Block]) -> list[Block]:
     if any(device.source == "lines" for device in moved):
         notes.append(Note(_COLUMNS_NOTE_HOST))
     for device in _sort(trace.devices):
-        if device.complete_since_s is not None:
-            since = format_duration(device.complete_since_s)
-            notes.append(
-                Note(f"{device.device}: the lines are complete from {since} on.", tone="warn")
-            )
         for text in device.notes:
             named = text if device.device in text else f"{device.device}: {text}"
             notes.append(Note(named))

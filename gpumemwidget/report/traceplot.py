@@ -13,26 +13,35 @@ from gpumemwidget.report.bands import Band, choose_scale, choose_span, list_band
 from gpumemwidget.report.escape import escape_html
 from gpumemwidget.report.theme import NEUTRAL_COLOR, PEAK_COLOR, RESERVED_COLOR
 from gpumemwidget.report.ticks import choose_ticks, format_tick
-from gpumemwidget.report.words import cut_words, format_peak, name_cell, name_counters
+from gpumemwidget.report.words import cut_words, format_peak, name_cell, name_counters, rank_device
 from gpumemwidget.traces import CellTrace, DeviceTrace, Timeline
-from gpumemwidget.units import format_duration
+from gpumemwidget.units import format_bytes, format_duration
 
-__all__ = ["PLOTLY_TYPE", "plot_trace"]
+__all__ = ["CONFIG", "PLOTLY_TYPE", "plot_trace"]
 
 #: What JupyterLab's, Notebook's and VS Code's renderers of plotly figures listen to.
 PLOTLY_TYPE = "application/vnd.plotly.v1+json"
 
+#: What the page shows beside the figure: no logo, no button that needs a server.
+CONFIG = {
+    "displaylogo": False,
+    "responsive": True,
+    "modeBarButtons": [["zoom2d", "pan2d", "resetScale2d", "toImage"]],
+}
+
 _HEIGHT_OF_ONE = 250
-_HEIGHT_OF_REST = 85
+_HEIGHT_OF_REST = 60
+_HEIGHT_OF_TITLE = 30
 _GAP_PART = 0.12
 
-#: Numbers that all traces of a figure may hold together, of about 8 characters each.
-_MOST_NUMBERS = 14_000
+#: Points that all bands of a figure may have together; one takes some 27 characters.
+_MOST_POINTS = 4_800
 _MOST_STRETCHES = 500
 #: Characters of a line's text under the pointer.
-_MOST_TEXT = 48
+_MOST_TEXT = 32
 
-_UNITS = ((1024**3, "GiB", 4), (1024**2, "MiB", 2), (1024, "KiB", 2), (1, "B", 0))
+#: With the digits that the eye can tell apart.
+_UNITS = ((1024**3, 4), (1024**2, 2), (1024, 2), (1, 0))
 _AXIS = {
     "gridcolor": "rgba(128,128,128,0.25)",
     "linecolor": "rgba(128,128,128,0.45)",
@@ -40,34 +49,37 @@ _AXIS = {
 }
 
 
-def plot_trace(trace: CellTrace, device: str | None = None) -> dict[str, Any] | None:
+def plot_trace(
+    trace: CellTrace, device: str | None = None, *, has_title: bool = True
+) -> dict[str, Any] | None:
     """The figure as data and layout; ``None`` where there is no timeline.
 
     Args:
         trace: the traced cell.
         device: the one to draw; ``None`` for all.
+        has_title: whether it says which cell it is of.
     """
     drawn = [
         (each, each.timeline)
-        for each in trace.devices
+        for each in sorted(trace.devices, key=lambda one: rank_device(one.device))
         if device in (None, each.device) and each.timeline is not None and each.timeline.layers
     ]
     if not drawn:
         return None
-    n_traces = sum(len(timeline.layers) + 2 for _, timeline in drawn)
-    n_stretches = max(20, min(_MOST_STRETCHES, _MOST_NUMBERS // (2 * n_traces * 4)))
     record = trace.record
     data: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    layout = _start_layout(
+    title = (
         f"{name_cell(record.execution_count)} · {record.status} · "
-        f"{format_duration(record.duration_s)}",
-        len(drawn),
+        f"{format_duration(record.duration_s)}"
     )
+    layout = _start_layout(title if has_title else None, len(drawn))
     for row, (each, timeline) in enumerate(drawn):
         number = "" if row == 0 else str(row + 1)
         span = choose_span(timeline, record.duration_s)
-        data.extend(_draw_device(each, timeline, span, number, n_stretches))
+        most = _MOST_POINTS // len(drawn) // (len(timeline.layers) + 1)
+        kept = _choose_moments(timeline, span, most)
+        data.extend(_draw_device(each, timeline, kept, number))
         domain = _place_row(row, len(drawn))
         layout[f"xaxis{number}"] = {
             **_AXIS,
@@ -92,21 +104,27 @@ def plot_trace(trace: CellTrace, device: str | None = None) -> dict[str, Any] | 
 # -- One device ------------------------------------------------------------------------------------
 
 
-def _draw_device(
-    device: DeviceTrace,
-    timeline: Timeline,
-    span: tuple[float, float],
-    number: str,
-    n_stretches: int,
-) -> list[dict[str, Any]]:
-    kept = thin_moments(timeline, span, n_stretches)
-    times = [round(timeline.times_s[i], 6) for i in kept]
-    unit, name, digits = _choose_unit(timeline)
-    show = f"%{{y:,.2f}} {name}" if unit > 1 else "%{y} B"
+def _choose_moments(timeline: Timeline, span: tuple[float, float], most: int) -> list[int]:
+    n_stretches = _MOST_STRETCHES
+    while True:
+        kept = thin_moments(timeline, span, n_stretches)
+        if len(kept) <= most or n_stretches < 10:
+            return kept
+        n_stretches = n_stretches * 3 // 4
 
-    def scale(values: Sequence[int | None]) -> list[float | None]:
+
+def _draw_device(
+    device: DeviceTrace, timeline: Timeline, kept: Sequence[int], number: str
+) -> list[dict[str, Any]]:
+    times = [round(timeline.times_s[i], 6) for i in kept]
+    unit, digits = _choose_unit(timeline)
+
+    def draw(values: Sequence[int | None]) -> dict[str, Any]:
         picked = [values[i] for i in kept]
-        return [None if each is None else round(each / unit, digits) for each in picked]
+        return {
+            "y": [None if each is None else round(each / unit, digits) for each in picked],
+            "customdata": [format_bytes(each) for each in picked],
+        }
 
     common: dict[str, Any] = {
         "type": "scatter",
@@ -123,12 +141,12 @@ def _draw_device(
         traces.append(
             {
                 **common,
-                "y": scale(layer.held_bytes),
+                **draw(layer.held_bytes),
                 "name": escape_html(band.label),
                 "stackgroup": device.device,
                 "line": {"shape": "hv", "width": 0.5, "color": band.color},
                 "fillcolor": _fade(band.color),
-                "hovertemplate": f"{show}{_describe(band)}",
+                "hovertemplate": f"%{{customdata}}{_describe(band)}",
             }
         )
     names = name_counters(device.device)
@@ -136,10 +154,10 @@ def _draw_device(
         traces.append(
             {
                 **common,
-                "y": scale(timeline.reserved_bytes),
+                **draw(timeline.reserved_bytes),
                 "name": names.reserved,
                 "line": {"shape": "hv", "width": 1.5, "color": RESERVED_COLOR},
-                "hovertemplate": show,
+                "hovertemplate": "%{customdata}",
             }
         )
     traces.append(_mark_peak(device, timeline, common, unit))
@@ -178,14 +196,14 @@ def _mark_peak(
     }
 
 
-def _choose_unit(timeline: Timeline) -> tuple[int, str, int]:
-    """One for the whole chart, so that what is under the pointer can be compared."""
+def _choose_unit(timeline: Timeline) -> tuple[int, int]:
+    """What the numbers are in, which makes them short."""
     top = max(timeline.allocated_bytes)
     return next((each for each in _UNITS if top >= 2 * each[0]), _UNITS[-1])
 
 
 def _scale(timeline: Timeline) -> dict[str, Any]:
-    unit, _, _ = _choose_unit(timeline)
+    unit, _ = _choose_unit(timeline)
     scale = choose_scale(timeline)
     room = (scale.high_bytes - scale.low_bytes) * 0.12
     ticks = choose_ticks(scale.high_bytes)
@@ -207,9 +225,12 @@ def _fade(color: str) -> str:
 # -- The page --------------------------------------------------------------------------------------
 
 
-def _start_layout(title: str, n_devices: int) -> dict[str, Any]:
-    return {
-        "title": {
+def _start_layout(title: str | None, n_devices: int) -> dict[str, Any]:
+    height = _HEIGHT_OF_REST + _HEIGHT_OF_ONE * n_devices
+    layout: dict[str, Any] = {}
+    if title is not None:
+        height += _HEIGHT_OF_TITLE
+        layout["title"] = {
             "text": title,
             "font": {"size": 14},
             "x": 0,
@@ -219,12 +240,19 @@ def _start_layout(title: str, n_devices: int) -> dict[str, Any]:
             "yref": "container",
             "yanchor": "top",
             "pad": {"t": 10},
-        },
+        }
+    return {
+        **layout,
         "font": {"color": NEUTRAL_COLOR, "size": 12},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "height": _HEIGHT_OF_REST + _HEIGHT_OF_ONE * n_devices,
-        "margin": {"l": 70, "r": 10, "t": 50, "b": 35},
+        "height": height,
+        "margin": {"l": 70, "r": 10, "t": 28 if title is None else 28 + _HEIGHT_OF_TITLE, "b": 32},
+        "modebar": {
+            "bgcolor": "rgba(0,0,0,0)",
+            "color": "rgba(128,128,128,0.7)",
+            "activecolor": NEUTRAL_COLOR,
+        },
         "hovermode": "x unified",
         # Dark under light text, on whatever page.
         "hoverlabel": {
@@ -252,14 +280,13 @@ def _place_legend(domain: Sequence[float]) -> dict[str, Any]:
         "y": domain[1],
         "yanchor": "top",
         "traceorder": "reversed",
-        "itemclick": "toggle",
         "bgcolor": "rgba(0,0,0,0)",
     }
 
 
 def _name_device(device: DeviceTrace, domain: Sequence[float]) -> dict[str, Any]:
     return {
-        "text": escape_html(device.device),
+        "text": f"<b>{escape_html(device.device)}</b>",
         "x": 0,
         "xref": "paper",
         "xanchor": "left",

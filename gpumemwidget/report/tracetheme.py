@@ -96,26 +96,28 @@ LISTING_CSS = squeeze(
 .gmw.gmw.gmw .gmw-li td, .gmw.gmw.gmw .gmw-li th {{ padding: 1px 12px 1px 0 }}
 .gmw.gmw.gmw .gmw-li tbody + tbody > tr:first-child > * {{ border-top: 0 }}
 .gmw.gmw.gmw .gmw-li td.gmw-ix {{ border-left: 3px solid transparent; opacity: .72;
-  padding: 1px 8px 1px 5px; text-align: right }}
+  padding: 1px 3px 1px 5px; text-align: right }}
 .gmw.gmw.gmw .gmw-li .gmw-ix[class*=gmw-k] {{ border-left-color: var(--k); opacity: 1 }}
 .gmw.gmw.gmw .gmw-li .gmw-src {{ max-width: 40em; max-width: max(11em, calc(100cqw - 42em));
   overflow: hidden; text-overflow: ellipsis; white-space: pre }}
 .gmw.gmw.gmw .gmw-li details {{ display: block; margin: 0; padding: 0 }}
-.gmw.gmw.gmw .gmw-li summary {{ cursor: pointer; display: block; list-style: none; margin: 0;
-  overflow: hidden; text-overflow: ellipsis }}
+.gmw.gmw.gmw .gmw-li .gmw-src {{ padding-left: 13px }}
+.gmw.gmw.gmw .gmw-li summary {{ cursor: pointer; display: block; list-style: none;
+  margin: 0 0 0 -13px; overflow: hidden; padding: 0 0 0 13px; text-overflow: ellipsis }}
 .gmw-li summary::-webkit-details-marker {{ display: none }}
-.gmw-li summary::after {{ content: " ▸"; opacity: .72 }}
-.gmw-li [open] > summary::after {{ content: " ▾" }}
+.gmw-li summary::before {{ content: "▸"; display: inline-block; margin-left: -13px; opacity: .72;
+  width: 13px }}
+.gmw-li [open] > summary::before {{ content: "▾" }}
 .gmw.gmw.gmw .gmw-li tr:has([open]) .gmw-src {{ overflow-wrap: anywhere; white-space: pre-wrap }}
-.gmw.gmw.gmw .gmw-li .gmw-wd {{ white-space: normal }}
+.gmw.gmw.gmw .gmw-li .gmw-wd {{ overflow-wrap: anywhere; white-space: normal }}
 .gmw-li tr:hover > * {{ background: #80808020 }}
 .gmw.gmw.gmw .gmw-li .gmw-call > * {{ opacity: .85 }}
 .gmw.gmw.gmw .gmw-li .gmw-y {{ float: left; margin: 5px 6px 0 0; width: 40px }}
 .gmw.gmw.gmw .gmw-li .gmw-sum > * {{ border-top: 1px solid #80808073; font-weight: 600 }}
 .gmw-y rect {{ fill: {ALLOCATED_COLOR} }}
 @supports selector(:has(a)) {{ .gmw-li tbody:not(:has([open])) .gmw-call {{ display: none }} }}
-@container (max-width: 760px) {{ .gmw.gmw.gmw .gmw-li .gmw-y {{ display: none }}
-  .gmw.gmw.gmw .gmw-li .gmw-src {{ max-width: max(9em, calc(100cqw - 33em)) }}
+@container (max-width: 760px) {{ .gmw.gmw.gmw .gmw-t .gmw-y {{ display: none }}
+  .gmw.gmw.gmw .gmw-li .gmw-src {{ max-width: max(9em, calc(100cqw - 31em)) }}
   .gmw.gmw.gmw .gmw-li td, .gmw.gmw.gmw .gmw-li th {{ padding-right: 8px }} }}
 """
 )

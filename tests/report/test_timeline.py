@@ -1,0 +1,320 @@
+"""The timeline of a traced cell: exact where it can be seen, small, and readable by everybody."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import re
+
+import pytest
+
+from gpumemwidget.report.bands import choose_scale, choose_span, list_bands, thin_moments
+from gpumemwidget.report.figures import figure_trace
+from gpumemwidget.report.theme import PEAK_COLOR, RESERVED_COLOR
+from gpumemwidget.report.timeline import TimelineChart, plot_timeline, render_timeline
+from gpumemwidget.report.traceplot import plot_trace
+from gpumemwidget.report.tracetheme import (
+    BAND_COLORS,
+    LISTING_CSS,
+    QUIET_BAND_COLORS,
+    TIMELINE_CSS,
+)
+from gpumemwidget.traces import Layer, Timeline
+from tests.report.examples import GIB, HOSTILE, MIB
+from tests.report.test_theme import _measure_contrast
+from tests.report.trace_examples import (
+    make_host_trace,
+    make_lines_device,
+    make_trace,
+    make_training_device,
+    make_two_gpu_trace,
+    make_untraced,
+)
+
+#: How the colours look to eyes without one of the three kinds of cones: Machado, Oliveira and
+#: Fernandes 2009, https://doi.org/10.1109/TVCG.2009.113, severity 1.
+_EYES = {
+    "all cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protanopia": (
+        (0.152286, 1.052583, -0.204868),
+        (0.114503, 0.786281, 0.099216),
+        (-0.003882, -0.048116, 1.051998),
+    ),
+    "deuteranopia": (
+        (0.367322, 0.860646, -0.227968),
+        (0.280085, 0.672501, 0.047413),
+        (-0.011820, 0.042940, 0.968881),
+    ),
+    "tritanopia": (
+        (1.255528, -0.076749, -0.178779),
+        (-0.078411, 0.930809, 0.147602),
+        (0.004733, 0.691367, 0.303900),
+    ),
+}
+
+
+def _see(color: str, eyes: str) -> tuple[float, float, float]:
+    """The colour in CIELAB, as these eyes have it."""
+    parts = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
+    red, green, blue = (
+        min(max(sum(map(math.prod, zip(row, linear, strict=True))), 0.0), 1.0)
+        for row in _EYES[eyes]
+    )
+    xyz = (
+        (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.9505,
+        0.2126 * red + 0.7152 * green + 0.0722 * blue,
+        (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.089,
+    )
+    x, y, z = (one ** (1 / 3) if one > 0.008856 else 7.787 * one + 16 / 116 for one in xyz)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def _make_timeline(
+    layers: dict[str, list[int]], times: list[float] | None = None, **changes: object
+) -> Timeline:
+    n = len(next(iter(layers.values())))
+    drawn = tuple(
+        Layer(
+            label,
+            "",
+            "In[1]" if label.startswith("line") else None,
+            int(label.split()[1]) if label.startswith("line") else None,
+            tuple(held),
+        )
+        for label, held in layers.items()
+    )
+    allocated = tuple(sum(layer.held_bytes[i] for layer in drawn) for i in range(n))
+    values: dict[str, object] = {
+        "times_s": tuple(times or [float(i) for i in range(n)]),
+        "allocated_bytes": allocated,
+        "reserved_bytes": (None,) * n,
+        "layers": drawn,
+        "peak": max(range(n), key=allocated.__getitem__),
+        "n_moments": n,
+    }
+    return Timeline(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def _plot(timeline: Timeline, duration_s: float) -> TimelineChart:
+    device = make_lines_device([("x", None)], timeline=timeline)
+    chart = plot_timeline(device, duration_s)
+    assert chart is not None
+    return chart
+
+
+@pytest.mark.parametrize("eyes", _EYES)
+def test_neighbours_differ_for_all_eyes(eyes: str) -> None:
+    """The colours of bands that lie beside each other, the last and the first too."""
+    for one, other in itertools.pairwise((*BAND_COLORS, BAND_COLORS[0])):
+        assert math.dist(_see(one, eyes), _see(other, eyes)) >= 20, (one, other)
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#111111"])
+@pytest.mark.parametrize("color", [*BAND_COLORS, *QUIET_BAND_COLORS.values()])
+def test_bands_are_seen_on_the_page(color: str, page: str) -> None:
+    """Areas need less contrast than lines do."""
+    assert _measure_contrast(color, page) >= 2.3
+
+
+def test_style_sheets_hold_what_they_name() -> None:
+    """Each band has its colour, and nothing is left to be put in."""
+    for css in (TIMELINE_CSS, LISTING_CSS):
+        assert all(f".gmw-k{key}{{" in css for key in (*range(len(BAND_COLORS)), "b", "o", "n"))
+        assert "{{" not in css
+        assert "\n" not in css
+    assert PEAK_COLOR in TIMELINE_CSS
+    assert RESERVED_COLOR in TIMELINE_CSS
+
+
+def test_bands_are_steps_on_top_of_each_other() -> None:
+    """Each is drawn to its upper edge, the highest first, and holds until the next moment."""
+    timeline = _make_timeline({"before the cell": [100, 100, 100], "line 2": [0, 300, 100]})
+
+    chart = _plot(timeline, 4.0)
+
+    assert [each.band.label for each in chart.bands] == ["line 2", "before the cell"]
+    assert chart.bands[0].path == "M0 400V300h250v-300h250v200H1000V400z"
+    assert chart.bands[1].path == "M0 400V300H1000V400z"
+    assert (chart.bands[0].at_peak_bytes, chart.bands[0].highest_bytes) == (300, 300)
+    assert (chart.peak_x, chart.peak_y, chart.peak_bytes) == (0.25, 0.0, 400)
+
+
+def test_reserved_is_a_line_with_gaps_where_it_is_unknown() -> None:
+    """It is not drawn on as if it had stayed."""
+    timeline = _make_timeline({"line 1": [100, 200, 400]}, reserved_bytes=(400, None, 800))
+
+    assert _plot(timeline, 4.0).reserved_path == "M0 200H250M500 0H1000"
+
+
+def test_reserved_far_above_is_off_the_scale_and_says_so() -> None:
+    """Else the lines would be too thin to be told apart."""
+    timeline = _make_timeline({"line 1": [0, 100 * MIB]}, reserved_bytes=(9 * GIB, 9 * GIB))
+
+    chart = _plot(timeline, 1.0)
+
+    assert choose_scale(timeline).high_bytes == 200 * MIB
+    assert not chart.has_reserved
+    assert "<em>above the scale</em>" in render_timeline(chart)
+
+
+def test_much_that_never_moved_is_cut_off() -> None:
+    """60 GiB of weights would leave the step no more than a line's width."""
+    timeline = _make_timeline(
+        {"before the cell": [60 * GIB] * 3, "line 1": [0, 2 * GIB, GIB]},
+    )
+
+    scale = choose_scale(timeline)
+
+    assert 57 * GIB < scale.low_bytes < 60 * GIB
+    assert scale.high_bytes == 62 * GIB
+
+
+def test_a_moment_within_a_long_cell_is_seen() -> None:
+    """Where all happened in a tenth of the time, that is what is drawn, and it says so."""
+    timeline = _make_timeline({"line 1": [0, 1, 3, 0, 0]}, [0.0, 5.0, 5.1, 5.2, 60.0])
+
+    start_s, end_s = choose_span(timeline, 60.0)
+
+    assert 4.9 < start_s < 5.0
+    assert 5.2 < end_s < 5.3
+    assert "of 1 min 00 s, in which nothing else moved" in render_timeline(_plot(timeline, 60.0))
+
+
+def test_thinning_keeps_extremes_and_what_stands_after() -> None:
+    """Of ten thousand moments the peak, the lowest, and the level of each plateau."""
+    n = 10_000
+    held = [(i * 7919) % 1000 for i in range(n)]
+    held[1234], held[5678], held[-1] = 5000, -1, 40
+    timeline = _make_timeline({"line 1": held})
+
+    kept = thin_moments(timeline, (0.0, float(n)), 100)
+
+    assert len(kept) <= 100 * 4 + 3
+    assert {0, 1234, 5678, n - 1} <= set(kept)
+    for stretch in range(100):
+        inside = range(stretch * 100, stretch * 100 + 100)
+        shown = [timeline.allocated_bytes[i] for i in kept if i in inside]
+        known = [timeline.allocated_bytes[i] for i in inside]
+        assert (min(shown), max(shown), shown[-1]) == (min(known), max(known), known[-1])
+
+
+def test_lines_have_colours_and_the_rest_is_grey() -> None:
+    """So that what was there before does not look like the cell's doing."""
+    timeline = make_training_device().timeline
+    assert timeline is not None
+
+    bands = {band.label: band.key for band in list_bands(timeline)}
+
+    assert (bands["before the cell"], bands["other lines"], bands["no line"]) == ("b", "o", "n")
+    assert [bands[f"line {line}"] for line in (12, 7, 8, 10, 11)] == ["0", "1", "2", "3", "4"]
+
+
+def test_a_colour_has_its_line_in_the_legend_and_under_the_pointer() -> None:
+    """Also where the page strips SVG, the names and the sizes remain."""
+    chart = plot_timeline(make_training_device(), 4.56)
+    assert chart is not None
+
+    html = render_timeline(chart)
+
+    assert "<title>line 7: logits = model(inputs).logits · at the peak 1.42 GiB" in html
+    without = re.sub(r"<svg.*?</svg>", "", html)
+    assert "line 7 <code>logits = model(inputs).logits</code></span> <strong>1.42 GiB" in without
+    assert "peak 4.22 GiB</text>" in html
+    assert len(html) < 20_000
+
+
+def test_what_was_lost_is_shaded() -> None:
+    """Nobody should take the start of a cut history for a quiet one."""
+    device = dataclasses.replace(make_training_device(), complete_since_s=1.14)
+    chart = plot_timeline(device, 4.56)
+    assert chart is not None
+
+    assert chart.complete_x == pytest.approx(0.25)
+    assert 'class="gmw-co" d="M0 0H250V400H0z"' in render_timeline(chart)
+    assert "shaded: what came before is lost" in render_timeline(chart)
+
+
+# -- As plotly's figure ----------------------------------------------------------------------------
+
+
+def test_figure_stacks_the_lines_and_marks_the_peak() -> None:
+    """In steps, with what the pointer tells; reserved is a line, the peak a point with its size."""
+    trace = make_trace()
+    timeline = trace.devices[0].timeline
+    assert timeline is not None
+
+    figure = figure_trace(trace)
+
+    stacked = [each for each in figure.data if each.stackgroup]
+    assert [each.name for each in stacked] == [layer.label for layer in timeline.layers]
+    assert {each.line.shape for each in stacked} == {"hv"}
+    seven = next(each for each in stacked if each.name == "line 7")
+    assert "logits = model(inputs).logits" in seven.hovertemplate
+    place = list(seven.x).index(round(timeline.times_s[timeline.peak], 6))
+    assert seven.customdata[place] == "1.42 GiB"
+    reserved, peak = figure.data[-2:]
+    assert (reserved.name, reserved.line.color) == ("reserved", RESERVED_COLOR)
+    assert (tuple(peak.text), tuple(peak.y)) == (
+        ("peak 4.22 GiB",),
+        (timeline.allocated_bytes[timeline.peak] / GIB,),
+    )
+
+
+def test_figure_has_a_chart_for_each_device() -> None:
+    """Or for the one that is asked for."""
+    trace = make_two_gpu_trace()
+
+    both, one = figure_trace(trace), figure_trace(trace, "cuda:1")
+
+    titles = [each.text for each in both.layout.annotations]
+    assert titles == ["<b>cuda:0</b>", "<b>cuda:1</b>"]
+    assert {each.stackgroup for each in both.data} == {"cuda:0", "cuda:1", None}
+    assert {each.yaxis for each in both.data} == {"y", "y2"}
+    assert {each.stackgroup for each in one.data} == {"cuda:1", None}
+    assert len(figure_trace(make_untraced()).data) == 0
+
+
+def test_figure_is_small_and_shows_the_page() -> None:
+    """It is saved with the notebook; it has no background, and ticks at round binary amounts."""
+    busy = _make_timeline(
+        {f"line {n}": [(i * n * 7919) % (3 * GIB) for i in range(20_000)] for n in range(1, 11)}
+    )
+    trace = make_trace(make_lines_device([("x", None)], timeline=busy))
+
+    json_text = json.dumps(plot_trace(trace))
+    figure = figure_trace(make_trace())
+
+    assert len(json_text) < 150_000
+    assert figure.layout.paper_bgcolor == figure.layout.plot_bgcolor == "rgba(0,0,0,0)"
+    assert figure.layout.yaxis.ticktext == ("0 B", "1 GiB", "2 GiB", "3 GiB", "4 GiB")
+
+
+def test_figure_is_valid_for_plotly() -> None:
+    """The JSON is made without plotly, and plotly finds nothing in it that it does not know."""
+    for trace in (make_trace(), make_two_gpu_trace(), make_host_trace()):
+        drawn = plot_trace(trace)
+        assert drawn is not None
+
+        figure = json.loads(figure_trace(trace).to_json())
+
+        assert len(figure["data"]) == len(drawn["data"])
+        assert {*drawn["layout"]} <= {*figure["layout"]}
+
+
+def test_figure_takes_no_markup_from_a_line() -> None:
+    """Plotly reads some HTML, and ``%{...}`` as its own."""
+    text = HOSTILE + " %{y} %{customdata}"
+    timeline = _make_timeline({"line 1": [1, 2]})
+    layer = dataclasses.replace(timeline.layers[0], text="'%{y}' " + text)
+    timeline = dataclasses.replace(timeline, layers=(layer,))
+
+    drawn = json.dumps(plot_trace(make_trace(make_lines_device([("x", None)], timeline=timeline))))
+
+    assert "<script" not in drawn
+    assert "\\u001b" not in drawn
+    assert "%{y}" not in drawn

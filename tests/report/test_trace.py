@@ -1,0 +1,283 @@
+"""The report of a traced cell: each byte once, the source as it was typed, and not too much."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from gpumemwidget.report.report import Report, TimelineReport, list_displays, report_trace
+from gpumemwidget.traces import Call, CellTrace, LineUse, SourceLine, SourceUnit
+from gpumemwidget.units import format_bytes, parse_bytes
+from tests.report.examples import MIB
+from tests.report.pages import Page
+from tests.report.trace_examples import (
+    LOOP,
+    make_host_trace,
+    make_lines_device,
+    make_long_trace,
+    make_still_trace,
+    make_tiny_trace,
+    make_trace,
+    make_training_device,
+    make_two_gpu_trace,
+    make_untraced,
+)
+
+PLOTLY = "application/vnd.plotly.v1+json"
+
+
+def _use(n_mib: int, n_allocs: int = 1) -> LineUse:
+    return LineUse(n_mib * MIB, n_allocs, n_mib * MIB, n_mib * MIB, n_mib * MIB)
+
+
+def _list_rows(text: str) -> list[str]:
+    """The rows of the first listing of source."""
+    lines = text.split("\n")
+    start = next(index for index, line in enumerate(lines) if line.endswith("  line"))
+    return lines[start + 1 : lines.index("", start)]
+
+
+def _read_column(row: str, column: int) -> int | None:
+    amounts = re.findall(r"-?\d+(?:\.\d+)? (?:B|KiB|MiB|GiB)", row)
+    return parse_bytes(amounts[column]) if len(amounts) > column else None
+
+
+def test_columns_add_up_to_the_counters() -> None:
+    """What stood before and the lines are what is allocated after the cell, and at its peak."""
+    trace = make_trace(make_lines_device([("a", _use(64)), ("b", _use(32)), ("c", None)]))
+    device = trace.devices[0]
+
+    rows = _list_rows(report_trace(trace, []).text)
+
+    assert rows[-1].split("  ")[-1] == "all together, as the counters say"
+    lines = [row for row in rows[:-1] if not row.endswith("before the cell")]
+    [before] = [row for row in rows if row.endswith("before the cell")]
+    held = [_read_column(row, 1) or 0 for row in lines]
+    assert sum(held) + (_read_column(before, 0) or 0) == device.allocated.after_bytes
+    assert _read_column(rows[-1], 1) == device.allocated.after_bytes
+    assert _read_column(rows[-1], 2) == device.allocated.peak_bytes
+
+
+def test_a_sum_that_the_counters_do_not_say_is_told() -> None:
+    """Nobody has to add up to find out that something is missing."""
+    device = make_lines_device([("a", _use(64))])
+    allocated = dataclasses.replace(device.allocated, after_bytes=200 * MIB)
+    trace = make_trace(dataclasses.replace(device, allocated=allocated))
+
+    text = report_trace(trace, []).text
+
+    assert "all together\n" in text
+    text = " ".join(text.split())
+    assert "do not add up to what the counters say: 200.00 MiB allocated after" in text
+
+
+def test_source_stands_as_it_was_typed() -> None:
+    """All lines with their numbers and their indentation, in text and in HTML."""
+    report = report_trace(make_trace(), [])
+
+    rows = _list_rows(report.text)
+    page = Page(report.html)
+    for number, line in enumerate(LOOP.split("\n"), 1):
+        shown = f"{number}  {line[:40]}".rstrip()
+        assert any(re.search(rf"(^|\s){re.escape(shown)}", row) for row in rows), line
+        assert line in page.text
+
+
+def test_tabs_and_wide_letters_keep_their_places() -> None:
+    """A tab is an indentation, and wide letters take two columns."""
+    trace = make_trace(make_lines_device([("if 模型:", None), ("\tx = '🤗' * 1000", _use(1))]))
+
+    report = report_trace(trace, [])
+
+    assert any(row.endswith("1  if 模型:") for row in _list_rows(report.text))
+    assert any(row.endswith("2      x = '🤗' * 1000") for row in _list_rows(report.text))
+    assert '<code dir="auto">    x = &#x27;🤗&#x27; * 1000</code>' in report.html
+
+
+def test_a_long_line_is_cut() -> None:
+    """At the width of the text; the HTML carries no more than a person reads under the pointer."""
+    trace = make_trace(make_lines_device([("x = " + "1 + " * 1250, _use(1))]))
+
+    report = report_trace(trace, [])
+
+    assert max(map(len, report.text.split("\n"))) <= 100
+    assert "1 + 1 + 1" in report.text
+    assert report.html.count("1 + ") < 150
+
+
+def test_lines_that_allocated_nothing_are_folded_in_a_long_cell() -> None:
+    """A row stands for each run of them; what is left out of the rest is in the sums."""
+    trace = make_long_trace()
+
+    rows = _list_rows(report_trace(trace, []).text)
+
+    assert len(rows) < 80
+    assert any(row.endswith("8 lines that allocated nothing") for row in rows)
+    assert rows[-1].endswith("all together, as the counters say")
+
+
+def test_as_many_lines_as_are_asked_for_are_shown() -> None:
+    """Those that held the most; the others together, with their sum."""
+    uses = [(f"x{n}", _use(n)) for n in (1, 2, 16, 4, 32)]
+
+    rows = _list_rows(report_trace(make_trace(make_lines_device(uses)), [], n_lines=2).text)
+
+    assert [row.split("  ")[-1].strip() for row in rows] == [
+        "2 lines that matter less",
+        "x16",
+        "1 line that matters less",
+        "x32",
+        "before the cell",
+        "all together, as the counters say",
+    ]
+    assert _read_column(rows[0], 0) == 3 * MIB
+    assert _read_column(rows[2], 0) == 4 * MIB
+
+
+def test_layers_of_a_model_are_one_row() -> None:
+    """Twelve modules that differ in their number alone, and their parts likewise."""
+    text = report_trace(make_trace(), []).text
+
+    assert "> transformer.h.0…11 " in text
+    assert "> transformer.h.0…11.mlp.c_fc " in text
+    assert "transformer.h.3" not in text
+
+
+def test_depth_shows_each_module_alone() -> None:
+    """What was asked for is shown as it is."""
+    trace = make_trace()
+
+    deep, flat = (report_trace(trace, [], depth=depth).text for depth in (4, 0))
+
+    assert "transformer.h.3.mlp" in deep
+    assert "  > " not in flat
+
+
+def test_a_chain_of_calls_is_one_row() -> None:
+    """A call that does nothing but call another; the rest of a line's calls are counted."""
+    use = _use(64)
+    inner = Call("inner", "/x/a.py", 3, use)
+    calls = (Call("outer", "/x/a.py", 2, use, None, (inner,)), Call("tiny", "/x/a.py", 9, _use(1)))
+    device = make_lines_device([("run()", _use(65))])
+    line = dataclasses.replace(device.units[0].lines[0], calls=calls)
+    unit = dataclasses.replace(device.units[0], lines=(line,))
+
+    text = report_trace(make_trace(dataclasses.replace(device, units=(unit,))), []).text
+
+    assert "> outer › inner  x/a.py:3" in text
+    assert re.search(r" 1\.00 MiB +1\.00 MiB +1\.00 MiB +> 1 more call\n", text)
+
+
+def test_the_users_own_place_is_told_of_a_call() -> None:
+    """Of a chain that ends in a library, the innermost line of the user's."""
+    device = make_training_device()
+    use = device.units[0].lines[6].use
+    assert use is not None
+    library = Call("torch.nn.functional.linear", "/x/site-packages/torch/nn/functional.py", 1, use)
+    call = Call("collate", "/tmp/ipykernel_1/3.py", 5, use, None, (library,))
+    lines = tuple(
+        dataclasses.replace(line, calls=(call,)) if line.line == 7 else line
+        for line in device.units[0].lines
+    )
+    cell = dataclasses.replace(device.units[0], lines=lines)
+
+    text = report_trace(
+        make_trace(dataclasses.replace(device, units=(cell, *device.units[1:]))), []
+    ).text
+
+    assert "  In[3], line 5\n" in text
+
+
+def test_a_cell_that_allocated_nothing_says_so_in_a_line() -> None:
+    """No table of zeros."""
+    text = report_trace(make_still_trace(), []).text
+
+    assert "cuda:0: no line of the cell allocated anything." in text
+    assert "all together" not in text
+    assert "at peak" not in text
+
+
+def test_an_untraced_device_says_why() -> None:
+    """The plain report, and the reason."""
+    report = report_trace(make_untraced(), [])
+
+    assert report.text.endswith("cudaMallocAsync keeps no history of single blocks.") or (
+        "cudaMallocAsync" in report.text
+    )
+    assert list_displays(make_untraced(), [])[0] == report
+
+
+def test_a_reading_is_no_exact_peak() -> None:
+    """On the host the peak is the highest of the readings, and says so."""
+    text = report_trace(make_host_trace(), []).text
+
+    assert "host · peak sampled 660.00 MiB allocated" in text
+    assert "-180.00 MiB" in text
+
+
+def test_displays_are_the_report_in_pieces() -> None:
+    """The head as the live chart shows it, the timeline, the lines; nothing twice."""
+    trace = make_trace()
+
+    head, timeline, lines = list_displays(trace, [])
+
+    assert isinstance(timeline, TimelineReport)
+    assert isinstance(head, Report)
+    assert head.text.split("\n")[2].startswith("device  memory")
+    assert "peak 4.22 GiB allocated" in timeline.text
+    assert "What made the peak" in lines.text
+    whole = report_trace(trace, []).text
+    assert "\n\n".join(piece.text for piece in (head, timeline, lines)) == whole
+
+
+def test_timeline_is_drawn_by_plotly_where_it_can_be() -> None:
+    """One bundle: plotly's JSON, the static chart for pages without it, text for a terminal."""
+    _, timeline, _ = list_displays(make_two_gpu_trace(), [])
+
+    bundle = timeline._repr_mimebundle_()
+
+    assert set(bundle) == {PLOTLY, "text/html", "text/plain"}
+    assert len(json.dumps(bundle)) < 150_000
+    assert bundle["text/html"].count("<figure") == 2
+    assert "<script" not in bundle["text/html"]
+    assert repr(timeline) == str(timeline) == timeline.text
+    assert timeline._repr_html_() == timeline.html
+
+
+def test_a_tiny_cell_takes_little_room() -> None:
+    """The notebook's file grows by no more than this."""
+    trace = make_tiny_trace()
+
+    sizes = [len(json.dumps(each._repr_mimebundle_())) for each in list_displays(trace, [])]
+
+    assert sum(sizes) < 40_000
+
+
+@pytest.mark.parametrize("make", [make_trace, make_two_gpu_trace, make_host_trace])
+def test_parts_of_the_peak_are_all_of_it(make: object) -> None:
+    """The table's rows are what was held then, and the title says how much that is."""
+    trace: CellTrace = make()  # type: ignore[operator]
+
+    text = report_trace(trace, []).text
+
+    for device in trace.devices:
+        if device.peak:
+            total = sum(part.n_bytes for part in device.peak)
+            assert f"What made the peak of {device.device}: {format_bytes(total)}" in text
+
+
+def test_many_files_are_counted() -> None:
+    """The biggest are shown, and how many more there were."""
+    lines = (SourceLine(1, "x = 1", _use(1)),)
+    files = tuple(SourceUnit(f"/a/m{n}.py", f"/a/m{n}.py", "file", lines) for n in range(9))
+    device = make_lines_device([("run()", _use(9))])
+    device = dataclasses.replace(device, units=(*device.units, *files))
+
+    text = report_trace(make_trace(device), []).text
+
+    assert "a/m5.py" in text
+    assert "a/m6.py" not in text
+    assert "3 more files allocated less." in text
