@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpumemwidget.owners.around import enter_surroundings, find_holder
+from gpumemwidget.owners.around import enter_running, enter_surroundings, find_holder
 from gpumemwidget.owners.base import Shell, ShellReference
 from gpumemwidget.owners.counts import (
     list_held_elsewhere,
@@ -33,10 +33,15 @@ __all__ = ["ELSEWHERE", "Account", "Row", "Scope", "spread_marks", "take_account
 #: How far a walk looks. ``names``: as far as the rows lead; it is not noticed that something else
 #: holds an autograd graph too, for that takes a look at every object of the process. ``process``:
 #: with that look. ``surroundings``: it is also found out what holds what no row reaches.
-Scope = Literal["names", "process", "surroundings"]
+#: ``running``: what running functions hold too, and no search for holders: as much as can be told
+#: in a moment.
+Scope = Literal["names", "process", "surroundings", "running"]
 
 #: For so many places it is found out what else holds them: each is a search through all there is.
 _MOST_HOLDERS = 8
+
+#: What Python does not know the holders of: they are in C++. No set: to hash a kind takes long.
+_UNTOLD = (Kind.NODE, Kind.STORAGE)
 
 #: The mark of whatever holds memory without being a row.
 ELSEWHERE = 1
@@ -152,6 +157,7 @@ def take_account(
     budget_s: float,
     extra_roots: Sequence[object] = (),
     scope: Scope = "process",
+    reads_graphs: bool = True,
 ) -> Account | None:
     """Walk from all of the user's names; ``None`` where torch is not imported.
 
@@ -160,6 +166,7 @@ def take_account(
         budget_s: seconds after which the walk stops; what it then knows is "at least".
         extra_roots: objects to enter that no row leads to; they count as held elsewhere.
         scope: how far it looks.
+        reads_graphs: whether autograd's nodes are asked what they hold.
     """
     torch = find_torch()
     if torch is None:
@@ -169,22 +176,21 @@ def take_account(
         boundaries=[*shell.list_own_objects(), *list_namespaces()],
         budget_s=budget_s,
     )
+    if not reads_graphs:
+        graph.allowance.close()
     rows, root_refs = _enter_rows(shell, graph)
     elsewhere = [place for each in extra_roots if (place := graph.add_root(each)) is not None]
     graph.walk()
     outer: list[Root] = []
     outside: list[object] | None = None
-    if scope == "surroundings":
-        outside = list_outside(graph)
-        outer = enter_surroundings(graph, outside, budget_s=budget_s / 2)
-        # What has been met meanwhile would be held by this list.
-        outside = [each for each in outside if graph.find(each) is None]
+    if scope in ("surroundings", "running"):
+        outer, outside = _look_around(graph, budget_s=budget_s, is_brief=scope == "running")
         elsewhere.extend(root.place for root in outer if root.kind != "nowhere")
-    held = _find_elsewhere(graph, root_refs, budget_s=budget_s / 4)
+    held = _find_elsewhere(graph, root_refs, budget_s=0.0 if scope == "running" else budget_s / 4)
     if scope == "surroundings":
         outer.extend(_find_holders(graph, held, outer))
     elsewhere.extend(held)
-    if needs_outside(graph, is_thorough=scope != "names"):
+    if scope != "running" and needs_outside(graph, is_thorough=scope != "names"):
         if outside is None:
             outside = list_outside(graph)
         elsewhere.extend(list_seen_from_outside(graph, outside))
@@ -192,6 +198,21 @@ def take_account(
     account = Account(graph=graph, rows=rows, marks=[], outer=outer, elsewhere=elsewhere)
     account.marks = spread_marks(graph, account.list_root_marks())
     return account
+
+
+def _look_around(
+    graph: Graph, *, budget_s: float, is_brief: bool
+) -> tuple[list[Root], list[object]]:
+    """Enter what is held beside the rows: the roots, and what is then still not met."""
+    roots = enter_running(graph)
+    # To look at all of the process takes a moment too, that is not there when the time is up.
+    outside = [] if is_brief and graph.is_late() else list_outside(graph)
+    if is_brief:
+        roots += enter_surroundings(graph, outside, budget_s=budget_s / 2, most_climbs=0)
+    else:
+        roots += enter_surroundings(graph, outside, budget_s=budget_s / 2)
+    # What has been met meanwhile would be held by this list.
+    return roots, [each for each in outside if graph.find(each) is None]
 
 
 def _enter_rows(shell: Shell, graph: Graph) -> tuple[dict[str, Row], dict[int, int]]:
@@ -237,7 +258,7 @@ def _find_elsewhere(graph: Graph, root_refs: dict[int, int], *, budget_s: float)
     deadline = time.perf_counter() + budget_s
     while True:
         found = list_held_elsewhere(graph, root_refs)
-        held = [place for place in found if graph.kinds[place] not in {Kind.NODE, Kind.STORAGE}]
+        held = [place for place in found if graph.kinds[place] not in _UNTOLD]
         late = time.perf_counter() > deadline or not graph.is_complete
         if late or not held or not graph.adopt_referrers(held):
             return found
@@ -246,8 +267,7 @@ def _find_elsewhere(graph: Graph, root_refs: dict[int, int], *, budget_s: float)
 def _find_holders(graph: Graph, held: Iterable[int], known: Iterable[Root]) -> list[Root]:
     """The modules that hold what is held elsewhere, as far as it is worth a search each."""
     met = {root.place for root in known}
-    kinds = (Kind.NODE, Kind.STORAGE)
-    places = [place for place in held if place not in met and graph.kinds[place] not in kinds]
+    places = [place for place in held if place not in met and graph.kinds[place] not in _UNTOLD]
     found: list[Root] = []
     for place in places[:_MOST_HOLDERS]:
         word = find_holder(graph, place)

@@ -18,13 +18,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
+from gpumemwidget.libraries import is_library
 from gpumemwidget.owners.attributes import read_locals
 from gpumemwidget.owners.collector import list_referrers
 from gpumemwidget.owners.kinds import Kind, is_a, is_running, name_class, read_namespace
 from gpumemwidget.owners.paths import Root
 from gpumemwidget.owners.walk import Graph
 
-__all__ = ["enter_surroundings", "find_holder"]
+__all__ = ["enter_running", "enter_surroundings", "find_holder"]
 
 #: A search through the references of the whole process is linear in this too.
 _MOST_TARGETS = 16
@@ -40,20 +41,29 @@ _MACHINERY = re.compile(
 )
 
 
-def enter_surroundings(graph: Graph, outside: Iterable[object], *, budget_s: float) -> list[Root]:
+def enter_running(graph: Graph) -> list[Root]:
+    """Enter and walk what running functions and the context hold; the roots that were entered."""
+    roots = [*_enter_threads(graph), *_enter_context(graph)]
+    graph.walk()
+    return roots
+
+
+def enter_surroundings(
+    graph: Graph, outside: Iterable[object], *, budget_s: float, most_climbs: int = _MOST_CLIMBS
+) -> list[Root]:
     """Enter and walk what holds the tensors that the graph has not met.
 
     Args:
-        graph: the walk from all rows; it is extended.
+        graph: the walk from all rows and running functions; it is extended.
         outside: the tensors that it has not met, among other things (``counts.list_outside``).
         budget_s: seconds after which no other holder is looked for.
+        most_climbs: for so many tensors it is looked for a holder.
 
     Returns:
         The roots that were entered; what was found without a root has the kind ``nowhere``.
     """
     deadline = time.perf_counter() + budget_s
-    roots = [*_enter_threads(graph), *_enter_context(graph)]
-    graph.walk()
+    roots: list[Root] = []
     unmet, sizes = _list_unmet(graph, outside)
     n_climbs = 0
     while unmet:
@@ -61,7 +71,7 @@ def enter_surroundings(graph: Graph, outside: Iterable[object], *, budget_s: flo
             chain, word = [unmet[-1]], None
             # Two lists and the call itself hold it: where that is all, there is nothing to find.
             is_held = sys.getrefcount(unmet[-1]) > _OWN_REFS
-            if is_held and sizes[-1] >= _LEAST_BYTES and n_climbs < _MOST_CLIMBS:
+            if is_held and sizes[-1] >= _LEAST_BYTES and n_climbs < most_climbs:
                 n_climbs += 1
                 chain, word = _climb(graph, unmet, outside)
             root = _enter_first(graph, chain, word)
@@ -86,23 +96,30 @@ def find_holder(graph: Graph, place: int) -> str | None:
 
 
 def _enter_threads(graph: Graph) -> list[Root]:
-    """Enter the variables of the functions that are running now, on any thread."""
+    """Enter the variables of the functions that are running now, on any thread.
+
+    The user's own functions come first: what they pass on has a name of theirs.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    own = threading.get_ident()
+    # While autograd's own thread asks, the user's functions stand on the main one.
+    own = {threading.get_ident(), threading.main_thread().ident}
     roots: list[Root] = []
+    top: FrameType | None = None
     frame: FrameType | None = None
     tops = list(sys._current_frames().items())  # noqa: SLF001 - the one way to see them
     try:
-        while tops:
-            ident, frame = tops.pop()
-            word = "running" if ident == own else f"thread {names.get(ident, ident)}"
-            while frame is not None:
-                roots.extend(_enter_variables(graph, frame, word))
-                frame = frame.f_back
+        for of_library in (False, True):
+            for ident, top in tops:
+                frame = top
+                word = "running" if ident in own else f"thread {names.get(ident, ident)}"
+                while frame is not None:
+                    if is_library(frame.f_code.co_filename) is of_library:
+                        roots.extend(_enter_variables(graph, frame, word))
+                    frame = frame.f_back
     finally:
         # A frame that holds itself lives on until the next collection, with all its callers.
         tops.clear()
-        del frame
+        top = frame = None
     return roots
 
 

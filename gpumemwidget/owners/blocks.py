@@ -112,6 +112,11 @@ class BlockMap:
         """Bytes of the device's blocks in use: what the allocator says is allocated."""
         return sum(block.n_bytes for _, block in self._blocks.get(device, ()))
 
+    def list_kinds(self, device: str) -> Iterator[tuple[Block, MemoryKind]]:
+        """The device's blocks in use, and what each is where no storage claims it."""
+        for segment, block in self._blocks.get(device, ()):
+            yield block, self._describe(device, segment, block, {})[0]
+
     def describe_unclaimed(
         self,
         claimed: Collection[tuple[str, int]],

@@ -20,11 +20,13 @@ from gpumemwidget.owners.base import Shell
 from gpumemwidget.owners.kinds import Kind, is_one_of, read_type_dict
 from gpumemwidget.owners.storages import find_torch
 
-__all__ = ["find_capture", "find_user"]
+__all__ = ["find_capture", "find_user", "has_backward_beside"]
 
 #: Nodes of a running backward that are looked at.
 _MOST_NODES = 10_000
 _UNCHANGED = "nothing was changed"
+#: Python's side of a running backward.
+_BACKWARD = "_engine_run_backward"
 
 
 def find_capture() -> str | None:
@@ -100,6 +102,43 @@ def find_user(shell: Shell, account: Account, names: Sequence[str]) -> str | Non
         del frame, tops
 
 
+def has_backward_beside(n_devices: int) -> bool:
+    """Whether a backward may be running beside this thread, and changing its graph meanwhile.
+
+    Autograd has a thread for each device, which needs no interpreter: what a node has saved may go
+    while it is being read. The one backward on one device stands still while its own thread asks,
+    or the thread that called it.
+
+    Args:
+        n_devices: how many devices other than the host are in use.
+    """
+    own = threading.get_ident()
+    # Autograd's threads are no threads of Python's; a dummy stands for one that asked for itself.
+    idents = {
+        each.ident
+        for each in threading.enumerate()
+        if not isinstance(each, threading._DummyThread)  # noqa: SLF001 - has no public name
+    }
+    callers: list[int] = []
+    frame: FrameType | None = None
+    tops = list(sys._current_frames().items())  # noqa: SLF001 - the one way to see them
+    try:
+        while tops:
+            ident, frame = tops.pop()
+            while frame is not None:
+                if frame.f_code.co_name == _BACKWARD and ident in idents:
+                    callers.append(ident)
+                    break
+                frame = frame.f_back
+    finally:
+        # A frame that is kept keeps all that its callers have.
+        del frame, tops
+    if not callers:
+        return False
+    is_ours = own in callers or own not in idents
+    return len(callers) > 1 or n_devices > 1 or not is_ours
+
+
 def _list_chosen(account: Account, marks: Sequence[int]) -> dict[int, str]:
     """What a thread may have of these rows, by id, and what to call it."""
     graph = account.graph
@@ -139,7 +178,7 @@ def _find_use(
     for variable, value in variables.items():
         if id(value) in chosen:
             return f"has {chosen[id(value)]} in {variable}"
-    if code.co_name == "_engine_run_backward":
+    if code.co_name == _BACKWARD:
         for each in _list_leaves(account, variables.get("t_outputs")):
             if id(each) in chosen:
                 return f"runs a backward to {chosen[id(each)]}"

@@ -9,31 +9,41 @@ tensor's is one line.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import forgets_frames
 from gpumemwidget.owners.account import ELSEWHERE, Account, take_account
 from gpumemwidget.owners.base import Shell
 from gpumemwidget.owners.blocks import BlockMap, name_pools
+from gpumemwidget.owners.busy import has_backward_beside
+from gpumemwidget.owners.claims import PINNED, group_storages, list_claims
 from gpumemwidget.owners.collector import paused_collector
 from gpumemwidget.owners.holdings import describe_rows
 from gpumemwidget.owners.lines import format_allocation
 from gpumemwidget.owners.paths import Paths
 from gpumemwidget.owners.purposes import Purposes
-from gpumemwidget.records import HOST, DeviceAccount, MemoryAccount, Owned, Reading
+from gpumemwidget.records import (
+    HOST,
+    DeviceAccount,
+    MemoryAccount,
+    MemoryKind,
+    Owned,
+    Reading,
+)
+from gpumemwidget.traces import BlockNames
 from gpumemwidget.units import format_bytes
 
-__all__ = ["take_memory_account"]
+__all__ = ["name_blocks", "take_memory_account", "take_running_account"]
 
 #: The full account is asked for, and may look at all there is.
 FULL_BUDGET_S = 10.0
 
 _RUBBISH = "rubbish in a cycle (gc.collect() frees it)"
 _NO_NAME = "no name (held where Python can't see)"
-#: Stands for the device of host memory that is not malloc's.
-_PINNED = "pinned"
+#: Where nobody has looked for another holder.
+_NO_NAME_OF_YOURS = "no name of the notebook's"
 _OTHER = "Python's own objects and libraries"
 
 
@@ -55,82 +65,143 @@ def take_memory_account(
         Lines that add up to what each allocator says is allocated.
     """
     with paused_collector():
-        return _take(shell, hardware, budget_s)
+        started_s = time.perf_counter()
+        account = take_account(shell, budget_s=budget_s, scope="surroundings")
+        devices, notes = _close(account, shell, hardware)
+        return MemoryAccount(
+            devices=devices,
+            holdings=() if account is None else describe_rows(account),
+            is_complete=account is None or account.graph.is_complete,
+            duration_s=time.perf_counter() - started_s,
+            notes=notes,
+        )
 
 
-def _take(shell: Shell, hardware: Hardware, budget_s: float) -> MemoryAccount:
-    started_s = time.perf_counter()
-    account = take_account(shell, budget_s=budget_s, scope="surroundings")
+@forgets_frames
+def take_running_account(
+    shell: Shell, hardware: Hardware, device: str, *, budget_s: float
+) -> MemoryAccount:
+    """Who owns what is allocated on one device, told within a moment, while a cell is running.
+
+    For the moment of an OOM: on whatever thread, deep in the user's code, before its functions are
+    unwound. Their variables are named as names are (``running: train() line 7: batch``). Nothing
+    is allocated on a device, and nothing is collected. What neither a name nor a running function
+    leads to is told by its kind alone; so is what a graph holds whose backward runs beside this.
+
+    Args:
+        shell: the running IPython.
+        hardware: the allocators' figures and blocks.
+        device: whose memory is told.
+        budget_s: seconds for all of it; half of them for the walk. What was not met by then has no
+            name, and what was not described is told by its row: the biggest come first.
+
+    Returns:
+        Lines of that device that add up to what its allocator says is allocated, and no holdings.
+    """
+    with paused_collector():
+        started_s = time.perf_counter()
+        n_devices = sum(each.device != HOST for each in hardware.read())
+        account = take_account(
+            shell,
+            budget_s=budget_s / 2,
+            scope="running",
+            reads_graphs=not has_backward_beside(n_devices),
+        )
+        brief = _Brief(device, started_s + budget_s)
+        devices, notes = _close(account, shell, hardware, brief)
+        return MemoryAccount(
+            devices=devices,
+            holdings=(),
+            is_complete=account is None or account.graph.is_complete,
+            duration_s=time.perf_counter() - started_s,
+            notes=notes,
+        )
+
+
+@forgets_frames
+def name_blocks(shell: Shell, hardware: Hardware, *, budget_s: float) -> dict[str, BlockNames]:
+    """What each allocated block is for, and the path that a person would type for it.
+
+    Args:
+        shell: the running IPython.
+        hardware: the allocators' blocks.
+        budget_s: seconds after which the walk stops; what was not met by then has no name.
+
+    Returns:
+        For each device whose allocator tells its blocks, by their addresses; the path is ``""``
+        where no name leads to what is in the block.
+    """
+    with paused_collector():
+        account = take_account(shell, budget_s=budget_s, scope="surroundings")
+        blocks = BlockMap(hardware.read_segments())
+        names: dict[str, dict[int, tuple[MemoryKind, str]]] = {
+            device: {block.address: (kind, "") for block, kind in blocks.list_kinds(device)}
+            for device in blocks.devices
+        }
+        if account is not None:
+            paths = account.find_paths()
+            purposes = Purposes(account.graph, paths)
+            for place, block, _ in list_claims(account, paths, blocks, group_storages(account), {}):
+                if block is not None:
+                    root = paths.find_root(place)
+                    is_named = root is not None and root.kind != "nowhere"
+                    path = "".join(paths.list_steps(place)) if is_named else ""
+                    device = account.graph.storages[place].device
+                    names[device][block.address] = (purposes.find(place), path)
+        return dict(names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Brief:
+    """Of an account only what one device's biggest lines are."""
+
+    device: str
+    #: On ``time.perf_counter``: from then on lines are told by their rows.
+    deadline_s: float
+
+
+def _close(
+    account: Account | None, shell: Shell, hardware: Hardware, brief: _Brief | None = None
+) -> tuple[tuple[DeviceAccount, ...], tuple[str, ...]]:
+    """The lines of each device, and sentences on what is not among them."""
     segments = hardware.read_segments()
     readings = hardware.read()
+    if brief is not None:
+        segments = tuple(each for each in segments if each.device == brief.device)
+        readings = tuple(each for each in readings if each.device == brief.device)
     cells = shell.read_cell_numbers()
     blocks = BlockMap(segments, cells=cells)
     pools: dict[tuple[int, int], str] = {}
     owned: list[Owned] = []
     claimed: set[tuple[str, int]] = set()
-    notes: list[str] = []
+    outside: dict[str, int] = {}
     if account is not None:
-        n_outside = _list_storages(account, blocks, owned, claimed, cells)
+        paths = account.find_paths()
+        purposes = Purposes(account.graph, paths)
+        groups = group_storages(account, None if brief is None else brief.device)
+        for place, block, n_bytes in list_claims(account, paths, blocks, groups, outside):
+            is_late = brief is not None and time.perf_counter() > brief.deadline_s
+            line = _describe(account, paths, purposes, place, n_bytes, by_row=is_late)
+            if brief is not None and line.steps[0] == _NO_NAME:
+                line = replace(line, steps=(_NO_NAME_OF_YOURS, *line.steps[1:]))
+            if block is not None:
+                claimed.add((line.device, block.address))
+                if block.frames:
+                    line = replace(line, allocated_at=format_allocation(block.frames, cells))
+            owned.append(line)
         pools = name_pools(
             (row.name, account.graph.objects[place])
             for row in account.rows.values()
             for place in row.places
         )
-        notes.extend(_describe_outside(*each) for each in n_outside.items() if each[1])
+    notes = [_describe_outside(*each) for each in outside.items() if each[1]]
     owned.extend(blocks.describe_unclaimed(claimed, pools))
-    devices = [_close_account(reading, owned, notes) for reading in readings]
-    return MemoryAccount(
-        devices=tuple(devices),
-        holdings=() if account is None else describe_rows(account),
-        is_complete=account is None or account.graph.is_complete,
-        duration_s=time.perf_counter() - started_s,
-        notes=tuple(notes),
-    )
-
-
-def _list_storages(
-    account: Account,
-    blocks: BlockMap,
-    owned: list[Owned],
-    claimed: set[tuple[str, int]],
-    cells: Mapping[str, int],
-) -> dict[str, int]:
-    """A line for each storage; what lies in no block of torch's, in bytes for each device."""
-    graph = account.graph
-    paths = account.find_paths()
-    purposes = Purposes(graph, paths)
-    outside: dict[str, int] = {}
-    for places in _group_by_memory(account):
-        place = places[0] if len(places) == 1 else min(places, key=paths.rank)
-        info = graph.storages[place]
-        n_bytes = info.freed_bytes
-        line = None
-        # Without a snapshot sizes are rounded as the allocator rounds them, which is nearly right.
-        if info.device in blocks.devices:
-            block = blocks.find(info.device, info.address)
-            if block is None:
-                if blocks.is_reserved(info.device, info.address):
-                    continue  # Freed under its tensor.
-                outside[info.device] = outside.get(info.device, 0) + info.n_bytes
-                continue
-            key = (info.device, block.address)
-            is_named = (root := paths.find_root(place)) is not None and root.kind != "nowhere"
-            if key in claimed or (not is_named and blocks.name_state(info.device, block)):
-                continue
-            claimed.add(key)
-            n_bytes = block.n_bytes
-            line = format_allocation(block.frames, cells)
-        elif info.device == HOST and (info.is_borrowed or info.is_pinned):
-            # NumPy's or a file's, or pinned: malloc may not even know of it.
-            outside[_PINNED] = outside.get(_PINNED, 0) + (info.n_bytes if info.is_pinned else 0)
-            continue
-        described = _describe(account, paths, purposes, place, n_bytes)
-        owned.append(described if line is None else replace(described, allocated_at=line))
-    return outside
+    devices = [_close_device(reading, owned, notes) for reading in readings]
+    return tuple(devices), tuple(notes)
 
 
 def _describe_outside(device: str, n_bytes: int) -> str:
-    if device == _PINNED:
+    if device == PINNED:
         return (
             f"{format_bytes(n_bytes)} of tensors are pinned: torch's own allocator for these has "
             "them, and malloc's figure leaves them out"
@@ -141,21 +212,19 @@ def _describe_outside(device: str, n_bytes: int) -> str:
     )
 
 
-def _group_by_memory(account: Account) -> Iterable[list[int]]:
-    """The storages, those over the same memory together (DLPack makes a second one)."""
-    groups: dict[tuple[str, int], list[int]] = {}
-    for place, info in account.graph.storages.items():
-        groups.setdefault((info.device, info.address), []).append(place)
-    return groups.values()
-
-
 def _describe(
-    account: Account, paths: Paths, purposes: Purposes, place: int, n_bytes: int
+    account: Account,
+    paths: Paths,
+    purposes: Purposes,
+    place: int,
+    n_bytes: int,
+    *,
+    by_row: bool = False,
 ) -> Owned:
     marks = account.marks[place]
-    steps = paths.list_steps(place)
     root = paths.find_root(place)
     kind = "nowhere" if root is None else root.kind
+    steps = (root.word,) if root is not None and by_row else paths.list_steps(place)
     rows = account.name_holders(marks)
     if root is not None and root.word in rows and rows[0] != root.word:
         rows = (root.word, *(row for row in rows if row != root.word))
@@ -172,7 +241,7 @@ def _describe(
     )
 
 
-def _close_account(reading: Reading, owned: Iterable[Owned], notes: list[str]) -> DeviceAccount:
+def _close_device(reading: Reading, owned: Iterable[Owned], notes: list[str]) -> DeviceAccount:
     """The lines of one device, and one for what is left, so that they add up."""
     lines = [each for each in owned if each.device == reading.device]
     allocated = reading.allocated_bytes

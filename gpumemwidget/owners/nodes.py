@@ -49,9 +49,17 @@ class NodeAllowance:
         self._living: set[int] | None = None
         #: Whether a node was refused.
         self.is_spent = False
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Allow no node at all: their graphs may change while they are read."""
+        self._is_closed = True
 
     def may_read(self, node: object) -> bool:
         """Whether a node's neighbours may be asked for."""
+        if self._is_closed:
+            self.is_spent = True
+            return False
         if not self._is_needed or (self._living is None and len(_seen.made) < MOST_NODES):
             return True
         if self._living is None:
