@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from gpumemwidget.traces import CallMark
@@ -17,11 +18,11 @@ class RunningModules:
     """
 
     def __init__(self, marks: Iterable[CallMark]) -> None:
+        # Of those that begin in the same microsecond the one that ends last is around the others.
         self._coming = sorted(
             (each for each in marks if each.kind == "module"),
-            key=lambda each: each.start_us,
-            reverse=True,
-        )
+            key=lambda each: (each.start_us, -math.inf if each.end_us is None else -each.end_us),
+        )[::-1]
         self._threads: dict[int, list[CallMark]] = {}
         self._found: dict[int, tuple[str, ...]] = {}
         self._time_us = 0

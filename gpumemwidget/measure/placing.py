@@ -160,8 +160,8 @@ class _Placer:
     def _note(self) -> tuple[str, ...]:
         events = self.played.events
         notes = [
-            f"{format_bytes(n_bytes)} that autograd's threads allocated, which have no stack of the "
-            f"cell, are placed at {_AUTOGRAD_NOTES[how]}."
+            f"{format_bytes(n_bytes)} of autograd's threads, which show no line of the cell, are "
+            f"placed at {_AUTOGRAD_NOTES[how]}."
             for how, n_bytes in sorted(self.inferred.items())
         ]
         if ALLOC in events.actions and not any(events.stack_table):

@@ -59,7 +59,7 @@ def replay(trace: AllocatorTrace) -> Replay:
         trace: one device's events and what stood at both ends.
     """
     forward = _play(trace) if trace.is_whole else None
-    if forward is not None and forward.agrees:
+    if forward is not None and forward.agrees and not forward.n_odd:
         return forward
     played, n_dropped = rewind(trace)
     if len(played.events) or not len(trace.events) or forward is None:
