@@ -1,0 +1,207 @@
+"""What it takes to be told of the lines that run: of one file's code, on one thread.
+
+From Python 3.12 on ``sys.monitoring`` tells (``linemonitoring.py``), before it ``sys.settrace``
+(``linetracing.py``). What both do alike is here: to know the file, to find the line that runs, to
+keep what goes wrong in our own code from the cell, and to pause where reading is too dear.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextvars
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from threading import get_ident
+from types import FrameType
+
+from gpumemwidget.measure.forks import survive_fork
+from gpumemwidget.measure.linereader import N_LINES, LineReader
+
+__all__ = ["IsEntry", "LineHooks", "Pauses"]
+
+_PACKAGE = str(Path(__file__).parent.parent)
+
+#: Whether a frame that begins is that of the code to read.
+IsEntry = Callable[[FrameType], bool]
+
+
+class LineHooks(ABC):
+    """Tells a reader of lines.
+
+    Args:
+        reader: is told.
+        on_interrupt: called for a Ctrl-C that landed in our own code: it sends another.
+    """
+
+    #: What telling the reader of a line costs beside the reading itself, by estimate.
+    call_ns: int
+
+    def __init__(self, reader: LineReader, on_interrupt: Callable[[], None]) -> None:
+        self._reader = reader
+        reader.call_ns = self.call_ns
+        self._on_interrupt = on_interrupt
+        self._thread = get_ident()
+        self._filename: str | None = None
+        self._is_entry: IsEntry | None = None
+        self._pauses = Pauses(reader, self._resume, self._note_failure)
+        self._is_on = False
+        #: What our own code failed with; nothing was read from then on.
+        self.failure: Exception | None = None
+        #: Whether the file's code was seen to run on other threads too.
+        self.saw_threads = False
+        survive_fork(self)
+
+    @property
+    def filename(self) -> str | None:
+        """The file that is read, once it is known."""
+        return self._filename
+
+    def start_at(self, is_entry: IsEntry) -> str | None:
+        """Read the file of the first code for which ``is_entry`` holds, from its beginning on.
+
+        Returns:
+            Why that can't be done, in one line; ``None`` where it is.
+        """
+        self._is_entry = is_entry
+        return self._start(None)
+
+    def start_in(self, frame: FrameType) -> str | None:
+        """Read the file of a frame that is running; see ``start_at``."""
+        self._filename = frame.f_code.co_filename
+        return self._start(frame)
+
+    def stop(self) -> None:
+        """Put everything back. May be called twice."""
+        if self._is_on:
+            self._is_on = False
+            self._pauses.stop()
+            self._leave()
+
+    def reset_after_fork(self) -> None:
+        """A forked child is not read."""
+        self._pauses.forget()
+        if self._is_on:
+            self._is_on = False
+            self._leave()
+
+    @property
+    def was_displaced(self) -> bool:
+        """Whether somebody else has taken our place since."""
+        return False
+
+    @abstractmethod
+    def _start(self, frame: FrameType | None) -> str | None: ...
+
+    @abstractmethod
+    def _leave(self) -> None: ...
+
+    @abstractmethod
+    def _resume(self) -> None:
+        """Read every line again; on a thread of its own."""
+
+    def _advance(self, line: int) -> bool:
+        return self._reader.advance(line if line < N_LINES else 0)
+
+    def _find_line(self, frame: FrameType | None) -> int:
+        """The innermost line of the file, from ``frame`` outwards; 0 if there is none."""
+        while frame is not None:
+            if frame.f_code.co_filename == self._filename:
+                return frame.f_lineno or 0
+            frame = frame.f_back
+        return 0
+
+    def _is_ours(self, frame: FrameType) -> bool:
+        """Whether a frame that begins is of the file."""
+        if self._filename is None and self._is_entry is not None and self._is_entry(frame):
+            self._filename = frame.f_code.co_filename
+        return frame.f_code.co_filename == self._filename
+
+    def _survive(self, exc: BaseException) -> bool:
+        """Keep what was raised in our own code from the cell's; ``False`` if it is the cell's."""
+        if isinstance(exc, RecursionError):
+            return True  # The cell is about to meet it itself.
+        if isinstance(exc, KeyboardInterrupt):
+            self._on_interrupt()
+            return True
+        traceback = exc.__traceback__
+        while traceback is not None and traceback.tb_next is not None:
+            traceback = traceback.tb_next
+        if traceback is not None and not traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            return False  # From a handler of signals, which is the user's.
+        if isinstance(exc, Exception):
+            self._note_failure(exc)
+        self.stop()
+        return True
+
+    def _note_failure(self, exc: Exception) -> None:
+        # Its frames hold the cell's.
+        self.failure = exc.with_traceback(None)
+
+
+class Pauses:
+    """The thread that ends each pause in reading, made at the first one.
+
+    Args:
+        reader: knows for how long to wait.
+        resume: reads again.
+        on_error: told what it raised; there are no pauses' ends after that.
+    """
+
+    def __init__(
+        self,
+        reader: LineReader,
+        resume: Callable[[], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self._reader = reader
+        self._resume = resume
+        self._on_error = on_error
+        self._thread: threading.Thread | None = None
+        # Plain locks, which take no memory while they are waited for.
+        self._asked, self._stopped = _thread.allocate_lock(), _thread.allocate_lock()
+        self._is_asked = False
+
+    def ask(self) -> None:
+        """Begin a pause; nothing if there is one. On the thread that is read."""
+        if self._is_asked:
+            return
+        if self._thread is None:
+            self._reader.exclude(self._start)
+        self._is_asked = True
+        self._asked.release()
+
+    def stop(self) -> None:
+        """End the thread. May be called twice."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._stopped.release()
+            if self._asked.locked():  # Else it is about to be taken, and the other one after it.
+                self._asked.release()
+            thread.join()
+
+    def forget(self) -> None:
+        """In a forked child there is no thread."""
+        self._thread = None
+
+    def _start(self) -> None:
+        self._asked.acquire()
+        self._stopped.acquire()
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(
+            target=context.run, args=(self._run,), name="gpumemwidget-lines", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._asked.acquire()
+            if self._stopped.acquire(timeout=self._reader.wait_s()):
+                return
+            self._is_asked = False
+            try:
+                self._resume()
+            except Exception as exc:  # noqa: BLE001 - told with what was read
+                self._on_error(exc)
+                return

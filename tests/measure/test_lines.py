@@ -1,0 +1,591 @@
+"""The host's lines: each byte belongs to the innermost line of the cell that ran."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import pytest
+
+from gpumemwidget.backends.malloc import find_malloc
+from gpumemwidget.measure.linereader import LineReader, LineReadings
+from gpumemwidget.measure.lines import RESOLUTION_BYTES, LineWatch, describe_lines
+from gpumemwidget.measure.linesums import LineSums
+from gpumemwidget.measure.sources import Source
+from gpumemwidget.traces import DeviceTrace, LineUse
+
+MIB = 1 << 20
+FILENAME = "<cell-7>"
+_HAS_MONITORING = sys.version_info >= (3, 12)
+
+
+class Heap:
+    """A malloc whose count moves only when a cell says so."""
+
+    def __init__(self, in_use_bytes: int = 100 * MIB) -> None:
+        self.in_use_bytes = in_use_bytes
+
+    def read(self) -> int:
+        return self.in_use_bytes
+
+    def take(self, n_mib: float) -> None:
+        self.in_use_bytes += int(n_mib * MIB)
+
+    def give(self, n_mib: float) -> None:
+        self.in_use_bytes -= int(n_mib * MIB)
+
+
+class Ran:
+    """A cell that was read, and what became of it."""
+
+    def __init__(self, source: str, readings: LineReadings, error: BaseException | None) -> None:
+        self.readings = readings
+        self.error = error
+        self.trace: DeviceTrace = describe_lines(
+            readings, Source("In[7]", FILENAME, "cell", source)
+        )
+
+    @property
+    def uses(self) -> dict[int, LineUse]:
+        [unit] = self.trace.units
+        return {line.line: line.use for line in unit.lines if line.use is not None}
+
+    @property
+    def nets(self) -> dict[int, float]:
+        return {line: use.net_bytes / MIB for line, use in self.uses.items()}
+
+    @property
+    def added(self) -> dict[int, float]:
+        return {line: use.allocated_bytes / MIB for line, use in self.uses.items()}
+
+
+def run(
+    source: str,
+    heap: Heap | None = None,
+    *,
+    read: Callable[[], int] | None = None,
+    names: dict[str, Any] | None = None,
+    execute: Callable[[CodeType, dict[str, Any]], object] = exec,
+) -> Ran:
+    """Read a cell while it runs, and check that what is told of it adds up."""
+    heap = Heap() if heap is None else heap
+    namespace = {"heap": heap, "take": heap.take, "give": heap.give, **(names or {})}
+    watch = LineWatch(read or heap.read, on_interrupt=lambda: None)
+    code = compile(source, FILENAME, "exec")
+    error = None
+
+    refusal = watch.start_at(lambda frame: frame.f_code is code)
+    try:
+        execute(code, namespace)
+    except BaseException as exc:  # noqa: BLE001 - told to the test
+        error = exc
+    finally:
+        readings = watch.stop()
+
+    assert refusal is None
+    ran = Ran(source, readings, error)
+    check_sums(ran.trace)
+    return ran
+
+
+def check_sums(trace: DeviceTrace) -> None:
+    """What is said adds up: at each moment, at the peak and at the end."""
+    assert trace.timeline is not None
+    in_use = trace.timeline.allocated_bytes
+    for place, n_bytes in enumerate(in_use):
+        held = [layer.held_bytes[place] for layer in trace.timeline.layers]
+        assert sum(held) == n_bytes
+        assert min(held) >= 0
+    uses = [line.use for unit in trace.units for line in unit.lines if line.use is not None]
+    everything = [trace.before, trace.unplaced, *uses]
+    assert sum(use.net_bytes for use in everything) == trace.allocated.after_bytes
+    assert sum(use.at_peak_bytes for use in everything) == trace.allocated.peak_bytes
+    assert trace.allocated.peak_bytes == max(in_use)
+    assert sum(part.n_bytes for part in trace.peak) == in_use[trace.timeline.peak] == max(in_use)
+    assert list(trace.timeline.times_s) == sorted(trace.timeline.times_s)
+
+
+# -- To which line a byte belongs ------------------------------------------------------------------
+
+
+def test_each_line_has_what_it_added() -> None:
+    """What came between a line's start and the next one's is its own."""
+    ran = run("take(1)\nx = 1\ntake(2); take(3)\n")
+
+    assert ran.added == {1: 1, 3: 5}
+    assert ran.trace.allocated.change_bytes == 6 * MIB
+
+
+def test_lines_in_loops_add_up() -> None:
+    """A line that runs often has the sum, and its highest point over all turns."""
+    ran = run("for i in range(10):\n    take(2)\n    give(1)\n")
+
+    assert ran.added == {2: 20, 3: 0}
+    assert ran.nets == {2: 20, 3: -10}
+    assert ran.uses[2].n_allocs == 10
+    assert ran.uses[2].highest_bytes == 11 * MIB
+
+
+def test_the_innermost_line_of_the_cell_has_it() -> None:
+    """A call of a function of the cell's counts for the function's lines, the rest for the call."""
+    ran = run("def f(n):\n    take(n)\n    return n\ntake(1); f(5); take(2)\ntake(f(3))\n")
+
+    assert ran.added == {2: 8, 4: 3, 5: 3}
+
+
+def test_a_function_called_through_a_library_has_its_own() -> None:
+    """What a library calls back into the cell belongs to the cell's function."""
+    ran = run("def f(n):\n    take(n)\n    return n\nx = sorted([3, 1, 2], key=f); take(10)\n")
+
+    assert ran.added == {2: 6, 4: 10}
+
+
+def test_generators_go_to_and_fro() -> None:
+    """Between a yield and the next turn it is the caller's line that runs."""
+    ran = run(
+        "def g():\n    for n in (1, 2):\n        take(n); yield n; take(10 * n)\n"
+        "for n in g():\n    take(100)\n"
+    )
+
+    assert ran.added == {3: 33, 5: 200}
+
+
+def test_comprehensions_and_lambdas_are_of_their_line() -> None:
+    """They are functions of their own to Python, and none to a person."""
+    ran = run("[take(1) for _ in range(3)]\nf = lambda: take(5)\nf()\nsum(1 for _ in [take(2)])\n")
+
+    assert ran.added == {1: 3, 2: 5, 4: 2}
+
+
+def test_recursion_adds_up() -> None:
+    """All depths of a function are the same lines."""
+    ran = run("def f(n):\n    take(1)\n    if n:\n        f(n - 1); take(10)\nf(4)\n")
+
+    assert ran.added == {2: 5, 4: 40}
+
+
+def test_methods_and_classes_of_the_cell_are_read() -> None:
+    """A class's body and its methods are the cell's code."""
+    ran = run("class A:\n    take(1)\n    def f(self):\n        take(2)\nA().f()\n")
+
+    assert ran.added == {2: 1, 4: 2}
+
+
+def test_what_is_executed_belongs_to_the_line_that_does_it() -> None:
+    """``exec`` and ``eval`` run code of no file."""
+    ran = run("exec('take(1)\\ntake(2)')\neval('take(4)')\n")
+
+    assert ran.added == {1: 3, 2: 4}
+
+
+def test_an_exception_leaves_the_function_s_lines() -> None:
+    """After it has left a function, the line runs that called it."""
+    ran = run(
+        "def f():\n    take(1)\n    raise ValueError\n"
+        "import contextlib\n"
+        "with contextlib.suppress(ValueError):\n    f()\n"
+        "def g(call):\n    try:\n        call()\n    except ValueError:\n        take(4)\n"
+        "g(f); take(8)\n"
+    )
+
+    assert ran.added == {2: 2, 11: 4, 12: 8}
+
+
+def test_what_a_library_does_after_an_exception_is_the_caller_s() -> None:
+    """A library that catches what the cell's function raises runs for the cell's calling line."""
+    library = compile(
+        "def call(f):\n    try:\n        f()\n    except ValueError:\n        take(7)\n",
+        "/usr/lib/library.py",
+        "exec",
+    )
+    heap = Heap()
+    names: dict[str, Any] = {"take": heap.take}
+    exec(library, names)
+
+    ran = run("def f():\n    take(1)\n    raise ValueError\ncall(f)\n", heap, names=names)
+
+    assert ran.added == {2: 1, 4: 7}
+
+
+def test_an_error_that_ends_the_cell_is_the_cell_s_own() -> None:
+    """Its traceback has the cell's frames alone, and the lines until then are told."""
+    ran = run("take(1)\ndef f():\n    take(2)\n    1 / 0\nf()\ntake(4)\n")
+
+    assert isinstance(ran.error, ZeroDivisionError)
+    files = []
+    traceback = ran.error.__traceback__
+    while traceback is not None:
+        files.append(traceback.tb_frame.f_code.co_filename)
+        traceback = traceback.tb_next
+    assert files == [__file__, FILENAME, FILENAME]
+    assert ran.added == {1: 1, 3: 2}
+
+
+def test_tasks_of_an_async_cell_are_each_their_own_lines() -> None:
+    """While one task awaits, the lines of the others run; the loop itself has no line."""
+    source = (
+        "import asyncio\n"
+        "async def work(n):\n    take(n)\n    await asyncio.sleep(0)\n    take(10 * n)\n"
+        "async def main():\n    await asyncio.gather(work(1), work(2))\n    take(100)\n"
+    )
+
+    def execute(code: CodeType, namespace: dict[str, Any]) -> None:
+        exec(code, namespace)
+        asyncio.run(namespace["main"]())
+
+    ran = run(source, execute=execute)
+
+    assert ran.added == {3: 3, 5: 30, 8: 100}
+
+
+def test_other_threads_are_not_read() -> None:
+    """Their lines have nothing; what they take counts for the line that runs meanwhile."""
+    ran = run(
+        "import threading\ndef f():\n    take(1)\n"
+        "t = threading.Thread(target=f)\nt.start()\nt.join()\ntake(2)\n"
+    )
+
+    assert ran.added.get(3) is None
+    assert sum(ran.added.values()) == 3
+    assert ran.added[7] == 2
+    if _HAS_MONITORING:
+        assert any("threads" in note for note in ran.trace.notes)
+
+
+# -- What was given back ---------------------------------------------------------------------------
+
+
+def test_a_fall_is_taken_from_the_line_that_rose_as_much() -> None:
+    """So the peak is made of what was still there."""
+    ran = run("take(5)\ntake(3)\ngive(5)\ntake(4)\n")
+
+    assert ran.nets == {1: 5, 2: 3, 3: -5, 4: 4}
+    assert ran.trace.allocated.peak_bytes == 108 * MIB
+    ran = run("take(5)\ntake(3)\ngive(5)\ntake(40)\n")
+    assert {line: use.at_peak_bytes / MIB for line, use in ran.uses.items()} == {
+        1: 0,
+        2: 3,
+        3: 0,
+        4: 40,
+    }
+
+
+def test_what_stood_before_goes_where_the_cell_holds_less() -> None:
+    """A cell that frees an earlier one's memory doesn't free its own."""
+    ran = run("take(5)\ngive(60)\ntake(100)\n")
+
+    assert ran.uses[1].at_peak_bytes == 5 * MIB
+    assert ran.trace.before.at_peak_bytes == 40 * MIB
+    assert ran.nets == {1: 5, 2: -60, 3: 100}
+
+
+def test_a_line_gives_back_its_own_first() -> None:
+    """Where no rise was as big, it is the line's own that goes."""
+    ran = run("for n in (4, -1):\n    take(n)\ntake(50)\n")
+
+    assert ran.uses[2].at_peak_bytes == 3 * MIB
+
+
+# -- Real memory -----------------------------------------------------------------------------------
+
+
+def test_a_cell_that_allocates_nothing_shows_nothing() -> None:
+    """Our own bookkeeping is not in the figures: no line moved by the resolution."""
+    malloc = find_malloc()
+    assert malloc is not None
+    source = (
+        "x = 0\nfor i in range(3000):\n    x = i\n"
+        "def f():\n    return 1\nfor i in range(500):\n    f()\n"
+    )
+
+    ran = run(source, read=malloc.read_in_use)
+
+    assert ran.uses == {}
+    assert abs(ran.trace.unplaced.net_bytes) < RESOLUTION_BYTES
+
+
+def test_real_arrays_have_their_size() -> None:
+    """What malloc maps for each is the array and a few bytes of its own."""
+    malloc = find_malloc()
+    assert malloc is not None
+    names: dict[str, Any] = {"kept": []}
+
+    ran = run(
+        "kept.append(bytearray(50_000_000))\n"
+        "for i in range(3):\n    kept.append(bytearray(10_000_000))\n"
+        "kept.clear()\n",
+        read=malloc.read_in_use,
+        names=names,
+    )
+
+    assert 0 <= ran.uses[1].net_bytes - 50_000_000 <= 2 * RESOLUTION_BYTES
+    assert 0 <= ran.uses[3].net_bytes - 30_000_000 <= 3 * 2 * RESOLUTION_BYTES
+    assert abs(ran.uses[4].net_bytes + 80_000_000) <= 10 * RESOLUTION_BYTES
+
+
+def test_the_reader_s_own_sums_are_not_the_cell_s() -> None:
+    """What adding up takes in mid-cell is left out."""
+    heap = Heap()
+    reader = LineReader(heap.read, n_slots=4)
+    reader.start()
+    take_for_sums = LineSums.take
+
+    def take(self: LineSums, *args: Any) -> None:
+        take_for_sums(self, *args)
+        heap.take(7)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LineSums, "take", take)
+        for line in range(1, 10):
+            reader.advance(line)
+            heap.take(1)
+        reader.advance(0)
+    readings = reader.stop(FILENAME, ())
+
+    assert {line: each.added_bytes for line, each in readings.sums.lines.items()} == dict.fromkeys(
+        range(1, 10), MIB
+    )
+
+
+# -- What it costs ---------------------------------------------------------------------------------
+
+
+def test_a_loop_of_cheap_lines_is_not_read_each_time() -> None:
+    """What it added is all there, most of it shared out; and the report says so."""
+    n = 300_000
+    ran = run(f"for i in range({n}):\n    heap.in_use_bytes += 1000\n    j = i\n")
+
+    assert ran.readings.n_readings < n
+    assert ran.added[2] * MIB == n * 1000
+    assert ran.added.keys() == {2}
+    assert any("shared out" in note for note in ran.trace.notes)
+    assert ran.trace.timeline is not None
+    assert len(ran.trace.timeline.times_s) < 2000
+
+
+def test_lines_are_read_again_after_a_pause() -> None:
+    """What comes after a hot loop is each line's own again."""
+    source = (
+        "for i in range(200_000):\n    j = i\n"
+        "import time\nfor i in range(20):\n    time.sleep(0.05)\n    take(1)\n    give(1)\n"
+    )
+
+    ran = run(source)
+
+    # On a machine that is busy the first turns may still fall into the pause.
+    assert ran.uses[6].n_allocs >= 10
+
+
+def test_a_slow_count_is_read_less() -> None:
+    """A heap in many pieces takes long to count: the cell may lose a share of its time."""
+    heap = Heap()
+
+    def read() -> int:
+        end_s = time.perf_counter() + 0.002
+        while time.perf_counter() < end_s:
+            pass
+        return heap.in_use_bytes
+
+    start_s = time.perf_counter()
+    ran = run("for i in range(100_000):\n    j = i\n", heap, read=read)
+
+    assert ran.readings.n_readings < 200
+    assert time.perf_counter() - start_s < 20
+
+
+# -- Hostile cells ---------------------------------------------------------------------------------
+
+
+def test_what_python_traces_with_is_as_before() -> None:
+    """Nothing of ours stays, and on Python 3.12 and later nothing is seen within the cell."""
+    before = sys.gettrace(), threading.gettrace(), sys.getprofile()
+
+    ran = run("import sys\nseen = sys.gettrace()\n", names=(names := {}))
+
+    assert (sys.gettrace(), threading.gettrace(), sys.getprofile()) == before
+    assert ran.error is None
+    assert names == {}
+    if _HAS_MONITORING:
+        monitoring = sys.monitoring  # type: ignore[attr-defined]
+        assert [monitoring.get_tool(tool) for tool in (3, 4)] == [None, None]
+
+
+def test_a_debugger_s_place_is_not_taken() -> None:
+    """Where somebody traces this thread, lines are not told before Python 3.12."""
+    events = []
+
+    def trace(frame: Any, event: str, argument: object) -> None:
+        events.append(event)
+
+    watch = LineWatch(Heap().read, on_interrupt=lambda: None)
+    sys.settrace(trace)
+    try:
+        refusal = watch.start_at(lambda _frame: False)
+        is_kept = sys.gettrace() is trace
+        watch.stop()
+    finally:
+        sys.settrace(None)
+
+    assert is_kept
+    assert (refusal is None) == _HAS_MONITORING
+
+
+def test_a_cell_that_sets_its_own_trace_keeps_it() -> None:
+    """``sys.settrace`` in the cell is the cell's affair."""
+    source = (
+        "import sys\ntake(1)\nevents = []\n"
+        "def trace(frame, event, argument):\n    events.append(event)\n"
+        "sys.settrace(trace)\nsys.setprofile(trace)\n(lambda: take(2))()\n"
+        "is_kept = sys.gettrace() is trace\nsys.settrace(None)\nsys.setprofile(None)\ntake(4)\n"
+    )
+    seen: dict[str, Any] = {}
+
+    def execute(code: CodeType, namespace: dict[str, Any]) -> None:
+        exec(code, namespace)
+        seen.update(namespace)
+
+    ran = run(source, execute=execute)
+
+    assert ran.error is None
+    assert seen["is_kept"]
+    assert "call" in seen["events"]
+    assert ran.added[2] == 1
+    assert ran.trace.allocated.change_bytes == 7 * MIB
+    assert sys.gettrace() is None
+
+
+def test_deep_recursion_ends_as_it_would() -> None:
+    """The limit is the cell's own error, and what comes after it is read."""
+    ran = run(
+        "def f(n):\n    return f(n + 1)\n"
+        "try:\n    f(0)\nexcept RecursionError:\n    take(1)\ntake(2)\n"
+    )
+
+    assert ran.error is None
+    assert ran.trace.allocated.change_bytes == 3 * MIB
+    if _HAS_MONITORING:
+        assert ran.added == {6: 1, 7: 2}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_is_not_read() -> None:
+    """It runs on, without us, and the parent goes on to be read."""
+    source = (
+        "import os, sys\nchild = os.fork()\n"
+        "if not child:\n"
+        "    monitoring = getattr(sys, 'monitoring', None)\n"
+        "    tools = [monitoring.get_tool(n) for n in (3, 4)] if monitoring else []\n"
+        "    os._exit(7 if sys.gettrace() is None and not any(tools) else 8)\n"
+        "status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\ntake(status)\n"
+    )
+
+    ran = run(source)
+
+    assert ran.error is None
+    assert ran.added == {8: 7}
+
+
+def test_an_interrupt_is_the_cell_s() -> None:
+    """Ctrl-C ends a busy cell as it would; one that lands in our own code is sent again."""
+
+    def send_again() -> None:
+        threading.Timer(0.02, signal.raise_signal, (signal.SIGINT,)).start()
+
+    heap = Heap()
+    watch = LineWatch(heap.read, on_interrupt=send_again)
+    code = compile("while True:\n    heap.take(0)\n", FILENAME, "exec")
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
+
+    timer.start()
+    watch.start_at(lambda frame: frame.f_code is code)
+    try:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            exec(code, {"heap": heap})
+    finally:
+        watch.stop()
+        timer.join()
+
+    assert caught.traceback[1].frame.code.raw is code
+    assert sys.gettrace() is None
+
+
+def test_an_error_of_ours_is_not_the_cell_s() -> None:
+    """Where reading fails in mid-cell the cell goes on, and the report says so."""
+    counts = iter([100 * MIB] * 8)
+
+    ran = run("for i in range(10):\n    take(1)\ndone = True\n", read=counts.__next__)
+
+    assert ran.error is None
+    assert ran.trace.notes == ("Reading the lines failed (StopIteration) and ended there.",)
+
+
+def test_an_error_of_a_signal_s_handler_is_the_cell_s() -> None:
+    """Whatever the user's handler raises reaches the cell, also from within our own code."""
+
+    def handle(number: int, frame: Any) -> None:
+        raise TimeoutError("time is up")
+
+    previous = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        ran = run("while True:\n    take(0)\n")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+    assert isinstance(ran.error, TimeoutError)
+
+
+def test_code_that_runs_already_is_read() -> None:
+    """A ``with`` block begins in the middle of a function."""
+    heap = Heap()
+    watch = LineWatch(heap.read, on_interrupt=lambda: None)
+
+    def work() -> int:
+        heap.in_use_bytes += 3 * MIB
+        return 1
+
+    heap.in_use_bytes += 50 * MIB
+    watch.start_in(sys._getframe())
+    work()
+    heap.in_use_bytes += MIB
+    readings = watch.stop()
+    heap.in_use_bytes += 50 * MIB
+
+    first = work.__code__.co_firstlineno
+    trace = describe_lines(readings, Source("test_lines.py", __file__, "file", ""))
+    assert {line.line: line.use.net_bytes for line in trace.units[0].lines if line.use} == {
+        first + 1: 3 * MIB,
+        first + 7: MIB,
+    }
+    assert sys._getframe().f_trace is None
+    assert trace.units[0].lines[0].line == first - 1
+
+
+def test_stopping_twice_and_without_a_line_is_fine() -> None:
+    """A cell may end before any of its lines ran."""
+    watch = LineWatch(Heap().read, on_interrupt=lambda: None)
+    watch.start_at(lambda _frame: False)
+
+    watch.stop()
+    readings = watch.stop()
+
+    assert watch.filename is None
+    assert readings.sums.lines == {}
+
+
+def test_the_pause_s_thread_is_gone_at_the_end() -> None:
+    """However it stands when the cell ends."""
+    for n in (2_000, 20_000, 60_000):
+        run(f"for i in range({n}):\n    j = i\n")
+
+    assert not [each for each in threading.enumerate() if each.name == "gpumemwidget-lines"]
