@@ -10,13 +10,16 @@ from dataclasses import dataclass
 
 from gpumemwidget.report.sparkline import choose_range
 from gpumemwidget.report.tracetheme import BAND_COLORS, QUIET_BAND_COLORS
-from gpumemwidget.traces import Timeline
+from gpumemwidget.report.words import say_peak
+from gpumemwidget.traces import DeviceTrace, Timeline
+from gpumemwidget.units import format_duration
 
 __all__ = [
     "Band",
     "Scale",
     "choose_scale",
     "choose_span",
+    "describe_device",
     "list_bands",
     "map_bands",
     "thin_moments",
@@ -49,6 +52,23 @@ class Scale:
     high_bytes: int
     #: Whether all that is reserved is on it.
     has_reserved: bool
+
+
+def describe_device(device: DeviceTrace, duration_s: float) -> tuple[str, ...]:
+    """What stands above a device's timeline: its peak, when that was, how many events there are."""
+    timeline = device.timeline
+    words = []
+    if timeline is not None:
+        drawn_bytes = timeline.allocated_bytes[timeline.peak]
+        peak_bytes, peak_is = device.allocated.peak_bytes, device.peak_is
+        if peak_bytes is None:
+            peak_bytes, peak_is = drawn_bytes, "sampled"
+        words.append(f"peak {say_peak(peak_bytes, peak_is)} allocated")
+        if peak_bytes == drawn_bytes:
+            after_s = timeline.times_s[timeline.peak]
+            words.append(f"after {format_duration(after_s)} of {format_duration(duration_s)}")
+    what = "events" if device.source == "history" else "readings"
+    return (*words, f"{device.n_events:,} {what}")
 
 
 def list_bands(timeline: Timeline) -> tuple[Band, ...]:

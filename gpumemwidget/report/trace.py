@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpumemwidget.records import HOST, PeakIs, Sample
-from gpumemwidget.report.bands import map_bands
+from gpumemwidget.records import HOST, Sample
+from gpumemwidget.report.bands import describe_device, map_bands
 from gpumemwidget.report.calls import name_file
 from gpumemwidget.report.cell import explain_host, list_cell_blocks
 from gpumemwidget.report.document import (
@@ -32,9 +32,9 @@ from gpumemwidget.report.source import list_unit, sum_uses
 from gpumemwidget.report.text import render_text
 from gpumemwidget.report.timeline import plot_timeline
 from gpumemwidget.report.traceplot import CONFIG, PLOTLY_TYPE, plot_trace
-from gpumemwidget.report.words import rank_device
+from gpumemwidget.report.words import rank_device, say_peak
 from gpumemwidget.traces import CellTrace, DeviceTrace, LineUse, SourceUnit
-from gpumemwidget.units import format_bytes, format_duration
+from gpumemwidget.units import format_bytes
 
 __all__ = ["TimelineReport", "list_displays", "report_trace"]
 
@@ -165,25 +165,9 @@ def _list_timeline(trace: CellTrace, device: DeviceTrace) -> list[Block]:
     chart = plot_timeline(device, trace.record.duration_s)
     if chart is None:
         return []
-    timeline = device.timeline
-    runs = [Run(device.device, "strong")]
-    if timeline is not None:
-        peak_bytes, peak_is = device.allocated.peak_bytes, device.peak_is
-        if peak_bytes is None:
-            peak_bytes, peak_is = timeline.allocated_bytes[timeline.peak], "sampled"
-        runs.append(Run(f"peak {_format_peak(peak_bytes, peak_is)} allocated"))
-        after = format_duration(timeline.times_s[timeline.peak])
-        if peak_bytes == timeline.allocated_bytes[timeline.peak]:
-            runs.append(Run(f"after {after} of {format_duration(trace.record.duration_s)}"))
-        what = "events" if device.source == "history" else "readings"
-        runs.append(Run(f"{device.n_events:,} {what}", "muted"))
+    peak, *rest, events = describe_device(device, trace.record.duration_s)
+    runs = [Run(device.device, "strong"), *map(Run, (peak, *rest)), Run(events, "muted")]
     return [Heading(tuple(runs)), Timelines((chart,))]
-
-
-def _format_peak(peak_bytes: int, peak_is: PeakIs | None) -> str:
-    """``3.40 GiB``, ``at least 3.40 GiB``: within a sentence a mark would need its legend."""
-    kind = "" if peak_is in ("exact", None) else f"{peak_is} "
-    return f"{kind}{format_bytes(peak_bytes)}"
 
 
 def _list_lines(device: DeviceTrace, *, n_lines: int | None, depth: int | None) -> list[Block]:
@@ -231,7 +215,7 @@ def _compare(device: DeviceTrace) -> list[Note]:
     if after_bytes is not None and after_bytes != total.net_bytes:
         wrong.append(f"{format_bytes(after_bytes)} allocated after the cell")
     if peak_bytes is not None and peak_bytes != total.at_peak_bytes:
-        wrong.append(f"a peak of {_format_peak(peak_bytes, device.peak_is)}")
+        wrong.append(f"a peak of {say_peak(peak_bytes, device.peak_is)}")
     if not wrong:
         return []
     words = f"{device.device}: the lines do not add up to what the counters say: "

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpumemwidget.report.bands import Band, choose_scale, choose_span, list_bands, thin_moments
+from gpumemwidget.report.bands import (
+    Band,
+    choose_scale,
+    choose_span,
+    describe_device,
+    list_bands,
+    thin_moments,
+)
 from gpumemwidget.report.escape import escape_html
 from gpumemwidget.report.theme import NEUTRAL_COLOR, PEAK_COLOR, RESERVED_COLOR
 from gpumemwidget.report.ticks import choose_ticks, format_tick
@@ -42,6 +49,8 @@ _MOST_TEXT = 32
 
 #: With the digits that the eye can tell apart.
 _UNITS = ((1024**3, 4), (1024**2, 2), (1024, 2), (1, 0))
+#: The line under the pointer, which is white on dark otherwise.
+_SPIKE = {"spikecolor": NEUTRAL_COLOR, "spikethickness": 1, "spikedash": "dot"}
 _AXIS = {
     "gridcolor": "rgba(128,128,128,0.25)",
     "linecolor": "rgba(128,128,128,0.45)",
@@ -83,6 +92,7 @@ def plot_trace(
         domain = _place_row(row, len(drawn))
         layout[f"xaxis{number}"] = {
             **_AXIS,
+            **_SPIKE,
             "range": list(span),
             "domain": [0, 1],
             "anchor": f"y{number}",
@@ -96,7 +106,7 @@ def plot_trace(
             "anchor": f"x{number}",
         }
         layout[f"legend{number}"] = _place_legend(domain)
-        annotations.append(_name_device(each, domain))
+        annotations.append(_name_device(each, record.duration_s, domain))
     layout["annotations"] = annotations
     return {"data": data, "layout": layout}
 
@@ -284,9 +294,10 @@ def _place_legend(domain: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _name_device(device: DeviceTrace, domain: Sequence[float]) -> dict[str, Any]:
+def _name_device(device: DeviceTrace, duration_s: float, domain: Sequence[float]) -> dict[str, Any]:
+    words = (f"<b>{escape_html(device.device)}</b>", *describe_device(device, duration_s))
     return {
-        "text": f"<b>{escape_html(device.device)}</b>",
+        "text": " · ".join(words),
         "x": 0,
         "xref": "paper",
         "xanchor": "left",

@@ -19,6 +19,7 @@ __all__ = [
     "name_cell",
     "name_counters",
     "rank_device",
+    "say_peak",
 ]
 
 _MARKS: dict[PeakIs | None, str] = {"at least": "≥", "sampled": "~"}
@@ -65,6 +66,12 @@ def mark_peak(peak_is: PeakIs | None) -> str:
 def format_peak(peak_bytes: int, peak_is: PeakIs | None) -> str:
     """``3.40 GiB``, ``≥ 3.40 GiB``, ``~ 3.40 GiB``."""
     return f"{mark_peak(peak_is)} {format_bytes(peak_bytes)}".lstrip()
+
+
+def say_peak(peak_bytes: int, peak_is: PeakIs | None) -> str:
+    """``3.40 GiB``, ``at least 3.40 GiB``: within a sentence a mark would need its legend."""
+    kind = "" if peak_is in ("exact", None) else f"{peak_is} "
+    return f"{kind}{format_bytes(peak_bytes)}"
 
 
 def name_cell(execution_count: int | None) -> str:

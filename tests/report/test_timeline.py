@@ -272,7 +272,10 @@ def test_figure_has_a_chart_for_each_device() -> None:
     both, one = figure_trace(trace), figure_trace(trace, "cuda:1")
 
     titles = [each.text for each in both.layout.annotations]
-    assert titles == ["<b>cuda:0</b>", "<b>cuda:1</b>"]
+    assert titles == [
+        "<b>cuda:0</b> · peak 4.22 GiB allocated · after 1.67 s of 4.56 s · 18,432 events",
+        "<b>cuda:1</b> · peak at least 578.00 MiB allocated · after 3.04 s of 4.56 s · 12 events",
+    ]
     assert {each.stackgroup for each in both.data} == {"cuda:0", "cuda:1", None}
     assert {each.yaxis for each in both.data} == {"y", "y2"}
     assert {each.stackgroup for each in one.data} == {"cuda:1", None}
