@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,15 @@ from gpumemwidget.backends.snapfile import BadSnapshotError, RowReader, StackTab
 from gpumemwidget.backends.stacks import StackTable as Numbering
 from gpumemwidget.traces import ACTIONS, AllocatorRules, TraceEvents
 
-__all__ = ["EVENT_COLUMNS", "format_rules", "join_events", "parse_rules", "parse_traced", "to_rows"]
+__all__ = [
+    "EVENT_COLUMNS",
+    "cut_events",
+    "format_rules",
+    "join_events",
+    "parse_rules",
+    "parse_traced",
+    "to_rows",
+]
 
 EVENT_COLUMNS = ("action", "address", "n_bytes", "time_us", "stream", "stack")
 _MAX_ADDRESS = (1 << 64) - 1
@@ -86,6 +95,24 @@ def join_events(parts: Sequence[tuple[TraceEvents, int]], *, at_most: int) -> Tr
         streams=streams[first:],
         stacks=stacks[first:],
         stack_table=tuple(numbering.stacks),
+    )
+
+
+def cut_events(events: TraceEvents, start: int, stop: int, shift_us: float) -> TraceEvents:
+    """The events from one place up to another, with their times moved by some microseconds.
+
+    None of them is moved to before 0.
+    """
+    return dataclasses.replace(
+        events,
+        actions=events.actions[start:stop],
+        addresses=events.addresses[start:stop],
+        sizes=events.sizes[start:stop],
+        times_us=array(
+            "q", [max(0, round(each + shift_us)) for each in events.times_us[start:stop]]
+        ),
+        streams=events.streams[start:stop],
+        stacks=events.stacks[start:stop],
     )
 
 

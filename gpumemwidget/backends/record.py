@@ -45,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--snapshot", action="store_true", help="take the allocator's blocks when the script ends"
     )
+    parser.add_argument(
+        "--trace", action="store_true", help="write down each allocation, with its lines"
+    )
     parser.add_argument("--about", default="", help="what is recorded, for the file")
     options = parser.parse_args(arguments)
     if Path(options.out).exists():
@@ -53,7 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = options.about or f"{Path(options.script).name} on {platform.platform()}"
     hardware, monitor = detect_hardware(), NvmlMonitor()
     recorder = Recorder(hardware, monitor, about=about)
-    recorder.start_span()
+    if options.trace:
+        for note in recorder.start_trace():
+            print(note, file=sys.stderr)
+    else:
+        recorder.start_span()
     stop = _start_ticking(recorder, options.interval_s)
     script: dict[str, object] = {}
     try:
@@ -64,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A script that fails is worth its recording too.
         stop()
         recorder.tick()
+        if options.trace:
+            recorder.end_trace()
         if options.snapshot:
             recorder.take_snapshot()
         # What it left in its names was to be seen until here.

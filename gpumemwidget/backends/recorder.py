@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from gpumemwidget.backends.base import DeviceMonitor
+from gpumemwidget.backends.histfile import cut_events
 from gpumemwidget.backends.recording import Action, Event, Recording, save_recording
 from gpumemwidget.records import DeviceInfo, DeviceUse, Reading, Segment
+from gpumemwidget.traces import AllocatorRules, AllocatorTrace
 
 __all__ = ["Recorder", "Source"]
 
@@ -36,6 +40,14 @@ class Source(Protocol):
 
     def read_segments(self) -> tuple[Segment, ...]:
         """The allocator's segments and blocks."""
+        ...
+
+    def start_trace(self, *, n_events: int) -> tuple[str, ...]:
+        """Begin to note each allocation."""
+        ...
+
+    def end_trace(self, *, snapshot_to: Path | None = None) -> tuple[AllocatorTrace, ...]:
+        """What was noted since."""
         ...
 
 
@@ -71,6 +83,11 @@ class Recorder:
         self._lock = threading.Lock()
         self._devices: dict[str, DeviceInfo] = {}
         self._events: list[Event] = []
+        self._trace_from = 0
+        #: When the recording began, on the clock of the allocator's events.
+        self._began_us = 0.0
+        self._rules = AllocatorRules()
+        self._is_whole = True
 
     def read(self) -> tuple[Reading, ...]:
         """``read`` of the source."""
@@ -99,6 +116,26 @@ class Recorder:
         self._keep("read", ask, found)
         return found[0]
 
+    def start_trace(self, *, n_events: int = 1_000_000) -> tuple[str, ...]:
+        """``start_trace`` of the source, and a span that begins with it."""
+        notes = self._source.start_trace(n_events=n_events)
+        self.start_span()
+        self._trace_from = len(self._events) - 1
+        self._began_us = time.time_ns() / 1000 - (self._clock() - self._start_s) * 1e6
+        return notes
+
+    def end_trace(self) -> tuple[AllocatorTrace, ...]:
+        """``end_trace`` of the source; what it gives is kept with the moments it belongs to."""
+        self.end_span()
+        with self._lock:
+            traces = self._source.end_trace()
+            if traces:
+                self._rules = traces[0].rules
+                self._is_whole = all(trace.is_whole for trace in traces)
+                first = self._trace_from
+                self._events[first:] = _lay_over(self._events[first:], traces, self._began_us)
+            return traces
+
     @property
     def n_events(self) -> int:
         """How many events were kept."""
@@ -112,6 +149,8 @@ class Recorder:
                 visible=() if self._monitor is None else self._monitor.list_infos(),
                 events=tuple(self._events),
                 about=self._about,
+                rules=self._rules,
+                is_whole=self._is_whole,
             )
 
     def save(self, path: str | Path) -> None:
@@ -149,3 +188,35 @@ class Recorder:
             return ()
         uses = (self._monitor.read_use(info.device) for info in self._monitor.list_infos())
         return tuple(use for use in uses if use is not None)
+
+
+def _lay_over(
+    events: Sequence[Event], traces: Sequence[AllocatorTrace], began_us: float
+) -> list[Event]:
+    """Events with what the allocator did before each, and what stood at both ends of it.
+
+    Args:
+        events: the first one stands at the traces' start, the last one at their end.
+        traces: of all devices.
+        began_us: when the recording began, on the clock of the allocator's events.
+    """
+    laid = [
+        dataclasses.replace(
+            events[0], segments=tuple(each for trace in traces for each in trace.before)
+        )
+    ]
+    places = dict.fromkeys((trace.device for trace in traces), 0)
+    for event in events[1:]:
+        is_last = event is events[-1]
+        traced = []
+        for trace in traces:
+            start, times_us = places[trace.device], trace.events.times_us
+            until_us = began_us + event.time_s * 1e6
+            stop = len(times_us) if is_last else bisect_left(times_us, until_us, lo=start)
+            if stop > start:
+                traced.append((trace.device, cut_events(trace.events, start, stop, -began_us)))
+            places[trace.device] = stop
+        laid.append(dataclasses.replace(event, traced=tuple(traced)))
+    after = tuple(each for trace in traces for each in trace.after)
+    laid[-1] = dataclasses.replace(laid[-1], segments=after)
+    return laid

@@ -78,6 +78,8 @@ class Recording:
     about: str = ""
     #: What the allocator's events go by.
     rules: AllocatorRules = field(default_factory=AllocatorRules)
+    #: False where the history had lost some of the allocator's events.
+    is_whole: bool = True
 
 
 #: The file's columns: name, what a value must be, and whether it may be null.
@@ -158,7 +160,15 @@ def format_recording(recording: Recording) -> str:
             **(snapshot_columns if has_snapshots else {}),
             **(trace_columns if has_traces else {}),
         },
-        **({"actions": ACTIONS, "rules": format_rules(recording.rules)} if has_traces else {}),
+        **(
+            {
+                "actions": ACTIONS,
+                "rules": format_rules(recording.rules),
+                "is_whole": recording.is_whole,
+            }
+            if has_traces
+            else {}
+        ),
         **(stacks.to_head() if has_snapshots else {}),
         "devices": _to_rows(recording.devices, _INFO_COLUMNS),
         "visible": _to_rows(recording.visible, _INFO_COLUMNS),
@@ -279,7 +289,8 @@ def _to_recording(data: dict[str, Any]) -> Recording:
         events.append(event)
     about = data.get("about")
     about = about if isinstance(about, str) else ""
-    return Recording(devices, visible, tuple(events), about, rules)
+    is_whole = data.get("is_whole", True) is True
+    return Recording(devices, visible, tuple(events), about, rules, is_whole)
 
 
 def _to_event(row: Any, where: str, snapshots: RowReader) -> Event:

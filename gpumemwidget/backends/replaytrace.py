@@ -61,8 +61,9 @@ class ReplayTracer:
         start_s = playback.get_time_s(first)
         parts: dict[str, list[tuple[TraceEvents, int]]] = {device: [] for device in touched}
         # What was lost of many turns that nobody looked at is no more than a ring would lose.
-        is_whole = last - first <= 2 * playback.n_events
-        for position in range(first + 1 if is_whole else last - playback.n_events, last + 1):
+        is_near = last - first <= 2 * playback.n_events
+        is_whole = is_near and playback.recording.is_whole
+        for position in range(first + 1 if is_near else last - playback.n_events, last + 1):
             event = playback.get_event(position)
             if position % playback.n_events == 0:
                 is_whole = is_whole and event.segments == playback.get_event(position - 1).segments
@@ -73,10 +74,10 @@ class ReplayTracer:
                     parts[device].append((events, start_us + since_us))
         stood, stands = playback.get_event(first).segments, playback.get_event(last).segments
         is_whole = is_whole and stood is not None
-        each_bytes = max(1, n_events // max(1, len(touched)))
+        at_most = max(1, n_events // max(1, len(touched)))
         traces = []
         for device, found in parts.items():
-            events = join_events(found, at_most=each_bytes)
+            events = join_events(found, at_most=at_most)
             n_found = sum(len(part) for part, _ in found)
             traces.append(
                 AllocatorTrace(

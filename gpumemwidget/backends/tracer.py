@@ -25,8 +25,8 @@ __all__ = ["CudaTracer"]
 
 _STOP = "stop it with torch.cuda.memory._record_memory_history(None) for a trace of our own"
 _IS_USERS = "a memory history was running already, and was used as it is"
-_HAS_NO_EVENTS = f'{_IS_USERS}: it keeps no events, as one of "state" does; {_STOP}'
-_HAS_NO_STACKS = f"{_IS_USERS}: it keeps no lines of Python; {_STOP}"
+_HAS_NO_EVENTS = f"{_IS_USERS}: it keeps no events; {_STOP}"
+_HAS_NO_STACKS = f'{_IS_USERS}: it keeps no lines of its events, as one of "state"; {_STOP}'
 _WAS_SET = (
     "a memory history was started or stopped within the cell, and is left as it is now: "
     "events are missing"
@@ -157,7 +157,9 @@ class CudaTracer:
                 reason = self._find_obstacle()
                 if reason is not None:
                     return reason
-                if self._switch.is_on() and not self._switch.is_ours:
+                # (To ask before CUDA is in use ends the process.)
+                can_ask = self._torch.cuda.is_initialized()
+                if can_ask and self._switch.is_on() and not self._switch.is_ours:
                     return _IS_USERS.replace("was used", "is used")
             self._has_sites = is_on
             # A trace that is running goes on; what holds after it is settled at its end.
@@ -193,7 +195,9 @@ class CudaTracer:
         span.n_foreign_calls = self._switch.n_foreign_calls
         span.is_users = not self._switch.is_ours and self._switch.is_on()
         if not span.is_users:
-            self._switch.set("all", context="all", stacks="python", max_entries=span.n_events)
+            # No lines of frees: to take a stack while an error unwinds a call of C++ loses the
+            # error, as in recomputation that stops early, where tensors are freed by it.
+            self._switch.set("all", context="alloc", stacks="python", max_entries=span.n_events)
 
     def _mark(self, span: _Span, touched: Sequence[int]) -> None:
         span.start_us = self._now_us()
@@ -254,6 +258,9 @@ class CudaTracer:
             try:
                 if self._span is not None:
                     self._begin(self._span)
+                elif self._has_sites and self._switch.is_on():
+                    self._has_sites = False
+                    self._note(_IS_USERS.replace("was used", "is used"))
                 elif self._has_sites:
                     self._begin_sites()
             except Exception as exc:  # noqa: BLE001 - it would be the user's own call that fails

@@ -1,0 +1,564 @@
+"""Traces on a real GPU: they come to what the counters say, and change nothing of the user's."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import threading
+import traceback
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpumemwidget.backends.hardware import Hardware, detect_hardware
+from gpumemwidget.measure.replaying import replay
+from gpumemwidget.measure.sources import Source, Sources
+from gpumemwidget.measure.tracing import describe_device
+from gpumemwidget.records import HOST, Reading
+from gpumemwidget.traces import ACTIONS, AllocatorTrace
+from tests.gpu.test_cuda import run_python
+from tests.gpu.workloads import WORKLOADS
+from tests.owners.conftest import notebook  # noqa: F401 - a fixture
+from tests.owners.notebook import Notebook
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
+
+MIB = 1 << 20
+memory: Any = torch.cuda.memory
+
+
+@pytest.fixture
+def hardware() -> Iterator[Hardware]:
+    """This machine's GPUs and its host memory; no history runs before or after."""
+    torch.cuda.init()
+    torch.ones(1, device="cuda")
+    torch._C._cuda_clearCublasWorkspaces()
+    assert not torch._C._cuda_isHistoryEnabled()
+    hardware = detect_hardware()
+    yield hardware
+    hardware.close()
+    is_on = torch._C._cuda_isHistoryEnabled()
+    if is_on:
+        memory._record_memory_history(None)
+    torch.compiler.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert not is_on
+
+
+class Traced:
+    """What a trace around some code gave."""
+
+    def __init__(self, hardware: Hardware, **options: Any) -> None:
+        self._hardware = hardware
+        self._options = options
+
+    def __enter__(self) -> Traced:
+        assert self._hardware.start_trace(**self._options) == ()
+        self.start = _by_device(self._hardware.start_span())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end = _by_device(self._hardware.end_span())
+        self.traces = {trace.device: trace for trace in self._hardware.end_trace()}
+        assert self._hardware.take_notes() == ()
+
+    @property
+    def trace(self) -> AllocatorTrace:
+        return self.traces["cuda:0"]
+
+    @property
+    def actions(self) -> list[str]:
+        return [ACTIONS[code] for code in self.trace.events.actions]
+
+    def check(self, device: str = "cuda:0") -> None:
+        """The events, played, come to the counters, to the byte."""
+        trace = self.traces[device]
+        found = replay(trace)
+        played = found.played
+        assert trace.is_whole
+        assert (found.agrees, found.n_odd, found.n_dropped) == (True, 0, 0)
+        allocated = list(accumulate(played.changes, initial=played.start_allocated_bytes))
+        reserved = list(accumulate(played.reserved_changes, initial=played.start_reserved_bytes))
+        end = self.end[device]
+        if device in self.start:
+            assert allocated[0] == self.start[device].allocated_bytes
+            assert reserved[0] == self.start[device].reserved_bytes
+        assert (max(allocated), allocated[-1]) == (end.allocated_peak_bytes, end.allocated_bytes)
+        assert (max(reserved), reserved[-1]) == (end.reserved_peak_bytes, end.reserved_bytes)
+
+
+def _by_device(readings: tuple[Reading, ...]) -> dict[str, Reading]:
+    return {each.device: each for each in readings if each.device != HOST}
+
+
+def make(n_bytes: int) -> torch.Tensor:
+    return torch.empty(n_bytes, dtype=torch.uint8, device="cuda")
+
+
+# -- What is told ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_events_come_to_the_counters_and_lines_to_the_peak(
+    name: str,
+    notebook: Notebook,  # noqa: F811
+    hardware: Hardware,
+) -> None:
+    """Whatever is run: peak and end to the byte, and 99% of the peak has a line."""
+    for number, source in enumerate(WORKLOADS[name]):
+        told = "\n__filename = __import__('sys')._getframe().f_code.co_filename"
+        is_failing = name.startswith("OOM") and number > 0
+        with Traced(hardware) as traced:
+            notebook.run(source if is_failing else source + told)
+        traced.check()
+        error = notebook.ip.last_execution_result.error_in_exec
+        assert (error is not None) == (is_failing and name == "OOM"), error
+        if is_failing:
+            continue
+        filename = notebook.ip.user_ns["__filename"]
+        cell = Source(f"In[{number}]", filename, "cell", source + told)
+        described = describe_device(
+            traced.trace, sources=Sources(cell), start_us=traced.trace.start_us
+        )
+        peak_bytes = sum(part.n_bytes for part in described.peak)
+        unknown = sum(part.n_bytes for part in described.peak if part.place == "no line")
+        assert peak_bytes == traced.end["cuda:0"].allocated_peak_bytes
+        assert unknown <= 0.01 * peak_bytes, described.peak
+
+
+def test_streams_and_threads_add_up(hardware: Hardware) -> None:
+    """Blocks that wait for another stream, and those of other threads, are told as they are."""
+
+    def work(n_bytes: int) -> None:
+        for _ in range(50):
+            kept = [make(n_bytes + place) for place in range(5)]
+            del kept[::2]
+
+    with Traced(hardware) as traced:
+        side = torch.cuda.Stream()
+        x = make(4 * MIB)
+        with torch.cuda.stream(side):
+            y = x.clone()
+        x.record_stream(side)
+        del x
+        z = make(4 * MIB)
+        threads = [threading.Thread(target=work, args=(size,)) for size in (900, MIB, 3 * MIB)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        torch.cuda.synchronize()
+        w = make(100)
+
+    traced.check()
+    assert len(set(traced.trace.events.streams)) == 2
+    del y, z, w
+
+
+def test_what_the_user_resets_and_empties_changes_nothing(hardware: Hardware) -> None:
+    """``empty_cache``, resets of the peaks and a snapshot of the user's own, in mid-trace."""
+    with Traced(hardware) as traced:
+        x = make(64 * MIB)
+        del x
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        memory._snapshot()
+        y = make(8 * MIB)
+
+    traced.check()
+    assert "segment_free" in traced.actions
+    del y
+
+
+def test_a_full_ring_is_not_whole(hardware: Hardware) -> None:
+    """The newest events are there, and the trace says that others are not."""
+    with Traced(hardware, n_events=1000) as traced:
+        for _ in range(2000):
+            make(1000)
+
+    assert not traced.trace.is_whole
+    assert len(traced.trace.events) == 1000
+    assert replay(traced.trace).played.events.times_us
+
+
+def test_expandable_segments_add_up() -> None:
+    """Segments that grow and shrink."""
+    run_python(
+        _SCRIPT
+        + """
+torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+hardware = detect_hardware()
+with Traced(hardware) as traced:
+    x = [make(3_000_000 + n) for n in range(20)]
+    del x[3], x[5]
+    torch.cuda.empty_cache()
+    y = make(64 << 20)
+    del y
+    torch.cuda.empty_cache()
+    z = make(32 << 20)
+traced.check()
+assert "segment_map" in traced.actions and "segment_unmap" in traced.actions
+assert traced.trace.rules.is_expandable
+"""
+    )
+
+
+# -- Graph capture -----------------------------------------------------------------------------
+
+
+def test_a_trace_may_begin_and_end_within_a_capture(hardware: Hardware) -> None:
+    """Neither breaks the capture, and what the graph computes is right."""
+    x = torch.ones(MIB, device="cuda")
+    begun, ended = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(begun):
+        y = x * 2
+        assert hardware.start_trace() == ()
+        y = y + 1
+    with torch.cuda.graph(ended):
+        z = x * 3
+        (trace,) = hardware.end_trace()
+        z = z + 1
+    begun.replay()
+    ended.replay()
+    torch.cuda.synchronize()
+
+    assert (y[0].item(), z[0].item()) == (3, 4)
+    assert trace.is_whole
+    assert replay(trace).agrees
+
+
+# -- The file for torch's viewer ---------------------------------------------------------------
+
+
+def test_torchs_own_viewer_reads_the_file(hardware: Hardware, tmp_path: Path) -> None:
+    """Its summary of memory is that of the counters, and its pages are drawn."""
+    from torch.cuda import _memory_viz
+
+    path = tmp_path / "snapshot.pickle"
+    assert hardware.start_trace() == ()
+    kept = [make(n * MIB) for n in range(1, 5)]
+    (trace,) = hardware.end_trace(snapshot_to=path)
+
+    with path.open("rb") as file:
+        snapshot = pickle.load(file)
+    assert snapshot["device_traces"][0]
+    assert sum(each["total_size"] for each in snapshot["segments"]) == sum(
+        each.n_bytes for each in trace.after
+    )
+    assert "Active Memory Timeline" in _memory_viz.trace_plot(snapshot)
+    assert _memory_viz.segment_plot(snapshot)
+    assert "MiB" in _memory_viz.segsum(snapshot)
+    assert [each.name for each in tmp_path.iterdir()] == ["snapshot.pickle"]
+    del kept
+
+
+def test_a_file_that_cant_be_written_is_a_note(hardware: Hardware, tmp_path: Path) -> None:
+    """The trace is given all the same, and the history is off."""
+    hardware.start_trace()
+    kept = make(MIB)
+
+    (trace,) = hardware.end_trace(snapshot_to=tmp_path / "missing" / "snapshot.pickle")
+
+    assert len(trace.events) >= 1
+    (note,) = hardware.take_notes()
+    assert "No such file" in note
+    assert not torch._C._cuda_isHistoryEnabled()
+    del kept
+
+
+# -- The user's own history --------------------------------------------------------------------
+
+
+def test_a_history_of_the_users_is_used_and_left_as_it_is(hardware: Hardware) -> None:
+    """Our span of it is told; his ring keeps what it had, its bound and its stacks."""
+    memory._record_memory_history("all", context="alloc", stacks="python", max_entries=40)
+    earlier = make(MIB)
+    n_before = len(memory._snapshot()["device_traces"][0])
+
+    with Traced(hardware) as traced:
+        inner = make(2 * MIB)
+
+    traced.check()
+    assert 2 * MIB in traced.trace.events.sizes
+    assert MIB not in traced.trace.events.sizes
+    assert traced.trace.notes == ("a memory history was running already, and was used as it is",)
+    assert torch._C._cuda_isHistoryEnabled()
+    kept = memory._snapshot()["device_traces"][0]
+    assert len(kept) > n_before
+    assert kept[0]["action"] in ("segment_alloc", "alloc")
+    assert kept[0]["frames"]
+    for _ in range(50):
+        make(1000)
+    assert len(memory._snapshot()["device_traces"][0]) == 40
+    hardware.close()
+    assert torch._C._cuda_isHistoryEnabled()
+    memory._record_memory_history(None)
+    del earlier, inner
+
+
+def test_a_history_of_the_users_that_has_lost_our_start_is_not_whole(hardware: Hardware) -> None:
+    """His ring is as small as he made it."""
+    memory._record_memory_history("all", stacks="python", max_entries=20)
+
+    with Traced(hardware) as traced:
+        for _ in range(50):
+            make(1000)
+
+    assert not traced.trace.is_whole
+    assert len(traced.trace.events) == 20
+    memory._record_memory_history(None)
+
+
+@pytest.mark.parametrize(("enabled", "context"), [("state", "state"), ("all", None)])
+def test_a_history_that_keeps_no_lines_says_so(
+    hardware: Hardware, enabled: str, context: str | None
+) -> None:
+    """It is used all the same, for what it tells."""
+    memory._record_memory_history(enabled, context=context, stacks="python")
+    with Traced(hardware) as traced:
+        kept = make(MIB)
+    memory._record_memory_history(None)
+
+    assert MIB in traced.trace.events.sizes
+    assert "no lines of its events" in traced.trace.notes[0]
+    del kept
+
+
+def test_what_the_user_sets_within_the_cell_is_his(hardware: Hardware) -> None:
+    """He starts one of his own, or stops ours: the trace is not whole, and his choice stays."""
+    with Traced(hardware) as traced:
+        one = make(MIB)
+        memory._record_memory_history("all", stacks="python", max_entries=100)
+        two = make(2 * MIB)
+    assert not traced.trace.is_whole
+    assert "left as it is now" in traced.trace.notes[0]
+    assert torch._C._cuda_isHistoryEnabled()
+    memory._record_memory_history(None)
+
+    with Traced(hardware) as traced:
+        memory._record_memory_history(None)
+    assert not traced.trace.is_whole
+    assert not torch._C._cuda_isHistoryEnabled()
+    del one, two
+
+
+# -- Lines of live blocks ----------------------------------------------------------------------
+
+
+def find_line(hardware: Hardware, tensor: torch.Tensor) -> str | None:
+    blocks = [block for each in hardware.read_segments() for block in each.blocks]
+    (block,) = [each for each in blocks if each.address == tensor.data_ptr()]
+    return next((frame.function for frame in block.frames if frame.filename == __file__), None)
+
+
+def test_sites_are_kept_between_traces_and_after_one(hardware: Hardware) -> None:
+    """A block's line is known while they are on, with traces in between; then no longer."""
+    before = make(MIB)
+    said = [hardware.set_sites(is_on=True), hardware.set_sites(is_on=True)]
+    one = make(2 * MIB)
+    assert len(memory._snapshot()["device_traces"][0]) <= 1
+    with Traced(hardware) as traced:
+        two = make(3 * MIB)
+    three = make(4 * MIB)
+    lines = [find_line(hardware, each) for each in (before, one, two, three)]
+    said.append(hardware.set_sites(is_on=False))
+    four = make(5 * MIB)
+
+    traced.check()
+    assert lines == [None, "make", "make", "make"]
+    assert find_line(hardware, four) is None
+    assert said == [
+        "the line of each block is kept from now on",
+        "the line of each block was kept already",
+        "the line of each block is no longer kept",
+    ]
+    assert not torch._C._cuda_isHistoryEnabled()
+
+
+def test_sites_end_when_the_user_takes_the_history(hardware: Hardware) -> None:
+    """What he has set is not set again, not by a trace and not by unloading."""
+    hardware.set_sites(is_on=True)
+    memory._record_memory_history("all", stacks="python", max_entries=77)
+
+    with Traced(hardware) as traced:
+        kept = make(MIB)
+    hardware.close()
+
+    assert traced.trace.notes == ("a memory history was running already, and was used as it is",)
+    assert torch._C._cuda_isHistoryEnabled()
+    for _ in range(50):
+        make(1000)
+    assert len(memory._snapshot()["device_traces"][0]) == 77
+    memory._record_memory_history(None)
+    del kept
+
+
+def test_unloading_in_mid_trace_switches_off(hardware: Hardware) -> None:
+    """And puts torch's bindings back."""
+    original = torch._C._cuda_record_memory_history
+    hardware.start_trace()
+    assert torch._C._cuda_record_memory_history is not original
+    assert torch._C._cuda_isHistoryEnabled()
+
+    hardware.close()
+
+    assert not torch._C._cuda_isHistoryEnabled()
+    assert torch._C._cuda_record_memory_history is original
+
+
+def test_a_second_start_drops_the_first(hardware: Hardware) -> None:
+    """A trace whose cell never ended does not run on."""
+    hardware.start_trace()
+    one = make(MIB)
+
+    with Traced(hardware) as traced:
+        two = make(2 * MIB)
+
+    traced.check()
+    assert MIB not in traced.trace.events.sizes
+    assert not torch._C._cuda_isHistoryEnabled()
+    del one, two
+
+
+# -- Processes of their own --------------------------------------------------------------------
+
+_SCRIPT = """
+import torch
+from gpumemwidget.backends.hardware import detect_hardware
+from tests.gpu.test_trace import Traced, make
+"""
+
+
+def test_a_device_that_is_first_used_in_the_cell_is_traced_from_its_first_event() -> None:
+    """CUDA is not initialised by a trace; when the user does so, it runs."""
+    out = run_python(
+        _SCRIPT
+        + """
+hardware = detect_hardware()
+assert hardware.start_trace() == ()
+assert not torch.cuda.is_initialized()
+assert hardware.end_trace() == ()
+with Traced(hardware) as traced:
+    assert not torch.cuda.is_initialized()
+    x = make(1 << 20)
+traced.check()
+print(traced.actions, traced.trace.before)
+assert not torch._C._cuda_isHistoryEnabled()
+hardware.close()
+"""
+    )
+
+    assert out.splitlines()[-1] == "['segment_alloc', 'alloc'] ()"
+
+
+def test_sites_wait_for_cuda() -> None:
+    """They are kept from the first block on, and nothing waits after ``close``."""
+    run_python(
+        _SCRIPT
+        + """
+from tests.gpu.test_trace import find_line
+from torch import cuda
+n_calls = len(cuda._queued_calls)
+hardware = detect_hardware()
+hardware.set_sites(is_on=True)
+assert not cuda.is_initialized()
+hardware.close()
+assert len(cuda._queued_calls) == n_calls
+hardware = detect_hardware()
+hardware.set_sites(is_on=True)
+x = make(1 << 20)
+assert find_line(hardware, x) == "make"
+hardware.close()
+assert not torch._C._cuda_isHistoryEnabled()
+"""
+    )
+
+
+def test_torch_imported_within_the_cell_is_traced() -> None:
+    """The trace began before there was torch."""
+    run_python(
+        """
+from gpumemwidget.backends.hardware import detect_hardware
+hardware = detect_hardware()
+assert hardware.start_trace() == ()
+import torch
+x = torch.ones(1000, device="cuda")
+(trace,) = hardware.end_trace()
+assert trace.is_whole and len(trace.events) >= 2, trace
+hardware.close()
+"""
+    )
+
+
+def test_other_allocators_say_why_there_is_no_trace() -> None:
+    """CUDA's own asynchronous one keeps no history."""
+    out = run_python(
+        """
+import os
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "backend:cudaMallocAsync"
+import torch
+from gpumemwidget.backends.hardware import detect_hardware
+x = torch.ones(1000, device="cuda")
+hardware = detect_hardware()
+print(hardware.start_trace(), hardware.end_trace(), hardware.set_sites(is_on=True))
+"""
+    )
+
+    assert "the CUDA allocator cudaMallocAsync keeps no history" in out
+    assert out.count("keeps no history") == 2
+
+
+def test_a_forked_child_leaves_the_trace_alone(hardware: Hardware) -> None:
+    """In the child nothing is traced and nothing fails; the parent's goes on."""
+    with Traced(hardware) as traced:
+        one = make(MIB)
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                is_empty = hardware.end_trace() == ()
+                hardware.set_sites(is_on=True)
+                hardware.close()
+                status = 0 if is_empty else 2
+            except BaseException:  # noqa: BLE001 - the child has no other way to tell
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(pid, 0)
+        two = make(2 * MIB)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    traced.check()
+    assert not torch._C._cuda_isHistoryEnabled()
+    del one, two
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_each_device_has_its_trace() -> None:
+    """One that was used before, and one that is first used within the trace."""
+    run_python(
+        _SCRIPT
+        + """
+x = make(1 << 20)
+hardware = detect_hardware()
+with Traced(hardware) as traced:
+    y = make(1 << 21)
+    z = torch.ones(1 << 22, device="cuda:1")
+    del y
+assert sorted(traced.traces) == ["cuda:0", "cuda:1"]
+traced.check("cuda:0")
+traced.check("cuda:1")
+assert traced.traces["cuda:1"].before == ()
+with Traced(hardware) as traced:
+    y = make(1 << 21)
+    del z
+traced.check("cuda:0")
+traced.check("cuda:1")
+"""
+    )
