@@ -52,6 +52,7 @@ from tests.report.oom_examples import (
     make_empty_card,
     make_host_card,
     make_hostile_card,
+    read_recorded_card,
 )
 from tests.report.trace_examples import (
     make_host_trace,
@@ -106,6 +107,7 @@ def make_every_report() -> dict[str, Report]:
         "holdings": report_holdings(make_holdings()),
         "oom": report_oom(make_card()),
         "oom_empty": report_oom(make_empty_card()),
+        "oom_h100": report_oom(read_recorded_card()),
         "oom_host": report_oom(make_host_card()),
         "oom_hostile": report_oom(make_hostile_card()),
         "plan": report_plan(make_plan()),

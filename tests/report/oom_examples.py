@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from gpumemwidget.records import MemoryKind, Owned
 from gpumemwidget.traces import OomCard, OomEvent, WayOut
 from tests.report.examples import HOSTILE, MIB
 
 GIB = 1024 * MIB
+_RECORDED = Path(__file__).parents[1] / "data" / "h100-oom.json"
 
 _KINDS: tuple[tuple[MemoryKind, int], ...] = (
     ("saved for backward", 38 * GIB),
@@ -215,6 +219,23 @@ def make_empty_card(device: str = "cuda:0") -> OomCard:
         ways=(),
         notes=("The account of owners was not taken: it took more than its time.",),
     )
+
+
+def read_recorded_card() -> OomCard:
+    """The one that was recorded on a real GPU."""
+    card = json.loads(_RECORDED.read_text(encoding="utf-8"))
+    for owned in card["owners"]:
+        owned.update(steps=tuple(owned["steps"]), rows=tuple(owned["rows"]))
+    for way in card["ways"]:
+        way.update(names=tuple(way["names"]))
+    card.update(
+        event=OomEvent(**{**card["event"], "frames": ()}),
+        owners=tuple(Owned(**owned) for owned in card["owners"]),
+        ways=tuple(WayOut(**way) for way in card["ways"]),
+        kinds=tuple((kind, n_bytes) for kind, n_bytes in card["kinds"]),
+        notes=tuple(card["notes"]),
+    )
+    return OomCard(**card)
 
 
 def make_hostile_card() -> OomCard:
