@@ -31,9 +31,9 @@ _MOST_ACCOUNTS = 2
 #: So many of a cell's OOMs are kept, the last ones: one of them ends it.
 _MOST_KEPT = 16
 #: The look at the owners, and all together: a person waits for it.
-_ACCOUNT_BUDGET_S = 0.7
+_ACCOUNT_BUDGET_S = 0.55
 _CARD_BUDGET_S = 0.9
-_LEAST_BUDGET_S = 0.2
+_LEAST_BUDGET_S = 0.3
 #: The card's owners.
 _MOST_OWNERS = 10
 
@@ -106,7 +106,8 @@ class OomCards:
         sign = _find_sign(result) or cell.inner
         if sign is None:
             return
-        card = self._build(cell, sign, record, result.info.raw_cell)
+        info = None if result is None else result.info
+        card = self._build(cell, sign, record, "" if info is None else info.raw_cell)
         if card is not None:
             from gpumemwidget.jupyter.oomcard import show_card  # noqa: PLC0415 - brings widgets
 
@@ -134,13 +135,12 @@ class OomCards:
             self._take_account(seen)
 
     def _take_account(self, seen: _Seen) -> None:
-        from gpumemwidget.owners.entries import take_memory_account  # noqa: PLC0415 - when needed
+        from gpumemwidget.owners.entries import take_running_account  # noqa: PLC0415 - when needed
 
-        extension = self._extension
-        account = take_memory_account(
-            extension.shell, extension.monitor.hardware, budget_s=_ACCOUNT_BUDGET_S
+        extension, device = self._extension, seen.event.device
+        account = take_running_account(
+            extension.shell, extension.monitor.hardware, device, budget_s=_ACCOUNT_BUDGET_S
         )
-        device = seen.event.device
         seen.account = next((each for each in account.devices if each.device == device), None)
         seen.is_complete = account.is_complete
         seen.duration_s = account.duration_s

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from gpumemwidget.backends.hardware import Hardware
@@ -147,7 +147,7 @@ class _Releases:
                 shown.append(f"{len(names) - len(shown)} more")
             yield WayOut(
                 kind="names",
-                text=f"release {' and '.join(shown)}, which this cell does not mention",
+                text=f"release {_join(shown)}, which this cell does not mention",
                 gives_bytes=self._sum_dying(account.find_marks(names)),
                 gives_is=self._is,
                 command=f"%memrelease {' '.join(names)}",
@@ -173,6 +173,11 @@ class _Releases:
             if block is not None:
                 sizes[block.address] = block.n_bytes
         return sum(sizes.values())
+
+
+def _join(words: Sequence[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 # -- What the allocator and the system may be told -------------------------------------------------

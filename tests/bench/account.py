@@ -48,7 +48,7 @@ config = {"lr": 1e-3, "layers": list(range(12)), "names": [f"layer {n}" for n in
 """
 
 #: A run's records, as a person keeps them: so many tensors, and so many objects beside them.
-_HEAP = """
+HEAP = """
 import torch
 records = []
 def grow(n_tensors, n_objects):
@@ -75,7 +75,7 @@ def measure(quick: bool) -> list[Row]:
     refresh_s = _time(lambda: list_holdings(extension.shell), n_runs)
     n_rows = len(list_holdings(extension.shell))
 
-    run(shell, _HEAP)
+    run(shell, HEAP)
     run(shell, f"grow({n_tensors}, 0)")
     missing = n_objects - len(gc.get_objects())
     run(shell, f"grow(0, {missing})")

@@ -139,7 +139,7 @@ def test_many_names(notebook: Notebook, tracker: Tracker) -> None:
 
     names = [way for way in ways if way.kind == "names"]
     assert len(names) == 4
-    assert names[0].text == "release n0 and n1 and n2 and 2 more, which this cell does not mention"
+    assert names[0].text == "release n0, n1, n2 and 2 more, which this cell does not mention"
     assert names[0].command == "%memrelease n0 n1 n2 n3 n4"
 
 

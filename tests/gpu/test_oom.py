@@ -1,0 +1,427 @@
+"""OOMs on a real GPU: the card says what stood, holds nothing, and what it promises is true."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from gpumemwidget.jupyter import oom, oomcard
+from gpumemwidget.jupyter.extension import current_extension
+from gpumemwidget.traces import OomCard
+from tests.gpu.test_cuda import run_python
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
+
+MIB = 1024**2
+#: More than any device has: it fails at once, and fills nothing.
+HUGE = 1 << 43
+#: Only qualified names tell the class of a method, and Python 3.10 has none.
+LINEAR = "torch.nn.modules.linear." + ("Linear." if sys.version_info >= (3, 11) else "") + "forward"
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[InteractiveShell]:
+    """A shell with the extension loaded, and a model on the device that was used once."""
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    config = Config()
+    config.HistoryManager.enabled = False
+    shell = InteractiveShell.instance(config=config, colors="nocolor")
+    run(shell, "%load_ext gpumemwidget")
+    run(
+        shell,
+        "import torch\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.ReLU(), "
+        "torch.nn.Linear(1024, 1024)).cuda()\n"
+        "x = torch.randn(4096, 1024, device='cuda')\n"
+        "model(x).sum().backward()\n"
+        "torch.cuda.synchronize()",
+    )
+
+    yield shell
+
+    torch.cuda.set_per_process_memory_fraction(1.0, 0)
+    run(shell, "%unload_ext gpumemwidget")
+    shell.reset(new_session=False)
+    atexit.unregister(shell.atexit_operations)
+    shell.atexit_operations()
+    InteractiveShell.clear_instance()
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(name, None)
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def cards(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> list[OomCard]:
+    """The cards that were shown; each still is."""
+    cards: list[OomCard] = []
+    show = oomcard.show_card
+
+    def keep(card: OomCard, extension: Any) -> None:
+        cards.append(card)
+        show(card, extension)
+
+    monkeypatch.setattr(oomcard, "show_card", keep)
+    return cards
+
+
+def run(shell: InteractiveShell, source: str) -> None:
+    shell.run_cell(source, store_history=True)
+
+
+def read_allocated() -> int:
+    gc.collect()
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated(0)
+
+
+def find_gives(card: OomCard, kind: str) -> int:
+    return next(way.gives_bytes or 0 for way in card.ways if way.kind == kind)
+
+
+def hold_to_counters(card: OomCard) -> None:
+    """What is said of the device adds up."""
+    event = card.event
+    assert event.device == "cuda:0"
+    assert card.owned_bytes == event.allocated_bytes
+    assert sum(n_bytes for _, n_bytes in card.kinds) == event.allocated_bytes
+    assert event.device_total_bytes == torch.cuda.mem_get_info(0)[1]
+    assert event.largest_free_block_bytes is not None
+    assert event.unallocated_bytes is not None
+    assert event.largest_free_block_bytes <= event.unallocated_bytes
+    if event.others_bytes is not None:
+        assert event.outside_bytes is not None
+        assert event.outside_bytes > 0
+    assert len(card.owners) <= 10
+    assert not any(each.kind == "unknown" for each in card.owners)
+
+
+# -- Where it happens ------------------------------------------------------------------------------
+
+
+def test_in_forward(
+    shell: InteractiveShell, cards: list[OomCard], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line of the cell's, its text and the layer that it called."""
+    before = read_allocated()
+    capsys.readouterr()
+
+    run(
+        shell,
+        "def step():\n    h = model(x)\n    return model(x[:1].expand(1 << 32, 1024))\nstep()",
+    )
+
+    (card,) = cards
+    hold_to_counters(card)
+    assert (card.event.requested_bytes or 0) > torch.cuda.mem_get_info(0)[1]
+    assert card.event.limit_bytes is None
+    assert (card.place or "").endswith("], line 3")
+    assert card.text == "return model(x[:1].expand(1 << 32, 1024))"
+    assert card.function == LINEAR
+    assert card.notes == ()
+    shown = capsys.readouterr().out
+    assert 0 < shown.index("OutOfMemoryError") < shown.index("Out of memory on cuda:0")
+    # h, and what its graph has saved: all of the failed step.
+    held = read_allocated() - before
+    assert find_gives(card, "last exception") == held
+    run(shell, "%memrelease --exceptions")
+    assert read_allocated() == before
+
+
+def test_in_backward(shell: InteractiveShell, cards: list[OomCard]) -> None:
+    """Autograd's thread has no stack: the line is the one that called ``backward``."""
+    before = read_allocated()
+
+    run(
+        shell,
+        "def train():\n"
+        "    w = torch.zeros(1, device='cuda', requires_grad=True)\n"
+        f"    y = model(x).mean() + w.expand({HUGE})[0]\n"
+        "    y.backward()\n"
+        "train()",
+    )
+
+    (card,) = cards
+    hold_to_counters(card)
+    assert (card.place or "").endswith("], line 4")
+    assert card.function == "torch.autograd.backward"
+    assert find_gives(card, "last exception") == read_allocated() - before
+    assert {way.kind for way in card.ways} >= {"gradients", "checkpointing"}
+    run(shell, "%memrelease --exceptions")
+    assert read_allocated() == before
+
+
+def test_in_a_functions_backward(shell: InteractiveShell, cards: list[OomCard]) -> None:
+    """Of the user's own function the line within its ``backward``."""
+    before = read_allocated()
+
+    run(
+        shell,
+        "class Double(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, a):\n"
+        "        ctx.save_for_backward(a)\n        return a * 2\n"
+        "    @staticmethod\n    def backward(ctx, grad):\n"
+        "        (a,) = ctx.saved_tensors\n"
+        f"        return grad.new_empty({HUGE})\n"
+        "Double.apply(x.clone().requires_grad_()).sum().backward()",
+    )
+
+    (card,) = cards
+    hold_to_counters(card)
+    assert (card.place or "").endswith("], line 9")
+    assert find_gives(card, "last exception") == read_allocated() - before
+    run(shell, "%memrelease --exceptions")
+    assert read_allocated() == before
+
+
+def test_in_an_optimizers_step(shell: InteractiveShell, cards: list[OomCard]) -> None:
+    """Under a limit, where the moments find no room: the limit is said, and what it would give."""
+    run(
+        shell,
+        "big = torch.nn.Linear(8192, 8192, bias=False).cuda()\n"
+        "big(torch.randn(1, 8192, device='cuda')).sum().backward()",
+    )
+    run(shell, "optimizer = torch.optim.Adam(big.parameters())\ntorch.cuda.empty_cache()")
+    total = torch.cuda.mem_get_info(0)[1]
+    fraction = (torch.cuda.memory_reserved(0) + 128 * MIB) / total
+    torch.cuda.set_per_process_memory_fraction(fraction, 0)
+
+    run(shell, "optimizer.step()")
+    torch.cuda.set_per_process_memory_fraction(1.0, 0)
+
+    (card,) = cards
+    hold_to_counters(card)
+    assert card.event.requested_bytes == 256 * MIB
+    assert card.event.limit_bytes == int(fraction * total)
+    assert card.text == "optimizer.step()"
+    assert (card.function or "").startswith("torch.optim.")
+    assert find_gives(card, "limit") > 0
+    assert find_gives(card, "gradients") >= 256 * MIB
+    assert ("gradient", 256 * MIB) in {(each.kind, each.n_bytes) for each in card.owners}
+
+
+def test_in_a_thread(shell: InteractiveShell, cards: list[OomCard]) -> None:
+    """Whose error comes to the cell: the line is the thread's own."""
+    run(
+        shell,
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "def work():\n"
+        f"    torch.empty({HUGE}, device='cuda')\n"
+        "with ThreadPoolExecutor(1) as pool:\n    pool.submit(work).result()",
+    )
+
+    (card,) = cards
+    hold_to_counters(card)
+    assert (card.place or "").endswith("], line 3")
+
+
+def test_in_a_traced_cell(
+    shell: InteractiveShell, cards: list[OomCard], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under ``%%memtrace`` there are both, the card first."""
+    run(shell, f"%%memtrace\nh = model(x)\ntorch.empty({HUGE}, device='cuda')")
+
+    (card,) = cards
+    hold_to_counters(card)
+    assert (card.place or "").endswith("line 2") or (card.place or "").endswith("line 3")
+    shown = capsys.readouterr()
+    assert "Out of memory on cuda:0" in shown.out
+    assert "gpumemwidget:" not in shown.err
+
+
+def test_the_first_touch_in_the_cell() -> None:
+    """Torch is imported, CUDA initialised and out of memory in one and the same cell."""
+    script = f"""
+from IPython.core.interactiveshell import InteractiveShell
+from gpumemwidget.jupyter import oomcard
+def show(card, extension):
+    print("CARD", card.event.requested_bytes, card.event.frames != (), card.notes)
+oomcard.show_card = show
+shell = InteractiveShell.instance(colors="nocolor")
+shell.run_cell("%load_ext gpumemwidget", store_history=True)
+cell = "import torch\\ntorch.empty({HUGE}, dtype=torch.uint8, device='cuda')"
+shell.run_cell(cell, store_history=True)
+shell.run_cell("%unload_ext gpumemwidget")
+"""
+    assert f"CARD {HUGE} True ()" in run_python(script)
+
+
+# -- Which have a card -----------------------------------------------------------------------------
+
+
+def test_ooms_that_are_caught(shell: InteractiveShell, cards: list[OomCard]) -> None:
+    """They are counted, give no card, and from the third on cost next to nothing."""
+    run(
+        shell,
+        "import time\nspent = []\n"
+        "for n in range(12):\n"
+        "    start = time.perf_counter()\n"
+        f"    try:\n        torch.empty({HUGE}, device='cuda')\n"
+        "    except torch.OutOfMemoryError:\n        pass\n"
+        "    spent.append(time.perf_counter() - start)",
+    )
+
+    assert cards == []
+    record = list(current_extension().monitor.ledger)[-1]
+    assert next(each.num_ooms for each in record.devices if each.device == "cuda:0") == 12
+    assert max(shell.user_ns["spent"][2:]) < 0.1
+
+
+def test_one_after_those_that_were_caught(shell: InteractiveShell, cards: list[OomCard]) -> None:
+    """Its owners come from the traceback that still stands, and nothing is missing."""
+    before = read_allocated()
+
+    run(
+        shell,
+        "def search():\n"
+        "    for n in range(3):\n"
+        f"        try:\n            torch.empty({HUGE}, device='cuda')\n"
+        "        except torch.OutOfMemoryError:\n            h = model(x)\n"
+        f"    torch.empty({2 * HUGE}, dtype=torch.uint8, device='cuda')\n"
+        "search()",
+    )
+
+    (card,) = cards
+    assert card.event.requested_bytes == 2 * HUGE
+    assert card.n_caught == 3
+    assert card.owned_bytes == card.event.allocated_bytes
+    assert len(card.notes) == 1
+    assert find_gives(card, "last exception") == read_allocated() - before
+    run(shell, "%memrelease --exceptions")
+    assert read_allocated() == before
+
+
+def test_what_is_raised_from_it(shell: InteractiveShell, cards: list[OomCard]) -> None:
+    """One card for the error that ended the cell, whatever it was made of."""
+    run(
+        shell,
+        f"try:\n    torch.empty({HUGE}, device='cuda')\n"
+        "except torch.OutOfMemoryError as exc:\n    raise ValueError('no') from exc",
+    )
+
+    (card,) = cards
+    assert card.text.startswith("torch.empty(")
+
+
+def test_what_a_library_of_cudas_says(shell: InteractiveShell, cards: list[OomCard]) -> None:
+    """Where PyTorch's allocator has not been asked, what stands at the end is told."""
+    run(shell, "raise RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling')")
+
+    (card,) = cards
+    assert card.event.requested_bytes is None
+    assert card.owned_bytes == card.event.allocated_bytes == torch.cuda.memory_allocated(0)
+
+
+# -- What it costs, and what it promises -----------------------------------------------------------
+
+
+def test_it_is_quick(
+    shell: InteractiveShell, cards: list[OomCard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both parts together take less than a second."""
+    spent: list[float] = []
+
+    def count(part: Callable[..., None]) -> Callable[..., None]:
+        def timed(*args: Any) -> None:
+            start_s = time.perf_counter()
+            part(*args)
+            spent.append(time.perf_counter() - start_s)
+
+        return timed
+
+    cell = f"h = model(x)\ntorch.empty({HUGE}, device='cuda')"
+    run(shell, cell)
+    for name in ("_keep", "end"):
+        monkeypatch.setattr(oom.OomCards, name, count(vars(oom.OomCards)[name]))
+
+    run(shell, cell)
+
+    assert len(cards) == 2
+    assert len(spent) == 2
+    assert sum(spent) < 1.0
+
+
+def test_nothing_is_allocated_to_look(
+    shell: InteractiveShell, cards: list[OomCard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither at the OOM nor at the card: allocated, reserved and the user's peaks stay."""
+    seen: list[tuple[int, ...]] = []
+
+    def read() -> tuple[int, ...]:
+        return (
+            torch.cuda.memory_allocated(0),
+            torch.cuda.memory_reserved(0),
+            torch.cuda.max_memory_allocated(0),
+            torch.cuda.max_memory_reserved(0),
+        )
+
+    def count(part: Callable[..., None]) -> Callable[..., None]:
+        def watched(*args: Any) -> None:
+            seen.append(read())
+            part(*args)
+            seen.append(read())
+
+        return watched
+
+    for name in ("_keep", "end"):
+        monkeypatch.setattr(oom.OomCards, name, count(vars(oom.OomCards)[name]))
+
+    run(shell, f"h = model(x)\ntorch.empty({HUGE}, device='cuda')")
+
+    assert len(seen) == 4
+    assert seen[0] == seen[1]
+    assert seen[2] == seen[3]
+
+
+def test_gradients_and_names(shell: InteractiveShell, cards: list[OomCard]) -> None:
+    """What the other ways promise their releases give, to the byte."""
+    run(shell, "unused = torch.empty(64 * 1024**2, dtype=torch.uint8, device='cuda')")
+    run(shell, f"model(x)\ntorch.empty({HUGE}, device='cuda')")
+    (card,) = cards
+    names = next(way for way in card.ways if way.kind == "names" and way.names == ("unused",))
+
+    before = read_allocated()
+    run(shell, names.command or "")
+    after_names = read_allocated()
+    run(shell, "%memrelease --grads")
+    after_grads = read_allocated()
+
+    assert before - after_names == names.gives_bytes == 64 * MIB
+    assert after_names - after_grads == find_gives(card, "gradients")
+    assert all(each.grad is None for each in shell.user_ns["model"].parameters())
+
+
+def test_fragments(shell: InteractiveShell, cards: list[OomCard]) -> None:
+    """Enough is reserved, in pieces too small: growing segments are named."""
+    run(
+        shell,
+        "def take(n_mib):\n"
+        "    return torch.empty(n_mib * 1024**2, dtype=torch.uint8, device='cuda')\n"
+        "pieces, kept = [take(64) for _ in range(8)], []\n"
+        "while pieces:\n"
+        "    pieces.pop()\n"
+        "    kept.append(take(40))",
+    )
+    total = torch.cuda.mem_get_info(0)[1]
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved(0) / total, 0)
+
+    run(shell, "take(128)")
+    torch.cuda.set_per_process_memory_fraction(1.0, 0)
+
+    (card,) = cards
+    hold_to_counters(card)
+    event = card.event
+    assert event.unallocated_bytes is not None
+    assert event.largest_free_block_bytes is not None
+    assert event.largest_free_block_bytes < 128 * MIB <= event.unallocated_bytes
+    assert find_gives(card, "expandable segments") == event.unallocated_bytes
