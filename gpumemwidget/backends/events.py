@@ -23,6 +23,8 @@ _OOM = _CODES["oom"]
 #: Dictionaries that are turned into columns at once.
 _CHUNK = 8_192
 _MIB = 1 << 20
+#: Torch converts the processor's own counter to the time of day, by at most this wrong.
+_CLOCKS_DIFFER_US = 50
 
 
 def parse_traces(
@@ -46,8 +48,8 @@ def parse_traces(
         marked_by_us: a snapshot was taken at the start, between ``start_us`` and this: it is itself
             an event, and the first one of the span comes after it. Where it is missing, the ring
             has lost it, and the trace is not whole.
-        max_entries: how many events the ring holds, where no snapshot marks the start: a ring that
-            is full may have lost some.
+        max_entries: how many events the ring of each device holds, where that is known: without a
+            mark, a ring that is full may have lost some.
     """
     stood = tuple(before)
     after = parse_segments(each for each in snapshot["segments"] if each["device"] in touched)
@@ -59,9 +61,13 @@ def parse_traces(
             continue
         device = f"cuda:{index}"
         own_before = tuple(each for each in stood if each.device == device)
-        first, is_whole = _find_start(raw, start_us, marked_by_us, has_before=bool(own_before))
-        if marked_by_us is None and max_entries is not None:
-            is_whole = len(raw) < max_entries
+        first = _find_mark(raw, start_us, marked_by_us)
+        is_whole = first is not None
+        if first is None:
+            first = bisect.bisect_left(raw, start_us, key=_read_time)
+            # A device that was first touched within the span was not there to be marked.
+            needs_mark = marked_by_us is not None and (bool(own_before) or max_entries is None)
+            is_whole = not needs_mark and (max_entries is None or len(raw) < max_entries)
         del raw[:first]
         traces.append(
             AllocatorTrace(
@@ -145,17 +151,20 @@ def parse_rules(settings: Mapping[str, Any]) -> AllocatorRules:
     )
 
 
-def _find_start(
-    raw: Sequence[Mapping[str, Any]], start_us: int, marked_by_us: int | None, *, has_before: bool
-) -> tuple[int, bool]:
-    """The place of the span's first event, and whether none before it is missing."""
-    by_time = bisect.bisect_left(raw, start_us, key=lambda each: each.get("time_us", start_us))
+def _find_mark(
+    raw: Sequence[Mapping[str, Any]], start_us: int, marked_by_us: int | None
+) -> int | None:
+    """The place behind the snapshot that marks the start; ``None`` where it is not there."""
     if marked_by_us is None:
-        return by_time, True
-    for place in range(by_time, len(raw)):
+        return None
+    first = bisect.bisect_left(raw, start_us - _CLOCKS_DIFFER_US, key=_read_time)
+    for place in range(first, len(raw)):
         if raw[place]["action"] == "snapshot":
-            if raw[place].get("time_us", start_us) <= marked_by_us:
-                return place + 1, True
-            break
-    # A device that was first touched within the span was not there to be marked.
-    return by_time, not has_before
+            is_ours = _read_time(raw[place]) <= marked_by_us + _CLOCKS_DIFFER_US
+            return place + 1 if is_ours else None
+    return None
+
+
+def _read_time(raw: Mapping[str, Any]) -> int:
+    time_us: int = raw.get("time_us", 0)
+    return time_us

@@ -188,6 +188,7 @@ def test_a_device_that_was_first_touched_within_the_span_has_no_mark() -> None:
         end_us=200,
         touched={1},
         marked_by_us=104,
+        max_entries=10,
     )
 
     assert [trace.device for trace in traces] == ["cuda:1"]

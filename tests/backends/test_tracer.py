@@ -1,0 +1,564 @@
+"""The history is switched on for a cell, and left as it was found: over simulated allocators.
+
+The same on a real GPU: ``tests/gpu/test_trace.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumemwidget.backends.allocator import ReplayAllocator
+from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.simulated import simulate_torch
+from gpumemwidget.traces import ACTIONS, AllocatorTrace
+
+MIB = 1 << 20
+IS_USERS = "a memory history was running already, and was used as it is"
+
+
+class Gpu:
+    """A simulated GPU, its torch, and our backend over it."""
+
+    def __init__(self, n_devices: int = 1) -> None:
+        self.allocator = ReplayAllocator(n_devices)
+        self.torch: Any = simulate_torch(self.allocator)
+        self.memory = self.torch.cuda.memory
+        self.allocator.touch(0)
+        self.backend = CudaBackend(self.torch)
+        self.binding = self.torch._C._cuda_record_memory_history
+
+    def make(self, n_bytes: int, device: int = 0) -> int:
+        """Allocate, on this line."""
+        return self.allocator.allocate(n_bytes, device)
+
+    def trace(self, **options: Any) -> list[AllocatorTrace]:
+        return list(self.backend.end_trace(**options))
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether no history runs and torch's binding is its own."""
+        binding = self.torch._C._cuda_record_memory_history
+        return not self.allocator.is_history_on and binding == self.binding
+
+
+@pytest.fixture
+def gpu() -> Gpu:
+    return Gpu()
+
+
+def list_sizes(trace: AllocatorTrace) -> list[int]:
+    """What was asked for, of each allocation."""
+    events = trace.events
+    return [
+        size
+        for code, size in zip(events.actions, events.sizes, strict=True)
+        if ACTIONS[code] == "alloc"
+    ]
+
+
+def find_line(gpu: Gpu, handle: int) -> str | None:
+    """The function that a live block's history says allocated it."""
+    address = gpu.allocator.find_address(handle)
+    blocks = [block for each in gpu.backend.read_segments() for block in each.blocks]
+    (block,) = [each for each in blocks if each.address == address]
+    return block.frames[0].function if block.frames else None
+
+
+# -- A trace -----------------------------------------------------------------------------------
+
+
+def test_a_trace_has_what_happened_and_what_stood(gpu: Gpu) -> None:
+    """The lines are those that ran; afterwards no history runs."""
+    kept = gpu.make(3 * MIB)
+
+    assert gpu.backend.start_trace(n_events=100) == ()
+    assert gpu.backend.is_tracing
+    gpu.make(100)
+    gpu.allocator.free(kept)
+    (trace,) = gpu.trace()
+
+    assert not gpu.backend.is_tracing
+    assert [ACTIONS[code] for code in trace.events.actions] == [
+        "segment_alloc",
+        "alloc",
+        "free_requested",
+        "free_completed",
+    ]
+    first = trace.events.stack_table[trace.events.stacks[1]]
+    assert [frame.function for frame in first[:2]] == [
+        "make",
+        "test_a_trace_has_what_happened_and_what_stood",
+    ]
+    assert [each.n_bytes for each in trace.before] == [20 * MIB]
+    assert [each.n_bytes for each in trace.after] == [20 * MIB, 2 * MIB]
+    assert trace.start_us <= trace.events.times_us[0] <= trace.end_us
+    assert trace.is_whole
+    assert trace.notes == ()
+    assert gpu.is_clean
+
+
+def test_no_lines_of_frees_are_taken(gpu: Gpu) -> None:
+    """To take one while an error unwinds a call of C++ would lose the error."""
+    kept = gpu.make(100)
+    gpu.backend.start_trace(n_events=100)
+    gpu.allocator.free(kept)
+
+    (trace,) = gpu.trace()
+
+    assert list(trace.events.stacks) == [0, 0]
+
+
+def test_nothing_runs_without_a_start(gpu: Gpu) -> None:
+    """An end alone gives nothing, and so does a second one."""
+    assert gpu.backend.end_trace() == ()
+    gpu.backend.start_trace(n_events=100)
+    assert len(gpu.trace()) == 1
+    assert gpu.backend.end_trace() == ()
+    assert gpu.is_clean
+
+
+def test_a_second_start_drops_the_first(gpu: Gpu) -> None:
+    """A trace whose cell never ended does not run on."""
+    gpu.backend.start_trace(n_events=100)
+    gpu.make(1)
+    gpu.backend.start_trace(n_events=100)
+    gpu.make(2)
+
+    (trace,) = gpu.trace()
+
+    assert list_sizes(trace) == [2]
+    assert gpu.is_clean
+
+
+def test_the_ring_is_bounded_for_all_devices_together() -> None:
+    """Each of two has half of it; the newest events are there."""
+    gpu = Gpu(2)
+    gpu.make(1, device=1)
+    gpu.backend.start_trace(n_events=20)
+    for size in range(1, 101):
+        gpu.make(size)
+    gpu.make(7, device=1)
+
+    first, second = gpu.trace()
+
+    assert list_sizes(first) == list(range(91, 101))
+    assert not first.is_whole
+    assert list_sizes(second) == [7]
+    assert second.is_whole
+
+
+def test_a_device_that_comes_into_use_is_traced_from_its_first_event() -> None:
+    """It stands with nothing at the start."""
+    gpu = Gpu(2)
+    gpu.backend.start_trace(n_events=100)
+    gpu.make(5, device=1)
+
+    first, second = gpu.trace()
+
+    assert list_sizes(first) == []
+    assert (list_sizes(second), second.before, second.is_whole) == ([5], (), True)
+
+
+def test_cuda_that_begins_within_the_trace_is_not_begun_by_it(gpu: Gpu) -> None:
+    """The history starts with the user's own first call, once, whatever was traced before."""
+    calls: list[tuple[Any, list[str]]] = []
+    is_initialized = False
+    gpu.torch.cuda.is_initialized = lambda: is_initialized
+    gpu.torch.cuda._queued_calls = calls
+    gpu.torch.cuda._lazy_call = lambda call: calls.append((call, []))
+    gpu.backend.start_trace(n_events=100)
+    assert gpu.backend.end_trace() == ()
+    gpu.backend.start_trace(n_events=100)
+    assert len(calls) == 1
+    assert gpu.is_clean
+
+    calls[0][0]()
+    is_initialized = True
+    gpu.make(9)
+    (trace,) = gpu.trace()
+
+    assert list_sizes(trace) == [9]
+    assert trace.is_whole
+    assert gpu.is_clean
+
+
+def test_nothing_waits_for_cuda_after_unloading(gpu: Gpu) -> None:
+    """What was queued is taken out again, and others' calls stay."""
+    others = (print, ["traceback"])
+    calls: list[Any] = [others]
+    gpu.torch.cuda.is_initialized = lambda: False
+    gpu.torch.cuda._queued_calls = calls
+    gpu.torch.cuda._lazy_call = lambda call: calls.append((call, []))
+    gpu.backend.set_sites(is_on=True)
+    assert len(calls) == 2
+    late = calls[1][0]
+
+    gpu.backend.close()
+    late()
+
+    assert calls == [others]
+    assert gpu.is_clean
+
+
+def test_torch_that_comes_within_the_trace_joins_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the lines of blocks, too, where they are kept."""
+    gpu = Gpu()
+    hardware = Hardware([])
+    hardware.set_sites(is_on=True)
+    hardware.start_trace()
+    assert hardware.is_tracing
+
+    hardware._join(gpu.torch)
+    gpu.make(11)
+    (trace,) = hardware.end_trace()
+
+    assert list_sizes(trace) == [11]
+    assert not hardware.is_tracing
+    assert gpu.allocator.is_history_on
+    hardware.close()
+    assert not gpu.allocator.is_history_on
+
+
+# -- What can't be traced ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cudaMallocAsync", "pluggable"])
+def test_other_allocators_say_why(gpu: Gpu, name: str) -> None:
+    """Nothing is started then."""
+    gpu.memory.get_allocator_backend = lambda: name
+
+    (note,) = gpu.backend.start_trace(n_events=100)
+
+    assert f"the CUDA allocator {name} keeps no history" in note
+    assert note == gpu.backend.set_sites(is_on=True)
+    assert gpu.trace() == []
+    assert gpu.is_clean
+
+
+def test_a_torch_that_does_not_tell_is_left_alone(gpu: Gpu) -> None:
+    """Without knowing whether the user has a history, none is started."""
+    del gpu.torch._C._cuda_isHistoryEnabled
+
+    (note,) = gpu.backend.start_trace(n_events=100)
+
+    assert "upgrade to 2.4" in note
+    assert gpu.trace() == []
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+
+
+def test_a_start_that_cuda_refuses_leaves_nothing(gpu: Gpu) -> None:
+    """Whether at the switch or at the snapshot."""
+    gpu.memory.memory_snapshot = _refuse
+
+    (note,) = gpu.backend.start_trace(n_events=100)
+
+    assert note == "CUDA refuses a trace: CUDA error: an illegal memory access was encountered"
+    assert not gpu.backend.is_tracing
+    assert gpu.is_clean
+
+
+def test_an_end_that_cuda_refuses_switches_off(gpu: Gpu) -> None:
+    """There is no trace, and a note says why."""
+    gpu.backend.start_trace(n_events=100)
+    gpu.memory._snapshot = _refuse
+
+    assert gpu.backend.end_trace() == ()
+
+    assert gpu.backend.take_notes() == (
+        "CUDA gives no trace: CUDA error: an illegal memory access was encountered",
+    )
+    assert gpu.is_clean
+
+
+def test_an_interrupt_in_the_end_switches_off(gpu: Gpu) -> None:
+    """Ctrl-C while torch puts a million events together."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    gpu.backend.start_trace(n_events=100)
+    gpu.memory._snapshot = interrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gpu.backend.end_trace()
+
+    assert not gpu.backend.is_tracing
+    assert gpu.is_clean
+
+
+# -- The user's own history --------------------------------------------------------------------
+
+
+def test_a_history_of_the_users_is_used_and_left(gpu: Gpu) -> None:
+    """Ours is the part since the start; nothing of his is cut or set."""
+    gpu.memory._record_memory_history("all", context="all", max_entries=30)
+    gpu.make(1)
+    gpu.backend.start_trace(n_events=5)
+    for size in range(2, 12):
+        gpu.make(size)
+
+    (trace,) = gpu.trace()
+    gpu.backend.close()
+
+    assert list_sizes(trace) == list(range(2, 12))
+    assert trace.is_whole
+    assert trace.notes == (IS_USERS,)
+    assert gpu.allocator.is_history_on
+    raw = gpu.memory._snapshot()["device_traces"][0]
+    assert raw[1]["size"] == 1
+    for _ in range(100):
+        gpu.make(3)
+    assert len(gpu.memory._snapshot()["device_traces"][0]) == 30
+
+
+def test_a_ring_of_the_users_that_lost_the_start_is_not_whole(gpu: Gpu) -> None:
+    """It is as small as he made it."""
+    gpu.memory._record_memory_history("all", context="all", max_entries=3)
+    gpu.make(1)
+    gpu.backend.start_trace(n_events=100)
+    for size in range(2, 12):
+        gpu.make(size)
+
+    (trace,) = gpu.trace()
+
+    assert not trace.is_whole
+    assert list_sizes(trace) == [9, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("enabled", "context", "said", "n_events"),
+    [("state", "state", "it keeps no events", 0), ("all", None, "no lines of its events", 2)],
+)
+def test_what_a_history_of_the_users_lacks_is_said(
+    gpu: Gpu, enabled: str, context: str | None, said: str, n_events: int
+) -> None:
+    """And how to have a trace of our own."""
+    gpu.memory._record_memory_history(enabled, context=context)
+    gpu.backend.start_trace(n_events=100)
+    gpu.make(1)
+
+    (trace,) = gpu.trace()
+
+    (note,) = trace.notes
+    assert note.startswith(IS_USERS)
+    assert said in note
+    assert "_record_memory_history(None)" in note
+    assert len(trace.events) == n_events
+
+
+@pytest.mark.parametrize("enabled", ["all", "state", None])
+def test_what_is_set_within_the_cell_is_anothers(gpu: Gpu, enabled: str | None) -> None:
+    """The trace is not whole, and what was set stays."""
+    gpu.backend.start_trace(n_events=100)
+    gpu.make(1)
+    gpu.memory._record_memory_history(enabled)
+    gpu.make(2)
+
+    (trace,) = gpu.trace()
+
+    assert not trace.is_whole
+    assert "left as it is now" in trace.notes[0]
+    assert gpu.allocator.is_history_on == (enabled is not None)
+    assert gpu.torch._C._cuda_record_memory_history == gpu.binding
+
+
+def test_a_binding_that_was_replaced_meanwhile_stays(gpu: Gpu) -> None:
+    """Somebody else has wrapped it, after us."""
+    gpu.backend.start_trace(n_events=100)
+    ours = gpu.torch._C._cuda_record_memory_history
+
+    def theirs(*args: Any, **kwargs: Any) -> None:
+        ours(*args, **kwargs)
+
+    gpu.torch._C._cuda_record_memory_history = theirs
+    gpu.trace()
+
+    assert gpu.torch._C._cuda_record_memory_history is theirs
+    assert not gpu.allocator.is_history_on
+
+
+# -- Lines of live blocks ----------------------------------------------------------------------
+
+
+def test_sites_are_kept_until_they_are_switched_off(gpu: Gpu) -> None:
+    """Between traces, too; and without events."""
+    before = gpu.make(1)
+    said = [gpu.backend.set_sites(is_on=True), gpu.backend.set_sites(is_on=True)]
+    one = gpu.make(2)
+    gpu.backend.start_trace(n_events=100)
+    two = gpu.make(3)
+    (trace,) = gpu.trace()
+    three = gpu.make(4)
+
+    assert gpu.memory._snapshot()["device_traces"] == [[]]
+    assert [find_line(gpu, each) for each in (before, one, two, three)] == [
+        None,
+        "make",
+        "make",
+        "make",
+    ]
+    assert list_sizes(trace) == [3]
+    assert trace.notes == ()
+    said += [gpu.backend.set_sites(is_on=False), gpu.backend.set_sites(is_on=False)]
+    assert said == [
+        "the line of each block is kept from now on",
+        "the line of each block was kept already",
+        "the line of each block is no longer kept",
+        "the line of each block was not kept already",
+    ]
+    assert gpu.is_clean
+
+
+def test_sites_may_be_switched_while_a_trace_runs(gpu: Gpu) -> None:
+    """It goes on; what was asked for holds afterwards."""
+    gpu.backend.start_trace(n_events=100)
+    gpu.backend.set_sites(is_on=True)
+    gpu.make(1)
+    (trace,) = gpu.trace()
+    kept = gpu.make(2)
+
+    assert list_sizes(trace) == [1]
+    assert trace.is_whole
+    assert find_line(gpu, kept) == "make"
+
+    gpu.backend.start_trace(n_events=100)
+    gpu.backend.set_sites(is_on=False)
+    gpu.trace()
+    assert gpu.is_clean
+
+
+def test_unloading_switches_sites_off(gpu: Gpu) -> None:
+    """With or without a trace, and twice."""
+    gpu.backend.set_sites(is_on=True)
+    gpu.backend.start_trace(n_events=100)
+
+    gpu.backend.close()
+    gpu.backend.close()
+
+    assert gpu.is_clean
+
+
+def test_sites_are_not_forced_on_a_history_of_the_users(gpu: Gpu) -> None:
+    """It has been running, or he starts one afterwards."""
+    gpu.memory._record_memory_history("all", context="all", max_entries=9)
+    assert gpu.backend.set_sites(is_on=True) == IS_USERS.replace("was used", "is used")
+    gpu.memory._record_memory_history(None)
+
+    gpu.backend.set_sites(is_on=True)
+    gpu.memory._record_memory_history("all", context="all", max_entries=7)
+    gpu.backend.start_trace(n_events=100)
+    gpu.make(1)
+    (trace,) = gpu.trace()
+    gpu.backend.close()
+
+    assert trace.notes == (IS_USERS,)
+    assert gpu.allocator.is_history_on
+    for _ in range(20):
+        gpu.make(1)
+    assert len(gpu.memory._snapshot()["device_traces"][0]) == 7
+
+
+def test_blocks_can_be_read_where_only_their_lines_are_kept(gpu: Gpu) -> None:
+    """Also by a torch that fetches all events with them, since there are none."""
+    gpu.memory.memory_snapshot = lambda: gpu.allocator.take_snapshot()["segments"]
+    gpu.make(1)
+    gpu.backend.set_sites(is_on=True)
+    with_sites = gpu.backend.read_segments()
+    gpu.backend.set_sites(is_on=False)
+    gpu.memory._record_memory_history("all")
+
+    assert len(with_sites) == 1
+    assert gpu.backend.read_segments() == ()
+
+
+def test_no_gpu_has_no_lines() -> None:
+    """Where there is only the host, it is said."""
+    hardware = Hardware([])
+
+    assert "no memory of a GPU" in hardware.set_sites(is_on=True)
+    assert hardware.start_trace() == ()
+    assert hardware.end_trace() == ()
+
+
+# -- The file ----------------------------------------------------------------------------------
+
+
+def test_the_snapshot_is_written_whole(gpu: Gpu, tmp_path: Path) -> None:
+    """As torch gave it, in the place of what was there."""
+    path = tmp_path / "snapshot.pickle"
+    path.write_text("old")
+    gpu.backend.start_trace(n_events=100)
+    gpu.make(77)
+
+    (trace,) = gpu.trace(snapshot_to=path)
+
+    written = pickle.loads(path.read_bytes())
+    assert [each["size"] for each in written["device_traces"][0]][-1] == 77
+    assert list_sizes(trace) == [77]
+    assert [each.name for each in tmp_path.iterdir()] == ["snapshot.pickle"]
+
+
+def test_a_file_that_cant_be_written_is_a_note(gpu: Gpu, tmp_path: Path) -> None:
+    """The trace is given all the same."""
+    gpu.backend.start_trace(n_events=100)
+    gpu.make(77)
+
+    (trace,) = gpu.trace(snapshot_to=tmp_path / "missing" / "snapshot.pickle")
+
+    assert list_sizes(trace) == [77]
+    (note,) = gpu.backend.take_notes()
+    assert "can't be written" in note
+    assert note.endswith("choose another file")
+    assert gpu.is_clean
+
+
+# -- Threads and children ----------------------------------------------------------------------
+
+
+def test_other_threads_calls_are_others(gpu: Gpu) -> None:
+    """A library that sets the history from a thread of its own is seen."""
+    gpu.backend.start_trace(n_events=100)
+    thread = threading.Thread(target=gpu.memory._record_memory_history, args=("all",))
+    thread.start()
+    thread.join()
+
+    (trace,) = gpu.trace()
+
+    assert not trace.is_whole
+    assert gpu.allocator.is_history_on
+
+
+def test_a_forked_child_leaves_the_history_alone(gpu: Gpu) -> None:
+    """There CUDA can't be used, and says that it is not initialised."""
+    gpu.backend.start_trace(n_events=100)
+    gpu.backend.set_sites(is_on=True)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            gpu.torch.cuda.is_initialized = lambda: False
+            gpu.torch.cuda._lazy_call = print
+            gpu.memory._record_memory_history = _refuse
+            traces = gpu.backend.end_trace()
+            gpu.backend.set_sites(is_on=False)
+            gpu.backend.close()
+            status = 0 if traces == () and gpu.backend.take_notes() == () else 2
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    gpu.make(5)
+
+    (trace,) = gpu.trace()
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert list_sizes(trace) == [5]
