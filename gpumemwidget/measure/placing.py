@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from gpumemwidget.measure.backwards import Backwards, Inference
 from gpumemwidget.measure.modules import RunningModules
-from gpumemwidget.measure.played import ALLOC, Played
+from gpumemwidget.measure.played import ALLOC, SEGMENT_ALLOC, SEGMENT_MAP, Played
 from gpumemwidget.measure.sources import Sources
 from gpumemwidget.measure.stacks import Stack, read_stack
 from gpumemwidget.records import Frame
@@ -21,6 +21,9 @@ from gpumemwidget.units import format_bytes
 
 __all__ = ["BEFORE", "LOST", "Placed", "Site", "place_blocks"]
 
+#: Events that have the stack that was running then. A free's may be that of the allocation, unless
+#: the history was asked for more.
+_TAKING = frozenset((ALLOC, SEGMENT_ALLOC, SEGMENT_MAP))
 #: The sites of what stood before the cell, and of what a missing event allocated.
 BEFORE, LOST = 0, 1
 
@@ -90,6 +93,8 @@ class _Placer:
         last: Stack | None = None
         events = self.played.events
         for place, (action, stack) in enumerate(zip(events.actions, events.stacks, strict=True)):
+            if action not in _TAKING:
+                continue
             kind = kinds[stack]
             if kind == 1:
                 if waiting:

@@ -145,6 +145,22 @@ def test_the_only_line_with_a_backward_is_it(
     )
 
 
+def test_the_stack_of_a_free_is_not_taken_for_what_runs() -> None:
+    """It is that of the block's allocation, if the history was not asked for more."""
+    device = Device()
+    device.start()
+    piece = device.allocate(MIB, "", at(1))
+    device.allocate(MIB, "", at(3, *BEGUN))
+    device.free(piece)
+    device.events[-2:] = [(*event[:4], at(1)) for event in device.events[-2:]]
+    device.allocate(MIB, "", ())
+    sources = Sources(Source("In[7]", CELL, "cell", "x = f()\ndel x\nx.backward()"))
+
+    found = describe_device(device.end(), sources=sources, start_us=START_US)
+
+    assert list_lines(found) == {1: 1, 3: 2}
+
+
 @pytest.mark.parametrize(
     ("text", "last", "following", "line"),
     [
