@@ -133,17 +133,22 @@ def test_a_full_ring_is_not_whole() -> None:
 def test_the_span_begins_at_the_snapshot_that_marks_it() -> None:
     """What came between the start and the mark stands in the snapshot that the mark is of."""
     raw = [
-        _event("snapshot", time_us=50),
-        _event("alloc", time_us=101, size=1),
-        _event("snapshot", time_us=102),
-        _event("alloc", time_us=103, size=2),
-        _event("snapshot", time_us=104),
-        _event("alloc", time_us=105, size=3),
+        _event("snapshot", time_us=50_000),
+        _event("alloc", time_us=101_000, size=1),
+        _event("snapshot", time_us=102_000),
+        _event("alloc", time_us=103_000, size=2),
+        _event("snapshot", time_us=104_000),
+        _event("alloc", time_us=105_000, size=3),
     ]
     before = parse_segments([_segment(4096)])
 
     (trace,) = parse_traces(
-        _snapshot(raw), before=before, start_us=100, end_us=200, touched={0}, marked_by_us=104
+        _snapshot(raw),
+        before=before,
+        start_us=100_000,
+        end_us=200_000,
+        touched={0},
+        marked_by_us=104_000,
     )
 
     assert list(trace.events.sizes) == [2, 512, 3]
@@ -153,11 +158,16 @@ def test_the_span_begins_at_the_snapshot_that_marks_it() -> None:
 
 def test_a_mark_that_was_lost_leaves_the_trace_not_whole() -> None:
     """The ring holds the newest events; without the mark the oldest of the span are gone."""
-    raw = [_event("alloc", time_us=each) for each in range(150, 160)]
+    raw = [_event("alloc", time_us=each * 1000) for each in range(150, 160)]
     before = parse_segments([_segment(4096)])
 
     (trace,) = parse_traces(
-        _snapshot(raw), before=before, start_us=100, end_us=200, touched={0}, marked_by_us=104
+        _snapshot(raw),
+        before=before,
+        start_us=100_000,
+        end_us=200_000,
+        touched={0},
+        marked_by_us=104_000,
     )
 
     assert not trace.is_whole
@@ -166,11 +176,16 @@ def test_a_mark_that_was_lost_leaves_the_trace_not_whole() -> None:
 
 def test_a_snapshot_of_the_users_is_no_mark() -> None:
     """One that was taken later in the span does not stand in for the mark that was lost."""
-    raw = [_event("snapshot", time_us=150), _event("alloc", time_us=151)]
+    raw = [_event("snapshot", time_us=150_000), _event("alloc", time_us=151_000)]
     before = parse_segments([_segment(4096)])
 
     (trace,) = parse_traces(
-        _snapshot(raw), before=before, start_us=100, end_us=200, touched={0}, marked_by_us=104
+        _snapshot(raw),
+        before=before,
+        start_us=100_000,
+        end_us=200_000,
+        touched={0},
+        marked_by_us=104_000,
     )
 
     assert not trace.is_whole
@@ -179,15 +194,15 @@ def test_a_snapshot_of_the_users_is_no_mark() -> None:
 
 def test_a_device_that_was_first_touched_within_the_span_has_no_mark() -> None:
     """Its history begins with its first event."""
-    raw = [_event("segment_alloc", time_us=150), _event("alloc", time_us=151)]
+    raw = [_event("segment_alloc", time_us=150_000), _event("alloc", time_us=151_000)]
 
     traces = parse_traces(
         _snapshot([], raw, [_event("alloc")]),
         before=(),
-        start_us=100,
-        end_us=200,
+        start_us=100_000,
+        end_us=200_000,
         touched={1},
-        marked_by_us=104,
+        marked_by_us=104_000,
         max_entries=10,
     )
 
