@@ -1,7 +1,7 @@
-"""What it takes to be told of the lines that run: of one file's code, on one thread.
+"""What it takes to be told of the lines that run: of a cell's own code, on one thread.
 
 From Python 3.12 on ``sys.monitoring`` tells (``linemonitoring.py``), before it ``sys.settrace``
-(``linetracing.py``). What both do alike is here: to know the file, to find the line that runs, to
+(``linetracing.py``). What both do alike is here: to know the files, to find the line that runs, to
 keep what goes wrong in our own code from the cell, and to pause where reading is too dear.
 """
 
@@ -23,6 +23,9 @@ __all__ = ["IsEntry", "LineHooks", "Pauses"]
 
 _PACKAGE = str(Path(__file__).parent.parent)
 
+#: A cell is one file, and one more for each body of a cell magic in it.
+_MOST_FILES = 64
+
 #: Whether a frame that begins is that of the code to read.
 IsEntry = Callable[[FrameType], bool]
 
@@ -43,23 +46,24 @@ class LineHooks(ABC):
         reader.call_ns = self.call_ns
         self._on_interrupt = on_interrupt
         self._thread = get_ident()
-        self._filename: str | None = None
+        #: The files that are read, and where the lines of each begin in the reader's count.
+        self._files: dict[str, int] = {}
         self._is_entry: IsEntry | None = None
         self._pauses = Pauses(reader, self._resume, self._note_failure)
         self._is_on = False
         #: What our own code failed with; nothing was read from then on.
         self.failure: Exception | None = None
-        #: Whether the file's code was seen to run on other threads too.
+        #: Whether the files' code was seen to run on other threads too.
         self.saw_threads = False
         survive_fork(self)
 
     @property
-    def filename(self) -> str | None:
-        """The file that is read, once it is known."""
-        return self._filename
+    def files(self) -> tuple[str, ...]:
+        """The files that are read, as far as code of theirs has run."""
+        return tuple(self._files)
 
     def start_at(self, is_entry: IsEntry) -> str | None:
-        """Read the file of the first code for which ``is_entry`` holds, from its beginning on.
+        """Read the file of each code for which ``is_entry`` holds, from its beginning on.
 
         Returns:
             Why that can't be done, in one line; ``None`` where it is.
@@ -69,7 +73,7 @@ class LineHooks(ABC):
 
     def start_in(self, frame: FrameType) -> str | None:
         """Read the file of a frame that is running; see ``start_at``."""
-        self._filename = frame.f_code.co_filename
+        self._add_file(frame.f_code.co_filename)
         return self._start(frame)
 
     def stop(self) -> None:
@@ -101,22 +105,31 @@ class LineHooks(ABC):
     def _resume(self) -> None:
         """Read every line again; on a thread of its own."""
 
-    def _advance(self, line: int) -> bool:
-        return self._reader.advance(line if line < N_LINES else 0)
+    def _add_file(self, filename: str) -> None:
+        if len(self._files) < _MOST_FILES:
+            self._files[filename] = len(self._files) * N_LINES
+
+    def _place(self, filename: str, line: int | None) -> int:
+        """A line in the reader's count; 0 for none."""
+        return self._files[filename] + line if line and line < N_LINES else 0
 
     def _find_line(self, frame: FrameType | None) -> int:
-        """The innermost line of the file, from ``frame`` outwards; 0 if there is none."""
+        """The innermost line of the files, from ``frame`` outwards; 0 if there is none."""
         while frame is not None:
-            if frame.f_code.co_filename == self._filename:
-                return frame.f_lineno or 0
+            if frame.f_code.co_filename in self._files:
+                return self._place(frame.f_code.co_filename, frame.f_lineno)
             frame = frame.f_back
         return 0
 
     def _is_ours(self, frame: FrameType) -> bool:
-        """Whether a frame that begins is of the file."""
-        if self._filename is None and self._is_entry is not None and self._is_entry(frame):
-            self._filename = frame.f_code.co_filename
-        return frame.f_code.co_filename == self._filename
+        """Whether a frame that begins is of the files."""
+        filename = frame.f_code.co_filename
+        if filename in self._files:
+            return True
+        if self._is_entry is None or not self._is_entry(frame):
+            return False
+        self._add_file(filename)
+        return filename in self._files
 
     def _survive(self, exc: BaseException) -> bool:
         """Keep what was raised in our own code from the cell's; ``False`` if it is the cell's."""

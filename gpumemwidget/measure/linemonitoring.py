@@ -54,11 +54,11 @@ class MonitoringHooks(LineHooks):
         self._reader.start()
         line = self._find_line(frame)
         while frame is not None:
-            if frame.f_code.co_filename == self._filename:
+            if frame.f_code.co_filename in self._files:
                 self._add(frame.f_code)
             frame = frame.f_back
         monitoring.set_events(self._tool, events.PY_START | events.PY_UNWIND)
-        self._advance(line)
+        self._reader.advance(line)
         return None
 
     def _leave(self) -> None:
@@ -98,8 +98,8 @@ class MonitoringHooks(LineHooks):
         """Any function begins for the first time."""
         try:
             if get_ident() != self._thread:
-                self.saw_threads |= code.co_filename == self._filename
-                return None if code.co_filename == self._filename else self._disable
+                self.saw_threads |= code.co_filename in self._files
+                return None if code.co_filename in self._files else self._disable
             if self._is_ours(sys._getframe(1)):  # noqa: SLF001 - public by its documentation
                 self._reader.exclude(lambda: self._add(code))
         except BaseException as exc:
@@ -107,12 +107,12 @@ class MonitoringHooks(LineHooks):
                 raise
         return self._disable
 
-    def _on_line(self, _code: CodeType, line: int) -> Any:
+    def _on_line(self, code: CodeType, line: int) -> Any:
         try:
             if get_ident() != self._thread:
                 self.saw_threads = True
                 return None
-            return self._move(line)
+            return self._move(self._place(code.co_filename, line))
         except BaseException as exc:
             if not self._survive(exc):
                 raise
@@ -130,13 +130,14 @@ class MonitoringHooks(LineHooks):
                 raise
         return None
 
-    def _on_resume(self, _code: CodeType, _offset: int) -> Any:
+    def _on_resume(self, code: CodeType, _offset: int) -> Any:
         """A generator of the file goes on."""
         try:
             if get_ident() != self._thread:
                 self.saw_threads = True
                 return None
-            return self._move(sys._getframe(1).f_lineno or 0)  # noqa: SLF001 - as above
+            line = sys._getframe(1).f_lineno  # noqa: SLF001 - as above
+            return self._move(self._place(code.co_filename, line))
         except BaseException as exc:
             if not self._survive(exc):
                 raise
@@ -145,7 +146,7 @@ class MonitoringHooks(LineHooks):
     def _on_unwind(self, code: CodeType, _offset: int, _value: object) -> None:
         """An exception leaves a function, any function."""
         # It can't be switched off by itself, so that a pause is kept here.
-        if code.co_filename != self._filename or self._reader.is_gap:
+        if code.co_filename not in self._files or self._reader.is_gap:
             return
         try:
             if get_ident() == self._thread:
@@ -155,7 +156,7 @@ class MonitoringHooks(LineHooks):
                 raise
 
     def _move(self, line: int) -> Any:
-        if not self._advance(line):
+        if not self._reader.advance(line):
             return None
         self._reader.open_gap()
         self._pauses.ask()

@@ -20,7 +20,7 @@ from gpumemwidget.measure.linesums import LineSums
 
 __all__ = ["N_LINES", "LineReader", "LineReadings"]
 
-#: Lines from here on have no place; a file of more is no cell.
+#: The lines of each file begin this far behind those of the one before; a file of more is no cell.
 N_LINES = 1 << 16
 #: Changes that are kept before they are added up.
 _N_SLOTS = 1 << 14
@@ -38,8 +38,8 @@ _CREDIT_READINGS = 4
 class LineReadings:
     """What was read of a cell."""
 
-    #: The file whose lines these are; ``None`` where none of them ran.
-    filename: str | None
+    #: The files whose code ran. A line of the second one is counted from ``N_LINES`` on.
+    files: tuple[str, ...]
     sums: LineSums
     n_readings: int
     #: On the reader's clock.
@@ -76,7 +76,7 @@ class LineReader:
         self.n_readings = 0
         #: What a reading costs beside what is seen of it here.
         self.call_ns = 0
-        #: The line that runs; 0 for none of the file's.
+        #: The line that runs; 0 for none of the files'.
         self.line = 0
         #: Whether lines run that aren't read.
         self.is_gap = False
@@ -160,7 +160,7 @@ class LineReader:
         self._spent_ns += self._clock_ns() - start_ns
 
     def stop(
-        self, filename: str | None, notes: tuple[str, ...], *, has_failed: bool = False
+        self, files: tuple[str, ...], notes: tuple[str, ...], *, has_failed: bool = False
     ) -> LineReadings:
         """Add up what was read; with a last reading, unless reading has failed."""
         if not has_failed:
@@ -168,7 +168,7 @@ class LineReader:
         self._add_up()
         end_ns = self._clock_ns()
         return LineReadings(
-            filename=filename,
+            files=files,
             sums=self._sums,
             n_readings=self.n_readings,
             start_ns=self._start_ns,

@@ -14,11 +14,11 @@ from types import FrameType
 
 from gpumemwidget.measure.linehooks import IsEntry, LineHooks
 from gpumemwidget.measure.linemonitoring import MonitoringHooks
-from gpumemwidget.measure.linereader import LineReader, LineReadings
+from gpumemwidget.measure.linereader import N_LINES, LineReader, LineReadings
 from gpumemwidget.measure.linesums import LineSum, LineSums, Moment
 from gpumemwidget.measure.linetracing import SettraceHooks
-from gpumemwidget.measure.sources import Source
-from gpumemwidget.records import CellDevice, Span
+from gpumemwidget.measure.sources import Source, Sources
+from gpumemwidget.records import CellDevice, Frame, Span
 from gpumemwidget.traces import (
     DeviceTrace,
     Layer,
@@ -64,12 +64,12 @@ class LineWatch:
         self._hooks: LineHooks = kind(self._reader, on_interrupt)
 
     @property
-    def filename(self) -> str | None:
-        """The file whose lines are read, once one of them has run."""
-        return self._hooks.filename
+    def files(self) -> tuple[str, ...]:
+        """The files whose lines are read, as far as code of theirs has run, in that order."""
+        return self._hooks.files
 
     def start_at(self, is_entry: IsEntry) -> str | None:
-        """Read the file of the first code for which ``is_entry`` holds, on this thread.
+        """Read the file of each code for which ``is_entry`` holds, on this thread.
 
         Returns:
             Why that can't be done, in a few words; ``None`` where it is.
@@ -92,20 +92,21 @@ class LineWatch:
             notes.append("Something else began to trace, and the lines after that were not read.")
         if self._hooks.saw_threads:
             notes.append("Of the code's threads only the one that ran the cell was read.")
-        return self._reader.stop(self._hooks.filename, tuple(notes), has_failed=failure is not None)
+        return self._reader.stop(self._hooks.files, tuple(notes), has_failed=failure is not None)
 
 
 def describe_lines(
-    readings: LineReadings, source: Source, *, cell: CellDevice | None = None
+    readings: LineReadings, sources: Sources, *, cell: CellDevice | None = None
 ) -> DeviceTrace:
     """What was read, as the trace of the host.
 
     Args:
         readings: what was read.
-        source: the cell, or the file that the ``with`` block stands in.
+        sources: the cell, or the file that the ``with`` block stands in, and its parts.
         cell: the host in the cell's record.
     """
-    sums = readings.sums
+    source = sources.traced
+    sums = _name_lines(readings, sources)
     moments = sums.list_moments()
     before_bytes, after_bytes = _read_ends(sums, cell)
     shown = {
@@ -152,6 +153,20 @@ def describe_lines(
         n_events=readings.n_readings,
         notes=(*readings.notes, *_describe_reading(readings, shown)),
     )
+
+
+def _name_lines(readings: LineReadings, sources: Sources) -> LineSums:
+    """The sums by the lines of the cell, where they were by those of the files that ran."""
+
+    def name(counted: int) -> int:
+        file, line = divmod(counted, N_LINES)
+        frame = Frame(readings.files[file] if line else "", line, "")
+        return sources.find_line(frame) or 0
+
+    numbers = {counted: name(counted) for counted in readings.sums.lines}
+    if all(counted == line for counted, line in numbers.items()):
+        return readings.sums
+    return readings.sums.rename(numbers)
 
 
 def _read_ends(sums: LineSums, cell: CellDevice | None) -> tuple[int, int]:

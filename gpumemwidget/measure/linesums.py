@@ -9,7 +9,8 @@ moment, and with what stood before it is what was in use.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 __all__ = ["LineSum", "LineSums", "Moment"]
 
@@ -115,7 +116,7 @@ class LineSums:
         """The timeline from the start on: each stretch's lowest, highest and last moment."""
         moments = [Moment(self.start_ns, self.start_bytes, {})]
         for stretch in self._stretches:
-            kept = {id(each): each for each in (stretch.lowest, stretch.highest, stretch.last)}
+            kept = {each.time_ns: each for each in (stretch.lowest, stretch.highest, stretch.last)}
             moments += sorted(kept.values(), key=lambda each: each.time_ns)
         if moments[-1].time_ns < self._last_ns:
             moments.append(Moment(self._last_ns, self.now_bytes, self.copy_held()))
@@ -124,6 +125,37 @@ class LineSums:
     def copy_held(self) -> dict[int, int]:
         """What each line holds now, as far as it holds anything."""
         return {line: each.held_bytes for line, each in self.lines.items() if each.held_bytes}
+
+    def rename(self, numbers: Mapping[int, int]) -> LineSums:
+        """The same sums by other lines, of which several may become one.
+
+        Args:
+            numbers: for each line what it is called from now on.
+        """
+        renamed = replace(self, lines={}, _stretches=[])
+        for line, each in self.lines.items():
+            into = renamed.lines.setdefault(numbers[line], LineSum())
+            into.added_bytes += each.added_bytes
+            into.returned_bytes += each.returned_bytes
+            into.n_rises += each.n_rises
+            into.held_bytes += each.held_bytes
+            # At least: when each was highest, is not known any more.
+            into.highest_bytes = max(into.highest_bytes, each.highest_bytes)
+
+        def rename_moment(moment: Moment) -> Moment:
+            held: dict[int, int] = {}
+            for line, n_bytes in moment.held_bytes.items():
+                held[numbers[line]] = held.get(numbers[line], 0) + n_bytes
+            return Moment(moment.time_ns, moment.in_use_bytes, held)
+
+        renamed.before_bytes, renamed.now_bytes = self.before_bytes, self.now_bytes
+        renamed._last_ns = self._last_ns  # noqa: SLF001 - of the same class
+        renamed.peak = rename_moment(self.peak)
+        renamed._stretches = [  # noqa: SLF001 - as above
+            _Stretch(*map(rename_moment, (each.lowest, each.highest, each.last)))
+            for each in self._stretches
+        ]
+        return renamed
 
     # -- One change --------------------------------------------------------------------------------
 

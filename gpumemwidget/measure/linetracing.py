@@ -47,7 +47,7 @@ class SettraceHooks(LineHooks):
         self._entered: list[tuple[FrameType, Any]] = []
         self._is_on = True
         while frame is not None:
-            if frame.f_code.co_filename == self._filename:
+            if frame.f_code.co_filename in self._files:
                 self._entered.append((frame, frame.f_trace))
             frame = frame.f_back
         self._reader.start()
@@ -67,7 +67,7 @@ class SettraceHooks(LineHooks):
     def _enter(self, frame: FrameType | None) -> None:
         """Follow the frames of the file that are running."""
         while frame is not None:
-            if frame.f_code.co_filename == self._filename:
+            if frame.f_code.co_filename in self._files:
                 frame.f_trace = self._local
             frame = frame.f_back
 
@@ -79,10 +79,9 @@ class SettraceHooks(LineHooks):
 
     def _on_call(self, frame: FrameType, _event: str, _argument: object) -> Any:
         """Any function begins, or a generator goes on."""
-        filename = self._filename
         try:
-            if frame.f_code.co_filename == filename or (filename is None and self._is_ours(frame)):
-                self._move(frame.f_lineno or 0)
+            if self._is_ours(frame):
+                self._move(self._place(frame.f_code.co_filename, frame.f_lineno))
                 return self._local if self._is_on else None
             self._n_calls += 1
             if self._n_calls == _N_CALLS:
@@ -100,7 +99,7 @@ class SettraceHooks(LineHooks):
             return None
         try:
             if event == "line":
-                self._move(frame.f_lineno or 0)
+                self._move(self._place(frame.f_code.co_filename, frame.f_lineno))
             elif event == "return":
                 self._move(self._find_line(frame.f_back))
         except BaseException as exc:
@@ -111,7 +110,7 @@ class SettraceHooks(LineHooks):
     # -- Pauses ------------------------------------------------------------------------------------
 
     def _move(self, line: int) -> None:
-        if self._advance(line):
+        if self._reader.advance(line):
             self._pause()
 
     def _pause(self) -> None:
@@ -136,7 +135,7 @@ class SettraceHooks(LineHooks):
                     self._reader.drop_gap()
                 self._reader.exclude(lambda: self._enter(frame))
                 self._trace()
-                self._advance(line)
+                self._reader.advance(line)
         except BaseException as exc:  # noqa: BLE001 - there is nobody to raise it to
             self._survive(exc)
         return 0

@@ -18,7 +18,7 @@ from gpumemwidget.backends.malloc import find_malloc
 from gpumemwidget.measure.linereader import LineReader, LineReadings
 from gpumemwidget.measure.lines import RESOLUTION_BYTES, LineWatch, describe_lines
 from gpumemwidget.measure.linesums import LineSums
-from gpumemwidget.measure.sources import Source
+from gpumemwidget.measure.sources import Source, Sources
 from gpumemwidget.traces import DeviceTrace, LineUse
 
 MIB = 1 << 20
@@ -49,7 +49,7 @@ class Ran:
         self.readings = readings
         self.error = error
         self.trace: DeviceTrace = describe_lines(
-            readings, Source("In[7]", FILENAME, "cell", source)
+            readings, Sources(Source("In[7]", FILENAME, "cell", source))
         )
 
     @property
@@ -259,6 +259,28 @@ def test_other_threads_are_not_read() -> None:
         assert any("threads" in note for note in ran.trace.notes)
 
 
+def test_parts_of_a_cell_are_its_lines() -> None:
+    """The body of another cell magic is compiled under a name of its own."""
+    heap = Heap()
+    watch = LineWatch(heap.read, on_interrupt=lambda: None)
+    body = compile("take(1)\ndef f():\n    take(2)\nf()\n", "<timed exec>", "exec")
+    cell = compile("take(10); exec(body); take(20)\n", FILENAME, "exec")
+
+    watch.start_at(lambda frame: frame.f_code in (cell, body))
+    exec(cell, {"take": heap.take, "body": body})
+    readings = watch.stop()
+
+    assert readings.files == (FILENAME, "<timed exec>")
+    source = Source("In[7]", FILENAME, "cell", "%%time\ntake(1)\ndef f():\n    take(2)\nf()\n")
+    trace = describe_lines(readings, Sources(source, also={"<timed exec>": 1}))
+    check_sums(trace)
+    assert {line.line: line.use.net_bytes // MIB for line in trace.units[0].lines if line.use} == {
+        1: 30,
+        2: 1,
+        4: 2,
+    }
+
+
 # -- What was given back ---------------------------------------------------------------------------
 
 
@@ -347,7 +369,7 @@ def test_the_reader_s_own_sums_are_not_the_cell_s() -> None:
             reader.advance(line)
             heap.take(1)
         reader.advance(0)
-    readings = reader.stop(FILENAME, ())
+    readings = reader.stop((FILENAME,), ())
 
     assert {line: each.added_bytes for line, each in readings.sums.lines.items()} == dict.fromkeys(
         range(1, 10), MIB
@@ -562,7 +584,7 @@ def test_code_that_runs_already_is_read() -> None:
     heap.in_use_bytes += 50 * MIB
 
     first = work.__code__.co_firstlineno
-    trace = describe_lines(readings, Source("test_lines.py", __file__, "file", ""))
+    trace = describe_lines(readings, Sources(Source("test_lines.py", __file__, "file", "")))
     assert {line.line: line.use.net_bytes for line in trace.units[0].lines if line.use} == {
         first + 1: 3 * MIB,
         first + 7: MIB,
@@ -579,7 +601,7 @@ def test_stopping_twice_and_without_a_line_is_fine() -> None:
     watch.stop()
     readings = watch.stop()
 
-    assert watch.filename is None
+    assert watch.files == ()
     assert readings.sums.lines == {}
 
 
