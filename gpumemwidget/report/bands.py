@@ -67,8 +67,8 @@ def describe_device(device: DeviceTrace, duration_s: float) -> tuple[str, ...]:
         if peak_bytes == drawn_bytes:
             after_s = timeline.times_s[timeline.peak]
             words.append(f"after {format_duration(after_s)} of {format_duration(duration_s)}")
-    what = "events" if device.source == "history" else "readings"
-    return (*words, f"{device.n_events:,} {what}")
+    what = "event" if device.source == "history" else "reading"
+    return (*words, f"{device.n_events:,} {what}{'' if device.n_events == 1 else 's'}")
 
 
 def list_bands(timeline: Timeline) -> tuple[Band, ...]:

@@ -14,8 +14,11 @@ _MOST_PARTS = 12
 
 
 def list_peak(device: DeviceTrace) -> list[Block]:
-    """The table, with a row for the parts that are too many; nothing where no part is known."""
-    if not device.peak:
+    """The table, with a row for the parts that are too many; nothing where no part is known.
+
+    Where single blocks are not, the lines' own amounts at the peak say all there is to say.
+    """
+    if not device.peak or device.source == "lines":
         return []
     total = sum(part.n_bytes for part in device.peak)
     shown = device.peak if len(device.peak) <= _MOST_PARTS + 1 else device.peak[:_MOST_PARTS]

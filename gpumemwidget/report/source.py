@@ -219,7 +219,8 @@ def _list_sums(device: DeviceTrace, total: LineUse, totals: _Totals) -> Iterator
         yield ListingRow("words", "no line", amounts=_list_amounts(unplaced, totals))
     amounts = _list_sum(total.allocated_bytes, total.net_bytes, total.at_peak_bytes, None)
     counters = (device.allocated.after_bytes, device.allocated.peak_bytes)
-    agrees = counters == (total.net_bytes, total.at_peak_bytes)
+    # The host's peak is no counter's, but the highest of what was read.
+    agrees = counters == (total.net_bytes, total.at_peak_bytes) and device.source == "history"
     yield ListingRow("sum", "all together" + ", as the counters say" * agrees, amounts=amounts)
 
 

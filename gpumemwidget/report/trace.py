@@ -46,8 +46,8 @@ _COLUMNS_NOTE = (
     "it was held when the peak was reached; highest: the most of it that was held at any moment."
 )
 _COLUMNS_NOTE_HOST = (
-    "host: bytes in use, read at each line of the cell. allocated: what the line added; net: less "
-    "what it gave back; highest: the most that its rises came to."
+    "host: bytes in use, read as each line of the cell begins. allocated: what the line added; "
+    "net: less what was given back of it; highest: the most of it that was held at any moment."
 )
 
 

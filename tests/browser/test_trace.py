@@ -1,0 +1,114 @@
+"""What a person sees and does with the report of a traced cell, in JupyterLab."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Locator
+
+from tests.browser.lab import Lab, Notebook
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+
+#: A GPU's trace, shown as ``%%memtrace`` shows it.
+_SHOW = """\
+from IPython.display import display
+from gpumemwidget.report.report import list_displays
+from tests.report import trace_examples
+for piece in list_displays(trace_examples.{}(), ()):
+    display(piece)
+"""
+
+
+@contextlib.contextmanager
+def _show(lab: Lab, make: str, **options: object) -> Iterator[Notebook]:
+    """A notebook with the pieces of a made trace in view."""
+    with lab.open([_SHOW.format(make)], **options) as notebook:  # type: ignore[arg-type]
+        notebook.wait_for_kernel()
+        notebook.run(0, timeout_s=60)
+        notebook.page.wait_for_selector(".js-plotly-plot .main-svg")
+        yield notebook
+        assert notebook.problems == []
+
+
+def _hover(notebook: Notebook, part: float) -> list[str]:
+    """Put the pointer at this part of the chart's width; what it says, row by row."""
+    plot = notebook.page.locator(".js-plotly-plot .nsewdrag").first
+    box = plot.bounding_box()
+    assert box is not None
+    notebook.page.mouse.move(box["x"] + box["width"] * part, box["y"] + box["height"] / 2)
+    notebook.page.wait_for_selector(".js-plotly-plot .hoverlayer .legend")
+    return notebook.page.locator(".hoverlayer .legendtext").all_text_contents()
+
+
+def _list_calls(notebook: Notebook) -> Locator:
+    return notebook.page.locator(".gmw-call:visible")
+
+
+def test_pointer_names_line_and_size(lab: Lab) -> None:
+    """At the peak: each line with what it held and its text; dark text or light, it is readable."""
+    with _show(lab, "make_trace") as notebook:
+        rows = [row.replace("\xa0", " ") for row in _hover(notebook, 1.669 / 4.56)]
+
+        assert any(
+            re.match(r"line 7 : 1\.\d\d GiB +logits = model\(inputs\)\.logits", row) for row in rows
+        )
+        assert any(row.startswith("before the cell : 1.17 GiB") for row in rows)
+        assert rows[0].startswith("reserved : ")
+        peak = notebook.page.locator(".js-plotly-plot .textpoint")
+        assert peak.text_content() == "peak 4.22 GiB"
+
+
+def test_a_line_opens_to_its_calls_and_closes(lab: Lab) -> None:
+    """By a click and by the keyboard; the calls' amounts stand in the line's columns."""
+    with _show(lab, "make_trace") as notebook:
+        page = notebook.page
+        summary = page.locator(".gmw-li summary", has_text="logits = model(inputs).logits")
+        assert _list_calls(notebook).count() == 0
+
+        summary.click()
+        opened = _list_calls(notebook).all_inner_texts()
+        assert any("transformer.h.0…11.mlp.c_fc" in text and "2.06 GiB" in text for text in opened)
+        columns = [
+            page.locator(f"{row} td.gmw-r").first.evaluate("e => e.getBoundingClientRect().right")
+            for row in (".gmw-li tr:has([open])", ".gmw-li .gmw-call:visible")
+        ]
+        assert columns[0] == columns[1]
+
+        summary.press("Enter")
+        assert _list_calls(notebook).count() == 0
+        page.locator("summary", has_text="train/losses.py").click()
+        assert page.get_by_text("logits = logits.float()").is_visible()
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+@pytest.mark.parametrize("width", [700, 1600])
+def test_report_fits_the_page(lab: Lab, theme: str, width: int) -> None:
+    """No table of the lines is wider than the page, and its text has the colour of the others."""
+    with _show(lab, "make_trace", theme=theme, width=width) as notebook:
+        page = notebook.page
+        listing = page.locator(".gmw-w", has=page.locator(".gmw-li")).first
+
+        assert listing.evaluate("e => e.scrollWidth <= e.clientWidth")
+        color, wanted = (
+            page.locator(selector).first.evaluate("e => getComputedStyle(e).color")
+            for selector in (".gmw-li td.gmw-r:not(.gmw-m)", ".gmw-q td.gmw-r:not(.gmw-m)")
+        )
+        assert color == wanted
+        axis = page.locator(".js-plotly-plot .xtick text").first
+        assert axis.evaluate("e => getComputedStyle(e).fill") == "rgb(128, 128, 128)"
+
+
+def test_hostile_source_is_text(lab: Lab) -> None:
+    """Nothing of it runs, becomes an element, or is set as a formula, under the pointer neither."""
+    with _show(lab, "make_hostile_trace") as notebook:
+        page = notebook.page
+        rows = _hover(notebook, 0.9)
+
+        assert any("<script>alert" in row for row in rows)
+        assert page.locator(".jp-OutputArea script").count() == 0
+        assert page.locator(".jp-OutputArea .MathJax, .jp-OutputArea mjx-container").count() == 0
+        assert "<script>alert('x')</script>" in notebook.output(0)
