@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from gpumemwidget.measure.folding import Step, name_function
+from gpumemwidget.measure.folding import Step, name_step
 from gpumemwidget.measure.sources import Sources
 from gpumemwidget.traces import Call, LineUse
 
@@ -59,9 +59,8 @@ class CallNode:
         if self.step is None:
             return Call(OTHER, "", 0, use(self.sites), calls=calls)
         frame, module = self.step
-        function = name_function(frame, sources)
-        line = frame.line
-        return Call(function, frame.filename, line, use(self.sites), module or None, calls)
+        function = name_step(self.step, sources)
+        return Call(function, frame.filename, frame.line, use(self.sites), module or None, calls)
 
 
 def grow_tree(

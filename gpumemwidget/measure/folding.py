@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 from gpumemwidget.libraries import is_library
 from gpumemwidget.measure.sources import Sources
-from gpumemwidget.measure.stacks import count_module_calls
+from gpumemwidget.measure.stacks import count_module_calls, is_module_call
 from gpumemwidget.records import Frame
 
-__all__ = ["Step", "fold_frames", "name_function"]
+__all__ = ["Step", "fold_frames", "name_step"]
 
 #: A call that stays, and the module's path where it is a module's forward (``""``: not known).
 Step: TypeAlias = "tuple[Frame, str | None]"
@@ -28,7 +29,7 @@ _PLUMBING = re.compile(
 )
 _PACKAGE = re.compile(r".*[/\\](?:(?:site|dist)-packages|lib[/\\]python3\.\d+)[/\\](.*)\.py$")
 #: Where people know a class from, instead of where it is written.
-_EXPORTED = re.compile(r"^(torch\.nn)\.modules\.\w+(?=\.[A-Z])|^(torch\.optim)\.\w+(?=\.[A-Z])")
+_EXPORTED = re.compile(r"^(torch(?:\.optim(?=\.\w+\.[A-Z]))?)\.\w+(?=\.[A-Z])")
 
 
 def fold_frames(frames: Sequence[Frame], modules: Sequence[str]) -> tuple[Step, ...]:
@@ -45,7 +46,7 @@ def fold_frames(frames: Sequence[Frame], modules: Sequence[str]) -> tuple[Step, 
     inside: list[Step] = []
     module: str | None = None
     for frame in reversed(frames):
-        if count_module_calls((frame,)):
+        if is_module_call(frame):
             steps += _shorten(inside)
             inside = []
             module = next(names, "")
@@ -54,23 +55,27 @@ def fold_frames(frames: Sequence[Frame], modules: Sequence[str]) -> tuple[Step, 
             inside = []
             steps.append((frame, module))
             module = None
-        elif not _PLUMBING.search(frame.filename):
+        elif not _is_plumbing(frame.filename):
             inside.append((frame, module))
             module = None
     return (*steps, *_shorten(inside))
 
 
-def name_function(frame: Frame, sources: Sources) -> str:
-    """``Net.forward``; a library's ``torch.nn.functional.linear``."""
+def name_step(step: Step, sources: Sources) -> str:
+    """``step``, ``Net.forward``; a library's function as ``torch.nn.functional.linear``."""
+    frame, module = step
     name = sources.qualify(frame)
     found = _PACKAGE.match(frame.filename) if is_library(frame.filename) else None
-    if found is None:
+    # People know modules by their classes.
+    if found is None or (module is not None and "." in name):
         return name
-    module = re.sub(r"[/\\]", ".", found[1]).removesuffix(".__init__")
-    name = f"{module}.{name}".replace("torch._tensor.", "torch.Tensor.").replace(
-        "Tensor.Tensor.", "Tensor."
-    )
-    return _EXPORTED.sub(lambda match: match[1] or match[2], name)
+    package = re.sub(r"[/\\]", ".", found[1]).removesuffix(".__init__")
+    return _EXPORTED.sub(lambda match: match[1], f"{package}.{name}")
+
+
+@lru_cache(maxsize=4096)
+def _is_plumbing(filename: str) -> bool:
+    return _PLUMBING.search(filename) is not None
 
 
 def _shorten(inside: Sequence[Step]) -> list[Step]:

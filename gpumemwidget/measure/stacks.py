@@ -7,22 +7,21 @@ program begin where Python begins them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from gpumemwidget.measure.sources import Sources
 from gpumemwidget.records import Frame
 
-__all__ = ["Stack", "count_module_calls", "find_backward", "read_stack"]
+__all__ = ["Stack", "count_module_calls", "find_backward", "is_module_call", "read_stack"]
 
-_BACKWARDS = (
-    ("torch/autograd/graph.py", "_engine_run_backward"),
-    ("torch/autograd/__init__.py", "backward"),
-    ("torch/autograd/__init__.py", "grad"),
-    ("torch/_tensor.py", "backward"),
-)
-_MODULE_CALL = ("torch/nn/modules/module.py", "_call_impl")
+_BACKWARDS = {
+    "_engine_run_backward": ("torch/autograd/graph.py",),
+    "backward": ("torch/autograd/__init__.py", "torch/_tensor.py"),
+    "grad": ("torch/autograd/__init__.py",),
+}
+_MODULE_CALLS = {"_call_impl": ("torch/nn/modules/module.py",)}
 #: The outermost functions of the main program, by whatever it was started.
 _MAIN = frozenset(("<module>", "_run_module_as_main"))
 _THREAD = "_bootstrap"
@@ -73,18 +72,21 @@ def read_stack(frames: tuple[Frame, ...], sources: Sources) -> Stack:
 def find_backward(stack: Stack) -> int | None:
     """The place of the innermost frame that runs a backward for the cell."""
     for place, each in enumerate(stack.frames[: stack.n_inside]):
-        if _is_any(each, _BACKWARDS):
+        if each.function in _BACKWARDS and _is_of(each, _BACKWARDS):
             return place
     return None
 
 
 def count_module_calls(frames: Sequence[Frame]) -> int:
     """How many calls of modules a stack passes through."""
-    return sum(_is_any(each, (_MODULE_CALL,)) for each in frames)
+    return len([each for each in frames if is_module_call(each)])
 
 
-def _is_any(frame: Frame, functions: Sequence[tuple[str, str]]) -> bool:
-    return any(
-        frame.function == function and frame.filename.replace("\\", "/").endswith(ending)
-        for ending, function in functions
-    )
+def is_module_call(frame: Frame) -> bool:
+    """Whether what is above a frame is a module's ``forward``, or what was hooked to it."""
+    return frame.function in _MODULE_CALLS and _is_of(frame, _MODULE_CALLS)
+
+
+def _is_of(frame: Frame, files: Mapping[str, tuple[str, ...]]) -> bool:
+    """Whether a function is one of these files'."""
+    return frame.filename.replace("\\", "/").endswith(files[frame.function])
