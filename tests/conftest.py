@@ -103,6 +103,7 @@ def _list_remains() -> list[tuple[object, str]]:
         *((thread, f"thread {thread.name}") for thread in _list_threads()),
         *_list_overlays(),
         *_list_import_hooks(),
+        *_list_queued_calls(),
         *_list_shell_hooks(),
     ]
 
@@ -125,6 +126,14 @@ def _list_import_hooks() -> Iterator[tuple[object, str]]:
     for finder in sys.meta_path:
         if _is_ours(finder):
             yield finder, f"import hook {finder!r}"
+
+
+def _list_queued_calls() -> Iterator[tuple[object, str]]:
+    """What CUDA is to call of ours once it is initialised."""
+    cuda = sys.modules.get("torch.cuda")
+    for call, _ in getattr(cuda, "_queued_calls", ()):
+        if _is_ours(call):
+            yield call, f"queued call {call!r}"
 
 
 def _list_shell_hooks() -> Iterator[tuple[object, str]]:

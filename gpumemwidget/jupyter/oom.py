@@ -163,7 +163,7 @@ class OomCards:
 
         shell, hardware = self._extension.shell, self._extension.monitor.hardware
         notes: list[str] = []
-        seen = _choose(cell.seen, sign) if sign.where == "device" else None
+        seen = _choose(cell.seen, sign) if sign.is_allocators else None
         is_observed = seen is not None
         if seen is None:
             seen = self._look_now(sign, notes)

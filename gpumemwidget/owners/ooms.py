@@ -41,6 +41,8 @@ class OomSign:
     """What an error says of memory that ran out. It holds nothing of the error."""
 
     where: Literal["device", "host"]
+    #: Whether PyTorch's own allocator says so, and not a library that asked the driver.
+    is_allocators: bool = False
     #: What was asked for, where the error has the bytes.
     requested_bytes: int | None = None
     #: As PyTorch's error for devices puts it: ``20.00 MiB``.
@@ -95,14 +97,19 @@ def _read(error: BaseException) -> OomSign | None:
     text = args[0] if type(args) is tuple and args and type(args[0]) is str else ""
     if is_one_of(cls, *_list_torch_classes()):
         request = _REQUEST.search(text)
-        return OomSign("device", None, request[1] if request else "", _list_frames(error))
+        return OomSign(
+            "device",
+            is_allocators=True,
+            request=request[1] if request else "",
+            frames=_list_frames(error),
+        )
     if is_one_of(cls, MemoryError):
-        return OomSign("host", _read_array_bytes(args), "", _list_frames(error))
+        return OomSign("host", requested_bytes=_read_array_bytes(args), frames=_list_frames(error))
     if is_one_of(cls, RuntimeError):
         if host := _HOST_TEXT.search(text):
-            return OomSign("host", int(host[1]), "", _list_frames(error))
+            return OomSign("host", requested_bytes=int(host[1]), frames=_list_frames(error))
         if _DEVICE_TEXT.search(text):
-            return OomSign("device", None, "", _list_frames(error))
+            return OomSign("device", frames=_list_frames(error))
     return None
 
 

@@ -24,8 +24,8 @@ from gpumemwidget.traces import OomEvent, WayOut
 
 __all__ = ["list_ways"]
 
-#: What gives less is no way out.
-_LEAST_BYTES = 1024**2
+#: What gives less than the first is no way out, and what gives the second always is one.
+_LEAST_BYTES, _ENOUGH_BYTES = 1024**2, 64 * 1024**2
 #: So many sets of names are told, those that give most.
 _MOST_NAMES = 4
 #: A text has room for so many names of one set.
@@ -65,8 +65,16 @@ def list_ways(
         floats = 0 if account is None else _sum_float32(account, event.device)
         ways.extend(_list_savings(at_oom, mentions, floats))
     del account
-    given = [way for way in ways if way.gives_bytes is None or way.gives_bytes >= _LEAST_BYTES]
+    least = _find_least(event)
+    given = [way for way in ways if way.gives_bytes is None or way.gives_bytes >= least]
     return tuple(sorted(given, key=lambda way: (way.gives_bytes is None, -(way.gives_bytes or 0))))
+
+
+def _find_least(event: OomEvent) -> int:
+    """What a way must give to be one: a hundredth of the request, or a thousandth of the device."""
+    asked, total = event.requested_bytes or 0, event.device_total_bytes
+    least = min(asked // 100, _ENOUGH_BYTES if total is None else total // 1000, _ENOUGH_BYTES)
+    return max(least, _LEAST_BYTES)
 
 
 # -- What can be released --------------------------------------------------------------------------

@@ -40,9 +40,9 @@ def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Interacti
     run(
         shell,
         "import torch\n"
-        "model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.ReLU(), "
-        "torch.nn.Linear(1024, 1024)).cuda()\n"
-        "x = torch.randn(4096, 1024, device='cuda')\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(4096, 4096), torch.nn.ReLU(), "
+        "torch.nn.Linear(4096, 4096)).cuda()\n"
+        "x = torch.randn(16384, 4096, device='cuda')\n"
         "model(x).sum().backward()\n"
         "torch.cuda.synchronize()",
     )
@@ -118,7 +118,7 @@ def test_in_forward(
 
     run(
         shell,
-        "def step():\n    h = model(x)\n    return model(x[:1].expand(1 << 32, 1024))\nstep()",
+        "def step():\n    h = model(x)\n    return model(x[:1].expand(1 << 32, 4096))\nstep()",
     )
 
     (card,) = cards
@@ -126,7 +126,7 @@ def test_in_forward(
     assert (card.event.requested_bytes or 0) > torch.cuda.mem_get_info(0)[1]
     assert card.event.limit_bytes is None
     assert (card.place or "").endswith("], line 3")
-    assert card.text == "return model(x[:1].expand(1 << 32, 1024))"
+    assert card.text == "return model(x[:1].expand(1 << 32, 4096))"
     assert card.function == LINEAR
     assert card.notes == ()
     shown = capsys.readouterr().out
@@ -385,7 +385,7 @@ def test_nothing_is_allocated_to_look(
 
 def test_gradients_and_names(shell: InteractiveShell, cards: list[OomCard]) -> None:
     """What the other ways promise their releases give, to the byte."""
-    run(shell, "unused = torch.empty(64 * 1024**2, dtype=torch.uint8, device='cuda')")
+    run(shell, "unused = torch.empty(256 * 1024**2, dtype=torch.uint8, device='cuda')")
     run(shell, f"model(x)\ntorch.empty({HUGE}, device='cuda')")
     (card,) = cards
     names = next(way for way in card.ways if way.kind == "names" and way.names == ("unused",))
@@ -396,7 +396,7 @@ def test_gradients_and_names(shell: InteractiveShell, cards: list[OomCard]) -> N
     run(shell, "%memrelease --grads")
     after_grads = read_allocated()
 
-    assert before - after_names == names.gives_bytes == 64 * MIB
+    assert before - after_names == names.gives_bytes == 256 * MIB
     assert after_names - after_grads == find_gives(card, "gradients")
     assert all(each.grad is None for each in shell.user_ns["model"].parameters())
 

@@ -289,6 +289,21 @@ def test_the_one_that_ends_it(loaded: InteractiveShell, cards: list[OomCard]) ->
     assert cards[0].n_caught == 1
 
 
+def test_what_a_library_says(loaded: InteractiveShell, cards: list[OomCard]) -> None:
+    """It is none of those that PyTorch's allocator told of, so what stands at the end is said."""
+    run(
+        loaded,
+        "try:\n    gpu.make(300)\nexcept torch.OutOfMemoryError:\n    pass\n"
+        "raise RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling')",
+    )
+
+    (card,) = cards
+    assert card.event.device == "cuda:0"
+    assert card.event.requested_bytes is None
+    assert card.n_caught == 1
+    assert (card.place or "").endswith("], line 5")
+
+
 def test_what_is_raised_from_it(loaded: InteractiveShell, cards: list[OomCard]) -> None:
     """As the cause, and while it is handled; not where ``from None`` hides it."""
     catch = "try:\n    gpu.make(300)\nexcept torch.OutOfMemoryError as exc:\n    raise ValueError"
@@ -513,7 +528,7 @@ def test_the_hosts_card(
     on_host: InteractiveShell, cards: list[OomCard], call: str, asked: int | None
 ) -> None:
     """What Python, PyTorch and NumPy can't get of the process's own memory."""
-    run(on_host, f"def step():\n    h = torch.ones(3 * 2**18)\n    {call}\nstep()")
+    run(on_host, f"def step():\n    h = torch.ones(2**24)\n    {call}\nstep()")
 
     (card,) = cards
     assert (card.event.device, card.event.requested_bytes) == (HOST, asked)
@@ -521,7 +536,7 @@ def test_the_hosts_card(
     assert (card.place or "").endswith("], line 3")
     assert card.text == call
     exception = next(way for way in card.ways if way.kind == "last exception")
-    assert (exception.gives_bytes, exception.gives_is) == (3 * MIB, "exact")
+    assert (exception.gives_bytes, exception.gives_is) == (64 * MIB, "exact")
 
 
 def test_errors_of_devices_where_there_is_none(

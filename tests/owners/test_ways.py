@@ -150,6 +150,22 @@ def test_little_is_no_way_out(notebook: Notebook, tracker: Tracker) -> None:
     assert find(notebook) == {}
 
 
+def test_little_beside_what_was_asked_for(notebook: Notebook) -> None:
+    """Of a big device and a big request, what gives a thousandth and a hundredth of these."""
+    notebook.put(x=torch.ones(8 * N))
+    event = dataclasses.replace(ON_HOST, requested_bytes=900 * MIB, device_total_bytes=10_000 * MIB)
+
+    beside = [
+        dataclasses.replace(event, requested_bytes=700 * MIB),
+        event,
+        dataclasses.replace(event, device_total_bytes=7_000 * MIB),
+        dataclasses.replace(event, device_total_bytes=None),
+        dataclasses.replace(event, requested_bytes=None),
+    ]
+
+    assert ["names" in find(notebook, each) for each in beside] == [True, False, True, False, True]
+
+
 def test_too_little_time(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a walk that was cut short says is no more than a guess."""
     notebook.put(y=torch.ones(2 * N))
