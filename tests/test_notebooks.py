@@ -66,19 +66,26 @@ def _read_row(report: str, device: str, counter: str) -> list[int | None]:
 
 
 @pytest.fixture(scope="module")
+def out_of_memory(tmp_path_factory: pytest.TempPathFactory) -> NotebookNode:
+    """The notebook that runs out of memory, executed now on this machine."""
+    folder = tmp_path_factory.mktemp("out-of-memory")
+    return make_static(execute(FOLDER / "out-of-memory-what-now.ipynb", folder), folder)
+
+
+@pytest.fixture(scope="module")
 def device() -> str:
-    """The device that the quickstart works on."""
+    """The device that the notebooks work on."""
     import torch
 
     return "cuda:0" if torch.cuda.is_available() else "host"
 
 
 @pytest.mark.notebook
-def test_no_cell_says_that_we_failed(quickstart: NotebookNode) -> None:
+def test_no_cell_says_that_we_failed(quickstart: NotebookNode, out_of_memory: NotebookNode) -> None:
     """Nothing goes to stderr, where our failures and the libraries' warnings would be."""
     errors = [
         (cell.source, output.text)
-        for cell in quickstart.cells
+        for cell in (*quickstart.cells, *out_of_memory.cells)
         for output in cell.get("outputs", [])
         if output.output_type == "stream" and output.name == "stderr"
     ]
@@ -154,6 +161,52 @@ def test_the_ledger_is_written_with_every_cell(quickstart: NotebookNode, folder:
     assert {row["status"] for row in rows} == {"ok"}
 
 
+@pytest.mark.notebook
+def test_the_failed_cell_has_its_card(out_of_memory: NotebookNode, device: str) -> None:
+    """Below its own traceback: what was asked for, where, and the ways out with their commands."""
+    [cell] = [cell for cell in out_of_memory.cells if cell.source.startswith("def attend")]
+    error, shown = cell.outputs
+    card = shown.data["text/plain"]
+
+    assert error.output_type == "error"
+    assert list(shown.data) == ["text/html", "text/plain"]
+    name = "the host" if device == "host" else device
+    assert card.startswith(f"Out of memory on {name} · 64.00 PiB asked for · there are ")
+    assert "In[6], line 3 · mask = torch.ones(n_tokens, n_tokens, device=device)" in card
+    assert "%memrelease --exceptions" in card
+    assert "Out[5]" in card
+    assert "validation_losses" in card
+
+
+@pytest.mark.notebook
+@pytest.mark.parametrize("option", ["--exceptions", "--out"])
+def test_a_way_out_gives_what_its_card_promised(
+    out_of_memory: NotebookNode, device: str, option: str
+) -> None:
+    """The command of the card, carried out, frees what stood beside it."""
+    card = _read_output(out_of_memory, "def attend")
+    report = _read_output(out_of_memory, f"%memrelease {option}")
+    lines = card.splitlines()
+    at = next(n for n, line in enumerate(lines) if line.strip() == f"%memrelease {option}")
+
+    [promised] = _read_amounts(lines[at - 1])
+    planned, freed, *_ = _read_row(report, device, "allocated")
+
+    assert promised >= 128 * MIB
+    assert planned == promised
+    assert freed == pytest.approx(promised, rel=0.01)
+
+
+@pytest.mark.notebook
+def test_an_oom_that_is_caught_has_no_card(out_of_memory: NotebookNode) -> None:
+    """A search for the biggest batch says what it says, and nothing of ours stands below it."""
+    [cell] = [cell for cell in out_of_memory.cells if cell.source.startswith("def find_n_tokens")]
+
+    assert [output.output_type for output in cell.outputs] == ["stream", "execute_result"]
+    assert cell.outputs[0].text == "134,217,728 tokens do not fit\n"
+    assert cell.outputs[1].data["text/plain"] == "512"
+
+
 @pytest.mark.parametrize("path", find_notebooks(), ids=lambda path: path.name)
 def test_saved_outputs_are_whole_static_and_small(path: Path) -> None:
     """What a reader on the web sees was really executed, in order, and needs no kernel."""
@@ -165,5 +218,10 @@ def test_saved_outputs_are_whole_static_and_small(path: Path) -> None:
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     assert static == notebook
     assert path.stat().st_size <= MOST_BYTES
-    kinds = {output.output_type for cell in code for output in cell.outputs}
-    assert "error" not in kinds
+    failed = [
+        "raises-exception" in cell.metadata.get("tags", ())
+        for cell in code
+        for output in cell.outputs
+        if output.output_type == "error"
+    ]
+    assert all(failed)

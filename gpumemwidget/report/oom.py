@@ -36,6 +36,8 @@ __all__ = ["describe_cached", "describe_released", "report_oom", "sort_ways"]
 
 #: The account tells them all.
 _MOST_OWNERS = 10
+#: One part in so many is the least that has a row.
+_LEAST_SHARE = 1000
 #: A longer path loses its middle: the card is read at a glance.
 _WIDEST_PATH = 72
 _WIDEST_LINE = 160
@@ -159,10 +161,13 @@ def _describe_known(event: OomEvent) -> str:
 
 def _tabulate_owners(card: OomCard) -> Table:
     owners = sorted(card.owners, key=lambda owned: -owned.n_bytes)[:_MOST_OWNERS]
-    shown = sum(owned.n_bytes for owned in owners)
     whole = card.event.allocated_bytes
-    if whole is None or whole < shown:
-        whole = max(card.owned_bytes or 0, shown)
+    named = sum(owned.n_bytes for owned in owners)
+    if whole is None or whole < named:
+        whole = max(card.owned_bytes or 0, named)
+    # A row of next to nothing helps nobody, unless there is nothing else.
+    owners = [each for each in owners if _LEAST_SHARE * each.n_bytes >= whole] or owners
+    shown = sum(owned.n_bytes for owned in owners)
     rows = [
         (
             _name_owner(owned),

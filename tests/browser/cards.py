@@ -1,12 +1,20 @@
-"""Cells that show cards of OOMs in a kernel, for the tests and the pictures of them."""
+"""Cells that show cards of OOMs in a kernel, for their tests and for the notebook's picture.
+
+``python -m tests.browser.cards`` takes that picture anew.
+"""
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
-__all__ = ["HOST_CARD", "LOAD"]
+from tests.browser.lab import Lab, start_browser, start_lab
+
+__all__ = ["HOST_CARD", "LOAD", "PICTURE", "take_picture"]
 
 _ROOT = Path(__file__).parents[2]
+PICTURE = _ROOT / "notebooks" / "images" / "oom-card.png"
+_FAIL = "failing.append(examples.read_recorded_card())\n1 / 0"
 #: ``failing`` is shown below the next cell that fails, as a card is below its traceback.
 LOAD = f"""
 %load_ext gpumemwidget
@@ -43,3 +51,30 @@ ways = (
 )
 card = examples.make_host_card(ways=ways, place="In[2], line 9", text="fail()")
 """
+
+
+def take_picture(lab: Lab, path: Path) -> None:
+    """The card that was recorded on a GPU, below the traceback of a cell."""
+    cells = [LOAD, "validation_losses = [1]\nvalidation_losses", _FAIL]
+    with lab.open(cells, width=1080, height=1400) as notebook:
+        notebook.wait_for_kernel()
+        for number in range(3):
+            notebook.run(number, timeout_s=60)
+        notebook.page.locator(".gmw-card button").first.wait_for()
+        notebook.page.wait_for_timeout(500)
+        notebook.page.locator(".gmw-card").screenshot(path=path)
+        print(path, path.stat().st_size)
+
+
+def main() -> None:
+    """Take the picture of the notebook."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        start_browser() as browser,
+        start_lab(Path(folder), browser) as lab,
+    ):
+        take_picture(lab, PICTURE)
+
+
+if __name__ == "__main__":
+    main()

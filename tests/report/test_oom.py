@@ -17,6 +17,7 @@ from tests.report.oom_examples import (
     make_empty_card,
     make_event,
     make_host_card,
+    read_recorded_card,
 )
 
 MIB = 1024**2
@@ -231,6 +232,16 @@ def test_owners_and_everything_else_are_all_that_is_allocated() -> None:
     assert "everything else" in text
     table = text.split("Biggest owners")[1].split("\n\n")[0]
     assert len(table.splitlines()) == 13
+
+
+def test_owners_of_next_to_nothing_are_among_the_rest() -> None:
+    """A row of them would be read for nothing, unless there are no others."""
+    recorded = report_oom(read_recorded_card()).text
+    tiny = make_host_card(owners=make_host_card().owners[1:], event=make_event(device="host"))
+
+    assert "tokens" not in recorded.split("Biggest owners")[1].split("\n\n")[0]
+    assert "everything else                                         65.25 MiB  0.1 %" in recorded
+    assert "dataset.tensors[0]" in report_oom(tiny).text
 
 
 def _make_release(**changes: object) -> ReleaseReport:

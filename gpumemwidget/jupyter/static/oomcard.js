@@ -42,13 +42,9 @@ class Cards {
   }
 
   find() {
-    let isNew = false;
-    for (const name of Object.keys(this.states)) {
-      for (const card of document.getElementsByClassName(name)) {
-        if (!this.rows.has(card)) isNew = true;
-      }
-    }
-    if (isNew) this.draw();
+    const known = [...this.rows.keys()];
+    const there = Object.keys(this.states).flatMap((name) => [...document.getElementsByClassName(name)]);
+    if (there.some((card) => !this.rows.has(card)) || known.some((card) => !card.isConnected)) this.draw();
   }
 
   draw() {
