@@ -29,7 +29,7 @@ _PLUMBING = re.compile(
 )
 _PACKAGE = re.compile(r".*[/\\](?:(?:site|dist)-packages|lib[/\\]python3\.\d+)[/\\](.*)\.py$")
 #: Where people know a class from, instead of where it is written.
-_EXPORTED = re.compile(r"^(torch(?:\.optim(?=\.\w+\.[A-Z]))?)\.\w+(?=\.[A-Z])")
+_EXPORTED = re.compile(r"^(?:(torch\.nn)\.modules|(torch\.optim)|(torch))\.\w+(?=\.[A-Z])")
 
 
 def fold_frames(frames: Sequence[Frame], modules: Sequence[str]) -> tuple[Step, ...]:
@@ -70,7 +70,7 @@ def name_step(step: Step, sources: Sources) -> str:
     if found is None or (module is not None and "." in name):
         return name
     package = re.sub(r"[/\\]", ".", found[1]).removesuffix(".__init__")
-    return _EXPORTED.sub(lambda match: match[1], f"{package}.{name}")
+    return _EXPORTED.sub(lambda match: match[match.lastindex or 0], f"{package}.{name}")
 
 
 @lru_cache(maxsize=4096)
