@@ -294,6 +294,26 @@ def test_memrelease_clears_torchs_caches_on_request(loaded: InteractiveShell) ->
     assert "clear caches" in _get_text(report)
 
 
+def test_memrelease_sets_gradients_to_none(loaded: InteractiveShell) -> None:
+    """No name is needed, and none is taken; the plan says how many there are."""
+    loaded.run_cell(
+        "import torch\nx = torch.ones(10, requires_grad=True)\n(x * 2).sum().backward()",
+        store_history=True,
+    )
+
+    with pytest.raises(UsageError, match="--grads is about the gradients of all variables"):
+        loaded.run_line_magic("memrelease", "x --grads")
+    (plan,) = _run(loaded, "%memrelease --grads --dry-run")
+    planned = loaded.user_ns["x"].grad is not None
+    (report,) = _run(loaded, "%memrelease --grads")
+
+    assert "3. set gradients to None: that of one tensor\n" in _get_text(plan)
+    assert planned
+    assert loaded.user_ns["x"].grad is None
+    assert "gradients to None" in _get_text(report)
+    assert "1 gradient" in _get_text(report)
+
+
 def test_memrestore_brings_back_what_a_release_moved(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
