@@ -21,6 +21,8 @@ __all__ = ["CallRow", "list_calls", "name_file"]
 
 #: What stands between every module and its ``forward``, and tells nothing.
 _PLUMBING = frozenset({"_wrapped_call_impl", "_call_impl", "_fn", "decorate_context"})
+#: The call that stands for those that were too many.
+_OTHER = "other"
 #: Functions of a chain that are named.
 _N_NAMED = 3
 _FOLDERS = ("site-packages", "dist-packages")
@@ -189,6 +191,8 @@ def _walk(
 
 def _describe(node: _Node, files: Mapping[str, str]) -> tuple[str, str]:
     """The name, and what is said more quietly."""
+    if node.chain[-1].function == _OTHER and not node.chain[-1].filename:
+        return "other calls", ""
     module = node.module
     names = [call.function for call in node.chain if call.function not in _PLUMBING]
     names = list(dict.fromkeys(names))

@@ -1,0 +1,60 @@
+"""Histories of a real GPU, as a person sees them: the rows add up, whatever the cell did."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpumemwidget.report.report import list_displays, report_trace
+from gpumemwidget.traces import CellTrace
+from tests.measure.test_recordings import CELLS, describe
+from tests.report.examples import make_gpu_cell
+from tests.report.pages import Page
+
+
+def _trace(name: str) -> CellTrace:
+    device, cell = describe(name)
+    assert device.timeline is not None
+    record = make_gpu_cell(
+        execution_count=2,
+        duration_s=device.timeline.times_s[-1],
+        devices=(cell,),
+        status="ok" if CELLS[name]["error"] is None else "error",
+    )
+    return CellTrace(record, (device,))
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_rows_add_up(name: str) -> None:
+    """To what the counters said after the cell and at its peak, where the history is whole."""
+    trace = _trace(name)
+
+    report = report_trace(trace, [])
+
+    lines = report.text.split("\n")
+    total = [line for line in lines if line.endswith("all together, as the counters say")]
+    assert len(total) == 1
+    assert "do not add up" not in report.text
+    assert max(map(len, lines)) <= 100
+    assert Page(report.html).errors == []
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_what_is_saved_is_small(name: str) -> None:
+    """All of what stands under the cell, in characters of the notebook's file."""
+    pieces = list_displays(_trace(name), [])
+
+    sizes = [len(json.dumps(each._repr_mimebundle_())) for each in pieces]
+
+    assert sum(sizes) < 120_000
+
+
+def test_source_of_a_training_loop_is_told() -> None:
+    """The line that called a function of an earlier cell, and in that cell the lines themselves."""
+    text = report_trace(_trace("training"), []).text
+
+    assert "  2      step(data, target)\n" in text
+    assert "In[1] · " in text
+    assert " allocated by functions defined there, " in text
+    assert "loss.backward()" in text
