@@ -1,0 +1,262 @@
+"""Sees calls of modules and of backward begin and end, without a wrapper around them.
+
+``sys.monitoring`` (Python 3.12 and later) tells of two functions of torch's and of nothing else, so
+that all other code runs as fast as ever and no traceback shows a frame of ours. What it does not
+tell is that an error has left a function: such a call ends when the stack is next seen without it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+from gpumemwidget.backends.arrival import TorchArrival, find_torch
+from gpumemwidget.records import Frame
+from gpumemwidget.traces import CallMark
+
+__all__ = ["CallRecorder"]
+
+#: Those that no kind of tool is meant to take.
+_TOOLS = (4, 3)
+#: A model's modules, and how deep a stack is looked through: beyond that there is no name.
+_MOST_MODULES = 100_000
+_DEEPEST = 1_000
+
+_NO_NAMES: dict[int, str] = {}
+_read_class_name = vars(type)["__name__"].__get__
+
+
+class CallRecorder:
+    """Records calls, of all threads, from ``start`` to ``stop``.
+
+    Before Python 3.12 it does nothing.
+
+    Args:
+        n_marks: from there on no further call is kept.
+        clock_ns: nanoseconds since the epoch.
+    """
+
+    def __init__(
+        self, *, n_marks: int = 200_000, clock_ns: Callable[[], int] = time.time_ns
+    ) -> None:
+        self._n_marks = n_marks
+        self._clock_ns = clock_ns
+        self._monitoring: Any = getattr(sys, "monitoring", None)
+        self._tool: int | None = None
+        self._arrival: TorchArrival | None = None
+        #: What is seen, and whether it is backward. By identity: to hash code reads all of it.
+        self._codes: dict[int, tuple[CodeType, bool]] = {}
+        self._calls: list[_Call] = []
+        #: Of each thread the calls that run, the outermost first.
+        self._running: dict[int, list[_Call]] = {}
+        self._notes: list[str] = []
+
+    def start(self) -> None:
+        """Begin. Where torch is not there yet, when the user imports it."""
+        if self._monitoring is None or self._tool is not None or self._arrival is not None:
+            return
+        torch = find_torch()
+        if torch is not None:
+            self._attach(torch)
+        else:
+            self._arrival = TorchArrival(self._attach)
+            self._arrival.expect()
+
+    def stop(self) -> tuple[CallMark, ...]:
+        """End, and take everything away; the calls in the order in which they began."""
+        if self._arrival is not None:
+            self._arrival.cancel()
+            self._arrival = None
+        self._detach()
+        calls, self._calls = self._calls, []
+        self._running = {}
+        return tuple(
+            CallMark(
+                kind="backward" if each.is_backward else "module",
+                start_us=each.start_us,
+                end_us=each.end_us,
+                thread=each.thread,
+                name=each.name,
+                frames=each.frames,
+            )
+            for each in calls
+        )
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Sentences on what could not be recorded, each once."""
+        notes, self._notes = tuple(self._notes), []
+        return notes
+
+    # -- On and off --------------------------------------------------------------------------------
+
+    def _attach(self, torch: ModuleType) -> None:
+        codes = _find_codes(torch)
+        free = [tool for tool in _TOOLS if self._monitoring.get_tool(tool) is None]
+        if not codes or not free:
+            why = "other tools use sys.monitoring" if codes else "this PyTorch has other ones"
+            self._notes.append(f"calls of modules and of backward are not seen: {why}")
+            return
+        self._codes = codes
+        self._tool = free[0]
+        monitoring, events = self._monitoring, self._monitoring.events
+        monitoring.use_tool_id(self._tool, "gpumemwidget")
+        monitoring.register_callback(self._tool, events.PY_START, self._on_start)
+        monitoring.register_callback(self._tool, events.PY_RETURN, self._on_return)
+        for code, _ in codes.values():
+            monitoring.set_local_events(self._tool, code, events.PY_START | events.PY_RETURN)
+
+    def _detach(self) -> None:
+        tool, self._tool = self._tool, None
+        codes, self._codes = tuple(self._codes.values()), {}
+        if tool is None or self._monitoring.get_tool(tool) != "gpumemwidget":
+            return  # Somebody else has freed it, and may have it now.
+        monitoring, events = self._monitoring, self._monitoring.events
+        for code, _ in codes:
+            monitoring.set_local_events(tool, code, 0)
+        monitoring.register_callback(tool, events.PY_START, None)
+        monitoring.register_callback(tool, events.PY_RETURN, None)
+        monitoring.free_tool_id(tool)
+
+    # -- Within the user's calls -------------------------------------------------------------------
+
+    def _on_start(self, code: CodeType, _offset: int) -> Any:
+        try:
+            return self._begin(sys._getframe(1), code)  # noqa: SLF001 - inspect's public way takes far longer
+        except Exception as exc:  # noqa: BLE001 - it would be the user's own call that fails
+            self._fail(exc)
+            return self._monitoring.DISABLE
+
+    def _on_return(self, _code: CodeType, _offset: int, _value: object) -> Any:
+        try:
+            self._end(id(sys._getframe(1)))  # noqa: SLF001 - as above
+        except Exception as exc:  # noqa: BLE001 - as above
+            self._fail(exc)
+            return self._monitoring.DISABLE
+
+    def _fail(self, exc: Exception) -> None:
+        note = f"calls of modules are not seen: {type(exc).__name__}: {exc}"
+        if note not in self._notes:
+            self._notes.append(note)
+
+    def _begin(self, frame: FrameType, code: CodeType) -> Any:
+        if len(self._calls) >= self._n_marks:
+            return self._monitoring.DISABLE
+        now_us = self._clock_ns() // 1000
+        thread = threading.get_ident()
+        running = self._running.get(thread)
+        if running is None:
+            running = self._running[thread] = []
+        is_backward = self._codes[id(code)][1]
+        # Only where calls are thought to run is there one around this.
+        around = _find_around(frame, self._codes) if running else 0
+        while running and running[-1].frame_id != around:
+            running.pop().end(now_us)
+        call = _Call(id(frame), thread, now_us, is_backward)
+        if is_backward:
+            call.frames = _take_stack(frame.f_back)
+        else:
+            outer = running[-1] if running else None
+            module = frame.f_locals["self"]
+            call.names = _name_modules(module) if outer is None or not outer.names else outer.names
+            call.name = call.names.get(id(module)) or _name_class(module)
+        running.append(call)
+        self._calls.append(call)
+        return None
+
+    def _end(self, frame_id: int) -> None:
+        now_us = self._clock_ns() // 1000
+        running = self._running.get(threading.get_ident())
+        if not running:
+            return  # It began before us, or was one too many.
+        if running[-1].frame_id != frame_id and all(each.frame_id != frame_id for each in running):
+            return  # As above.
+        while True:
+            call = running.pop()
+            call.end(now_us)
+            if call.frame_id == frame_id:
+                return
+
+
+class _Call:
+    """A call that was seen to begin."""
+
+    __slots__ = (
+        *("end_us", "frame_id", "frames", "is_backward"),
+        *("name", "names", "start_us", "thread"),
+    )
+
+    def __init__(self, frame_id: int, thread: int, start_us: int, is_backward: bool) -> None:
+        #: Not the frame: that would hold the user's tensors.
+        self.frame_id = frame_id
+        self.thread = thread
+        self.start_us = start_us
+        self.end_us: int | None = None
+        self.is_backward = is_backward
+        self.name = ""
+        self.frames: tuple[Frame, ...] = ()
+        #: The paths of the outermost module's own ones, by their ids, while it runs.
+        self.names: dict[int, str] = {}
+
+    def end(self, end_us: int) -> None:
+        """It has ended by then."""
+        self.end_us = end_us
+        self.names = _NO_NAMES
+
+
+def _find_codes(torch: Any) -> dict[int, tuple[CodeType, bool]]:
+    """The code of what is to be seen, and whether that is backward, by the code's id."""
+    found: dict[int, tuple[CodeType, bool]] = {}
+    call = getattr(torch.nn.Module, "_call_impl", None)
+    backward = getattr(torch.autograd.graph, "_engine_run_backward", None)
+    for function, is_backward in ((call, False), (backward, True)):
+        code = getattr(function, "__code__", None)
+        if isinstance(code, CodeType):
+            found[id(code)] = (code, is_backward)
+    return found
+
+
+def _find_around(frame: FrameType, codes: Mapping[int, object]) -> int:
+    """The id of the frame of the call around this one; 0 where there is none."""
+    outer = frame.f_back
+    for _ in range(_DEEPEST):
+        if outer is None:
+            return 0
+        if id(outer.f_code) in codes:
+            return id(outer)
+        outer = outer.f_back
+    return 0
+
+
+def _take_stack(frame: FrameType | None) -> tuple[Frame, ...]:
+    stack: list[Frame] = []
+    while frame is not None and len(stack) < _DEEPEST:
+        code = frame.f_code
+        stack.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_name))
+        frame = frame.f_back
+    return tuple(stack)
+
+
+def _name_class(module: object) -> str:
+    name: str = _read_class_name(type(module))
+    return name
+
+
+def _name_modules(module: object) -> dict[int, str]:
+    """The path of each module below one, by its id, without a question to any of them."""
+    names: dict[int, str] = {}
+    left = [(module, "")]
+    while left and len(names) < _MOST_MODULES:
+        each, path = left.pop()
+        fields = object.__getattribute__(each, "__dict__")
+        children = fields.get("_modules") if type(fields) is dict else None
+        if not isinstance(children, dict):
+            continue
+        for key, child in dict.items(children):
+            if child is not None and id(child) not in names and child is not module:
+                names[id(child)] = f"{path}{key}"
+                left.append((child, f"{path}{key}."))
+    return names
