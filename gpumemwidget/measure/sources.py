@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
@@ -20,6 +20,8 @@ __all__ = ["Source", "Sources", "align_typed"]
 
 _INDENT = re.compile(r"[ \t]*")
 _DEFINITION = re.compile(r"(?:async\s+def|def|class)\s+([^\W\d]\w*)")
+#: What ``%%time`` compiles its body as.
+_TIMED = ("<timed exec>", "<timed eval>")
 #: Longer files are not read: what is theirs then has no text.
 _MOST_LINES = 50_000
 
@@ -47,8 +49,8 @@ class Sources:
     Args:
         traced: the traced cell. Its lines are numbered as those of the compiled code are.
         cells: the numbers of cells by the names of their compiled files.
-        also: other names that parts of the traced cell's code are compiled under (the body of
-            another cell magic), and how many of the cell's lines stand above each part.
+        also: other names that parts of the traced cell's code are compiled under, and how many of
+            the cell's lines stand above each part, where its text does not tell.
         read: the lines of a file with their ends, ``[]`` where they are not known.
     """
 
@@ -69,14 +71,18 @@ class Sources:
 
     def find(self, filename: str) -> Source | None:
         """The source of a file; ``None`` for a library's."""
-        if filename in self._offsets:
-            return self.traced
-        if filename not in self._found:
-            self._found[filename] = self._make(filename)
-        return self._found[filename]
+        if filename not in self._found and filename not in self._offsets:
+            offset = self._find_part(filename)
+            if offset is None:
+                self._found[filename] = self._make(filename)
+            else:
+                self._offsets[filename] = offset
+        return self.traced if filename in self._offsets else self._found[filename]
 
     def find_line(self, frame: Frame) -> int | None:
         """The line of the traced cell that a frame is at; ``None`` where it is not the cell's."""
+        if frame.filename not in self._found:
+            self.find(frame.filename)
         offset = self._offsets.get(frame.filename)
         return None if offset is None else frame.line + offset
 
@@ -119,6 +125,32 @@ class Sources:
             return frame.function
         return ".".join(reversed(names[names.index(frame.function) :]))
 
+    def _find_part(self, filename: str) -> int | None:
+        """How many of the traced cell's lines stand above a part that is compiled by itself.
+
+        That is what is below ``%%time`` or ``%%capture``.
+        """
+        lines = self.traced.lines
+        n_heads = _count_heads(lines)
+        if filename in _TIMED and n_heads:
+            return n_heads
+        number = self._cells.get(filename)
+        if not n_heads or (f"In[{number}]" != self.traced.name and number is not None):
+            return None
+        if number is None and is_library(filename):
+            return None
+        part = "".join(self.read_lines(filename)).strip("\n").splitlines()
+        while lines and not lines[-1].strip():
+            lines.pop()
+        offset = len(lines) - len(part)
+        if not part or offset < n_heads or any(map(str.strip, lines[n_heads:offset])):
+            return None
+        is_same = all(
+            line == typed or typed.lstrip().startswith(("%", "!"))
+            for line, typed in zip(part, lines[offset:], strict=True)
+        )
+        return offset if is_same else None
+
     def _make(self, filename: str) -> Source | None:
         number = self._cells.get(filename)
         if number is None and (not filename or is_library(filename)):
@@ -132,7 +164,8 @@ def align_typed(typed: str, compiled: str) -> str:
     """A cell as it was typed, with the line numbers of what was compiled.
 
     IPython takes blank lines above a cell away and rewrites magics, mostly line for line. Where it
-    is not line for line, the compiled text is the one whose numbers are right.
+    is not line for line, the compiled text is the one whose numbers are right. (What is below
+    another cell magic is compiled by itself, and found by its text.)
 
     Args:
         typed: as the person typed it, with the line of ``%%memtrace``.
@@ -144,7 +177,19 @@ def align_typed(typed: str, compiled: str) -> str:
     while lines and not lines[-1].strip():
         lines.pop()
     others = compiled.rstrip().splitlines()
-    return "\n".join(lines) if len(lines) == len(others) else compiled
+    is_kept = len(lines) == len(others) or _count_heads(lines) > _count_heads(lines[:1])
+    return "\n".join(lines) if is_kept else compiled
+
+
+def _count_heads(lines: Sequence[str]) -> int:
+    """The lines up to the last of the cell magics that a cell begins with."""
+    n_heads = 0
+    for number, line in enumerate(lines, 1):
+        if line.lstrip().startswith("%%"):
+            n_heads = number
+        elif line.strip():
+            break
+    return n_heads
 
 
 def _indent(text: str) -> int:
