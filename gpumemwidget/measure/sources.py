@@ -157,6 +157,8 @@ class Sources:
             return None
         name = PurePath(filename).name if number is None else f"In[{number}]"
         text = "".join(self.read_lines(filename))
+        if number is None and not text and filename.startswith("<"):
+            return None  # Something that was put together and never stood anywhere.
         return Source(name, filename, "file" if number is None else "earlier cell", text)
 
 

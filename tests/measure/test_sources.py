@@ -76,6 +76,7 @@ def test_cells_and_files_are_sources_and_libraries_are_none() -> None:
     assert sources.find(FILE) == Source("train.py", FILE, "file", TEXT)
     assert sources.find(sysconfig.get_path("stdlib") + "/contextlib.py") is None
     assert sources.find("") is None
+    assert sources.find("<string>") is None
 
 
 def test_parts_of_the_cell_compiled_elsewhere_have_its_lines() -> None:
