@@ -31,7 +31,7 @@ from gpumemwidget.measure.rounding import (
 from gpumemwidget.records import Block, Segment
 from gpumemwidget.traces import AllocatorTrace, TraceEvents
 
-__all__ = ["rewind"]
+__all__ = ["cut_events", "rewind"]
 
 
 def rewind(trace: AllocatorTrace) -> tuple[Played, int]:
@@ -58,7 +58,7 @@ def rewind(trace: AllocatorTrace) -> tuple[Played, int]:
             partners[each.end] = -2 - place
     return (
         Played(
-            events=_cut(trace.events, first),
+            events=cut_events(trace.events, first),
             standing=standing,
             changes=rewinder.changes[first:],
             reserved_changes=rewinder.reserved_changes[first:],
@@ -211,7 +211,7 @@ def _map_blocks(segments: tuple[Segment, ...]) -> dict[int, Block]:
     }
 
 
-def _cut(events: TraceEvents, first: int) -> TraceEvents:
+def cut_events(events: TraceEvents, first: int) -> TraceEvents:
     """The events from a place on."""
     if not first:
         return events

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from gpumemwidget.backends.recording import load_recording
 from gpumemwidget.backends.replay import Playback, ReplayBackend
 from gpumemwidget.measure.replaying import replay
+from gpumemwidget.measure.rewinding import cut_events
 from gpumemwidget.measure.sources import Source, Sources
 from gpumemwidget.measure.tracing import describe_device
 from gpumemwidget.records import CellDevice, Reading, Span
@@ -117,3 +120,22 @@ def test_training_is_told_by_its_lines() -> None:
     calls = next(line.calls for line in cell.lines if line.text.strip() == "step(data, target)")
     assert {call.function for call in calls} == {"step"}
     assert len(found.notes) == 2
+
+
+@pytest.mark.parametrize("name", [name for name in CELLS if name != "ring"])
+def test_what_a_cut_leaves_is_played_as_in_the_whole(name: str) -> None:
+    """Taken back from the end, every event does what it did, and as much stands before them."""
+    trace, _ = play(name)
+    whole = replay(trace).played
+    allocated = list(accumulate(whole.changes, initial=whole.start_allocated_bytes))
+    reserved = list(accumulate(whole.reserved_changes, initial=whole.start_reserved_bytes))
+
+    for first in range(0, len(trace.events), 1 + len(trace.events) // 25):
+        cut = dataclasses.replace(trace, events=cut_events(trace.events, first), is_whole=False)
+        found = replay(cut)
+
+        assert (found.agrees, found.n_dropped) == (True, 0)
+        assert found.played.changes == whole.changes[first:]
+        assert found.played.reserved_changes == whole.reserved_changes[first:]
+        assert found.played.start_allocated_bytes == allocated[first]
+        assert found.played.start_reserved_bytes == reserved[first]
