@@ -8,7 +8,7 @@ with plotly draws so that the pointer can ask it; and the lines.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpumemwidget.records import HOST, Sample
@@ -40,6 +40,8 @@ __all__ = ["TimelineReport", "list_displays", "report_trace"]
 
 #: Units beside the traced cell that are shown.
 _MOST_UNITS = 6
+#: On the host, what no line did may be Python's own and is not worth a table.
+_NOISE_BYTES = 65_536
 
 _COLUMNS_NOTE = (
     "allocated: all of it, however soon it went; net: what of it is still held; at peak: what of "
@@ -128,7 +130,8 @@ def list_displays(
         n_lines: how many lines of a unit are shown.
         depth: how many levels of calls are shown below a line.
     """
-    figure = plot_trace(trace, has_title=False)
+    moved = tuple(device for device in trace.devices if not _is_still(device))
+    figure = plot_trace(replace(trace, devices=moved), has_title=False)
     if figure is None:
         return (report_trace(trace, samples, n_lines=n_lines, depth=depth),)
     head = _list_head(trace, samples)
@@ -157,13 +160,17 @@ def _sort(devices: Sequence[DeviceTrace]) -> list[DeviceTrace]:
 
 
 def _list_head(trace: CellTrace, samples: Sequence[Sample]) -> list[Block]:
-    drawn = [device.device for device in trace.devices if device.timeline is not None]
+    drawn = [
+        device.device
+        for device in trace.devices
+        if device.timeline is not None and not _is_still(device)
+    ]
     return list_cell_blocks(trace.record, samples, without=drawn)
 
 
 def _list_timeline(trace: CellTrace, device: DeviceTrace) -> list[Block]:
     chart = plot_timeline(device, trace.record.duration_s)
-    if chart is None:
+    if chart is None or _is_still(device):
         return []
     peak, *rest, events = describe_device(device, trace.record.duration_s)
     runs = [Run(device.device, "strong"), *map(Run, (peak, *rest)), Run(events, "muted")]
@@ -190,12 +197,14 @@ def _list_lines(device: DeviceTrace, *, n_lines: int | None, depth: int | None) 
 
 
 def _is_still(device: DeviceTrace) -> bool:
-    uses = [line.use for unit in device.units for line in unit.lines]
-    return not any(_has_moved(use) for use in (*uses, device.unplaced))
-
-
-def _has_moved(use: LineUse | None) -> bool:
-    return use is not None and any((use.allocated_bytes, use.net_bytes, use.at_peak_bytes))
+    """Whether there is nothing to tell of it."""
+    uses = [line.use for unit in device.units for line in unit.lines if line.use is not None]
+    unplaced = device.unplaced
+    if device.source == "lines" and abs(unplaced.net_bytes) < _NOISE_BYTES:
+        unplaced = LineUse(0, 0, 0, 0, 0)
+    return not any(
+        use.allocated_bytes or use.net_bytes or use.at_peak_bytes for use in (*uses, unplaced)
+    )
 
 
 def _describe_unit(unit: SourceUnit) -> tuple[Run, ...]:
