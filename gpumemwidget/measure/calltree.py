@@ -17,8 +17,8 @@ __all__ = ["DEPTH", "OTHER", "CallNode", "grow_tree"]
 DEPTH = 10
 _MOST_DEPTH = 50
 #: The most calls below one, and below all lines of a unit.
-_MOST_CHILDREN = 12
-_MOST_NODES = 600
+_MOST_CHILDREN = 64
+_MOST_NODES = 1500
 #: The name of what is left of a call's calls.
 OTHER = "other"
 

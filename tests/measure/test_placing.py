@@ -309,7 +309,7 @@ def test_many_calls_are_bounded_and_none_is_lost() -> None:
     """The biggest ones stay, the rest is one of its own with its bytes."""
     stacks = [
         at(1, Frame(f"{TORCH}/f.py", number, "run"))
-        for number in range(1, 31)
+        for number in range(1, 101)
         for _ in range(3 if number == 7 else 1)
     ]
 
@@ -317,10 +317,31 @@ def test_many_calls_are_bounded_and_none_is_lost() -> None:
 
     (line,) = found.units[0].lines
     assert line.use is not None
-    assert len(line.calls) == 12
+    assert len(line.calls) == 64
     assert (line.calls[0].line, line.calls[0].use.n_allocs) == (7, 3)
-    assert (line.calls[-1].function, line.calls[-1].use.n_allocs) == ("other", 19)
+    assert (line.calls[-1].function, line.calls[-1].use.n_allocs) == ("other", 37)
     assert sum(call.use.allocated_bytes for call in line.calls) == line.use.allocated_bytes
+
+
+def test_deep_and_wide_calls_are_bounded_in_all() -> None:
+    """Where everything calls everything, the biggest calls are opened first."""
+    stacks = [
+        at(
+            1,
+            Frame("/home/me/a.py", second, "inner"),
+            Frame("/home/me/a.py", first, "outer"),
+        )
+        for first in range(1, 41)
+        for second in range(1, 61)
+        for _ in range(2 if first == 9 else 1)
+    ]
+
+    found = trace(stacks, "run()")
+
+    (line,) = found.units[0].lines
+    assert 1000 < len(_flatten(line.calls)) < 1600
+    assert (line.calls[0].line, len(line.calls[0].calls)) == (9, 60)
+    assert sum(call.use.allocated_bytes for call in line.calls) == 41 * 60 * MIB
 
 
 def test_lines_around_those_of_an_earlier_cell_are_shown() -> None:
