@@ -8,7 +8,6 @@ mark.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -23,6 +22,7 @@ from gpumemwidget.owners.counts import (
     list_seen_from_outside,
     needs_outside,
 )
+from gpumemwidget.owners.groups import Groups, sum_storages
 from gpumemwidget.owners.kinds import Kind
 from gpumemwidget.owners.paths import Paths, Root
 from gpumemwidget.owners.storages import TorchReader, find_torch
@@ -73,9 +73,7 @@ class Account:
     outer: list[Root] = field(default_factory=list)
     #: The places that something beside the rows holds.
     elsewhere: list[int] = field(default_factory=list)
-    #: The storages that carry the same marks, with their place in the order of all. There may be
-    #: thousands of rows, and each is asked what it holds.
-    _alike: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    _groups: Groups | None = None
     _named: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     def find_paths(self) -> Paths:
@@ -97,15 +95,18 @@ class Account:
     def replace_marks(self, marks: list[int]) -> None:
         """Take these for the marks, as if some edges were cut."""
         self.marks = marks
-        self._alike.clear()
+        self._groups = None
+
+    @property
+    def groups(self) -> Groups:
+        """The storages by the marks that they carry."""
+        if self._groups is None:
+            self._groups = Groups(self.graph.storages, self.marks)
+        return self._groups
 
     def list_storages(self, marks: int) -> list[int]:
         """The storages that any of these marks reaches."""
-        if not self._alike:
-            for number, place in enumerate(self.graph.storages):
-                self._alike.setdefault(self.marks[place], []).append((number, place))
-        groups = [group for carried, group in self._alike.items() if carried & marks]
-        return [place for _, place in sorted(itertools.chain.from_iterable(groups))]
+        return self.groups.list_places(self.groups.find(marks))
 
     def find_marks(self, names: Iterable[str]) -> int:
         """The marks of all that is dropped when these rows are released."""
@@ -116,15 +117,15 @@ class Account:
 
     def sum_held(self, marks: int) -> tuple[tuple[str, int], ...]:
         """Bytes of the storages that any of these marks reaches, for each device."""
-        return self.sum_places(self.list_storages(marks), rounded=False)
+        return self.groups.sum(self.groups.find(marks), rounded=False)
 
     def sum_frees(self, marks: int) -> tuple[tuple[str, int], ...]:
         """Bytes of the storages that nothing but these marks reaches, for each device.
 
         On CUDA rounded up to the allocator's 512 bytes, as the allocator counts them.
         """
-        only = [place for place in self.list_storages(marks) if not self.marks[place] & ~marks]
-        return self.sum_places(only)
+        only = [carried for carried in self.groups.find(marks) if not carried & ~marks]
+        return self.groups.sum(only, rounded=True)
 
     def name_holders(self, marks: int) -> tuple[str, ...]:
         """The rows behind these marks."""
@@ -138,17 +139,7 @@ class Account:
         self, places: Iterable[int], *, rounded: bool = True
     ) -> tuple[tuple[str, int], ...]:
         """Bytes of these storages for each device, as held or as the allocator counts them."""
-        # Two storages over the same memory (DLPack) are counted once.
-        by_address: dict[tuple[str, int], int] = {}
-        for place in places:
-            info = self.graph.storages[place]
-            n_bytes = info.freed_bytes if rounded else info.n_bytes
-            key = (info.device, info.address)
-            by_address[key] = max(by_address.get(key, 0), n_bytes)
-        sums: dict[str, int] = {}
-        for (device, _), n_bytes in by_address.items():
-            sums[device] = sums.get(device, 0) + n_bytes
-        return tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+        return sum_storages(map(self.graph.storages.__getitem__, places), rounded)
 
 
 def take_account(

@@ -70,7 +70,9 @@ def take_memory_account(
         devices, notes = _close(account, shell, hardware)
         return MemoryAccount(
             devices=devices,
-            holdings=() if account is None else describe_rows(account),
+            holdings=(
+                () if account is None else describe_rows(account, deadline_s=started_s + budget_s)
+            ),
             is_complete=account is None or account.graph.is_complete,
             duration_s=time.perf_counter() - started_s,
             notes=notes,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 
 from gpumemwidget.errors import UnknownNameError, forgets_frames
 from gpumemwidget.owners.account import ELSEWHERE, Account, Row, take_account
 from gpumemwidget.owners.base import Shell
+from gpumemwidget.owners.collector import paused_collector
 from gpumemwidget.owners.kinds import Kind, name_class
 from gpumemwidget.owners.naming import find_kind_name
 from gpumemwidget.owners.sorting import Sorting
@@ -33,16 +36,24 @@ def list_holdings(shell: Shell) -> tuple[Holding, ...]:
     Returns:
         The rows that hold memory; ``()`` where torch is not imported.
     """
-    account = take_account(shell, budget_s=LIST_BUDGET_S, scope="names")
-    return () if account is None else describe_rows(account)
+    deadline_s = time.perf_counter() + LIST_BUDGET_S
+    with paused_collector():
+        account = take_account(shell, budget_s=LIST_BUDGET_S, scope="names")
+        return () if account is None else describe_rows(account, deadline_s=deadline_s)
 
 
-def describe_rows(account: Account) -> tuple[Holding, ...]:
-    """The rows of an account that hold memory, as ``list_holdings`` gives them."""
+def describe_rows(account: Account, *, deadline_s: float = math.inf) -> tuple[Holding, ...]:
+    """The rows of an account that hold memory, as ``list_holdings`` gives them.
+
+    Args:
+        account: who holds what.
+        deadline_s: on ``time.perf_counter``; from then on it is not found out what a release would
+            move to the CPU, and rows of which that matters free what is said or more.
+    """
     holdings = [
-        _describe_row(account, row)
+        _describe_row(account, row, is_late=time.perf_counter() > deadline_s)
         for row in account.rows.values()
-        if account.list_storages(row.mark)
+        if account.groups.find(row.mark)
     ]
     return tuple(
         sorted(holdings, key=lambda row: (-sum(each[1] for each in row.held_bytes), row.name))
@@ -69,11 +80,14 @@ def sum_frees(shell: Shell, names: Sequence[str]) -> tuple[tuple[str, int], ...]
     return Sorting(account, names).sum_frees()
 
 
-def _describe_row(account: Account, row: Row) -> Holding:
+def _describe_row(account: Account, row: Row, *, is_late: bool) -> Holding:
     graph = account.graph
     reached = 0
-    for place in account.list_storages(row.mark):
-        reached |= account.marks[place]
+    for carried in account.groups.find(row.mark):
+        reached |= carried
+    held_bytes = account.sum_held(row.mark)
+    sorting = Sorting(account, [row.name])
+    is_cut = is_late and sorting.can_move
     target = graph.objects[row.places[0]]
     cls = type(target)
     shape: tuple[int, ...] | None = None
@@ -88,9 +102,9 @@ def _describe_row(account: Account, row: Row) -> Holding:
         type_name=name_class(cls),
         shape=shape,
         dtype=dtype,
-        held_bytes=account.sum_held(row.mark),
-        frees_bytes=Sorting(account, [row.name]).sum_frees(),
+        held_bytes=held_bytes,
+        frees_bytes=sorting.sum_dying() if is_cut else sorting.sum_frees(),
         shared_with=account.name_holders(reached & ~row.mark),
         held_elsewhere=bool(reached & ELSEWHERE),
-        is_at_least=not graph.is_complete,
+        is_at_least=is_cut or not graph.is_complete,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, cached_property
 
 from gpumemwidget.owners.account import ELSEWHERE, Account, Row
 from gpumemwidget.owners.moves import Move, Outside, find_move, find_outside
@@ -42,28 +43,65 @@ class Sorting:
         self._rows = [account.rows[name] for name in names if name in account.rows]
         #: Marks of what is dropped.
         self.dropped = 0 if keep else account.find_marks(row.name for row in self._rows)
-        for row in account.rows.values():
+        for row in account.rows.values() if out or exceptions else ():
             if (row.root == "out" and out) or (row.root == "exception" and exceptions):
                 self.dropped |= row.mark
         chosen = self.dropped
         for row in self._rows:
             chosen |= row.mark
-        places = account.list_storages(chosen)
-        #: The storages that go with what is dropped.
-        self.dying = [place for place in places if not account.marks[place] & ~self.dropped]
-        dying = set(self.dying)
+        #: By the marks that their storages carry: what goes with what is dropped, and what others
+        #: hold too.
+        self._dying: list[int] = []
+        self._held: list[int] = []
+        for carried in account.groups.find(chosen):
+            (self._held if carried & ~self.dropped else self._dying).append(carried)
         self._words: dict[tuple[int, bool], str] = {}
-        self._by_mark = {row.mark: row for row in account.rows.values()}
         #: What is moved, in the groups of which a person is told.
-        self.moved: dict[Group, list[Move]] = {}
-        #: Which of these groups are moved as one, all or none, in the order of the names.
-        self.units: list[list[Group]] = []
-        #: What stays, likewise.
-        self.stays: dict[Group, list[int]] = {}
-        self._sort([place for place in places if place not in dying])
+        self._moved: dict[Group, list[Move]] = {}
+        self._units: list[list[Group]] = []
+        self._stays: dict[Group, list[int]] = {}
+        self._is_sorted = False
+
+    @cached_property
+    def _by_mark(self) -> dict[int, Row]:
+        return {row.mark: row for row in self._account.rows.values()}
+
+    @property
+    def dying(self) -> list[int]:
+        """The storages that go with what is dropped."""
+        return self._account.groups.list_places(self._dying)
+
+    @property
+    def moved(self) -> dict[Group, list[Move]]:
+        """What is moved, in the groups of which a person is told."""
+        self._sort()
+        return self._moved
+
+    @property
+    def units(self) -> list[list[Group]]:
+        """Which of these groups are moved as one, all or none, in the order of the names."""
+        self._sort()
+        return self._units
+
+    @property
+    def stays(self) -> dict[Group, list[int]]:
+        """What stays, in groups likewise."""
+        self._sort()
+        return self._stays
+
+    @property
+    def can_move(self) -> bool:
+        """Whether others hold anything that is not on the host: only then it is worth a look."""
+        return self._account.groups.has_other_than(HOST, self._held)
+
+    def sum_dying(self) -> tuple[tuple[str, int], ...]:
+        """Bytes that go with what is dropped, for each device, and nothing of what is moved."""
+        return self._account.groups.sum(self._dying, rounded=True)
 
     def sum_frees(self) -> tuple[tuple[str, int], ...]:
         """Bytes that will go, for each device: what dies and what is moved away."""
+        if not self.can_move:
+            return self.sum_dying()
         moved = [move.place for group in self.moved.values() for move in group]
         return self._account.sum_places([*self.dying, *moved])
 
@@ -104,20 +142,27 @@ class Sorting:
             sentences.append(f"{format_bytes(n_bytes)} of {name} on {device} stays: {why}")
         return sentences
 
-    def _sort(self, held: Sequence[int]) -> None:
-        """Sort what others hold too into what is moved and what stays.
+    def _sort(self) -> None:
+        """Sort, once, what others hold too into what is moved and what stays.
 
         What the chosen names own is moved. What a displayed value or an exception shares is not:
         to drop ``Out[3]`` is no wish to take the model that it shows off the device.
         """
+        if self._is_sorted:
+            return
+        self._is_sorted = True
         account = self._account
         storages = account.graph.storages
+        held = account.groups.list_places(self._held)
         if self._keep:
             names = [row for row in self._rows if row.root != "exception"]
         else:
             names = [row for row in self._rows if row.root == "name"]
         order = {row.name: number for number, row in enumerate(self._rows)}
-        kept = [(place, row) for place in held if (row := self._find_row(place)) is not None]
+        find_row = cache(self._find_row)
+        kept = [
+            (place, row) for place in held if (row := find_row(account.marks[place])) is not None
+        ]
         # In the order of the names, whichever was met first.
         kept.sort(key=lambda each: order[each[1].name])
         owned: dict[int, bool] = {}
@@ -140,7 +185,7 @@ class Sorting:
             why = self._name_holders(place)
             if place in moves and moves[place].obstacle is None:
                 group = (row.name, device, "kept" if self._keep else why)
-                self.moved.setdefault(group, []).append(moves[place])
+                self._moved.setdefault(group, []).append(moves[place])
                 continue
             if place in moves:
                 why = moves[place].obstacle or why
@@ -148,21 +193,20 @@ class Sorting:
                 why = "it is on the host already"
             elif self._keep and row.root != "exception":
                 why = "it is reached through a computation, a function or a key, not as a part"
-            self.stays.setdefault((row.name, device, why), []).append(place)
+            self._stays.setdefault((row.name, device, why), []).append(place)
         self._list_units(units)
 
     def _list_units(self, units: Sequence[int]) -> None:
         marks = self._account.marks
         rows = self._account.rows
         by_unit: dict[int, list[Group]] = {}
-        for group, moves in self.moved.items():
+        for group, moves in self._moved.items():
             mark = rows[group[0]].mark | marks[moves[0].place]
             unit = next((each for each in units if each & mark), 0)
             by_unit.setdefault(unit, []).append(group)
-        self.units = list(by_unit.values())
+        self._units = list(by_unit.values())
 
-    def _find_row(self, place: int) -> Row | None:
-        marks = self._account.marks[place]
+    def _find_row(self, marks: int) -> Row | None:
         return next((row for row in self._rows if row.mark & marks), None)
 
     def _name_holders(self, place: int) -> str:

@@ -11,26 +11,62 @@ import numpy as np
 import pytest
 import torch
 
+from gpumemwidget.owners.account import take_account
 from gpumemwidget.owners.entries import take_memory_account
+from gpumemwidget.owners.holdings import describe_rows
 from gpumemwidget.records import HOST
 from tests.owners.notebook import Notebook
 
 
 def test_many_names_that_share_many_tensors(notebook: Notebook) -> None:
     """The time does not grow with the names times the tensors times the names."""
-    shared = [torch.ones(1) for _ in range(500)]
-    notebook.put(**{f"v{number}": [shared] for number in range(300)})
+    shared = [torch.ones(1) for _ in range(3000)]
+    notebook.put(**{f"v{number}": [shared] for number in range(1000)})
     del shared
 
     started_s = time.process_time()
     rows = notebook.list_rows()
     taken_s = time.process_time() - started_s
 
-    assert len(rows) == 300
-    assert rows["v7"].held_bytes == ((HOST, 2000),)
+    assert len(rows) == 1000
+    assert rows["v7"].held_bytes == ((HOST, 12_000),)
     assert rows["v7"].frees_bytes == ()
-    assert rows["v7"].shared_with == tuple(f"v{number}" for number in range(300) if number != 7)
-    assert taken_s < 10
+    assert rows["v7"].shared_with == tuple(f"v{number}" for number in range(1000) if number != 7)
+    assert taken_s < 1
+
+
+@pytest.mark.usefixtures("movable")
+def test_when_there_is_no_time_to_find_out_what_would_be_moved(notebook: Notebook) -> None:
+    """A row then frees what goes with its name alone, or more; others are exact."""
+    notebook.run(
+        "import torch\n"
+        "model = torch.nn.Linear(10, 1); model.own = torch.ones(7)\n"
+        "kept = model.weight; alone = torch.ones(11)"
+    )
+    account = take_account(notebook.shell, budget_s=10.0, scope="names")
+    assert account is not None
+
+    exact = {row.name: row for row in describe_rows(account)}
+    late = {row.name: row for row in describe_rows(account, deadline_s=0.0)}
+
+    assert exact["model"].frees_bytes == ((HOST, 4 * (10 + 1 + 7)),)
+    assert late["model"].frees_bytes == ((HOST, 4 * (1 + 7)),)
+    assert late["model"].held_bytes == exact["model"].held_bytes
+    assert (exact["model"].is_at_least, late["model"].is_at_least) == (False, True)
+    assert late["alone"] == exact["alone"]
+
+
+def test_names_for_the_same_memory_among_many(notebook: Notebook) -> None:
+    """What two names hold by storages of their own (DLPack) is counted once in each sum."""
+    notebook.run("import torch; x = torch.ones(2001); y = torch.from_dlpack(x); both = [x, y]")
+
+    rows = notebook.list_rows()
+
+    assert {name: row.held_bytes for name, row in rows.items()} == {
+        "x": ((HOST, 8004),),
+        "y": ((HOST, 8004),),
+        "both": ((HOST, 8004),),
+    }
 
 
 def test_a_big_column_of_text_and_a_tensor(notebook: Notebook) -> None:
