@@ -1,22 +1,21 @@
 """The ways out of an OOM, each with the bytes that it would give.
 
 Looked at when the cell has ended and its traceback still stands: what a release promises here is
-what it would do now. What less work would need is told from what stood at the OOM itself.
+what it would do now.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import forgets_frames
 from gpumemwidget.owners.account import Account, take_account
+from gpumemwidget.owners.advice import list_savings, list_settings, sum_float32
 from gpumemwidget.owners.base import LAST_EXCEPTION, Shell
 from gpumemwidget.owners.blocks import BlockMap
+from gpumemwidget.owners.collector import paused_collector
 from gpumemwidget.owners.grads import find_gradients
 from gpumemwidget.owners.sorting import Sorting, join_marks
 from gpumemwidget.records import HOST, DeviceAccount
@@ -30,9 +29,6 @@ _LEAST_BYTES, _ENOUGH_BYTES = 1024**2, 64 * 1024**2
 _MOST_NAMES = 4
 #: A text has room for so many names of one set.
 _MOST_IN_TEXT = 3
-#: Whoever mentions one of these may be training, in a way that can't be seen from here.
-_TRAINING = frozenset({"backward", "fit", "grad", "train", "training_step"})
-
 _Is = Literal["exact", "at least", "at most", "about"]
 
 
@@ -57,14 +53,15 @@ def list_ways(
         budget_s: seconds after which the walk stops; what is said is then ``about``.
     """
     ways: list[WayOut] = []
-    account = take_account(shell, budget_s=budget_s)
-    if account is not None:
-        ways.extend(_Releases(account, hardware, event.device).list_ways(mentions))
-    ways.extend(_list_settings(shell, event))
-    if at_oom is not None:
-        floats = 0 if account is None else _sum_float32(account, event.device)
-        ways.extend(_list_savings(at_oom, mentions, floats))
-    del account
+    with paused_collector():
+        account = take_account(shell, budget_s=budget_s)
+        if account is not None:
+            ways.extend(_Releases(account, hardware, event.device).list_ways(mentions))
+        ways.extend(list_settings(shell, event))
+        if at_oom is not None:
+            floats = 0 if account is None else sum_float32(account, event.device)
+            ways.extend(list_savings(at_oom, mentions, floats))
+        del account
     least = _find_least(event)
     given = [way for way in ways if way.gives_bytes is None or way.gives_bytes >= least]
     return tuple(sorted(given, key=lambda way: (way.gives_bytes is None, -(way.gives_bytes or 0))))
@@ -186,149 +183,3 @@ class _Releases:
 def _join(words: Sequence[str]) -> str:
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last
-
-
-# -- What the allocator and the system may be told -------------------------------------------------
-
-
-def _list_settings(shell: Shell, event: OomEvent) -> Iterator[WayOut]:
-    if event.cached_bytes:
-        yield WayOut(
-            kind="cached blocks",
-            text="empty PyTorch's cache",
-            gives_bytes=event.cached_bytes,
-            gives_is="exact",
-            command=_write_torch(shell, "cuda.empty_cache()"),
-            can_do=True,
-        )
-    if _is_fragmented(event) and "expandable_segments:True" not in _read_settings()[1]:
-        name, settings = _read_settings()
-        wanted = ",".join([*([settings] if settings else []), "expandable_segments:True"])
-        yield WayOut(
-            kind="expandable segments",
-            text="let segments grow, so that free memory does not lie in pieces: restart the "
-            "kernel and set this before torch is imported",
-            gives_bytes=event.unallocated_bytes,
-            gives_is="at most",
-            command=f"%env {name}={wanted}",
-        )
-    yield from _list_limits(shell, event)
-    if event.others_bytes:
-        yield WayOut(
-            kind="other processes",
-            text="end other processes that take memory",
-            gives_bytes=event.others_bytes,
-            gives_is="at most",
-            command="!ps aux --sort=-rss | head" if event.device == HOST else "!nvidia-smi",
-        )
-
-
-def _is_fragmented(event: OomEvent) -> bool:
-    """Whether enough was reserved and unallocated, and not in one piece."""
-    asked, free = event.requested_bytes, event.unallocated_bytes
-    largest = event.largest_free_block_bytes
-    if asked is None or free is None or largest is None:
-        return False
-    return largest < asked <= free
-
-
-def _read_settings() -> tuple[str, str]:
-    """The environment variable of the allocator's settings, and what it is set to."""
-    torch: Any = sys.modules.get("torch")
-    # Since 2.9 there is one name for all accelerators, and the older one makes torch warn.
-    version = re.match(r"(\d+)\.(\d+)", str(getattr(torch, "__version__", "")))
-    is_new = version is not None and (int(version[1]), int(version[2])) >= (2, 9)
-    name = "PYTORCH_ALLOC_CONF" if is_new else "PYTORCH_CUDA_ALLOC_CONF"
-    return name, os.environ.get(name) or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-
-
-def _list_limits(shell: Shell, event: OomEvent) -> Iterator[WayOut]:
-    limit, total = event.limit_bytes, event.device_total_bytes
-    if limit is None:
-        return
-    room = [each for each in (event.device_free_bytes, total and total - limit) if each is not None]
-    if event.device == HOST:
-        yield WayOut(
-            kind="limit",
-            text="raise the cap on the process's addresses (ulimit -v), where it was started",
-            gives_bytes=min(room, default=None),
-            gives_is="at most",
-        )
-        return
-    index = event.device.partition(":")[2]
-    yield WayOut(
-        kind="limit",
-        text="raise this process's share of the device",
-        gives_bytes=min(room, default=None),
-        gives_is="at most",
-        command=_write_torch(shell, f"cuda.set_per_process_memory_fraction(1.0, {index})"),
-    )
-
-
-def _write_torch(shell: Shell, call: str) -> str:
-    """A call that works as it is typed, whatever ``torch`` is called in the notebook."""
-    torch = sys.modules.get("torch")
-    if torch is not None and shell.user_ns.get("torch") is torch:
-        return f"torch.{call}"
-    return f"import torch; torch.{call}"
-
-
-# -- What needs less -------------------------------------------------------------------------------
-
-
-def _list_savings(
-    at_oom: DeviceAccount, mentions: Collection[str], n_float32: int
-) -> Iterator[WayOut]:
-    saved = sum(each.n_bytes for each in at_oom.owned if each.kind == "saved for backward")
-    # What the functions that were running had made, and nothing else holds.
-    running = sum(
-        each.n_bytes
-        for each in at_oom.owned
-        if each.kind == "tensor" and each.root in {"thread", "exception"}
-    )
-    if saved + running:
-        yield WayOut(
-            kind="smaller batch",
-            text="halve the batch: half of what activations took",
-            gives_bytes=(saved + running) // 2,
-            gives_is="about",
-        )
-    if saved and _TRAINING.isdisjoint(mentions):
-        yield WayOut(
-            kind="no_grad",
-            text="compute under torch.no_grad(), for nothing in this cell mentions backward",
-            gives_bytes=saved,
-            gives_is="at most",
-        )
-    elif saved:
-        yield WayOut(
-            kind="checkpointing",
-            text="recompute activations in backward (torch.utils.checkpoint) instead of keeping "
-            "them",
-            gives_bytes=saved,
-            gives_is="at most",
-        )
-    if n_float32:
-        yield WayOut(
-            kind="lower precision",
-            text="compute in bfloat16 (torch.autocast, or .to(torch.bfloat16)): half of what is in "
-            "float32",
-            gives_bytes=n_float32 // 2,
-            gives_is="at most",
-        )
-
-
-def _sum_float32(account: Account, device: str) -> int:
-    """Bytes on the device that float32 tensors look at."""
-    graph = account.graph
-    reader = graph.reader
-    n_bytes = 0
-    with reader.quiet():
-        for place, tensors in graph.tensors_on.items():
-            info = graph.storages.get(place)
-            if info is None or info.device != device or not account.marks[place]:
-                continue
-            tensor = graph.objects[tensors[0]]
-            if not reader.is_dispatched(type(tensor)) and reader.read_shape(tensor)[1] == "float32":
-                n_bytes += info.n_bytes
-    return n_bytes

@@ -270,13 +270,24 @@ def test_other_processes(notebook: Notebook) -> None:
 # -- What needs less -------------------------------------------------------------------------------
 
 
+#: Graphs that other cells have left.
+EARLIER = (
+    own("saved for backward", 30 * MIB, "out"),
+    dataclasses.replace(own("saved for backward", 30 * MIB), steps=("losses", "[0]")),
+)
+
+
 def test_training(notebook: Notebook) -> None:
     """What backward needs can be recomputed, and half the batch needs half of it."""
-    owned = (own("saved for backward", 6 * MIB), own("tensor", 2 * MIB, "thread"))
-    others = (own("parameter", 50 * MIB), own("tensor", 70 * MIB))
+    owned = (
+        own("saved for backward", 4 * MIB),
+        own("saved for backward", 2 * MIB, "thread"),
+        own("tensor", 2 * MIB, "thread"),
+    )
+    others = (own("parameter", 50 * MIB), own("tensor", 70 * MIB), *EARLIER)
     at_oom = DeviceAccount("cuda:0", None, (*owned, *others))
 
-    ways = find(notebook, NOTHING, at_oom=at_oom, mentions={"loss", "backward"})
+    ways = find(notebook, NOTHING, at_oom=at_oom, mentions={"x", "backward"})
 
     assert {kind: (way.gives_bytes, way.gives_is) for kind, way in ways.items()} == {
         "checkpointing": (6 * MIB, "at most"),
@@ -287,7 +298,9 @@ def test_training(notebook: Notebook) -> None:
 
 def test_what_no_backward_needs(notebook: Notebook) -> None:
     """Where nothing mentions backward, what is saved for it need not be."""
-    at_oom = DeviceAccount("cuda:0", None, (own("saved for backward", 6 * MIB),))
+    at_oom = DeviceAccount(
+        "cuda:0", None, (own("saved for backward", 6 * MIB, "nowhere"), *EARLIER)
+    )
 
     ways = find(notebook, NOTHING, at_oom=at_oom, mentions={"model"})
 
