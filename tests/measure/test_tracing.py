@@ -56,9 +56,16 @@ _STEPS = st.lists(
 )
 
 
-def _owner(place: int) -> str:
-    line = PLACES[place][0]
-    return "no line" if line is None else f"line {line}"
+#: For each line of the cell, and of the earlier one, the places that are its.
+_OWNERS = {
+    "before the cell": ["before"],
+    "no line": ["6"],
+    **{
+        f"line {line}": [str(place) for place, (own, _) in enumerate(PLACES) if own == line]
+        for line in range(1, 6)
+    },
+}
+_EARLIER_LINES = {2: ["5"], 6: ["4", "6"]}
 
 
 def play(device: Device, steps: list[tuple[Any, ...]], held: list[Piece]) -> None:
@@ -67,7 +74,7 @@ def play(device: Device, steps: list[tuple[Any, ...]], held: list[Piece]) -> Non
         if action == "alloc":
             n_bytes, place, stream, pool = values
             held.append(
-                device.allocate(n_bytes, _owner(place), PLACES[place][1], stream=stream, pool=pool)
+                device.allocate(n_bytes, str(place), PLACES[place][1], stream=stream, pool=pool)
             )
         elif action == "free" and held:
             which, is_used_elsewhere = values
@@ -93,17 +100,24 @@ def describe(device: Device, **options: Any) -> DeviceTrace:
     return describe_device(device.end(**options), sources=make_sources(), start_us=START_US)
 
 
-def find_use(device: Device, owner: str) -> LineUse:
-    """The truth about an owner."""
-    allocated = device.allocated.get(owner, [])
-    held = [moment.held_bytes.get(owner, 0) for moment in device.moments]
+def find_use(device: Device, owners: list[str]) -> LineUse | None:
+    """The truth about some owners together; ``None`` where they allocated nothing."""
+    allocated = [n_bytes for owner in owners for n_bytes in device.allocated.get(owner, [])]
+    held = [find_held(moment, owners) for moment in device.moments]
+    if not allocated:
+        return None
     return LineUse(
-        allocated_bytes=held[0] + sum(allocated),
+        allocated_bytes=sum(allocated),
         n_allocs=len(allocated),
         net_bytes=held[-1],
-        at_peak_bytes=find_peak(device).held_bytes.get(owner, 0),
+        at_peak_bytes=find_held(find_peak(device), owners),
         highest_bytes=max(held),
     )
+
+
+def find_held(moment: Moment, owners: list[str]) -> int:
+    """What some owners held then."""
+    return sum(moment.held_bytes.get(owner, 0) for owner in owners)
 
 
 def find_peak(device: Device) -> Moment:
@@ -173,22 +187,34 @@ def test_random_programs_are_told_as_they_ran(
     assert found.peak_is == "exact"
     cell = found.units[0]
     assert [line.text for line in cell.lines] == TEXT.splitlines()
-    assert {line.line: line.use for line in cell.lines if line.use is not None} == {
-        line: find_use(device, f"line {line}")
-        for line in range(1, 6)
-        if f"line {line}" in device.allocated
-    }
-    assert found.unplaced == find_use(device, "no line")
-    before = find_use(device, "before")
+    for line in cell.lines:
+        assert line.use == find_use(device, _OWNERS.get(f"line {line.line}", []))
+    assert found.unplaced == (find_use(device, ["6"]) or LineUse(0, 0, 0, 0, 0))
+    stood = [each.held_bytes.get("before", 0) for each in device.moments]
     n_stood = sum(
         block.state == "active_allocated" for each in device.before for block in each.blocks
     )
-    assert (found.before.allocated_bytes, found.before.n_allocs) == (start.allocated_bytes, n_stood)
-    assert found.before.net_bytes == before.net_bytes
-    assert found.before.at_peak_bytes == before.at_peak_bytes
-    assert found.before.highest_bytes == before.highest_bytes
+    assert found.before == LineUse(
+        stood[0], n_stood, stood[-1], peak.held_bytes.get("before", 0), stood[0]
+    )
     check_sums(found)
+    check_functions(found, device)
     check_timeline(found, device)
+
+
+def check_functions(found: DeviceTrace, device: Device) -> None:
+    """The earlier cell's lines, and the calls below the line that calls its functions."""
+    told = {line.line: line.use for unit in found.units[1:] for line in unit.lines}
+    for line, owners in _EARLIER_LINES.items():
+        assert told.get(line) == find_use(device, owners)
+    calls = found.units[0].lines[4].calls
+    assert [(call.function, call.line, call.use) for call in calls] == (
+        [("f", 2, find_use(device, ["4", "5"]))] if calls else []
+    )
+    for call in calls:
+        assert [(each.function, each.line, each.use) for each in call.calls] == (
+            [("g", 6, find_use(device, ["4"]))] if "4" in device.allocated else []
+        )
 
 
 def check_timeline(found: DeviceTrace, device: Device) -> None:
@@ -206,10 +232,9 @@ def check_timeline(found: DeviceTrace, device: Device) -> None:
         assert timeline.allocated_bytes[index] == last.allocated_bytes
         assert timeline.reserved_bytes[index] == last.reserved_bytes
         for layer in timeline.layers:
-            owner = "before" if layer.label == "before the cell" else layer.label
             # The other lines' is what the rest leaves, as all of them add up.
-            if owner != "other lines":
-                assert layer.held_bytes[index] == last.held_bytes.get(owner, 0)
+            if layer.label != "other lines":
+                assert layer.held_bytes[index] == find_held(last, _OWNERS[layer.label])
     assert truth.keys() <= told
 
 
@@ -239,7 +264,7 @@ def test_what_is_left_of_a_ring_is_told_as_it_ran(
     assert found.allocated.after_bytes == device.moments[-1].allocated_bytes
     uses = {line.line: line.use for line in found.units[0].lines if line.use is not None}
     for line in range(1, 6):
-        net_bytes = device.moments[-1].held_bytes.get(f"line {line}", 0)
+        net_bytes = find_held(device.moments[-1], _OWNERS[f"line {line}"])
         assert (uses[line].net_bytes if line in uses else 0) == net_bytes
     check_sums(found)
     timeline = found.timeline
