@@ -73,7 +73,10 @@ class SimulatedHistory:
             return
         is_alloc = action == "alloc"
         wanted = ("state", "alloc", "all") if is_alloc else ("all",)
-        stack = self._take_stack() if self._context in wanted else []
+        # Torch gives a free that has no lines of its own those of its block's allocation.
+        stack = self._live.get((index, address), [])
+        if self._context in wanted:
+            stack = self._take_stack()
         if is_alloc:
             self._live[index, address] = stack
         elif action == "free_completed":

@@ -195,8 +195,8 @@ class CudaTracer:
         span.n_foreign_calls = self._switch.n_foreign_calls
         span.is_users = not self._switch.is_ours and self._switch.is_on()
         if not span.is_users:
-            # No lines of frees: to take a stack while an error unwinds a call of C++ loses the
-            # error, as in recomputation that stops early, where tensors are freed by it.
+            # No stacks of frees ("all"): to take one while an error unwinds a call of C++ loses
+            # the error, as in a recomputation that stops early, where tensors are freed by it.
             self._switch.set("all", context="alloc", stacks="python", max_entries=span.n_events)
 
     def _mark(self, span: _Span, touched: Sequence[int]) -> None:
