@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import resource
 import sys
 import threading
 import weakref
@@ -21,6 +22,7 @@ from gpumemwidget.backends import ooms
 from gpumemwidget.backends.allocator import DeviceFullError, ReplayAllocator
 from gpumemwidget.backends.cuda import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.ooms import OomMoment, OomObserver, describe_state
 from gpumemwidget.traces import OomEvent
 from tests.backends.test_overlay import make_torch
@@ -385,3 +387,22 @@ def test_the_host() -> None:
     assert event.requested_bytes == 5
     assert event.largest_free_block_bytes is None
     assert event.outside_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"), [(5 * MIB, 5 * MIB), (1 << 62, None), (resource.RLIM_INFINITY, None)]
+)
+def test_a_cap_on_the_hosts_addresses(
+    monkeypatch: pytest.MonkeyPatch, limit: int, told: int | None
+) -> None:
+    """``ulimit -v`` is the process's limit, where it is less than the machine has."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (limit, resource.RLIM_INFINITY))
+    hardware = Hardware([HostBackend()])
+
+    event = describe_state(hardware, "host")
+    hardware.close()
+
+    assert event.limit_bytes == told
+    assert event.device_total_bytes is not None
+    assert event.device_free_bytes is not None
+    assert event.others_bytes is not None

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 import torch
 
 from gpumemwidget.owners.entries import take_memory_account
+from gpumemwidget.owners.storages import StorageInfo, TorchReader
 from gpumemwidget.owners.walk import Graph
 from gpumemwidget.owners.ways import list_ways
-from gpumemwidget.records import HOST, DeviceAccount, MemoryKind, Owned
+from gpumemwidget.records import HOST, Block, DeviceAccount, MemoryKind, Owned, Segment
 from gpumemwidget.traces import OomEvent, WayOut
 from tests.owners.notebook import Notebook, Tracker
 
@@ -47,6 +49,12 @@ def find(
     return {way.kind: way for way in ways}
 
 
+def find_names(notebook: Notebook, event: OomEvent = ON_HOST) -> list[WayOut]:
+    """The sets of names that are offered."""
+    ways = list_ways(notebook.shell, notebook.hardware, event, None, mentions=(), budget_s=10)
+    return [way for way in ways if way.kind == "names"]
+
+
 def own(kind: MemoryKind, n_bytes: int, root: str = "name") -> Owned:
     return Owned("cuda:0", n_bytes, kind, ("x",), root)  # type: ignore[arg-type]
 
@@ -72,6 +80,37 @@ def test_the_last_exception(notebook: Notebook, tracker: Tracker) -> None:
     assert way.command == "%memrelease --exceptions"
     assert before - tracker.count_bytes() == 2 * MIB
     assert report.plan.frees_bytes == ((HOST, 2 * MIB),)
+
+
+def test_in_blocks(notebook: Notebook, tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device what goes is the allocator's blocks, each once, whatever lies in them."""
+    first, second = tracker.make(2 * N), tracker.make(2 * N)
+    blocks = [
+        Block(each.data_ptr(), 3 * MIB, 2 * MIB, "active_allocated") for each in (first, second)
+    ]
+    segments = [
+        Segment("cuda:0", block.address, 3 * MIB, False, (0, 0), (block,)) for block in blocks
+    ]
+    read = TorchReader.read_storage
+
+    def read_storage(self: TorchReader, storage: Any) -> StorageInfo | None:
+        info = read(self, storage)
+        return None if info is None else info._replace(device="cuda:0")
+
+    monkeypatch.setattr(TorchReader, "read_storage", read_storage)
+    monkeypatch.setattr(notebook.hardware, "read_segments", lambda: tuple(segments))
+    notebook.put(one=first, view=first[5:], two=second)
+    del first, second
+
+    with_blocks = find_names(notebook, NOTHING)
+    monkeypatch.setattr(notebook.hardware, "read_segments", tuple)
+    without = find_names(notebook, NOTHING)
+
+    assert [(way.names, way.gives_bytes, way.gives_is) for way in with_blocks] == [
+        (("one", "view"), 3 * MIB, "exact"),
+        (("two",), 3 * MIB, "exact"),
+    ]
+    assert [(way.gives_bytes, way.gives_is) for way in without] == [(2 * MIB, "at least")] * 2
 
 
 def test_displayed_values(notebook: Notebook) -> None:
@@ -135,9 +174,8 @@ def test_many_names(notebook: Notebook, tracker: Tracker) -> None:
     notebook.put(**{f"m{number}": tracker.make(2 * N) for number in range(5)})
     del shared
 
-    ways = list_ways(notebook.shell, notebook.hardware, ON_HOST, None, mentions=(), budget_s=10)
+    names = find_names(notebook)
 
-    names = [way for way in ways if way.kind == "names"]
     assert len(names) == 4
     assert names[0].text == "release n0, n1, n2 and 2 more, which this cell does not mention"
     assert names[0].command == "%memrelease n0 n1 n2 n3 n4"
