@@ -214,7 +214,7 @@ class ReplayBackend:
 
     def set_sites(self, *, is_on: bool) -> str:  # noqa: ARG002 - the protocol's
         """Nothing: a recording stays what it is."""
-        return "a recording keeps the lines that it has"
+        return "a recording keeps the lines that it has" if self._tracer.has_gpu else ""
 
     def release_workspaces(self) -> None:
         """Nothing: a recording stays what it is."""

@@ -33,7 +33,8 @@ class ReplayTracer:
         self._clock_ns = clock_ns
         events = playback.recording.events
         self._has_events = any(event.traced for event in events)
-        self._has_gpu = any(info.device.startswith("cuda:") for info in playback.recording.devices)
+        #: Whether there is an allocator that could be traced.
+        self.has_gpu = any(info.device.startswith("cuda:") for info in playback.recording.devices)
         self._start: tuple[int, int, int] | None = None
 
     @property
@@ -44,7 +45,7 @@ class ReplayTracer:
     def start(self, *, n_events: int) -> tuple[str, ...]:
         """Begin a trace here; why there is none, where the recording holds none."""
         self._start = None
-        if not self._has_gpu:
+        if not self.has_gpu:
             return ()
         if not self._has_events:
             return (_HAS_NO_EVENTS,)

@@ -30,6 +30,7 @@ from gpumemwidget.backends.recording import Recording, save_recording
 from gpumemwidget.backends.replay import Playback, ReplayBackend, ReplayMonitor
 from gpumemwidget.backends.script import Step, demo_script, play_script
 from gpumemwidget.records import HOST, Block, DeviceInfo, PeakIs, Reading, Segment
+from gpumemwidget.traces import ACTIONS, AllocatorTrace
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
 from tests.backends.test_overlay import make_torch
 
@@ -39,8 +40,11 @@ WORK_BYTES = 48 * MIB
 SLACK_BYTES = 4 * MIB
 METHODS = (
     *("list_devices", "read", "start_span", "end_span", "read_as_user"),
-    *("read_segments", "release_workspaces", "empty_cache", "take_notes", "close"),
+    *("read_segments", "release_workspaces", "empty_cache", "take_notes"),
+    *("start_trace", "end_trace", "set_sites", "close"),
 )
+#: What the calls need to be told.
+OPTIONS: dict[str, dict[str, int]] = {"start_trace": {"n_events": 1000}, "set_sites": {"is_on": 1}}
 
 
 @dataclass
@@ -86,12 +90,12 @@ def make_replay(backend: ReplayBackend) -> Subject:
 
 
 def make_script(_tmp_path: Path) -> Subject:
-    return make_replay(ReplayBackend.from_script(make_steps(), snapshots=True))
+    return make_replay(ReplayBackend.from_script(make_steps(), history=True))
 
 
 def make_file(tmp_path: Path) -> Subject:
     path = tmp_path / "script.json"
-    save_recording(play_script(make_steps(), snapshots=True), path)
+    save_recording(play_script(make_steps(), history=True), path)
     return make_replay(ReplayBackend.from_file(path))
 
 
@@ -400,6 +404,84 @@ def is_host(subject: Subject) -> bool:
     return [info.device for info in subject.backend.list_devices()] == [HOST]
 
 
+def check_trace(trace: AllocatorTrace, readings: dict[str, tuple[Reading, Reading]]) -> None:
+    """What holds of every trace, against the readings at its ends."""
+    events = trace.events
+    columns = (events.addresses, events.sizes, events.times_us, events.streams, events.stacks)
+    assert {len(events), *map(len, columns)} == {len(events)}
+    assert all(code < len(ACTIONS) for code in events.actions)
+    assert [each.typecode for each in columns] == ["Q", "q", "q", "q", "i"]
+    assert all(0 <= place < len(events.stack_table) for place in events.stacks)
+    assert events.stack_table[0] == ()
+    times_us = list(events.times_us)
+    assert times_us == sorted(times_us)
+    assert not times_us or trace.start_us <= times_us[0] <= times_us[-1] <= trace.end_us
+    start, end = readings[trace.device]
+    for segments, reading in ((trace.before, start), (trace.after, end)):
+        check_segments(segments, (reading,))
+        assert sum(each.n_bytes for each in segments) == reading.reserved_bytes
+
+
+def test_a_trace_tells_what_was_allocated(subject: Subject) -> None:
+    """One for each GPU in use, with what stood at its ends; none for the host."""
+    devices = [info.device for info in subject.backend.list_devices() if info.device != HOST]
+    assert subject.backend.start_trace(n_events=1000) == ()
+    starts = {reading.device: reading for reading in subject.backend.read()}
+    subject.work()
+    ends = {reading.device: reading for reading in subject.backend.read()}
+    traces = subject.backend.end_trace()
+
+    assert [trace.device for trace in traces] == devices
+    for trace in traces:
+        check_trace(trace, {device: (starts[device], ends[device]) for device in devices})
+        assert trace.is_whole
+        actions = [ACTIONS[code] for code in trace.events.actions]
+        taken, given = actions.index("alloc"), actions.index("free_requested")
+        assert trace.events.sizes[taken] == WORK_BYTES
+        assert taken < given
+        assert trace.events.addresses[taken] == trace.events.addresses[given]
+
+
+def test_a_trace_runs_from_its_start_to_its_end(subject: Subject) -> None:
+    """Where there is something to trace; a second end gives nothing."""
+    assert not subject.backend.is_tracing
+    assert subject.backend.end_trace() == ()
+    subject.backend.start_trace(n_events=1000)
+    assert subject.backend.is_tracing is not is_host(subject)
+    subject.backend.end_trace()
+
+    assert not subject.backend.is_tracing
+    assert subject.backend.end_trace() == ()
+
+
+def test_a_trace_keeps_no_more_events_than_asked_for(subject: Subject) -> None:
+    """The newest; and says that others are missing."""
+    subject.backend.start_trace(n_events=2)
+    subject.work()
+    subject.work()
+    traces = subject.backend.end_trace()
+
+    assert all(len(trace.events) <= 2 and not trace.is_whole for trace in traces)
+    assert len(traces) == (0 if is_host(subject) else 1)
+
+
+def test_closing_ends_a_trace(subject: Subject) -> None:
+    """Nothing runs on."""
+    subject.backend.start_trace(n_events=1000)
+
+    subject.backend.close()
+
+    assert not subject.backend.is_tracing
+
+
+def test_what_is_done_about_lines_is_said(subject: Subject) -> None:
+    """In one line, where there is such an allocator."""
+    said = [subject.backend.set_sites(is_on=is_on) for is_on in (True, True, False, False)]
+
+    assert all("\n" not in each for each in said)
+    assert all(bool(each) is not is_host(subject) for each in said)
+
+
 def test_no_order_of_calls_fails(subject: Subject) -> None:
     """All methods may follow one another in any order, ``close`` in between too."""
     rng = random.Random(20_261_121)
@@ -407,7 +489,7 @@ def test_no_order_of_calls_fails(subject: Subject) -> None:
     calls += [rng.choice(METHODS) for _ in range(60)]
 
     for name in calls:
-        answer = getattr(subject.backend, name)()
+        answer = getattr(subject.backend, name)(**OPTIONS.get(name, {}))
         if name in ("read", "start_span", "end_span", "read_as_user"):
             check_readings(answer)
 
@@ -476,7 +558,7 @@ def test_a_forked_child_reads_without_failing(subject: Subject) -> None:
         status = 1
         try:
             for name in METHODS:
-                getattr(subject.backend, name)()
+                getattr(subject.backend, name)(**OPTIONS.get(name, {}))
             status = 0
         finally:
             os._exit(status)
