@@ -9,6 +9,7 @@ Nothing but records is kept: no tensor, no frame and no error.
 
 from __future__ import annotations
 
+import dataclasses
 import linecache
 import threading
 from collections import deque
@@ -21,6 +22,7 @@ from gpumemwidget.records import HOST, CellRecord, DeviceAccount, Owned
 from gpumemwidget.traces import OomCard, OomEvent
 
 if TYPE_CHECKING:
+    from gpumemwidget.backends.hardware import Hardware
     from gpumemwidget.jupyter.extension import Extension
     from gpumemwidget.owners.ooms import OomSign
 
@@ -171,10 +173,11 @@ class OomCards:
             return None  # It was no device's of ours that ran out.
         if seen.account is None:
             self._take_account(seen)
-            notes.append(
-                "The owners are those at the cell's end, with its traceback still standing"
-                + (": the cell had run out of memory before" if is_observed else "")
-            )
+            words = "The owners are those"
+            if is_observed and seen.event.largest_free_block_bytes is None:
+                words = "The owners and the free blocks are those"
+                seen.event = _fill_up(seen.event, hardware)
+            notes.append(f"{words} at the cell's end, with its traceback still standing")
         if not seen.is_complete:
             notes.append("There was too much to look at all of it: some owners are not known")
         cells = shell.read_cell_numbers()
@@ -222,6 +225,17 @@ class OomCards:
                 hardware, devices[0], requested_bytes=sign.requested_bytes, frames=sign.frames
             )
         )
+
+
+def _fill_up(event: OomEvent, hardware: Hardware) -> OomEvent:
+    """An event of which the counters alone were read, with what the end tells of the rest."""
+    now = describe_state(hardware, event.device, free_bytes=event.device_free_bytes)
+    return dataclasses.replace(
+        event,
+        largest_free_block_bytes=now.largest_free_block_bytes,
+        others_bytes=now.others_bytes,
+        outside_bytes=now.outside_bytes,
+    )
 
 
 def _find_sign(result: Any) -> OomSign | None:

@@ -273,8 +273,8 @@ def test_whoever_catches_many_waits_for_none(
     assert card.owned_bytes == 24 * MIB
     assert [each.owner for each in card.owners] == ["last exception: search() line 7: h"]
     assert card.notes == (
-        "The owners are those at the cell's end, with its traceback still standing: the cell had "
-        "run out of memory before",
+        "The owners and the free blocks are those at the cell's end, with its traceback still "
+        "standing",
     )
 
 
