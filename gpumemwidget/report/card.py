@@ -1,7 +1,7 @@
 """What stands on the card of an OOM and nowhere else, as HTML: the bar, the ways out.
 
 The bar is an SVG of the size of the charts, stretched to the room it has. The amounts stand below
-it and not within, so that a page without SVG still says all of them.
+it and not within: a notebook that is not trusted loses its SVG, but would keep the text in it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ def render_bar(bar: UseBar) -> str:
     x = 0.0
     for part in _list_leaves(bar.parts):
         width = _scale(part.n_bytes, bar)
-        words = escape_html(f"{part.label} {format_bytes(part.n_bytes)}")
         drawn.append(
             f'<rect class="{_class_of(part)}" x="{x:.5g}" width="{width:.3g}" '
-            f'height="{SPARKLINE_HEIGHT}"><title>{words}</title></rect>'
+            f'height="{SPARKLINE_HEIGHT}"/>'
         )
         x += width
     label = f"{bar.title} {format_bytes(bar.total_bytes)}: " + ", ".join(
@@ -97,4 +96,8 @@ def render_options(options: Options) -> str:
 
 
 def _render_command(command: str) -> str:
-    return f'<div class="gmw-cd"><code dir="auto">{escape_html(command)}</code></div>' if command else ""
+    return (
+        f'<div class="gmw-cd"><code dir="auto">{escape_html(command)}</code></div>'
+        if command
+        else ""
+    )
