@@ -6,14 +6,21 @@ import gc
 import json
 import threading
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
+from gpumemwidget.backends.allocator import ReplayAllocator
+from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.simulated import simulate_torch
 from gpumemwidget.jupyter.extension import Extension, current_extension
 from gpumemwidget.jupyter.oombuttons import CardButtons
 from gpumemwidget.jupyter.oomcard import show_card
+from gpumemwidget.jupyter.references import IPythonShell
+from gpumemwidget.measure.monitor import Monitor
+from gpumemwidget.owners.base import Shell
 from gpumemwidget.traces import OomCard, WayOut
 from tests.report.oom_examples import make_card, make_host_card
 
@@ -171,6 +178,27 @@ def test_cached_blocks_are_given_back(page: _Page) -> None:
     assert state == "done"
     assert line.startswith("Gave back ")
     assert line.endswith(" resident.")
+
+
+def test_cached_blocks_of_a_gpu_are_given_back(shell: Any) -> None:
+    """On a simulated GPU: what is reserved falls by what lay unused, to the byte."""
+    gpu = ReplayAllocator(1)
+    kept, freed = gpu.allocate(3 * 1024 * _MIB), gpu.allocate(1024 * _MIB)
+    gpu.free(freed)
+    hardware = Hardware([CudaBackend(simulate_torch(gpu))])
+    monitor = Monitor(hardware, on_failure=pytest.fail)
+    buttons = CardButtons(monitor, cast("Shell", IPythonShell(shell)))
+    way = _make_way("cached blocks", gives_bytes=1024 * _MIB)
+    buttons.add("one", make_card(ways=(way,)))
+
+    buttons._handle_custom_msg({"kind": "do", "card": "one", "way": 0}, [])
+
+    [told] = buttons.cards["one"]
+    assert told["state"] == "done"
+    assert told["lines"] == ["Gave back 1.00 GiB on cuda:0. Now 3.00 GiB reserved."]
+    gpu.free(kept)
+    buttons.close()
+    monitor.close()
 
 
 def test_release_takes_the_cached_blocks_with_it(page: _Page) -> None:
