@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gpumemwidget.report.sparkline import choose_range
 from gpumemwidget.report.tracetheme import BAND_COLORS, QUIET_BAND_COLORS
@@ -17,6 +18,7 @@ from gpumemwidget.units import format_duration
 __all__ = [
     "Band",
     "Scale",
+    "choose_points",
     "choose_scale",
     "choose_span",
     "describe_device",
@@ -31,6 +33,11 @@ _MOST_ABOVE = 2
 #: Where less than this part of a cell's time holds all that happened, the rest is left out.
 _SHORT_PART = 0.1
 _MARGIN_PART = 0.15
+
+
+#: Of a figure: stretches at most, and points at most between moments that are far apart.
+_MOST_STRETCHES = 500
+_N_BETWEEN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +158,35 @@ def thin_moments(timeline: Timeline, span: tuple[float, float], n_stretches: int
         kept.update(_find_extremes(timeline.allocated_bytes, indices))
         kept.add(max(indices, key=lambda index: timeline.reserved_bytes[index] or 0))
     return sorted(index for index in kept if 0 <= index < len(timeline.times_s))
+
+
+def choose_points(
+    timeline: Timeline, span: tuple[float, float], most: int
+) -> list[tuple[float, int]]:
+    """The seconds of each point of a figure, and the moment whose amounts it has.
+
+    A pointer tells of the point that is next to it. So there are points between moments that are
+    far apart, with the amounts that stood there, and not with those that came later.
+
+    Args:
+        timeline: what is drawn.
+        span: the seconds at both ends.
+        most: how many points there may be.
+    """
+    n_stretches = _MOST_STRETCHES
+    while True:
+        kept = thin_moments(timeline, span, n_stretches)
+        if len(kept) <= most - _N_BETWEEN or n_stretches < 10:
+            break
+        n_stretches = n_stretches * 3 // 4
+    points = [(timeline.times_s[index], index) for index in kept]
+    step_s = (span[1] - span[0]) / _N_BETWEEN
+    between = []
+    for (time_s, index), (next_s, _) in pairwise((*points, (span[1], 0))):
+        begin_s = max(time_s, span[0])
+        steps = range(1, int((next_s - begin_s) / step_s) + 1)
+        between += [(begin_s + step * step_s, index) for step in steps]
+    return sorted((*points, *(point for point in between if point[0] < span[1])))
 
 
 def _find_extremes(values: Sequence[int], indices: Sequence[int]) -> tuple[int, int]:

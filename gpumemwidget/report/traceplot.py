@@ -11,11 +11,11 @@ from typing import Any
 
 from gpumemwidget.report.bands import (
     Band,
+    choose_points,
     choose_scale,
     choose_span,
     describe_device,
     list_bands,
-    thin_moments,
 )
 from gpumemwidget.report.escape import escape_html
 from gpumemwidget.report.theme import NEUTRAL_COLOR, PEAK_COLOR, RESERVED_COLOR
@@ -43,7 +43,6 @@ _GAP_PART = 0.12
 
 #: Points that all bands of a figure may have together; one takes some 27 characters.
 _MOST_POINTS = 4_800
-_MOST_STRETCHES = 500
 #: Characters of a line's text under the pointer.
 _MOST_TEXT = 32
 
@@ -87,8 +86,8 @@ def plot_trace(
         number = "" if row == 0 else str(row + 1)
         span = choose_span(timeline, record.duration_s)
         most = _MOST_POINTS // len(drawn) // (len(timeline.layers) + 1)
-        kept = _choose_moments(timeline, span, most)
-        data.extend(_draw_device(each, timeline, kept, number))
+        points = choose_points(timeline, span, most)
+        data.extend(_draw_device(each, timeline, points, number))
         domain = _place_row(row, len(drawn))
         layout[f"xaxis{number}"] = {
             **_AXIS,
@@ -114,23 +113,14 @@ def plot_trace(
 # -- One device ------------------------------------------------------------------------------------
 
 
-def _choose_moments(timeline: Timeline, span: tuple[float, float], most: int) -> list[int]:
-    n_stretches = _MOST_STRETCHES
-    while True:
-        kept = thin_moments(timeline, span, n_stretches)
-        if len(kept) <= most or n_stretches < 10:
-            return kept
-        n_stretches = n_stretches * 3 // 4
-
-
 def _draw_device(
-    device: DeviceTrace, timeline: Timeline, kept: Sequence[int], number: str
+    device: DeviceTrace, timeline: Timeline, points: Sequence[tuple[float, int]], number: str
 ) -> list[dict[str, Any]]:
-    times = [round(timeline.times_s[i], 6) for i in kept]
+    times = [round(time_s, 6) for time_s, _ in points]
     unit, digits = _choose_unit(timeline)
 
     def draw(values: Sequence[int | None]) -> dict[str, Any]:
-        picked = [values[i] for i in kept]
+        picked = [values[index] for _, index in points]
         return {
             "y": [None if each is None else round(each / unit, digits) for each in picked],
             "customdata": [format_bytes(each) for each in picked],

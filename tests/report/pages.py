@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 
 _VOID = frozenset({"br", "hr", "img", "input", "meta"})
-_AMOUNT = re.compile(r"(?:>=|≥|~|\*)?\s?[+-]?\d+(?:\.\d+)?\s?(?:B|KiB|MiB|GiB|TiB|PiB|%)(?![\w/])")
+_AMOUNT = re.compile(r"(?:>=|≥|~|\*)?\s?[+-]?\d+(?:\.\d+)?\s?(?:B|KiB|MiB|GiB|TiB|PiB|%)(?![\w/:])")
 
 
 class Page(HTMLParser):

@@ -265,6 +265,21 @@ def test_figure_stacks_the_lines_and_marks_the_peak() -> None:
     )
 
 
+def test_pointer_tells_what_stood_and_not_what_came() -> None:
+    """It takes the next point: on a level line that is one of the line, however long it is."""
+    timeline = _make_timeline({"line 1": [0, 5, 2]}, [0.0, 6.0, 6.5])
+    trace = make_trace(make_lines_device([("x", None)], timeline=timeline))
+
+    figure = figure_trace(trace)
+
+    times, values = figure.data[0].x, figure.data[0].y
+    assert len(times) <= 110
+    assert list(times) == sorted(times)
+    for wanted_s, n_bytes in ((0.1, 0), (3.0, 0), (5.9, 0), (6.1, 5), (6.4, 5), (6.6, 2)):
+        nearest = min(range(len(times)), key=lambda i: abs(times[i] - wanted_s))
+        assert values[nearest] == n_bytes, wanted_s
+
+
 def test_figure_has_a_chart_for_each_device() -> None:
     """Or for the one that is asked for."""
     trace = make_two_gpu_trace()
