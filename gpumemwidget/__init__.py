@@ -9,6 +9,8 @@
 - ``holdings()``, ``plan_release()``, ``release()``: who holds what, and its release
   (``%memrelease``)
 - ``plan_restore()``, ``restore()``: what a release moved to the CPU, brought back (``%memrestore``)
+- ``trace()``, ``load_trace()``: which line took it, of a ``with`` block or from a file
+  (``%%memtrace``)
 - ``dashboard()``: the dashboard (``%memdash``)
 
 Nothing heavy is imported before it is used.
@@ -27,12 +29,14 @@ if TYPE_CHECKING:
         dashboard,
         holdings,
         last_failure,
+        load_trace,
         monitor,
         plan_release,
         plan_restore,
         release,
         restore,
         stat,
+        trace,
         why,
     )
 
@@ -44,12 +48,14 @@ __all__ = [
     "holdings",
     "last_failure",
     "load_ipython_extension",
+    "load_trace",
     "monitor",
     "plan_release",
     "plan_restore",
     "release",
     "restore",
     "stat",
+    "trace",
     "unload_ipython_extension",
     "why",
 ]

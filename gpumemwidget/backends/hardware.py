@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -167,6 +167,13 @@ class Hardware:
         for backend in self._backends:
             if isinstance(backend, HostBackend):
                 return backend.available_bytes()
+        return None
+
+    def find_host_counter(self) -> Callable[[], int] | None:
+        """A call that gives the host's bytes in use, for who asks often; ``None``: unknown."""
+        for backend in self._backends:
+            if isinstance(backend, HostBackend):
+                return backend.find_counter()
         return None
 
     def read_own_use(self, device: str) -> int | None:

@@ -155,6 +155,13 @@ class HostBackend:
                 peak_is = "at least" if self._was_ever_cut else "exact"
         return (replace(reading, reserved_peak_bytes=peak_kib * _KIB, peak_is=peak_is),)
 
+    def find_counter(self) -> Callable[[], int] | None:
+        """A call that gives the bytes in use now, for who asks often; ``None`` with another malloc.
+
+        It takes a third of a microsecond, and with a heap in many pieces up to some 30 ms.
+        """
+        return None if self._malloc is None else self._malloc.make_counter()
+
     def read_segments(self) -> tuple[Segment, ...]:
         """Nothing: malloc does not tell which blocks it has handed out."""
         return ()

@@ -7,6 +7,7 @@ none that can be asked for the same way, so there we say that we don't know.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Protocol
 
 __all__ = ["Glibc", "Malloc", "find_malloc"]
@@ -23,6 +24,10 @@ class Malloc(Protocol):
 
     def read_in_use(self) -> int:
         """Bytes handed out and not yet freed."""
+        ...
+
+    def make_counter(self) -> Callable[[], int]:
+        """The same reading as a call for who asks at every line of a program."""
         ...
 
     def trim(self) -> None:
@@ -78,6 +83,22 @@ class Glibc:
         info = self._mallinfo2()
         in_use: int = info.uordblks + info.hblkhd
         return in_use
+
+    def make_counter(self) -> Callable[[], int]:
+        """A call that gives the bytes in use, and holds the interpreter's lock while it does.
+
+        Letting go of it at every line would let other threads in at every line.
+        """
+        mallinfo2 = ctypes.PyDLL(None).mallinfo2
+        mallinfo2.argtypes = ()
+        mallinfo2.restype = _MallInfo2
+
+        def read() -> int:
+            info = mallinfo2()
+            in_use: int = info.uordblks + info.hblkhd
+            return in_use
+
+        return read
 
     def trim(self) -> None:
         """Give free memory at the top of the heaps and whole free pages back: malloc_trim(3)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,9 @@ from gpumemwidget.records import (
 if TYPE_CHECKING:
     from gpumemwidget.jupyter.dashboard import Dashboard
     from gpumemwidget.jupyter.extension import Extension
+    from gpumemwidget.jupyter.traceapi import Trace
     from gpumemwidget.measure.monitor import Monitor
+    from gpumemwidget.traces import CellTrace
 
 __all__ = [
     "account",
@@ -28,12 +31,14 @@ __all__ = [
     "explain_in",
     "holdings",
     "last_failure",
+    "load_trace",
     "monitor",
     "plan_release",
     "plan_restore",
     "release",
     "restore",
     "stat",
+    "trace",
     "why",
 ]
 
@@ -272,6 +277,49 @@ def dashboard() -> Dashboard:
         NotLoadedError: the extension is not loaded.
     """
     return _get_extension().open_dashboard()
+
+
+def trace(
+    *,
+    device: str | None = None,
+    n_events: int | None = None,
+    depth: int | None = None,
+    snapshot: str | os.PathLike[str] | None = None,
+    force: bool = False,
+) -> Trace:
+    """Which lines take memory within a ``with`` block; in a notebook or without one.
+
+    ``with gpumemwidget.trace() as t:``, then ``t.record``, ``t.devices``, ``t.figure()``,
+    ``t.to_html()``, ``t.export("run.json")``. The peaks are exact where a cell's are, and PyTorch's
+    own go on as if nothing had been measured. There is one trace at a time: a block within a traced
+    cell, or within another block, is refused.
+
+    Args:
+        device: the one to trace, ``"cuda:0"`` or ``"host"``; ``None`` for all.
+        n_events: how many events of the allocators are kept, the newest; a million unless told.
+        depth: how many calls deep a line opens; ``None``: all that are big enough.
+        snapshot: a file (``.pickle``) for PyTorch's own memory viewer.
+        force: let it take the place of a file.
+
+    Raises:
+        BadInputError: there is no such device, or a count that can't be taken.
+        FileError: the file can't be written.
+        BusyError: another trace is running; raised where the block begins.
+    """
+    from gpumemwidget.jupyter.traceapi import make_trace  # noqa: PLC0415 - when it is used
+
+    return make_trace(device=device, n_events=n_events, depth=depth, snapshot=snapshot, force=force)
+
+
+def load_trace(path: str | os.PathLike[str]) -> CellTrace:
+    """A trace that was exported to a ``.json``, or a snapshot of PyTorch's (``.pickle``).
+
+    Raises:
+        FileError: it can't be read, or is not such a file.
+    """
+    from gpumemwidget.jupyter.traceapi import load_trace as load  # noqa: PLC0415 - when it is used
+
+    return load(path)
 
 
 def last_failure() -> str | None:

@@ -16,6 +16,7 @@ from gpumemwidget.jupyter.memtrace import MemtraceLine, MemtraceOptions
 from gpumemwidget.jupyter.oom import OomCards
 from gpumemwidget.jupyter.references import IPythonShell
 from gpumemwidget.jupyter.trace import Outputs
+from gpumemwidget.jupyter.tracing import take_plain_hardware
 from gpumemwidget.measure.monitor import Monitor
 from gpumemwidget.records import HOST, DeviceReport
 from gpumemwidget.units import format_bytes
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from gpumemwidget.jupyter.oombuttons import CardButtons
     from gpumemwidget.owners.base import Shell
 
-__all__ = ["Extension", "current_extension", "load", "unload"]
+__all__ = ["Extension", "current_extension", "find_extension", "load", "unload"]
 
 #: The shells that have it, in the order of their loading.
 _extensions: dict[InteractiveShell, Extension] = {}
@@ -37,7 +38,7 @@ def load(shell: InteractiveShell) -> Extension:
     """Record the shell's cells from now on; what is loaded already stays as it is."""
     extension = _extensions.get(shell)
     if extension is None:
-        extension = Extension(shell, detect_hardware())
+        extension = Extension(shell, take_plain_hardware() or detect_hardware())
         extension.open()
         _extensions[shell] = extension
         extension.introduce()
@@ -62,15 +63,21 @@ def current_extension() -> Extension:
     Raises:
         NotLoadedError: it is not loaded.
     """
+    extension = find_extension()
+    if extension is None:
+        raise NotLoadedError("gpumemwidget is not loaded: run %load_ext gpumemwidget first")
+    return extension
+
+
+def find_extension() -> Extension | None:
+    """The extension of the running shell; ``None`` where it is not loaded."""
     # Whoever has loaded it has IPython imported.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell in _extensions:
         return _extensions[shell]
-    if _extensions:
-        # A shell that is not the process's registered one, as in an embedded session.
-        return next(reversed(_extensions.values()))
-    raise NotLoadedError("gpumemwidget is not loaded: run %load_ext gpumemwidget first")
+    # A shell that is not the process's registered one, as in an embedded session.
+    return next(reversed(_extensions.values())) if _extensions else None
 
 
 class Extension:
@@ -85,6 +92,7 @@ class Extension:
         shell: the same as ``owners`` sees it.
         monitor: records the cells.
         last_failure: the whole traceback of the last failure of ours, for a bug report.
+        sites: whether the lines of blocks on GPUs are kept between traces, in words.
         card_buttons: the buttons on the cards of OOMs, once there are any.
     """
 
@@ -94,10 +102,11 @@ class Extension:
         self.shell = cast("Shell", IPythonShell(shell))
         self.monitor = Monitor(hardware, on_failure=self.show_failure)
         self.last_failure: str | None = None
+        self.sites = "the line of each block is not kept"
         self._dashboard: Dashboard | None = None
         self.card_buttons: CardButtons | None = None
         self._magics = MemMagics(shell, self)
-        self.outputs = Outputs(shell, self.monitor, self._magics.read_options)
+        self.outputs = Outputs(self, self._magics.read_options)
         self._ooms = OomCards(self)
         self._events = CellEvents(
             shell, self.monitor, self.outputs, self._ooms, self.report_failure
@@ -144,6 +153,11 @@ class Extension:
         if self._dashboard is None:
             self._dashboard = Dashboard(self)
         return self._dashboard
+
+    def keep_sites(self, *, is_on: bool) -> str:
+        """Keep the line of each block on a GPU from now on, or no longer; what was done."""
+        self.sites = self.monitor.hardware.set_sites(is_on=is_on)
+        return self.sites
 
     # -- What a person is told ---------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
-__all__ = ["run_uninterrupted"]
+__all__ = ["run_uninterrupted", "send_later"]
 
 #: How long after a hook a held interrupt is sent on: IPython needs about 0.1 ms from its last
 #: callback to the cell's first line, and a person waits no longer than this for a Ctrl-C anyway.
@@ -56,7 +56,7 @@ def run_uninterrupted(work: Callable[..., object], *args: object) -> None:
         except KeyboardInterrupt:
             interrupted = True
     if interrupted:
-        _send_later()
+        send_later()
 
 
 class _Hold:
@@ -89,7 +89,7 @@ class _Hold:
         self._noted = True
 
 
-def _send_later() -> None:
+def send_later() -> None:
     """Send SIGINT to the main thread again, soon after the hook that calls this has returned."""
     context = contextvars.copy_context()
     threading.Thread(

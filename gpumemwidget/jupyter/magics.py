@@ -36,6 +36,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _depth(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no depth: give 0 or a whole number above it")
+    return int(text)
+
+
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -301,17 +307,52 @@ class MemMagics(Magics):
     @magic_arguments()
     @argument(
         "state",
-        nargs="?",
-        metavar="on|off",
-        help="%%memtrace on its own line: a line under every cell from the next one on, or no more",
+        nargs="*",
+        metavar="on|off|sites",
+        help="%%memtrace on its own line: a line under every cell from the next one on, or no "
+        "more; sites on|off: keep the line that allocated each block on a GPU, for %%memvars",
     )
     @argument("--device", metavar="D", help="report one device only: cuda:0, host (default: all)")
+    @argument(
+        "--lines",
+        type=_count,
+        metavar="N",
+        help="the N lines of each source that did most (default: all of the cell's)",
+    )
+    @argument(
+        "--depth",
+        type=_depth,
+        metavar="N",
+        help="how many calls deep a line opens, 0 for none (default: all that are big enough)",
+    )
+    @argument(
+        "--events",
+        type=_count,
+        metavar="N",
+        help="how many events of the allocators are kept, the newest (default: 1000000)",
+    )
+    @argument(
+        "--export", metavar="FILE", help="also write lines and timeline to FILE, a .json; in bytes"
+    )
+    @argument(
+        "--snapshot",
+        metavar="FILE",
+        help="also write FILE, a .pickle, for pytorch.org/memory_viz; of GPUs",
+    )
+    @argument("--force", action="store_true", help="let these take the places of files")
+    @argument(
+        "--load",
+        metavar="FILE",
+        help="%%memtrace on its own line: the report of an exported .json, or of a snapshot of "
+        "PyTorch's",
+    )
     @argument("--no-live", action="store_true", help="no chart while the cell runs")
     @line_cell_magic
     def memtrace(self, line: str, cell: str | None = None) -> None:
-        """Report what a cell does to the memory of each device, as %%%%memtrace above it.
+        """Report which lines of a cell took memory, on each device, as %%%%memtrace above it.
 
-        Before, after, change and peak (bytes in binary units), with a chart over time.
+        Before, after, change and peak (bytes in binary units), a timeline, and line by line what
+        was allocated, is still held, and was held at the peak.
         As %%memtrace on, a line under every cell; %%memtrace alone says whether that is on.
         """
         if cell is None:
@@ -336,33 +377,76 @@ class MemMagics(Magics):
 
     def _read(self, text: str) -> MemtraceOptions:
         args = _parse(self.memtrace, text)
-        if args.state is not None:
+        if args.state:
             raise BadInputError(
-                f"{args.state!r} has no place above a cell: give options only, or write "
+                f"{' '.join(args.state)!r} has no place above a cell: give options only, or write "
                 "%memtrace on in a cell of its own"
             )
-        device = None if args.device is None else _unquote(args.device)
-        if device is not None:
-            reports = self._extension.monitor.hardware.read_devices()
-            known = [report.info.device for report in reports]
-            if device not in known:
-                raise BadInputError(f"no device {device!r} here: choose from {', '.join(known)}")
-        return MemtraceOptions(device=device, live=not args.no_live)
+        if args.load is not None:
+            raise BadInputError("--load goes into a cell of its own: %memtrace --load FILE")
+        from gpumemwidget.jupyter.traceapi import (  # noqa: PLC0415 - when it is used
+            check_options,
+        )
+
+        return check_options(
+            self._extension.monitor.hardware,
+            device=None if args.device is None else _unquote(args.device),
+            n_lines=args.lines,
+            depth=args.depth,
+            n_events=args.events,
+            snapshot=None if args.snapshot is None else _unquote(args.snapshot),
+            export=None if args.export is None else _unquote(args.export),
+            force=args.force,
+            live=not args.no_live,
+        )
 
     def _set_line(self, args: argparse.Namespace) -> None:
-        if args.device is not None or args.no_live:
-            raise BadInputError("--device and --no-live go above a cell, with %%memtrace")
+        misplaced = [
+            option
+            for option, value in (
+                ("--device", args.device),
+                ("--events", args.events),
+                ("--export", args.export),
+                ("--snapshot", args.snapshot),
+                ("--force", args.force or None),
+                ("--no-live", args.no_live or None),
+            )
+            if value is not None
+        ]
+        if misplaced:
+            raise BadInputError(f"{misplaced[0]} goes above a cell, with %%memtrace")
+        if args.load is not None:
+            self._load(args)
+            return
+        if args.lines is not None or args.depth is not None:
+            raise BadInputError("--lines and --depth go above a cell, or with --load FILE")
         outputs = self._extension.outputs
-        if args.state is None:
+        state = " ".join(args.state)
+        if state == "":
             print(f"memtrace is {'on' if outputs.line_is_on else 'off'}")
-        elif args.state == "on":
+        elif state == "on":
             outputs.line_is_on = True
             print("memtrace is on: a line under every cell from the next one on")
-        elif args.state == "off":
+        elif state == "off":
             outputs.line_is_on = False
             print("memtrace is off")
+        elif state == "sites":
+            print(f"memtrace sites: {self._extension.sites}")
+        elif state in ("sites on", "sites off"):
+            print(f"memtrace sites: {self._extension.keep_sites(is_on=state == 'sites on')}")
         else:
-            raise BadInputError(f"{args.state!r} is neither on nor off")
+            raise BadInputError(f"{state!r} is none of: on, off, sites, sites on, sites off")
+
+    def _load(self, args: argparse.Namespace) -> None:
+        if args.state:
+            raise BadInputError(f"--load takes a file alone, without {' '.join(args.state)!r}")
+        name = _unquote(args.load)
+        if not name:
+            raise BadInputError("--load needs a file's name: --load cell.json")
+        from gpumemwidget.jupyter.traceapi import load_trace  # noqa: PLC0415 - when it is used
+        from gpumemwidget.report.report import report_trace  # noqa: PLC0415
+
+        display(report_trace(load_trace(name), (), n_lines=args.lines, depth=args.depth))
 
 
 @contextmanager

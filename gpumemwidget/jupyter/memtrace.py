@@ -12,6 +12,7 @@ import dataclasses
 import re
 import textwrap
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,6 +32,16 @@ class MemtraceOptions:
     device: str | None = None
     #: Whether a chart stands in the output while the cell runs.
     live: bool = True
+    #: How many of a source's lines are shown, and how many calls deep; ``None``: the report's own.
+    n_lines: int | None = None
+    depth: int | None = None
+    #: How many events of the allocators are kept.
+    n_events: int | None = None
+    #: A file for PyTorch's own memory viewer, and one for the trace itself.
+    snapshot: Path | None = None
+    export: Path | None = None
+    #: Whether they may take the places of files that are there.
+    force: bool = False
 
 
 def parse_head(

@@ -6,40 +6,49 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from IPython.core.interactiveshell import InteractiveShell
+
+from gpumemwidget.errors import BusyError, FileError
+from gpumemwidget.jupyter.cellsources import find_cell_sources, make_is_entry
 from gpumemwidget.jupyter.clears import ClearWatch
+from gpumemwidget.jupyter.interrupts import send_later
 from gpumemwidget.jupyter.memtrace import MemtraceOptions, parse_head
+from gpumemwidget.jupyter.slots import Slots
 from gpumemwidget.records import CellRecord, Sample
+from gpumemwidget.traces import BlockNames, CellTrace
 
 if TYPE_CHECKING:
-    from IPython.core.interactiveshell import InteractiveShell
-
+    from gpumemwidget.jupyter.extension import Extension
     from gpumemwidget.jupyter.live import LiveChart
-    from gpumemwidget.measure.monitor import Monitor
+    from gpumemwidget.jupyter.tracing import Tracer
+    from gpumemwidget.measure.cells import RunningCell
+    from gpumemwidget.measure.sources import Sources
 
 __all__ = ["Outputs"]
+
+#: The report's outputs behind the first one.
+_N_SLOTS = 2
+#: How long the search for what blocks are for may take.
+_NAMES_BUDGET_S = 0.5
 
 
 class Outputs:
     """What ``%%memtrace`` and ``%memtrace on`` show, one cell after the other.
 
     Args:
-        shell: where the cells run.
-        monitor: takes their samples.
+        extension: whose cells these are.
         parse: reads the text behind ``%%memtrace``; ``None`` where it is not valid.
     """
 
     def __init__(
-        self,
-        shell: InteractiveShell,
-        monitor: Monitor,
-        parse: Callable[[str], MemtraceOptions | None],
+        self, extension: Extension, parse: Callable[[str], MemtraceOptions | None]
     ) -> None:
-        self._shell = shell
-        self._monitor = monitor
+        self._extension = extension
         self._parse = parse
         #: Whether every cell gets a line; a change counts from the next cell on.
         self.line_is_on = False
         self._shows_line = False
+        self._source = ""
         self._trace: _Trace | None = None
 
     @property
@@ -50,6 +59,7 @@ class Outputs:
     def open(self, source: str) -> None:
         """A cell begins; nothing of it has been measured yet."""
         self._shows_line = self.line_is_on
+        self._source = source
         options = parse_head(source, self._parse)
         if options is not None:
             self.trace(options)
@@ -58,7 +68,7 @@ class Outputs:
         """Give the cell that begins or runs its report; once for each."""
         if self._trace is None:
             # First of all, so that a chart that can't be shown costs the chart alone.
-            self._trace = _Trace(self._shell, self._monitor, options)
+            self._trace = _Trace(self._extension, options, self._source)
             self._trace.open()
 
     def close(self, record: CellRecord | None, *, showed_result: bool) -> None:
@@ -78,57 +88,169 @@ class Outputs:
 
 
 class _Trace:
-    """One cell's live chart and report."""
+    """One cell's live chart, trace and report; a listener of the monitor, to know its two ends."""
 
-    def __init__(self, shell: InteractiveShell, monitor: Monitor, options: MemtraceOptions) -> None:
-        self._shell = shell
-        self._monitor = monitor
+    def __init__(self, extension: Extension, options: MemtraceOptions, source: str) -> None:
+        self._extension = extension
+        self._shell = extension.ipython
+        self._monitor = extension.monitor
         self._options = options
+        self._source = source
+        # IPython has counted on already: the number of this cell is the one before.
+        self._count = self._shell.execution_count - 1
         self._chart: LiveChart | None = None
         self._clears: ClearWatch | None = None
-        self._handle: Any = None
+        self._slots: Slots | None = None
+        self._tracer: Tracer | None = None
+        self._notes: tuple[str, ...] = ()
 
     def open(self) -> None:
-        """Begin to take samples, and show the live chart where there is somebody to see it."""
+        """Begin to trace, and show the live chart where there is somebody to see it."""
         self._monitor.want_samples(self)
-        if self._options.live and _can_show_live(self._shell):
-            from gpumemwidget.jupyter.live import LiveChart  # noqa: PLC0415 - brings ipywidgets
+        try:
+            self._prepare()
+        finally:
+            if self._options.live and _can_show_live(self._shell):
+                self._show_chart()
+            # Last, so that nothing of ours comes between its readings and the cell.
+            self._monitor.add_listener(self)
+            if self._monitor.running is not None:
+                self._begin()
 
-            self._chart = LiveChart(
-                self._monitor,
-                # IPython has counted on already: the number of this cell is the one before.
-                execution_count=self._shell.execution_count - 1,
-                device=self._options.device,
-            )
-            self._clears = ClearWatch(self._shell.display_pub)
-            self._handle = _display(self._chart, display_id=True)
-            self._monitor.add_listener(self._chart)
+    def on_cell_started(self, cell: RunningCell) -> None:  # noqa: ARG002 - a listener's
+        """The cell's first readings have been taken."""
+        self._begin()
+
+    def on_cell_ended(self, record: CellRecord) -> None:  # noqa: ARG002 - a listener's
+        """Its last readings have been taken."""
+        if self._tracer is not None:
+            self._tracer.stop()
+
+    def on_samples(self, samples: Sequence[Sample]) -> None:
+        """Nothing: the report asks for them at the end."""
 
     def close(self, record: CellRecord | None, *, showed_result: bool) -> None:
         """Put the report in the live chart's place, or under the cell where there is no chart."""
+        self._monitor.remove_listener(self)
+        if self._tracer is not None:
+            self._tracer.stop()
         self._monitor.unwant_samples(self)
         if self._chart is not None:
             self._monitor.remove_listener(self._chart)
         is_cleared = self._clears is not None and self._clears.stop(showed_result=showed_result)
-        is_standing = self._handle is not None and not is_cleared
+        slots = None if is_cleared else self._slots
         try:
             if record is not None:
-                report = self._build_report(record)
-                if is_standing:
-                    self._handle.update(report)
+                shown = self._describe(record)
+                if slots is not None:
+                    slots.fill(shown)
                 else:
-                    _display(report)
-            elif is_standing:
-                self._handle.update(_Text("%%memtrace: this cell was not recorded to its end"))
+                    for thing in shown:
+                        _display(thing)
+            elif slots is not None:
+                slots.fill([_Text("%%memtrace: this cell was not recorded to its end")])
         finally:
             if self._chart is not None:
                 self._chart.close()
 
-    def _build_report(self, record: CellRecord) -> object:
-        from gpumemwidget.report.report import report_cell  # noqa: PLC0415 - at the first report
+    # -- The trace ---------------------------------------------------------------------------------
 
-        samples = self._monitor.samples_of(record)
-        return report_cell(*_limit_to_device(record, samples, self._options.device))
+    def _prepare(self) -> None:
+        from gpumemwidget.jupyter.tracing import N_EVENTS, Tracer  # noqa: PLC0415 - when needed
+
+        tracer = Tracer(
+            self._monitor.hardware,
+            device=self._options.device,
+            n_events=self._options.n_events or N_EVENTS,
+            snapshot_to=self._options.snapshot,
+            on_interrupt=send_later,
+        )
+        try:
+            tracer.prepare()
+        except BusyError as exc:
+            self._notes = (f"Which lines took it is not told: {exc}.",)
+        else:
+            self._tracer = tracer
+
+    def _begin(self) -> None:
+        if self._tracer is not None:
+            run_code = InteractiveShell.run_code.__code__
+            self._tracer.begin_at(make_is_entry(run_code, self._source))
+
+    def _describe(self, record: CellRecord) -> Sequence[object]:
+        """What is shown in the end: the plain report where nothing was traced."""
+        from gpumemwidget.report.report import (  # noqa: PLC0415 - at the first report
+            list_displays,
+            report_cell,
+            report_trace,
+        )
+
+        samples: Sequence[Sample] = self._monitor.samples_of(record)
+        device = self._options.device
+        trace = None
+        try:
+            trace = self._trace_lines(record)
+        except Exception as exc:  # noqa: BLE001 - the plain report is there all the same
+            self._extension.report_failure("telling which lines took it", exc)
+        if trace is None:
+            plain, samples = _limit_to_device(CellTrace(record, ()), samples, device)
+            return [report_cell(plain.record, samples), *map(_Text, self._notes)][: 1 + _N_SLOTS]
+        for line in self._write(trace):
+            print(line)
+        trace, samples = _limit_to_device(trace, samples, device)
+        n_lines, depth = self._options.n_lines, self._options.depth
+        if self._slots is not None:
+            return list_displays(trace, samples, n_lines=n_lines, depth=depth)
+        return [report_trace(trace, samples, n_lines=n_lines, depth=depth)]
+
+    def _trace_lines(self, record: CellRecord) -> CellTrace | None:
+        if self._tracer is None:
+            return None
+        return self._tracer.describe(record, self._find_sources(), self._find_names)
+
+    def _find_sources(self) -> Sources:
+        numbers = self._extension.shell.read_cell_numbers()
+        files = () if self._tracer is None else self._tracer.files
+        return find_cell_sources(self._source, self._count, numbers, files)
+
+    def _find_names(self) -> dict[str, BlockNames]:
+        if self._tracer is None or not self._tracer.needs_names:
+            return {}
+        from gpumemwidget.owners.entries import name_blocks  # noqa: PLC0415 - when needed
+
+        return name_blocks(self._extension.shell, self._monitor.hardware, budget_s=_NAMES_BUDGET_S)
+
+    def _write(self, trace: CellTrace) -> list[str]:
+        """Write the files that were asked for; what became of each, in a line."""
+        said = []
+        options = self._options
+        if options.snapshot is not None:
+            if self._tracer is not None and self._tracer.has_snapshot:
+                said.append(f"snapshot written to {options.snapshot}")
+            else:
+                said.append("no snapshot was written: no GPU's allocations were traced")
+        if options.export is not None:
+            from gpumemwidget.measure.tracefile import write_trace  # noqa: PLC0415 - when needed
+
+            try:
+                path = write_trace(trace, options.export, force=options.force)
+            except FileError as exc:
+                said.append(f"%%memtrace: {exc}")
+            else:
+                said.append(f"trace written to {path}")
+        return said
+
+    # -- The chart ---------------------------------------------------------------------------------
+
+    def _show_chart(self) -> None:
+        from gpumemwidget.jupyter.live import LiveChart  # noqa: PLC0415 - brings ipywidgets
+
+        self._chart = LiveChart(
+            self._monitor, execution_count=self._count, device=self._options.device
+        )
+        self._clears = ClearWatch(self._shell.display_pub)
+        self._slots = Slots(_display(self._chart, display_id=True), _N_SLOTS)
+        self._monitor.add_listener(self._chart)
 
 
 class _Text:
@@ -148,15 +270,17 @@ def _display(thing: object, **options: Any) -> Any:
 
 
 def _limit_to_device(
-    record: CellRecord, samples: Sequence[Sample], device: str | None
-) -> tuple[CellRecord, Sequence[Sample]]:
-    """The same record and samples with one device left, or all for ``None``."""
+    trace: CellTrace, samples: Sequence[Sample], device: str | None
+) -> tuple[CellTrace, Sequence[Sample]]:
+    """The same trace and samples with one device left, or all for ``None``."""
     if device is None:
-        return record, samples
+        return trace, samples
+    record = dataclasses.replace(
+        trace.record, devices=tuple(each for each in trace.record.devices if each.device == device)
+    )
+    devices = tuple(each for each in trace.devices if each.device == device)
     return (
-        dataclasses.replace(
-            record, devices=tuple(each for each in record.devices if each.device == device)
-        ),
+        dataclasses.replace(trace, record=record, devices=devices),
         [
             dataclasses.replace(
                 sample, readings=tuple(each for each in sample.readings if each.device == device)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpumemwidget.records import HOST, CellDevice, CellRecord, PeakIs, Reading, Span, Status
 
-__all__ = ["RunningCell", "build_record", "find_first_line"]
+__all__ = ["RunningCell", "build_record", "find_first_line", "lift_peaks"]
 
 #: How much of a cell's first line a record keeps, in characters.
 FIRST_LINE_LIMIT = 120
@@ -120,6 +120,39 @@ def build_record(
             ]
         ),
     )
+
+
+def lift_peaks(ends: Iterable[Reading], earlier: Iterable[Reading]) -> tuple[Reading, ...]:
+    """Readings with the peaks of spans that ran before theirs, within the same cell.
+
+    Args:
+        ends: the readings; of several of one device the last is what stands.
+        earlier: those of the other spans' ends.
+    """
+    lifted: dict[str, Reading] = {}
+    for reading in (*earlier, *ends):
+        known = lifted.get(reading.device)
+        lifted[reading.device] = reading if known is None else _lift(known, reading)
+    return tuple(lifted.values())
+
+
+#: From the surest kind of peak to the least sure.
+_KINDS: tuple[PeakIs | None, ...] = ("exact", "at least", "sampled", None)
+
+
+def _lift(earlier: Reading, reading: Reading) -> Reading:
+    return replace(
+        reading,
+        allocated_peak_bytes=_find_higher(
+            earlier.allocated_peak_bytes, reading.allocated_peak_bytes
+        ),
+        reserved_peak_bytes=_find_higher(earlier.reserved_peak_bytes, reading.reserved_peak_bytes),
+        peak_is=max(earlier.peak_is, reading.peak_is, key=_KINDS.index),
+    )
+
+
+def _find_higher(first: int | None, second: int | None) -> int | None:
+    return None if first is None or second is None else max(first, second)
 
 
 def _is_host(device: str) -> bool:

@@ -11,13 +11,12 @@ import datetime
 import io
 import json
 import os
-import secrets
-import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gpumemwidget.errors import FileError, GpuMemError
+from gpumemwidget.measure.files import find_target, refuse_target, write_whole
 from gpumemwidget.records import CellDevice, CellRecord
 
 if TYPE_CHECKING:
@@ -107,22 +106,15 @@ def write_rows(rows: Sequence[Row], path: str | os.PathLike[str], *, force: bool
         FileError: the suffix is not one of these, the file is there already, the folder is not, or
             the system refuses; nothing was written.
     """
-    target = _find_target(Path(path))
+    target = find_target(path)
     encode = _ENCODERS.get(target.suffix.lower())
     if encode is None:
         known = ", ".join(_ENCODERS)
         raise FileError(f"{target.name!r} has no suffix that we can write: take one of {known}")
-    _refuse(target, force=force)
+    refuse_target(target, force=force)
     # Surrogates that belong to no pair can't be written as UTF-8.
     content = encode([_clean(row) for row in rows])
-    try:
-        _write_whole(target, content, force=force)
-    except FileExistsError:
-        raise _already_there(target) from None
-    except OSError as exc:
-        raise FileError(
-            f"can't write {target}: {exc.strerror or exc}; choose another place"
-        ) from exc
+    write_whole(target, content, force=force)
     return target
 
 
@@ -205,80 +197,3 @@ def _clean(row: Row) -> Row:
         name: value.encode(errors="replace").decode() if isinstance(value, str) else value
         for name, value in row.items()
     }
-
-
-# -- A whole file or none --------------------------------------------------------------------------
-
-
-def _find_target(path: Path) -> Path:
-    """The file itself, where the path leads to it through links."""
-    try:
-        return path.expanduser().resolve()
-    except (OSError, RuntimeError, ValueError) as exc:
-        raise FileError(f"{str(path)!r} leads nowhere ({exc}): give another path") from None
-
-
-def _refuse(target: Path, *, force: bool) -> None:
-    try:
-        mode = target.stat().st_mode
-    except FileNotFoundError:
-        if not target.parent.is_dir():
-            raise FileError(
-                f"the folder {target.parent} does not exist: create it first, or choose another"
-            ) from None
-        return
-    except OSError as exc:
-        raise FileError(
-            f"can't write {target}: {exc.strerror or exc}; choose another place"
-        ) from exc
-    if not stat.S_ISREG(mode):
-        raise FileError(f"{target} is there and is no file: give a file's name")
-    if not force:
-        raise _already_there(target)
-
-
-def _already_there(target: Path) -> FileError:
-    return FileError(
-        f"{target} is there already: choose another name, or overwrite it with --force "
-        "(force=True in Python)"
-    )
-
-
-def _write_whole(target: Path, content: bytes, *, force: bool) -> None:
-    # In the same folder, as only there a rename is one step; under a short name, as the target's
-    # may be as long as names can be.
-    draft = target.with_name(f".gpumemwidget-{secrets.token_hex(8)}.tmp")
-    try:
-        # Created as open() would, so that the user's umask holds.
-        with draft.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if force:
-            if target.exists():
-                draft.chmod(stat.S_IMODE(target.stat().st_mode))
-            draft.replace(target)
-        else:
-            _publish(draft, target)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _publish(draft: Path, target: Path) -> None:
-    """Give the draft its name, unless somebody has taken it in the meantime.
-
-    Raises:
-        FileExistsError: somebody has.
-    """
-    try:
-        os.link(draft, target)
-    except FileExistsError:
-        raise
-    except OSError:
-        # A file system without hard links (FAT, some network drives): take the name, then fill it.
-        target.open("xb").close()
-        try:
-            draft.replace(target)
-        except OSError:
-            target.unlink(missing_ok=True)
-            raise

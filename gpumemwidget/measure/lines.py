@@ -7,6 +7,7 @@ libraries' functions did each. The peak is the highest that was read, and says s
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -96,7 +97,11 @@ class LineWatch:
 
 
 def describe_lines(
-    readings: LineReadings, sources: Sources, *, cell: CellDevice | None = None
+    readings: LineReadings,
+    sources: Sources,
+    *,
+    cell: CellDevice | None = None,
+    duration_s: float = math.inf,
 ) -> DeviceTrace:
     """What was read, as the trace of the host.
 
@@ -104,6 +109,7 @@ def describe_lines(
         readings: what was read.
         sources: the cell, or the file that the ``with`` block stands in, and its parts.
         cell: the host in the cell's record.
+        duration_s: how long the cell took: the last reading may come after its last line.
     """
     source = sources.traced
     sums = _name_lines(readings, sources)
@@ -134,7 +140,7 @@ def describe_lines(
         allocated=Span(before_bytes, after_bytes, peak_bytes),
         reserved=Span(None, None, None) if cell is None else cell.reserved,
         peak_is="sampled",
-        timeline=_build_timeline(moments, readings.start_ns, held, source),
+        timeline=_build_timeline(moments, held, source, readings.start_ns, duration_s),
         units=(_build_unit(source, uses),),
         before=LineUse(
             allocated_bytes=before_bytes,
@@ -209,7 +215,11 @@ def _build_unit(source: Source, uses: dict[int, LineUse]) -> SourceUnit:
 
 
 def _build_timeline(
-    moments: list[Moment], start_ns: int, held: dict[int, int], source: Source
+    moments: list[Moment],
+    held: dict[int, int],
+    source: Source,
+    start_ns: int,
+    duration_s: float,
 ) -> Timeline:
     texts = source.lines
     by_size = sorted((line for line in held if held[line]), key=lambda line: -held[line])
@@ -236,7 +246,7 @@ def _build_timeline(
     before = tuple(each.in_use_bytes - sum(each.held_bytes.values()) for each in moments)
     in_use = tuple(each.in_use_bytes for each in moments)
     return Timeline(
-        times_s=tuple((each.time_ns - start_ns) / 1e9 for each in moments),
+        times_s=tuple(min((each.time_ns - start_ns) / 1e9, duration_s) for each in moments),
         allocated_bytes=in_use,
         reserved_bytes=(None,) * len(moments),
         layers=(Layer(_BEFORE, "", None, None, before), *layers),

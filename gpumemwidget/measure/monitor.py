@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from gpumemwidget.measure.cells import RunningCell, build_record, find_first_line
+from gpumemwidget.measure.cells import RunningCell, build_record, find_first_line, lift_peaks
 from gpumemwidget.measure.clock import Clock, SystemClock
 from gpumemwidget.measure.forks import survive_fork
 from gpumemwidget.measure.history import History
@@ -103,6 +103,8 @@ class Monitor:
         self._known_devices: tuple[str, ...] = ()
         #: One end of a cell is being read: samples of this moment have no place in the history.
         self._reads_cell_end = False
+        #: What stood at the ends of spans within the running cell, with their peaks.
+        self._inner_ends: tuple[Reading, ...] = ()
         self._unsent: deque[Sample] = deque(maxlen=_MAX_UNSENT)
         self._history_lock = threading.RLock()
         self._closed = False
@@ -131,6 +133,7 @@ class Monitor:
         self._idle.start_cell()
         self._sampler.start_cell()
         self._known_devices = self.history.devices()
+        self._inner_ends = ()
         first_line = find_first_line(source)
         started_at = self.clock.wall()
         self._begin_cell_end()
@@ -171,6 +174,8 @@ class Monitor:
         after = None
         try:
             after = self.hardware.end_span()
+            if self._inner_ends:
+                after = lift_peaks(after, self._inner_ends)
         except Exception as exc:  # noqa: BLE001 - a failure of ours is never the user's cell's
             self._report("Reading the memory at a cell's end", exc)
         finally:  # A Ctrl-C that comes just here must not cost the record.
@@ -191,6 +196,28 @@ class Monitor:
             finally:
                 self._leave_cell()
         return record
+
+    def start_span_within(self) -> tuple[Reading, ...]:
+        """Begin a span of marks within the running cell, whose own go on over it; what stands.
+
+        Raises:
+            BackendError: the hardware could not be read.
+        """
+        self._inner_ends += self.hardware.end_span()
+        return self.hardware.start_span()
+
+    def end_span_within(self) -> tuple[Reading, ...]:
+        """What stands at that span's end, with its peaks; the cell's own marks go on.
+
+        Raises:
+            BackendError: the hardware could not be read.
+        """
+        ended = self.hardware.end_span()
+        self._inner_ends += ended
+        self.hardware.start_span()
+        # One for each device is all that a cell with a thousand spans needs.
+        self._inner_ends = lift_peaks(self._inner_ends, ())
+        return ended
 
     def discard_cell(self) -> None:
         """Forget the running cell, if there is one: it leaves no record. What waited runs."""

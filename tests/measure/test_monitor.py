@@ -750,3 +750,31 @@ class TestEndToEnd:
         assert (first.peak_is, first.num_ooms) == ("exact", 0)
         assert second.allocated == Span(100 * MIB, 100 * MIB, 100 * MIB)
         assert (second.num_alloc_retries, second.num_ooms) == (1, 1)
+
+
+def test_spans_within_a_cell_leave_its_own_peaks_whole() -> None:
+    """What a ``with`` block measures for itself has marks of its own; the cell's go on over it."""
+    allocator = ReplayAllocator(1)
+    hardware = Hardware([CudaBackend(make_torch(allocator))])
+    monitor = Monitor(hardware, clock=ManualClock(), on_failure=pytest.fail)
+    allocator.touch(0)
+
+    def use(n_mib: int) -> None:
+        allocator.free(allocator.allocate(n_mib * MIB))
+
+    try:
+        monitor.start_cell(execution_count=1, cell_id=None, source="")
+        use(900)
+        monitor.start_span_within()
+        use(100)
+        [inner] = monitor.end_span_within()
+        use(300)
+        record = monitor.end_cell(status="ok")
+    finally:
+        monitor.close()
+
+    assert record is not None
+    assert inner.allocated_peak_bytes == 100 * MIB
+    assert record.devices[0].allocated == Span(0, 0, 900 * MIB)
+    assert record.devices[0].peak_is == "exact"
+    monitor.close()
