@@ -31,7 +31,12 @@ from gpumemwidget.measure.rounding import (
 from gpumemwidget.records import Block, Segment
 from gpumemwidget.traces import AllocatorTrace, TraceEvents
 
-__all__ = ["cut_events", "rewind"]
+__all__ = ["begins_with_events", "cut_events", "rewind"]
+
+
+def begins_with_events(trace: AllocatorTrace) -> bool:
+    """Whether the span begins with its first event: then whatever stood there is of before."""
+    return len(trace.events) > 0 and trace.start_us >= trace.events.times_us[0]
 
 
 def rewind(trace: AllocatorTrace) -> tuple[Played, int]:
@@ -48,7 +53,8 @@ def rewind(trace: AllocatorTrace) -> tuple[Played, int]:
         Standing(address, n_bytes, max(ends.get(address, -1) - first, -1))
         for address, n_bytes in layout.active.items()
     )
-    _tell_apart(trace, standing)
+    if first or not begins_with_events(trace):
+        _tell_apart(trace, standing)
     partners = rewinder.partners[first:]
     if first:
         # What is left out was never undone, so that no partner lies there.

@@ -10,6 +10,7 @@ from gpumemwidget.measure.moments import Moments, choose_moments
 from gpumemwidget.measure.peakparts import BEFORE_CELL, NO_LINE, describe_peak
 from gpumemwidget.measure.placing import BEFORE, place_blocks
 from gpumemwidget.measure.replaying import Replay, replay
+from gpumemwidget.measure.rewinding import begins_with_events
 from gpumemwidget.measure.sources import Sources
 from gpumemwidget.measure.tallies import Tallies
 from gpumemwidget.measure.unitlines import Unit, list_units
@@ -58,7 +59,7 @@ def describe_device(
     """
     found = replay(trace)
     played = found.played
-    is_whole = trace.is_whole and not found.n_dropped
+    is_whole = not found.n_dropped and (trace.is_whole or begins_with_events(trace))
     times_us = played.events.times_us
     began_us = max(trace.start_us, start_us)
     if not is_whole:
@@ -79,7 +80,7 @@ def describe_device(
         moments.stops,
     )
     allocated, reserved, peak_is, notes = _settle(
-        trace, moments, cell, is_sure=is_whole and found.agrees
+        trace, moments, cell, is_sure=trace.is_whole and is_whole and found.agrees
     )
     before = tallies.describe([BEFORE])
     if not is_whole:
@@ -156,19 +157,23 @@ def _settle(
 ) -> tuple[Span, Span, PeakIs | None, list[str]]:
     """Both spans, what kind of figure their peaks are, and where counters and events differ."""
     before, after = Layout(trace.before), Layout(trace.after)
+    start = before.allocated_bytes, before.reserved_bytes
+    if begins_with_events(trace) and not trace.before:
+        # What stood before was not read, if it was anything.
+        start = moments.allocated_bytes[0], moments.reserved_bytes[0]
     counted = (None, None) if cell is None else (cell.allocated, cell.reserved)
     ends = (
-        (before.allocated_bytes, after.allocated_bytes),
-        (before.reserved_bytes, after.reserved_bytes),
+        (start[0], after.allocated_bytes),
+        (start[1], after.reserved_bytes),
     )
     peaks = moments.peak_bytes, max(moments.reserved_bytes)
     counted_is = None if cell is None else cell.peak_is
     notes: list[str] = []
     spans = []
-    for what, span, (start, end), peak in zip(
+    for what, span, (begin, end), peak in zip(
         ("allocated", "reserved"), counted, ends, peaks, strict=True
     ):
-        seen = Span(start, end, peak)
+        seen = Span(begin, end, peak)
         if span is None:
             spans.append(seen)
             continue
@@ -179,7 +184,7 @@ def _settle(
             known = peak
         spans.append(
             Span(
-                start if span.before_bytes is None else span.before_bytes,
+                begin if span.before_bytes is None else span.before_bytes,
                 end if span.after_bytes is None else span.after_bytes,
                 known if is_sure else max(known, peak),
             )

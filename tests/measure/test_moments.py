@@ -265,3 +265,25 @@ def test_without_counters_a_ring_that_lost_events_has_a_least_peak() -> None:
     found = describe_device(make_short().end(n_lost=5), sources=SOURCES, start_us=START_US)
 
     assert (found.allocated.peak_bytes, found.peak_is) == (MIB, "at least")
+
+
+def test_a_span_that_begins_with_its_first_event_misses_nothing() -> None:
+    """Of a file that has no beginning, what stood at its first event is what was before."""
+    device = Device()
+    old = [device.allocate(size * MIB) for size in (3, 2)]
+    device.start()
+    device.free(old[1])
+    device.allocate(MIB, "", at(2))
+    trace = device.end(is_whole=False)
+    first_us = trace.events.times_us[0]
+    file = dataclasses.replace(trace, before=(), start_us=first_us)
+
+    found = describe_device(file, sources=SOURCES, start_us=first_us)
+
+    assert found.complete_since_s is None
+    assert found.notes == ()
+    assert found.allocated == Span(5 * MIB, 4 * MIB, 5 * MIB)
+    assert found.reserved == Span(20 * MIB, 22 * MIB, 22 * MIB)
+    assert (found.before.allocated_bytes, found.before.net_bytes) == (5 * MIB, 3 * MIB)
+    assert found.unplaced.allocated_bytes == 0
+    check_sums(found)
