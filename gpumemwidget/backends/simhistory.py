@@ -72,7 +72,10 @@ class SimulatedHistory:
             self._live.pop((index, address), None)
             return
         is_alloc = action == "alloc"
-        wanted = ("state", "alloc", "all") if is_alloc else ("all",)
+        is_free = action in ("free_requested", "free_completed")
+        wanted = (
+            ("all",) if is_free else ("state", "alloc", "all") if is_alloc else ("alloc", "all")
+        )
         # Torch gives a free that has no lines of its own those of its block's allocation.
         stack = self._live.get((index, address), [])
         if self._context in wanted:

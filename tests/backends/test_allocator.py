@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,12 @@ from hypothesis import strategies as st
 
 from gpumemwidget.backends.allocator import DeviceFullError, ReplayAllocator
 from gpumemwidget.backends.caching import CachingAllocator
+from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.simulated import simulate_torch
 from gpumemwidget.errors import BadInputError
+from gpumemwidget.measure.replaying import replay
+from gpumemwidget.records import Frame
+from gpumemwidget.traces import ACTIONS
 
 MIB = 1024 * 1024
 SIZES = (1, 511, 512, 513, 100_000, MIB, MIB + 1, 5 * MIB, 10 * MIB, 20 * MIB, 70 * MIB)
@@ -171,32 +178,36 @@ def list_blocks(device: CachingAllocator, pool: str) -> Iterator[tuple[int, bool
                 yield block.n_bytes, block.is_free, len(segment.blocks) > 1
 
 
-@given(
-    st.lists(
-        st.one_of(
-            st.tuples(st.just("allocate"), st.sampled_from(SIZES)),
-            st.tuples(st.just("free"), st.integers(0, 50)),
-            st.tuples(st.just("empty_cache"), st.just(0)),
-            st.tuples(st.just("reset_peak"), st.just(0)),
-        ),
-        max_size=60,
-    )
+def run(allocator: ReplayAllocator, program: list[tuple[str, int]], handles: list[int]) -> None:
+    """Carry a program out; the blocks in use are those of ``handles``."""
+    for action, argument in program:
+        if action == "allocate":
+            with contextlib.suppress(DeviceFullError):
+                handles.append(allocator.allocate(argument))
+        elif action == "free" and handles:
+            allocator.free(handles.pop(argument % len(handles)))
+        elif action != "free":
+            getattr(allocator, action)()
+
+
+PROGRAMS = st.lists(
+    st.one_of(
+        st.tuples(st.just("allocate"), st.sampled_from(SIZES)),
+        st.tuples(st.just("free"), st.integers(0, 50)),
+        st.tuples(st.just("empty_cache"), st.just(0)),
+        st.tuples(st.just("reset_peak"), st.just(0)),
+    ),
+    max_size=60,
 )
+
+
+@given(PROGRAMS)
 def test_counters_agree_with_the_blocks(program: list[tuple[str, int]]) -> None:
     """After any program each counter is the sum over the blocks, and no peak is below it."""
     allocator = ReplayAllocator(total_bytes=300 * MIB)
     device = allocator._devices[0]
     handles: list[int] = []
-    for action, argument in program:
-        if action == "allocate":
-            try:
-                handles.append(allocator.allocate(argument))
-            except DeviceFullError:
-                assert sum(size for size, _, _ in list_blocks(device, "large_pool")) > 0
-        elif action == "free" and handles:
-            allocator.free(handles.pop(argument % len(handles)))
-        elif action != "free":
-            getattr(allocator, action)()
+    run(allocator, program, handles)
 
     stats = allocator.stats()
     for pool in ("small_pool", "large_pool"):
@@ -218,6 +229,65 @@ def test_counters_agree_with_the_blocks(program: list[tuple[str, int]]) -> None:
         assert whole["current"] == whole["allocated"] - whole["freed"]
     assert read(allocator, "allocation") == len(handles)
     assert read(allocator, "reserved_bytes") <= 300 * MIB
+
+
+@given(PROGRAMS, PROGRAMS)
+def test_events_come_to_the_counters(
+    before: list[tuple[str, int]], program: list[tuple[str, int]]
+) -> None:
+    """After any program the history, played again, gives what was counted, to the byte."""
+    allocator = ReplayAllocator(total_bytes=300 * MIB)
+    allocator.touch(0)
+    backend = CudaBackend(simulate_torch(allocator))
+    handles: list[int] = []
+    run(allocator, before, handles)
+    backend.start_trace(n_events=10_000)
+    (start,) = backend.start_span()
+    run(allocator, [each for each in program if each[0] != "reset_peak"], handles)
+    (end,) = backend.end_span()
+    (trace,) = backend.end_trace()
+
+    found = replay(trace)
+
+    played = found.played
+    assert (found.agrees, found.n_odd, found.n_dropped) == (True, 0, 0)
+    allocated = list(accumulate(played.changes, initial=played.start_allocated_bytes))
+    reserved = list(accumulate(played.reserved_changes, initial=played.start_reserved_bytes))
+    assert (allocated[0], allocated[-1]) == (start.allocated_bytes, end.allocated_bytes)
+    assert (reserved[0], reserved[-1]) == (start.reserved_bytes, end.reserved_bytes)
+    assert max(allocated) == end.allocated_peak_bytes
+    assert max(reserved) == end.reserved_peak_bytes
+    n_ooms = [ACTIONS[code] for code in trace.events.actions].count("oom")
+    assert n_ooms == end.num_ooms - start.num_ooms
+
+
+def test_a_history_says_what_ran_or_what_it_is_told() -> None:
+    """The lines of the program's own, unless others are given; none where none are asked for."""
+    told = Frame("train.py", 3, "step")
+    allocator = ReplayAllocator()
+    allocator.record_history("all", context="alloc")
+
+    first, second = allocator.allocate(1), allocator.allocate(2, stack=(told,))
+    allocator.free(first)
+    allocator.empty_cache()
+    events = allocator.take_snapshot()["device_traces"][0]
+    blocks = allocator.snapshot()[0]["blocks"]
+
+    assert [each["action"] for each in events] == [
+        *("segment_alloc", "alloc", "alloc", "free_requested", "free_completed"),
+    ]
+    assert next(each["name"] for each in events[1]["frames"]) == (
+        "test_a_history_says_what_ran_or_what_it_is_told"
+    )
+    assert events[2]["frames"] == [{"name": "step", "filename": "train.py", "line": 3}]
+    assert events[3]["frames"] == events[1]["frames"]
+    assert events[0]["frames"] == events[1]["frames"]
+    assert [each["frames"] for each in blocks if each["state"] != "inactive"] == [
+        events[2]["frames"]
+    ]
+    allocator.record_history(None)
+    allocator.free(second)
+    assert allocator.take_snapshot()["device_traces"] == [[]]
 
 
 @pytest.mark.gpu
