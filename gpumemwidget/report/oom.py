@@ -124,9 +124,11 @@ def _find_room(event: OomEvent) -> tuple[int | None, bool]:
 
 def _name_ways(event: OomEvent) -> str:
     """What stands above the ways out: how much would do."""
+    if _is_hopeless(event):
+        return "Ways out: none gives that much"
     room, _ = _find_room(event)
     asked = event.requested_bytes
-    if asked is None or room is None or not 0 <= room < asked or _is_hopeless(event):
+    if asked is None or room is None or not 0 <= room < asked:
         return "Ways out"
     return f"Ways out: about {format_bytes(asked - room)} more would do"
 

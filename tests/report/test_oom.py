@@ -194,7 +194,8 @@ def test_ways_say_how_much_would_do() -> None:
 
     assert "Ways out: about 1.40 GiB more would do\n" in report_oom(make_card()).text
     assert "Ways out: about 1.90 GiB more would do\n" in report_oom(limited).text
-    assert "Ways out\n" in report_oom(make_host_card()).text
+    assert "Ways out: none gives that much\n" in report_oom(make_host_card()).text
+    assert "Ways out\n" in report_oom(make_card(event=make_event(requested_bytes=None))).text
 
 
 def test_card_of_nothing_says_so() -> None:
