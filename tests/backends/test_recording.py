@@ -239,13 +239,17 @@ def test_a_recorder_keeps_a_bounded_number() -> None:
     assert len(told) == 10
 
 
-def test_a_script_is_recorded_from_the_command_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--trace", "--snapshot")])
+def test_a_script_is_recorded_from_the_command_line(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
     """The tool runs a script with its arguments, and what it writes can be played."""
     out, script = tmp_path / "out.json", tmp_path / "work.py"
     script.write_text(
         "import sys\nblock = bytearray(64 << 20)\ndel block\nprint(__name__, sys.argv[1:])\n"
     )
     command = [sys.executable, "-m", "gpumemwidget.backends.record", "--interval-s", "0.01"]
+    command += options
 
     done = subprocess.run(
         [*command, str(out), "--", str(script), "--fast", "1"],
