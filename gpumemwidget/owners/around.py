@@ -187,8 +187,10 @@ def _climb(
     Returns:
         The objects on the way, the topmost first, and the module's word for it.
     """
-    namespaces = _list_named_namespaces()
     target: object = unmet[-1]
+    if graph.is_late():
+        return [target], None
+    namespaces = _list_named_namespaces()
     met = {id(target)}
     #: What each object on the way holds of those below it.
     below: dict[int, object] = {}
