@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
-from gpumemwidget.errors import BadInputError, FileError
+from gpumemwidget.errors import BadInputError, FileError, GpuMemError
 from gpumemwidget.jupyter.cellsources import find_block_sources
 from gpumemwidget.jupyter.interrupts import send_later
 from gpumemwidget.jupyter.memtrace import MemtraceOptions
@@ -105,12 +105,17 @@ def make_trace(
 
 
 def load_trace(path: str | os.PathLike[str]) -> CellTrace:
-    """A trace that was exported to a ``.json``.
+    """A trace that was exported to a ``.json``, or a snapshot of PyTorch's under any other name.
 
     Raises:
         FileError: it can't be read, or is not such a file.
     """
-    return read_trace(path)
+    source = find_target(_name(path))
+    if source.suffix.lower() == ".json":
+        return read_trace(source)
+    from gpumemwidget.jupyter.snapshots import read_snapshot  # noqa: PLC0415 - when it is used
+
+    return read_snapshot(source)
 
 
 class Trace:
@@ -133,8 +138,14 @@ class Trace:
             if not is_library(frame.f_code.co_filename):
                 break
             frame = frame.f_back
-        self._open = _Open(self._options, frame or sys._getframe(1))  # noqa: SLF001 - as above
-        return self
+        try:
+            self._open = _Open(self._options, frame or sys._getframe(1))  # noqa: SLF001 - as above
+        except GpuMemError as exc:
+            # Our own lines say nothing of why.
+            error = exc.with_traceback(None)
+        else:
+            return self
+        raise error
 
     def __exit__(
         self,

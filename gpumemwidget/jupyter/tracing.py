@@ -8,6 +8,7 @@ as they would be without it.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,8 @@ class Tracer:
         self._snapshot_to = snapshot_to
         self._on_interrupt = on_interrupt
         self._has_history = False
+        self._has_snapshot = False
+        self._start_us: int | None = None
         self._calls: CallRecorder | None = None
         self._watch: LineWatch | None = None
         self._readings: LineReadings | None = None
@@ -79,8 +82,8 @@ class Tracer:
 
     @property
     def has_snapshot(self) -> bool:
-        """Whether PyTorch's own kind of snapshot was to be written, and there was one to write."""
-        return self._snapshot_to is not None and bool(self._traces)
+        """Whether PyTorch's own kind of snapshot was written."""
+        return self._has_snapshot
 
     def prepare(self) -> None:
         """Begin what may take memory and time of its own: before anything is measured.
@@ -121,6 +124,8 @@ class Tracer:
             self._has_history = False
             self._traces = self._guard("the history of the GPUs", self._end_history) or ()
             self._notes += self._hardware.take_notes()
+            path = self._snapshot_to
+            self._has_snapshot = bool(self._traces) and path is not None and path.is_file()
         with _lock:
             if self in _running:
                 _running.remove(self)
@@ -189,6 +194,7 @@ class Tracer:
         self._watch = LineWatch(counter, on_interrupt=self._on_interrupt)
 
     def _begin(self, start: Callable[[LineWatch], str | None]) -> None:
+        self._start_us = time.time_ns() // 1000
         watch = self._watch
         if watch is not None:
             refusal = self._guard("the host's lines", lambda: start(watch))
@@ -208,7 +214,7 @@ class Tracer:
         return describe_device(
             trace,
             sources=sources,
-            start_us=int(record.started_at * 1e6),
+            start_us=self._start_us or int(record.started_at * 1e6),
             cell=_find_device(record, trace.device),
             marks=self._marks,
             names=names.get(trace.device),

@@ -30,8 +30,6 @@ _SUFFIX = ".json"
 _UNITS = {"_bytes": "bytes", "_s": "seconds, times_s since the cell's start"}
 #: A file beyond this is no trace that we wrote: ours have a few MB.
 _MOST_BYTES = 512 << 20
-#: How deep calls may lie within each other.
-_DEEPEST = 400
 
 
 class _WrongError(Exception):
@@ -97,7 +95,7 @@ def format_trace(trace: CellTrace) -> str:
         "units": _UNITS,
         "trace": _to_plain(trace),
     }
-    # Surrogates that belong to no pair can't be written as UTF-8.
+    # As ASCII: surrogates that belong to no pair can't be written as UTF-8.
     return json.dumps(content, separators=(",", ":")) + "\n"
 
 
@@ -120,10 +118,12 @@ def parse_trace(content: bytes | str) -> CellTrace:
             f"{_VERSION}: read it with the gpumemwidget that wrote it"
         )
     try:
-        trace: CellTrace = _read(CellTrace, data.get("trace"), "trace", 0)
+        trace: CellTrace = _read(CellTrace, data.get("trace"), "trace")
         _check(trace)
     except _WrongError as exc:
         raise FileError(f"this trace is damaged: {exc}") from None
+    except RecursionError:
+        raise FileError("this trace is damaged: its calls lie too deep") from None
     return trace
 
 
@@ -146,54 +146,49 @@ def _list_fields(kind: Any) -> Mapping[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def _read(kind: Any, value: Any, where: str, depth: int) -> Any:
+def _read(kind: Any, value: Any, where: str) -> Any:
     """A record from its plain values."""
     fields = _list_fields(kind)
     if not isinstance(value, dict) or value.keys() != fields.keys():
         raise _WrongError(f"{where} has not the fields that it should have")
-    if depth > _DEEPEST:
-        raise _WrongError(f"{where} lies too deep")
     return kind(
-        **{
-            name: _read_value(hint, value[name], f"{where}.{name}", depth + 1)
-            for name, hint in fields.items()
-        }
+        **{name: _read_value(hint, value[name], f"{where}.{name}") for name, hint in fields.items()}
     )
 
 
-def _read_value(hint: Any, value: Any, where: str, depth: int) -> Any:
+def _read_value(hint: Any, value: Any, where: str) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (types.UnionType, Union):
-        return _read_any_of(arguments, value, where, depth)
+        return _read_any_of(arguments, value, where)
     if origin is Literal:
         if type(value) is str and value in arguments:
             return value
         raise _WrongError(f"{where} is none of what it may be")
     if origin is tuple:
-        return _read_column(arguments[0], value, where, depth)
+        return _read_column(arguments[0], value, where)
     if dataclasses.is_dataclass(hint):
-        return _read(hint, value, where, depth)
+        return _read(hint, value, where)
     return _read_plain(hint, value, where)
 
 
-def _read_any_of(kinds: tuple[Any, ...], value: Any, where: str, depth: int) -> Any:
+def _read_any_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
     *others, last = [kind for kind in kinds if kind is not type(None)]
     if value is None and type(None) in kinds:
         return None
     for kind in others:
         try:
-            return _read_value(kind, value, where, depth)
+            return _read_value(kind, value, where)
         except _WrongError:
             continue
-    return _read_value(last, value, where, depth)
+    return _read_value(last, value, where)
 
 
-def _read_column(kind: Any, value: Any, where: str, depth: int) -> Any:
+def _read_column(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, list):
         raise _WrongError(f"{where} is no list")
     if kind is int and all(type(each) is int for each in value):
         return tuple(value)  # The timeline's, of which there are many.
-    return tuple(_read_value(kind, each, f"{where}[{n}]", depth) for n, each in enumerate(value))
+    return tuple(_read_value(kind, each, f"{where}[{n}]") for n, each in enumerate(value))
 
 
 def _read_plain(kind: Any, value: Any, where: str) -> Any:
