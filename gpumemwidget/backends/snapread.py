@@ -74,7 +74,13 @@ def load_snapshot(path: str | Path, *, max_bytes: int = 4 * _GIB) -> tuple[Alloc
         raise _refuse(path, f"a field is not what it should be: {_describe(error)}") from None
     notes = (_WORKED_OUT,) if min(times_us) > 0 else (_WORKED_OUT, _NO_TIMES)
     return tuple(
-        dataclasses.replace(each, start_us=min(times_us), is_whole=False, notes=notes)
+        dataclasses.replace(
+            each,
+            # Its own first event: what stood there is what stood before.
+            start_us=each.events.times_us[0] if each.events.times_us else each.end_us,
+            is_whole=False,
+            notes=notes,
+        )
         for each in traces
     )
 
