@@ -117,6 +117,30 @@ def test_real_traces_survive_the_file(name: str, tmp_path: Path) -> None:
     assert read.rules == trace.rules
 
 
+@pytest.mark.parametrize("name", ["training", "graph", "oom", "expandable"])
+def test_torchs_own_viewer_reads_what_is_written(name: str, tmp_path: Path) -> None:
+    """Its pages are drawn from it, and its lists name what is in it."""
+    viewer = pytest.importorskip("torch.cuda._memory_viz")
+    backend = ReplayBackend.from_file(DATA / f"{name}.json")
+    backend.start_trace(n_events=10_000)
+    backend.playback.advance()
+    path = tmp_path / "snapshot.pickle"
+    (trace,) = backend.end_trace(snapshot_to=path)
+
+    snapshot = pickle.loads(path.read_bytes())
+
+    assert "Active Memory Timeline" in viewer.trace_plot(snapshot)
+    assert "Allocator State History" in viewer.segment_plot(snapshot)
+    allocated = sum(
+        block.n_bytes
+        for segment in trace.after
+        for block in segment.blocks
+        if block.state == "active_allocated"
+    )
+    assert f"total_allocated: {viewer.Bytes(allocated)}" in viewer.segsum(snapshot)
+    assert "Device 0 ----" in viewer.trace(snapshot)
+
+
 def test_each_device_has_its_trace(tmp_path: Path) -> None:
     """One that has memory and no events, too."""
     gpu = ReplayAllocator(3)
