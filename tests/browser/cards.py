@@ -55,7 +55,7 @@ card = examples.make_host_card(ways=ways, place="In[2], line 9", text="fail()")
 
 def take_picture(lab: Lab, path: Path) -> None:
     """The card that was recorded on a GPU, below the traceback of a cell."""
-    cells = [LOAD, "validation_losses = [1]\nvalidation_losses", _FAIL]
+    cells = [LOAD, "batches = validation_losses = [1]\nbatches", _FAIL]
     with lab.open(cells, width=1080, height=1400) as notebook:
         notebook.wait_for_kernel()
         for number in range(3):
