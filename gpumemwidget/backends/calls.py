@@ -256,7 +256,10 @@ def _name_modules(module: object) -> dict[int, str]:
         if not isinstance(children, dict):
             continue
         for key, child in dict.items(children):
-            if child is not None and id(child) not in names and child is not module:
-                names[id(child)] = f"{path}{key}"
-                left.append((child, f"{path}{key}."))
+            if child is None or child is module or id(child) in names:
+                continue
+            # What torch.compile wraps answers to the wrapper's own name.
+            is_wrapped = key == "_orig_mod"
+            names[id(child)] = _name_class(child) if is_wrapped else f"{path}{key}"
+            left.append((child, path if is_wrapped else f"{path}{key}."))
     return names

@@ -97,6 +97,27 @@ def test_calls_have_their_path_in_the_outermost_module(recorder: CallRecorder) -
 
 
 @needs_monitoring
+def test_a_compiled_model_has_the_paths_that_a_person_types(recorder: CallRecorder) -> None:
+    """``model.h[0]`` goes through the wrapper, whose own attribute nobody names."""
+
+    class OptimizedModule(nn.Module):
+        def __init__(self, wrapped: nn.Module) -> None:
+            super().__init__()
+            self._orig_mod = wrapped
+
+        def forward(self, x: Any) -> Any:
+            return self._orig_mod(x)
+
+    net = OptimizedModule(Net())
+    recorder.start()
+    net(torch.ones(1, 4))
+
+    assert [mark.name for mark in recorder.stop()] == [
+        *("OptimizedModule", "Net", "h.0", "h.0.fc", "h.0.act", "h.1", "h.1.fc", "h.1.act"),
+    ]
+
+
+@needs_monitoring
 def test_backward_has_its_callers_stack(recorder: CallRecorder) -> None:
     """The innermost frame first, down to the program's own."""
     x = torch.ones(3, requires_grad=True)
