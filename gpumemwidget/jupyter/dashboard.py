@@ -76,7 +76,7 @@ class Dashboard(anywidget.AnyWidget):
         self._variables = VariablesPanel(
             session.monitor, session.shell, self._send_all, guard=self._guard_call
         )
-        self._watcher = _CellWatcher(self._refresh_variables)
+        self._watcher = _CellWatcher(self.note_change)
         session.monitor.add_listener(self._watcher)
         super().__init__(dashboard_id=uuid.uuid4().hex)
         self.on_msg(self._handle_message)
@@ -209,7 +209,8 @@ class Dashboard(anywidget.AnyWidget):
     def _note_hearing(self) -> None:
         self.hears_in_mid_cell = True
 
-    def _refresh_variables(self) -> None:
+    def note_change(self) -> None:
+        """The user's variables may have changed: those who show them are told."""
         self._variables.note_change()
         if self._feed.shows_variables:
             self._variables.list_after_cell()

@@ -159,6 +159,11 @@ class Extension:
         self.sites = self.monitor.hardware.set_sites(is_on=is_on)
         return self.sites
 
+    def note_change(self) -> None:
+        """Something was released beside the cells: what shows the variables is old."""
+        if self._dashboard is not None:
+            self._dashboard.note_change()
+
     # -- What a person is told ---------------------------------------------------------------------
 
     def introduce(self) -> None:

@@ -74,6 +74,7 @@ class CardButtons(anywidget.AnyWidget):
     Args:
         monitor: says when no cell runs, and measures.
         shell: IPython's names and references.
+        on_release: called when something was released.
         schedule: runs an action on the main thread, after a delay.
     """
 
@@ -86,9 +87,11 @@ class CardButtons(anywidget.AnyWidget):
         monitor: Monitor,
         shell: Shell,
         *,
+        on_release: Callable[[], None] = lambda: None,
         schedule: Callable[[Callable[[], None], float], None] = schedule_on_main,
     ) -> None:
         self._monitor = monitor
+        self._on_release = on_release
         self._shell = shell
         self._schedule = schedule
         self._cards: dict[str, list[_Button]] = {}
@@ -231,10 +234,12 @@ class CardButtons(anywidget.AnyWidget):
             state, lines = "failed", (describe_failure(exc),)
         button.state, button.lines = state, lines
         try:
+            # The dashboard shows it too.
             self._monitor.read_now()
-        except Exception as exc:  # noqa: BLE001 - the plot alone misses a point
+            self._on_release()
+        except Exception as exc:  # noqa: BLE001 - what came of the click is still to be told
             self._monitor.report_failure(
-                f"The memory could not be read after a release: {describe_failure(exc)}"
+                f"The dashboard could not be told of a release: {describe_failure(exc)}"
             )
         # Two ways may have led to the same memory.
         self._look()

@@ -37,5 +37,7 @@ def _find_buttons(extension: Extension) -> CardButtons:
     from gpumemwidget.jupyter.oombuttons import CardButtons  # noqa: PLC0415 - brings ipywidgets
 
     if extension.card_buttons is None:
-        extension.card_buttons = CardButtons(extension.monitor, extension.shell)
+        extension.card_buttons = CardButtons(
+            extension.monitor, extension.shell, on_release=extension.note_change
+        )
     return extension.card_buttons

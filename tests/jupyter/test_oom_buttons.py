@@ -33,7 +33,9 @@ class _Page:
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.extension: Extension = current_extension()
-        self.buttons = CardButtons(self.extension.monitor, self.extension.shell)
+        self.buttons = CardButtons(
+            self.extension.monitor, self.extension.shell, on_release=self.extension.note_change
+        )
         self.extension.card_buttons = self.buttons
 
     def run(self, source: str, *, fails: bool = False) -> None:
@@ -267,6 +269,23 @@ def test_refusal_is_told_and_can_be_tried_again(
 
 def _raise() -> int:
     raise RuntimeError("made to fail")
+
+
+def test_dashboard_is_told_of_a_release(page: _Page) -> None:
+    """Its list of variables would show what is gone, for no cell has run."""
+    page.run("big = torch.ones(16, 1024, 1024)")
+    dashboard = page.extension.open_dashboard()
+    sent: list[dict[str, Any]] = []
+    dashboard.send = lambda content, _buffers=None: sent.append(content)
+    view = {"kind": "view", "view": "a", "visible": True, "variables": True, "snapshot": False}
+    dashboard._handle_custom_msg(view, [])
+    page.buttons.add("one", _make_card(_make_way("names", "big")))
+    sent.clear()
+
+    page.click("one")
+
+    [variables] = [message for message in sent if message["kind"] == "variables"]
+    assert [row for row in variables["holdings"] if row["name"] == "big"] == []
 
 
 def test_nothing_that_a_card_is_about_is_held(page: _Page) -> None:
