@@ -256,7 +256,7 @@ def _name_modules(module: object) -> dict[int, str]:
         if not isinstance(children, dict):
             continue
         for key, child in dict.items(children):
-            if child is None or child is module or id(child) in names:
+            if type(key) is not str or child is None or child is module or id(child) in names:
                 continue
             # What torch.compile wraps answers to the wrapper's own name.
             is_wrapped = key == "_orig_mod"

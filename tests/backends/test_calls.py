@@ -325,7 +325,7 @@ def test_a_failure_of_ours_is_a_note_and_not_the_users(recorder: CallRecorder) -
             return x
 
     module = Odd()
-    module._modules = {1: object.__new__(type("Slotted", (), {"__slots__": ()}))}
+    module._modules = {"odd": object.__new__(type("Slotted", (), {"__slots__": ()}))}
     recorder.start()
     for _ in range(3):
         assert module(torch.ones(1)) is not None
