@@ -92,7 +92,11 @@ class Hardware:
         with self._lock:
             self._n_events = n_events
             backends = self._backends
-        return tuple(note for each in backends for note in each.start_trace(n_events=n_events))
+        try:
+            return tuple(note for each in backends for note in each.start_trace(n_events=n_events))
+        except BaseException:  # A Ctrl-C in one of them: none is to run on.
+            self.end_trace()
+            raise
 
     def end_trace(self, *, snapshot_to: Path | None = None) -> tuple[AllocatorTrace, ...]:
         """What was noted since, on each device that has an allocator of PyTorch's and was touched.

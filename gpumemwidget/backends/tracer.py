@@ -6,6 +6,7 @@ everything: once it is on, a snapshot is taken, which is itself an event and mar
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -23,6 +24,8 @@ from gpumemwidget.traces import ACTIONS, AllocatorTrace
 
 __all__ = ["CudaTracer"]
 
+#: What CUDA raises in error, and what calls raise that another release has otherwise.
+_REFUSALS = (RuntimeError, TypeError, ValueError, AttributeError)
 _STOP = "stop it with torch.cuda.memory._record_memory_history(None) for a trace of our own"
 _IS_USERS = "a memory history was running already, and was used as it is"
 _HAS_NO_EVENTS = f"{_IS_USERS}: it keeps no events; {_STOP}"
@@ -94,9 +97,12 @@ class CudaTracer:
                     self._mark(span, touched)
                 else:
                     span.start_us = self._now_us()
-            except RuntimeError as exc:
+            except _REFUSALS as exc:
                 self._end_span()
                 return (f"CUDA refuses a trace: {_first_line(exc)}",)
+            except BaseException:  # A Ctrl-C: half a trace would tell of half the events.
+                self._end_span()
+                raise
         self._await_cuda()
         return ()
 
@@ -117,7 +123,7 @@ class CudaTracer:
                 return ()
             try:
                 raw = self._torch.cuda.memory._snapshot()  # noqa: SLF001 - has no public name
-            except RuntimeError as exc:
+            except _REFUSALS as exc:
                 self._note(f"CUDA gives no trace: {_first_line(exc)}")
                 return ()
             finally:
@@ -166,7 +172,7 @@ class CudaTracer:
             if self._span is None:
                 try:
                     self._rest()
-                except RuntimeError as exc:
+                except _REFUSALS as exc:
                     self._has_sites = False
                     return f"CUDA refuses to keep lines: {_first_line(exc)}"
         self._await_cuda()
@@ -215,7 +221,7 @@ class CudaTracer:
     def _settle(self) -> None:
         try:
             self._rest()
-        except RuntimeError as exc:
+        except _REFUSALS as exc:
             self._note(f"CUDA could not end its memory history: {_first_line(exc)}")
 
     def _rest(self) -> None:
@@ -273,7 +279,9 @@ class CudaTracer:
         https://github.com/pytorch/pytorch/blob/main/torch/csrc/profiler/python/combined_traceback.cpp
         Else that would be in mid-cell, or while an allocation fails.
         """
-        getattr(self._torch, "_inductor", None)
+        # Where that fails, torch goes on without it, and so do we.
+        with contextlib.suppress(Exception):
+            getattr(self._torch, "_inductor", None)
 
     def _find_obstacle(self) -> str | None:
         backend = getattr(self._torch.cuda.memory, "get_allocator_backend", lambda: "native")()

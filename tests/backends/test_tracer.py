@@ -270,6 +270,39 @@ def test_a_start_that_cuda_refuses_leaves_nothing(gpu: Gpu) -> None:
     assert gpu.is_clean
 
 
+def test_a_release_with_other_options_is_left_alone(gpu: Gpu) -> None:
+    """The line says what it does not know."""
+
+    def record(enabled: str | None, stacks: str) -> None:
+        raise AssertionError((enabled, stacks))
+
+    gpu.memory._record_memory_history = record
+
+    (note,) = gpu.backend.start_trace(n_events=100)
+
+    assert note.startswith("CUDA refuses a trace: ")
+    assert "unexpected keyword argument" in note
+    assert gpu.is_clean
+
+
+def test_an_interrupt_in_the_start_leaves_nothing(gpu: Gpu) -> None:
+    """Ctrl-C while torch imports what it takes, or reads what stands."""
+
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    gpu.memory.memory_snapshot = interrupt
+
+    hardware = Hardware([gpu.backend])
+
+    with pytest.raises(KeyboardInterrupt):
+        hardware.start_trace()
+
+    assert not hardware.is_tracing
+    assert hardware.end_trace() == ()
+    assert gpu.is_clean
+
+
 def test_an_end_that_cuda_refuses_switches_off(gpu: Gpu) -> None:
     """There is no trace, and a note says why."""
     gpu.backend.start_trace(n_events=100)
