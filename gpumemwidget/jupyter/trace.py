@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from gpumemwidget.jupyter.live import LiveChart
     from gpumemwidget.jupyter.tracing import Tracer
     from gpumemwidget.measure.cells import RunningCell
-    from gpumemwidget.measure.sources import Sources
 
 __all__ = ["Outputs"]
 
@@ -96,8 +95,6 @@ class _Trace:
         self._monitor = extension.monitor
         self._options = options
         self._source = source
-        # IPython has counted on already: the number of this cell is the one before.
-        self._count = self._shell.execution_count - 1
         self._chart: LiveChart | None = None
         self._clears: ClearWatch | None = None
         self._slots: Slots | None = None
@@ -162,6 +159,7 @@ class _Trace:
             self._monitor.hardware,
             device=self._options.device,
             n_events=self._options.n_events or N_EVENTS,
+            depth=self._options.depth,
             snapshot_to=self._options.snapshot,
             on_interrupt=send_later,
         )
@@ -206,12 +204,14 @@ class _Trace:
     def _trace_lines(self, record: CellRecord) -> CellTrace | None:
         if self._tracer is None:
             return None
-        return self._tracer.describe(record, self._find_sources(), self._find_names)
-
-    def _find_sources(self) -> Sources:
-        numbers = self._extension.shell.read_cell_numbers()
-        files = () if self._tracer is None else self._tracer.files
-        return find_cell_sources(self._source, self._count, numbers, files)
+        number = record.execution_count
+        sources = find_cell_sources(
+            self._source,
+            self._shell.execution_count if number is None else number,
+            self._extension.shell.read_cell_numbers(),
+            self._tracer.files,
+        )
+        return self._tracer.describe(record, sources, self._find_names)
 
     def _find_names(self) -> dict[str, BlockNames]:
         if self._tracer is None or not self._tracer.needs_names:
@@ -246,7 +246,10 @@ class _Trace:
         from gpumemwidget.jupyter.live import LiveChart  # noqa: PLC0415 - brings ipywidgets
 
         self._chart = LiveChart(
-            self._monitor, execution_count=self._count, device=self._options.device
+            self._monitor,
+            # IPython has counted on already: the number of this cell is the one before.
+            execution_count=self._shell.execution_count - 1,
+            device=self._options.device,
         )
         self._clears = ClearWatch(self._shell.display_pub)
         self._slots = Slots(_display(self._chart, display_id=True), _N_SLOTS)

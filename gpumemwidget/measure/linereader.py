@@ -27,8 +27,8 @@ _N_SLOTS = 1 << 14
 #: The share of the time that reading may take. What is slowed by a quarter waits for a fifth, and
 #: not all that it waits for is seen from here.
 _SHARE = 0.15
-#: What is read however long it takes: so much is lost in any cell.
-_GRACE_NS = 2_000_000
+#: What is read however long it takes: so much nobody notices.
+_GRACE_NS = 10_000_000
 #: What is saved up for the next readings, in ns, and the least in readings.
 _CREDIT_NS = 2_000_000
 _CREDIT_READINGS = 4

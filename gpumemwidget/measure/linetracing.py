@@ -28,6 +28,7 @@ class SettraceHooks(LineHooks):
 
     call_ns = 1500
     _is_traced = False
+    _paused_in_call = False
     _n_calls = 0
     _was_displaced = False
 
@@ -71,6 +72,15 @@ class SettraceHooks(LineHooks):
                 frame.f_trace = self._local
             frame = frame.f_back
 
+    def _look_for_entries(self, frame: FrameType | None) -> None:
+        """Take in the files of code that began in a pause, the outermost first."""
+        frames = []
+        while frame is not None:
+            frames.append(frame)
+            frame = frame.f_back
+        for each in reversed(frames):
+            self._is_ours(each)
+
     def _trace(self) -> None:
         self._is_traced = True
         sys.settrace(self._ours)
@@ -88,6 +98,7 @@ class SettraceHooks(LineHooks):
                 self._n_calls = 0
                 if self._is_traced and self._reader.charge(_N_CALLS * _CALL_NS):
                     self._pause()
+                    self._paused_in_call = True
         except BaseException as exc:
             if not self._survive(exc):
                 raise
@@ -114,7 +125,7 @@ class SettraceHooks(LineHooks):
             self._pause()
 
     def _pause(self) -> None:
-        self._is_traced = False
+        self._is_traced = self._paused_in_call = False
         sys.settrace(None)
         self._reader.open_gap()
         if threading.get_ident() == threading.main_thread().ident:
@@ -130,8 +141,11 @@ class SettraceHooks(LineHooks):
         try:
             if self._is_on and not self._is_traced and sys.gettrace() is None:
                 frame = sys._getframe(1)  # noqa: SLF001 - public by its documentation
+                self._look_for_entries(frame)
                 line = self._find_line(frame)
-                if line == self._reader.line:
+                in_call = frame.f_code.co_filename not in self._files
+                if self._paused_in_call and in_call and line == self._reader.line:
+                    # It has called the same library all the while.
                     self._reader.drop_gap()
                 self._reader.exclude(lambda: self._enter(frame))
                 self._trace()

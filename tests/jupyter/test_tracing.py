@@ -1,0 +1,424 @@
+"""Traced cells in a real shell: what is traced, what is shown, and that the cell is its own."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+from IPython.utils.capture import capture_output
+
+import gpumemwidget
+from gpumemwidget.backends.allocator import ReplayAllocator
+from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host import HostBackend
+from gpumemwidget.backends.simulated import simulate_torch
+from gpumemwidget.jupyter import extension as extensions
+from gpumemwidget.jupyter import tracing
+from gpumemwidget.jupyter.extension import Extension
+from gpumemwidget.traces import CellTrace, DeviceTrace
+
+MIB = 1 << 20
+_HAS_MONITORING = sys.version_info >= (3, 12)
+
+
+class Cells:
+    """Runs cells, and keeps what was traced of the last one."""
+
+    def __init__(self, shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.shell = shell
+        self.traces: list[CellTrace] = []
+        self.text = ""
+        describe = tracing.Tracer.describe
+
+        def keep(*args: Any) -> CellTrace:
+            trace = describe(*args)
+            self.traces.append(trace)
+            return trace
+
+        monkeypatch.setattr(tracing.Tracer, "describe", keep)
+
+    def run(self, source: str, *, store_history: bool = True) -> ExecutionResult:
+        with capture_output() as shown:
+            result = self.shell.run_cell(source, store_history=store_history)
+        outputs = [output.data.get("text/plain", "") for output in shown.outputs]
+        self.text = "\n".join([shown.stdout, shown.stderr, *outputs])
+        return result
+
+    @property
+    def device(self) -> DeviceTrace:
+        [device] = self.traces[-1].devices
+        return device
+
+    def list_nets(self) -> dict[int, int]:
+        """By line of the traced cell, its net change in MiB, rounded."""
+        lines = self.device.units[0].lines
+        nets = {line.line: round(line.use.net_bytes / MIB) for line in lines if line.use}
+        return {line: n for line, n in nets.items() if n}
+
+
+@pytest.fixture
+def cells(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Cells:
+    shell.run_line_magic("load_ext", "gpumemwidget")
+    return Cells(shell, monkeypatch)
+
+
+@pytest.fixture
+def gpu() -> ReplayAllocator:
+    return ReplayAllocator(1)
+
+
+@pytest.fixture
+def gpu_cells(
+    shell: InteractiveShell, gpu: ReplayAllocator, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Cells]:
+    """A machine with a simulated GPU, which has been used."""
+    gpu.touch(0)
+    extension = Extension(shell, Hardware([CudaBackend(simulate_torch(gpu)), HostBackend()]))
+    extension.open()
+    extensions._extensions[shell] = extension
+    shell.user_ns["gpu"] = gpu
+
+    yield Cells(shell, monkeypatch)
+
+    del extensions._extensions[shell]
+    extension.close()
+
+
+# -- The host --------------------------------------------------------------------------------------
+
+
+def test_each_line_of_a_cell_is_told(cells: Cells) -> None:
+    """By the numbers that the notebook shows, with the line of ``%%memtrace`` itself."""
+    cells.run(
+        "%%memtrace\n"
+        f"a = bytearray({50 * MIB})\n"
+        "def f(n):\n"
+        "    return bytearray(n)\n"
+        f"b = f({20 * MIB})\n"
+        "for i in range(3):\n"
+        f"    c = [f({MIB}) for _ in range(10)]\n"
+    )
+
+    assert cells.list_nets() == {2: 50, 4: 50, 7: -20}
+    assert cells.device.units[0].name == "In[1]"
+    assert cells.device.units[0].lines[0].text == "%%memtrace"
+    assert cells.device.source == "lines"
+    assert cells.device.peak_is == "sampled"
+    assert "a = bytearray(" in cells.text
+
+
+def test_the_record_is_that_of_the_ledger(cells: Cells) -> None:
+    """The resident size has its exact peak, whatever was read between."""
+    cells.run(f"%%memtrace\nx = bytearray({30 * MIB})\ndel x\n")
+
+    record = gpumemwidget.monitor().ledger.records[-1]
+    assert cells.traces[-1].record == record
+    assert record.devices[0].peak_is == "exact"
+    assert cells.device.reserved == record.devices[0].reserved
+    assert cells.device.allocated.before_bytes == record.devices[0].allocated.before_bytes
+    assert cells.device.allocated.after_bytes == record.devices[0].allocated.after_bytes
+
+
+def test_a_plain_cell_is_not_traced(cells: Cells) -> None:
+    """Nothing stands in its way: no trace function, no tool, no history."""
+    cells.run("%%memtrace\nx = 1")
+    n_traces = len(cells.traces)
+
+    cells.run("import sys\nseen = sys.gettrace()\n")
+
+    assert len(cells.traces) == n_traces
+    assert cells.shell.user_ns["seen"] is None
+    if _HAS_MONITORING:
+        monitoring = sys.monitoring  # type: ignore[attr-defined]
+        assert [monitoring.get_tool(tool) for tool in (3, 4)] == [None, None]
+
+
+def test_top_level_await_is_told(cells: Cells) -> None:
+    """An async cell is read through its awaits."""
+    cells.run(
+        "%%memtrace\nimport asyncio\n"
+        f"async def f():\n    await asyncio.sleep(0)\n    return bytearray({10 * MIB})\n"
+        f"a, b = await asyncio.gather(f(), f())\nc = bytearray({5 * MIB})\n"
+    )
+
+    assert cells.list_nets() == {5: 20, 7: 5}
+
+
+@pytest.mark.parametrize(
+    ("head", "line"), [("%%memtrace\n%%time", 3), ("%%time\n%%memtrace", 3), ("%%capture\n", 4)]
+)
+def test_the_body_of_another_magic_is_told(cells: Cells, head: str, line: int) -> None:
+    """Its lines are the cell's, whoever compiles them."""
+    if head.startswith("%%capture"):
+        head = "%%memtrace\n\n%%capture"
+
+    cells.run(f"{head}\nx = bytearray({20 * MIB})\ny = bytearray({10 * MIB})\n")
+
+    assert cells.list_nets() == {line: 20, line + 1: 10}
+
+
+def test_a_cell_that_fails_is_told_up_to_there(cells: Cells) -> None:
+    """Its error and traceback are its own; the report stands below."""
+    result = cells.run(f"%%memtrace\na = bytearray({20 * MIB})\ndef f():\n    1 / 0\nf()\n")
+
+    assert isinstance(result.error_in_exec, ZeroDivisionError)
+    assert cells.list_nets() == {2: 20}
+    assert cells.traces[-1].record.status == "error"
+    assert "gpumemwidget" not in cells.text
+
+
+def test_a_syntax_error_gets_the_report_of_nothing(cells: Cells) -> None:
+    """No line ran."""
+    result = cells.run("%%memtrace\nx = = 1")
+
+    assert isinstance(result.error_before_exec, SyntaxError)
+    assert cells.list_nets() == {}
+
+
+def test_an_interrupt_ends_the_cell(cells: Cells) -> None:
+    """With what it had done until then."""
+    timer = threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,))
+    timer = threading.Timer(
+        0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)
+    )
+    timer.start()
+
+    result = cells.run(f"%%memtrace\na = bytearray({20 * MIB})\nwhile True:\n    x = 1\n")
+    timer.join()
+
+    assert isinstance(result.error_in_exec, KeyboardInterrupt)
+    assert cells.traces[-1].record.status == "interrupted"
+    assert cells.list_nets() == {2: 20}
+    assert sys.gettrace() is None
+
+
+def test_a_cell_run_again_is_told_again(cells: Cells) -> None:
+    """Its text, and so its file's name, may be the same."""
+    source = f"%%memtrace\ndef f():\n    return bytearray({10 * MIB})\na = f()\ndel a\na = f()\n"
+
+    for _ in range(2):
+        cells.run(source)
+        assert cells.device.units[0].lines[2].use is not None
+        assert round(cells.device.units[0].lines[2].use.allocated_bytes / MIB) == 20
+
+
+def test_a_run_within_the_cell_belongs_to_the_line_that_runs_it(cells: Cells) -> None:
+    """Its code is no line of this cell."""
+    cells.run(
+        "%%memtrace\nx = 1\n"
+        f"r = get_ipython().run_cell('y = bytearray({10 * MIB})\\nz = bytearray({MIB})')\n"
+    )
+
+    assert cells.list_nets() == {3: 11}
+
+
+def test_a_run_that_is_no_cell_is_told(cells: Cells) -> None:
+    """What keeps itself out of the history may ask for its report."""
+    cells.run(f"%%memtrace\na = bytearray({20 * MIB})\n", store_history=False)
+
+    assert cells.list_nets() == {2: 20}
+
+
+def test_a_debugger_keeps_its_place(cells: Cells) -> None:
+    """Before Python 3.12 there is no other way to be told of lines: one line says so."""
+
+    def trace(frame: Any, event: str, argument: object) -> None:
+        return None
+
+    sys.settrace(trace)
+    try:
+        cells.run(f"%%memtrace\na = bytearray({20 * MIB})\n")
+        is_kept = sys.gettrace() is trace
+    finally:
+        sys.settrace(None)
+
+    assert is_kept
+    if _HAS_MONITORING:
+        assert cells.list_nets() == {2: 20}
+    else:
+        assert cells.traces[-1].devices == ()
+        assert cells.traces[-1].notes == (
+            "The host's lines are not told: a debugger or a coverage tool traces this thread.",
+        )
+
+
+def test_a_failure_of_ours_gives_the_plain_report(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one line; the cell is as it would be."""
+
+    def fail(*_args: object, **_options: object) -> None:
+        raise LookupError("of ours")
+
+    monkeypatch.setattr("gpumemwidget.measure.lines.describe_lines", fail)
+
+    result = cells.run("%%memtrace\nx = 41 + 1\nx")
+
+    assert result.result == 42
+    assert cells.traces[-1].devices == ()
+    assert "Tracing the host's lines failed (LookupError: of ours)." in cells.text
+    assert "resident" in cells.text
+
+
+def test_a_failure_at_the_start_is_no_failure_of_the_cell(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor of those after it."""
+
+    def fail(*_args: object, **_options: object) -> None:
+        raise LookupError("of ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpumemwidget.measure.lines.LineWatch.start_at", fail)
+        result = cells.run("%%memtrace\nx = 41 + 1\nx")
+
+    assert result.result == 42
+    assert "failed (LookupError: of ours)" in cells.text
+    cells.run(f"%%memtrace\na = bytearray({20 * MIB})\n")
+    assert cells.list_nets() == {2: 20}
+
+
+# -- A GPU -----------------------------------------------------------------------------------------
+
+
+def test_a_gpu_s_lines_are_told_from_its_history(gpu_cells: Cells) -> None:
+    """To the byte, with what was freed within a line; the host keeps its plain report."""
+    gpu_cells.run(
+        "%%memtrace\n"
+        f"held = gpu.allocate({100 * MIB})\n"
+        "def f():\n"
+        f"    gpu.free(gpu.allocate({50 * MIB}))\n"
+        "for _ in range(3):\n"
+        "    f()\n"
+    )
+
+    device = gpu_cells.device
+    assert (device.device, device.source, device.peak_is) == ("cuda:0", "history", "exact")
+    uses = {line.line: line.use for line in device.units[0].lines if line.use}
+    assert {line: use.allocated_bytes // MIB for line, use in uses.items()} == {2: 100, 4: 150}
+    assert device.allocated.peak_bytes == 150 * MIB
+    assert gpu_cells.traces[-1].record.devices[0].allocated == device.allocated
+    assert "host" in gpu_cells.text
+    assert device.notes == ()
+
+
+def test_the_host_s_lines_can_be_asked_for(gpu_cells: Cells) -> None:
+    """``--device host``, beside a GPU in use."""
+    gpu_cells.run(f"%%memtrace --device host\nx = bytearray({20 * MIB})\nh = gpu.allocate(512)\n")
+
+    assert gpu_cells.device.device == "host"
+    assert gpu_cells.list_nets() == {2: 20}
+    assert "cuda:0" not in gpu_cells.text
+
+
+def test_files_are_written(gpu_cells: Cells, tmp_path: Path) -> None:
+    """The trace, and PyTorch's own kind of snapshot; both can be shown again."""
+    gpu_cells.run(
+        f"%%memtrace --export '{tmp_path}/cell.json' --snapshot '{tmp_path}/cell.pickle'\n"
+        f"held = gpu.allocate({100 * MIB})\n"
+    )
+
+    assert f"trace written to {tmp_path}/cell.json" in gpu_cells.text
+    assert f"snapshot written to {tmp_path}/cell.pickle" in gpu_cells.text
+    trace = gpumemwidget.load_trace(tmp_path / "cell.json")
+    assert trace == gpu_cells.traces[-1]
+    assert gpumemwidget.load_trace(tmp_path / "cell.pickle").devices[0].allocated.after_bytes == (
+        100 * MIB
+    )
+    for name in ("cell.json", "cell.pickle"):
+        gpu_cells.run(f"%memtrace --load '{tmp_path / name}'")
+        assert "100.00 MiB" in gpu_cells.text
+
+
+def test_a_file_that_is_there_stops_the_cell(gpu_cells: Cells, tmp_path: Path) -> None:
+    """Before it has run for an hour."""
+    path = tmp_path / "cell.json"
+    path.write_text("mine")
+
+    result = gpu_cells.run(f"%%memtrace --export {path}\nran = True\n")
+
+    assert not result.success
+    assert f"{path} is there already" in gpu_cells.text
+    assert "ran" not in gpu_cells.shell.user_ns
+    gpu_cells.run(f"%%memtrace --export {path} --force\nran = True\n")
+    assert gpumemwidget.load_trace(path) == gpu_cells.traces[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--events 0", "'0' is no count"),
+        ("--events 99999999999", "99999999999 events can't be kept: give 1 to 20000000"),
+        ("--lines 0", "'0' is no count"),
+        ("--depth x", "'x' is no depth"),
+        ("--export cell.txt", "'cell.txt' is no name for a trace"),
+        ("--snapshot cell.json", "'cell.json' is no name for a snapshot"),
+        ("--snapshot /none/such/cell.pickle", "the folder /none/such does not exist"),
+        ("--export ''", "a file's name is missing"),
+        ("--force", "--force goes with --export FILE or --snapshot FILE"),
+        ("--load x.json", "--load goes into a cell of its own"),
+        ("--device cuda:7", "no device 'cuda:7' here"),
+    ],
+)
+def test_bad_options_are_refused_before_the_cell(
+    gpu_cells: Cells, options: str, message: str
+) -> None:
+    """In one line."""
+    result = gpu_cells.run(f"%%memtrace {options}\nran = True\n")
+
+    assert not result.success
+    assert message in gpu_cells.text
+    assert len(gpu_cells.text.strip().splitlines()) == 1
+    assert "ran" not in gpu_cells.shell.user_ns
+
+
+def test_sites_are_kept_on_request(gpu_cells: Cells, gpu: ReplayAllocator) -> None:
+    """And no longer, when told so; ``sites`` alone tells."""
+    gpu_cells.run("%memtrace sites")
+    assert gpu_cells.text.strip() == "memtrace sites: the line of each block is not kept"
+
+    gpu_cells.run("%memtrace sites on")
+    assert gpu_cells.text.strip() == "memtrace sites: the line of each block is kept from now on"
+    assert gpu.is_history_on
+    gpu_cells.run("%%memtrace\nx = gpu.allocate(512)")
+    assert gpu.is_history_on
+
+    gpu_cells.run("%memtrace sites off")
+    assert gpu_cells.text.strip() == "memtrace sites: the line of each block is no longer kept"
+    assert not gpu.is_history_on
+
+
+def test_a_block_within_a_traced_cell_is_refused(gpu_cells: Cells) -> None:
+    """There is one history; the cell's own report is there all the same."""
+    result = gpu_cells.run(
+        f"%%memtrace\nimport gpumemwidget\nh = gpu.allocate({100 * MIB})\n"
+        "with gpumemwidget.trace():\n    pass\n"
+    )
+
+    assert isinstance(result.error_in_exec, gpumemwidget.errors.BusyError)
+    assert "one at a time" in str(result.error_in_exec)
+    assert gpu_cells.list_nets() == {3: 100}
+
+
+def test_a_block_within_a_cell_leaves_the_cell_its_peaks(gpu_cells: Cells) -> None:
+    """Both are exact: the block's from its own start on."""
+    gpu_cells.run(
+        f"import gpumemwidget\ngpu.free(gpu.allocate({300 * MIB}))\n"
+        "with gpumemwidget.trace() as t:\n"
+        f"    h = gpu.allocate({100 * MIB})\n"
+        "peak = t.record.devices[0].allocated.peak_bytes\n"
+    )
+
+    record = gpumemwidget.monitor().ledger.records[-1]
+    assert gpu_cells.shell.user_ns["peak"] == 100 * MIB
+    assert record.devices[0].allocated.peak_bytes == 300 * MIB
+    assert record.devices[0].peak_is == "exact"
+    assert gpu_cells.list_nets() == {4: 100}
+    assert gpu_cells.device.units[0].name == "In[1]"
