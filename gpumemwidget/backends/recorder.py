@@ -126,10 +126,12 @@ class Recorder:
 
     def end_trace(self) -> tuple[AllocatorTrace, ...]:
         """``end_trace`` of the source; what it gives is kept with the moments it belongs to."""
+        n_events = self.n_events
         self.end_span()
         with self._lock:
             traces = self._source.end_trace()
-            if traces:
+            # Where it was full before, the moment that they end at is not there.
+            if traces and len(self._events) > n_events:
                 self._rules = traces[0].rules
                 self._is_whole = all(trace.is_whole for trace in traces)
                 first = self._trace_from

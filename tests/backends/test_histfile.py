@@ -295,6 +295,21 @@ def test_events_are_recorded_with_the_moment_they_lead_to() -> None:
     assert [event.segments is not None for event in recording.events] == [True, False, False, True]
 
 
+def test_a_recorder_that_is_full_keeps_no_part_of_a_trace() -> None:
+    """What it has is whole without it, and the trace is given all the same."""
+    gpu = ReplayAllocator()
+    recorder = Recorder(Hardware([CudaBackend(simulate_torch(gpu))]), max_events=2)
+    gpu.touch()
+    recorder.start_trace()
+    recorder.tick()
+    gpu.allocate(100)
+
+    (made,) = recorder.end_trace()
+
+    assert len(made.events) == 2
+    assert [event.traced for event in recorder.to_recording().events] == [(), ()]
+
+
 # -- The goldens -------------------------------------------------------------------------------
 
 
