@@ -82,6 +82,7 @@ class LineSums:
     #: By line, what it added and gave back in its latest readings: a gap is shared out by it.
     _recent_added: dict[int, float] = field(default_factory=dict)
     _recent_returned: dict[int, float] = field(default_factory=dict)
+    _was_shared: bool = False
 
     def __post_init__(self) -> None:
         self.before_bytes = self.now_bytes = self.start_bytes
@@ -203,6 +204,14 @@ class LineSums:
     # -- Gaps --------------------------------------------------------------------------------------
 
     def _note_recent(self, line: int, change: int) -> None:
+        if self._was_shared:
+            # What was read before the last gap counts for less from here on.
+            self._was_shared = False
+            for weights in (self._recent_added, self._recent_returned):
+                for each, weight in list(weights.items()):
+                    weights[each] = weight * _DECAY
+                    if weight < 1:
+                        del weights[each]
         recent = self._recent_added if change > 0 else self._recent_returned
         recent[line] = recent.get(line, 0.0) + abs(change)
 
@@ -220,10 +229,7 @@ class LineSums:
                 line = each
         if rest:
             self._change(line, rest)
-        self._recent_added = {each: w * _DECAY for each, w in self._recent_added.items() if w > 1}
-        self._recent_returned = {
-            each: w * _DECAY for each, w in self._recent_returned.items() if w > 1
-        }
+        self._was_shared = True
 
     # -- The timeline ------------------------------------------------------------------------------
 
