@@ -1,0 +1,263 @@
+"""``with gpumemwidget.trace()``: in scripts, threads and async code, and beside cells."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpumemwidget
+from gpumemwidget.backends.allocator import ReplayAllocator
+from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host import HostBackend
+from gpumemwidget.backends.simulated import simulate_torch
+from gpumemwidget.errors import BadInputError, BusyError, FileError
+from gpumemwidget.jupyter import tracing
+from gpumemwidget.jupyter.traceapi import Trace
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def gpu() -> Iterator[ReplayAllocator]:
+    """A simulated GPU in use, and no extension loaded."""
+    allocator = ReplayAllocator(1)
+    allocator.touch(0)
+    hardware = Hardware([CudaBackend(simulate_torch(allocator)), HostBackend()])
+    tracing._plain.append(hardware)
+
+    yield allocator
+
+    assert tracing.take_plain_hardware() is hardware
+    hardware.close()
+
+
+@pytest.fixture
+def machine() -> Iterator[None]:
+    """This machine, as a script finds it."""
+    yield
+
+    hardware = tracing.take_plain_hardware()
+    if hardware is not None:
+        hardware.close()
+
+
+def _list_nets(trace: Trace) -> list[int]:
+    """Of each line that moved something, its net change in MiB, rounded."""
+    [device] = trace.devices
+    lines = device.units[0].lines
+    return [n for line in lines if line.use and (n := round(line.use.net_bytes / MIB))]
+
+
+# -- Scripts ---------------------------------------------------------------------------------------
+
+_SCRIPT = """
+import sys
+import gpumemwidget
+
+def work(n):
+    return bytearray(n)
+
+with gpumemwidget.trace() as t:
+    a = work(20_000_000)
+    b = [work(1_000_000) for _ in range(5)]
+    del a
+
+assert not {"IPython", "plotly", "torch", "anywidget"} & sys.modules.keys()
+[device] = t.devices
+assert device.source == "lines"
+print({line.line: round(line.use.net_bytes / 1e6) for line in device.units[0].lines if line.use})
+print(t.record.devices[0].peak_is, t.record.status, device.units[0].name)
+print(t.export(sys.argv[1]), gpumemwidget.load_trace(sys.argv[1]) == t.trace)
+assert sys.gettrace() is None
+"""
+
+
+def test_a_script_needs_no_notebook(tmp_path: Path) -> None:
+    """Nor IPython or plotly: the lines of the file that the block stands in are told."""
+    script = tmp_path / "train.py"
+    script.write_text(_SCRIPT)
+
+    answer = subprocess.run(
+        [sys.executable, script, tmp_path / "run.json"], capture_output=True, text=True, check=False
+    )
+
+    assert answer.stderr == ""
+    assert answer.stdout.splitlines() == [
+        "{6: 25, 11: -20}",
+        "exact ok train.py",
+        f"{tmp_path}/run.json True",
+    ]
+
+
+def test_it_is_shown_as_cells_are(machine: None) -> None:
+    """As text, static HTML and a figure."""
+    with gpumemwidget.trace() as t:
+        kept = bytearray(20 * MIB)
+
+    assert len(kept) == 20 * MIB
+    assert "kept = bytearray(20 * MIB)" in t.to_text()
+    assert "kept = bytearray(20 * MIB)" in t.to_html()
+    assert repr(t) == t.to_text()
+    assert t.figure().data
+    assert t.record.first_line.startswith("with trace() in test_trace_block.py, line ")
+
+
+def test_an_error_passes_through(machine: None) -> None:
+    """As it is, and with the lines up to it."""
+    with pytest.raises(ZeroDivisionError) as caught, gpumemwidget.trace() as t:  # noqa: PT012 - it is about both lines
+        kept = bytearray(20 * MIB)
+        1 / 0  # noqa: B018 - meant to fail
+
+    del kept
+    assert [each.name for each in caught.traceback] == ["test_an_error_passes_through"]
+    assert t.record.status == "error"
+    assert _list_nets(t) == [20]
+
+
+def test_threads_and_coroutines_have_blocks_too(machine: None) -> None:
+    """Of each the lines of its own thread are read."""
+    seen: list[list[int]] = []
+
+    def work() -> None:
+        with gpumemwidget.trace() as t:
+            kept = bytearray(20 * MIB)
+        seen.append(_list_nets(t))
+        del kept
+
+    async def main() -> None:
+        with gpumemwidget.trace() as t:
+            first = bytearray(20 * MIB)
+            await asyncio.sleep(0.001)
+            second = bytearray(10 * MIB)
+        seen.append(_list_nets(t))
+        del first, second
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    asyncio.run(main())
+
+    assert seen == [[20], [20, 10]]
+    assert sys.gettrace() is None
+
+
+def test_blocks_follow_each_other_but_do_not_nest(machine: None) -> None:
+    """A refused one leaves the outer one as it is."""
+    with gpumemwidget.trace() as outer:
+        first = bytearray(20 * MIB)
+        with pytest.raises(BusyError, match="one at a time") as caught, gpumemwidget.trace():
+            pass
+        second = bytearray(10 * MIB)
+    with gpumemwidget.trace() as after:
+        third = bytearray(5 * MIB)
+
+    assert _list_nets(outer) == [20, 10]
+    assert _list_nets(after) == [5]
+    assert len(caught.traceback) <= 2
+    del first, second, third
+
+
+def test_a_block_is_used_once(machine: None) -> None:
+    """And tells nothing before its end."""
+    trace = gpumemwidget.trace()
+    with trace:
+        with pytest.raises(BadInputError, match="the block has not ended"):
+            _ = trace.record
+        assert repr(trace) == "a trace that has not ended"
+
+    with pytest.raises(BadInputError, match="used already"), trace:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"device": "cuda:9"}, BadInputError, "no device 'cuda:9' here: choose from"),
+        ({"n_events": 0}, BadInputError, "0 events can't be kept: give 1 to 20000000"),
+        ({"depth": -1}, BadInputError, "-1 is no depth"),
+        ({"snapshot": "x.json"}, FileError, "'x.json' is no name for a snapshot"),
+        ({"snapshot": "/none/such/x.pickle"}, FileError, "the folder /none/such does not exist"),
+        ({"snapshot": ""}, BadInputError, "a file's name is missing"),
+    ],
+)
+def test_bad_options_are_refused_where_they_are_given(
+    machine: None, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """In one line, before the block."""
+    with pytest.raises(error) as caught:
+        gpumemwidget.trace(**options)
+
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+# -- A GPU -----------------------------------------------------------------------------------------
+
+
+def test_a_gpu_s_peaks_are_exact_and_invisible(gpu: ReplayAllocator, tmp_path: Path) -> None:
+    """The user's own peak goes on, also after the block."""
+    gpu.free(gpu.allocate(300 * MIB))
+    hardware = tracing._plain[0]
+
+    with gpumemwidget.trace(snapshot=tmp_path / "run.pickle") as t:
+        held = gpu.allocate(100 * MIB)
+        gpu.free(gpu.allocate(50 * MIB))
+
+    [device] = t.devices
+    [gpu_record, _] = t.record.devices
+    assert (device.device, device.source) == ("cuda:0", "history")
+    assert device.allocated == gpu_record.allocated
+    assert device.allocated.peak_bytes == 150 * MIB
+    assert t.record.devices[0].peak_is == "exact"
+    assert _list_nets(t) == [100]
+    assert hardware.read_as_user()[0].allocated_peak_bytes == 300 * MIB
+    loaded = gpumemwidget.load_trace(tmp_path / "run.pickle")
+    assert loaded.devices[0].units[0].name == "test_trace_block.py"
+    assert not gpu.is_history_on
+    gpu.free(held)
+
+
+def test_a_device_can_be_chosen(gpu: ReplayAllocator) -> None:
+    """The host beside a GPU, or one GPU."""
+    with gpumemwidget.trace(device="host") as host:
+        kept = bytearray(20 * MIB)
+        gpu.free(gpu.allocate(50 * MIB))
+    with gpumemwidget.trace(device="cuda:0", n_events=100, depth=0) as cuda:
+        gpu.free(gpu.allocate(50 * MIB))
+
+    assert [device.device for device in host.devices] == ["host"]
+    assert _list_nets(host) == [20]
+    assert [device.device for device in cuda.devices] == ["cuda:0"]
+    assert all(not line.calls for line in cuda.devices[0].units[0].lines)
+    del kept
+
+
+def test_hardware_that_fails_leaves_no_trace_running(
+    gpu: ReplayAllocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next block begins as ever, and what a block did is not lost."""
+
+    def fail(*_args: object) -> None:
+        raise OSError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Hardware, "start_span", fail)
+        with pytest.raises(OSError, match="gone"), gpumemwidget.trace():
+            pass
+    with monkeypatch.context() as patch:
+        patch.setattr(Hardware, "end_span", fail)
+        with gpumemwidget.trace() as t:
+            held = gpu.allocate(100 * MIB)
+
+    assert t.trace.notes[0] == "Reading the memory at the end failed (OSError: gone)."
+    assert t.record.devices[0].allocated.after_bytes is None
+    assert _list_nets(t) == [100]
+    gpu.free(held)
