@@ -71,6 +71,8 @@ class OomCards:
         self._extension = extension
         self._observer = OomObserver(extension.monitor.hardware, self._note, self._fail)
         self._cell: _Cell | None = None
+        #: For the next cell: most meet nothing, and leave it as it is.
+        self._unused = _Cell()
         self._failures: deque[tuple[str, Exception]] = deque(maxlen=_MOST_KEPT)
 
     def open(self) -> None:
@@ -86,7 +88,10 @@ class OomCards:
 
     def start(self) -> None:
         """A cell begins."""
-        self._cell = _Cell()
+        unused = self._unused
+        if unused.n_ooms or unused.inner is not None:
+            unused = self._unused = _Cell()
+        self._cell = unused
 
     def end_inner(self, result: Any) -> None:
         """A run within the cell has ended, as ``%%capture`` makes one."""
