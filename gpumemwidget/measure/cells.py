@@ -19,9 +19,12 @@ _LINE = re.compile(rf"\S[^\r\n]{{0,{FIRST_LINE_LIMIT}}}")
 _TRACE_MAGIC = "%%memtrace"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunningCell:
-    """A cell that has begun and not yet ended."""
+    """A cell that has begun and not yet ended.
+
+    Not to be changed; it is not frozen because that takes three times as long, in every cell.
+    """
 
     execution_count: int | None
     cell_id: str | None
