@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -112,3 +115,130 @@ def test_hostile_source_is_text(lab: Lab) -> None:
         assert page.locator(".jp-OutputArea script").count() == 0
         assert page.locator(".jp-OutputArea .MathJax, .jp-OutputArea mjx-container").count() == 0
         assert "<script>alert('x')</script>" in notebook.output(0)
+
+
+# -- Under a cell ----------------------------------------------------------------------------------
+
+#: Grows by 20 MB twice and prints, then waits until the test lets it end.
+_CELL = """\
+%%memtrace
+import pathlib, time
+first = bytearray(20_000_000)
+print("printed by the cell")
+second = bytearray(20_000_000)
+while not pathlib.Path("end").exists():
+    time.sleep(0.05)
+del first"""
+
+
+@contextlib.contextmanager
+def _run_cell(lab: Lab, cell: str = _CELL) -> Iterator[Notebook]:
+    """A notebook whose second cell is traced and waits for ``end``."""
+    end = lab.folder / "end"
+    end.unlink(missing_ok=True)
+    with lab.open(["%load_ext gpumemwidget", cell]) as notebook:
+        notebook.wait_for_kernel()
+        notebook.run(0)
+        notebook.start(1)
+        try:
+            yield notebook
+        finally:
+            end.unlink(missing_ok=True)
+        assert notebook.problems == []
+
+
+def _end(notebook: Notebook, lab: Lab) -> None:
+    (lab.folder / "end").touch()
+    notebook.wait_for_end(1, timeout_s=60)
+    notebook.page.wait_for_selector(".js-plotly-plot .main-svg")
+
+
+def _list_outputs(notebook: Notebook) -> list[str]:
+    """What stands under the cell, from the top, each by what it is."""
+    kinds = {"head": ".gmw-q", "timeline": ".js-plotly-plot", "lines": ".gmw-li", "own": "pre"}
+    found = []
+    for output in notebook.cell(1).locator(".jp-OutputArea-child").all():
+        found += [kind for kind, selector in kinds.items() if output.locator(selector).count()][:1]
+    return found
+
+
+def test_live_chart_becomes_the_report_in_its_place(lab: Lab) -> None:
+    """The heading and the table stay where they are; the rest comes below, above the prints."""
+    with _run_cell(lab) as notebook:
+        root = notebook.cell(1).locator(".gmw").first
+        notebook.wait_until(lambda: "running" in root.inner_text(), "the live chart is shown")
+        notebook.wait_until(
+            lambda: "printed by the cell" in notebook.output(1), "the cell has printed"
+        )
+        parts = {name: root.locator(name).first for name in ("p", "table")}
+        live = {name: part.bounding_box() for name, part in parts.items()}
+        _end(notebook, lab)
+        notebook.wait_until(lambda: "running" not in root.inner_text(), "the report is shown")
+
+        for name, part in parts.items():
+            box, before = part.bounding_box(), live[name]
+            assert box is not None
+            assert before is not None
+            assert (box["x"], box["y"]) == pytest.approx((before["x"], before["y"]), abs=2), name
+        assert _list_outputs(notebook) == ["head", "timeline", "lines", "own"]
+        lines = notebook.cell(1).locator(".gmw-li").inner_text()
+        assert re.search(r"second = bytearray\(20_000_000\)\s+19\.\d\d MiB", lines)
+        assert "first = bytearray" in " ".join(_hover(notebook, 0.5))
+
+
+def test_saved_report_is_read_without_a_kernel(lab: Lab) -> None:
+    """Opened again the timeline is drawn and a line opens; elsewhere the static chart stands."""
+    with _run_cell(lab) as notebook:
+        _end(notebook, lab)
+        notebook.save()
+        path = lab.folder / notebook.name
+        notebook.wait_until(lambda: "vnd.plotly" in path.read_text("utf-8"), "it is saved")
+        for session in lab.request("/api/sessions"):
+            lab.request(f"/api/sessions/{session['id']}", "DELETE")
+        notebook.load()
+        # plotly's extension saves a picture, and draws the figure when the pointer comes to it.
+        picture = notebook.cell(1).locator("img")
+        picture.wait_for()
+        assert "second = bytearray(20_000_000)" in notebook.output(1)
+        box = picture.bounding_box()
+        assert box is not None
+        notebook.page.mouse.move(box["x"] + 50, box["y"] + 50)
+        notebook.page.wait_for_selector(".js-plotly-plot .main-svg")
+
+        assert _list_outputs(notebook) == ["head", "timeline", "lines", "own"]
+        saved = json.loads(path.read_text("utf-8"))
+        outputs = saved["cells"][1]["outputs"]
+        bundles = [each["data"] for each in outputs if "data" in each]
+        assert not any("widget-view" in kind for bundle in bundles for kind in bundle)
+        [timeline] = [bundle for bundle in bundles if "application/vnd.plotly.v1+json" in bundle]
+        assert "<figure" in "".join(timeline["text/html"])
+        done = subprocess.run(
+            [sys.executable, "-m", "nbconvert", "--to", "html", "--stdout", str(path)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "gmw-tl" in done.stdout
+        assert "second = bytearray(20_000_000)" in done.stdout
+
+
+def test_cell_that_failed_has_its_report(lab: Lab) -> None:
+    """Above its traceback, up to the line that raised."""
+    cell = "%%memtrace\nkept = bytearray(30_000_000)\n1 / 0\nnever = 1"
+    with _run_cell(lab, cell) as notebook:
+        notebook.wait_for_end(1, timeout_s=60)
+        notebook.page.wait_for_selector(".js-plotly-plot .main-svg")
+
+        text = notebook.output(1)
+        assert "error" in text.split("\n")[0]
+        assert text.index("kept = bytearray(30_000_000)") < text.index("ZeroDivisionError")
+        assert "never = 1" in text
+
+
+def test_cell_that_allocates_nothing_has_no_chart(lab: Lab) -> None:
+    """The table, and one line that says so."""
+    with _run_cell(lab, "%%memtrace\nx = 1") as notebook:
+        notebook.wait_for_end(1, timeout_s=60)
+        notebook.wait_until(lambda: "host: no line of the cell" in notebook.output(1), "it is said")
+
+        assert notebook.page.locator(".js-plotly-plot").count() == 0
