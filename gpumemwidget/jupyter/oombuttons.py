@@ -3,6 +3,8 @@
 One widget for all cards of a session, without a view: in the page it finds the cards by their
 class and puts buttons into them. So nothing of it is an output that could be missing later; a front
 end that makes no widgets without a view leaves the commands to type, as they stand on the card.
+Which buttons there are is no part of the widget's state, which some save with the notebook: it is
+told to a page that asks, and where no kernel answers there are none.
 
 Nothing here holds what a card is about: names, and the ids of what they were bound to, are all that
 is remembered.
@@ -79,8 +81,6 @@ class CardButtons(anywidget.AnyWidget):
     """
 
     _esm = traitlets.Unicode().tag(sync=True)
-    #: For each card, by its class, its buttons: the row, what a click does, how far it is.
-    cards = traitlets.Dict().tag(sync=True)
 
     def __init__(
         self,
@@ -125,6 +125,14 @@ class CardButtons(anywidget.AnyWidget):
                 del self._cards[next(iter(self._cards))]
         self._tell()
 
+    def describe(self) -> dict[str, list[Message]]:
+        """For each card, by its class, its buttons: the row, what a click does, how far it is."""
+        with self._lock:
+            return {
+                name: [button.describe() for button in buttons]
+                for name, buttons in self._cards.items()
+            }
+
     def close(self) -> None:
         """Take the buttons out of every page. May be called twice."""
         # A widget that goes is closed once more, also one whose making failed.
@@ -134,7 +142,6 @@ class CardButtons(anywidget.AnyWidget):
         self._monitor.remove_listener(self)
         # nbclient saves the state of closed widgets too: leave it nothing to save.
         self._esm = _NO_SCRIPT
-        self.cards = {}
         # ipywidgets makes a model for the layout beside each widget and leaves it open.
         layout = self.layout
         super().close()
@@ -201,7 +208,9 @@ class CardButtons(anywidget.AnyWidget):
     # -- Clicks ------------------------------------------------------------------------------------
 
     def _handle_message(self, _widget: object, content: Message, _buffers: object) -> None:
-        if content.get("kind") == "do":
+        if content.get("kind") == "hello":
+            self._tell()
+        elif content.get("kind") == "do":
             self._click(str(content["card"]), int(content["way"]))
 
     def _click(self, name: str, place: int) -> None:
@@ -268,12 +277,8 @@ class CardButtons(anywidget.AnyWidget):
         return next((each.reserved_bytes for each in readings if each.device == device), None)
 
     def _tell(self) -> None:
-        with self._lock:
-            if not self._is_closed:
-                self.cards = {
-                    name: [button.describe() for button in buttons]
-                    for name, buttons in self._cards.items()
-                }
+        if not self._is_closed:
+            self.send({"cards": self.describe()})
 
 
 def _identify(shell: Shell, names: Sequence[str]) -> dict[str, int]:

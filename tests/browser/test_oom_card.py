@@ -8,11 +8,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Locator
 
 from tests.browser.cards import HOST_CARD, LOAD
 from tests.browser.lab import Lab, Notebook
+from tests.notebooks import execute
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
@@ -227,6 +230,27 @@ def test_saved_notebook_holds_the_static_card_alone(lab: Lab) -> None:
         html = "".join(card["data"]["text/html"])
         assert "<button" not in html
         assert "<script" not in html
+
+
+def test_widgets_of_a_saved_notebook_make_no_buttons(lab: Lab, tmp_path: Path) -> None:
+    """Whoever executes notebooks saves the state of widgets with them; no kernel answers those."""
+    source = new_notebook(cells=[new_code_cell(each) for each in (LOAD, HOST_CARD, _FAIL)])
+    source.cells[2].metadata["tags"] = ["raises-exception"]
+    nbformat.write(source, tmp_path / "source.ipynb")
+    executed = execute(tmp_path / "source.ipynb", tmp_path)
+    models = executed.metadata["widgets"]["application/vnd.jupyter.widget-state+json"]["state"]
+    assert [model for model in models.values() if "gmw-do" in model["state"].get("_esm", "")]
+    with lab.open(["x = 1"]) as notebook:
+        notebook.wait_for_kernel()
+        nbformat.write(executed, lab.folder / notebook.name)
+        notebook.load()
+        notebook.wait_for_kernel()
+        _card(notebook).wait_for()
+        notebook.page.wait_for_timeout(3000)
+
+        assert _card(notebook).locator("button").count() == 0
+        assert "%memrelease big" in _card(notebook).inner_text()
+        assert notebook.problems == []
 
 
 def test_unloading_takes_the_buttons_out(lab: Lab) -> None:

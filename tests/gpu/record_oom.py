@@ -84,9 +84,9 @@ def main(path: Path) -> None:
     extension = current_extension()
     buttons = CardButtons(extension.monitor, extension.shell)
     buttons.add("card", card)
-    for place in range(len(buttons.cards["card"])):
+    for place in range(len(buttons.describe()["card"])):
         buttons._handle_custom_msg({"kind": "do", "card": "card", "way": place}, [])
-        print(buttons.cards["card"][place])
+        print(buttons.describe()["card"][place])
     # The stack's files are those of one machine.
     event = dataclasses.replace(card.event, frames=())
     card = dataclasses.replace(card, event=event)

@@ -48,7 +48,7 @@ class _Page:
 
     def read(self, name: str, way: int = 0) -> tuple[str, list[str]]:
         """How far a way is, and what is said of it."""
-        state = self.buttons.get_state()["cards"]
+        state = self.buttons.describe()
         json.dumps(state)
         return state[name][way]["state"], state[name][way]["lines"]
 
@@ -73,7 +73,7 @@ def test_each_way_that_we_can_go_has_a_button(page: _Page) -> None:
     """In the rows of the card, which stand by what they give."""
     page.buttons.add("one", make_card())
 
-    buttons = page.buttons.get_state()["cards"]["one"]
+    buttons = page.buttons.describe()["one"]
 
     assert [(each["row"], each["act"]) for each in buttons] == [
         (0, "release"),
@@ -82,6 +82,21 @@ def test_each_way_that_we_can_go_has_a_button(page: _Page) -> None:
         (4, "give"),
         (5, "release"),
     ]
+
+
+def test_buttons_are_told_to_a_page_that_asks(page: _Page) -> None:
+    """And are no part of the state, which a saved notebook may hold beside a dead kernel."""
+    page.buttons.add("one", make_card())
+    sent: list[dict[str, Any]] = []
+    page.buttons.send = lambda content, _buffers=None: sent.append(content)
+
+    page.buttons._handle_custom_msg({"kind": "hello"}, [])
+
+    assert sent == [{"cards": page.buttons.describe()}]
+    assert not [
+        value for value in page.buttons.get_state().values() if "last exception" in str(value)
+    ]
+    assert "cards" not in page.buttons.get_state()
 
 
 def test_names_are_released(page: _Page) -> None:
@@ -195,7 +210,7 @@ def test_cached_blocks_of_a_gpu_are_given_back(shell: Any) -> None:
 
     buttons._handle_custom_msg({"kind": "do", "card": "one", "way": 0}, [])
 
-    [told] = buttons.cards["one"]
+    [told] = buttons.describe()["one"]
     assert told["state"] == "done"
     assert told["lines"] == ["Gave back 1.00 GiB on cuda:0. Now 3.00 GiB reserved."]
     gpu.free(kept)
@@ -307,7 +322,7 @@ def test_cards_are_bounded(page: _Page) -> None:
     for number in range(25):
         page.buttons.add(f"card {number}", _make_card(_make_way("out")))
 
-    names = list(page.buttons.get_state()["cards"])
+    names = list(page.buttons.describe())
 
     assert names == [f"card {number}" for number in range(5, 25)]
 

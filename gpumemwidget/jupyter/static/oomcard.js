@@ -27,18 +27,29 @@ const WAITS = "Waits until the running cell has ended.";
 class Cards {
   constructor(model) {
     this.model = model;
+    this.states = {}; // For each card, by its class, its buttons.
     this.rows = new Map(); // For each card in the page its rows, by their place.
     this.asked = new Set(); // Clicks that the kernel has not answered.
-    this.draw = this.draw.bind(this);
     // A card may be drawn late, again, or in a second view of the notebook.
     this.observer = new MutationObserver(() => this.find());
     this.observer.observe(document.body, { childList: true, subtree: true });
-    model.on("change:cards", this.draw);
-    this.draw();
+    this.take = (message) => {
+      if (!message.cards) return;
+      this.states = message.cards;
+      this.draw();
+    };
+    model.on("msg:custom", this.take);
+    // A model may also come out of a saved notebook: only a kernel that answers makes buttons.
+    this.send({ kind: "hello" });
   }
 
-  get states() {
-    return this.model.get("cards") ?? {};
+  send(message) {
+    try {
+      this.model.send(message);
+    } catch (error) {
+      console.warn("[gpumemwidget]", error);
+      this.end();
+    }
   }
 
   find() {
@@ -105,14 +116,8 @@ class Cards {
     const key = `${name} ${place}`;
     if (this.asked.has(key)) return;
     this.asked.add(key);
-    try {
-      this.model.send({ kind: "do", card: name, way: place });
-    } catch (error) {
-      console.warn("[gpumemwidget]", error);
-      this.end();
-      return;
-    }
     this.draw();
+    this.send({ kind: "do", card: name, way: place });
   }
 
   forget(card) {
@@ -125,7 +130,7 @@ class Cards {
   /** The kernel is gone, or the extension is: the cards are what they were. */
   end() {
     this.observer.disconnect();
-    this.model.off("change:cards", this.draw);
+    this.model.off("msg:custom", this.take);
     for (const card of [...this.rows.keys()]) this.forget(card);
   }
 }
