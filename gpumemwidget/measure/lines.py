@@ -282,9 +282,9 @@ def _describe_reading(readings: LineReadings, shown: dict[int, LineSum]) -> list
         percent = max(0, min(99, 100 - round(100 * readings.gap_ns / duration_ns)))
         since_s = (readings.gap_since_ns - readings.start_ns) / 1e9
         notes.append(
-            f"From {since_s:.2f} s on lines ran too often for each to be read: {percent}% of the "
-            "cell's time was. What came in between is shared out among the lines read last, as "
-            "theirs was."
+            f"From {since_s:.2f} s on not each line was read, for that would have slowed the cell: "
+            f"{percent}% of its time was. What came in between is shared out among the lines read "
+            "last, as theirs was, so that their figures are estimates."
         )
     if any(each.returned_bytes >= RESOLUTION_BYTES for each in shown.values()):
         notes.append(

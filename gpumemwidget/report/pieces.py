@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gpumemwidget.records import CellDevice, CellRecord, PeakIs, Status
 from gpumemwidget.report.document import Block, Cell, Note, Run, Table, Tone
-from gpumemwidget.report.words import MARK_MEANINGS, mark_peak, name_cell, rank_device
+from gpumemwidget.report.words import MARK_MEANINGS, mark_peak, name_record, rank_device
 from gpumemwidget.units import format_bytes, format_change, format_duration
 
 __all__ = [
@@ -83,9 +83,9 @@ def status_tone(status: Status) -> Tone:
 
 
 def list_cell_runs(record: CellRecord) -> tuple[Run, ...]:
-    """What names a cell: its number, how it ended, how long it took."""
+    """What names a cell: its number or first line, how it ended, how long it took."""
     return (
-        Run(name_cell(record.execution_count), "strong"),
+        Run(name_record(record), "strong"),
         Run(record.status, status_tone(record.status)),
         Run(format_duration(record.duration_s)),
     )

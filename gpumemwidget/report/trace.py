@@ -43,13 +43,20 @@ _MOST_UNITS = 6
 #: On the host, what no line did may be Python's own and is not worth a table.
 _NOISE_BYTES = 65_536
 
+#: What is said where there is nothing to tell.
+_STILL = {
+    "history": "no line of the cell allocated anything.",
+    # What a line takes and gives back itself is not seen: ``x = load()`` in a cell run twice.
+    "lines": "no line of the cell changed what is in use by 4 KiB or more.",
+}
 _COLUMNS_NOTE = (
     "allocated: all of it, however soon it went; net: what of it is still held; at peak: what of "
     "it was held when the peak was reached; highest: the most of it that was held at any moment."
 )
 _COLUMNS_NOTE_HOST = (
     "host: bytes in use, read as each line of the cell begins. allocated: what the line added; "
-    "net: less what was given back of it; highest: the most of it that was held at any moment."
+    "net: less what the same line gave back (a del counts where it stands); highest: the most of "
+    "it that was held at any moment."
 )
 
 
@@ -179,7 +186,7 @@ def _list_timeline(trace: CellTrace, device: DeviceTrace) -> list[Block]:
 
 def _list_lines(device: DeviceTrace, *, n_lines: int | None, depth: int | None) -> list[Block]:
     if _is_still(device):
-        return [Note(f"{device.device}: no line of the cell allocated anything.")]
+        return [Note(f"{device.device}: {_STILL[device.source]}")]
     bands = map_bands(device.timeline)
     blocks: list[Block] = []
     for place, unit in enumerate(device.units[: _MOST_UNITS + 1]):
@@ -223,7 +230,9 @@ def _compare(device: DeviceTrace) -> list[Note]:
     after_bytes, peak_bytes = device.allocated.after_bytes, device.allocated.peak_bytes
     if after_bytes is not None and after_bytes != total.net_bytes:
         wrong.append(f"{format_bytes(after_bytes)} allocated after the cell")
-    if peak_bytes is not None and peak_bytes != total.at_peak_bytes:
+    # Where the oldest events are lost, a note says of which peak the lines tell.
+    is_whole = device.complete_since_s is None
+    if is_whole and peak_bytes is not None and peak_bytes != total.at_peak_bytes:
         wrong.append(f"a peak of {say_peak(peak_bytes, device.peak_is)}")
     if not wrong:
         return []

@@ -20,7 +20,13 @@ from gpumemwidget.report.bands import (
 from gpumemwidget.report.escape import escape_html
 from gpumemwidget.report.theme import NEUTRAL_COLOR, PEAK_COLOR, RESERVED_COLOR
 from gpumemwidget.report.ticks import choose_ticks, format_tick
-from gpumemwidget.report.words import cut_words, format_peak, name_cell, name_counters, rank_device
+from gpumemwidget.report.words import (
+    cut_words,
+    format_peak,
+    name_counters,
+    name_record,
+    rank_device,
+)
 from gpumemwidget.traces import CellTrace, DeviceTrace, Timeline
 from gpumemwidget.units import format_bytes, format_duration
 
@@ -77,10 +83,8 @@ def plot_trace(
     record = trace.record
     data: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    title = (
-        f"{name_cell(record.execution_count)} · {record.status} · "
-        f"{format_duration(record.duration_s)}"
-    )
+    name = escape_html(name_record(record))
+    title = f"{name} · {record.status} · {format_duration(record.duration_s)}"
     layout = _start_layout(title if has_title else None, len(drawn))
     for row, (each, timeline) in enumerate(drawn):
         number = "" if row == 0 else str(row + 1)

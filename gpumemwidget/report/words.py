@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpumemwidget.records import HOST, MemoryKind, PeakIs
+from gpumemwidget.records import HOST, CellRecord, MemoryKind, PeakIs
 from gpumemwidget.units import format_bytes
 
 __all__ = [
@@ -18,9 +18,13 @@ __all__ = [
     "mark_peak",
     "name_cell",
     "name_counters",
+    "name_record",
     "rank_device",
     "say_peak",
 ]
+
+#: Of a line that stands for a number.
+_MOST_CHARACTERS = 60
 
 _MARKS: dict[PeakIs | None, str] = {"at least": "≥", "sampled": "~"}
 
@@ -77,6 +81,14 @@ def say_peak(peak_bytes: int, peak_is: PeakIs | None) -> str:
 def name_cell(execution_count: int | None) -> str:
     """``In [7]``, and ``In [ ]`` where IPython gave no number."""
     return f"In [{' ' if execution_count is None else execution_count}]"
+
+
+def name_record(record: CellRecord) -> str:
+    """``In [7]``; the first line of what has no number: ``with trace() in train.py, line 12``."""
+    first_line = record.first_line
+    if record.execution_count is not None or not first_line:
+        return name_cell(record.execution_count)
+    return cut_words(first_line, _MOST_CHARACTERS)
 
 
 def count_kind(kind: MemoryKind, number: int | None = None) -> str:

@@ -411,7 +411,7 @@ def test_a_traced_cell_in_a_terminal_gets_its_report_at_its_end(loaded: Interact
     told = _get_text(output).splitlines()
     plain = report_cell(record, monitor.samples_of(record)).text.splitlines()
     assert [line for line in told if line not in plain] == [
-        "host: no line of the cell allocated anything."
+        "host: no line of the cell changed what is in use by 4 KiB or more."
     ]
     assert [line for line in told if line in plain] == plain
 
@@ -425,7 +425,7 @@ def test_a_traced_run_that_is_no_cell_is_reported_and_not_recorded(
 
     (report,) = captured.outputs
     assert result.result == 42
-    assert _get_text(report).startswith("In [ ] · ok")
+    assert _get_text(report).startswith("6 * 7 · ok")
     assert len(gpumemwidget.monitor().ledger) == 1
     assert gpumemwidget.monitor().running is None
 

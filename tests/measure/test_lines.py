@@ -388,6 +388,7 @@ def test_a_loop_of_cheap_lines_is_not_read_each_time() -> None:
     assert ran.added[2] * MIB == n * 1000
     assert ran.added.keys() == {2}
     assert any("shared out" in note for note in ran.trace.notes)
+    assert any("not each line was read" in note for note in ran.trace.notes)
     assert ran.trace.timeline is not None
     assert len(ran.trace.timeline.times_s) < 2000
 

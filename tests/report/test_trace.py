@@ -74,6 +74,18 @@ def test_a_sum_that_the_counters_do_not_say_is_told() -> None:
     assert "do not add up to what the counters say: 200.00 MiB allocated after" in text
 
 
+def test_a_peak_from_before_the_first_event_is_no_contradiction() -> None:
+    """Where events are lost, the note on them says which peak the lines are of."""
+    device = make_lines_device([("a", _use(64))], complete_since_s=0.9)
+    allocated = dataclasses.replace(device.allocated, peak_bytes=900 * MIB)
+    trace = make_trace(dataclasses.replace(device, allocated=allocated))
+
+    text = report_trace(trace, []).text
+
+    assert "all together\n" in text
+    assert "do not add up" not in text
+
+
 def test_source_stands_as_it_was_typed() -> None:
     """All lines with their numbers and their indentation, in text and in HTML."""
     report = report_trace(make_trace(), [])
@@ -198,6 +210,17 @@ def test_a_cell_that_allocated_nothing_says_so_in_a_line() -> None:
     assert "cuda:0: no line of the cell allocated anything." in text
     assert "all together" not in text
     assert "at peak" not in text
+
+
+def test_on_the_host_that_is_told_of_what_is_seen_there() -> None:
+    """``x = load()`` run twice allocates, and leaves as much in use as there was."""
+    [device] = make_still_trace().devices
+    trace = make_trace(dataclasses.replace(device, device="host", source="lines"))
+
+    text = report_trace(trace, []).text
+
+    assert "host: no line of the cell changed what is in use by 4 KiB or more." in text
+    assert "allocated anything" not in text
 
 
 def test_an_untraced_device_says_why() -> None:
