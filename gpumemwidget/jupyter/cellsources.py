@@ -77,6 +77,8 @@ def find_cell_sources(
         if each != first
     }
     also.update((each, magic) for each in _TIMED)
+    if calls:
+        also[first] = magic - 1  # The call stands where the other magic does.
     return Sources(Source(name, first, "cell", typed), cells=others, also=also)
 
 

@@ -59,10 +59,10 @@ def check_options(
         known = [report.info.device for report in hardware.read_devices()]
         if device not in known:
             raise BadInputError(f"no device {device!r} here: choose from {', '.join(known)}")
-    if n_events is not None and not 1 <= n_events <= MOST_EVENTS:
-        raise BadInputError(f"{n_events} events can't be kept: give 1 to {MOST_EVENTS}")
-    if depth is not None and depth < 0:
-        raise BadInputError(f"{depth} is no depth: give 0 or a whole number above it")
+    if n_events is not None and not (isinstance(n_events, int) and 1 <= n_events <= MOST_EVENTS):
+        raise BadInputError(f"{n_events!r} events can't be kept: give 1 to {MOST_EVENTS}")
+    if depth is not None and not (isinstance(depth, int) and depth >= 0):
+        raise BadInputError(f"{depth!r} is no depth: give 0 or a whole number above it")
     if force and snapshot is None and export is None:
         raise BadInputError("--force goes with --export FILE or --snapshot FILE: name the file")
     targets = {
@@ -220,6 +220,7 @@ class _Open:
     def __init__(self, options: MemtraceOptions, frame: FrameType) -> None:
         self._extension = _find_extension()
         self._filename = frame.f_code.co_filename
+        self._snapshot_to = options.snapshot
         monitor = None if self._extension is None else self._extension.monitor
         self._monitor = monitor
         self._hardware = find_plain_hardware() if monitor is None else monitor.hardware
@@ -241,7 +242,7 @@ class _Open:
             self._block = RunningCell(
                 execution_count=None,
                 cell_id=None,
-                first_line=f"with trace() in {Path(self._filename).name}, line {frame.f_lineno}",
+                first_line=f"with trace() in {self._name_file()}, line {frame.f_lineno}",
                 started_at=started_at,
                 start_s=self._clock.now(),
                 before=before,
@@ -262,6 +263,8 @@ class _Open:
             notes.append(f"Reading the memory at the end failed ({type(exc).__name__}: {exc}).")
         finally:
             self._tracer.stop()
+        if self._has_no_snapshot():
+            notes.append("No snapshot was written: no GPU's allocations were traced.")
         record = build_record(
             self._block,
             after,
@@ -288,6 +291,13 @@ class _Open:
             self._block = dataclasses.replace(self._block, partial=True)
             return after
         return self._hardware.end_span() if self._cell is None else monitor.end_span_within()
+
+    def _has_no_snapshot(self) -> bool:
+        return self._snapshot_to is not None and not self._tracer.has_snapshot
+
+    def _name_file(self) -> str:
+        number = self._read_numbers().get(self._filename)
+        return Path(self._filename).name if number is None else f"In[{number}]"
 
     def _read_numbers(self) -> Mapping[str, int]:
         return {} if self._extension is None else self._extension.shell.read_cell_numbers()

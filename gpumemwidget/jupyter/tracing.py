@@ -122,10 +122,11 @@ class Tracer:
             self._notes += map(_as_sentence, calls.take_notes())
         if self._has_history:
             self._has_history = False
+            stood = _identify(self._snapshot_to)
             self._traces = self._guard("the history of the GPUs", self._end_history) or ()
             self._notes += self._hardware.take_notes()
-            path = self._snapshot_to
-            self._has_snapshot = bool(self._traces) and path is not None and path.is_file()
+            # One that could not be written leaves the file that was there before.
+            self._has_snapshot = _identify(self._snapshot_to) not in (None, stood)
         with _lock:
             if self in _running:
                 _running.remove(self)
@@ -241,6 +242,15 @@ class Tracer:
 
 def _find_device(record: CellRecord, device: str) -> CellDevice | None:
     return next((each for each in record.devices if each.device == device), None)
+
+
+def _identify(path: Path | None) -> tuple[int, int] | None:
+    """Which file it is that stands there; ``None`` for none."""
+    try:
+        found = None if path is None else path.stat()
+    except OSError:
+        return None
+    return None if found is None else (found.st_ino, found.st_mtime_ns)
 
 
 def _as_sentence(note: str) -> str:

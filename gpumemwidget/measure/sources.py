@@ -50,7 +50,8 @@ class Sources:
         traced: the traced cell. Its lines are numbered as those of the compiled code are.
         cells: the numbers of cells by the names of their compiled files.
         also: other names that parts of the traced cell's code are compiled under, and how many of
-            the cell's lines stand above each part, where its text does not tell.
+            the cell's lines stand above each part, where its text does not tell; its own name
+            where that begins further down.
         read: the lines of a file with their ends, ``[]`` where they are not known.
     """
 
@@ -64,7 +65,7 @@ class Sources:
     ) -> None:
         self.traced = traced
         self._cells = dict(cells or {})
-        self._offsets = {**(also or {}), traced.filename: 0}
+        self._offsets = {traced.filename: 0, **(also or {})}
         self._read = read
         self._found: dict[str, Source | None] = {}
         self._lines: dict[str, list[str]] = {}

@@ -108,6 +108,17 @@ def test_it_is_shown_as_cells_are(machine: None) -> None:
     assert repr(t) == t.to_text()
     assert t.figure().data
     assert t.record.first_line.startswith("with trace() in test_trace_block.py, line ")
+    assert t.to_text().startswith(f"{t.record.first_line} · ok")
+    assert t.figure().layout.title.text.startswith(f"{t.record.first_line} · ok")
+
+
+def test_a_snapshot_that_was_not_written_is_told(machine: None, tmp_path: Path) -> None:
+    """There is nothing to write where no GPU was traced."""
+    with gpumemwidget.trace(snapshot=tmp_path / "x.pickle") as t:
+        pass
+
+    assert "No snapshot was written: no GPU's allocations were traced." in t.trace.notes
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_error_passes_through(machine: None) -> None:
@@ -182,7 +193,9 @@ def test_a_block_is_used_once(machine: None) -> None:
     [
         ({"device": "cuda:9"}, BadInputError, "no device 'cuda:9' here: choose from"),
         ({"n_events": 0}, BadInputError, "0 events can't be kept: give 1 to 20000000"),
+        ({"n_events": "20"}, BadInputError, "'20' events can't be kept"),
         ({"depth": -1}, BadInputError, "-1 is no depth"),
+        ({"depth": 1.5}, BadInputError, "1.5 is no depth"),
         ({"snapshot": "x.json"}, FileError, "'x.json' is no name for a snapshot"),
         ({"snapshot": "/none/such/x.pickle"}, FileError, "the folder /none/such does not exist"),
         ({"snapshot": ""}, BadInputError, "a file's name is missing"),

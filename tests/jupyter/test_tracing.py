@@ -19,6 +19,7 @@ from gpumemwidget.backends.cuda import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.simulated import simulate_torch
+from gpumemwidget.errors import FileError
 from gpumemwidget.jupyter import extension as extensions
 from gpumemwidget.jupyter import tracing
 from gpumemwidget.jupyter.extension import Extension
@@ -162,6 +163,21 @@ def test_the_body_of_another_magic_is_told(cells: Cells, head: str, line: int) -
     cells.run(f"{head}\nx = bytearray({20 * MIB})\ny = bytearray({10 * MIB})\n")
 
     assert cells.list_nets() == {line: 20, line + 1: 10}
+
+
+@pytest.mark.parametrize(("head", "line"), [("%%memtrace", 2), ("\n%%memtrace\n", 4)])
+def test_what_a_cell_magic_takes_itself_stands_at_its_line(
+    cells: Cells, head: str, line: int
+) -> None:
+    """Not at the first one, which is that of ``%%memtrace``."""
+    kept = []
+    cells.shell.register_magic_function(
+        lambda _line, _cell: kept.append(bytearray(20 * MIB)), "cell", "keep"
+    )
+
+    cells.run(f"{head}\n%%keep\nx = 1\n")
+
+    assert cells.list_nets() == {line: 20}
 
 
 def test_a_cell_that_fails_is_told_up_to_there(cells: Cells) -> None:
@@ -337,6 +353,25 @@ def test_files_are_written(gpu_cells: Cells, tmp_path: Path) -> None:
         assert "100.00 MiB" in gpu_cells.text
 
 
+def test_a_snapshot_that_could_not_be_written_is_not_said_to_be(
+    gpu_cells: Cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where a file of that name was there before."""
+    path = tmp_path / "cell.pickle"
+    path.write_text("mine")
+
+    def fail(*_: object) -> None:
+        raise FileError("the disk is full")
+
+    monkeypatch.setattr("gpumemwidget.backends.tracer.write_snapshot", fail)
+
+    gpu_cells.run(f"%%memtrace --force --snapshot '{path}'\nheld = gpu.allocate(1)\n")
+
+    assert "snapshot written" not in gpu_cells.text
+    assert "the disk is full" in " ".join(gpu_cells.text.lower().split())
+    assert path.read_text() == "mine"
+
+
 def test_a_file_that_is_there_stops_the_cell(gpu_cells: Cells, tmp_path: Path) -> None:
     """Before it has run for an hour."""
     path = tmp_path / "cell.json"
@@ -422,3 +457,4 @@ def test_a_block_within_a_cell_leaves_the_cell_its_peaks(gpu_cells: Cells) -> No
     assert record.devices[0].peak_is == "exact"
     assert gpu_cells.list_nets() == {4: 100}
     assert gpu_cells.device.units[0].name == "In[1]"
+    assert gpu_cells.traces[-1].record.first_line == "with trace() in In[1], line 3"
