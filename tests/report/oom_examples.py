@@ -86,7 +86,7 @@ _WAYS = (
 
 
 def _own(path: str, n_bytes: int, kind: MemoryKind = "tensor", **more: object) -> Owned:
-    steps = tuple(path.split(" "))
+    steps = tuple(path.split("|"))
     values: dict[str, object] = {"root": "name", "rows": steps[:1], **more}
     return Owned("cuda:0", n_bytes, kind, steps, **values)  # type: ignore[arg-type]
 
@@ -115,18 +115,18 @@ def make_card(**changes: object) -> OomCard:
         _own("logits", 12 * GIB, "tensor"),
         *(
             _own(
-                f"loss 's_graph : [{number}] : saved_by GeluBackward0",
+                f"loss|'s graph|[{number}]|: saved by GeluBackward0",
                 3 * GIB,
                 "saved for backward",
             )
             for number in range(4)
         ),
-        _own("optimizer .state [model.lm_head.weight] ['exp_avg']", 590 * MIB, "optimizer state"),
-        _own("model .lm_head .weight", 590 * MIB, "parameter"),
-        _own("model .lm_head .weight .grad", 590 * MIB, "gradient"),
-        _own("validation_losses [12]", 512 * MIB),
+        _own("optimizer|.state|[model.lm_head.weight]|['exp_avg']", 590 * MIB, "optimizer state"),
+        _own("model|.lm_head|.weight", 590 * MIB, "parameter"),
+        _own("model|.lm_head|.weight|.grad", 590 * MIB, "gradient"),
+        _own("validation_losses|[12]", 512 * MIB),
         _own(
-            "no_name",
+            "no name (held where Python can't see)",
             400 * MIB,
             root="nowhere",
             rows=(),
