@@ -16,7 +16,18 @@ from tests.bench.machine import describe_machine
 from tests.bench.rows import Row, format_table, parse_rows
 
 #: Each is a module of this package with a ``measure`` function.
-GROUPS = ("cell", "sampler", "updates", "page", "startup", "history", "account", "trace", "traced", "oom")
+GROUPS = (
+    "cell",
+    "sampler",
+    "updates",
+    "page",
+    "startup",
+    "history",
+    "account",
+    "trace",
+    "traced",
+    "oom",
+)
 
 _README = Path(__file__).parents[2] / "README.md"
 _START = "<!-- figures: python -m tests.bench --readme -->\n"
