@@ -10,13 +10,18 @@ from types import FrameType, FunctionType
 import pytest
 
 from gpumemwidget.errors import BadInputError, GpuMemError
-from gpumemwidget.owners.entries import take_memory_account
+from gpumemwidget.owners.entries import (
+    name_blocks,
+    take_memory_account,
+    take_running_account,
+)
 from gpumemwidget.owners.holdings import list_holdings, sum_frees
 from gpumemwidget.owners.plan import plan_release
 from gpumemwidget.owners.restore import plan_restore
 from gpumemwidget.owners.storages import TorchReader
 from gpumemwidget.owners.walk import Graph
 from gpumemwidget.owners.why import explain
+from gpumemwidget.records import HOST
 from tests.owners.notebook import Notebook
 
 _REFUSED: dict[str, Callable[[Notebook], object]] = {
@@ -43,6 +48,13 @@ def test_a_refusal_holds_nothing(notebook: Notebook, case: str) -> None:
 
 _ASKED: dict[str, Callable[[Notebook], object]] = {
     "the account": lambda nb: take_memory_account(nb.shell, nb.hardware),
+    "the account of a running cell": lambda nb: take_running_account(
+        nb.shell, nb.hardware, HOST, budget_s=10.0
+    ),
+    "the names of blocks": lambda nb: (
+        name_blocks(nb.shell, nb.hardware, budget_s=10.0),
+        "of this machine none",
+    ),
     "the rows": lambda nb: list_holdings(nb.shell),
     "what holds it": lambda nb: explain(nb.shell, nb.hardware, "x"),
 }
