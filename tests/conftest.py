@@ -32,6 +32,8 @@ _OVERLAID_MODULES = (
     "torch.cuda",
     "torch.cuda.memory",
 )
+#: The numbers of tools of ``sys.monitoring``, as objects that can be told apart.
+_TOOLS = tuple(object() for _ in range(6))
 #: How long a thread that was told to stop may take to end.
 _THREAD_GRACE_S = 2.0
 
@@ -103,6 +105,7 @@ def _list_remains() -> list[tuple[object, str]]:
         *((thread, f"thread {thread.name}") for thread in _list_threads()),
         *_list_overlays(),
         *_list_import_hooks(),
+        *_list_tracers(),
         *_list_queued_calls(),
         *_list_shell_hooks(),
     ]
@@ -134,6 +137,21 @@ def _list_queued_calls() -> Iterator[tuple[object, str]]:
     for call, _ in getattr(cuda, "_queued_calls", ()):
         if _is_ours(call):
             yield call, f"queued call {call!r}"
+
+
+def _list_tracers() -> Iterator[tuple[object, str]]:
+    """What tells of the lines that run, or of calls, for us; and traces that nobody has ended."""
+    trace = sys.gettrace()
+    if trace is not None and _is_ours(trace):
+        yield trace, f"trace function {trace!r}"
+    monitoring = getattr(sys, "monitoring", None)
+    for tool in range(len(_TOOLS)) if monitoring is not None else ():
+        name = monitoring.get_tool(tool)
+        if name is not None and name.startswith("gpumemwidget"):
+            yield _TOOLS[tool], f"tool {tool} of sys.monitoring"
+    tracing = sys.modules.get("gpumemwidget.jupyter.tracing")
+    for tracer in tracing._running if tracing is not None else ():
+        yield tracer, f"trace {tracer!r}"
 
 
 def _list_shell_hooks() -> Iterator[tuple[object, str]]:

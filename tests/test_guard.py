@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import gpumemwidget
+from gpumemwidget.measure.lines import LineWatch
 from tests import conftest
 
 
@@ -49,3 +50,16 @@ def test_guard_sees_an_import_hook_of_ours() -> None:
     sys.meta_path.remove(finder)
 
     assert finder in found
+
+
+def test_guard_sees_that_lines_are_still_told() -> None:
+    """Whichever way this release of Python tells of them."""
+    watch = LineWatch(lambda: 0, on_interrupt=lambda: None)
+    before = len(conftest._list_remains())
+
+    watch.start_at(lambda _frame: False)
+    found = len(conftest._list_remains())
+    watch.stop()
+
+    assert found == before + 1
+    assert len(conftest._list_remains()) == before
