@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -206,8 +207,14 @@ def test_in_an_optimizers_step(shell: InteractiveShell, cards: list[OomCard]) ->
     assert card.text == "optimizer.step()"
     assert (card.function or "").startswith("torch.optim.")
     assert find_gives(card, "limit") > 0
-    assert find_gives(card, "gradients") >= 256 * MIB
     assert ("gradient", 256 * MIB) in {(each.kind, each.n_bytes) for each in card.owners}
+    # That gradient stands in a list of the step's too, which the exception keeps: of --grads alone
+    # the rest goes.
+    before = read_allocated()
+    run(shell, "%memrelease --grads")
+    assert before - read_allocated() == find_gives(card, "gradients") > 0
+    run(shell, "%memrelease --exceptions")
+    assert before - read_allocated() == find_gives(card, "gradients") + 256 * MIB
 
 
 def test_in_a_thread(shell: InteractiveShell, cards: list[OomCard]) -> None:
@@ -260,21 +267,26 @@ shell.run_cell("%unload_ext gpumemwidget")
 
 
 def test_ooms_that_are_caught(shell: InteractiveShell, cards: list[OomCard]) -> None:
-    """They are counted, give no card, and from the third on cost next to nothing."""
-    run(
-        shell,
+    """They are counted, give no card, and from the third on cost next to nothing of ours."""
+    search = (
         "import time\nspent = []\n"
         "for n in range(12):\n"
         "    start = time.perf_counter()\n"
         f"    try:\n        torch.empty({HUGE}, device='cuda')\n"
         "    except torch.OutOfMemoryError:\n        pass\n"
-        "    spent.append(time.perf_counter() - start)",
+        "    spent.append(time.perf_counter() - start)"
     )
+    ooms = current_extension()._ooms
+    ooms.close()
+    run(shell, search)
+    without_s = median(shell.user_ns["spent"][2:])
+    ooms.open()
+    run(shell, search)
 
     assert cards == []
     record = list(current_extension().monitor.ledger)[-1]
     assert next(each.num_ooms for each in record.devices if each.device == "cuda:0") == 12
-    assert max(shell.user_ns["spent"][2:]) < 0.1
+    assert median(shell.user_ns["spent"][2:]) - without_s < 0.01
 
 
 def test_one_after_those_that_were_caught(shell: InteractiveShell, cards: list[OomCard]) -> None:
@@ -410,7 +422,8 @@ def test_fragments(shell: InteractiveShell, cards: list[OomCard]) -> None:
         "pieces, kept = [take(64) for _ in range(8)], []\n"
         "while pieces:\n"
         "    pieces.pop()\n"
-        "    kept.append(take(40))",
+        "    kept.append(take(40))\n"
+        "torch.cuda.empty_cache()",
     )
     total = torch.cuda.mem_get_info(0)[1]
     torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved(0) / total, 0)
