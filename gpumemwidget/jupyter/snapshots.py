@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import linecache
 import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from gpumemwidget.backends.snapread import load_snapshot
+from gpumemwidget.errors import FileError
 from gpumemwidget.libraries import is_library
-from gpumemwidget.measure.sources import Source, Sources
+from gpumemwidget.measure.sources import Source, Sources, read_source
 from gpumemwidget.measure.tracing import describe_device
 from gpumemwidget.records import CellDevice, CellRecord
 from gpumemwidget.traces import AllocatorTrace, CellTrace, DeviceTrace
 
 __all__ = ["read_snapshot"]
 
+#: What figures that no allocator gives let ours raise: sizes beyond all bounds, settings of text.
+_ODDITIES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 #: As IPython names cells: in a terminal, in a kernel.
 _CELL = re.compile(r"^<ipython-input-|[/\\]ipykernel_\d+[/\\]\d+\.py$")
 
@@ -32,12 +34,20 @@ def read_snapshot(path: Path) -> CellTrace:
     """
     traces = load_snapshot(path)
     filename = _find_main(traces)
-    text = "".join(linecache.getlines(filename)) if filename else ""
+    text = "".join(read_source(filename)) if filename else ""
     name = PurePath(filename).name if filename else path.name
     sources = Sources(Source(name, filename, "file", text))
     start_us = min((trace.start_us for trace in traces), default=0)
     end_us = max((trace.end_us for trace in traces), default=0)
-    devices = tuple(describe_device(trace, sources=sources, start_us=start_us) for trace in traces)
+    try:
+        devices = tuple(
+            describe_device(trace, sources=sources, start_us=start_us) for trace in traces
+        )
+    except _ODDITIES as exc:
+        why = f"{type(exc).__name__}: {exc}".splitlines()[0][:80]
+        raise FileError(
+            f"{path} is damaged: its figures are those of no device ({why}); choose another file"
+        ) from None
     record = CellRecord(
         execution_count=None,
         cell_id=None,

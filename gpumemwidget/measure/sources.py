@@ -7,16 +7,18 @@ A frame has a file name and a line. Of a cell the name is the one that it was co
 from __future__ import annotations
 
 import linecache
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from stat import S_ISREG
 from typing import Literal
 
 from gpumemwidget.libraries import is_library
 from gpumemwidget.records import Frame
 
-__all__ = ["Source", "Sources", "align_typed"]
+__all__ = ["Source", "Sources", "align_typed", "read_source"]
 
 _INDENT = re.compile(r"[ \t]*")
 _DEFINITION = re.compile(r"(?:async\s+def|def|class)\s+([^\W\d]\w*)")
@@ -24,6 +26,7 @@ _DEFINITION = re.compile(r"(?:async\s+def|def|class)\s+([^\W\d]\w*)")
 _TIMED = ("<timed exec>", "<timed eval>")
 #: Longer files are not read: what is theirs then has no text.
 _MOST_LINES = 50_000
+_MOST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +64,12 @@ class Sources:
         *,
         cells: Mapping[str, int] | None = None,
         also: Mapping[str, int] | None = None,
-        read: Callable[[str], list[str]] = linecache.getlines,
+        read: Callable[[str], list[str]] | None = None,
     ) -> None:
         self.traced = traced
         self._cells = dict(cells or {})
         self._offsets = {traced.filename: 0, **(also or {})}
-        self._read = read
+        self._read = read_source if read is None else read
         self._found: dict[str, Source | None] = {}
         self._lines: dict[str, list[str]] = {}
 
@@ -161,6 +164,21 @@ class Sources:
         if number is None and not text and filename.startswith("<"):
             return None  # Something that was put together and never stood anywhere.
         return Source(name, filename, "file" if number is None else "earlier cell", text)
+
+
+def read_source(filename: str) -> list[str]:
+    """The lines of a file with their ends, as tracebacks have them; ``[]`` where there are none.
+
+    A trace that was read from a file may name any other: a device is not read, which may never end.
+    """
+    try:
+        if filename not in linecache.cache and os.path.exists(filename):  # noqa: PTH110 - as it is
+            stat = os.stat(filename)  # noqa: PTH116 - as above
+            if not S_ISREG(stat.st_mode) or stat.st_size > _MOST_BYTES:
+                return []
+        return linecache.getlines(filename)
+    except (OSError, ValueError, MemoryError):  # A name with a zero or half a character in it.
+        return []
 
 
 def align_typed(typed: str, compiled: str) -> str:
