@@ -267,7 +267,7 @@ class CellEvents:
 
         def build() -> CellRecord:
             end_s = self._monitor.clock.now()
-            after = self._monitor.hardware.end_span()
+            after = self._monitor.end_span()
             self._monitor.discard_cell()
             return build_record(
                 cell, after, end_s=end_s, status=status, known_devices=known_devices

@@ -139,7 +139,9 @@ class SettraceHooks(LineHooks):
     def _go_on(self, _argument: object) -> int:
         """Put it on again; between two instructions of whatever the thread runs."""
         try:
-            if self._is_on and not self._is_traced and sys.gettrace() is None:
+            if self._is_on and sys.gettrace() is not None:
+                self._was_displaced = not self._is_traced
+            elif self._is_on and not self._is_traced:
                 frame = sys._getframe(1)  # noqa: SLF001 - public by its documentation
                 self._look_for_entries(frame)
                 line = self._find_line(frame)

@@ -219,6 +219,15 @@ class Monitor:
         self._inner_ends = lift_peaks(self._inner_ends, ())
         return ended
 
+    def end_span(self) -> tuple[Reading, ...]:
+        """What stands at the end of the running cell's span, with the cell's peaks.
+
+        Raises:
+            BackendError: the hardware could not be read.
+        """
+        after = self.hardware.end_span()
+        return lift_peaks(after, self._inner_ends) if self._inner_ends else after
+
     def discard_cell(self) -> None:
         """Forget the running cell, if there is one: it leaves no record. What waited runs."""
         if self.running is not None:

@@ -458,3 +458,27 @@ def test_a_block_within_a_cell_leaves_the_cell_its_peaks(gpu_cells: Cells) -> No
     assert gpu_cells.list_nets() == {4: 100}
     assert gpu_cells.device.units[0].name == "In[1]"
     assert gpu_cells.traces[-1].record.first_line == "with trace() in In[1], line 3"
+
+
+def test_marks_within_a_run_that_is_no_cell_leave_it_its_peaks(gpu_cells: Cells) -> None:
+    """As within a cell."""
+    gpu_cells.run(
+        f"%%memtrace\nimport gpumemwidget\ngpu.free(gpu.allocate({300 * MIB}))\n"
+        "monitor = gpumemwidget.monitor()\nmonitor.start_span_within()\n"
+        f"gpu.free(gpu.allocate({100 * MIB}))\nends = monitor.end_span_within()\n",
+        store_history=False,
+    )
+
+    assert gpu_cells.shell.user_ns["ends"][0].allocated_peak_bytes == 100 * MIB
+    assert gpu_cells.traces[-1].record.devices[0].allocated.peak_bytes == 300 * MIB
+
+
+def test_unloading_in_a_traced_cell_ends_the_trace(cells: Cells) -> None:
+    """The cell runs on to its end, and nothing of ours is left."""
+    result = cells.run(
+        "%%memtrace\nimport sys\nx = 1\n%unload_ext gpumemwidget\nseen = sys.gettrace()\ny = 2\n"
+    )
+
+    assert result.success
+    assert cells.shell.user_ns["y"] == 2
+    assert cells.shell.user_ns["seen"] is None
