@@ -176,7 +176,8 @@ class OomCards:
             seen = self._look_now(sign, notes)
         if seen is None:
             return None  # It was no device's of ours that ran out.
-        if seen.account is None:
+        is_at_end = seen.account is None
+        if is_at_end:
             self._take_account(seen)
             words = "The owners are those"
             if is_observed and seen.event.largest_free_block_bytes is None:
@@ -197,6 +198,7 @@ class OomCards:
             seen.account,
             mentions=mentions,
             budget_s=max(_CARD_BUDGET_S - seen.duration_s, _LEAST_BUDGET_S),
+            is_at_end=is_at_end,
         )
         account = seen.account
         return OomCard(

@@ -112,7 +112,7 @@ def _write_torch(shell: Shell, call: str) -> str:
 
 
 def list_savings(
-    at_oom: DeviceAccount, mentions: Collection[str], n_float32: int
+    at_oom: DeviceAccount, mentions: Collection[str], n_float32: int, *, is_at_end: bool
 ) -> Iterator[WayOut]:
     """How the same work would need less.
 
@@ -120,23 +120,27 @@ def list_savings(
         at_oom: who had what.
         mentions: the words of the cell's code.
         n_float32: bytes of what is in float32.
+        is_at_end: whether ``at_oom`` was read at the cell's end, and the last exception in it is
+            the cell's own.
     """
+    # Where the functions that ran into the OOM stand in the account.
+    running = {"thread", "exception"} if is_at_end else {"thread"}
     saved = sum(
         each.n_bytes
         for each in at_oom.owned
-        if each.kind == "saved for backward" and _is_this_cells(each, mentions)
+        if each.kind == "saved for backward"
+        and (is_at_end or each.root != "exception")
+        and _is_this_cells(each, mentions)
     )
     # What the functions that were running had made, and nothing else holds.
-    running = sum(
-        each.n_bytes
-        for each in at_oom.owned
-        if each.kind == "tensor" and each.root in {"thread", "exception"}
+    made = sum(
+        each.n_bytes for each in at_oom.owned if each.kind == "tensor" and each.root in running
     )
-    if saved + running:
+    if saved + made:
         yield WayOut(
             kind="smaller batch",
             text="halve the batch: half of what activations took",
-            gives_bytes=(saved + running) // 2,
+            gives_bytes=(saved + made) // 2,
             gives_is="about",
         )
     if saved and _TRAINING.isdisjoint(mentions):

@@ -41,6 +41,7 @@ def list_ways(
     *,
     mentions: Collection[str],
     budget_s: float,
+    is_at_end: bool = True,
 ) -> tuple[WayOut, ...]:
     """What gives memory back or needs less of it, the most first.
 
@@ -51,16 +52,19 @@ def list_ways(
         at_oom: who had what then, on that device; ``None`` where that is not known.
         mentions: the words of the cell's code.
         budget_s: seconds after which the walk stops; what is said is then ``about``.
+        is_at_end: whether ``at_oom`` was read at the cell's end, and not within the allocation.
+            The last exception in it is the OOM itself then, and that of an earlier cell otherwise.
     """
     ways: list[WayOut] = []
+    earlier = 0 if is_at_end or at_oom is None else _sum_earlier(at_oom)
     with paused_collector():
         account = take_account(shell, budget_s=budget_s)
         if account is not None:
-            ways.extend(_Releases(account, hardware, event.device).list_ways(mentions))
+            ways.extend(_Releases(account, hardware, event.device).list_ways(mentions, earlier))
         ways.extend(list_settings(shell, event))
         if at_oom is not None:
             floats = 0 if account is None else sum_float32(account, event.device)
-            ways.extend(list_savings(at_oom, mentions, floats))
+            ways.extend(list_savings(at_oom, mentions, floats, is_at_end=is_at_end))
         del account
     least = _find_least(event)
     given = [way for way in ways if way.gives_bytes is None or way.gives_bytes >= least]
@@ -74,6 +78,18 @@ def _find_least(event: OomEvent) -> int:
     return max(least, _LEAST_BYTES)
 
 
+def _sum_earlier(at_oom: DeviceAccount) -> int:
+    """What nothing but an earlier cell's exception held.
+
+    The one that came after it has taken its place, and left it in cycles for the collector.
+    """
+    return sum(
+        each.n_bytes
+        for each in at_oom.owned
+        if each.root == "exception" and len(each.rows) <= 1 and not each.held_elsewhere
+    )
+
+
 # -- What can be released --------------------------------------------------------------------------
 
 
@@ -83,6 +99,8 @@ class _Releases:
     def __init__(self, account: Account, hardware: Hardware, device: str) -> None:
         self._account = account
         self._device = device
+        reading = next((each for each in hardware.read() if each.device == device), None)
+        self._allocated = 0 if reading is None else reading.allocated_bytes or 0
         segments = [each for each in hardware.read_segments() if each.device == device]
         self._blocks = BlockMap(segments) if segments else None
         #: Without the blocks, sizes are rounded as the allocator rounds them at least.
@@ -90,14 +108,24 @@ class _Releases:
         if not account.graph.is_complete:
             self._is = "about"
 
-    def list_ways(self, mentions: Collection[str]) -> Iterator[WayOut]:
+    def list_ways(self, mentions: Collection[str], earlier_bytes: int) -> Iterator[WayOut]:
         rows = self._account.rows
         if LAST_EXCEPTION in rows:
+            # Of an exception that still stands, in the chain of this one, nothing is left over.
+            left = min(earlier_bytes, self._allocated - self._sum_held()) if earlier_bytes else 0
+            text = "release the last exception, with all that its frames hold"
+            if left >= _LEAST_BYTES:
+                text = (
+                    "release the last exception and what is left of the one before it, with all "
+                    "that their frames hold"
+                )
+            else:
+                left = 0
             yield WayOut(
                 kind="last exception",
-                text="release the last exception, with all that its frames hold",
-                gives_bytes=self._sum_dying(rows[LAST_EXCEPTION].mark),
-                gives_is=self._is,
+                text=text,
+                gives_bytes=self._sum_dying(rows[LAST_EXCEPTION].mark) + left,
+                gives_is="about" if left else self._is,
                 command="%memrelease --exceptions",
                 can_do=True,
             )
@@ -165,6 +193,11 @@ class _Releases:
         return self._sum(
             place for place in account.list_storages(marks) if not account.marks[place] & ~marks
         )
+
+    def _sum_held(self) -> int:
+        """Bytes on the device that something known leads to."""
+        account = self._account
+        return self._sum(place for place in account.graph.storages if account.marks[place])
 
     def _sum(self, places: Iterable[int]) -> int:
         """Bytes of these storages on the device, as its allocator counts them."""

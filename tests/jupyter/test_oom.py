@@ -183,6 +183,37 @@ def test_what_is_promised_is_kept(
     assert "30.00 MiB on cuda:0" in capsys.readouterr().out
 
 
+def test_a_cell_that_is_run_again(loaded: InteractiveShell, gpu: Gpu, cards: list[OomCard]) -> None:
+    """What the first run's exception held is in nobody's reach after the second, and released."""
+    step = STEP.replace("make(30)", "make(150)").replace("make(180)", "make(60)")
+    run(loaded, step)
+    run(loaded, step)
+    held = gpu.cuda.allocator.stats(0)["allocated_bytes"]["all"]["current"]
+
+    run(loaded, "%memrelease --exceptions")
+
+    assert [each.owner for each in cards[1].owners] == ["last exception: step() line 3: h"]
+    assert [(way.kind, way.gives_bytes, way.gives_is) for way in cards[1].ways] == [
+        ("last exception", 150 * MIB, "about")
+    ]
+    assert held - gpu.allocated_bytes == 150 * MIB
+
+
+def test_an_exception_that_is_raised_from_another(
+    loaded: InteractiveShell, cards: list[OomCard]
+) -> None:
+    """The earlier one still stands in the chain of the last: what it holds is counted once."""
+    run(loaded, STEP)
+    run(
+        loaded,
+        "import sys\ndef again():\n    h = gpu.make(50)\n    gpu.make(180)\n"
+        "try:\n    raise sys.last_value\nexcept torch.OutOfMemoryError:\n    again()",
+    )
+
+    (way,) = (way for way in cards[1].ways if way.kind == "last exception")
+    assert (way.gives_bytes, "before" in way.text) == (80 * MIB, False)
+
+
 def test_nothing_is_held(loaded: InteractiveShell, cards: list[OomCard]) -> None:
     """No error, frame or tensor: once IPython lets go they are gone."""
     run(
