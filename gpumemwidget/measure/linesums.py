@@ -141,7 +141,7 @@ class LineSums:
             into.n_rises += each.n_rises
             into.held_bytes += each.held_bytes
             # At least: when each was highest, is not known any more.
-            into.highest_bytes = max(into.highest_bytes, each.highest_bytes)
+            into.highest_bytes = max(into.highest_bytes, each.highest_bytes, into.held_bytes)
 
         def rename_moment(moment: Moment) -> Moment:
             held: dict[int, int] = {}
