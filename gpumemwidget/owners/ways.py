@@ -79,14 +79,12 @@ def _find_least(event: OomEvent) -> int:
 
 
 def _sum_earlier(at_oom: DeviceAccount) -> int:
-    """What nothing but an earlier cell's exception held.
+    """What no name beside an earlier cell's exception held.
 
     The one that came after it has taken its place, and left it in cycles for the collector.
     """
     return sum(
-        each.n_bytes
-        for each in at_oom.owned
-        if each.root == "exception" and len(each.rows) <= 1 and not each.held_elsewhere
+        each.n_bytes for each in at_oom.owned if each.root == "exception" and len(each.rows) <= 1
     )
 
 
