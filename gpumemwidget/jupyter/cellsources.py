@@ -62,6 +62,9 @@ def find_cell_sources(
     magic = _find_magic(typed)
     name = "the cell" if number is None else f"In[{number}]"
     others = {each: n for each, n in numbers.items() if each not in compiled}
+    if number is not None:
+        # What the cell has IPython run is counted as the next cell, and that has not been yet.
+        others = {each: min(n, number) for each, n in others.items()}
     if not own:
         return Sources(Source(name, "", "cell", typed), cells=others)
     if magic is None:

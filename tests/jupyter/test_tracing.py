@@ -325,6 +325,20 @@ def test_a_gpu_s_lines_are_told_from_its_history(gpu_cells: Cells) -> None:
     assert device.notes == ()
 
 
+@pytest.mark.parametrize(
+    ("head", "line"),
+    [("%%memtrace\n%%time", 3), ("%%time\n%%memtrace", 3), ("%%memtrace\n\n%%capture", 4)],
+)
+def test_the_body_of_another_magic_is_told_of_a_gpu(gpu_cells: Cells, head: str, line: int) -> None:
+    """IPython counts the body that ``%%capture`` has it run as the next cell."""
+    gpu_cells.run("y = 1")
+
+    gpu_cells.run(f"{head}\nx = gpu.allocate({20 * MIB})\ny = gpu.allocate({10 * MIB})\n")
+
+    assert gpu_cells.list_nets() == {line: 20, line + 1: 10}
+    assert [unit.name for unit in gpu_cells.device.units] == ["In[2]"]
+
+
 def test_the_host_s_lines_can_be_asked_for(gpu_cells: Cells) -> None:
     """``--device host``, beside a GPU in use."""
     gpu_cells.run(f"%%memtrace --device host\nx = bytearray({20 * MIB})\nh = gpu.allocate(512)\n")
