@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Callable
 from threading import get_ident
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from gpumemwidget.measure.linehooks import LineHooks
 
 __all__ = ["MonitoringHooks"]
 
+#: Without what a class of the user's may have in its place.
+_read_traceback: Callable[[BaseException], TracebackType | None] = vars(BaseException)[
+    "__traceback__"
+].__get__
 #: Code beyond so much under the file's name is not read.
 _MOST_CODES = 10_000
 
@@ -143,12 +148,15 @@ class MonitoringHooks(LineHooks):
                 raise
         return None
 
-    def _on_unwind(self, code: CodeType, _offset: int, _value: object) -> None:
+    def _on_unwind(self, code: CodeType, _offset: int, error: BaseException) -> None:
         """An exception leaves a function, any function."""
-        # It can't be switched off by itself, so that a pause is kept here.
-        if code.co_filename not in self._files or self._reader.is_gap:
+        if code.co_filename not in self._files:
             return
         try:
+            _forget_us(error)
+            # It can't be switched off by itself, so that a pause is kept here.
+            if self._reader.is_gap:
+                return
             if get_ident() == self._thread:
                 self._move(self._find_line(sys._getframe(1).f_back))  # noqa: SLF001 - as above
         except BaseException as exc:
@@ -161,3 +169,15 @@ class MonitoringHooks(LineHooks):
         self._reader.open_gap()
         self._pauses.ask()
         return self._disable
+
+
+def _forget_us(error: BaseException) -> None:
+    """Take our own frame off a traceback's end.
+
+    A Ctrl-C that comes while a line runs is raised where Python looks for signals next: that may be
+    the first instruction of ours, before we can catch it.
+    """
+    traceback = _read_traceback(error)
+    last = None if traceback is None else traceback.tb_next
+    if traceback is not None and last is not None and last.tb_frame.f_code.co_filename == __file__:
+        traceback.tb_next = None

@@ -538,6 +538,8 @@ def test_an_interrupt_is_the_cell_s() -> None:
         timer.join()
 
     assert caught.traceback[1].frame.code.raw is code
+    if _HAS_MONITORING:
+        assert len(caught.traceback) == 2
     assert sys.gettrace() is None
 
 
@@ -566,6 +568,8 @@ def test_an_error_of_a_signal_s_handler_is_the_cell_s() -> None:
         signal.signal(signal.SIGALRM, previous)
 
     assert isinstance(ran.error, TimeoutError)
+    assert ran.error.__traceback__ is not None
+    assert ran.readings.files == (FILENAME,)
 
 
 def test_code_that_runs_already_is_read() -> None:
