@@ -20,6 +20,8 @@ _PACKAGE_PATH = re.compile(
 )
 #: What ``%%time`` compiles: the lines below its own.
 _TIMED = re.compile(r"<timed (exec|eval)>")
+#: The magics that a cell begins with.
+_HEAD = re.compile(r"\s*(%%|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +50,57 @@ def find_place(
         source: the cell that ran, as typed.
         number: its number.
     """
-    for place, frame in enumerate(frames):
-        if frame.filename in cells or not is_library(frame.filename):
-            where = format_frame(frame, cells)
-            text = linecache.getline(frame.filename, frame.line)
-            lines = source.splitlines()
-            is_timed = _TIMED.fullmatch(frame.filename) and source.startswith("%%time")
-            if is_timed and number is not None and frame.line < len(lines):
-                where, text = f"In[{number}], line {frame.line + 1}", lines[frame.line]
-            return Place(where, text.strip(), _find_function(frames[:place]))
-    return Place(place=None, text="", function=_find_function(frames))
+    typed = source.rstrip().splitlines()
+    first = None
+    for at, frame in enumerate(frames):
+        if frame.filename not in cells and is_library(frame.filename):
+            continue
+        text = linecache.getline(frame.filename, frame.line)
+        line = _find_typed(frame, cells, typed, number)
+        if line is not None:
+            place, text = f"In[{number}], line {line}", typed[line - 1]
+        else:
+            place = format_frame(frame, cells)
+        function = first.function if first else _find_function(frames[:at])
+        found = Place(place, text.strip(), function)
+        if text.strip() or not frame.filename.startswith("<"):
+            return found
+        # What was put together for ``exec`` or ``%time`` stands nowhere: better say who did that.
+        first = first or found
+    return first or Place(place=None, text="", function=_find_function(frames))
+
+
+def _find_typed(
+    frame: Frame, cells: Mapping[str, int], typed: Sequence[str], number: int | None
+) -> int | None:
+    """The line of the cell as it was typed, for what a magic of it has compiled by itself.
+
+    IPython counts what is below ``%%capture`` as a cell of the next number.
+    """
+    if number is None or not typed:
+        return None
+    if cells.get(frame.filename) == number:
+        # What IPython has put in the place of magics is nothing that a person typed.
+        n_compiled = len("".join(linecache.getlines(frame.filename)).rstrip().splitlines())
+        return frame.line if n_compiled == len(typed) and frame.line <= n_compiled else None
+    n_heads = next((at for at, line in enumerate(typed) if not _HEAD.match(line)), len(typed))
+    if not n_heads:
+        return None
+    if _TIMED.fullmatch(frame.filename):
+        is_head = any(line.lstrip().startswith("%%time") for line in typed[:n_heads])
+        return n_heads + frame.line if is_head and n_heads + frame.line <= len(typed) else None
+    part = "".join(linecache.getlines(frame.filename)).rstrip().splitlines()
+    offset = len(typed) - len(part)
+    is_part = (
+        part
+        and offset >= n_heads
+        and all(
+            # Of magics in it calls have been made.
+            line == own.rstrip() or own.lstrip().startswith(("%", "!"))
+            for line, own in zip(part, typed[offset:], strict=True)
+        )
+    )
+    return offset + frame.line if is_part and frame.line <= len(part) else None
 
 
 def _find_function(frames: Sequence[Frame]) -> str | None:

@@ -408,6 +408,7 @@ def test_below_capture_and_time(loaded: InteractiveShell, cards: list[OomCard]) 
     run(loaded, "%%time\nx = 1\ngpu.make(300)")
 
     assert [card.text for card in cards[:1]] == ["gpu.make(300)"]
+    assert cards[0].place == f"In[{cards[0].execution_count}], line 2"
     if list(current_extension().monitor.ledger)[-1].status == "ok":
         assert len(cards) == 1  # IPython 8 shows the error itself, and takes the cell for done.
         return

@@ -74,7 +74,37 @@ def test_below_time() -> None:
     frames = [Frame("<timed exec>", 1, "<module>"), KERNEL]
 
     timed = find_place(frames, CELLS, source="%%time\nx = 1\ny = 2", number=7)
-    other = find_place(frames, CELLS, source="%time x = 1", number=7)
 
     assert timed == Place("In[7], line 2", "x = 1", None)
-    assert other.place == "<timed exec>, line 1"
+
+
+def test_what_stands_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of code that ``%time`` or ``exec`` was given, the line of the cell that did so."""
+    lines = ["get_ipython().run_line_magic('time', 'step(x)')\n"]
+    monkeypatch.setitem(linecache.cache, CELL, (60, None, lines, CELL))
+    timed = [Frame("<timed eval>", 1, "<module>"), KERNEL, Frame(CELL, 1, "<module>")]
+
+    inner = find_place(timed, CELLS, source="%time step(x)", number=7)
+    below = find_place(timed[:1], CELLS, source="%%memtrace\n# why\n%time step(x)", number=7)
+    compiled = find_place(timed, CELLS)
+    alone = find_place(timed[:1], CELLS)
+
+    assert inner == Place("In[7], line 1", "%time step(x)", None)
+    assert below.place == "<timed eval>, line 1"
+    assert compiled.text == lines[0].strip()
+    assert alone == Place("<timed eval>, line 1", "", None)
+
+
+def test_below_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """IPython runs what is below ``%%capture`` as a cell of the next number; the lines tell."""
+    inner = "/tmp/ipykernel_1/456.py"
+    lines = ["x = 1\n", "get_ipython().run_line_magic('pwd', '')\n", "step(x)\n"]
+    monkeypatch.setitem(linecache.cache, inner, (60, None, lines, inner))
+    cells = {**CELLS, inner: 8}
+    frames = [Frame(inner, 3, "<module>"), KERNEL]
+
+    below = find_place(frames, cells, source="%%capture\n\nx = 1\n%pwd\nstep(x)\n", number=7)
+    other = find_place(frames, cells, source="%%capture\nx = 2\n%pwd\nstep(x)", number=7)
+
+    assert below == Place("In[7], line 5", "step(x)", None)
+    assert other == Place("In[8], line 3", "step(x)", None)
