@@ -29,6 +29,8 @@ _N_SLOTS = 1 << 14
 _SHARE = 0.15
 #: What is read however long it takes: so much nobody notices.
 _GRACE_NS = 10_000_000
+#: A reading that takes longer is not made for our own sake.
+_DEAR_NS = 100_000
 #: What is saved up for the next readings, in ns, and the least in readings.
 _CREDIT_NS = 2_000_000
 _CREDIT_READINGS = 4
@@ -153,6 +155,9 @@ class LineReader:
 
     def exclude(self, action: Callable[[], object]) -> None:
         """Do something that takes memory which isn't the cell's."""
+        if self._dearest_ns > _DEAR_NS:
+            action()  # A few hundred bytes are not worth two readings.
+            return
         start_ns = self._clock_ns()
         before_bytes = self._read()
         action()
