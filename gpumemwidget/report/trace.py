@@ -32,7 +32,7 @@ from gpumemwidget.report.source import list_unit, sum_uses
 from gpumemwidget.report.text import render_text
 from gpumemwidget.report.timeline import plot_timeline
 from gpumemwidget.report.traceplot import CONFIG, PLOTLY_TYPE, plot_trace
-from gpumemwidget.report.words import rank_device, say_peak
+from gpumemwidget.report.words import join_words, rank_device, say_peak
 from gpumemwidget.traces import CellTrace, DeviceTrace, LineUse, SourceUnit
 from gpumemwidget.units import format_bytes
 
@@ -111,10 +111,10 @@ def report_trace(
         depth: how many levels of calls are shown below a line; 0 for none.
     """
     blocks = _list_head(trace, samples)
-    devices = _sort(trace.devices)
-    for device in devices:
+    for device in _list_moved(trace):
         blocks.extend(_list_timeline(trace, device))
         blocks.extend(_list_lines(device, n_lines=n_lines, depth=depth))
+    blocks.extend(_list_still(trace))
     blocks.extend(_list_notes(trace, blocks))
     return _render(blocks)
 
@@ -137,18 +137,18 @@ def list_displays(
         n_lines: how many lines of a unit are shown.
         depth: how many levels of calls are shown below a line.
     """
-    moved = tuple(device for device in trace.devices if not _is_still(device))
-    figure = plot_trace(replace(trace, devices=moved), has_title=False)
+    moved = _list_moved(trace)
+    figure = plot_trace(replace(trace, devices=tuple(moved)), has_title=False)
     if figure is None:
         return (report_trace(trace, samples, n_lines=n_lines, depth=depth),)
     head = _list_head(trace, samples)
-    devices = _sort(trace.devices)
-    timelines = [block for device in devices for block in _list_timeline(trace, device)]
+    timelines = [block for device in moved for block in _list_timeline(trace, device)]
     lines: list[Block] = []
-    for device in devices:
-        if len(devices) > 1:
+    for device in moved:
+        if len(trace.devices) > 1:
             lines.append(Heading((Run(device.device, "strong"),)))
         lines.extend(_list_lines(device, n_lines=n_lines, depth=depth))
+    lines.extend(_list_still(trace))
     lines.extend(_list_notes(trace, [*head, *lines]))
     drawn = _render(timelines)
     return _render(head), TimelineReport(drawn.text, drawn.html, figure), _render(lines)
@@ -177,7 +177,7 @@ def _list_head(trace: CellTrace, samples: Sequence[Sample]) -> list[Block]:
 
 def _list_timeline(trace: CellTrace, device: DeviceTrace) -> list[Block]:
     chart = plot_timeline(device, trace.record.duration_s)
-    if chart is None or _is_still(device):
+    if chart is None:
         return []
     peak, *rest, events = describe_device(device, trace.record.duration_s)
     runs = [Run(device.device, "strong"), *map(Run, (peak, *rest)), Run(events, "muted")]
@@ -185,8 +185,6 @@ def _list_timeline(trace: CellTrace, device: DeviceTrace) -> list[Block]:
 
 
 def _list_lines(device: DeviceTrace, *, n_lines: int | None, depth: int | None) -> list[Block]:
-    if _is_still(device):
-        return [Note(f"{device.device}: {_STILL[device.source]}")]
     bands = map_bands(device.timeline)
     blocks: list[Block] = []
     for place, unit in enumerate(device.units[: _MOST_UNITS + 1]):
@@ -201,6 +199,19 @@ def _list_lines(device: DeviceTrace, *, n_lines: int | None, depth: int | None) 
         blocks.append(Note(f"{n_more} more {'file' if n_more == 1 else 'files'} allocated less."))
     blocks.extend(list_peak(device))
     return blocks
+
+
+def _list_moved(trace: CellTrace) -> list[DeviceTrace]:
+    return [device for device in _sort(trace.devices) if not _is_still(device)]
+
+
+def _list_still(trace: CellTrace) -> list[Block]:
+    """A line for all devices that there is nothing to tell of."""
+    names: dict[str, list[str]] = {}
+    for device in _sort(trace.devices):
+        if _is_still(device):
+            names.setdefault(_STILL[device.source], []).append(device.device)
+    return [Note(f"{join_words(each)}: {text}") for text, each in names.items()]
 
 
 def _is_still(device: DeviceTrace) -> bool:
@@ -243,7 +254,7 @@ def _compare(device: DeviceTrace) -> list[Note]:
 def _list_notes(trace: CellTrace, blocks: Sequence[Block]) -> list[Block]:
     """What the marks and the columns mean, what is inferred and what is missing."""
     notes: list[Block] = list(explain_marks(blocks))
-    moved = [device for device in trace.devices if not _is_still(device)]
+    moved = _list_moved(trace)
     if any(device.source == "history" for device in moved):
         notes.append(Note(_COLUMNS_NOTE))
     if any(device.source == "lines" for device in moved):

@@ -212,6 +212,17 @@ def test_a_cell_that_allocated_nothing_says_so_in_a_line() -> None:
     assert "at peak" not in text
 
 
+def test_devices_that_stood_still_share_a_line() -> None:
+    """Of eight GPUs one is used, mostly."""
+    [still] = make_still_trace().devices
+    others = [dataclasses.replace(still, device=f"cuda:{n}") for n in (3, 1, 2)]
+    trace = make_trace(make_training_device(), *others)
+
+    for text in (report_trace(trace, []).text, list_displays(trace, [])[-1].text):
+        assert "cuda:1, cuda:2 and cuda:3: no line of the cell allocated anything." in text
+        assert text.count("cuda:2") == 1
+
+
 def test_on_the_host_that_is_told_of_what_is_seen_there() -> None:
     """``x = load()`` run twice allocates, and leaves as much in use as there was."""
     [device] = make_still_trace().devices
