@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from gpumemwidget.errors import BadInputError, FileError, GpuMemError
 from gpumemwidget.jupyter.cellsources import find_block_sources
-from gpumemwidget.jupyter.interrupts import send_later
+from gpumemwidget.jupyter.interrupts import run_uninterrupted, send_later
 from gpumemwidget.jupyter.memtrace import MemtraceOptions
 from gpumemwidget.jupyter.tracing import MOST_EVENTS, N_EVENTS, Tracer, find_plain_hardware
 from gpumemwidget.libraries import is_library
@@ -34,6 +35,7 @@ __all__ = ["Trace", "check_options", "load_trace", "make_trace"]
 #: As PyTorch's memory viewer expects it.
 _SNAPSHOT_SUFFIXES = (".pickle", ".pkl")
 _NAMES_BUDGET_S = 0.5
+_T = TypeVar("_T")
 _PLACEHOLDER = "a trace that has not ended"
 
 
@@ -138,8 +140,9 @@ class Trace:
             if not is_library(frame.f_code.co_filename):
                 break
             frame = frame.f_back
+        begun_in = frame or sys._getframe(1)  # noqa: SLF001 - as above
         try:
-            self._open = _Open(self._options, frame or sys._getframe(1))  # noqa: SLF001 - as above
+            self._open = _run_whole(lambda: _Open(self._options, begun_in))
         except GpuMemError as exc:
             # Our own lines say nothing of why.
             error = exc.with_traceback(None)
@@ -158,7 +161,7 @@ class Trace:
             status: Status = "ok" if kind is None else "error"
             if kind is not None and issubclass(kind, KeyboardInterrupt):
                 status = "interrupted"
-            self._trace = block.close(status)
+            self._trace = _run_whole(lambda: block.close(status))
 
     @property
     def trace(self) -> CellTrace:
@@ -308,6 +311,25 @@ class _Open:
         from gpumemwidget.owners.entries import name_blocks  # noqa: PLC0415 - when it is used
 
         return name_blocks(self._extension.shell, self._hardware, budget_s=_NAMES_BUDGET_S)
+
+
+def _run_whole(work: Callable[[], _T]) -> _T:
+    """Run what must not be left half done; a Ctrl-C waits for its end."""
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    done: list[_T] = []
+    failed: list[Exception] = []
+
+    def attempt() -> None:
+        try:
+            done.append(work())
+        except Exception as exc:  # noqa: BLE001 - raised again below
+            failed.append(exc)
+
+    run_uninterrupted(attempt)
+    if failed:
+        raise failed[0]
+    return done[0]
 
 
 def _find_extension() -> Extension | None:

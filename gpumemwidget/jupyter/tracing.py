@@ -98,10 +98,14 @@ class Tracer:
                     "leave this one out"
                 )
             _running.append(self)
-        if self._device != HOST:
-            self._guard("the history of the GPUs", self._start_history)
-        if self._device in (None, HOST):
-            self._guard("the host's lines", self._prepare_watch)
+        try:
+            if self._device != HOST:
+                self._guard("the history of the GPUs", self._start_history)
+            if self._device in (None, HOST):
+                self._guard("the host's lines", self._prepare_watch)
+        except BaseException:
+            self.stop()
+            raise
 
     def begin_at(self, is_entry: IsEntry) -> None:
         """The cell is about to run: the code for which ``is_entry`` holds, and its file's."""
@@ -113,23 +117,12 @@ class Tracer:
 
     def stop(self) -> None:
         """It has ended, and its record is made. May be called twice."""
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            self._readings = self._guard("the host's lines", watch.stop)
-        calls, self._calls = self._calls, None
-        if calls is not None:
-            self._marks = self._guard("the calls", calls.stop) or ()
-            self._notes += map(_as_sentence, calls.take_notes())
-        if self._has_history:
-            self._has_history = False
-            stood = _identify(self._snapshot_to)
-            self._traces = self._guard("the history of the GPUs", self._end_history) or ()
-            self._notes += self._hardware.take_notes()
-            # One that could not be written leaves the file that was there before.
-            self._has_snapshot = _identify(self._snapshot_to) not in (None, stood)
-        with _lock:
-            if self in _running:
-                _running.remove(self)
+        try:
+            self._stop_parts()
+        finally:
+            with _lock:
+                if self in _running:
+                    _running.remove(self)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -171,6 +164,22 @@ class Tracer:
         return CellTrace(record, tuple(devices), tuple(dict.fromkeys(self._notes)))
 
     # -- The parts ---------------------------------------------------------------------------------
+
+    def _stop_parts(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            self._readings = self._guard("the host's lines", watch.stop)
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            self._marks = self._guard("the calls", calls.stop) or ()
+            self._notes += map(_as_sentence, calls.take_notes())
+        if self._has_history:
+            self._has_history = False
+            stood = _identify(self._snapshot_to)
+            self._traces = self._guard("the history of the GPUs", self._end_history) or ()
+            self._notes += self._hardware.take_notes()
+            # One that could not be written leaves the file that was there before.
+            self._has_snapshot = _identify(self._snapshot_to) not in (None, stood)
 
     def _start_history(self) -> None:
         self._has_history = True

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -274,3 +276,32 @@ def test_hardware_that_fails_leaves_no_trace_running(
     assert t.record.devices[0].allocated.after_bytes is None
     assert _list_nets(t) == [100]
     gpu.free(held)
+
+
+def test_an_interrupt_does_not_leave_a_trace_running(machine: None) -> None:
+    """At its beginning or at its end it waits until the trace stands, or is over."""
+    main = threading.main_thread().ident
+    assert main is not None
+    prepare, stop = tracing.Tracer.prepare, tracing.Tracer.stop
+
+    def interrupt_then(work: Any) -> Any:
+        def call(self: tracing.Tracer) -> None:
+            signal.pthread_kill(main, signal.SIGINT)
+            work(self)
+
+        return call
+
+    for name, work in (("prepare", prepare), ("stop", stop)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tracing.Tracer, name, interrupt_then(work))
+            t = gpumemwidget.trace()
+            with pytest.raises(KeyboardInterrupt):
+                _trace_and_sleep(t, is_short=name == "stop")
+        assert t.record is not None
+        assert tracing._running == []
+
+
+def _trace_and_sleep(trace: Trace, *, is_short: bool) -> None:
+    with trace:
+        time.sleep(0 if is_short else 5)
+    time.sleep(5)
