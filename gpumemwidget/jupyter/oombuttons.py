@@ -263,6 +263,9 @@ class CardButtons(anywidget.AnyWidget):
         names = self._list_same(button)
         options: dict[str, Any] = _OPTIONS[button.way.kind]
         plan = plan_release(self._shell, hardware, names, **options)
+        if plan.moves and button.way.kind == "names":
+            # It would be moved to the CPU under what works with it, of which the card said nothing.
+            return "gone", (_describe_shared(names),)
         report = apply_release(plan, self._shell, hardware)
         if report.stopped is None:
             self._end("cached blocks", "They were given back with what was released.")
@@ -289,6 +292,14 @@ def _identify(shell: Shell, names: Sequence[str]) -> dict[str, int]:
     """
     namespace = shell.user_ns
     return {name: id(held) for name in names if (held := namespace.get(name)) is not None}
+
+
+def _describe_shared(names: Sequence[str]) -> str:
+    verb = "is" if len(names) == 1 else "are"
+    return (
+        f"{join_words(names)} {verb} held by something else too by now, and would have to be moved "
+        f"to the CPU under it: %memrelease --dry-run {' '.join(names)} shows what."
+    )
 
 
 def _describe_changed(names: Sequence[str]) -> str:

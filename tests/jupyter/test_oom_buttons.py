@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import threading
@@ -21,6 +22,8 @@ from gpumemwidget.jupyter.oomcard import show_card
 from gpumemwidget.jupyter.references import IPythonShell
 from gpumemwidget.measure.monitor import Monitor
 from gpumemwidget.owners.base import Shell
+from gpumemwidget.owners.plan import plan_release
+from gpumemwidget.records import ReleaseMove, ReleasePlan
 from gpumemwidget.traces import OomCard, WayOut
 from tests.report.oom_examples import make_card, make_host_card
 
@@ -142,6 +145,30 @@ def test_name_of_something_new_is_left_alone(page: _Page) -> None:
     assert "Left as it is: big, bound to something else now." in lines
     assert page.shell.user_ns["big"].numel() == 3
     assert page.shell.user_ns["other"] is None
+
+
+def test_name_that_is_shared_by_now_is_left_alone(
+    page: _Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU it would be moved to the CPU under what works with it: the card promised no such."""
+    page.run("big = torch.ones(16, 1024, 1024)")
+    page.buttons.add("one", _make_card(_make_way("names", "big")))
+
+    def plan_move(*args: Any, **options: Any) -> ReleasePlan:
+        move = ReleaseMove("big", "tensor", "cuda:0", 64 * _MIB, "also held by kept")
+        return dataclasses.replace(plan_release(*args, **options), moves=(move,))
+
+    monkeypatch.setattr("gpumemwidget.jupyter.oombuttons.plan_release", plan_move)
+    page.click("one")
+
+    assert page.read("one") == (
+        "gone",
+        [
+            "big is held by something else too by now, and would have to be moved to the CPU under "
+            "it: %memrelease --dry-run big shows what."
+        ],
+    )
+    assert page.shell.user_ns["big"] is not None
 
 
 def test_exception_is_released(page: _Page) -> None:
