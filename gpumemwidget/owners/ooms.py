@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from types import ModuleType, TracebackType
 from typing import Any, Literal
 
-from gpumemwidget.owners.kinds import is_a, is_one_of, read_namespace
+from gpumemwidget.owners.kinds import (
+    is_a,
+    is_one_of,
+    list_bases,
+    read_namespace,
+    read_type_dict,
+)
 from gpumemwidget.records import Frame
 
 __all__ = ["OomSign", "find_oom", "format_as_torch"]
@@ -31,7 +37,10 @@ _GROUP: Any = getattr(builtins, "BaseExceptionGroup", None)  # Since Python 3.11
 _DEVICE_TEXT = re.compile(
     r"\b(?:CU|HIP|ROC|MIOPEN)[A-Z_]*ALLOC[A-Z]*_FAILED\b"
     r"|\b(?:CUDA|HIP)(?: driver)?(?: error:)? out of memory\b"
+    r"|\b(?:cuda|hip)ErrorMemoryAllocation\b|\bCUDA_ERROR_OUT_OF_MEMORY\b"
 )
+#: Libraries whose own class of ``MemoryError`` is a device's.
+_DEVICE_MODULES = ("cupy", "rmm")
 _HOST_TEXT = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+) bytes", re.DOTALL)
 _REQUEST = re.compile(r"Tried to allocate ([\d.]+ (?:bytes|[KMG]iB))")
 
@@ -104,6 +113,8 @@ def _read(error: BaseException) -> OomSign | None:
             frames=_list_frames(error),
         )
     if is_one_of(cls, MemoryError):
+        if _DEVICE_TEXT.search(text) or _is_from(cls, _DEVICE_MODULES):
+            return OomSign("device", frames=_list_frames(error))
         return OomSign("host", requested_bytes=_read_array_bytes(args), frames=_list_frames(error))
     if is_one_of(cls, RuntimeError):
         if host := _HOST_TEXT.search(text):
@@ -111,6 +122,12 @@ def _read(error: BaseException) -> OomSign | None:
         if _DEVICE_TEXT.search(text):
             return OomSign("device", frames=_list_frames(error))
     return None
+
+
+def _is_from(cls: type, packages: tuple[str, ...]) -> bool:
+    """Whether a class, or one that it is made from, belongs to one of these packages."""
+    modules = (read_type_dict(each).get("__module__") for each in list_bases(cls))
+    return any(type(name) is str and name.partition(".")[0] in packages for name in modules)
 
 
 def _list_torch_classes() -> list[type]:

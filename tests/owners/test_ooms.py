@@ -100,6 +100,26 @@ def test_what_libraries_say(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("package", "text"),
+    [
+        ("builtins", "std::bad_alloc: out_of_memory: CUDA error: cudaErrorMemoryAllocation"),
+        ("rmm.pylibrmm", "std::bad_alloc: out_of_memory"),
+        ("cupy.cuda.memory", "Out of memory allocating 1,024 bytes (allocated so far: 0 bytes)."),
+    ],
+)
+def test_a_memory_error_of_a_device(package: str, text: str) -> None:
+    """Libraries raise Python's own class for a device's memory, or one made from it."""
+    cls = type("OutOfMemoryError", (MemoryError,), {"__module__": package})
+
+    sign, plain = find_oom(cls(text)), find_oom(MemoryError("Out of memory"))
+
+    assert sign is not None
+    assert sign.where == "device"
+    assert plain is not None
+    assert plain.where == "host"
+
+
+@pytest.mark.parametrize(
     "error",
     [
         RuntimeError("CUDA error: device-side assert triggered"),
