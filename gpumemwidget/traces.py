@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpumemwidget.records import CellRecord, Frame, MemoryKind, Owned, PeakIs, Segment, Span
+from gpumemwidget.records import HOST, CellRecord, Frame, MemoryKind, Owned, PeakIs, Segment, Span
 
 __all__ = [
     "ACTIONS",
@@ -304,6 +304,28 @@ class OomEvent:
         if self.allocated_bytes is None or self.reserved_bytes is None:
             return None
         return self.reserved_bytes - self.allocated_bytes
+
+    @property
+    def room_bytes(self) -> int | None:
+        """What there was to be had: what is free, or what a limit leaves of it."""
+        free, limit = self.device_free_bytes, self.limit_bytes
+        if limit is None or self.reserved_bytes is None:
+            return free
+        left = max(limit - self.reserved_bytes, 0)
+        return left if free is None else min(left, free)
+
+    @property
+    def is_fragmented(self) -> bool:
+        """Whether what is reserved but unallocated would have done, were it in one piece.
+
+        With the room beside it, that is, which segments that grow would take in.
+        """
+        free, largest = self.unallocated_bytes, self.largest_free_block_bytes
+        if free is None or largest is None or self.device == HOST:
+            return False
+        if self.requested_bytes is None:
+            return 2 * largest < free
+        return largest < self.requested_bytes <= free + (self.room_bytes or 0)
 
 
 @dataclass(frozen=True, slots=True)

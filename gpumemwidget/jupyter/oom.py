@@ -242,6 +242,7 @@ def _fill_up(event: OomEvent, hardware: Hardware) -> OomEvent:
         largest_free_block_bytes=now.largest_free_block_bytes,
         others_bytes=now.others_bytes,
         outside_bytes=now.outside_bytes,
+        cached_bytes=now.cached_bytes,
     )
 
 

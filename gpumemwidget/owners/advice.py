@@ -36,7 +36,11 @@ def list_settings(shell: Shell, event: OomEvent) -> Iterator[WayOut]:
             command=_write_torch(shell, "cuda.empty_cache()"),
             can_do=True,
         )
-    if _is_fragmented(event) and "expandable_segments:True" not in _read_settings()[1]:
+    if (
+        event.is_fragmented
+        and event.unallocated_bytes
+        and "expandable_segments:True" not in _read_settings()[1]
+    ):
         name, settings = _read_settings()
         wanted = ",".join([*([settings] if settings else []), "expandable_segments:True"])
         yield WayOut(
@@ -56,15 +60,6 @@ def list_settings(shell: Shell, event: OomEvent) -> Iterator[WayOut]:
             gives_is="at most",
             command="!ps aux --sort=-rss | head" if event.device == HOST else "!nvidia-smi",
         )
-
-
-def _is_fragmented(event: OomEvent) -> bool:
-    """Whether enough was reserved and unallocated, and not in one piece."""
-    asked, free = event.requested_bytes, event.unallocated_bytes
-    largest = event.largest_free_block_bytes
-    if asked is None or free is None or largest is None:
-        return False
-    return largest < asked <= free
 
 
 def _read_settings() -> tuple[str, str]:

@@ -15,7 +15,7 @@ from gpumemwidget.report.words import count_kind, join_words
 from gpumemwidget.traces import OomEvent
 from gpumemwidget.units import format_bytes
 
-__all__ = ["divide_device", "is_fragmented"]
+__all__ = ["divide_device"]
 
 #: Kinds beyond so many are one part.
 _MOST_KINDS = 6
@@ -68,16 +68,6 @@ def divide_device(
     )
 
 
-def is_fragmented(event: OomEvent) -> bool:
-    """Whether what is reserved but unallocated would do, were it in one piece."""
-    cached, largest = event.unallocated_bytes, event.largest_free_block_bytes
-    if cached is None or largest is None or event.device == HOST:
-        return False
-    if event.requested_bytes is None:
-        return 2 * largest < cached
-    return largest < event.requested_bytes <= cached
-
-
 def _list_gpu_parts(
     event: OomEvent, kinds: Sequence[tuple[MemoryKind, int]]
 ) -> list[tuple[str, Part | None]]:
@@ -91,7 +81,7 @@ def _list_gpu_parts(
     else:
         slots = [("allocated", _divide_allocated(allocated, kinds))]
         detail = ""
-        if is_fragmented(event):
+        if event.is_fragmented:
             detail = (
                 f"fragmented: largest free block {format_bytes(event.largest_free_block_bytes)}"
             )

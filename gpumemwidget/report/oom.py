@@ -92,12 +92,14 @@ def _describe_request(event: OomEvent) -> tuple[Run, ...]:
     runs = [Run(f"Out of memory on {where}", "strong")]
     if event.requested_bytes is not None:
         runs.append(Run(f"{format_bytes(event.requested_bytes)} asked for", "strong"))
+    else:
+        runs.append(Run("the error does not say how much was asked for"))
     if _is_hopeless(event):
         # Then it does not matter how full it was.
         runs.append(Run(f"there are {format_bytes(event.device_total_bytes)} in all"))
         return tuple(runs)
-    room, is_limited = _find_room(event)
-    if is_limited:
+    room = event.room_bytes
+    if room != event.device_free_bytes:
         limit = format_bytes(event.limit_bytes)
         runs.append(Run(f"{format_bytes(room)} left below the limit of {limit}"))
     elif room is not None:
@@ -112,22 +114,11 @@ def _is_hopeless(event: OomEvent) -> bool:
     return asked is not None and total is not None and 0 < total < asked
 
 
-def _find_room(event: OomEvent) -> tuple[int | None, bool]:
-    """What there was, and whether it is what the limit left, where that was less."""
-    free = event.device_free_bytes
-    if event.limit_bytes is not None and event.reserved_bytes is not None:
-        left = max(event.limit_bytes - event.reserved_bytes, 0)
-        if free is None or left < free:
-            return left, True
-    return free, False
-
-
 def _name_ways(event: OomEvent) -> str:
     """What stands above the ways out: how much would do."""
     if _is_hopeless(event):
         return "Ways out: none gives that much"
-    room, _ = _find_room(event)
-    asked = event.requested_bytes
+    room, asked = event.room_bytes, event.requested_bytes
     if asked is None or room is None or not 0 <= room < asked:
         return "Ways out"
     return f"Ways out: about {format_bytes(asked - room)} more would do"

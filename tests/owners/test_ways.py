@@ -263,7 +263,7 @@ def test_fragments(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
         {"largest_free_block_bytes": 9 * MIB},
         {"requested_bytes": 11 * MIB},
         {"largest_free_block_bytes": None},
-        {"requested_bytes": None},
+        {"requested_bytes": None, "largest_free_block_bytes": 5 * MIB},
     ],
 )
 def test_no_fragments(notebook: Notebook, change: dict[str, int | None]) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumemwidget.records import Reading, ReleasePlan, ReleaseReport
-from gpumemwidget.report.division import divide_device, is_fragmented
+from gpumemwidget.report.division import divide_device
 from gpumemwidget.report.document import Part, UseBar
 from gpumemwidget.report.oom import describe_cached, describe_released, report_oom, sort_ways
 from gpumemwidget.traces import OomEvent, WayOut
@@ -122,7 +122,9 @@ def test_limit_is_a_mark() -> None:
     [
         ({}, True),
         ({"largest_free_block_bytes": 2 * GIB}, False),
+        ({"requested_bytes": 3 * GIB}, True),
         ({"requested_bytes": 4 * GIB}, False),
+        ({"requested_bytes": 3 * GIB, "limit_bytes": 68 * GIB}, False),
         ({"requested_bytes": None}, True),
         ({"largest_free_block_bytes": None}, False),
         ({"reserved_bytes": None}, False),
@@ -132,8 +134,8 @@ def test_limit_is_a_mark() -> None:
 def test_fragmented_is_what_would_do_in_one_piece(
     changes: dict[str, object], expected: bool
 ) -> None:
-    """The largest free block is too small for what all free blocks would be enough for."""
-    assert is_fragmented(make_event(**changes)) is expected
+    """The largest free block is too small, and all of them with what is free would be enough."""
+    assert make_event(**changes).is_fragmented is expected
 
 
 @settings(max_examples=200, deadline=None)
@@ -202,7 +204,10 @@ def test_card_of_nothing_says_so() -> None:
     """Without a single figure there are no table and no bar, and no number that is not known."""
     text = report_oom(make_empty_card()).text
 
-    assert text.startswith("Out of memory on cuda:0\n\nHow full it was is not known.")
+    assert text.startswith(
+        "Out of memory on cuda:0 · the error does not say how much was asked for\n\n"
+        "How full it was is not known."
+    )
     assert "0 B" not in text
 
 
