@@ -235,14 +235,16 @@ class OomCards:
 
 
 def _fill_up(event: OomEvent, hardware: Hardware) -> OomEvent:
-    """An event of which the counters alone were read, with what the end tells of the rest."""
+    """An event of which the counters alone were read, with what the end tells of the rest.
+
+    Not what is cached: PyTorch gives that back before it says that memory ran out.
+    """
     now = describe_state(hardware, event.device, free_bytes=event.device_free_bytes)
     return dataclasses.replace(
         event,
         largest_free_block_bytes=now.largest_free_block_bytes,
         others_bytes=now.others_bytes,
         outside_bytes=now.outside_bytes,
-        cached_bytes=now.cached_bytes,
     )
 
 
