@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ import torch
 
 from tests.owners.notebook import Notebook, Tracker
 
-#: What no variable names, as a library's table would hold it.
-TABLE: dict[str, object] = {}
+#: The module whose table holds what no variable names. Each world has a new one: what was there
+#: when the tests began is put aside, and a search of the process does not see it.
+LIBRARY = "library_of_a_world"
 
 #: How big the next tensor is: never twice the same, for a cycle through C++ outlives its names. The
 #: account lists what no name holds on the host from 4096 bytes on.
@@ -87,7 +89,9 @@ class World:
     """
 
     def __init__(self, notebook: Notebook) -> None:
-        TABLE.clear()
+        library = types.ModuleType(LIBRARY)
+        vars(library)["TABLE"] = {}
+        sys.modules[LIBRARY] = library
         notebook.ip.reset(new_session=False)
         notebook.shell.drop_exceptions()
         self.notebook = notebook
@@ -380,7 +384,8 @@ class World:
 
     def make_elsewhere(self, which: int, _other: int) -> None:
         """A table in an imported module holds it too."""
-        TABLE[str(len(TABLE))] = self.pick(which)
+        table = vars(sys.modules[LIBRARY])["TABLE"]
+        table[str(len(table))] = self.pick(which)
 
     def make_deletion(self, which: int, _other: int) -> None:
         """A name is deleted; what it held may be rubbish in a cycle now."""

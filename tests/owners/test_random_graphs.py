@@ -7,6 +7,7 @@ tell which storages are gone then.
 from __future__ import annotations
 
 import gc
+import sys
 from collections import Counter
 from collections.abc import Iterator
 
@@ -14,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpumemwidget.owners.entries import take_memory_account
+from gpumemwidget.owners.entries import take_memory_account, take_running_account
 from gpumemwidget.owners.why import explain
 from gpumemwidget.records import HOST, MemoryAccount, Owned
-from tests.owners.graphs import TABLE, Action, World
+from tests.owners.graphs import LIBRARY, Action, World
 from tests.owners.notebook import Notebook
 
 _numbers = st.integers(0, 40)
@@ -31,9 +32,9 @@ pytestmark = pytest.mark.usefixtures("capsys")
 
 
 @pytest.fixture(autouse=True)
-def _empty_table() -> Iterator[None]:
+def _no_library() -> Iterator[None]:
     yield
-    TABLE.clear()
+    sys.modules.pop(LIBRARY, None)
 
 
 def _build(notebook: Notebook, actions: list[Action]) -> World:
@@ -104,6 +105,26 @@ def test_the_account_adds_up(notebook: Notebook, actions: list[Action]) -> None:
         assert set(each.rows) <= rows
         if each.root in {"name", "out", "exception"}:
             assert each.steps[0] == each.rows[0]
+
+
+@_settings
+@given(_actions)
+def test_a_running_cell_is_told_the_same(notebook: Notebook, actions: list[Action]) -> None:
+    """What names lead to has the same lines, with as many bytes in all."""
+    _build(notebook, actions)
+
+    account = _take(notebook)
+    running = take_running_account(notebook.shell, notebook.hardware, HOST, budget_s=30.0)
+
+    assert _list_named(running) == _list_named(account)
+    (device,) = running.devices
+    assert sum(each.n_bytes for each in device.owned) == device.allocated_bytes
+
+
+def _list_named(account: MemoryAccount) -> Counter[tuple[str, str, int]]:
+    roots = ("name", "out", "exception")
+    lines = [each for each in _list_owned(account) if each.root in roots]
+    return Counter((each.owner, each.kind, each.n_bytes) for each in lines)
 
 
 @_settings
