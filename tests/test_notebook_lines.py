@@ -1,0 +1,104 @@
+"""The notebook on lines does what it tells: executed in full, and held to what its prose claims."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from nbformat import NotebookNode
+
+from gpumemwidget.units import parse_bytes
+from tests.notebooks import FOLDER, execute, make_static
+
+MIB = 1024**2
+PLOTLY = "application/vnd.plotly.v1+json"
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> NotebookNode:
+    """Executed now on this machine."""
+    folder = tmp_path_factory.mktemp("lines")
+    return make_static(execute(FOLDER / "which-line-took-it.ipynb", folder), folder)
+
+
+def _list_outputs(notebook: NotebookNode, source: str) -> list[NotebookNode]:
+    """The outputs of the cell whose source has this in it."""
+    [cell] = [cell for cell in notebook.cells if source in cell.source]
+    return list(cell.outputs)
+
+
+def _read_text(notebook: NotebookNode, source: str) -> str:
+    return "\n".join(
+        output.get("text") or output.get("data", {}).get("text/plain", "")
+        for output in _list_outputs(notebook, source)
+    )
+
+
+def _read_line(text: str, line: str) -> list[int]:
+    """The amounts beside a line of the listing: allocated, net, at the peak, highest."""
+    [row] = [row for row in text.split("\n") if re.search(rf"\d  +{re.escape(line)}", row)]
+    return [parse_bytes(amount) for amount in re.findall(r"\d[\d.]* (?:B|KiB|MiB|GiB)", row)]
+
+
+def _read_sum(text: str) -> list[int]:
+    """All lines together: allocated, net, at the peak."""
+    [row] = [row for row in text.split("\n") if "all together" in row]
+    return [parse_bytes(amount) for amount in re.findall(r"\d[\d.]* (?:B|KiB|MiB|GiB)", row)]
+
+
+@pytest.mark.notebook
+def test_no_cell_says_that_we_failed(notebook: NotebookNode) -> None:
+    """Nothing goes to stderr."""
+    assert [
+        (cell.source, output.text)
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if output.output_type == "stream" and output.name == "stderr"
+    ] == []
+
+
+@pytest.mark.notebook
+def test_attention_written_out_needs_its_scores_and_weights(notebook: NotebookNode) -> None:
+    """128 MiB a copy, of which several stood at the peak; the result is 4 MiB."""
+    text = _read_text(notebook, "attended = weights @ values")
+
+    assert _read_line(text, "scores = queries")[0] >= 128 * MIB
+    assert _read_line(text, "weights = scores.softmax(-1)")[1] == pytest.approx(128 * MIB, rel=0.02)
+    assert _read_line(text, "attended = weights @ values")[1] == pytest.approx(4 * MIB, rel=0.02)
+
+
+@pytest.mark.notebook
+def test_fused_attention_needs_neither(notebook: NotebookNode) -> None:
+    """Its peak stands little above what was there before."""
+    apart, fused = (
+        _read_sum(_read_text(notebook, source))
+        for source in ("attended = weights @ values", "attended = nn.functional")
+    )
+
+    assert apart[2] - fused[2] > 200 * MIB
+
+
+@pytest.mark.notebook
+def test_loop_keeps_its_outputs(notebook: NotebookNode) -> None:
+    """8 MiB a step, at the line that allocated them; and who holds them is told."""
+    text = _read_text(notebook, "history.append(output)")
+
+    assert _read_line(text, "output = model(batch)")[1] == pytest.approx(4 * 8 * MIB, rel=0.2)
+    assert _read_line(text, "batch = torch.randn")[1] == pytest.approx(8 * MIB, rel=0.05)
+    assert "history" in _read_text(notebook, "%memwhy history")
+
+
+@pytest.mark.notebook
+def test_timelines_are_saved_for_plotly_and_without_it(notebook: NotebookNode) -> None:
+    """As JSON that a front end draws, as a static chart, and as text."""
+    for source in ("attended = weights @ values", "history.append(output)"):
+        bundles = [output.data for output in _list_outputs(notebook, source) if "data" in output]
+        [timeline] = [bundle for bundle in bundles if PLOTLY in bundle]
+        assert "<figure" in timeline["text/html"]
+        assert "peak" in timeline["text/plain"]
+
+
+def test_it_is_there() -> None:
+    """The saved one is held by the tests of all notebooks."""
+    assert Path(FOLDER / "which-line-took-it.ipynb").is_file()
