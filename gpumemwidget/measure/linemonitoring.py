@@ -107,6 +107,9 @@ class MonitoringHooks(LineHooks):
                 return None if code.co_filename in self._files else self._disable
             if self._is_ours(sys._getframe(1)):  # noqa: SLF001 - public by its documentation
                 self._reader.exclude(lambda: self._add(code))
+        except RecursionError:
+            # The code is about to meet it itself. There is no room to ask what to do about it.
+            return None
         except BaseException as exc:
             if not self._survive(exc):
                 raise
@@ -118,6 +121,8 @@ class MonitoringHooks(LineHooks):
                 self.saw_threads = True
                 return None
             return self._move(self._place(code.co_filename, line))
+        except RecursionError:
+            return None
         except BaseException as exc:
             if not self._survive(exc):
                 raise
@@ -130,6 +135,8 @@ class MonitoringHooks(LineHooks):
                 self.saw_threads = True
                 return None
             return self._move(self._find_line(sys._getframe(1).f_back))  # noqa: SLF001 - as above
+        except RecursionError:
+            return None
         except BaseException as exc:
             if not self._survive(exc):
                 raise
@@ -143,6 +150,8 @@ class MonitoringHooks(LineHooks):
                 return None
             line = sys._getframe(1).f_lineno  # noqa: SLF001 - as above
             return self._move(self._place(code.co_filename, line))
+        except RecursionError:
+            return None
         except BaseException as exc:
             if not self._survive(exc):
                 raise
@@ -159,6 +168,8 @@ class MonitoringHooks(LineHooks):
                 return
             if get_ident() == self._thread:
                 self._move(self._find_line(sys._getframe(1).f_back))  # noqa: SLF001 - as above
+        except RecursionError:
+            return
         except BaseException as exc:
             if not self._survive(exc):
                 raise

@@ -90,7 +90,10 @@ class LineWatch:
             why = f"{type(failure).__name__}: {failure}".rstrip(": ")
             notes.append(f"Reading the lines failed ({why}) and ended there.")
         elif self._hooks.was_displaced:
-            notes.append("Something else began to trace, and the lines after that were not read.")
+            notes.append(
+                "Tracing was switched off or taken over in between (by sys.settrace, or by a "
+                "recursion up to its limit), and the lines after that were not read."
+            )
         if self._hooks.saw_threads:
             notes.append("Of the code's threads only the one that ran the cell was read.")
         return self._reader.stop(self._hooks.files, tuple(notes), has_failed=failure is not None)

@@ -99,6 +99,9 @@ class SettraceHooks(LineHooks):
                 if self._is_traced and self._reader.charge(_N_CALLS * _CALL_NS):
                     self._pause()
                     self._paused_in_call = True
+        except RecursionError:
+            # The code is about to meet it itself. There is no room to ask what to do about it.
+            return None
         except BaseException as exc:
             if not self._survive(exc):
                 raise
@@ -113,6 +116,8 @@ class SettraceHooks(LineHooks):
                 self._move(self._place(frame.f_code.co_filename, frame.f_lineno))
             elif event == "return":
                 self._move(self._find_line(frame.f_back))
+        except RecursionError:
+            return self._local
         except BaseException as exc:
             if not self._survive(exc):
                 raise

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -498,6 +499,17 @@ def test_deep_recursion_ends_as_it_would() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_deep_recursion_shows_nothing_of_ours() -> None:
+    """Neither in the traceback nor as what was handled meanwhile."""
+    ran = run("def f(n):\n    return f(n + 1)\nf(0)")
+
+    error = ran.error
+    assert isinstance(error, RecursionError)
+    assert (error.__context__, error.__cause__) == (None, None)
+    names = {each.filename for each in traceback.extract_tb(error.__traceback__)}
+    assert not any("gpumemwidget" in name for name in names)
+
+
 def test_a_forked_child_is_not_read() -> None:
     """It runs on, without us, and the parent goes on to be read."""
     source = (
