@@ -42,7 +42,8 @@ _DEVICE_TEXT = re.compile(
 #: Libraries whose own class of ``MemoryError`` is a device's.
 _DEVICE_MODULES = ("cupy", "rmm")
 _HOST_TEXT = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+) bytes", re.DOTALL)
-_REQUEST = re.compile(r"Tried to allocate ([\d.]+ (?:bytes|[KMG]iB))")
+_REQUEST = re.compile(r"Tried to allocate ((\d+(?:\.\d+)?) (bytes|[KMG]iB))")
+_UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class OomSign:
     where: Literal["device", "host"]
     #: Whether PyTorch's own allocator says so, and not a library that asked the driver.
     is_allocators: bool = False
-    #: What was asked for, where the error has the bytes.
+    #: What was asked for, where the error says it: as exact as it does.
     requested_bytes: int | None = None
     #: As PyTorch's error for devices puts it: ``20.00 MiB``.
     request: str = ""
@@ -109,6 +110,7 @@ def _read(error: BaseException) -> OomSign | None:
         return OomSign(
             "device",
             is_allocators=True,
+            requested_bytes=round(float(request[2]) * _UNITS[request[3]]) if request else None,
             request=request[1] if request else "",
             frames=_list_frames(error),
         )

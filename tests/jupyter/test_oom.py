@@ -324,6 +324,19 @@ def test_the_one_that_ends_it(loaded: InteractiveShell, cards: list[OomCard]) ->
     assert cards[0].n_caught == 1
 
 
+def test_one_of_an_earlier_cell(loaded: InteractiveShell, cards: list[OomCard]) -> None:
+    """Nobody saw it in this cell: its own text says what it asked for."""
+    run(loaded, "try:\n    gpu.make(300)\nexcept torch.OutOfMemoryError as exc:\n    kept = exc")
+
+    run(loaded, "raise kept")
+
+    (card,) = cards
+    assert (card.event.requested_bytes, card.n_caught) == (300 * MIB, 0)
+    assert card.notes == (
+        "The owners are those at the cell's end, with its traceback still standing",
+    )
+
+
 def test_what_a_library_says(loaded: InteractiveShell, cards: list[OomCard]) -> None:
     """It is none of those that PyTorch's allocator told of, so what stands at the end is said."""
     run(

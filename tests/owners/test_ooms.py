@@ -31,7 +31,7 @@ def test_a_devices() -> None:
     sign = find_oom(catch(torch.OutOfMemoryError(CUDA_TEXT)))
 
     assert sign is not None
-    assert (sign.where, sign.request, sign.requested_bytes) == ("device", "20.00 MiB", None)
+    assert (sign.where, sign.request, sign.requested_bytes) == ("device", "20.00 MiB", 20 << 20)
     (frame,) = sign.frames
     assert frame == Frame(__file__, catch.__code__.co_firstlineno + 3, "catch")
 
