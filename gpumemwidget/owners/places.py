@@ -19,7 +19,7 @@ _PACKAGE_PATH = re.compile(
     r".*[/\\](?:(?:site|dist)-packages|lib[/\\]python3\.\d+)[/\\](.+)\.py", re.DOTALL
 )
 #: What ``%%time`` compiles: the lines below its own.
-_TIMED = re.compile(r"<timed (exec|eval)>")
+_TIME, _TIMED = re.compile(r"\s*%%time\b"), re.compile(r"<timed (exec|eval)>")
 #: The magics that a cell begins with.
 _HEAD = re.compile(r"\s*(%%|$)")
 
@@ -82,12 +82,14 @@ def _find_typed(
     if cells.get(frame.filename) == number:
         # What IPython has put in the place of magics is nothing that a person typed.
         n_compiled = len("".join(linecache.getlines(frame.filename)).rstrip().splitlines())
+        if n_compiled == 1 and typed[0].startswith("%%"):
+            return 1  # One call, which was given all that stands below.
         return frame.line if n_compiled == len(typed) and frame.line <= n_compiled else None
     n_heads = next((at for at, line in enumerate(typed) if not _HEAD.match(line)), len(typed))
     if not n_heads:
         return None
     if _TIMED.fullmatch(frame.filename):
-        is_head = any(line.lstrip().startswith("%%time") for line in typed[:n_heads])
+        is_head = any(map(_TIME.match, typed[:n_heads]))
         return n_heads + frame.line if is_head and n_heads + frame.line <= len(typed) else None
     part = "".join(linecache.getlines(frame.filename)).rstrip().splitlines()
     offset = len(typed) - len(part)

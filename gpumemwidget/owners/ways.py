@@ -181,7 +181,10 @@ class _Releases:
                 text=f"release {_join(shown)}, which this cell does not mention",
                 gives_bytes=self._sum_dying(account.find_marks(names)),
                 gives_is=self._is,
-                command=f"%memrelease {' '.join(names)}",
+                # Of others, which code can make, none can be typed.
+                command=(
+                    f"%memrelease {' '.join(names)}" if all(map(str.isidentifier, names)) else None
+                ),
                 can_do=True,
                 names=names,
             )

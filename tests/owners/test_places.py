@@ -90,6 +90,8 @@ def test_what_stands_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = find_place(timed[:1], CELLS)
 
     assert inner == Place("In[7], line 1", "%time step(x)", None)
+    magic = find_place(timed, CELLS, source="%%timeit -r1\nstep(x)", number=7)
+    assert magic == Place("In[7], line 1", "%%timeit -r1", None)
     assert below.place == "<timed eval>, line 1"
     assert compiled.text == lines[0].strip()
     assert alone == Place("<timed eval>, line 1", "", None)

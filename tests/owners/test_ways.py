@@ -167,6 +167,16 @@ def test_what_would_be_moved_is_not_offered(notebook: Notebook, tracker: Tracker
     assert "names" not in find(notebook, mentions={"model"})
 
 
+def test_names_that_nobody_can_type(notebook: Notebook, tracker: Tracker) -> None:
+    """They are offered without a command: as an option of the magic it would do something else."""
+    notebook.put(**{"--out": tracker.make(2 * N), "größe": tracker.make(3 * N)})
+
+    assert [(way.names, way.command) for way in find_names(notebook)] == [
+        (("größe",), "%memrelease größe"),
+        (("--out",), None),
+    ]
+
+
 def test_many_names(notebook: Notebook, tracker: Tracker) -> None:
     """A text has no room for all of a set, and the card none for all sets."""
     shared = tracker.make(2 * N)
