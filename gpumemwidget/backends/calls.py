@@ -126,6 +126,8 @@ class CallRecorder:
     def _on_start(self, code: CodeType, _offset: int) -> Any:
         try:
             return self._begin(sys._getframe(1), code)  # noqa: SLF001 - inspect's public way takes far longer
+        except RecursionError:
+            return None  # The user is about to meet it. There is no room to note anything.
         except Exception as exc:  # noqa: BLE001 - it would be the user's own call that fails
             self._fail(exc)
             return self._monitoring.DISABLE
@@ -133,9 +135,12 @@ class CallRecorder:
     def _on_return(self, _code: CodeType, _offset: int, _value: object) -> Any:
         try:
             self._end(id(sys._getframe(1)))  # noqa: SLF001 - as above
+        except RecursionError:
+            return None
         except Exception as exc:  # noqa: BLE001 - as above
             self._fail(exc)
             return self._monitoring.DISABLE
+        return None
 
     def _fail(self, exc: Exception) -> None:
         note = f"calls of modules are not seen: {type(exc).__name__}: {exc}"

@@ -348,6 +348,32 @@ def test_tracebacks_show_no_frame_of_ours(recorder: CallRecorder) -> None:
 
 
 @needs_monitoring
+def test_a_recursion_up_to_its_limit_shows_nothing_of_ours(recorder: CallRecorder) -> None:
+    """There is no room for our own handling of it, and nothing failed."""
+
+    class Endless(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return self(x)
+
+    recorder.start()
+
+    for depth in range(6):  # Wherever in a call the limit is met.
+        with pytest.raises(RecursionError) as caught:
+            _go_down(depth, Endless())
+        error = caught.value
+        assert error.__context__ is None
+        frames = traceback.extract_tb(error.__traceback__)
+        assert not any("backends/calls.py" in each.filename for each in frames)
+
+    recorder.stop()
+    assert recorder.take_notes() == ()
+
+
+def _go_down(depth: int, module: nn.Module) -> Any:
+    return module(None) if depth == 0 else _go_down(depth - 1, module)
+
+
+@needs_monitoring
 def test_tools_of_others_are_left_alone(recorder: CallRecorder) -> None:
     """Where no place is free there are no marks, and a note."""
     monitoring = sys.monitoring
