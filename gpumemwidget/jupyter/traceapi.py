@@ -185,9 +185,16 @@ class Trace:
         return self.trace.devices
 
     def figure(self, device: str | None = None) -> Figure:
-        """The timeline as a figure of plotly's; of one device, or of all for ``None``."""
+        """The timeline as a figure of plotly's; of one device, or of all for ``None``.
+
+        Raises:
+            BadInputError: that device was not traced.
+        """
         from gpumemwidget.report.figures import figure_trace  # noqa: PLC0415 - brings plotly
 
+        traced = [each.device for each in self.devices]
+        if device is not None and device not in traced:
+            raise BadInputError(f"{device!r} was not traced: {', '.join(traced) or 'nothing'} was")
         return figure_trace(self.trace, device)
 
     def to_html(self) -> str:

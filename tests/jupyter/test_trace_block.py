@@ -240,6 +240,16 @@ def test_a_gpu_s_peaks_are_exact_and_invisible(gpu: ReplayAllocator, tmp_path: P
     gpu.free(held)
 
 
+def test_a_device_that_was_not_traced_has_no_figure(gpu: ReplayAllocator) -> None:
+    """An empty one would say that nothing happened there."""
+    with gpumemwidget.trace() as t:
+        gpu.allocate(20 * MIB)
+
+    assert t.figure("cuda:0").data
+    with pytest.raises(BadInputError, match="'cuda:1' was not traced: cuda:0 was"):
+        t.figure("cuda:1")
+
+
 def test_a_device_can_be_chosen(gpu: ReplayAllocator) -> None:
     """The host beside a GPU, or one GPU."""
     with gpumemwidget.trace(device="host") as host:
