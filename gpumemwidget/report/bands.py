@@ -33,6 +33,8 @@ _MOST_ABOVE = 2
 #: Where less than this part of a cell's time holds all that happened, the rest is left out.
 _SHORT_PART = 0.1
 _MARGIN_PART = 0.15
+#: Where something moved in the last part of the time, as much is drawn beyond its end.
+_END_PART = 0.03
 
 
 #: Of a figure: stretches at most, and points at most between moments that are far apart.
@@ -134,8 +136,11 @@ def choose_span(timeline: Timeline, duration_s: float) -> tuple[float, float]:
     if moved:
         first_s, last_s = times[moved[0]], times[moved[-1]]
         if 0 < last_s - first_s < _SHORT_PART * end_s:
-            margin = _MARGIN_PART * (last_s - first_s)
-            return max(0.0, first_s - margin), min(end_s, last_s + margin)
+            margin_s = _MARGIN_PART * (last_s - first_s)
+            return max(0.0, first_s - margin_s), last_s + margin_s
+        if last_s > (1 - _END_PART) * end_s:
+            # What the last line left behind would have no width.
+            end_s = max(end_s, last_s) + _END_PART * end_s
     return 0.0, end_s
 
 
@@ -186,7 +191,8 @@ def choose_points(
         begin_s = max(time_s, span[0])
         steps = range(1, int((next_s - begin_s) / step_s) + 1)
         between += [(begin_s + step * step_s, index) for step in steps]
-    return sorted((*points, *(point for point in between if point[0] < span[1])))
+    ends = [(span[1], points[-1][1])] if points and points[-1][0] < span[1] else []
+    return sorted((*points, *(point for point in between if point[0] < span[1]), *ends))
 
 
 def _find_extremes(values: Sequence[int], indices: Sequence[int]) -> tuple[int, int]:

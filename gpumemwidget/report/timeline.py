@@ -221,7 +221,8 @@ def _shift(y: float) -> str:
 
 
 def _render_span(chart: TimelineChart) -> str:
-    start, end = format_duration(chart.start_s), format_duration(chart.end_s)
+    start = format_duration(chart.start_s)
+    end = format_duration(min(chart.end_s, chart.duration_s) or chart.end_s)
     start = "0 s" if not chart.start_s else start
     middle = ""
     if chart.complete_x is not None and chart.complete_x > 0:

@@ -54,7 +54,7 @@ def _list_calls(notebook: Notebook) -> Locator:
 def test_pointer_names_line_and_size(lab: Lab) -> None:
     """At the peak: each line with what it held and its text; dark text or light, it is readable."""
     with _show(lab, "make_trace") as notebook:
-        rows = [row.replace("\xa0", " ") for row in _hover(notebook, 1.669 / 4.56)]
+        rows = [row.replace("\xa0", " ") for row in _hover(notebook, 1.669 / (1.03 * 4.56))]
 
         assert any(
             re.match(r"line 7 : 1\.\d\d GiB +logits = model\(inputs\)\.logits", row) for row in rows

@@ -185,6 +185,20 @@ def test_a_moment_within_a_long_cell_is_seen() -> None:
     assert "of 1 min 00 s, in which nothing else moved" in render_timeline(_plot(timeline, 60.0))
 
 
+def test_what_the_last_line_left_behind_is_seen() -> None:
+    """A step at the very end has a width, in the chart and in the figure; the end is the cell's."""
+    timeline = _make_timeline({"before the cell": [8, 8, 8], "line 1": [0, 0, 8]}, [0.0, 2.0, 4.0])
+    trace = make_trace(make_lines_device([("x", None)], timeline=timeline))
+
+    chart = _plot(timeline, 4.0)
+    figure = figure_trace(trace)
+
+    assert chart.bands[0].path == "M0 400V200h971v-200H1000V400z"
+    assert "<span>4.00 s</span></div>" in render_timeline(chart)
+    assert figure.data[1].x[-1] == pytest.approx(figure.layout.xaxis.range[1])
+    assert figure.data[1].y[-1] == 8
+
+
 def test_thinning_keeps_extremes_and_what_stands_after() -> None:
     """Of ten thousand moments the peak, the lowest, and the level of each plateau."""
     n = 10_000
@@ -234,8 +248,9 @@ def test_what_was_lost_is_shaded() -> None:
     chart = plot_timeline(device, 4.56)
     assert chart is not None
 
-    assert chart.complete_x == pytest.approx(0.25)
-    assert 'class="gmw-co" d="M0 0H250V400H0z"' in render_timeline(chart)
+    # A little is drawn beyond the end, where something moved last.
+    assert chart.complete_x == pytest.approx(0.25 / 1.03)
+    assert 'class="gmw-co" d="M0 0H243V400H0z"' in render_timeline(chart)
     assert "shaded: what came before is lost" in render_timeline(chart)
 
 
