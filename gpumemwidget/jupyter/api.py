@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from gpumemwidget.jupyter.extension import Extension
     from gpumemwidget.jupyter.traceapi import Trace
     from gpumemwidget.measure.monitor import Monitor
-    from gpumemwidget.traces import CellTrace
 
 __all__ = [
     "account",
@@ -311,8 +310,11 @@ def trace(
     return make_trace(device=device, n_events=n_events, depth=depth, snapshot=snapshot, force=force)
 
 
-def load_trace(path: str | os.PathLike[str]) -> CellTrace:
+def load_trace(path: str | os.PathLike[str]) -> Trace:
     """A trace that was exported to a ``.json``, or a snapshot of PyTorch's (``.pickle``).
+
+    Returns:
+        The same as ``trace`` gives: records, ``figure()``, ``to_html()``, and shown as its report.
 
     Raises:
         FileError: it can't be read, or is not such a file.

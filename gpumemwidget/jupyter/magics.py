@@ -446,7 +446,7 @@ class MemMagics(Magics):
         from gpumemwidget.jupyter.traceapi import load_trace  # noqa: PLC0415 - when it is used
         from gpumemwidget.report.report import report_trace  # noqa: PLC0415
 
-        display(report_trace(load_trace(name), (), n_lines=args.lines, depth=args.depth))
+        display(report_trace(load_trace(name).trace, (), n_lines=args.lines, depth=args.depth))
 
 
 @contextmanager

@@ -106,30 +106,17 @@ def make_trace(
     )
 
 
-def load_trace(path: str | os.PathLike[str]) -> CellTrace:
-    """A trace that was exported to a ``.json``, or a snapshot of PyTorch's under any other name.
-
-    Raises:
-        FileError: it can't be read, or is not such a file.
-    """
-    source = find_target(_name(path))
-    if source.suffix.lower() == ".json":
-        return read_trace(source)
-    from gpumemwidget.jupyter.snapshots import read_snapshot  # noqa: PLC0415 - when it is used
-
-    return read_snapshot(source)
-
-
 class Trace:
     """A ``with`` block whose lines are told; ``gpumemwidget.trace()`` makes it.
 
     Args:
         options: what is asked for.
+        trace: what was told, where it comes from a file.
     """
 
-    def __init__(self, options: MemtraceOptions) -> None:
+    def __init__(self, options: MemtraceOptions, trace: CellTrace | None = None) -> None:
         self._options = options
-        self._trace: CellTrace | None = None
+        self._trace = trace
         self._open: _Open | None = None
 
     def __enter__(self) -> Trace:
@@ -222,6 +209,20 @@ class Trace:
 
     def __repr__(self) -> str:
         return _PLACEHOLDER if self._trace is None else self.to_text()
+
+
+def load_trace(path: str | os.PathLike[str]) -> Trace:
+    """A trace that was exported to a ``.json``, or a snapshot of PyTorch's under any other name.
+
+    Raises:
+        FileError: it can't be read, or is not such a file.
+    """
+    source = find_target(_name(path))
+    if source.suffix.lower() == ".json":
+        return Trace(MemtraceOptions(), read_trace(source))
+    from gpumemwidget.jupyter.snapshots import read_snapshot  # noqa: PLC0415 - when it is used
+
+    return Trace(MemtraceOptions(), read_snapshot(source))
 
 
 class _Open:

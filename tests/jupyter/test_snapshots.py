@@ -12,7 +12,6 @@ import pytest
 
 import gpumemwidget
 from gpumemwidget.errors import FileError
-from gpumemwidget.report.report import report_trace
 
 _BLOCK_BYTES = 64 << 20
 
@@ -62,7 +61,7 @@ def test_what_it_is_of_is_its_heading(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("def step():\n    return make()\n")
     path = _write(tmp_path / "run.pickle", lambda _: None, str(tmp_path / "train.py"))
 
-    text = report_trace(gpumemwidget.load_trace(path), ()).text
+    text = gpumemwidget.load_trace(path).to_text()
 
     assert text.startswith("run.pickle · ok")
     assert "64.00 MiB  2      return make()" in text
@@ -108,4 +107,4 @@ def test_a_name_of_no_source_file_is_not_read(
     [unit] = trace.devices[0].units
     [line] = [line for line in unit.lines if line.use is not None]
     assert (line.text, line.use and line.use.net_bytes) == ("", _BLOCK_BYTES)
-    assert report_trace(trace, ()).html
+    assert trace.to_html()

@@ -77,7 +77,7 @@ assert not {"IPython", "plotly", "torch", "anywidget"} & sys.modules.keys()
 assert device.source == "lines"
 print({line.line: round(line.use.net_bytes / 1e6) for line in device.units[0].lines if line.use})
 print(t.record.devices[0].peak_is, t.record.status, device.units[0].name)
-print(t.export(sys.argv[1]), gpumemwidget.load_trace(sys.argv[1]) == t.trace)
+print(t.export(sys.argv[1]), gpumemwidget.load_trace(sys.argv[1]).trace == t.trace)
 assert sys.gettrace() is None
 """
 
@@ -238,6 +238,20 @@ def test_a_gpu_s_peaks_are_exact_and_invisible(gpu: ReplayAllocator, tmp_path: P
     assert loaded.devices[0].units[0].name == "test_trace_block.py"
     assert not gpu.is_history_on
     gpu.free(held)
+
+
+def test_what_is_read_from_a_file_is_shown_alike(gpu: ReplayAllocator, tmp_path: Path) -> None:
+    """As text, HTML and a figure; but nothing can be traced with it again."""
+    with gpumemwidget.trace() as t:
+        gpu.allocate(20 * MIB)
+
+    loaded = gpumemwidget.load_trace(t.export(tmp_path / "run.json"))
+
+    assert repr(loaded) == repr(t)
+    assert loaded.to_html() == t.to_html()
+    assert loaded.figure() == t.figure()
+    with pytest.raises(BadInputError, match="used already"), loaded:
+        pass
 
 
 def test_a_device_that_was_not_traced_has_no_figure(gpu: ReplayAllocator) -> None:

@@ -357,7 +357,7 @@ def test_files_are_written(gpu_cells: Cells, tmp_path: Path) -> None:
 
     assert f"trace written to {tmp_path}/cell.json" in gpu_cells.text
     assert f"snapshot written to {tmp_path}/cell.pickle" in gpu_cells.text
-    trace = gpumemwidget.load_trace(tmp_path / "cell.json")
+    trace = gpumemwidget.load_trace(tmp_path / "cell.json").trace
     assert trace == gpu_cells.traces[-1]
     assert gpumemwidget.load_trace(tmp_path / "cell.pickle").devices[0].allocated.after_bytes == (
         100 * MIB
@@ -397,7 +397,7 @@ def test_a_file_that_is_there_stops_the_cell(gpu_cells: Cells, tmp_path: Path) -
     assert f"{path} is there already" in gpu_cells.text
     assert "ran" not in gpu_cells.shell.user_ns
     gpu_cells.run(f"%%memtrace --export {path} --force\nran = True\n")
-    assert gpumemwidget.load_trace(path) == gpu_cells.traces[-1]
+    assert gpumemwidget.load_trace(path).trace == gpu_cells.traces[-1]
 
 
 @pytest.mark.parametrize(
