@@ -56,11 +56,14 @@ def list_ways(
             The last exception in it is the OOM itself then, and that of an earlier cell otherwise.
     """
     ways: list[WayOut] = []
-    earlier = 0 if is_at_end or at_oom is None else _sum_earlier(at_oom)
+    own = 0 if at_oom is None else _sum_alone(at_oom, "exception" if is_at_end else "thread")
+    earlier = 0 if is_at_end or at_oom is None else _sum_alone(at_oom, "exception")
     with paused_collector():
         account = take_account(shell, budget_s=budget_s)
         if account is not None:
-            ways.extend(_Releases(account, hardware, event.device).list_ways(mentions, earlier))
+            releases = _Releases(account, hardware, event.device)
+            ways.extend(releases.release_exception(own, earlier))
+            ways.extend(releases.list_ways(mentions))
         ways.extend(list_settings(shell, event))
         if at_oom is not None:
             floats = 0 if account is None else sum_float32(account, event.device)
@@ -78,13 +81,12 @@ def _find_least(event: OomEvent) -> int:
     return max(least, _LEAST_BYTES)
 
 
-def _sum_earlier(at_oom: DeviceAccount) -> int:
-    """What no name beside an earlier cell's exception held.
-
-    The one that came after it has taken its place, and left it in cycles for the collector.
-    """
+def _sum_alone(at_oom: DeviceAccount, root: Literal["exception", "thread"]) -> int:
+    """What exceptions, or the functions that were running, had and no name of the notebook's."""
     return sum(
-        each.n_bytes for each in at_oom.owned if each.root == "exception" and len(each.rows) <= 1
+        each.n_bytes
+        for each in at_oom.owned
+        if each.root == root and set(each.rows) <= {LAST_EXCEPTION}
     )
 
 
@@ -106,27 +108,43 @@ class _Releases:
         if not account.graph.is_complete:
             self._is = "about"
 
-    def list_ways(self, mentions: Collection[str], earlier_bytes: int) -> Iterator[WayOut]:
-        rows = self._account.rows
-        if LAST_EXCEPTION in rows:
-            # Of an exception that still stands, in the chain of this one, nothing is left over.
-            left = min(earlier_bytes, self._allocated - self._sum_held()) if earlier_bytes else 0
-            text = "release the last exception, with all that its frames hold"
-            if left >= _LEAST_BYTES:
-                text = (
-                    "release the last exception and what is left of the one before it, with all "
-                    "that their frames hold"
-                )
-            else:
-                left = 0
-            yield WayOut(
-                kind="last exception",
-                text=text,
-                gives_bytes=self._sum_dying(rows[LAST_EXCEPTION].mark) + left,
-                gives_is="about" if left else self._is,
-                command="%memrelease --exceptions",
-                can_do=True,
+    def release_exception(self, own_bytes: int, earlier_bytes: int) -> Iterator[WayOut]:
+        """The way that often gives the whole failed step.
+
+        Args:
+            own_bytes: what the OOM's functions had, for a walk that was cut before it came there.
+            earlier_bytes: what an earlier cell's exception held then. The one that came after it
+                has taken its place, and left it in cycles for the collector.
+        """
+        row = self._account.rows.get(LAST_EXCEPTION)
+        if row is None:
+            return
+        gives = self._sum_dying(row.mark)
+        is_cut = not self._account.graph.is_complete
+        if is_cut:
+            gives = max(gives, own_bytes)
+        # Of an exception that still stands, in the chain of this one, nothing is left over.
+        left = min(earlier_bytes, self._allocated - self._sum_held()) if earlier_bytes else 0
+        text = "release the last exception, with all that its frames hold"
+        if left >= _LEAST_BYTES:
+            text = (
+                "release the last exception and what is left of the one before it, with all that "
+                "their frames hold"
             )
+        else:
+            left = 0
+        yield WayOut(
+            kind="last exception",
+            text=text,
+            # Whatever it may be, it is often most of all.
+            gives_bytes=None if is_cut and gives + left < _LEAST_BYTES else gives + left,
+            gives_is="about" if left else self._is,
+            command="%memrelease --exceptions",
+            can_do=True,
+        )
+
+    def list_ways(self, mentions: Collection[str]) -> Iterator[WayOut]:
+        rows = self._account.rows
         out = 0
         for row in rows.values():
             out |= row.mark if row.root == "out" else 0

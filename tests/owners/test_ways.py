@@ -224,6 +224,31 @@ def test_too_little_time(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) ->
     assert (way.gives_bytes, way.gives_is) == (2 * MIB, "about")
 
 
+def test_too_little_time_for_the_last_exception(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the walk did not come to it, the account of the OOM says what its functions had."""
+    notebook.run("raise ValueError")
+    monkeypatch.setattr(Graph, "is_complete", False)
+    running = Owned(HOST, 2 * MIB, "tensor", ("running: fail(): h",), "thread")
+    named = Owned(HOST, 3 * MIB, "tensor", ("running: fail(): x",), "thread", rows=("x",))
+    at_oom = DeviceAccount(HOST, 5 * MIB, (named, running))
+
+    ways = list_ways(
+        notebook.shell,
+        notebook.hardware,
+        ON_HOST,
+        at_oom,
+        mentions=(),
+        budget_s=10,
+        is_at_end=False,
+    )
+
+    way = next(way for way in ways if way.kind == "last exception")
+    assert (way.gives_bytes, way.gives_is) == (2 * MIB, "about")
+    assert find(notebook)["last exception"].gives_bytes is None
+
+
 # -- Settings --------------------------------------------------------------------------------------
 
 
