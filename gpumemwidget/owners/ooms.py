@@ -10,6 +10,7 @@ import builtins
 import math
 import re
 import sys
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType, TracebackType
@@ -159,8 +160,9 @@ def _read_array_bytes(args: object) -> int | None:
 
 def _list_frames(error: BaseException) -> tuple[Frame, ...]:
     traceback: TracebackType | None = _SLOTS["__traceback__"].__get__(error)
-    frames: list[Frame] = []
-    while traceback is not None and len(frames) < _MOST_FRAMES:
+    # What raised it stands at the end.
+    frames: deque[Frame] = deque(maxlen=_MOST_FRAMES)
+    while traceback is not None:
         code = traceback.tb_frame.f_code
         # Python 3.10 has no qualified names of functions here.
         name = getattr(code, "co_qualname", code.co_name)

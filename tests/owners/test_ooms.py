@@ -36,6 +36,23 @@ def test_a_devices() -> None:
     assert frame == Frame(__file__, catch.__code__.co_firstlineno + 3, "catch")
 
 
+def test_a_deep_recursion() -> None:
+    """Of many frames the innermost are kept: they say where it was raised."""
+
+    def recurse(depth: int) -> None:
+        if depth == 0:
+            raise MemoryError
+        recurse(depth - 1)
+
+    with pytest.raises(MemoryError) as info:
+        recurse(700)
+
+    sign = find_oom(info.value)
+    assert sign is not None
+    assert len(sign.frames) < 700
+    assert sign.frames[0].line == recurse.__code__.co_firstlineno + 2
+
+
 def test_a_class_of_the_users() -> None:
     """By its bases alone; what the class would answer is not asked."""
     asked: list[str] = []
