@@ -165,7 +165,8 @@ def render_timeline(chart: TimelineChart) -> str:
 
     Where SVG is stripped, the names of the bands and what they held at the peak remain.
     """
-    bands = "".join(
+    # Where a page strips SVG and keeps its text, the words stand apart.
+    bands = " ".join(
         f'<path class="gmw-k{each.band.key}" d="{each.path}">'
         f"<title>{_describe(each)}</title></path>"
         for each in chart.bands
@@ -208,7 +209,7 @@ def _render_peak(chart: TimelineChart) -> str:
 
 
 def _render_ticks(chart: TimelineChart) -> str:
-    texts = "".join(
+    texts = " ".join(
         f'<text x="100%" y="{100 * y:.3g}%" dy="{_shift(y)}" text-anchor="end">{label}</text>'
         for y, label in chart.ticks
     )
