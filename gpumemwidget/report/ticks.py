@@ -10,12 +10,13 @@ __all__ = ["choose_ticks", "format_tick"]
 _N_TICKS = 5
 
 
-def choose_ticks(top: int) -> list[int]:
-    """0 and multiples of the smallest power of two that needs few of them."""
+def choose_ticks(top: int, low: int = 0) -> list[int]:
+    """Multiples of the smallest power of two that needs few of them; the ends where none fits."""
     step = 1
-    while top // step >= _N_TICKS:
+    while (top - low) // step >= _N_TICKS:
         step *= 2
-    return list(range(0, top + 1, step))
+    ticks = list(range(-(-low // step) * step, top + 1, step))
+    return ticks if len(ticks) > 1 else [low, top]
 
 
 def format_tick(n_bytes: int) -> str:

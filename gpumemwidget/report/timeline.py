@@ -95,9 +95,7 @@ def plot_timeline(device: DeviceTrace, duration_s: float) -> TimelineChart | Non
         path = _draw_steps(xs, ys, base=TIMELINE_HEIGHT)
         drawn.append(DrawnBand(band, path, held[timeline.peak], max(held)))
     reserved = [timeline.reserved_bytes[i] for i in kept]
-    ticks = choose_ticks(scale.high_bytes)
-    if scale.low_bytes:
-        ticks = [scale.low_bytes, scale.high_bytes]
+    ticks = choose_ticks(scale.high_bytes, scale.low_bytes)
     complete_s = device.complete_since_s
     return TimelineChart(
         device=device.device,
@@ -173,7 +171,8 @@ def render_timeline(chart: TimelineChart) -> str:
     )
     lines = "".join(
         f'<path class="gmw-ti" d="M0 {round(TIMELINE_HEIGHT * y)}H{TIMELINE_WIDTH}"/>'
-        for y, _ in chart.ticks[1:]
+        for y, _ in chart.ticks
+        if y < 1
     )
     peak_x = round(TIMELINE_WIDTH * chart.peak_x)
     marks = f'<path class="gmw-p" d="M{peak_x} 0V{TIMELINE_HEIGHT}"/>'

@@ -210,9 +210,7 @@ def _scale(timeline: Timeline) -> dict[str, Any]:
     unit, _ = _choose_unit(timeline)
     scale = choose_scale(timeline)
     room = (scale.high_bytes - scale.low_bytes) * 0.12
-    ticks = choose_ticks(scale.high_bytes)
-    if scale.low_bytes:
-        ticks = [scale.low_bytes, scale.high_bytes]
+    ticks = choose_ticks(scale.high_bytes, scale.low_bytes)
     return {
         "range": [scale.low_bytes / unit, (scale.high_bytes + room) / unit],
         "tickmode": "array",

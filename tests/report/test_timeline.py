@@ -13,6 +13,7 @@ import pytest
 from gpumemwidget.report.bands import choose_scale, choose_span, list_bands, thin_moments
 from gpumemwidget.report.figures import figure_trace
 from gpumemwidget.report.theme import PEAK_COLOR, RESERVED_COLOR
+from gpumemwidget.report.ticks import choose_ticks
 from gpumemwidget.report.timeline import TimelineChart, plot_timeline, render_timeline
 from gpumemwidget.report.traceplot import plot_trace
 from gpumemwidget.report.tracetheme import (
@@ -172,6 +173,23 @@ def test_much_that_never_moved_is_cut_off() -> None:
 
     assert 57 * GIB < scale.low_bytes < 60 * GIB
     assert scale.high_bytes == 62 * GIB
+    ticks = [text for _, text in _plot(timeline, 3.0).ticks]
+    assert ticks == ["60 GiB", "60.50 GiB", "61 GiB", "61.50 GiB", "62 GiB"]
+
+
+@pytest.mark.parametrize(
+    ("low", "top", "ticks"),
+    [
+        (0, 1, [0, 1]),
+        (0, 4 * GIB, [0, GIB, 2 * GIB, 3 * GIB, 4 * GIB]),
+        (743 * MIB, 1986 * MIB, [n * 256 * MIB for n in range(3, 8)]),
+        (1000, 1001, [1000, 1001]),
+        (5, 5, [5, 5]),
+    ],
+)
+def test_ticks_are_few_and_round(low: int, top: int, ticks: list[int]) -> None:
+    """Wherever the scale begins."""
+    assert choose_ticks(top, low) == ticks
 
 
 def test_a_moment_within_a_long_cell_is_seen() -> None:
