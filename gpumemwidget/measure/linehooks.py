@@ -10,6 +10,7 @@ from __future__ import annotations
 import _thread
 import contextvars
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,8 @@ __all__ = ["IsEntry", "LineHooks", "Pauses"]
 
 _PACKAGE = str(Path(__file__).parent.parent)
 
+#: How often a pause is looked into, in seconds.
+_LOOK_S = 0.005
 #: A cell is one file, and one more for each body of a cell magic in it.
 _MOST_FILES = 64
 
@@ -49,7 +52,7 @@ class LineHooks(ABC):
         #: The files that are read, and where the lines of each begin in the reader's count.
         self._files: dict[str, int] = {}
         self._is_entry: IsEntry | None = None
-        self._pauses = Pauses(reader, self._resume, self._note_failure)
+        self._pauses = Pauses(reader, self._resume, self._find_look(), self._note_failure)
         self._is_on = False
         #: What our own code failed with; nothing was read from then on.
         self.failure: Exception | None = None
@@ -109,6 +112,10 @@ class LineHooks(ABC):
         if len(self._files) < _MOST_FILES:
             self._files[filename] = len(self._files) * N_LINES
 
+    def _find_look(self) -> Callable[[], None] | None:
+        """What is to be called within each pause, every few milliseconds, by the pause's thread."""
+        return None
+
     def _place(self, filename: str, line: int | None) -> int:
         """A line in the reader's count; 0 for none."""
         return self._files[filename] + line if line and line < N_LINES else 0
@@ -159,6 +166,7 @@ class Pauses:
     Args:
         reader: knows for how long to wait.
         resume: reads again.
+        look: called within each pause every few milliseconds; ``None``: there is no need.
         on_error: told what it raised; there are no pauses' ends after that.
     """
 
@@ -166,10 +174,12 @@ class Pauses:
         self,
         reader: LineReader,
         resume: Callable[[], None],
+        look: Callable[[], None] | None,
         on_error: Callable[[Exception], None],
     ) -> None:
         self._reader = reader
         self._resume = resume
+        self._look = look
         self._on_error = on_error
         self._thread: threading.Thread | None = None
         # Plain locks, which take no memory while they are waited for.
@@ -210,11 +220,22 @@ class Pauses:
     def _run(self) -> None:
         while True:
             self._asked.acquire()
-            if self._stopped.acquire(timeout=self._reader.wait_s()):
-                return
-            self._is_asked = False
             try:
+                if self._wait():
+                    return
+                self._is_asked = False
                 self._resume()
             except Exception as exc:  # noqa: BLE001 - told with what was read
                 self._on_error(exc)
                 return
+
+    def _wait(self) -> bool:
+        """Wait for the pause's end; whether it is the end of all."""
+        end_s = time.monotonic() + self._reader.wait_s()
+        while (left_s := end_s - time.monotonic()) > 0:
+            timeout_s = left_s if self._look is None else min(left_s, _LOOK_S)
+            if self._stopped.acquire(timeout=timeout_s):
+                return True
+            if self._look is not None:
+                self._look()
+        return False

@@ -37,6 +37,9 @@ class MonitoringHooks(LineHooks):
     def _start(self, frame: FrameType | None) -> str | None:
         self._monitoring = monitoring = getattr(sys, "monitoring")  # noqa: B009 - unknown before 3.12
         self._codes = []
+        #: Lines that were off once, and whether any is now.
+        self._hot: set[int] = set()
+        self._is_thin = False
         # Those that no kind of tool is meant to take.
         free = [tool for tool in (4, 3) if monitoring.get_tool(tool) is None]
         if not free:
@@ -91,6 +94,7 @@ class MonitoringHooks(LineHooks):
             map(self._monitoring.set_local_events, [self._tool] * len(codes), codes, masks),
             maxlen=0,
         )
+        self._is_thin = False
 
     def _add(self, code: CodeType) -> None:
         if len(self._codes) < _MOST_CODES:
@@ -175,11 +179,16 @@ class MonitoringHooks(LineHooks):
                 raise
 
     def _move(self, line: int) -> Any:
-        if not self._reader.advance(line):
-            return None
-        self._reader.open_gap()
-        self._pauses.ask()
-        return self._disable
+        if self._reader.advance(line):
+            self._hot.add(line)
+            self._is_thin = True
+            self._reader.open_gap()
+            self._pauses.ask()
+            return self._disable
+        if self._is_thin and line in self._hot:
+            # Lines beside it, of the same loop, may be off.
+            self._reader.open_gap()
+        return None
 
 
 def _forget_us(error: BaseException) -> None:

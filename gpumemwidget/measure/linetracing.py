@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -43,7 +44,8 @@ class SettraceHooks(LineHooks):
         # One object, so that we know it again.
         self._ours = self._on_call
         self._local = self._on_event
-        self._pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._go_on)
+        call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+        self._pending, self._looking = call(self._go_on), call(self._see_line)
         #: Frames that ran before us and outlast us, with the trace functions they had.
         self._entered: list[tuple[FrameType, Any]] = []
         self._is_on = True
@@ -150,13 +152,35 @@ class SettraceHooks(LineHooks):
                 frame = sys._getframe(1)  # noqa: SLF001 - public by its documentation
                 self._look_for_entries(frame)
                 line = self._find_line(frame)
-                in_call = frame.f_code.co_filename not in self._files
-                if self._paused_in_call and in_call and line == self._reader.line:
-                    # It has called the same library all the while.
+                if self._paused_in_call:
+                    # The line went on until a moment ago.
                     self._reader.drop_gap()
                 self._reader.exclude(lambda: self._enter(frame))
                 self._trace()
                 self._reader.advance(line)
+        except BaseException as exc:  # noqa: BLE001 - there is nobody to raise it to
+            self._survive(exc)
+        return 0
+
+    def _find_look(self) -> Callable[[], None]:
+        return self._look
+
+    def _look(self) -> None:
+        """A line that has called a library and goes on: what comes is its own, until it ends."""
+        if self._is_on and self._paused_in_call and not self._is_traced:
+            ctypes.pythonapi.Py_AddPendingCall(self._looking, None)
+
+    def _see_line(self, _argument: object) -> int:
+        """Within such a pause, on the thread that is read: has the line ended?"""
+        try:
+            if self._is_on and self._paused_in_call and not self._is_traced:
+                frame = sys._getframe(1)  # noqa: SLF001 - as above
+                line = self._find_line(frame)
+                if line != self._reader.line:
+                    self._reader.drop_gap()
+                    self._reader.advance(line)
+                    self._reader.open_gap()
+                    self._paused_in_call = frame.f_code.co_filename not in self._files
         except BaseException as exc:  # noqa: BLE001 - there is nobody to raise it to
             self._survive(exc)
         return 0

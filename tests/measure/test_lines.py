@@ -414,6 +414,32 @@ def test_lines_are_read_again_after_a_pause() -> None:
     assert ran.uses[6].n_allocs >= 10
 
 
+def test_a_long_call_of_a_library_keeps_what_it_takes() -> None:
+    """However little of it is read, as of an import: it is no other line's."""
+    library = compile(
+        "def work(end_s):\n"
+        "    def step():\n        return clock()\n"
+        "    while step() < end_s:\n        pass\n"
+        "    take(50)\n"
+        "    while step() < end_s + 0.1:\n        pass\n",
+        "/usr/lib/python3/dist-packages/library.py",
+        "exec",
+    )
+    heap = Heap()
+    names: dict[str, Any] = {"take": heap.take, "clock": time.perf_counter}
+    exec(library, names)
+
+    ran = run(
+        "take(30)\nwork(clock() + 0.2)\nfor i in range(40):\n    time.sleep(0.002)\ntake(7)\n",
+        heap,
+        names={**names, "time": time},
+        is_timed=True,
+    )
+
+    assert ran.added[1] == 30
+    assert ran.added[2] == 50
+
+
 def test_a_slow_count_is_read_less() -> None:
     """A heap in many pieces takes long to count: the cell may lose a share of its time."""
     heap = Heap()
