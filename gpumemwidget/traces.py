@@ -297,6 +297,8 @@ class OomEvent:
     frames: tuple[Frame, ...] = ()
     #: What of it is in segments without a block in use, which ``empty_cache`` can give back.
     cached_bytes: int | None = None
+    #: On the host what of this process counts against its limit: all addresses that it has.
+    addresses_bytes: int | None = None
 
     @property
     def unallocated_bytes(self) -> int | None:
@@ -309,9 +311,10 @@ class OomEvent:
     def room_bytes(self) -> int | None:
         """What there was to be had: what is free, or what a limit leaves of it."""
         free, limit = self.device_free_bytes, self.limit_bytes
-        if limit is None or self.reserved_bytes is None:
+        taken = self.addresses_bytes if self.device == HOST else self.reserved_bytes
+        if limit is None or taken is None:
             return free
-        left = max(limit - self.reserved_bytes, 0)
+        left = max(limit - taken, 0)
         return left if free is None else min(left, free)
 
     @property

@@ -18,6 +18,7 @@ from typing import Any
 
 from gpumemwidget.backends.arrival import TorchArrival, find_torch
 from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.resident import read_addresses
 from gpumemwidget.records import HOST, Frame, Reading, Segment
 from gpumemwidget.traces import OomEvent
 
@@ -207,6 +208,7 @@ def describe_state(
         outside_bytes=None if device == HOST else _find_outside(own, reading),
         frames=frames,
         cached_bytes=cached,
+        addresses_bytes=read_addresses() if device == HOST and limits else None,
     )
 
 

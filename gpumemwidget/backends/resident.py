@@ -16,6 +16,7 @@ import psutil  # type: ignore[import-untyped]  # no types are published with it
 __all__ = [
     "Resident",
     "ResidentFiles",
+    "read_addresses",
     "read_available_elsewhere",
     "read_resident_elsewhere",
     "read_total_elsewhere",
@@ -113,6 +114,14 @@ def _parse(text: bytes, key: bytes) -> int | None:
     start += len(key)
     end = text.find(b" kB", start)
     return int(text[start:end]) if end >= 0 else None
+
+
+def read_addresses() -> int | None:
+    """Bytes of the addresses that this process has, which is what ``ulimit -v`` counts."""
+    try:
+        return int(psutil.Process().memory_info().vms)
+    except (psutil.Error, OSError):
+        return None
 
 
 def read_resident_elsewhere() -> Resident | None:

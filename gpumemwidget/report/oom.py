@@ -101,7 +101,8 @@ def _describe_request(event: OomEvent) -> tuple[Run, ...]:
     room = event.room_bytes
     if room != event.device_free_bytes:
         limit = format_bytes(event.limit_bytes)
-        runs.append(Run(f"{format_bytes(room)} left below the limit of {limit}"))
+        what = " of addresses" if event.device == HOST else ""
+        runs.append(Run(f"{format_bytes(room)}{what} left below the limit of {limit}"))
     elif room is not None:
         words = "available" if event.device == HOST else "free"
         runs.append(Run(f"{format_bytes(room)} {words}"))

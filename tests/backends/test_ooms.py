@@ -403,6 +403,10 @@ def test_a_cap_on_the_hosts_addresses(
     hardware.close()
 
     assert event.limit_bytes == told
+    # Addresses count against it, and these are many more than what is resident.
+    assert (event.addresses_bytes is None) == (told is None)
+    assert (event.addresses_bytes or 1 << 62) > (event.reserved_bytes or 0)
+    assert event.room_bytes == (event.device_free_bytes if told is None else 0)
     assert event.device_total_bytes is not None
     assert event.device_free_bytes is not None
     assert event.others_bytes is not None

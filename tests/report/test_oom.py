@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -178,6 +180,24 @@ def test_first_lines_say_what_was_asked_for_and_where() -> None:
     assert lines[0] == "Out of memory on cuda:0 · 2.00 GiB asked for · 611.00 MiB free"
     assert lines[2].startswith("In[7], line 3 · logits = model(batch.to(device)")
     assert "100.00 MiB left below the limit of 68.10 GiB" in " ".join(limited.text.split())
+
+
+def test_limit_of_the_host_counts_addresses() -> None:
+    """What is resident says nothing of what the limit leaves."""
+    event = make_event(
+        device="host",
+        requested_bytes=3 * GIB,
+        reserved_bytes=GIB,
+        addresses_bytes=6 * GIB,
+        limit_bytes=8 * GIB,
+        device_free_bytes=20 * GIB,
+    )
+
+    first, *_ = report_oom(make_host_card(event=event)).text.split("\n\n")
+
+    assert "2.00 GiB of addresses left below the limit of 8.00 GiB" in " ".join(first.split())
+    unknown = dataclasses.replace(event, addresses_bytes=None)
+    assert "20.00 GiB available" in report_oom(make_host_card(event=unknown)).text
 
 
 def test_host_has_its_own_words() -> None:
