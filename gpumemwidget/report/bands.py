@@ -33,6 +33,8 @@ _MOST_ABOVE = 2
 #: Where less than this part of a cell's time holds all that happened, the rest is left out.
 _SHORT_PART = 0.1
 _MARGIN_PART = 0.15
+#: No clock tells less apart.
+_SHORTEST_S = 1e-9
 #: Where something moved in the last part of the time, as much is drawn beyond its end.
 _END_PART = 0.03
 
@@ -125,8 +127,8 @@ def choose_span(timeline: Timeline, duration_s: float) -> tuple[float, float]:
     """The seconds at the left and at the right: of the whole cell, or of what happened in it."""
     times = timeline.times_s
     end_s = max([duration_s, *times[-1:]])
-    if end_s <= 0:
-        return 0.0, 1.0
+    if end_s < _SHORTEST_S:
+        return 0.0, _SHORTEST_S
     moved = [
         index
         for index in range(1, len(times))
@@ -135,7 +137,7 @@ def choose_span(timeline: Timeline, duration_s: float) -> tuple[float, float]:
     ]
     if moved:
         first_s, last_s = times[moved[0]], times[moved[-1]]
-        if 0 < last_s - first_s < _SHORT_PART * end_s:
+        if _SHORTEST_S < last_s - first_s < _SHORT_PART * end_s:
             margin_s = _MARGIN_PART * (last_s - first_s)
             return max(0.0, first_s - margin_s), last_s + margin_s
         if last_s > (1 - _END_PART) * end_s:

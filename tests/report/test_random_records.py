@@ -22,6 +22,7 @@ from gpumemwidget.records import (
 from gpumemwidget.report.figures import figure_trace
 from gpumemwidget.report.report import (
     Report,
+    list_displays,
     report_account,
     report_cell,
     report_cell_line,
@@ -142,6 +143,8 @@ def test_any_trace(trace: CellTrace, n_lines: int | None, depth: int | None) -> 
     report = report_trace(trace, [], n_lines=n_lines, depth=depth)
 
     _check(report)
+    for piece in list_displays(trace, [], n_lines=n_lines, depth=depth):
+        _check(Report(piece.text, piece.html))
     assert "<script" not in figure_trace(trace).to_json()
 
 
