@@ -166,10 +166,10 @@ class MonitoringHooks(LineHooks):
         if code.co_filename not in self._files:
             return
         try:
-            _forget_us(error)
             # It can't be switched off by itself, so that a pause is kept here.
-            if self._reader.is_gap:
+            if self._reader.is_gap and isinstance(error, Exception):
                 return
+            _forget_us(error)
             if get_ident() == self._thread:
                 self._move(self._find_line(sys._getframe(1).f_back))  # noqa: SLF001 - as above
         except RecursionError:
