@@ -130,8 +130,8 @@ class LineUse:
     #: All that was allocated there, however soon it went.
     allocated_bytes: int
     n_allocs: int
-    #: What of it is still held at the end. On the host, which has no history of single blocks,
-    #: what the line added less what it gave back.
+    #: What of it is still held at the end. The host has no history of single blocks: there it is
+    #: inferred from the sizes which line's memory was given back.
     net_bytes: int
     #: What of it was held when the device's peak was reached.
     at_peak_bytes: int

@@ -6,6 +6,7 @@ installed, and the pure modules' tests where torch is not.
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import os
 import sys
@@ -53,6 +54,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skip = pytest.mark.skip(reason="no NVIDIA GPU that torch can use on this machine")
     for item in gpu_items:
         item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def no_running_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Put aside the event loop that a browser leaves running on this thread: others await, too."""
+    if request.node.get_closest_marker("browser"):
+        yield
+        return
+    running = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    yield
+    asyncio._set_running_loop(running)
 
 
 @pytest.fixture(autouse=True)

@@ -121,7 +121,7 @@ def describe_lines(
     shown = {
         line: each
         for line, each in sums.lines.items()
-        if line and max(each.added_bytes, each.returned_bytes) >= RESOLUTION_BYTES
+        if line and each.added_bytes >= RESOLUTION_BYTES
     }
     small = [each for line, each in sums.lines.items() if line not in shown]
     held = {line: sums.peak.held_bytes.get(line, 0) for line in shown}
@@ -133,7 +133,7 @@ def describe_lines(
         allocated_bytes=sum(each.added_bytes for each in small),
         n_allocs=sum(each.n_rises for each in small),
         # With the few bytes between our first and last readings and the counter's own.
-        net_bytes=after_bytes - before_bytes - sum(use.net_bytes for use in uses.values()),
+        net_bytes=after_bytes - sums.before_bytes - sum(use.net_bytes for use in uses.values()),
         at_peak_bytes=peak_bytes - peak_before_bytes - sum(held.values()),
         highest_bytes=max((each.highest_bytes for each in small), default=0),
     )
@@ -148,7 +148,7 @@ def describe_lines(
         before=LineUse(
             allocated_bytes=before_bytes,
             n_allocs=0,
-            net_bytes=before_bytes,
+            net_bytes=sums.before_bytes,
             at_peak_bytes=peak_before_bytes,
             highest_bytes=before_bytes,
         ),
@@ -160,7 +160,7 @@ def describe_lines(
             sums.peak.in_use_bytes - peak_before_bytes - sum(held.values()),
         ),
         n_events=readings.n_readings,
-        notes=(*readings.notes, *_describe_reading(readings, shown)),
+        notes=(*readings.notes, *_describe_reading(readings)),
     )
 
 
@@ -191,7 +191,7 @@ def _build_use(each: LineSum, at_peak_bytes: int) -> LineUse:
     return LineUse(
         allocated_bytes=each.added_bytes,
         n_allocs=each.n_rises,
-        net_bytes=each.added_bytes - each.returned_bytes,
+        net_bytes=each.held_bytes,
         at_peak_bytes=at_peak_bytes,
         highest_bytes=each.highest_bytes,
     )
@@ -278,7 +278,7 @@ def _find_text(texts: list[str], line: int) -> str:
     return texts[line - 1] if line <= len(texts) else ""
 
 
-def _describe_reading(readings: LineReadings, shown: dict[int, LineSum]) -> list[str]:
+def _describe_reading(readings: LineReadings) -> list[str]:
     notes = []
     if readings.gap_since_ns is not None and readings.gap_ns:
         duration_ns = max(1, readings.end_ns - readings.start_ns)
@@ -289,7 +289,7 @@ def _describe_reading(readings: LineReadings, shown: dict[int, LineSum]) -> list
             f"{percent}% of its time was. What came in between is shared out among the lines read "
             "last, as theirs was, so that their figures are estimates."
         )
-    if any(each.returned_bytes >= RESOLUTION_BYTES for each in shown.values()):
+    if any(each.returned_bytes >= RESOLUTION_BYTES for each in readings.sums.lines.values()):
         notes.append(
             "What a line gave back is taken from a line that had added as much, else from the one "
             "that added last: malloc does not tell which it was."

@@ -116,12 +116,15 @@ def describe_device(
 
 
 def _choose_lines(unit: Unit, tallies: Tallies) -> list[int]:
-    """The lines that hold most at the peak, biggest first."""
+    """The lines that hold most at the peak, biggest first; then those that hold most at the end."""
     held = {
-        line: sum([tallies.at_peak_bytes[site] for site in node.sites])
+        line: (
+            sum([tallies.at_peak_bytes[site] for site in node.sites]),
+            sum([tallies.net_bytes[site] for site in node.sites]),
+        )
         for line, node in unit.nodes.items()
     }
-    ordered = sorted((line for line in held if held[line]), key=lambda line: (-held[line], line))
+    ordered = sorted(held, key=lambda line: (-held[line][0], -held[line][1], line))
     return ordered[:_MOST_LAYERS]
 
 

@@ -55,8 +55,7 @@ _COLUMNS_NOTE = (
 )
 _COLUMNS_NOTE_HOST = (
     "host: bytes in use, read as each line of the cell begins. allocated: what the line added; "
-    "net: less what the same line gave back (a del counts where it stands); highest: the most of "
-    "it that was held at any moment."
+    "net: what of it is still held; highest: the most of it that was held at any moment."
 )
 
 

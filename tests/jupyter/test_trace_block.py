@@ -93,7 +93,7 @@ def test_a_script_needs_no_notebook(tmp_path: Path) -> None:
 
     assert answer.stderr == ""
     assert answer.stdout.splitlines() == [
-        "{6: 25, 11: -20}",
+        "{6: 5}",
         "exact ok train.py",
         f"{tmp_path}/run.json True",
     ]
@@ -235,7 +235,8 @@ def test_a_gpu_s_peaks_are_exact_and_invisible(gpu: ReplayAllocator, tmp_path: P
     assert _list_nets(t) == [100]
     assert hardware.read_as_user()[0].allocated_peak_bytes == 300 * MIB
     loaded = gpumemwidget.load_trace(tmp_path / "run.pickle")
-    assert loaded.devices[0].units[0].name == "test_trace_block.py"
+    # The file of the outermost function: where several processes share the tests it is another.
+    assert "test_trace_block.py" in [unit.name for unit in loaded.devices[0].units]
     assert not gpu.is_history_on
     gpu.free(held)
 

@@ -11,6 +11,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpumemwidget.measure.linereader import N_LINES
 from gpumemwidget.measure.lines import RESOLUTION_BYTES, LineWatch, describe_lines
 from gpumemwidget.measure.sources import Source, Sources
 
@@ -75,7 +76,7 @@ def _write(block: Sequence[Any], indent: str, *, n_functions: int) -> list[str]:
 @given(st.lists(_blocks, min_size=_N_FUNCTIONS, max_size=_N_FUNCTIONS), _blocks)
 @settings(max_examples=150, deadline=None)
 def test_each_line_has_what_it_took(functions: Sequence[Any], cell: Sequence[Any]) -> None:
-    """By the frame that called: the net of each line, and of all."""
+    """By the frame that called: what each line changed; and what lines still hold adds up."""
     lines: list[str] = []
     for number, body in enumerate(functions):
         lines.append(f"def f{number}():")
@@ -106,10 +107,13 @@ def test_each_line_has_what_it_took(functions: Sequence[Any], cell: Sequence[Any
     assert refusal is None
     trace = describe_lines(readings, Sources(Source("In[7]", FILENAME, "cell", source)))
     told = {
-        line.line: line.use.net_bytes
-        for line in trace.units[0].lines
-        if line.use is not None and line.use.net_bytes
+        counted % N_LINES: each.added_bytes - each.returned_bytes
+        for counted, each in readings.sums.lines.items()
+        if each.added_bytes != each.returned_bytes
     }
     assert told == {line: n_bytes for line, n_bytes in truth.items() if n_bytes}
     assert trace.allocated.change_bytes == sum(truth.values())
-    assert trace.unplaced.net_bytes == 0
+    uses = [line.use for line in trace.units[0].lines if line.use is not None]
+    assert all(0 <= use.net_bytes <= use.highest_bytes <= use.allocated_bytes for use in uses)
+    everything = (trace.before, trace.unplaced, *uses)
+    assert sum(use.net_bytes for use in everything) == trace.allocated.after_bytes

@@ -349,9 +349,9 @@ def make_still_trace() -> CellTrace:
 def make_host_trace() -> CellTrace:
     """A cell on the host, read at each line."""
     sources = [
-        ("rows = [load(name) for name in names]", _use(300, 20, 180, 180, 220)),
+        ("rows = [load(name) for name in names]", _use(300, 20, 0, 180, 220)),
         ("table = pd.concat(rows)", _use(180, 1, 180, 180, 180)),
-        ("del rows", _use(0, 1, -180, 0, 0)),
+        ("del rows", None),
         ("table.describe()", None),
     ]
     lines = tuple(SourceLine(number, text, use) for number, (text, use) in enumerate(sources, 1))

@@ -6,7 +6,6 @@ nothing, and a storage that nobody names is counted all the same. The figures ar
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import gc
 import os
@@ -142,7 +141,7 @@ def play(pattern: Pattern, *, device: str, hardware: Hardware | None = None) -> 
         torch._C._cuda_clearCublasWorkspaces()
     gc.disable()
     try:
-        with _modules_of(pattern), _no_loop(), _shell() as ip:
+        with _modules_of(pattern), _shell() as ip:
             ip.user_ns.update(torch=torch, nn=nn, device=device)
             notebook = Notebook(ip=ip, shell=IPythonShell(ip), hardware=hardware or own)
             scene = Scene(
@@ -167,17 +166,6 @@ def play(pattern: Pattern, *, device: str, hardware: Hardware | None = None) -> 
 
 def _read_allocated() -> int:
     return torch.cuda.memory_allocated(0) if torch.cuda.is_available() else 0
-
-
-@contextmanager
-def _no_loop() -> Iterator[None]:
-    """No event loop, so that cells may await: a browser of other tests leaves one that runs."""
-    running = asyncio._get_running_loop()
-    asyncio._set_running_loop(None)
-    try:
-        yield
-    finally:
-        asyncio._set_running_loop(running)
 
 
 @contextmanager
