@@ -419,11 +419,12 @@ def test_fragments(shell: InteractiveShell, cards: list[OomCard]) -> None:
         shell,
         "def take(n_mib):\n"
         "    return torch.empty(n_mib * 1024**2, dtype=torch.uint8, device='cuda')\n"
+        # What the model's step left cached would be cut up for them, side by side.
+        "torch.cuda.empty_cache()\n"
         "pieces, kept = [take(64) for _ in range(8)], []\n"
         "while pieces:\n"
         "    pieces.pop()\n"
-        "    kept.append(take(40))\n"
-        "torch.cuda.empty_cache()",
+        "    kept.append(take(40))",
     )
     total = torch.cuda.mem_get_info(0)[1]
     torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved(0) / total, 0)
