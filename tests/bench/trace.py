@@ -12,6 +12,8 @@ from itertools import islice
 from time import perf_counter
 from typing import Any
 
+import psutil
+
 from gpumemwidget.backends.events import parse_traces
 from gpumemwidget.backends.snapshot import parse_segments
 from gpumemwidget.measure.sources import Source, Sources
@@ -35,22 +37,25 @@ _N_LAYERS = 48
 def measure(quick: bool) -> list[Row]:
     """Both lengths, the shorter one first: a process's highest memory never falls again."""
     rows = []
+    n_played = 0
+    start_bytes = psutil.Process().memory_info().rss
     for n_events, most_s in MOST_S.items():
         n_played = n_events // 100 if quick else n_events
-        before_bytes = _read_peak_bytes()
         taken_s = _tell(n_played)
-        taken_bytes = _read_peak_bytes() - before_bytes
         what = f"the report's record of a trace of {n_played:,} events"
-        rows += [
-            Row(what, f"{taken_s:.2f} s", value=taken_s, limit=most_s, target=f"≤ {most_s:g} s"),
-            Row(
-                f"memory for it, torch's {n_played:,} dictionaries included",
-                f"{taken_bytes / 1e6:.0f} MB",
-                value=taken_bytes,
-                limit=MOST_BYTES,
-                target="≤ 1 GB",
-            ),
-        ]
+        rows.append(
+            Row(what, f"{taken_s:.2f} s", value=taken_s, limit=most_s, target=f"≤ {most_s:g} s")
+        )
+    taken_bytes = _read_peak_bytes() - start_bytes
+    rows.append(
+        Row(
+            f"memory for it at most, torch's {n_played:,} dictionaries included",
+            f"{taken_bytes / 1e6:.0f} MB",
+            value=taken_bytes,
+            limit=MOST_BYTES,
+            target="≤ 1 GB",
+        )
+    )
     return rows
 
 
