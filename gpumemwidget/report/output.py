@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["Report"]
 
@@ -32,5 +33,5 @@ class Report:
         self,
         include: object = None,  # noqa: ARG002 - IPython's protocol
         exclude: object = None,  # noqa: ARG002
-    ) -> dict[str, str]:
+    ) -> dict[str, Any]:
         return {"text/plain": self.text, "text/html": self.html}

@@ -60,27 +60,14 @@ _COLUMNS_NOTE_HOST = (
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TimelineReport:
+class TimelineReport(Report):
     """The timeline of a traced cell: plotly's where it can be drawn, else the static chart.
 
     Attributes:
-        text: plain text without a line end.
-        html: static HTML, one element with its own styles.
         figure: plotly's JSON, data and layout.
     """
 
-    text: str
-    html: str
     figure: Mapping[str, Any]
-
-    def __repr__(self) -> str:
-        return self.text
-
-    def __str__(self) -> str:
-        return self.text
-
-    def _repr_html_(self) -> str:
-        return self.html
 
     def _repr_mimebundle_(
         self,
