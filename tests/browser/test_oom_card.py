@@ -108,7 +108,7 @@ def test_click_releases_what_was_promised(lab: Lab) -> None:
 
 def test_click_during_a_cell_waits_for_its_end(lab: Lab) -> None:
     """It is said at once that it waits; nothing goes before the cell has ended."""
-    with _open_card(lab, _BUSY.format(seconds=4) + "\nprint(big is None)") as notebook:
+    with _open_card(lab, _BUSY.format(seconds=8) + "\nprint(big is None)") as notebook:
         notebook.start(3)
         notebook.wait_until(lambda: notebook.is_running(3), "the cell has started")
         _way(notebook, "%memrelease big").click()

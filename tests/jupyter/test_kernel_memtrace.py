@@ -111,9 +111,12 @@ def test_a_traceback_names_the_notebooks_lines(notebook: Notebook) -> None:
 )
 def test_an_error_stays_the_cells_error(notebook: Notebook, body: str, error: str) -> None:
     """Its status is what stops "Run All": the cell behind it is not run."""
+    # So that both are there before the first of them runs, as under "Run All".
+    before = notebook.start("import time; time.sleep(0.5)")
     failing = notebook.start(f"%%memtrace\n{body}")
     following = notebook.start("reached = True")
 
+    notebook.finish(before)
     cell = notebook.finish(failing)
     behind = notebook.finish_aborted(following)
 
