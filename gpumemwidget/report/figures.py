@@ -20,7 +20,7 @@ from gpumemwidget.report.theme import (
     RESERVED_COLOR,
 )
 from gpumemwidget.report.ticks import choose_ticks, format_tick
-from gpumemwidget.report.traceplot import plot_trace
+from gpumemwidget.report.traceplot import place_title, plot_trace
 from gpumemwidget.report.words import format_peak, name_cell, name_counters, rank_device
 from gpumemwidget.traces import CellTrace
 from gpumemwidget.units import UNKNOWN, format_bytes, format_change, format_duration
@@ -263,17 +263,7 @@ def _finish(figure: Figure, title: str, n_devices: int) -> None:
     figure.update_yaxes(**axis)
     figure.update_layout(
         template="none",
-        title={
-            "text": title,
-            "font": {"size": 14},
-            "x": 0,
-            "xref": "paper",
-            "xanchor": "left",
-            "y": 1,
-            "yref": "container",
-            "yanchor": "top",
-            "pad": {"t": 10},
-        },
+        title=place_title(title),
         font={"color": NEUTRAL_COLOR, "size": 12},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",

@@ -30,7 +30,7 @@ from gpumemwidget.report.words import (
 from gpumemwidget.traces import CellTrace, DeviceTrace, Timeline
 from gpumemwidget.units import format_bytes, format_duration
 
-__all__ = ["CONFIG", "PLOTLY_TYPE", "plot_trace"]
+__all__ = ["CONFIG", "PLOTLY_TYPE", "place_title", "plot_trace"]
 
 #: What JupyterLab's, Notebook's and VS Code's renderers of plotly figures listen to.
 PLOTLY_TYPE = "application/vnd.plotly.v1+json"
@@ -227,22 +227,27 @@ def _fade(color: str) -> str:
 # -- The page --------------------------------------------------------------------------------------
 
 
+def place_title(text: str) -> dict[str, Any]:
+    """A figure's title, at its upper left corner."""
+    return {
+        "text": text,
+        "font": {"size": 14},
+        "x": 0,
+        "xref": "paper",
+        "xanchor": "left",
+        "y": 1,
+        "yref": "container",
+        "yanchor": "top",
+        "pad": {"t": 10},
+    }
+
+
 def _start_layout(title: str | None, n_devices: int) -> dict[str, Any]:
     height = _HEIGHT_OF_REST + _HEIGHT_OF_ONE * n_devices
     layout: dict[str, Any] = {}
     if title is not None:
         height += _HEIGHT_OF_TITLE
-        layout["title"] = {
-            "text": title,
-            "font": {"size": 14},
-            "x": 0,
-            "xref": "paper",
-            "xanchor": "left",
-            "y": 1,
-            "yref": "container",
-            "yanchor": "top",
-            "pad": {"t": 10},
-        }
+        layout["title"] = place_title(title)
     return {
         **layout,
         "font": {"color": NEUTRAL_COLOR, "size": 12},
