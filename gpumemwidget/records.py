@@ -107,6 +107,9 @@ class DeviceUse:
     total_bytes: int | None
     #: How busy the device is, 0 to 100.
     utilization_percent: int | None = None
+    #: What the driver keeps to itself, which ``used_bytes`` does not hold; ``None``: it is not told
+    #: (drivers before 510), and ``used_bytes`` holds it.
+    driver_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,16 @@ class CellDevice:
     #: How often the allocator had to free its cache and try again, and ran out, during the cell.
     num_alloc_retries: int | None
     num_ooms: int | None
+    #: What the cell was allowed to allocate (``%membudget``), where that was set.
+    budget_bytes: int | None = None
+
+    @property
+    def is_over_budget(self) -> bool:
+        """Whether the cell is known to have had more allocated than it was allowed."""
+        peak = self.allocated.peak_bytes
+        if self.budget_bytes is None or peak is None:
+            return False
+        return peak > self.budget_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +229,10 @@ class Segment:
     #: The pool, as torch names it; ``(0, 0)`` is the common one.
     pool_id: tuple[int, int]
     blocks: tuple[Block, ...]
+    #: Whether it grows (``expandable_segments``): then free pieces within it are given back too.
+    is_expandable: bool = False
+    #: For requests up to 1 MiB; ``None`` where this release of torch does not tell.
+    is_small: bool | None = None
 
 
 # -- Who holds what, and its release ---------------------------------------------------------------
@@ -257,6 +274,8 @@ class Owned:
     held_elsewhere: bool = False
     #: The line that allocated it, where a history was recorded: ``In[7], line 3``.
     allocated_at: str | None = None
+    #: How much of it is beyond what was asked for; ``None`` where that is not known.
+    rounding_bytes: int | None = None
 
     @property
     def owner(self) -> str:
