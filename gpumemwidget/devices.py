@@ -232,6 +232,10 @@ class Limit:
     releasable_bytes: int | None = None
     #: The device is not in use yet: it is set as soon as it is.
     is_waiting: bool = False
+    #: Of one that waits, where it was given so: the share of the whole, which is not known yet.
+    share: float | None = None
+    #: Of what is reserved, outside of pools of their own: what a request may be and need no more.
+    largest_free_block_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
