@@ -27,8 +27,10 @@ _N_SLOTS = 1 << 14
 #: The share of the time that reading may take. What is slowed by a quarter waits for a fifth, and
 #: not all that it waits for is seen from here.
 _SHARE = 0.15
-#: What is read however long it takes: so much nobody notices.
+#: What is read however long it takes: so much nobody notices. What was taken of it is given back by
+#: a lower share, until there is nothing left of it.
 _GRACE_NS = 10_000_000
+_LOWER_SHARE = 0.1
 #: A reading that takes longer is not made for our own sake.
 _DEAR_NS = 100_000
 #: What is saved up for the next readings, in ns, and the least in readings.
@@ -123,14 +125,18 @@ class LineReader:
         cost_ns = end_ns - start_ns + self.call_ns
         self._spent_ns += cost_ns
         self._dearest_ns = max(cost_ns, self._dearest_ns * 7 // 8)
-        return self._spent_ns > _GRACE_NS + (end_ns - self._start_ns) * _SHARE
+        return self._is_too_much(end_ns - self._start_ns)
 
     def charge(self, cost_ns: int) -> bool:
         """Time that went by without a reading; whether there was too much of it."""
         self._spent_ns += cost_ns
         if self._spent_ns <= _GRACE_NS:
             return False
-        return self._spent_ns > _GRACE_NS + (self._clock_ns() - self._start_ns) * _SHARE
+        return self._is_too_much(self._clock_ns() - self._start_ns)
+
+    def _is_too_much(self, elapsed_ns: int) -> bool:
+        spent_ns = self._spent_ns
+        return spent_ns > _GRACE_NS + elapsed_ns * _LOWER_SHARE and spent_ns > elapsed_ns * _SHARE
 
     def open_gap(self) -> None:
         """From here on lines may run that aren't read."""
@@ -150,7 +156,8 @@ class LineReader:
         """For how long nothing may be read, so that some readings on end fit into the budget."""
         credit_ns = max(_CREDIT_NS, _CREDIT_READINGS * self._dearest_ns)
         elapsed_ns = self._clock_ns() - self._start_ns
-        due_ns = (self._spent_ns + credit_ns - _GRACE_NS) / _SHARE
+        wanted_ns = self._spent_ns + credit_ns
+        due_ns = min(wanted_ns / _SHARE, (wanted_ns - _GRACE_NS) / _LOWER_SHARE)
         return float(min(max((due_ns - elapsed_ns) / 1e9, 0.001), 10.0))
 
     def exclude(self, action: Callable[[], object]) -> None:
