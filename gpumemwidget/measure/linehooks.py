@@ -112,8 +112,11 @@ class LineHooks(ABC):
         if len(self._files) < _MOST_FILES:
             self._files[filename] = len(self._files) * N_LINES
 
-    def _find_look(self) -> Callable[[], None] | None:
-        """What is to be called within each pause, every few milliseconds, by the pause's thread."""
+    def _find_look(self) -> Callable[[], bool] | None:
+        """What is to be called within each pause, every few milliseconds, by the pause's thread.
+
+        It returns whether there is need to go on with that.
+        """
         return None
 
     def _place(self, filename: str, line: int | None) -> int:
@@ -166,7 +169,8 @@ class Pauses:
     Args:
         reader: knows for how long to wait.
         resume: reads again.
-        look: called within each pause every few milliseconds; ``None``: there is no need.
+        look: called within each pause every few milliseconds, for as long as it returns ``True``;
+            ``None``: there is no need.
         on_error: told what it raised; there are no pauses' ends after that.
     """
 
@@ -174,7 +178,7 @@ class Pauses:
         self,
         reader: LineReader,
         resume: Callable[[], None],
-        look: Callable[[], None] | None,
+        look: Callable[[], bool] | None,
         on_error: Callable[[Exception], None],
     ) -> None:
         self._reader = reader
@@ -232,10 +236,13 @@ class Pauses:
     def _wait(self) -> bool:
         """Wait for the pause's end; whether it is the end of all."""
         end_s = time.monotonic() + self._reader.wait_s()
+        look = self._look
         while (left_s := end_s - time.monotonic()) > 0:
-            timeout_s = left_s if self._look is None else min(left_s, _LOOK_S)
+            timeout_s = left_s if look is None else min(left_s, _LOOK_S)
             if self._stopped.acquire(timeout=timeout_s):
                 return True
-            if self._look is not None:
-                self._look()
+            # Whoever wakes takes the interpreter from the cell, and in a pause of none but its own
+            # lines there is nothing to see.
+            if look is not None and not look():
+                look = None
         return False

@@ -99,8 +99,7 @@ class SettraceHooks(LineHooks):
             if self._n_calls == _N_CALLS:
                 self._n_calls = 0
                 if self._is_traced and self._reader.charge(_N_CALLS * _CALL_NS):
-                    self._pause()
-                    self._paused_in_call = True
+                    self._pause(in_call=True)
         except RecursionError:
             # The code is about to meet it itself. There is no room to ask what to do about it.
             return None
@@ -131,8 +130,9 @@ class SettraceHooks(LineHooks):
         if self._reader.advance(line):
             self._pause()
 
-    def _pause(self) -> None:
-        self._is_traced = self._paused_in_call = False
+    def _pause(self, *, in_call: bool = False) -> None:
+        self._is_traced = False
+        self._paused_in_call = in_call
         sys.settrace(None)
         self._reader.open_gap()
         if threading.get_ident() == threading.main_thread().ident:
@@ -162,13 +162,15 @@ class SettraceHooks(LineHooks):
             self._survive(exc)
         return 0
 
-    def _find_look(self) -> Callable[[], None]:
+    def _find_look(self) -> Callable[[], bool]:
         return self._look
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
         """A line that has called a library and goes on: what comes is its own, until it ends."""
-        if self._is_on and self._paused_in_call and not self._is_traced:
+        needed = self._is_on and self._paused_in_call and not self._is_traced
+        if needed:
             ctypes.pythonapi.Py_AddPendingCall(self._looking, None)
+        return needed
 
     def _see_line(self, _argument: object) -> int:
         """Within such a pause, on the thread that is read: has the line ended?"""
