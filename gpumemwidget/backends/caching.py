@@ -97,6 +97,8 @@ class CachingAllocator:
 
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
+        #: What may be reserved of it.
+        self.allowed_bytes = total_bytes
         #: Told what torch's history would note: the action, the address (of an ``oom`` what is
         #: free) and the bytes, of a block those that were asked for.
         self.on_event: Callable[[str, int, int], None] | None = None
@@ -107,6 +109,11 @@ class CachingAllocator:
         self._num_ooms = 0
         self._num_device_alloc = 0
         self._num_device_free = 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What it has from the driver."""
+        return self._stats["reserved_bytes"]["all"].current
 
     def allocate(self, n_bytes: int) -> Block:
         """Take a block.
@@ -160,8 +167,7 @@ class CachingAllocator:
         """Give up on an allocation of so many bytes."""
         self._num_ooms += 1
         if self.on_event is not None:
-            reserved_bytes = self._stats["reserved_bytes"]["all"].current
-            self.on_event("oom", self.total_bytes - reserved_bytes, n_bytes)
+            self.on_event("oom", self.total_bytes - self.reserved_bytes, n_bytes)
 
     def to_dict(self) -> dict[Any, Any]:
         """The counters, nested as ``torch.cuda.memory_stats_as_nested_dict`` nests them."""
@@ -195,6 +201,7 @@ class CachingAllocator:
                 "allocated_size": sum(each.n_bytes for each in segment.blocks if not each.is_free),
                 "segment_type": segment.pool.removesuffix("_pool"),
                 "segment_pool_id": (0, 0),
+                "is_expandable": False,
                 "blocks": [
                     {
                         "address": address,
@@ -241,14 +248,14 @@ class CachingAllocator:
             n_bytes = _SHARED_SEGMENT_BYTES
         else:
             n_bytes = _round_up(block_bytes, _SEGMENT_ROUNDING_BYTES)
-        reserved = self._stats["reserved_bytes"]["all"]
-        if reserved.current + n_bytes > self.total_bytes:
+        room_bytes = min(self.allowed_bytes, self.total_bytes)
+        if self.reserved_bytes + n_bytes > room_bytes:
             self.retry()
-        if reserved.current + n_bytes > self.total_bytes:
+        if self.reserved_bytes + n_bytes > room_bytes:
             self.fail(block_bytes)
             raise DeviceFullError(
-                f"no room for {block_bytes} bytes: of {self.total_bytes} bytes "
-                f"{reserved.current} are reserved and in use"
+                f"no room for {block_bytes} bytes: of {room_bytes} bytes "
+                f"{self.reserved_bytes} are reserved and in use"
             )
         segment = _Segment(self._next_address, n_bytes, pool, [])
         self._next_address += n_bytes

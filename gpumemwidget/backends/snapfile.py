@@ -13,7 +13,9 @@ from gpumemwidget.records import Block, Frame, Segment
 
 __all__ = ["BLOCK_COLUMNS", "SEGMENT_COLUMNS", "BadSnapshotError", "RowReader", "StackTable"]
 
-SEGMENT_COLUMNS = ("device", "address", "pool_id", "blocks")
+SEGMENT_COLUMNS = ("device", "address", "pool_id", "blocks", "is_small", "is_expandable")
+#: What a segment has in files from before the last two were told.
+_N_FIRST_COLUMNS = 4
 BLOCK_COLUMNS = ("n_bytes", "requested_bytes", "state", "stack")
 _STATES = get_args(get_type_hints(Block)["state"])
 
@@ -40,6 +42,8 @@ class StackTable:
                     [block.n_bytes, block.requested_bytes, block.state, self.note(block.frames)]
                     for block in segment.blocks
                 ],
+                segment.is_small,
+                segment.is_expandable,
             ]
             for segment in segments
         ]
@@ -94,10 +98,15 @@ class RowReader:
         return stack
 
     def _to_segment(self, row: Any) -> Segment:
-        device, address, pool_id, rows = _to_list(row, "a segment", len(SEGMENT_COLUMNS))
+        if isinstance(row, list) and len(row) == _N_FIRST_COLUMNS:
+            row = [*row, None, False]
+        device, address, pool_id, rows, is_small, is_expandable = _to_list(
+            row, "a segment", len(SEGMENT_COLUMNS)
+        )
         first, second = _to_list(pool_id, "a segment's pool", 2)
         is_whole = all(map(_is_count, (address, first, second))) and rows
-        if not isinstance(device, str) or not is_whole:
+        is_told = is_small in (None, True, False) and is_expandable in (True, False)
+        if not isinstance(device, str) or not is_whole or not is_told:
             raise BadSnapshotError("a segment is not whole")
         blocks: list[Block] = []
         end = address
@@ -111,6 +120,8 @@ class RowReader:
             is_private=(first, second) != (0, 0),
             pool_id=(first, second),
             blocks=tuple(blocks),
+            is_expandable=bool(is_expandable),
+            is_small=None if is_small is None else bool(is_small),
         )
 
     def _to_block(self, row: Any, address: int) -> Block:

@@ -89,6 +89,7 @@ def _parse_segment(raw: Mapping[str, Any], stacks: StackTable) -> Segment:
         )
         address = blocks[-1].address + n_bytes
     first, second = raw.get("segment_pool_id", (0, 0))
+    kind = raw.get("segment_type")
     return Segment(
         device=f"cuda:{raw['device']}",
         address=raw["address"],
@@ -96,6 +97,8 @@ def _parse_segment(raw: Mapping[str, Any], stacks: StackTable) -> Segment:
         is_private=(first, second) != (0, 0),
         pool_id=(first, second),
         blocks=tuple(blocks),
+        is_expandable=bool(raw.get("is_expandable", False)),
+        is_small=None if kind is None else kind == "small",
     )
 
 

@@ -64,6 +64,9 @@ def _format_segment(
 ) -> dict[str, Any]:
     allocated = [each for each in segment.blocks if each.state == "active_allocated"]
     active = [each for each in segment.blocks if each.state != "inactive"]
+    is_small = segment.is_small
+    if is_small is None:
+        is_small = segment.n_bytes <= _SMALL_SEGMENT_BYTES
     return {
         "device": index,
         "address": segment.address,
@@ -72,9 +75,9 @@ def _format_segment(
         "active_size": sum(each.n_bytes for each in active),
         "requested_size": sum(each.requested_bytes or 0 for each in allocated),
         "stream": 0,
-        "segment_type": "small" if segment.n_bytes <= _SMALL_SEGMENT_BYTES else "large",
+        "segment_type": "small" if is_small else "large",
         "segment_pool_id": segment.pool_id,
-        "is_expandable": False,
+        "is_expandable": segment.is_expandable,
         "frames": [],
         "blocks": [
             {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
 import io
 import pickle
@@ -113,7 +114,11 @@ def test_real_traces_survive_the_file(name: str, tmp_path: Path) -> None:
     (read,) = load_snapshot(path)
 
     assert list_events(read.events) == list_events(trace.events)
-    assert read.after == trace.after
+    # The files are from before they told it; torch's own tells it by the size.
+    assert {each.is_small for each in read.after} == {
+        each.n_bytes == 2 << 20 for each in read.after
+    }
+    assert tuple(dataclasses.replace(each, is_small=None) for each in read.after) == trace.after
     assert read.rules == trace.rules
 
 

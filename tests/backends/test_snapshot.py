@@ -52,6 +52,19 @@ def test_every_state_of_every_release_is_understood() -> None:
     assert [block.requested_bytes for block in segment.blocks] == [5, 5, 5, None]
     assert [block.address for block in segment.blocks] == [4096, 4608, 5120, 5632]
     assert (segment.is_private, segment.pool_id) == (False, (0, 0))
+    assert (segment.is_small, segment.is_expandable) == (None, False)
+
+
+@pytest.mark.parametrize(("kind", "is_small"), [("small", True), ("large", False)])
+def test_what_a_segment_is_for(kind: str, is_small: bool) -> None:
+    """Small requests or large ones, and whether it grows."""
+    raw = make_raw_segment(
+        {"size": 512, "state": "inactive"}, segment_type=kind, is_expandable=is_small
+    )
+
+    (segment,) = parse_segments([raw])
+
+    assert (segment.is_small, segment.is_expandable) == (is_small, is_small)
 
 
 def test_stacks_are_pythons_alone() -> None:
@@ -175,7 +188,7 @@ def make_recording() -> Recording:
         Block(5632, 512, 8, "active_pending_free", (outer,)),
     )
     segments = (
-        Segment("cuda:0", 4096, 2048, False, (0, 0), blocks),
+        Segment("cuda:0", 4096, 2048, False, (0, 0), blocks, is_expandable=True, is_small=False),
         Segment("cuda:0", 1 << 30, 512, True, (7, 0), (Block(1 << 30, 512, None, "inactive"),)),
     )
     info = DeviceInfo("cuda:0", "GPU", 1 << 34)
@@ -192,6 +205,17 @@ def test_a_file_keeps_snapshots_and_their_stacks() -> None:
     assert parse_recording(text) == recording
     assert text.count("/a.py") == 1
     assert json.loads(text)["stacks"] == [[0, 1], [1]]
+
+
+def test_files_from_before_segments_told_their_use_are_read() -> None:
+    """What they do not tell is not known."""
+    data = json.loads(format_recording(make_recording()))
+    data["events"][1][4] = [row[:4] for row in data["events"][1][4]]
+
+    _, event, _ = parse_recording(json.dumps(data)).events
+
+    assert event.segments is not None
+    assert [(each.is_small, each.is_expandable) for each in event.segments] == [(None, False)] * 2
 
 
 def test_a_playback_has_the_snapshot_of_its_position() -> None:
