@@ -33,6 +33,11 @@ class TorchArrival(MetaPathFinder):
         self._on_arrival = on_arrival
         self._searching = False
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether torch may still come."""
+        return self in sys.meta_path
+
     def expect(self) -> None:
         """Begin to wait."""
         if self not in sys.meta_path:

@@ -1,19 +1,23 @@
 """The contract for the one door to hardware.
 
-Everything above asks for memory through these two protocols, so that a recording can stand in for a
+Everything above asks for memory through these protocols, so that a recording can stand in for a
 GPU. ``tests/backends/test_contract.py`` holds every implementation to what is said here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
+from gpumemwidget.devices import ChildProcess, Limit, PinnedUse
 from gpumemwidget.records import DeviceInfo, DeviceUse, Reading, Segment
 from gpumemwidget.traces import AllocatorTrace
 
-__all__ = ["DeviceMonitor", "MemoryBackend"]
+__all__ = ["DeviceMonitor", "MemoryBackend", "ProcessSource", "Relation"]
+
+#: What a process is to this one: see ``ProcessUse``.
+Relation = Literal["own", "child", "other"]
 
 
 @runtime_checkable
@@ -103,6 +107,43 @@ class MemoryBackend(Protocol):
         """
         ...
 
+    def read_pinned(self) -> PinnedUse | None:
+        """Pinned host memory, as PyTorch's allocator for it counts it; it is never begun by us.
+
+        ``None`` where there is no such allocator, it does not tell, or nobody has used it yet.
+        """
+        ...
+
+    def set_limit(self, device: str, limit_bytes: int | None) -> None:
+        """Let this process reserve no more than this on a device; ``None``: all of it.
+
+        A device that nobody has touched stays so: the limit waits until it is in use.
+
+        Args:
+            device: one of this backend's kind.
+            limit_bytes: may be less than what is reserved, which then stays.
+
+        Raises:
+            BackendError: there is no such device, it has no limits, or it refuses.
+        """
+        ...
+
+    def read_limits(self) -> tuple[Limit, ...]:
+        """The limits of the devices in use, set by us or by the user, and those that wait.
+
+        In the order of the devices. A device that can have none is not there.
+        """
+        ...
+
+    def reset_peaks(self) -> tuple[str, ...]:
+        """Set the peaks back as the user's own call would, on each touched device.
+
+        Returns:
+            The devices whose peaks now begin anew, for the user and for ``read_as_user``; those of
+            the running span are not lost by it.
+        """
+        ...
+
     def empty_cache(self) -> None:
         """Give back to the device what is cached and unused, on each touched device."""
         ...
@@ -146,10 +187,57 @@ class DeviceMonitor(Protocol):
         """What this process takes there; ``None`` where the driver does not know it."""
         ...
 
+    def list_processes(self, device: str) -> tuple[tuple[int, int | None], ...] | None:
+        """The processes that use the device, each once: number and bytes, by their numbers.
+
+        Those that compute and those that draw. The numbers are the driver's: within a container
+        they may be the machine's own, which mean nothing there. Bytes are ``None`` where the driver
+        gives none. ``None`` where it does not list the processes at all.
+        """
+        ...
+
+    def list_failures(self, device: str) -> tuple[str, ...]:
+        """Why something of the device can't be read now, a sentence each; ``()`` where all can."""
+        ...
+
+    @property
+    def processes(self) -> ProcessSource | None:
+        """Whose the numbers of processes are; ``None``: the operating system's, here and now."""
+        ...
+
     def take_notes(self) -> tuple[str, ...]:
         """Sentences on what failed since the last call, each failure once."""
         ...
 
     def close(self) -> None:
         """Let go of the library. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class ProcessSource(Protocol):
+    """A source for processes: the operating system, or a recording."""
+
+    @property
+    def own_pid(self) -> int:
+        """The number of the process whose memory this is about."""
+        ...
+
+    def list_children(self) -> tuple[ChildProcess, ...]:
+        """The running processes below this one, by their numbers; without their devices.
+
+        One that was below it once stays so, whoever is above it now.
+        """
+        ...
+
+    def describe(
+        self, pids: Collection[int], *, are_ours: bool | None
+    ) -> Mapping[int, tuple[Relation, str | None]]:
+        """What processes are to this one, and what they run; ``None``: that can't be seen.
+
+        Args:
+            pids: their numbers, from the driver.
+            are_ours: whether these are known to be the numbers that processes have here, or known
+                to be others, as within a container; ``None``: neither is known.
+        """
         ...

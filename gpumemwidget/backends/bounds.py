@@ -137,6 +137,11 @@ class Track:
         for counter in (self.allocated, self.reserved):
             counter.span = _Bounds(counter.current)
 
+    def reset_user(self) -> None:
+        """Let the user's peaks begin anew at the last event; the span's go on."""
+        for counter in (self.allocated, self.reserved):
+            counter.user = _Bounds(counter.current)
+
     def to_reading(self, n_turns: int, final: Reading | None, *, as_user: bool) -> Reading:
         """The last reading, with the peaks of the playback's span.
 

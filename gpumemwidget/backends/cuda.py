@@ -15,6 +15,7 @@ from typing import Literal
 from gpumemwidget.backends.overlay import NestedStats, PeakOverlay
 from gpumemwidget.backends.snapshot import SnapshotReader
 from gpumemwidget.backends.tracer import CudaTracer
+from gpumemwidget.devices import Limit, PinnedUse
 from gpumemwidget.errors import BackendError
 from gpumemwidget.records import DeviceInfo, Reading, Segment
 from gpumemwidget.traces import AllocatorTrace
@@ -139,6 +140,56 @@ class CudaBackend:
     def set_sites(self, *, is_on: bool) -> str:
         """Keep the line that allocated each live block, between traces too: 2 µs an allocation."""
         return self._tracer.set_sites(is_on=is_on)
+
+    def read_pinned(self) -> PinnedUse | None:
+        """What PyTorch's allocator of pinned host memory counts; ``None`` where it does not tell.
+
+        It counts in a process of its own right, so that no device is touched by asking.
+        """
+        if not self._torch.cuda.is_initialized():
+            return None
+        tell = getattr(self._torch.cuda.memory, "host_memory_stats_as_nested_dict", None)
+        if tell is None:
+            return None
+        stats = tell()
+        held, taken = stats.get("active_bytes"), stats.get("allocated_bytes")
+        if held is None or taken is None:
+            return None
+        return PinnedUse(held["current"], taken["current"], held["peak"], taken["peak"])
+
+    def set_limit(self, device: str, limit_bytes: int | None) -> None:
+        """``torch.cuda.set_per_process_memory_fraction`` of a touched device.
+
+        Raises:
+            BackendError: the device is not in use.
+        """
+        for index in self._find_touched():
+            if device == f"cuda:{index}":
+                total_bytes = self._describe(index).total_bytes or 1
+                share = 1.0 if limit_bytes is None else min(1.0, limit_bytes / total_bytes)
+                self._torch.cuda.memory.set_per_process_memory_fraction(share, index)
+                return
+        raise BackendError(f"{device} is not in use: put a tensor there first")
+
+    def read_limits(self) -> tuple[Limit, ...]:
+        """The touched devices' limits; ``()`` where this release of torch does not tell."""
+        read_share = getattr(self._torch.cuda.memory, "get_per_process_memory_fraction", None)
+        if read_share is None:
+            return ()
+        limits = []
+        for index in self._find_touched():
+            info, share = self._describe(index), read_share(index)
+            total_bytes = info.total_bytes
+            limit_bytes = int(total_bytes * share) if total_bytes and share < 1.0 else None
+            limits.append(Limit(info.device, limit_bytes, total_bytes, None))
+        return tuple(limits)
+
+    def reset_peaks(self) -> tuple[str, ...]:
+        """``torch.cuda.reset_peak_memory_stats()`` of each touched device."""
+        touched = self._find_touched()
+        for index in touched:
+            self._torch._C._cuda_resetPeakMemoryStats(index)  # noqa: SLF001 - the overlay's, as the user's call finds it
+        return tuple(f"cuda:{index}" for index in touched)
 
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache()``, where CUDA is in use.

@@ -13,10 +13,13 @@ from pathlib import Path
 from types import ModuleType
 
 from gpumemwidget.backends.arrival import TorchArrival, find_torch
-from gpumemwidget.backends.base import DeviceMonitor, MemoryBackend
+from gpumemwidget.backends.base import DeviceMonitor, MemoryBackend, ProcessSource
 from gpumemwidget.backends.cuda import CudaBackend
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.nvml import NvmlMonitor
+from gpumemwidget.backends.processes import ProcessTree
+from gpumemwidget.backends.states import list_child_uses, take_states
+from gpumemwidget.devices import ChildProcess, DeviceState, Limit, PinnedUse
 from gpumemwidget.errors import BackendError
 from gpumemwidget.records import HOST, DeviceInfo, DeviceReport, Reading, Segment
 from gpumemwidget.traces import AllocatorTrace
@@ -30,13 +33,21 @@ class Hardware:
     Args:
         backends: sources of counters, in the order in which their devices are shown.
         monitor: the source for whole devices; ``None`` where there is none.
+        processes: the source for processes; the monitor's, or the operating system, if not given.
     """
 
     def __init__(
-        self, backends: Sequence[MemoryBackend], monitor: DeviceMonitor | None = None
+        self,
+        backends: Sequence[MemoryBackend],
+        monitor: DeviceMonitor | None = None,
+        *,
+        processes: ProcessSource | None = None,
     ) -> None:
         self._backends = tuple(backends)
         self._monitor = monitor
+        if processes is None and monitor is not None:
+            processes = monitor.processes
+        self._processes = ProcessTree() if processes is None else processes
         self._arrival: TorchArrival | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -44,6 +55,8 @@ class Hardware:
         #: Of the running trace.
         self._n_events: int | None = None
         self._has_sites = False
+        #: Limits that wait for torch.
+        self._limits: dict[str, int | None] = {}
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """The devices that have counters now: the touched GPUs, and the host last."""
@@ -150,6 +163,37 @@ class Hardware:
         The peaks are those that the user's own calls tell.
         """
         readings = {reading.device: reading for reading in self.read_as_user()}
+        return tuple(
+            DeviceReport(
+                info=info,
+                reading=readings.get(device),
+                use=None if self._monitor is None else self._monitor.read_use(device),
+            )
+            for device, info in self._list_all().items()
+        )
+
+    def take_device_states(self, *, with_segments: bool = True) -> tuple[DeviceState, ...]:
+        """All that can be told of every device at one moment: the GPUs, touched or not, the host.
+
+        Some 0.2 ms a GPU, and what ``read_segments`` takes. The peaks are those that the user's own
+        calls tell.
+
+        Args:
+            with_segments: read the blocks too.
+        """
+        return take_states(
+            self, self._monitor, self._processes, self._list_all(), with_segments=with_segments
+        )
+
+    def list_children(self) -> tuple[ChildProcess, ...]:
+        """The processes below this one, with what they take of each device and of the host.
+
+        Cheap enough for once a second: a millisecond on a machine of some hundred processes.
+        """
+        return list_child_uses(self._processes.list_children(), self._monitor)
+
+    def _list_all(self) -> dict[str, DeviceInfo]:
+        """Every device that can be seen, touched or not, in their order."""
         infos = {info.device: info for info in self.list_devices()}
         if self._monitor is not None:
             uuids = {info.device: info.uuid for info in infos.values() if info.uuid is not None}
@@ -157,14 +201,58 @@ class Hardware:
             for info in self._monitor.list_infos():
                 known = infos.get(info.device)
                 infos[info.device] = info if known is None else _merge(known, info)
-        return tuple(
-            DeviceReport(
-                info=infos[device],
-                reading=readings.get(device),
-                use=None if self._monitor is None else self._monitor.read_use(device),
-            )
-            for device in sorted(infos, key=_by_kind_and_index)
-        )
+        return {device: infos[device] for device in sorted(infos, key=_by_kind_and_index)}
+
+    # -- What may be taken -------------------------------------------------------------------------
+
+    def read_pinned(self) -> PinnedUse | None:
+        """Pinned host memory, of the first backend that tells; ``None`` where none does."""
+        found = (backend.read_pinned() for backend in self._backends)
+        return next((pinned for pinned in found if pinned is not None), None)
+
+    def set_limit(self, device: str, limit_bytes: int | None) -> None:
+        """Let this process reserve no more than this on a device; ``None``: all of it.
+
+        It waits for a device that is not in use yet, and for torch, without touching either.
+
+        Raises:
+            BackendError: there is no such device, it has no limits, or it refuses.
+        """
+        with self._lock:
+            backend = self._find_backend(device)
+            is_coming = self._arrival is not None and self._arrival.is_waiting
+            if backend is None and is_coming and device.startswith("cuda:"):
+                self._limits[device] = limit_bytes
+                return
+        if backend is None:
+            raise BackendError(f"there is no device {device!r} here that could have a limit")
+        backend.set_limit(device, limit_bytes)
+
+    def read_limits(self) -> tuple[Limit, ...]:
+        """The limits of the devices in use, whoever set them, and those that wait."""
+        limits = [limit for backend in self._backends for limit in backend.read_limits()]
+        with self._lock:
+            waiting = dict(self._limits)
+        limits += [
+            Limit(device, limit_bytes, None, None, is_waiting=True)
+            for device, limit_bytes in waiting.items()
+            if limit_bytes is not None
+        ]
+        return tuple(sorted(limits, key=lambda limit: _by_kind_and_index(limit.device)))
+
+    def reset_peaks(self) -> tuple[str, ...]:
+        """Set the peaks back as the user's own calls would; on which devices that was done."""
+        return tuple(device for backend in self._backends for device in backend.reset_peaks())
+
+    def _find_backend(self, device: str) -> MemoryBackend | None:
+        """Whose a device is, by what it has in use or else by its kind."""
+        kind = device.partition(":")[0]
+        for backend in self._backends:
+            if any(info.device == device for info in backend.list_devices()):
+                return backend
+        return next((each for each in self._backends if each.kind == kind), None)
+
+    # -- More of the host and the driver -----------------------------------------------------------
 
     def available_host_bytes(self) -> int | None:
         """Host memory that can still be taken; ``None`` where that is unknown."""
@@ -232,8 +320,12 @@ class Hardware:
     def _join(self, torch: ModuleType) -> None:
         try:
             backend = CudaBackend(torch)
-        except BackendError:
-            return  # A build without CUDA: the host is all there is, and that is no failure.
+        except BackendError as error:
+            # A build without CUDA: the host is all there is, and that is no failure of ours.
+            with self._lock:
+                limits, self._limits = self._limits, {}
+                self._notes.extend(f"The limit of {each} is not set: {error}." for each in limits)
+            return
         except Exception as exc:  # noqa: BLE001 - this runs within the user's `import torch`
             with self._lock:
                 self._notes.append(f"CUDA memory is not recorded: {type(exc).__name__}: {exc}")
@@ -243,15 +335,26 @@ class Hardware:
             if not is_closed:
                 self._backends = (backend, *self._backends)
                 n_events, has_sites = self._n_events, self._has_sites
+                limits, self._limits = self._limits, {}
         if is_closed:
             backend.close()
             return
+        self._pass_limits(backend, limits)
         if has_sites:
             backend.set_sites(is_on=True)
         if n_events is not None:
             notes = backend.start_trace(n_events=n_events)
             with self._lock:
                 self._notes.extend(notes)
+
+    def _pass_limits(self, backend: MemoryBackend, limits: dict[str, int | None]) -> None:
+        """Give a backend that joins the limits that have waited for it."""
+        for device, limit_bytes in limits.items():
+            try:
+                backend.set_limit(device, limit_bytes)
+            except BackendError as error:
+                with self._lock:
+                    self._notes.append(f"The limit of {device} is not set: {error}.")
 
 
 def detect_hardware() -> Hardware:

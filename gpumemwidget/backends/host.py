@@ -24,6 +24,8 @@ from gpumemwidget.backends.resident import (
     read_resident_elsewhere,
     read_total_elsewhere,
 )
+from gpumemwidget.devices import Limit
+from gpumemwidget.errors import BackendError
 from gpumemwidget.records import HOST, DeviceInfo, PeakIs, Reading, Segment
 from gpumemwidget.traces import AllocatorTrace
 
@@ -164,6 +166,27 @@ class HostBackend:
 
     def read_segments(self) -> tuple[Segment, ...]:
         """Nothing: malloc does not tell which blocks it has handed out."""
+        return ()
+
+    def read_pinned(self) -> None:
+        """Nothing: PyTorch pins memory for a GPU, whose backend tells of it."""
+
+    def set_limit(self, device: str, limit_bytes: int | None) -> None:  # noqa: ARG002 - the protocol's
+        """Nothing that could be set.
+
+        Raises:
+            BackendError: always; PyTorch limits what it reserves on GPUs alone.
+        """
+        raise BackendError(
+            f"{device} can't be limited: PyTorch has limits for GPUs alone, choose one of those"
+        )
+
+    def read_limits(self) -> tuple[Limit, ...]:
+        """Nothing: there can be none."""
+        return ()
+
+    def reset_peaks(self) -> tuple[str, ...]:
+        """Nothing: the user has no call of PyTorch's that would."""
         return ()
 
     def release_workspaces(self) -> None:

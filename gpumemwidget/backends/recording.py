@@ -27,6 +27,7 @@ from gpumemwidget.backends.snapfile import (
     RowReader,
     StackTable,
 )
+from gpumemwidget.devices import ChildProcess, Limit, PinnedUse, ProcessUse
 from gpumemwidget.errors import FileError, RecordingError
 from gpumemwidget.records import DeviceInfo, DeviceUse, PeakIs, Reading, Segment
 from gpumemwidget.traces import ACTIONS, AllocatorRules, TraceEvents
@@ -63,6 +64,17 @@ class Event:
     #: The allocator's events since the moment before, of each device that has any. Their times are
     #: microseconds since the recording began.
     traced: tuple[tuple[str, TraceEvents], ...] = ()
+    #: Who was on each device, ``None`` where the driver did not tell; not of those that are as they
+    #: were at the event before.
+    processes: tuple[tuple[str, tuple[ProcessUse, ...] | None], ...] = ()
+    #: Why something of a device could not be read, in the same way.
+    failures: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    #: The processes below the recorded one; ``None``: as they were.
+    children: tuple[ChildProcess, ...] | None = None
+    #: Pinned host memory; ``None``: as it was.
+    pinned: PinnedUse | None = None
+    #: The devices' limits; ``None``: as they were.
+    limits: tuple[Limit, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,12 @@ from typing import Any
 
 from gpumemwidget.backends.bounds import Track
 from gpumemwidget.backends.recording import Event, Recording, load_recording
+from gpumemwidget.backends.replaystate import ReplayProcesses, Standing
 from gpumemwidget.backends.replaytrace import ReplayTracer
 from gpumemwidget.backends.script import Step, play_script
 from gpumemwidget.backends.snapwrite import format_snapshot, write_snapshot
-from gpumemwidget.errors import BadInputError, FileError
+from gpumemwidget.devices import Limit, PinnedUse
+from gpumemwidget.errors import BackendError, BadInputError, FileError
 from gpumemwidget.records import HOST, DeviceInfo, DeviceUse, Reading, Segment
 from gpumemwidget.traces import AllocatorTrace
 
@@ -123,6 +125,7 @@ class ReplayBackend:
         self._notes: list[str] = []
         self._at = -1
         self._tracer = ReplayTracer(playback)
+        self._standing = Standing(playback)
         #: Each device's last reading in the recording, for totals that go on over turns.
         self._final: dict[str, Reading] = {}
         for event in playback.recording.events:
@@ -212,6 +215,31 @@ class ReplayBackend:
                 self._notes.append(str(exc))
         return traces
 
+    def read_pinned(self) -> PinnedUse | None:
+        """What was pinned at this position."""
+        return self._standing.follow().pinned
+
+    def set_limit(self, device: str, limit_bytes: int | None) -> None:  # noqa: ARG002 - the protocol's
+        """Nothing: a recording stays what it is.
+
+        Raises:
+            BackendError: always.
+        """
+        raise BackendError(f"{device} is played from a recording, whose limits stay as they are")
+
+    def read_limits(self) -> tuple[Limit, ...]:
+        """The limits that stood at this position."""
+        return self._standing.follow().limits
+
+    def reset_peaks(self) -> tuple[str, ...]:
+        """Let the user's peaks begin anew here, as the user's own call would."""
+        with self._lock:
+            self._follow()
+            infos = self._list_infos()
+            for info in infos:
+                self._tracks[info.device].reset_user()
+            return tuple(info.device for info in infos if info.device != HOST)
+
     def set_sites(self, *, is_on: bool) -> str:  # noqa: ARG002 - the protocol's
         """Nothing: a recording stays what it is."""
         return "a recording keeps the lines that it has" if self._tracer.has_gpu else ""
@@ -282,9 +310,8 @@ class ReplayMonitor:
 
     def __init__(self, playback: Playback) -> None:
         self._playback = playback
-        self._lock = threading.Lock()
-        self._uses: dict[str, DeviceUse] = {}
-        self._at = -1
+        self._standing = Standing(playback)
+        self._processes = ReplayProcesses(playback)
         self._is_closed = False
 
     def list_infos(self) -> tuple[DeviceInfo, ...]:
@@ -296,19 +323,29 @@ class ReplayMonitor:
 
     def read_use(self, device: str) -> DeviceUse | None:
         """The whole device at this position; ``None`` where it was not read until here."""
-        with self._lock:
-            position = self._playback.position
-            # Further back than one turn there is nothing that does not come again.
-            self._at = max(self._at, position - self._playback.n_events)
-            while self._at < position:
-                self._at += 1
-                event = self._playback.get_event(self._at)
-                self._uses.update((use.device, use) for use in event.uses)
-            return None if self._is_closed else self._uses.get(device)
+        use = None if self._is_closed else self._standing.follow().uses.get(device)
+        # A device that answered nothing was read all the same.
+        return None if use is None or _is_empty(use) else use
 
-    def read_own_use(self, device: str) -> int | None:  # noqa: ARG002 - the protocol's signature
-        """``None``: no recording tells."""
-        return None
+    def read_own_use(self, device: str) -> int | None:
+        """What the recorded process took; ``None`` where the recording does not tell."""
+        return dict(self.list_processes(device) or ()).get(self._processes.own_pid)
+
+    def list_processes(self, device: str) -> tuple[tuple[int, int | None], ...] | None:
+        """Who was on it at this position; ``None`` where the recording does not tell."""
+        if self._is_closed:
+            return None
+        listed = self._standing.follow().processes.get(device)
+        return None if listed is None else tuple((use.pid, use.n_bytes) for use in listed)
+
+    def list_failures(self, device: str) -> tuple[str, ...]:
+        """What could not be read at this position."""
+        return () if self._is_closed else self._standing.follow().failures.get(device, ())
+
+    @property
+    def processes(self) -> ReplayProcesses:
+        """The processes of the recording."""
+        return self._processes
 
     def take_notes(self) -> tuple[str, ...]:
         """Nothing: what failed when it was recorded is unknown here."""
@@ -317,3 +354,7 @@ class ReplayMonitor:
     def close(self) -> None:
         """List no devices any more."""
         self._is_closed = True
+
+
+def _is_empty(use: DeviceUse) -> bool:
+    return use.used_bytes is use.free_bytes is use.utilization_percent is None

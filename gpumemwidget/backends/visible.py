@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
@@ -35,6 +35,10 @@ class Gpu:
     total_bytes: int | None
     #: The GPU that an instance is part of.
     parent: Gpu | None = None
+    #: The instance's number on that GPU; ``None`` for a whole GPU.
+    instance_id: int | None = None
+    #: What could not be read when it was last asked for, and why.
+    failures: dict[str, str] = field(default_factory=dict)
 
 
 def parse_visible(text: str | None) -> tuple[int, ...] | tuple[str, ...] | None:

@@ -600,7 +600,8 @@ def test_every_device_has_a_use(monitor: DeviceMonitor) -> None:
     for info in infos:
         use = monitor.read_use(info.device)
         assert use.device == info.device
-        assert use.used_bytes + use.free_bytes == use.total_bytes == info.total_bytes
+        driver_bytes = use.driver_bytes or 0
+        assert driver_bytes + use.used_bytes + use.free_bytes == use.total_bytes == info.total_bytes
         assert 0 <= use.utilization_percent <= 100
 
 

@@ -43,7 +43,7 @@ def test_what_is_known_of_a_gpu() -> None:
     infos, use = monitor.list_infos(), monitor.read_use("cuda:0")
 
     assert infos == (DeviceInfo("cuda:0", "NVIDIA H200", 140 * GIB, None, A),)
-    assert use == DeviceUse("cuda:0", 3 * GIB, 137 * GIB, 140 * GIB, 17)
+    assert use == DeviceUse("cuda:0", 3 * GIB, 137 * GIB, 140 * GIB, 17, 0)
     assert monitor.read_use("cuda:1") is None
     assert monitor.read_use("host") is None
     assert monitor.take_notes() == ()
@@ -434,4 +434,4 @@ def test_threads_may_ask_at_once() -> None:
         thread.join()
 
     assert library.n_inits == 1
-    assert uses == [DeviceUse("cuda:1", 3 * GIB, 137 * GIB, 140 * GIB, 17)] * 8
+    assert uses == [DeviceUse("cuda:1", 3 * GIB, 137 * GIB, 140 * GIB, 17, 0)] * 8

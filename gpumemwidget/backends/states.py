@@ -1,0 +1,193 @@
+"""Whole devices at one moment: the allocator's figures, the driver's, and who is on them.
+
+They come from several calls, between which others go on. So the counters are read on both sides of
+the rest, and the driver's figure on both sides of its list of processes, until they stand still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from gpumemwidget.backends.base import DeviceMonitor, ProcessSource, Relation
+from gpumemwidget.devices import ChildProcess, DeviceState, PinnedUse, ProcessUse
+from gpumemwidget.records import HOST, DeviceInfo, DeviceUse, Reading, Segment
+
+__all__ = ["Counters", "list_child_uses", "take_states"]
+
+#: How often the counters, and the driver's figures, are read before what was read last is taken.
+_TRIES = 3
+_DRIVER_TRIES = 5
+
+_Listed = tuple[tuple[int, int | None], ...] | None
+
+
+class Counters(Protocol):
+    """What is asked of the side of the allocators."""
+
+    def list_devices(self) -> tuple[DeviceInfo, ...]:
+        """The devices that have counters now."""
+        ...
+
+    def read_as_user(self) -> tuple[Reading, ...]:
+        """One reading for each, with the peaks of the user's."""
+        ...
+
+    def read_segments(self) -> tuple[Segment, ...]:
+        """The segments and blocks."""
+        ...
+
+    def read_pinned(self) -> PinnedUse | None:
+        """Pinned host memory."""
+        ...
+
+
+def take_states(
+    counters: Counters,
+    monitor: DeviceMonitor | None,
+    processes: ProcessSource,
+    infos: Mapping[str, DeviceInfo],
+    *,
+    with_segments: bool,
+) -> tuple[DeviceState, ...]:
+    """All that can be told of the devices now.
+
+    Args:
+        counters: the allocators.
+        monitor: the driver; ``None`` where there is none.
+        processes: whose the numbers of processes are.
+        infos: the devices, in the order in which they are to be told.
+        with_segments: read the blocks too.
+    """
+    segments: tuple[Segment, ...] = ()
+    uses: dict[str, tuple[DeviceUse | None, _Listed, bool]] = {}
+    before = after = {each.device: each for each in counters.read_as_user()}
+    for _ in range(_TRIES):
+        segments = counters.read_segments() if with_segments else ()
+        uses = {} if monitor is None else {each: _read_driver(monitor, each) for each in infos}
+        before, after = after, {each.device: each for each in counters.read_as_user()}
+        if all(_stands(before.get(each), after.get(each)) for each in infos if each != HOST):
+            break
+    pinned = counters.read_pinned()
+    are_ours = _are_numbers_ours(after, uses, processes.own_pid)
+    pids = {pid for _, listed, _ in uses.values() for pid, _ in listed or ()}
+    known = processes.describe(pids, are_ours=are_ours) if pids else {}
+    states = []
+    for device, info in infos.items():
+        use, listed, stood = uses.get(device, (None, None, True))
+        own = tuple(segment for segment in segments if segment.device == device)
+        states.append(
+            DeviceState(
+                info=info,
+                reading=after.get(device),
+                use=use,
+                processes=None
+                if listed is None
+                else _sort(_name(pid, known, n_bytes) for pid, n_bytes in listed),
+                segments=own,
+                pinned=pinned if device == HOST else None,
+                is_at_one_moment=stood
+                and (device == HOST or _stands(before.get(device), after.get(device)))
+                and _fits(own, after.get(device)),
+                notes=_write_notes(monitor, device, listed, are_ours=are_ours),
+            )
+        )
+    return tuple(states)
+
+
+def list_child_uses(
+    children: Sequence[ChildProcess], monitor: DeviceMonitor | None
+) -> tuple[ChildProcess, ...]:
+    """Children with what the driver lists of each."""
+    if monitor is None or not children:
+        return tuple(children)
+    found: dict[int, list[tuple[str, int | None]]] = {child.pid: [] for child in children}
+    for info in monitor.list_infos():
+        for pid, n_bytes in monitor.list_processes(info.device) or ():
+            if pid in found:
+                found[pid].append((info.device, n_bytes))
+    return tuple(replace(child, devices=tuple(found[child.pid])) for child in children)
+
+
+def _read_driver(monitor: DeviceMonitor, device: str) -> tuple[DeviceUse | None, _Listed, bool]:
+    """What is used there, by whom, and whether both are of one moment."""
+    use = monitor.read_use(device)
+    listed: _Listed = None
+    for _ in range(_DRIVER_TRIES):
+        before = use
+        listed = monitor.list_processes(device)
+        if listed is None:
+            return use, None, True
+        use = monitor.read_use(device)
+        if (before and before.used_bytes) == (use and use.used_bytes):
+            return use, listed, True
+    return use, listed, False
+
+
+def _stands(before: Reading | None, after: Reading | None) -> bool:
+    """Whether nothing was taken or given back between two readings."""
+    if before is None or after is None:
+        return before is after
+    return (before.allocated_bytes, before.reserved_bytes) == (
+        after.allocated_bytes,
+        after.reserved_bytes,
+    )
+
+
+def _fits(segments: Sequence[Segment], reading: Reading | None) -> bool:
+    """Whether the segments are what is reserved."""
+    if not segments or reading is None or reading.reserved_bytes is None:
+        return True
+    return sum(segment.n_bytes for segment in segments) == reading.reserved_bytes
+
+
+def _are_numbers_ours(
+    readings: Mapping[str, Reading],
+    uses: Mapping[str, tuple[DeviceUse | None, _Listed, bool]],
+    own_pid: int,
+) -> bool | None:
+    """Whether the driver's numbers are those that processes have here.
+
+    Where PyTorch has reserved memory this process must be listed, with as much or more. If it is
+    not, it goes by another number there, and so may everybody: a container has numbers of its own.
+
+    Returns:
+        ``None`` where no device shows it.
+    """
+    found: bool | None = None
+    for device, (_, listed, stood) in uses.items():
+        reading = readings.get(device)
+        if listed is None or not stood or reading is None or not reading.reserved_bytes:
+            continue
+        own = dict(listed).get(own_pid, -1)
+        if own is not None and own < reading.reserved_bytes:
+            return False
+        if own is not None:
+            found = True
+    return found
+
+
+def _name(
+    pid: int, known: Mapping[int, tuple[Relation, str | None]], n_bytes: int | None
+) -> ProcessUse:
+    relation, name = known[pid]
+    return ProcessUse(pid, name, relation, n_bytes)
+
+
+def _sort(uses: Iterable[ProcessUse]) -> tuple[ProcessUse, ...]:
+    """This process first, then its children, then the others; each biggest first."""
+    places = {"own": 0, "child": 1, "other": 2}
+    return tuple(sorted(uses, key=lambda use: (places[use.relation], -(use.n_bytes or 0), use.pid)))
+
+
+def _write_notes(
+    monitor: DeviceMonitor | None, device: str, listed: _Listed, *, are_ours: bool | None
+) -> tuple[str, ...]:
+    notes = () if monitor is None else monitor.list_failures(device)
+    if are_ours is False and listed:
+        notes += (
+            f"{device}: the driver numbers processes otherwise than this container does, so that "
+            "it can't be told which of them is this one.",
+        )
+    return notes
