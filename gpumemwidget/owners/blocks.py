@@ -22,7 +22,13 @@ from gpumemwidget.owners.lines import format_allocation
 from gpumemwidget.owners.storages import find_torch
 from gpumemwidget.records import Block, MemoryKind, Owned, Segment
 
-__all__ = ["BlockMap", "name_pools", "read_dropout_size", "read_workspace_sizes"]
+__all__ = [
+    "BlockMap",
+    "find_rounding",
+    "name_pools",
+    "read_dropout_size",
+    "read_workspace_sizes",
+]
 
 _KIB = 1024
 _MIB = 1024 * _KIB
@@ -131,14 +137,25 @@ class BlockMap:
         Returns:
             Lines of the account whose root is ``nowhere``.
         """
-        sums: dict[tuple[str, MemoryKind, str, str | None], int] = {}
+        sums: dict[tuple[str, MemoryKind, str, str | None], tuple[int, int | None]] = {}
         for device, segment, block in self._list_unclaimed(claimed):
             kind, words = self._describe(device, segment, block, pools or {})
             key = (device, kind, words, format_allocation(block.frames, self._cells))
-            sums[key] = sums.get(key, 0) + block.n_bytes
+            n_bytes, rounding = sums.get(key, (0, 0))
+            added = find_rounding(block)
+            rounding = None if rounding is None or added is None else rounding + added
+            sums[key] = n_bytes + block.n_bytes, rounding
         owned = [
-            Owned(device, n_bytes, kind, (words,), "nowhere", allocated_at=line)
-            for (device, kind, words, line), n_bytes in sums.items()
+            Owned(
+                device,
+                n_bytes,
+                kind,
+                (words,),
+                "nowhere",
+                allocated_at=line,
+                rounding_bytes=rounding,
+            )
+            for (device, kind, words, line), (n_bytes, rounding) in sums.items()
         ]
         return tuple(sorted(owned, key=lambda each: (each.device, -each.n_bytes, each.owner)))
 
@@ -171,6 +188,12 @@ _IN_USE = "active_allocated"
 #: A generator that CUDA graphs use has its seed and its offset on the device, as long as a graph
 #: is there: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/cuda/CUDAGeneratorImpl.cpp
 _COUNTER_BYTES = 8
+
+
+def find_rounding(block: Block) -> int | None:
+    """How much of a block is beyond what was asked for; ``None`` where that is not told."""
+    asked = block.requested_bytes
+    return None if asked is None or asked > block.n_bytes else block.n_bytes - asked
 
 
 def _get_asked_bytes(block: Block) -> int:

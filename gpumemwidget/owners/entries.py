@@ -16,7 +16,7 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import forgets_frames
 from gpumemwidget.owners.account import ELSEWHERE, Account, take_account
 from gpumemwidget.owners.base import Shell
-from gpumemwidget.owners.blocks import BlockMap, name_pools
+from gpumemwidget.owners.blocks import BlockMap, find_rounding, name_pools
 from gpumemwidget.owners.busy import has_backward_beside
 from gpumemwidget.owners.claims import PINNED, group_storages, list_claims
 from gpumemwidget.owners.collector import paused_collector
@@ -188,8 +188,11 @@ def _close(
                 line = replace(line, steps=(_NO_NAME_OF_YOURS, *line.steps[1:]))
             if block is not None:
                 claimed.add((line.device, block.address))
-                if block.frames:
-                    line = replace(line, allocated_at=format_allocation(block.frames, cells))
+                line = replace(
+                    line,
+                    rounding_bytes=find_rounding(block),
+                    allocated_at=format_allocation(block.frames, cells),
+                )
             owned.append(line)
         pools = name_pools(
             (row.name, account.graph.objects[place])

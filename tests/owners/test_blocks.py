@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Literal
 
@@ -116,6 +117,18 @@ def test_workspaces_are_known_by_what_was_asked_for() -> None:
     assert all((each.root, each.rows, each.allocated_at) == ("nowhere", (), None) for each in owned)
 
 
+def test_what_is_beyond_the_request_is_told_if_it_is_known_of_all() -> None:
+    """One block of a line that does not tell what was asked for is enough for not knowing."""
+    known = make_segment(1, 3 * MIB - 100, 1000)
+    silent = replace(known.blocks[2], requested_bytes=None)
+    unknown = replace(known, blocks=(*known.blocks[:2], silent))
+
+    (told,), (untold,) = describe(known), describe(unknown)
+
+    assert (told.n_bytes, told.rounding_bytes) == (3 * MIB + 1536, 511 + 100 + 24)
+    assert (untold.n_bytes, untold.rounding_bytes) == (3 * MIB + 1536, None)
+
+
 def test_a_private_pool_is_named_by_the_graph_that_has_it() -> None:
     """By its number where no object is known."""
     segment = make_segment(2 * MIB, pool_id=(3, 0))
@@ -124,7 +137,12 @@ def test_a_private_pool_is_named_by_the_graph_that_has_it() -> None:
     (named,) = describe(segment, pools={(3, 0): "graph"})
 
     assert unnamed == Owned(
-        "cuda:0", 2 * MIB, "CUDA-graph pool", ("private pool 3, 0 on cuda:0",), "nowhere"
+        "cuda:0",
+        2 * MIB,
+        "CUDA-graph pool",
+        ("private pool 3, 0 on cuda:0",),
+        "nowhere",
+        rounding_bytes=0,
     )
     assert named.steps == ("private pool of graph on cuda:0",)
 
