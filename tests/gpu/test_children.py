@@ -1,0 +1,238 @@
+"""Processes below the notebook on real GPUs: children, with what they take of each device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.gpu.processes import MIB, SHELL, run_program
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60)]
+
+#: Asked of the driver, which starts CUDA nowhere.
+N_GPUS = torch.cuda.device_count()
+
+
+def test_workers_of_a_data_loader() -> None:
+    """They are children with host memory and no device's, while they are there."""
+    found = run_program(
+        SHELL
+        + """
+cell('''
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+x = torch.ones(1 << 20, device="cuda")
+loader = DataLoader(TensorDataset(torch.arange(1000.0)), batch_size=10, num_workers=2,
+                    pin_memory=True, multiprocessing_context="fork")
+batches = iter(loader)
+next(batches)[0].cuda()
+''')
+workers = sorted(w.pid for w in shell.user_ns["batches"]._workers)
+children = hardware.list_children()
+states = {s.info.device: s for s in hardware.take_device_states()}
+relations = {p.pid: p.relation for p in states["cuda:0"].processes or ()}
+error = cell("batches = None")
+until = time.monotonic() + 10
+while hardware.list_children() and time.monotonic() < until:
+    time.sleep(0.1)
+print(json.dumps({
+    "workers": workers, "error": repr(error),
+    "children": sorted([c.pid, c.parent_pid, c.resident_bytes, c.devices] for c in children),
+    "relations": relations, "own": os.getpid(), "left": len(hardware.list_children()),
+}))
+"""
+    )
+
+    workers = [each for each in found["children"] if each[0] in found["workers"]]
+    assert len(workers) == 2
+    for _, parent_pid, resident_bytes, devices in workers:
+        assert parent_pid == found["own"]
+        assert resident_bytes > 10 * MIB
+        assert devices == []
+    assert found["relations"][str(found["own"])] == "own"
+    assert not set(found["relations"]) & {str(pid) for pid in found["workers"]}
+    assert found["error"] == "None"
+    assert found["left"] == 0
+
+
+def test_a_process_of_torch_multiprocessing() -> None:
+    """It has its bytes on the device as our child, in the list and in the bridge, until it ends."""
+    found = run_program(
+        SHELL
+        + """
+from gpumemwidget.measure.bridge import build_bridge
+def look(device):
+    state = next(s for s in hardware.take_device_states() if s.info.device == device)
+    bridge = build_bridge(state)
+    own = [[p.pid, p.relation, p.n_bytes] for p in state.processes]
+    parts = [[p.process.pid, p.n_bytes] for part in bridge.parts if part.key == "children"
+             for p in part.parts]
+    return own, parts, sum(p.n_bytes for p in bridge.parts) == bridge.total_bytes
+cell('''
+import torch, time
+import torch.multiprocessing as mp
+from tests.gpu.processes import take_and_wait
+context = mp.get_context("spawn")
+x = torch.ones(1 << 20, device="cuda")
+ready, done = context.Event(), context.Event()
+process = context.Process(target=take_and_wait, args=(ready, done, 300 << 20))
+process.start()
+is_ready = ready.wait(40)
+''')
+names = shell.user_ns
+children = {c.pid: c for c in hardware.list_children()}
+child = children.get(names["process"].pid)
+processes, parts, is_whole = look("cuda:0")
+names["done"].set()
+names["process"].join(15)
+until = time.monotonic() + 10
+while time.monotonic() < until and any(
+    relation == "child" for _, relation, _ in look("cuda:0")[0]
+):
+    time.sleep(0.1)
+print(json.dumps({
+    "is_ready": names["is_ready"], "pid": names["process"].pid, "own": os.getpid(),
+    "child": child and [child.parent_pid, child.name, child.resident_bytes, child.devices],
+    "processes": processes, "parts": parts, "is_whole": is_whole,
+    "after": look("cuda:0"), "is_left": names["process"].pid in
+    {c.pid for c in hardware.list_children()},
+}))
+"""
+    )
+
+    assert found["is_ready"]
+    parent_pid, name, resident_bytes, devices = found["child"]
+    assert parent_pid == found["own"]
+    assert "python" in name
+    assert resident_bytes > 100 * MIB
+    ((device, n_bytes),) = devices
+    assert device == "cuda:0"
+    assert n_bytes > 300 * MIB
+    assert [found["pid"], "child", n_bytes] in found["processes"]
+    assert found["processes"][0][:2] == [found["own"], "own"]
+    assert [found["pid"], n_bytes] in found["parts"]
+    assert found["is_whole"]
+    assert found["after"][2]
+    assert [relation for _, relation, _ in found["after"][0]].count("child") == 0
+    assert not found["is_left"]
+
+
+_WORKER = """
+import os, signal, sys, time
+signal.alarm(40)
+import torch
+rank = int(os.environ["LOCAL_RANK"])
+x = torch.ones(200 << 20, dtype=torch.uint8, device=f"cuda:{rank}")
+torch.cuda.synchronize(rank)
+folder = sys.argv[1]
+open(os.path.join(folder, f"ready{rank}"), "w").close()
+until = time.monotonic() + 30
+while not os.path.exists(os.path.join(folder, "done")) and time.monotonic() < until:
+    time.sleep(0.05)
+"""
+
+
+def test_ranks_that_torchrun_starts_from_a_cell() -> None:
+    """They are below what the cell has started, each with its bytes on its own device."""
+    n_ranks = min(2, N_GPUS)
+
+    found = run_program(
+        f"WORKER = {_WORKER!r}\nN_RANKS = {n_ranks}\n"
+        + SHELL
+        + """
+import tempfile
+folder = tempfile.mkdtemp()
+script = os.path.join(folder, "worker.py")
+open(script, "w").write(WORKER)
+shell.user_ns.update(folder=folder, script=script, n_ranks=N_RANKS)
+cell('''
+import subprocess, sys
+agent = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--standalone",
+    f"--nproc-per-node={n_ranks}", script, folder], stdout=subprocess.DEVNULL)
+''')
+agent = shell.user_ns["agent"]
+until = time.monotonic() + 40
+while time.monotonic() < until and agent.poll() is None:
+    if all(os.path.exists(os.path.join(folder, f"ready{rank}")) for rank in range(N_RANKS)):
+        break
+    hardware.list_children()
+    time.sleep(0.1)
+children = [[c.pid, c.parent_pid, c.name, c.devices] for c in hardware.list_children()]
+states = [[s.info.device, [[p.pid, p.relation, p.n_bytes] for p in s.processes or ()]]
+          for s in hardware.take_device_states() if s.info.device != "host"]
+open(os.path.join(folder, "done"), "w").close()
+try:
+    status = agent.wait(20)
+except Exception:
+    agent.terminate()
+    status = agent.wait(5)
+print(json.dumps({"agent": agent.pid, "children": children, "states": states, "status": status}))
+"""
+    )
+
+    assert found["status"] == 0
+    ranks = {}
+    parents = {pid: parent for pid, parent, _, _ in found["children"]}
+    assert found["agent"] in parents
+    for pid, parent_pid, _, devices in found["children"]:
+        if devices:
+            assert parent_pid == found["agent"]
+            ((device, n_bytes),) = devices
+            ranks[device] = (pid, n_bytes)
+    assert sorted(ranks) == [f"cuda:{index}" for index in range(n_ranks)]
+    listed = dict(found["states"])
+    for device, (pid, n_bytes) in ranks.items():
+        assert n_bytes > 200 * MIB
+        assert [pid, "child", n_bytes] in listed[device]
+
+
+@pytest.mark.skipif(N_GPUS < 2, reason="needs two GPUs")
+def test_ranks_of_accelerates_notebook_launcher() -> None:
+    """It starts its processes although we watch: CUDA is not begun; each is seen on its device."""
+    pytest.importorskip("accelerate")
+
+    found = run_program(
+        SHELL
+        + """
+import threading
+cell("import torch, accelerate")
+cell("%memstat")
+hardware.take_device_states()
+monitor.want_samples("a test")
+seen, stop = {}, threading.Event()
+def watch():
+    while not stop.is_set():
+        for child in hardware.list_children():
+            for device, n_bytes in child.devices:
+                seen[device] = max(seen.get(device, 0), n_bytes or 0)
+        stop.wait(0.1)
+thread = threading.Thread(target=watch)
+thread.start()
+error = cell('''
+def train():
+    import os, time, torch
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    x = torch.ones(200 << 20, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    time.sleep(2.5)
+from accelerate import notebook_launcher
+notebook_launcher(train, (), num_processes=2, use_port="29512")
+''')
+stop.set()
+thread.join(5)
+monitor.unwant_samples("a test")
+status = monitor.ledger[-1].status
+print(json.dumps({"error": repr(error), "seen": seen, "status": status,
+    "context": [torch.cuda.is_initialized() for torch in [sys.modules["torch"]]],
+    "left": len([c for c in hardware.list_children() if c.devices])}))
+""",
+        NCCL_NVLS_ENABLE="0",
+    )
+
+    assert found["error"] == "None"
+    assert found["status"] == "ok"
+    assert sorted(found["seen"]) == ["cuda:0", "cuda:1"]
+    assert min(found["seen"].values()) > 200 * MIB
+    assert found["context"] == [False]
+    assert found["left"] == 0
