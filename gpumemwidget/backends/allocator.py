@@ -14,6 +14,7 @@ from typing import Any
 
 from gpumemwidget.backends.caching import Block, CachingAllocator, DeviceFullError
 from gpumemwidget.backends.simhistory import SimulatedHistory
+from gpumemwidget.backends.simpinned import SimulatedPinned
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.records import Frame
 
@@ -30,6 +31,9 @@ class ReplayAllocator:
         n_devices: how many devices there are.
         total_bytes: the memory of each.
         clock_ns: nanoseconds since the epoch, for the history.
+
+    Attributes:
+        pinned: pinned host memory, which is the process's.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class ReplayAllocator:
         total_bytes: int = 80 * 1024**3,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        self.pinned = SimulatedPinned()
         self._history = SimulatedHistory(n_devices, clock_ns)
         self._devices = [CachingAllocator(total_bytes) for _ in range(n_devices)]
         self._touched: set[int] = set()
@@ -126,6 +131,18 @@ class ReplayAllocator:
     def total_bytes(self, device: int | str = 0) -> int:
         """The device's memory."""
         return self._devices[self._index(device)].total_bytes
+
+    def set_fraction(self, fraction: float, device: int | str = 0) -> None:
+        """As ``torch.cuda.set_per_process_memory_fraction``: so much of the device, to the byte."""
+        with self._lock:
+            allocator = self._devices[self._index(device)]
+            allocator.allowed_bytes = int(fraction * allocator.total_bytes)
+
+    def get_fraction(self, device: int | str = 0) -> float:
+        """As ``torch.cuda.get_per_process_memory_fraction``."""
+        with self._lock:
+            allocator = self._devices[self._index(device)]
+            return allocator.allowed_bytes / allocator.total_bytes
 
     def stats(self, device: int | str = 0) -> dict[Any, Any]:
         """As ``torch.cuda.memory_stats_as_nested_dict``: a new dictionary each time."""

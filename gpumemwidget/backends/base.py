@@ -114,7 +114,9 @@ class MemoryBackend(Protocol):
         """
         ...
 
-    def set_limit(self, device: str, limit_bytes: int | None) -> None:
+    def set_limit(
+        self, device: str, limit_bytes: int | None, *, share: float | None = None
+    ) -> None:
         """Let this process reserve no more than this on a device; ``None``: all of it.
 
         A device that nobody has touched stays so: the limit waits until it is in use.
@@ -122,6 +124,7 @@ class MemoryBackend(Protocol):
         Args:
             device: one of this backend's kind.
             limit_bytes: may be less than what is reserved, which then stays.
+            share: of the whole, in its place; above 0, up to 1.
 
         Raises:
             BackendError: there is no such device, it has no limits, or it refuses.
@@ -135,8 +138,11 @@ class MemoryBackend(Protocol):
         """
         ...
 
-    def reset_peaks(self) -> tuple[str, ...]:
+    def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
         """Set the peaks back as the user's own call would, on each touched device.
+
+        Args:
+            devices: only on those of them that are among these.
 
         Returns:
             The devices whose peaks now begin anew, for the user and for ``read_as_user``; those of
@@ -223,6 +229,14 @@ class ProcessSource(Protocol):
         """The number of the process whose memory this is about."""
         ...
 
+    @property
+    def are_numbers_certain(self) -> bool:
+        """Whether a number that the driver tells is certain to be the same process's here.
+
+        It is not within a container, where the driver may count as the machine does.
+        """
+        ...
+
     def list_children(self) -> tuple[ChildProcess, ...]:
         """The running processes below this one, by their numbers; without their devices.
 
@@ -237,7 +251,7 @@ class ProcessSource(Protocol):
 
         Args:
             pids: their numbers, from the driver.
-            are_ours: whether these are known to be the numbers that processes have here, or known
-                to be others, as within a container; ``None``: neither is known.
+            are_ours: whether these are the numbers that processes have here; ``None``: that is not
+                known.
         """
         ...

@@ -7,11 +7,14 @@ ask anything else of a device without one would create it, hundreds of MB of the
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
+from gpumemwidget.backends.cudalimits import CudaLimits, Wish
 from gpumemwidget.backends.overlay import NestedStats, PeakOverlay
 from gpumemwidget.backends.snapshot import SnapshotReader
 from gpumemwidget.backends.tracer import CudaTracer
@@ -46,6 +49,7 @@ class CudaBackend:
         self._overlay.install()
         self._snapshots = SnapshotReader(torch)
         self._tracer = CudaTracer(torch, self._snapshots)
+        self._limits = CudaLimits(torch, self._note)
         self._touched: list[int] = []
         self._infos: dict[int, DeviceInfo] = {}
         #: Sentences on failures, and whether each was told.
@@ -142,54 +146,73 @@ class CudaBackend:
         return self._tracer.set_sites(is_on=is_on)
 
     def read_pinned(self) -> PinnedUse | None:
-        """What PyTorch's allocator of pinned host memory counts; ``None`` where it does not tell.
+        """What PyTorch's allocator of pinned host memory counts: 10 µs.
 
-        It counts in a process of its own right, so that no device is touched by asking.
+        ``None`` before its first use, and where this release does not tell (before 2.7).
         """
-        if not self._torch.cuda.is_initialized():
+        read_stats = getattr(self._torch._C, "_cuda_hostMemoryStats", None)  # noqa: SLF001 - the public call flattens
+        if read_stats is None or not self._torch.cuda.is_initialized():
             return None
-        tell = getattr(self._torch.cuda.memory, "host_memory_stats_as_nested_dict", None)
-        if tell is None:
+        try:
+            stats = read_stats()
+        except RuntimeError:
             return None
-        stats = tell()
-        held, taken = stats.get("active_bytes"), stats.get("allocated_bytes")
-        if held is None or taken is None:
+        # What it has from the system had another name before 2.9.
+        is_old = "reserved_bytes" in stats
+        held = stats.get("allocated_bytes" if is_old else "active_bytes")
+        taken = stats.get("reserved_bytes" if is_old else "allocated_bytes")
+        if held is None or taken is None or not (taken["current"] or taken["allocated"]):
             return None
         return PinnedUse(held["current"], taken["current"], held["peak"], taken["peak"])
 
-    def set_limit(self, device: str, limit_bytes: int | None) -> None:
-        """``torch.cuda.set_per_process_memory_fraction`` of a touched device.
+    def set_limit(
+        self, device: str, limit_bytes: int | None, *, share: float | None = None
+    ) -> None:
+        """``torch.cuda.set_per_process_memory_fraction``, to the byte; see ``CudaLimits``.
 
         Raises:
-            BackendError: the device is not in use.
+            BackendError: there is no such device, or it refuses.
         """
-        for index in self._find_touched():
-            if device == f"cuda:{index}":
-                total_bytes = self._describe(index).total_bytes or 1
-                share = 1.0 if limit_bytes is None else min(1.0, limit_bytes / total_bytes)
-                self._torch.cuda.memory.set_per_process_memory_fraction(share, index)
-                return
-        raise BackendError(f"{device} is not in use: put a tensor there first")
+        touched = self._find_touched()
+        kind, _, index = device.partition(":")
+        is_known = kind == self.kind and index.isascii() and index.isdigit()
+        if is_known and self._torch.cuda.is_initialized():
+            is_known = int(index) < self._torch.cuda.device_count()
+        if not is_known:
+            raise BackendError(f"there is no {device} here: name one that %memstat lists")
+        wish = None if limit_bytes is None and share is None else Wish(limit_bytes, share)
+        self._limits.set(int(index), wish, touched)
 
     def read_limits(self) -> tuple[Limit, ...]:
-        """The touched devices' limits; ``()`` where this release of torch does not tell."""
-        read_share = getattr(self._torch.cuda.memory, "get_per_process_memory_fraction", None)
-        if read_share is None:
-            return ()
+        """Those of the devices in use, of others that have one, and those that wait."""
+        touched = self._find_touched()
+        waiting = self._limits.waiting
         limits = []
-        for index in self._find_touched():
-            info, share = self._describe(index), read_share(index)
-            total_bytes = info.total_bytes
-            limit_bytes = int(total_bytes * share) if total_bytes and share < 1.0 else None
-            limits.append(Limit(info.device, limit_bytes, total_bytes, None))
+        for index in sorted({*touched, *waiting, *self._limits.list_limited()}):
+            device, wish = f"cuda:{index}", waiting.get(index)
+            if wish is not None:
+                limits.append(
+                    Limit(device, wish.limit_bytes, None, None, is_waiting=True, share=wish.share)
+                )
+            elif self._torch.cuda.is_initialized():
+                limits.append(
+                    Limit(
+                        device,
+                        self._limits.read(index),
+                        self._limits.read_total(index),
+                        self._read_reserved(index) if index in touched else None,
+                    )
+                )
         return tuple(limits)
 
-    def reset_peaks(self) -> tuple[str, ...]:
-        """``torch.cuda.reset_peak_memory_stats()`` of each touched device."""
-        touched = self._find_touched()
-        for index in touched:
-            self._torch._C._cuda_resetPeakMemoryStats(index)  # noqa: SLF001 - the overlay's, as the user's call finds it
-        return tuple(f"cuda:{index}" for index in touched)
+    def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
+        """``torch.cuda.reset_peak_memory_stats()`` of each touched device, as the user calls it."""
+        reset = []
+        for index in self._find_touched():
+            if devices is None or f"cuda:{index}" in devices:
+                self._torch._C._cuda_resetPeakMemoryStats(index)  # noqa: SLF001 - it finds the overlay's, as the user's call does
+                reset.append(f"cuda:{index}")
+        return tuple(reset)
 
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache()``, where CUDA is in use.
@@ -255,8 +278,12 @@ class CudaBackend:
         return new + self._tracer.take_notes()
 
     def close(self) -> None:
-        """Take the overlay away, and switch our history off. May be called twice."""
+        """Take the overlay away, forget limits that wait, switch our history off; twice if need be.
+
+        Limits that are set stay.
+        """
         self._tracer.close()
+        self._limits.close()
         self._overlay.uninstall()
 
     def _find_touched(self) -> list[int]:
@@ -268,6 +295,7 @@ class CudaBackend:
         if len(self._touched) < count:
             has_context = self._torch._C._cuda_hasPrimaryContext  # noqa: SLF001 - no public call asks without creating one
             self._touched = [index for index in range(count) if has_context(index)]
+        self._limits.apply(self._touched)
         return self._touched
 
     def _describe(self, index: int) -> DeviceInfo:
@@ -281,7 +309,19 @@ class CudaBackend:
                 total_bytes=properties.total_memory,
                 uuid=None if uuid is None else f"GPU-{uuid}",
             )
+        # The user may set one at any time.
+        limit_bytes = self._limits.read(index)
+        if limit_bytes != info.limit_bytes:
+            info = self._infos[index] = dataclasses.replace(info, limit_bytes=limit_bytes)
         return info
+
+    def _read_reserved(self, index: int) -> int | None:
+        try:
+            stats = self._overlay.read_as_user(index)
+        except RuntimeError:
+            return None
+        reserved: int = stats["reserved_bytes"]["all"]["current"]
+        return reserved
 
     def _fail(self, index: int, exc: RuntimeError) -> Reading:
         """Unknown counters, and a sentence why.

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import ModuleType
 
 from gpumemwidget.backends.arrival import TorchArrival, find_torch
 from gpumemwidget.backends.base import DeviceMonitor, MemoryBackend, ProcessSource
 from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.cudalimits import Wish
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.nvml import NvmlMonitor
 from gpumemwidget.backends.processes import ProcessTree
@@ -56,7 +57,9 @@ class Hardware:
         self._n_events: int | None = None
         self._has_sites = False
         #: Limits that wait for torch.
-        self._limits: dict[str, int | None] = {}
+        self._limits: dict[str, Wish] = {}
+        #: Why there is no CUDA backend, where torch has come without.
+        self._no_cuda = ""
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """The devices that have counters now: the touched GPUs, and the host last."""
@@ -210,10 +213,17 @@ class Hardware:
         found = (backend.read_pinned() for backend in self._backends)
         return next((pinned for pinned in found if pinned is not None), None)
 
-    def set_limit(self, device: str, limit_bytes: int | None) -> None:
+    def set_limit(
+        self, device: str, limit_bytes: int | None, *, share: float | None = None
+    ) -> None:
         """Let this process reserve no more than this on a device; ``None``: all of it.
 
         It waits for a device that is not in use yet, and for torch, without touching either.
+
+        Args:
+            device: which one.
+            limit_bytes: may be less than what is reserved, which then stays.
+            share: of the whole, in its place; above 0, up to 1.
 
         Raises:
             BackendError: there is no such device, it has no limits, or it refuses.
@@ -222,11 +232,14 @@ class Hardware:
             backend = self._find_backend(device)
             is_coming = self._arrival is not None and self._arrival.is_waiting
             if backend is None and is_coming and device.startswith("cuda:"):
-                self._limits[device] = limit_bytes
+                self._limits.pop(device, None)
+                if limit_bytes is not None or share is not None:
+                    self._limits[device] = Wish(limit_bytes, share)
                 return
         if backend is None:
-            raise BackendError(f"there is no device {device!r} here that could have a limit")
-        backend.set_limit(device, limit_bytes)
+            reason = self._no_cuda or f"there is no {device} here: name a device of %memstat's"
+            raise BackendError(reason)
+        backend.set_limit(device, limit_bytes, share=share)
 
     def read_limits(self) -> tuple[Limit, ...]:
         """The limits of the devices in use, whoever set them, and those that wait."""
@@ -234,15 +247,19 @@ class Hardware:
         with self._lock:
             waiting = dict(self._limits)
         limits += [
-            Limit(device, limit_bytes, None, None, is_waiting=True)
-            for device, limit_bytes in waiting.items()
-            if limit_bytes is not None
+            Limit(device, wish.limit_bytes, None, None, is_waiting=True, share=wish.share)
+            for device, wish in waiting.items()
         ]
         return tuple(sorted(limits, key=lambda limit: _by_kind_and_index(limit.device)))
 
-    def reset_peaks(self) -> tuple[str, ...]:
-        """Set the peaks back as the user's own calls would; on which devices that was done."""
-        return tuple(device for backend in self._backends for device in backend.reset_peaks())
+    def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
+        """Set the peaks back as the user's own calls would; on which devices that was done.
+
+        Args:
+            devices: only on these.
+        """
+        done = (backend.reset_peaks(devices) for backend in self._backends)
+        return tuple(device for each in done for device in each)
 
     def _find_backend(self, device: str) -> MemoryBackend | None:
         """Whose a device is, by what it has in use or else by its kind."""
@@ -323,6 +340,7 @@ class Hardware:
         except BackendError as error:
             # A build without CUDA: the host is all there is, and that is no failure of ours.
             with self._lock:
+                self._no_cuda = str(error)
                 limits, self._limits = self._limits, {}
                 self._notes.extend(f"The limit of {each} is not set: {error}." for each in limits)
             return
@@ -347,11 +365,11 @@ class Hardware:
             with self._lock:
                 self._notes.extend(notes)
 
-    def _pass_limits(self, backend: MemoryBackend, limits: dict[str, int | None]) -> None:
+    def _pass_limits(self, backend: MemoryBackend, limits: dict[str, Wish]) -> None:
         """Give a backend that joins the limits that have waited for it."""
-        for device, limit_bytes in limits.items():
+        for device, wish in limits.items():
             try:
-                backend.set_limit(device, limit_bytes)
+                backend.set_limit(device, wish.limit_bytes, share=wish.share)
             except BackendError as error:
                 with self._lock:
                     self._notes.append(f"The limit of {device} is not set: {error}.")

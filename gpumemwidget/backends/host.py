@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -171,7 +171,13 @@ class HostBackend:
     def read_pinned(self) -> None:
         """Nothing: PyTorch pins memory for a GPU, whose backend tells of it."""
 
-    def set_limit(self, device: str, limit_bytes: int | None) -> None:  # noqa: ARG002 - the protocol's
+    def set_limit(
+        self,
+        device: str,
+        limit_bytes: int | None,  # noqa: ARG002 - the protocol's
+        *,
+        share: float | None = None,  # noqa: ARG002 - as above
+    ) -> None:
         """Nothing that could be set.
 
         Raises:
@@ -185,7 +191,7 @@ class HostBackend:
         """Nothing: there can be none."""
         return ()
 
-    def reset_peaks(self) -> tuple[str, ...]:
+    def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:  # noqa: ARG002 - the protocol's
         """Nothing: the user has no call of PyTorch's that would."""
         return ()
 

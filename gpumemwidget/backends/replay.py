@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +219,13 @@ class ReplayBackend:
         """What was pinned at this position."""
         return self._standing.follow().pinned
 
-    def set_limit(self, device: str, limit_bytes: int | None) -> None:  # noqa: ARG002 - the protocol's
+    def set_limit(
+        self,
+        device: str,
+        limit_bytes: int | None,  # noqa: ARG002 - the protocol's
+        *,
+        share: float | None = None,  # noqa: ARG002 - as above
+    ) -> None:
         """Nothing: a recording stays what it is.
 
         Raises:
@@ -231,14 +237,15 @@ class ReplayBackend:
         """The limits that stood at this position."""
         return self._standing.follow().limits
 
-    def reset_peaks(self) -> tuple[str, ...]:
+    def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
         """Let the user's peaks begin anew here, as the user's own call would."""
         with self._lock:
             self._follow()
-            infos = self._list_infos()
-            for info in infos:
-                self._tracks[info.device].reset_user()
-            return tuple(info.device for info in infos if info.device != HOST)
+            reset = [info.device for info in self._list_infos() if info.device != HOST]
+            reset = [each for each in reset if devices is None or each in devices]
+            for each in reset:
+                self._tracks[each].reset_user()
+            return tuple(reset)
 
     def set_sites(self, *, is_on: bool) -> str:  # noqa: ARG002 - the protocol's
         """Nothing: a recording stays what it is."""
