@@ -8,6 +8,7 @@ from typing import Literal
 from gpumemwidget.records import DeviceInfo, DeviceUse, MemoryKind, Reading, Segment
 
 __all__ = [
+    "EVERY_GPU",
     "Bridge",
     "BridgePart",
     "Budget",
@@ -21,6 +22,9 @@ __all__ = [
     "ProcessUse",
     "SegmentMap",
 ]
+
+#: Stands for a device where something holds for each GPU.
+EVERY_GPU = "every GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +213,8 @@ class SegmentMap:
     device: str
     reserved_bytes: int
     allocated_bytes: int
-    #: What lies unallocated beside blocks in use, and so is not given back.
-    fragmented_bytes: int
+    #: What lies unallocated beside blocks in use, and so is not given back; ``None``: not known.
+    fragmented_bytes: int | None
     largest_free_block_bytes: int
     segments: tuple[MapSegment, ...]
 
@@ -242,6 +246,8 @@ class Limit:
 class Budget:
     """What a cell may have allocated on a device before it is warned of."""
 
+    #: ``EVERY_GPU``: on each by itself, also on those that come into use later. Of the host it is
+    #: the resident size that counts.
     device: str
     budget_bytes: int
     #: Whether the cell that crosses it is interrupted.

@@ -39,10 +39,14 @@ __all__ = [
     "Segment",
     "Span",
     "Status",
+    "crosses_budget",
 ]
 
 #: The name of the process's own memory among the devices.
 HOST = "host"
+
+#: So much of a resident size says nothing: our own samples move it by kilobytes.
+_RESIDENT_SLACK_BYTES = 1024**2
 
 #: How far a peak can be trusted. ``exact``: the high-water mark itself. ``at least``: the mark was
 #: cut short (reset behind our back, or the span began before we did). ``sampled``: the highest of
@@ -147,6 +151,24 @@ class Span:
         return self.peak_bytes - self.before_bytes
 
 
+def crosses_budget(
+    device: str, n_bytes: int, *, budget_bytes: int, start_bytes: int | None
+) -> bool:
+    """Whether a cell that has so much on a device goes beyond what it is allowed.
+
+    A cell that begins beyond it is over only once it rises above what stood at its start.
+
+    Args:
+        device: the device.
+        n_bytes: what the cell has, or had at its peak.
+        budget_bytes: what it is allowed.
+        start_bytes: what stood at its start.
+    """
+    # A resident size moves by itself, in every cell.
+    slack_bytes = _RESIDENT_SLACK_BYTES if device == HOST else 0
+    return n_bytes > budget_bytes and (start_bytes is None or n_bytes > start_bytes + slack_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class CellDevice:
     """What one cell did to one device."""
@@ -159,16 +181,28 @@ class CellDevice:
     #: How often the allocator had to free its cache and try again, and ran out, during the cell.
     num_alloc_retries: int | None
     num_ooms: int | None
-    #: What the cell was allowed to allocate (``%membudget``), where that was set.
+    #: What the cell was allowed to have (``%membudget``), where that was set.
     budget_bytes: int | None = None
+    #: What it had when its budget interrupted it; ``None`` where that did not happen.
+    stopped_at_bytes: int | None = None
+
+    @property
+    def budgeted(self) -> Span:
+        """What the budget is for: *allocated*; of the host, where that has no peak, *resident*."""
+        return self.reserved if self.device == HOST else self.allocated
 
     @property
     def is_over_budget(self) -> bool:
-        """Whether the cell is known to have had more allocated than it was allowed."""
-        peak = self.allocated.peak_bytes
-        if self.budget_bytes is None or peak is None:
+        """Whether the cell is known to have crossed its budget, by its peak."""
+        span = self.budgeted
+        if self.budget_bytes is None or span.peak_bytes is None:
             return False
-        return peak > self.budget_bytes
+        return crosses_budget(
+            self.device,
+            span.peak_bytes,
+            budget_bytes=self.budget_bytes,
+            start_bytes=span.before_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)

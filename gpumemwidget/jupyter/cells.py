@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         InteractiveShell,
     )
 
+    from gpumemwidget.jupyter.stops import CellStops
     from gpumemwidget.measure.cells import RunningCell
     from gpumemwidget.measure.monitor import Monitor
 
@@ -112,6 +113,8 @@ class CellEvents:
         self._report_failure = report_failure
         self._thread = threading.main_thread().ident
         self._runs: list[_Run] = []
+        #: Once there was a budget that stops cells.
+        self._stops: CellStops | None = None
 
     @property
     def is_running(self) -> bool:
@@ -138,6 +141,8 @@ class CellEvents:
             if callback in self._shell.events.callbacks[event]:
                 self._shell.events.unregister(event, callback)
         self._runs.clear()
+        if self._stops is not None:
+            self._stops.close()
 
     # -- The callbacks -----------------------------------------------------------------------------
 
@@ -216,7 +221,7 @@ class CellEvents:
     def _start(self, info: Any, *, partial: bool) -> None:
         self._ooms.start()
         try:
-            self._monitor.start_cell(
+            cell = self._monitor.start_cell(
                 # IPython has counted on already: the number of this cell is the one before.
                 execution_count=self._shell.execution_count - 1,
                 cell_id=getattr(info, "cell_id", None),
@@ -225,8 +230,20 @@ class CellEvents:
             )
         except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
             self._report_failure("recording a cell's start", exc)
+            return
+        if cell.budgets is not None and cell.budgets.stops:
+            self._guard("watching a cell's budget", self._watch_budget, cell)
+
+    def _watch_budget(self, cell: RunningCell) -> None:
+        from gpumemwidget.jupyter.stops import CellStops  # noqa: PLC0415 - few need it
+
+        if self._stops is None:
+            self._stops = CellStops(self._shell, self._monitor, self._report_failure)
+        self._stops.start(cell)
 
     def _finish(self, result: ExecutionResult | None, status: Status) -> None:
+        if self._stops is not None:
+            self._guard("watching a cell's budget", self._stops.end)
         record = None
         try:
             record = self._monitor.end_cell(
@@ -291,6 +308,8 @@ class CellEvents:
     def _abandon(self) -> None:
         was_measured = self._runs[0].is_cell or self._runs[0].aside is not None
         self._runs.clear()
+        if self._stops is not None:
+            self._guard("watching a cell's budget", self._stops.end)
         if was_measured:
             self._guard("giving up a cell without an end", self._monitor.discard_cell)
             self._guard(

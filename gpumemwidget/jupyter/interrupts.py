@@ -4,6 +4,9 @@ IPython's event manager catches a ``KeyboardInterrupt`` that a callback raises, 
 and runs the cell all the same: the interrupt would be lost, and our own bookkeeping left half done.
 So the hooks hold SIGINT back while they work and send it again a moment after they have returned,
 when the user's code is what it meets.
+
+An interrupt that we send ourselves (a budget's) is another matter: it must never meet what comes
+after its cell, so who has sent it takes it back within the hook of the cell's end.
 """
 
 from __future__ import annotations
@@ -16,14 +19,23 @@ import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
-from types import FrameType
+from types import FrameType, MethodType
 from typing import Any
 
-__all__ = ["run_uninterrupted", "send_later"]
+__all__ = [
+    "change_handler",
+    "is_held",
+    "run_uninterrupted",
+    "send_interrupt",
+    "send_later",
+    "take_back_interrupt",
+]
 
 #: How long after a hook a held interrupt is sent on: IPython needs about 0.1 ms from its last
 #: callback to the cell's first line, and a person waits no longer than this for a Ctrl-C anyway.
 _SEND_ON_AFTER_S = 0.02
+#: A signal that another thread has sent arrives within microseconds, unless it is blocked.
+_ARRIVES_WITHIN_S = 0.05
 
 
 # What the functions of ``signal`` call. Those make enums of what goes in and comes out, which takes
@@ -62,31 +74,80 @@ def run_uninterrupted(work: Callable[..., object], *args: object) -> None:
 class _Hold:
     """SIGINT is noted instead of handled while this is entered."""
 
-    __slots__ = ("_noted", "_previous")
+    __slots__ = ("noted", "previous")
 
     def __init__(self) -> None:
-        self._noted = False
-        self._previous: Callable[[int, FrameType | None], Any] | None = None
+        self.noted = False
+        self.previous: Callable[[int, FrameType | None], Any] | None = None
 
     def __enter__(self) -> None:
-        self._noted = False
+        self.noted = False
         previous = _get_handler(_SIGINT)
         # Ignored, or not handled by Python: nothing of it could be held, or put back.
-        self._previous = previous if callable(previous) else None
-        if self._previous is not None:
-            _set_handler(_SIGINT, self._note)
+        self.previous = previous if callable(previous) else None
+        if self.previous is not None:
+            _set_handler(_SIGINT, self.note)
 
     def __exit__(self, *_exc_info: object) -> None:
-        if self._previous is None:
+        if self.previous is None:
             return
-        _set_handler(_SIGINT, self._previous)
-        if self._noted:
+        _set_handler(_SIGINT, self.previous)
+        if self.noted:
             # The handler itself: for a cell that awaits, ipykernel's cancels the cell's task; the
             # usual one raises KeyboardInterrupt here, which the caller sends on.
-            self._previous(_SIGINT, None)
+            self.previous(_SIGINT, None)
 
-    def _note(self, _signum: int, _frame: FrameType | None) -> None:
-        self._noted = True
+    def note(self, _signum: int, _frame: FrameType | None) -> None:
+        self.noted = True
+
+
+def _find_hold() -> _Hold | None:
+    """The hold that is entered now."""
+    handler = _get_handler(_SIGINT)
+    is_ours = type(handler) is MethodType and handler.__func__ is _Hold.note
+    hold: _Hold | None = handler.__self__ if is_ours else None
+    return hold
+
+
+def is_held() -> bool:
+    """Whether SIGINT is held back now; from any thread."""
+    return _find_hold() is not None
+
+
+def change_handler(change: Callable[[Any], Any]) -> None:
+    """Change what handles SIGINT; within a hook of ours it counts from the hook's end on.
+
+    Only on the main thread.
+
+    Args:
+        change: from the handler, or what else ``signal.getsignal`` gives, to another or the same.
+    """
+    hold = _find_hold()
+    if hold is not None:
+        hold.previous = change(hold.previous)
+        return
+    handler = _get_handler(_SIGINT)
+    changed = change(handler)
+    if changed is not handler:
+        _set_handler(_SIGINT, changed)
+
+
+def take_back_interrupt(is_due: Callable[[], bool]) -> None:
+    """Let a SIGINT that was sent from here arrive, and forget it: what it was meant for has ended.
+
+    Only on the main thread.
+
+    Args:
+        is_due: whether the handler has not met it yet.
+    """
+    hold = _find_hold()
+    deadline_s = time.perf_counter() + _ARRIVES_WITHIN_S
+    while is_due() and not (hold is not None and hold.noted):
+        if time.perf_counter() > deadline_s:
+            return
+        time.sleep(0.0005)
+    if hold is not None and is_due():
+        hold.noted = False
 
 
 def send_later() -> None:
@@ -99,6 +160,14 @@ def send_later() -> None:
 
 def _send() -> None:
     time.sleep(_SEND_ON_AFTER_S)
+    send_interrupt()
+
+
+def send_interrupt() -> None:
+    """Send SIGINT to the main thread, from another one.
+
+    On Windows a blocking call goes on to its end: Python has no signal there that would wake it.
+    """
     if sys.platform == "win32":
         _thread.interrupt_main()
     else:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gpumemwidget.records import HOST, CellDevice, CellRecord, PeakIs, Reading, Span, Status
+
+if TYPE_CHECKING:
+    from gpumemwidget.measure.budget import BudgetTable, Crossing
 
 __all__ = ["RunningCell", "build_record", "find_first_line", "lift_peaks"]
 
@@ -23,7 +27,8 @@ _TRACE_MAGIC = "%%memtrace"
 class RunningCell:
     """A cell that has begun and not yet ended.
 
-    Not to be changed; it is not frozen because that takes three times as long, in every cell.
+    Not to be changed, but for what becomes of it (``stopped``); it is not frozen because that takes
+    three times as long, in every cell.
     """
 
     execution_count: int | None
@@ -39,6 +44,10 @@ class RunningCell:
     partial: bool = False
     #: Nothing could be read at the start, so ``before`` is empty.
     start_failed: bool = False
+    #: What it may have, as was set before it began; ``None`` where nothing was.
+    budgets: BudgetTable | None = None
+    #: Where it was interrupted for going beyond that.
+    stopped: Crossing | None = None
 
 
 def find_first_line(source: str) -> str:

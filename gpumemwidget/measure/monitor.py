@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from gpumemwidget.measure.budget import Budgets, mark_budgets
 from gpumemwidget.measure.cells import RunningCell, build_record, find_first_line, lift_peaks
 from gpumemwidget.measure.clock import Clock, SystemClock
 from gpumemwidget.measure.forks import survive_fork
@@ -83,6 +84,8 @@ class Monitor:
         self.clock: Clock = SystemClock() if clock is None else clock
         self.ledger = Ledger()
         self.history = History()
+        #: What each cell may have allocated.
+        self.budgets = Budgets()
         #: The cell that runs now.
         self.running: RunningCell | None = None
         self._on_failure = on_failure
@@ -152,6 +155,7 @@ class Monitor:
             before=before or (),
             partial=partial,
             start_failed=before is None,
+            budgets=self.budgets.table,
         )
         if self._listeners:
             self._tell("on_cell_started", lambda listener: listener.on_cell_started(cell))
@@ -188,6 +192,8 @@ class Monitor:
                 execution_count=execution_count,
                 known_devices=self._known_devices,
             )
+            if cell.budgets is not None:
+                record = mark_budgets(record, cell, self.budgets.table)
             self.running = None
             self.ledger.append(record)
             try:

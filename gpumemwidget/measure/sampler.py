@@ -39,6 +39,7 @@ class Sampler:
         on_error: gets each exception of ``read`` and of ``on_sample``.
         interval_s: seconds between samples.
         slowest_s: the longest interval while nothing happens.
+        name: the thread's.
 
     Raises:
         BadInputError: the interval is not a positive number of seconds.
@@ -53,6 +54,7 @@ class Sampler:
         on_error: Callable[[Exception], None],
         interval_s: float = 0.1,
         slowest_s: float = 1.0,
+        name: str = "gpumemwidget-sampler",
     ) -> None:
         self._read = read
         self._clock = clock
@@ -60,6 +62,7 @@ class Sampler:
         self._on_error = on_error
         self._interval_s = _check_interval(interval_s)
         self._slowest_s = slowest_s
+        self._name = name
         #: Seconds to the next sample, as things stand.
         self.delay_s = interval_s
         #: When the next sample is due, on the clock.
@@ -115,7 +118,7 @@ class Sampler:
             self._thread = threading.Thread(
                 target=context.run,
                 args=(self._run, self._stop_asked, self._wake),
-                name="gpumemwidget-sampler",
+                name=self._name,
                 daemon=True,
             )
             self._thread.start()

@@ -1,0 +1,234 @@
+"""The cell that goes beyond a budget with ``--stop``, interrupted as by the person's own Ctrl-C.
+
+A thread reads the counters every 20 ms while such a cell runs, and sends SIGINT to the main thread
+when it sees the cell beyond its budget. Between the sending and the handling the cell may have
+ended; so for the time of the cell a handler of ours stands before the one that was there, and asks
+what the signal has met:
+
+- the cell's own code, or its ``await``: it is passed on
+- code of ours, or IPython's around the cell: it is dropped, and sent again with the next sample
+- the hook of the cell's end: it is taken back there
+
+So it meets no next cell and no idle kernel. What a person sends is passed on always. A cell is
+interrupted once: if it catches that and goes on, it is only marked.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.async_helpers import _AsyncIORunner
+from IPython.core.interactiveshell import InteractiveShell
+
+from gpumemwidget.jupyter.interrupts import (
+    change_handler,
+    is_held,
+    send_interrupt,
+    take_back_interrupt,
+)
+from gpumemwidget.measure.budget import Crossing, find_crossing
+from gpumemwidget.measure.forks import survive_fork
+from gpumemwidget.measure.sampler import Sampler
+from gpumemwidget.records import Sample
+
+if TYPE_CHECKING:
+    from gpumemwidget.measure.cells import RunningCell
+    from gpumemwidget.measure.monitor import Monitor
+
+__all__ = ["CellStops"]
+
+#: Seconds between samples while a cell may be stopped.
+_INTERVAL_S = 0.02
+
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+_RUN_CODE = InteractiveShell.run_code.__code__
+_RUN_CELL = InteractiveShell.run_cell_async.__code__
+#: What a cell that awaits runs in where there is no kernel.
+_RUN_LOOP = _AsyncIORunner.__call__.__code__
+
+
+class CellStops:
+    """Interrupts cells, one after the other.
+
+    Args:
+        shell: whose cells these are.
+        monitor: measures them, and knows the budgets.
+        report_failure: is told what failed of ours, and why.
+    """
+
+    def __init__(
+        self,
+        shell: InteractiveShell,
+        monitor: Monitor,
+        report_failure: Callable[[str, Exception], None],
+    ) -> None:
+        self._shell = shell
+        self._monitor = monitor
+        self._report_failure = report_failure
+        self._watch = Sampler(
+            monitor.hardware.read,
+            clock=monitor.clock,
+            on_sample=self.look_at,
+            on_error=lambda exc: report_failure("watching a cell's budget", exc),
+            interval_s=_INTERVAL_S,
+            slowest_s=_INTERVAL_S,
+            name="gpumemwidget-budget",
+        )
+        #: The cell that may be interrupted.
+        self._cell: RunningCell | None = None
+        #: Why a signal was sent that has not been met yet.
+        self._sent: Crossing | None = None
+        self._lock = threading.RLock()
+        survive_fork(self)
+
+    def start(self, cell: RunningCell) -> None:
+        """A cell begins that a budget may stop; on the main thread, which runs it."""
+        self._cell = cell
+        change_handler(self._put_before)
+        self._watch.start()
+
+    def end(self) -> None:
+        """It has ended: nothing meets it or what comes after it any more. May be called twice."""
+        if self._cell is None:
+            return
+        with self._lock:
+            self._cell = None
+        self._watch.stop(timeout_s=0)
+        if self._sent is not None:
+            take_back_interrupt(lambda: self._sent is not None)
+            self._sent = None
+        change_handler(_take_away)
+
+    def close(self) -> None:
+        """End, and wait for the thread. May be called twice."""
+        self.end()
+        self._watch.stop()
+
+    def look_at(self, sample: Sample) -> None:
+        """Send a signal if a sample shows the cell beyond its budget: on the watching thread."""
+        cell = self._cell
+        if cell is None or cell.stopped is not None:
+            return
+        crossing = find_crossing(cell, self._monitor.budgets.table, sample)
+        # Held back it would only be dropped: the next sample comes soon.
+        if crossing is None or is_held():
+            return
+        handler = signal.getsignal(signal.SIGINT)
+        if not callable(handler):
+            return  # Ignored, or deadly: a person's Ctrl-C would not end this cell either.
+        with self._lock:
+            if self._cell is not cell or self._sent is not None:
+                return
+            self._sent = crossing
+            if not _is_ours(handler):
+                # One that the cell's code has put there. It decides what comes of it.
+                cell.stopped = crossing
+            send_interrupt()
+        self._wake_loop()
+
+    def reset_after_fork(self) -> None:
+        """A forked child is not stopped, whatever it takes."""
+        self._lock = threading.RLock()
+        self._cell = self._sent = None
+
+    def _wake_loop(self) -> None:
+        """Let the kernel take the signal up where it waits for messages or what a cell awaits.
+
+        ipykernel's handler only notes the signal for its loop, which sleeps on.
+        """
+        loop = getattr(getattr(self._shell, "kernel", None), "io_loop", None)
+        if loop is not None:
+            loop.add_callback(_do_nothing)
+
+    # -- On the main thread, when a signal is handled ----------------------------------------------
+
+    def _put_before(self, previous: Any) -> Any:
+        """The handler that decides, before the one that does what is to be done."""
+        previous = _take_away(previous)
+        if not callable(previous):
+            return previous
+        is_default = previous is signal.default_int_handler
+
+        def decide(handler: type, signum: int, frame: FrameType | None) -> object:
+            if not self._passes(frame, is_default=is_default):
+                return None
+            if is_default:
+                return object.__new__(handler)
+            previous(signum, frame)
+            return None
+
+        # Python's own handler raises KeyboardInterrupt. Called by a function of ours it would leave
+        # that function in the user's traceback; so it is called by the class, as what sets up the
+        # object that ``__new__`` gives, when that has returned.
+        return type(
+            "Handler",
+            (_Handler,),
+            {
+                "__new__": decide,
+                "__init__": signal.default_int_handler,
+                "__doc__": "What handles SIGINT while a cell runs that its budget may stop.",
+                "previous": staticmethod(previous),
+            },
+        )
+
+    def _passes(self, frame: FrameType | None, *, is_default: bool) -> bool:
+        """Whether a signal that has met ``frame`` is passed on."""
+        crossing, self._sent = self._sent, None
+        if crossing is None:
+            return True  # A person's own.
+        cell = self._cell
+        # Without a frame it is one that was held back in a hook of ours.
+        if cell is None or frame is None:
+            return False
+        if not _belongs_to_cell(frame, self._shell.user_global_ns, is_default=is_default):
+            return False
+        cell.stopped = crossing
+        return True
+
+
+class _Handler:
+    """What all of our handlers are, to be known by."""
+
+    previous: Callable[[int, FrameType | None], Any]
+
+
+def _is_ours(handler: object) -> bool:
+    return type(handler) is type and issubclass(handler, _Handler)
+
+
+def _take_away(handler: Any) -> Any:
+    """The handler that stands behind ours; another's as it is."""
+    return handler.previous if _is_ours(handler) else handler
+
+
+def _belongs_to_cell(frame: FrameType, user_globals: dict[str, Any], *, is_default: bool) -> bool:
+    """Whether an interrupt in this frame is the cell's: its code runs, or it awaits.
+
+    Args:
+        frame: the innermost one.
+        user_globals: of the user's code.
+        is_default: the signal raises KeyboardInterrupt where it is met.
+    """
+    each: FrameType | None = frame
+    while each is not None:
+        code, outer = each.f_code, each.f_back
+        if code.co_filename.startswith(_PACKAGE) or code is _RUN_CELL:
+            return False  # What runs is ours, or IPython's own.
+        if outer is not None and outer.f_code is _RUN_CODE and each.f_globals is user_globals:
+            return True
+        if code is _RUN_LOOP:
+            return True
+        each = outer
+    # The cell waits while the kernel's loop runs, and it is for ipykernel's handler to end that. It
+    # does nothing where there is nothing left to wait for.
+    return not is_default
+
+
+def _do_nothing() -> None:
+    pass
