@@ -58,7 +58,7 @@ def name_process(
     program, rest = words[0], words[1:]
     if not rest and " " in program.strip():
         # A title that the program has given itself.
-        return _shorten(program if with_arguments else _leave_out_secrets(program.split()))
+        return _shorten(_leave_out_secrets(program.split()))
     program = _strip_folders(program)
     if not _PYTHON.fullmatch(program):
         return _join([program], rest if with_arguments else [])

@@ -10,37 +10,19 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from gpumemwidget.backends.base import ProcessSource
+from gpumemwidget.backends.nvmlgpu import LIBRARY_NOT_FOUND, NO_PERMISSION, Questions, explain
 from gpumemwidget.backends.visible import Gpu, correct_numbers, number_gpus, strip_uuid
 from gpumemwidget.records import DeviceInfo, DeviceUse
 
 __all__ = ["NvmlMonitor"]
 
-_T = TypeVar("_T")
-
-# nvmlReturn_t: https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html
-_UNINITIALIZED = 1
-_NO_PERMISSION = 4
-_LIBRARY_NOT_FOUND = 12
-_CAUSES = {
-    _UNINITIALIZED: "something else in this process has shut the driver's library down",
-    3: "the device does not support it",
-    _NO_PERMISSION: "this user has no permission for it",
-    9: "the NVIDIA driver is not loaded",
-    10: "the driver did not answer in time",
-    15: "the GPU is lost and does not answer any more (nvidia-smi tells more)",
-    16: "the GPU has to be reset first",
-    18: "the driver and its library are of different versions (a reboot mends that)",
-    999: "the driver gives no reason",
-}
-#: What a driver says to a call, or to a version of one, that is younger than itself.
-_LACKING = (2, 3, 13, 25)
-#: For the instance of a process that is in none.
-_NO_INSTANCE = 0xFFFFFFFF
+#: How busy a device is: instances do not tell, and nothing of its memory is missing then.
+_BUSY = "utilisation"
 _NO_LIBRARY = (
     "Whole-device figures are missing: the NVIDIA driver is loaded, but {what} is not found{hint}."
 )
@@ -78,7 +60,6 @@ class NvmlMonitor:
         self._mapped: dict[str, Gpu] = {}
         self._notes: list[str] = []
         self._noted: set[str] = set()
-        self._lacks_v2 = False
 
     def list_infos(self) -> tuple[DeviceInfo, ...]:
         """The GPUs that CUDA shows to this process, under PyTorch's names."""
@@ -98,9 +79,9 @@ class NvmlMonitor:
             gpu = self._map().get(device)
             if gpu is None:
                 return None
-            nvml = self._library
-            memory = self._ask(gpu, device, "memory in use", self._read_memory)
-            rates = self._ask(gpu, device, "utilisation", nvml.nvmlDeviceGetUtilizationRates)
+            nvml, ask = self._library, self._questions
+            memory = ask.ask(gpu, device, "memory in use", ask.read_memory)
+            rates = ask.ask(gpu, device, _BUSY, nvml.nvmlDeviceGetUtilizationRates)
             if memory is None and rates is None:
                 return None
             driver = getattr(memory, "reserved", None)
@@ -125,13 +106,15 @@ class NvmlMonitor:
         """The processes that compute or draw on a device, each once: about 60 µs."""
         with self._lock:
             gpu = self._map().get(device)
-            return None if gpu is None else self._list_processes(gpu, device)
+            return None if gpu is None else self._questions.list_processes(gpu, device)
 
     def list_failures(self, device: str) -> tuple[str, ...]:
-        """What could not be read when it was last asked for, a sentence each."""
+        """What of its memory could not be read when it was last asked for, a sentence each."""
         with self._lock:
             gpu = self._map().get(device)
-            return () if gpu is None else tuple(gpu.failures.values())
+            if gpu is None:
+                return ()
+            return tuple(why for what, why in gpu.failures.items() if what != _BUSY)
 
     @property
     def processes(self) -> ProcessSource | None:
@@ -184,13 +167,14 @@ class NvmlMonitor:
         try:
             self._library.nvmlInit()
         except self._library.NVMLError as error:
-            if error.value != _LIBRARY_NOT_FOUND:
-                self._note(f"Whole-device figures are missing: {_explain(error)}.")
+            if error.value != LIBRARY_NOT_FOUND:
+                self._note(f"Whole-device figures are missing: {explain(error)}.")
             elif self._driver.exists():
                 hint = " (a container needs the driver capability 'utility')"
                 self._note(_NO_LIBRARY.format(what="its library libnvidia-ml", hint=hint))
             return
         self._state = "open"
+        self._questions = Questions(self._library, self._note)
         self._gpus = tuple(self._list_gpus())
         self._instances = tuple(self._list_instances())
 
@@ -199,18 +183,18 @@ class NvmlMonitor:
         try:
             n_gpus = int(nvml.nvmlDeviceGetCount())
         except nvml.NVMLError as error:
-            self._note(f"The machine's GPUs can't be counted: {_explain(error)}.")
+            self._note(f"The machine's GPUs can't be counted: {explain(error)}.")
             return
         for index in range(n_gpus):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
             except nvml.NVMLError as error:
                 # What this user may not open, CUDA does not count either.
-                if error.value != _NO_PERMISSION:
-                    self._note(f"The machine's GPU {index} can't be read: {_explain(error)}.")
+                if error.value != NO_PERMISSION:
+                    self._note(f"The machine's GPU {index} can't be read: {explain(error)}.")
                     yield None
                 continue
-            yield self._describe(handle, f"The machine's GPU {index}")
+            yield self._questions.describe(handle, f"The machine's GPU {index}")
 
     def _list_instances(self) -> Iterator[Gpu]:
         """The MIG instances of all GPUs, each a device of its own to CUDA."""
@@ -229,91 +213,12 @@ class NvmlMonitor:
                     handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, place)
                 except nvml.NVMLError:
                     continue  # an empty place
-                instance = self._describe(handle, f"An instance of the machine's GPU {index}")
+                instance = self._questions.describe(
+                    handle, f"An instance of the machine's GPU {index}"
+                )
                 instance.parent = gpu
-                instance.instance_id = self._find_instance_id(handle)
+                instance.instance_id = self._questions.find_instance_id(handle)
                 yield instance
-
-    def _find_instance_id(self, handle: Any) -> int | None:
-        nvml = self._library
-        try:
-            return int(nvml.nvmlDeviceGetGpuInstanceId(handle))
-        except (nvml.NVMLError, AttributeError):
-            return None  # then its own handle must tell what is on it
-
-    def _describe(self, handle: Any, where: str) -> Gpu:
-        nvml = self._library
-        gpu = Gpu(handle, "", None, None)
-        gpu.name = self._ask(gpu, where, "name", nvml.nvmlDeviceGetName) or "NVIDIA GPU"
-        gpu.uuid = self._ask(gpu, where, "UUID", nvml.nvmlDeviceGetUUID)
-        memory = self._ask(gpu, where, "total memory", self._read_memory)
-        gpu.total_bytes = None if memory is None else int(memory.total)
-        return gpu
-
-    # -- Questions ----------------------------------------------------------------------------
-
-    def _read_memory(self, handle: Any) -> Any:
-        """The second version of the memory's figures, or the first where there is no second."""
-        nvml = self._library
-        version = getattr(nvml, "nvmlMemory_v2", None)
-        if version is not None and not self._lacks_v2:
-            try:
-                return nvml.nvmlDeviceGetMemoryInfo(handle, version=version)
-            except nvml.NVMLError as error:
-                if error.value not in _LACKING:
-                    raise
-                # Of a driver before 510; there is one for all GPUs.
-                self._lacks_v2 = True
-        return nvml.nvmlDeviceGetMemoryInfo(handle)
-
-    def _list_processes(self, gpu: Gpu, where: str) -> tuple[tuple[int, int | None], ...] | None:
-        nvml = self._library
-        lists = []
-        for what in ("Compute", "Graphics"):
-            question = getattr(nvml, f"nvmlDeviceGet{what}RunningProcesses")
-            found = self._ask(gpu, where, "processes", question, is_optional=what == "Graphics")
-            if found is None and what == "Compute":
-                return None
-            lists.append(found or ())
-        merged: dict[int, int | None] = {}
-        for each in (each for listed in lists for each in listed):
-            if not _is_of(each, gpu):
-                continue
-            # One that computes and draws stands in both lists, each time with all its bytes.
-            n_bytes = None if each.usedGpuMemory is None else int(each.usedGpuMemory)
-            known = merged.get(each.pid)
-            merged[each.pid] = n_bytes if known is None else max(known, n_bytes or 0)
-        return tuple(sorted(merged.items()))
-
-    def _ask(
-        self,
-        gpu: Gpu,
-        where: str,
-        what: str,
-        question: Callable[[Any], _T],
-        *,
-        is_optional: bool = False,
-    ) -> _T | None:
-        """An answer; ``None`` where there is none, which is told once unless it is optional."""
-        error_type = self._library.NVMLError
-        try:
-            try:
-                answer = question(gpu.handle)
-            except error_type as error:
-                if error.value != _UNINITIALIZED or gpu.uuid is None:
-                    raise
-                # The user's own code has called nvmlShutdown once too often. Begin again.
-                self._library.nvmlInit()
-                gpu.handle = self._library.nvmlDeviceGetHandleByUUID(gpu.uuid)
-                answer = question(gpu.handle)
-        except error_type as error:
-            if not is_optional:
-                gpu.failures[what] = f"{where}: {what} can't be read: {_explain(error)}."
-                self._note(gpu.failures[what])
-            return None
-        if not is_optional:
-            gpu.failures.pop(what, None)
-        return answer
 
     def _note(self, sentence: str) -> None:
         if sentence not in self._noted:
@@ -353,16 +258,3 @@ def _import_library() -> Any:
     except ImportError:
         return None
     return pynvml
-
-
-def _is_of(process: Any, gpu: Gpu) -> bool:
-    """Whether a process that was listed is on this instance: the list may be the whole GPU's."""
-    if gpu.instance_id is None:
-        return True
-    instance_id = getattr(process, "gpuInstanceId", None)
-    return instance_id in (None, _NO_INSTANCE, gpu.instance_id)
-
-
-def _explain(error: Any) -> str:
-    """An error of NVML as the reason in a sentence."""
-    return _CAUSES.get(error.value, f"NVML says {str(error)!r}")

@@ -66,6 +66,11 @@ class ProcessTree:
         """This process's number."""
         return self._get_own_pid()
 
+    @property
+    def are_numbers_certain(self) -> bool:
+        """Whether processes have the numbers here that they have for the whole machine."""
+        return self._reader.are_numbers_the_machines()
+
     def list_children(self) -> tuple[ChildProcess, ...]:
         """The running processes below this one, 256 at most."""
         with self._enter():
@@ -93,10 +98,9 @@ class ProcessTree:
             return dict.fromkeys(pids, ("other", None))
         with self._enter():
             self._look()
-            is_certain = are_ours is True or self._reader.are_numbers_the_machines()
             return {
                 pid: self._describe(pid)
-                if is_certain or self._reader.uses_gpu(pid) is True
+                if are_ours or self._reader.uses_gpu(pid) is True
                 else ("other", None)
                 for pid in pids
             }

@@ -88,6 +88,11 @@ class ReplayProcesses:
         uses = (use for each in listed for use in each or ())
         return next((use.pid for use in uses if use.relation == "own"), 0)
 
+    @property
+    def are_numbers_certain(self) -> bool:
+        """Whether the recorded process was among those that the driver listed."""
+        return self.own_pid != 0
+
     def list_children(self) -> tuple[ChildProcess, ...]:
         """The children at this position."""
         return tuple(replace(child, devices=()) for child in self._standing.follow().children)

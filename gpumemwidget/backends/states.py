@@ -20,6 +20,15 @@ __all__ = ["Counters", "list_child_uses", "take_states"]
 _TRIES = 3
 _DRIVER_TRIES = 5
 
+_OTHER_NUMBERS = (
+    "{device}: the driver lists its processes, but not this one by the number that it has here, as "
+    "happens within containers: it can't be told which of them it is."
+)
+_NOT_LISTED = (
+    "{device}: the driver lists no process there, and not even this one where it is in use, as "
+    "happens within containers."
+)
+
 _Listed = tuple[tuple[int, int | None], ...] | None
 
 
@@ -70,27 +79,30 @@ def take_states(
         if all(_stands(before.get(each), after.get(each)) for each in infos if each != HOST):
             break
     pinned = counters.read_pinned()
-    are_ours = _are_numbers_ours(after, uses, processes.own_pid)
+    still = {each for each in infos if _stands(before.get(each), after.get(each))}
+    are_ours = _are_numbers_ours({each: after.get(each) for each in still}, uses, processes)
     pids = {pid for _, listed, _ in uses.values() for pid, _ in listed or ()}
     known = processes.describe(pids, are_ours=are_ours) if pids else {}
     states = []
     for device, info in infos.items():
         use, listed, stood = uses.get(device, (None, None, True))
         own = tuple(segment for segment in segments if segment.device == device)
+        notes = () if monitor is None else monitor.list_failures(device)
+        if are_ours is False and listed is not None:
+            notes += ((_OTHER_NUMBERS if listed else _NOT_LISTED).format(device=device),)
+            listed = listed or None  # They are kept from us.
         states.append(
             DeviceState(
                 info=info,
                 reading=after.get(device),
                 use=use,
-                processes=None
-                if listed is None
-                else _sort(_name(pid, known, n_bytes) for pid, n_bytes in listed),
+                processes=None if listed is None else _sort(listed, known),
                 segments=own,
                 pinned=pinned if device == HOST else None,
                 is_at_one_moment=stood
-                and (device == HOST or _stands(before.get(device), after.get(device)))
+                and (device == HOST or device in still)
                 and _fits(own, after.get(device)),
-                notes=_write_notes(monitor, device, listed, are_ours=are_ours),
+                notes=notes,
             )
         )
     return tuple(states)
@@ -143,9 +155,9 @@ def _fits(segments: Sequence[Segment], reading: Reading | None) -> bool:
 
 
 def _are_numbers_ours(
-    readings: Mapping[str, Reading],
+    readings: Mapping[str, Reading | None],
     uses: Mapping[str, tuple[DeviceUse | None, _Listed, bool]],
-    own_pid: int,
+    processes: ProcessSource,
 ) -> bool | None:
     """Whether the driver's numbers are those that processes have here.
 
@@ -155,39 +167,28 @@ def _are_numbers_ours(
     Returns:
         ``None`` where no device shows it.
     """
-    found: bool | None = None
+    is_certain = processes.are_numbers_certain
+    found: bool | None = True if is_certain else None
     for device, (_, listed, stood) in uses.items():
         reading = readings.get(device)
         if listed is None or not stood or reading is None or not reading.reserved_bytes:
             continue
-        own = dict(listed).get(own_pid, -1)
-        if own is not None and own < reading.reserved_bytes:
+        own = dict(listed).get(processes.own_pid, -1)
+        if own == -1 or (own is not None and own < reading.reserved_bytes and not is_certain):
             return False
         if own is not None:
             found = True
     return found
 
 
-def _name(
-    pid: int, known: Mapping[int, tuple[Relation, str | None]], n_bytes: int | None
-) -> ProcessUse:
-    relation, name = known[pid]
-    return ProcessUse(pid, name, relation, n_bytes)
-
-
-def _sort(uses: Iterable[ProcessUse]) -> tuple[ProcessUse, ...]:
+def _sort(
+    listed: Iterable[tuple[int, int | None]], known: Mapping[int, tuple[Relation, str | None]]
+) -> tuple[ProcessUse, ...]:
     """This process first, then its children, then the others; each biggest first."""
+    uses = [
+        ProcessUse(pid, name, relation, n_bytes)
+        for pid, n_bytes in listed
+        for relation, name in [known[pid]]
+    ]
     places = {"own": 0, "child": 1, "other": 2}
     return tuple(sorted(uses, key=lambda use: (places[use.relation], -(use.n_bytes or 0), use.pid)))
-
-
-def _write_notes(
-    monitor: DeviceMonitor | None, device: str, listed: _Listed, *, are_ours: bool | None
-) -> tuple[str, ...]:
-    notes = () if monitor is None else monitor.list_failures(device)
-    if are_ours is False and listed:
-        notes += (
-            f"{device}: the driver numbers processes otherwise than this container does, so that "
-            "it can't be told which of them is this one.",
-        )
-    return notes

@@ -39,6 +39,8 @@ class Gpu:
     instance_id: int | None = None
     #: What could not be read when it was last asked for, and why.
     failures: dict[str, str] = field(default_factory=dict)
+    #: Functions of the driver's library that it does not have.
+    lacks: set[str] = field(default_factory=set)
 
 
 def parse_visible(text: str | None) -> tuple[int, ...] | tuple[str, ...] | None:
@@ -121,7 +123,7 @@ def correct_numbers(
         not what it was taken for.
     """
     by_uuid = {strip_uuid(gpu.uuid): gpu for gpu in known if gpu.uuid is not None}
-    if all(numbered.get(device) is by_uuid.get(uuid) for device, uuid in told.items()):
+    if all(_agree(numbered.get(device), by_uuid.get(uuid)) for device, uuid in told.items()):
         return numbered
     in_order = sorted(told, key=lambda device: int(device.rpartition(":")[2]))
     return {device: by_uuid[told[device]] for device in in_order if told[device] in by_uuid}
@@ -136,6 +138,13 @@ def find_by_uuid(beginning: str, uuids: Sequence[str]) -> int | None:
 def strip_uuid(uuid: str) -> str:
     """A UUID without ``GPU-`` or ``MIG-``, in small letters: NVML writes them, torch does not."""
     return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
+
+
+def _agree(numbered: Gpu | None, told: Gpu | None) -> bool:
+    """Whether both are the same; CUDA before 11.4 tells the GPU's UUID where it has an instance."""
+    return numbered is told or (
+        told is not None and numbered is not None and numbered.parent is told
+    )
 
 
 def _choose_by_number(gpus: Sequence[Gpu | None], entries: Sequence[int | str]) -> list[Gpu | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 
@@ -33,6 +34,37 @@ class FakeProc:
             f"MemTotal:       {total_kib} kB\nMemFree:        1 kB\n"
             f"MemAvailable:   {available_kib} kB\n"
         )
+
+    def write_process(
+        self,
+        pid: int,
+        parent: int,
+        *command: str,
+        start: int = 100,
+        session: int = 1,
+        thread_name: str = "python",
+        resident_pages: int = 1000,
+        state: str = "S",
+        files: tuple[str, ...] = (),
+    ) -> None:
+        """One process; written again it is replaced, its open files apart."""
+        folder = self.root / str(pid)
+        (folder / "fd").mkdir(parents=True, exist_ok=True)
+        # From the 4th to the 22nd field; those that nobody reads are 0.
+        fields = [parent, 0, session, *[0] * 15, start, 0, 0]
+        (folder / "stat").write_text(f"{pid} ({thread_name}) {state} {' '.join(map(str, fields))}")
+        (folder / "statm").write_text(f"9999 {resident_pages} 3 4 0 5 0\n")
+        (folder / "cmdline").write_text("".join(f"{word}\0" for word in command))
+        for number, path in enumerate(files):
+            (folder / "fd" / str(number)).symlink_to(path)
+
+    def end_process(self, pid: int) -> None:
+        shutil.rmtree(self.root / str(pid))
+
+    def write_namespace(self, name: str) -> None:
+        """What the numbers of processes count in."""
+        (self.root / "self" / "ns").mkdir(exist_ok=True)
+        (self.root / "self" / "ns" / "pid").symlink_to(name)
 
 
 def write_group(

@@ -1,0 +1,438 @@
+"""The processes below this one: on a procfs of plain files, and real trees on this machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpumemwidget.backends.processes import ProcessTree
+from gpumemwidget.backends.procfiles import ProcFiles, PsutilReader, find_reader
+from gpumemwidget.devices import ChildProcess
+from tests.backends.procfs import FakeProc
+
+OWN = 500
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no procfs")
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> FakeProc:
+    """The machine: an init, a shell of somebody's, and this process."""
+    proc = FakeProc(tmp_path)
+    proc.write_process(1, 0, "/sbin/init")
+    proc.write_process(400, 1, "/bin/bash")
+    proc.write_process(OWN, 400, "/usr/bin/python3", "-m", "ipykernel_launcher", session=OWN)
+    return proc
+
+
+class Machine:
+    """A tree over a procfs of plain files, with a clock."""
+
+    def __init__(self, proc: FakeProc) -> None:
+        self.pid = OWN
+        self.now_s = 0.0
+        self.tree = ProcessTree(
+            ProcFiles(proc.root), get_own_pid=lambda: self.pid, clock=lambda: self.now_s
+        )
+
+    def list_pids(self) -> list[int]:
+        return [child.pid for child in self.tree.list_children()]
+
+
+@pytest.fixture
+def machine(proc: FakeProc) -> Machine:
+    """This process on that machine."""
+    return Machine(proc)
+
+
+# -- The tree ----------------------------------------------------------------------------------
+
+
+def test_children_and_theirs_are_told(proc: FakeProc, machine: Machine) -> None:
+    """By number, parent, name and resident size; nobody else."""
+    proc.write_process(600, OWN, "torchrun", "train.py", resident_pages=7)
+    proc.write_process(601, 600, "/usr/bin/python3", "-u", "/x/train.py", "--lr", "0.1")
+    proc.write_process(602, 400, "python", "others.py")
+
+    assert machine.tree.list_children() == (
+        ChildProcess(600, OWN, "torchrun train.py", 7 * PAGE_BYTES),
+        ChildProcess(601, 600, "python train.py --lr 0.1", 1000 * PAGE_BYTES),
+    )
+    assert machine.tree.own_pid == OWN
+
+
+def test_a_child_that_is_adopted_by_another_stays_one(proc: FakeProc, machine: Machine) -> None:
+    """What was below this process once is its own, and what that starts, too."""
+    proc.write_process(600, OWN, "launcher")
+    proc.write_process(601, 600, "python", "rank.py", session=601)
+    before = machine.list_pids()
+    proc.end_process(600)
+    proc.write_process(601, 1, "python", "rank.py", session=601)
+    proc.write_process(602, 601, "python", "worker.py", session=601)
+
+    after = machine.tree.list_children()
+
+    assert before == [600, 601]
+    assert [(child.pid, child.parent_pid) for child in after] == [(601, 1), (602, 601)]
+
+
+def test_an_adopted_child_that_nobody_had_seen_is_known_by_its_session(
+    proc: FakeProc, machine: Machine
+) -> None:
+    """A kernel leads a session of its own, and what it starts is in it."""
+    proc.write_process(600, 1, "python", "left.py", session=OWN)
+    proc.write_process(601, 1, "python", "somebody.py", session=400)
+
+    assert machine.list_pids() == [600]
+
+
+def test_a_session_that_another_leads_says_nothing(proc: FakeProc, machine: Machine) -> None:
+    """In a terminal the shell leads it, with all that it has started."""
+    proc.write_process(OWN, 400, "python", session=400)
+    proc.write_process(600, 400, "python", "before.py", session=400)
+
+    assert machine.list_pids() == []
+
+
+def test_a_number_that_is_given_again_is_another_process(proc: FakeProc, machine: Machine) -> None:
+    """The start tells them apart, whichever of both was the child."""
+    proc.write_process(600, OWN, "python", "mine.py", start=100)
+    proc.write_process(601, 400, "python", "theirs.py", start=100)
+    before = machine.list_pids()
+    proc.write_process(600, 400, "python", "theirs.py", start=200)
+    proc.write_process(601, OWN, "python", "mine.py", start=200)
+
+    between = machine.list_pids()
+    machine.now_s = 31.0
+    after = machine.list_pids()
+
+    # Who was nobody of ours is looked at again only from time to time.
+    assert (before, between, after) == ([600], [], [601])
+
+
+def test_a_zombie_is_not_running(proc: FakeProc, machine: Machine) -> None:
+    """It has no memory any more; what it had left on a GPU is still a child's."""
+    proc.write_process(600, OWN, "python", "rank.py")
+    machine.list_pids()
+    proc.write_process(600, OWN, state="Z")
+
+    told = machine.tree.describe([600], are_ours=True)
+
+    assert machine.list_pids() == []
+    assert told == {600: ("child", "python rank.py")}
+
+
+def test_what_a_child_has_left_is_still_a_childs(proc: FakeProc, machine: Machine) -> None:
+    """The driver may list it a while longer than the system does."""
+    proc.write_process(600, OWN, "python", "rank.py")
+    machine.list_pids()
+    proc.end_process(600)
+
+    told = machine.tree.describe([600, 700], are_ours=True)
+
+    assert told == {600: ("child", "python rank.py"), 700: ("other", None)}
+
+
+def test_a_child_that_becomes_another_program_has_its_name(
+    proc: FakeProc, machine: Machine
+) -> None:
+    """Between fork and exec it looks like this process."""
+    proc.write_process(600, OWN, "/usr/bin/python3", "-m", "ipykernel_launcher")
+    (before,) = machine.tree.list_children()
+    proc.write_process(600, OWN, "python", "rank.py")
+    (after,) = machine.tree.list_children()
+
+    assert before.name == "python -m ipykernel_launcher (forked)"
+    assert after.name == "python rank.py"
+
+
+def test_no_more_than_256_are_told(proc: FakeProc, machine: Machine) -> None:
+    """However many a cell has started."""
+    for pid in range(1000, 1300):
+        proc.write_process(pid, OWN, "python", "rank.py")
+
+    assert machine.list_pids() == list(range(1000, 1256))
+
+
+def test_what_has_ended_is_forgotten_at_last(proc: FakeProc, machine: Machine) -> None:
+    """The last thousand are remembered, and no more."""
+    for pid in range(1000, 2100):
+        proc.write_process(pid, OWN, "python", "rank.py")
+    machine.list_pids()
+    for pid in range(1000, 2100):
+        proc.end_process(pid)
+    machine.list_pids()
+
+    told = machine.tree.describe(range(1000, 2100), are_ours=True).values()
+
+    assert sum(relation == "child" for relation, _ in told) == 1024
+    assert sum(relation == "other" for relation, _ in told) == 76
+
+
+def test_after_a_fork_the_parents_children_are_not_its_own(
+    proc: FakeProc, machine: Machine
+) -> None:
+    """The forked process has its own, and what it was forked from is another."""
+    proc.write_process(600, OWN, "python", "rank.py")
+    before = machine.list_pids()
+    proc.write_process(700, OWN, "python", "-m", "ipykernel_launcher")
+    proc.write_process(701, 700, "python", "below.py")
+    machine.pid = 700
+
+    told = machine.tree.describe([OWN, 600, 700, 701], are_ours=True)
+
+    assert before == [600]
+    assert machine.list_pids() == [701]
+    assert [relation for relation, _ in told.values()] == ["other", "other", "own", "child"]
+
+
+# -- Whose the numbers are ---------------------------------------------------------------------
+
+
+def test_numbers_that_are_not_ours_tell_nothing(proc: FakeProc, machine: Machine) -> None:
+    """A process of the same number within this container is another one."""
+    proc.write_process(600, OWN, "python", "rank.py", files=("/dev/nvidia-uvm",))
+
+    told = machine.tree.describe([OWN, 600], are_ours=False)
+
+    assert told == {OWN: ("other", None), 600: ("other", None)}
+
+
+def test_where_that_is_not_known_a_gpu_must_be_open(proc: FakeProc, machine: Machine) -> None:
+    """Who has not opened what CUDA opens can't be the one that the driver means."""
+    uvm = ("/dev/null", "/dev/nvidia-uvm")
+    proc.write_process(600, OWN, "python", "rank.py", files=uvm)
+    proc.write_process(601, OWN, "python", "loader.py", files=("/dev/nvidiactl",))
+    proc.write_process(602, 1, "python", "other.py", "--x", files=uvm)
+
+    told = machine.tree.describe([600, 601, 602, 603], are_ours=None)
+
+    assert told == {
+        600: ("child", "python rank.py"),
+        601: ("other", None),
+        602: ("other", "python other.py"),
+        603: ("other", None),
+    }
+
+
+@pytest.mark.parametrize(("name", "is_certain"), [("4026531836", True), ("4026532700", False)])
+def test_outside_of_containers_numbers_are_the_machines(
+    proc: FakeProc, machine: Machine, name: str, is_certain: bool
+) -> None:
+    """Linux gives the first namespace the same number on every machine."""
+    assert machine.tree.are_numbers_certain is False
+
+    proc.write_namespace(f"pid:[{name}]")
+
+    assert machine.tree.are_numbers_certain is is_certain
+
+
+def test_others_are_told_by_program_and_script_alone(proc: FakeProc, machine: Machine) -> None:
+    """This process and its children by all that they were started with."""
+    proc.write_process(600, OWN, "python", "rank.py", "--n", "1")
+    proc.write_process(601, 1, "python", "other.py", "--n", "1")
+
+    told = machine.tree.describe([OWN, 600, 601], are_ours=True)
+
+    assert told == {
+        OWN: ("own", "python -m ipykernel_launcher"),
+        600: ("child", "python rank.py --n 1"),
+        601: ("other", "python other.py"),
+    }
+
+
+# -- What can't be read ------------------------------------------------------------------------
+
+
+def test_a_process_that_is_gone_half_way(proc: FakeProc, machine: Machine) -> None:
+    """Whatever is missing is unknown, and nothing fails."""
+    proc.write_process(600, OWN, "python", "rank.py")
+    proc.write_process(601, OWN, "python", "rank.py", thread_name="odd ) (name")
+    (proc.root / "600" / "statm").unlink()
+    (proc.root / "601" / "cmdline").unlink()
+    (proc.root / "602").mkdir()
+    (proc.root / "603").mkdir()
+    (proc.root / "603" / "stat").write_text("603 (cut")
+
+    told = machine.tree.list_children()
+
+    assert told == (
+        ChildProcess(600, OWN, "python rank.py", None),
+        ChildProcess(601, OWN, "odd ) (name", 1000 * PAGE_BYTES),
+    )
+
+
+def test_no_procfs_at_all(tmp_path: Path) -> None:
+    """An empty folder has no processes; without one psutil is asked."""
+    tree = ProcessTree(ProcFiles(tmp_path / "none"))
+
+    assert tree.list_children() == ()
+    assert tree.describe([1], are_ours=None) == {1: ("other", None)}
+    assert type(find_reader(tmp_path / "none")) is PsutilReader
+
+
+# -- Real trees --------------------------------------------------------------------------------
+
+
+def wait_for(ask: Callable[[], bool]) -> None:
+    """Until it is so; a minute at most."""
+    end_s = time.monotonic() + 60
+    while not ask():
+        assert time.monotonic() < end_s, "it has not come"
+        threading.Event().wait(0.02)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(ProcFiles, id="procfs", marks=LINUX),
+        pytest.param(PsutilReader, id="psutil"),
+    ]
+)
+def tree(request: pytest.FixtureRequest) -> Iterator[ProcessTree]:
+    """This process's own tree, by each of the readers; whatever a test starts is ended."""
+    before = {each.pid for each in psutil.Process().children(recursive=True)}
+    made = ProcessTree(request.param())
+    yield made
+    for child in made.list_children():
+        if child.pid not in before:
+            os.kill(child.pid, signal.SIGKILL)
+
+
+def find(tree: ProcessTree, name: str) -> list[ChildProcess]:
+    return [child for child in tree.list_children() if name in child.name]
+
+
+def test_a_real_child_and_its_child(tree: ProcessTree) -> None:
+    """Both with their names and sizes, for as long as they run."""
+    inner = "import time; time.sleep(60)"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    with subprocess.Popen([sys.executable, "-c", outer]) as started:
+        wait_for(lambda: len(find(tree, "import time")) == 1)
+        (child,) = find(tree, "import subprocess")
+        (grandchild,) = find(tree, "import time")
+        os.kill(grandchild.pid, signal.SIGKILL)
+    after = [each.pid for each in tree.list_children()]
+
+    assert (child.pid, child.parent_pid) == (started.pid, os.getpid())
+    assert grandchild.parent_pid == child.pid
+    assert grandchild.name == "python -c import time; time.sleep(60)"
+    assert 1 << 20 < grandchild.resident_bytes < 1 << 30
+    assert started.pid not in after
+    assert grandchild.pid not in after
+
+
+def test_a_daemon_that_has_left_is_still_this_processes(tree: ProcessTree) -> None:
+    """Seen once, it may have another parent and a session of its own."""
+    inner = "import sys, time; print(); sys.stdout.flush(); time.sleep(60)"
+    outer = (
+        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', "
+        f"{inner!r}], start_new_session=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", outer], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as started:
+        started.stdout.readline()
+        (before,) = find(tree, "print()")
+        started.stdin.close()
+        started.wait()
+        (after,) = find(tree, "print()")
+        os.kill(after.pid, signal.SIGKILL)
+
+    assert before.parent_pid == started.pid
+    assert after.pid == before.pid
+    assert after.parent_pid not in (started.pid, os.getpid())
+
+
+def wait_long() -> None:
+    threading.Event().wait(60)
+
+
+@LINUX
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ("fork", " (forked)"),
+        ("spawn", "multiprocessing spawn"),
+        ("forkserver", "multiprocessing fork server"),
+    ],
+)
+def test_processes_of_multiprocessing(method: str, name: str) -> None:
+    """However they are started, they are told, by what they are."""
+    tree = ProcessTree()
+    process = multiprocessing.get_context(method).Process(target=wait_long)
+    process.start()
+    wait_for(lambda: any(child.pid == process.pid for child in tree.list_children()))
+    wait_for(lambda: any(name in child.name for child in tree.list_children()))
+
+    (child,) = (child for child in tree.list_children() if child.pid == process.pid)
+    process.kill()
+    process.join()
+
+    assert name in child.name
+    assert child.resident_bytes > 1 << 20
+    assert process.pid not in [child.pid for child in tree.list_children()]
+
+
+@LINUX
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_a_data_loader(method: str) -> None:
+    """Each is told by PyTorch's own name for it."""
+    data = pytest.importorskip("torch.utils.data")
+    tree = ProcessTree()
+    loader = data.DataLoader(
+        list(range(64)), num_workers=2, multiprocessing_context=method, persistent_workers=True
+    )
+    batches = iter(loader)
+    next(batches)
+
+    wait_for(lambda: len(find(tree, "pt_data_worker")) == 2)
+    workers = find(tree, "pt_data_worker")
+    del batches
+    loader._iterator._shutdown_workers()
+
+    assert {worker.parent_pid for worker in workers} == {os.getpid()}
+    assert find(tree, "pt_data_worker") == []
+
+
+@LINUX
+def test_ranks_that_torchrun_has_started(tmp_path: Path) -> None:
+    """As from a cell: the launcher, and below it two ranks by their script."""
+    pytest.importorskip("torch")
+    script = tmp_path / "rank.py"
+    script.write_text("import threading\nthreading.Event().wait(60)\n")
+    tree = ProcessTree()
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    with subprocess.Popen(
+        [*command, "--standalone", str(script)], stderr=subprocess.DEVNULL
+    ) as started:
+        wait_for(lambda: len(find(tree, "python rank.py")) == 2)
+        ranks = find(tree, "python rank.py")
+        (launcher,) = find(tree, "python -m torch.distributed.run")
+        started.terminate()
+    wait_for(lambda: find(tree, "python rank.py") == [])
+
+    assert launcher.pid == started.pid
+    assert {rank.parent_pid for rank in ranks} == {started.pid}
+
+
+@LINUX
+def test_a_look_is_cheap() -> None:
+    """Far below a hundredth of a second, so that one may look each second."""
+    tree = ProcessTree()
+    tree.list_children()
+    start_s = time.thread_time()
+    for _ in range(50):
+        tree.list_children()
+    mean_s = (time.thread_time() - start_s) / 50
+
+    assert mean_s < 0.01
