@@ -28,9 +28,10 @@ NestedStats = dict[Any, Any]
 #: be other than strings: private pools are keyed by their id, a pair of integers.
 Peaks = dict[Any, Any]
 
-_READERS = ("_cuda_memoryStats", "_accelerator_getDeviceStats")
-_PEAK_RESETS = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
-_TOTAL_RESETS = ("_cuda_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats")
+#: The bindings of a kind of device, and those of whichever is the accelerator.
+_READERS = ("_{kind}_memoryStats", "_accelerator_getDeviceStats")
+_PEAK_RESETS = ("_{kind}_resetPeakMemoryStats", "_accelerator_resetPeakStats")
+_TOTAL_RESETS = ("_{kind}_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats")
 
 _COUNTERS = ("num_alloc_retries", "num_ooms")
 
@@ -100,16 +101,19 @@ class PeakOverlay:
     Args:
         bindings: ``torch._C``, or anything with the same attributes. Bindings that it lacks (they
             came with later releases) are left out.
+        kind: of the devices; they are the accelerator, if there is one.
     """
 
-    def __init__(self, bindings: Any) -> None:
+    def __init__(self, bindings: Any, *, kind: str = "cuda") -> None:
         self._bindings = bindings
+        self._kind = kind
         self._lock = threading.RLock()
         self._marks: dict[int, _Marks] = {}
         self._originals: dict[str, Callable[..., Any]] = {}
         self._ours: dict[str, Callable[..., Any]] = {}
-        self._read_stats: Callable[[int], NestedStats] = bindings._cuda_memoryStats  # noqa: SLF001 - PyTorch has no public seam below its own functions
-        self._reset_peaks: Callable[[int], None] = bindings._cuda_resetPeakMemoryStats  # noqa: SLF001 - as above
+        # PyTorch has no public seam below its own functions.
+        self._read_stats: Callable[[int], NestedStats] = self._list_bindings(_READERS)[0][1]
+        self._reset_peaks: Callable[[int], None] = self._list_bindings(_PEAK_RESETS)[0][1]
 
     def install(self) -> None:
         """Replace the bindings. Does nothing where they are replaced already."""
@@ -121,15 +125,18 @@ class PeakOverlay:
                 (_PEAK_RESETS, self._wrap_peak_reset),
                 (_TOTAL_RESETS, self._wrap_total_reset),
             ):
-                for name in names:
-                    original = getattr(self._bindings, name, None)
-                    if original is None:
-                        continue
+                for name, original in self._list_bindings(names):
                     ours = wrap(original)
                     ours.__name__ = ours.__qualname__ = name
                     self._originals[name] = original
                     self._ours[name] = ours
                     setattr(self._bindings, name, ours)
+
+    def _list_bindings(self, names: tuple[str, ...]) -> list[tuple[str, Callable[..., Any]]]:
+        """Those that there are, with their names."""
+        ours = [name.format(kind=self._kind) for name in names]
+        found = ((name, getattr(self._bindings, name, None)) for name in ours)
+        return [(name, each) for name, each in found if each is not None]
 
     def uninstall(self) -> None:
         """Put the bindings back, save those that somebody has replaced since. May be called twice.

@@ -64,14 +64,19 @@ class SnapshotReader:
         return self._options
 
 
-def parse_segments(raw: Iterable[Mapping[str, Any]]) -> tuple[Segment, ...]:
-    """Segments out of torch's dictionaries, by device and address."""
+def parse_segments(raw: Iterable[Mapping[str, Any]], *, kind: str = "cuda") -> tuple[Segment, ...]:
+    """Segments out of torch's dictionaries, by device and address.
+
+    Args:
+        raw: what torch gives.
+        kind: of the devices: what their names begin with.
+    """
     stacks = StackTable()
-    segments = [_parse_segment(each, stacks) for each in raw]
+    segments = [_parse_segment(each, stacks, kind) for each in raw]
     return tuple(sorted(segments, key=lambda each: (_index(each.device), each.address)))
 
 
-def _parse_segment(raw: Mapping[str, Any], stacks: StackTable) -> Segment:
+def _parse_segment(raw: Mapping[str, Any], stacks: StackTable, kind: str) -> Segment:
     address = raw["address"]
     blocks = []
     for each in raw["blocks"]:
@@ -89,16 +94,16 @@ def _parse_segment(raw: Mapping[str, Any], stacks: StackTable) -> Segment:
         )
         address = blocks[-1].address + n_bytes
     first, second = raw.get("segment_pool_id", (0, 0))
-    kind = raw.get("segment_type")
+    size_class = raw.get("segment_type")
     return Segment(
-        device=f"cuda:{raw['device']}",
+        device=f"{kind}:{raw['device']}",
         address=raw["address"],
         n_bytes=raw["total_size"],
         is_private=(first, second) != (0, 0),
         pool_id=(first, second),
         blocks=tuple(blocks),
         is_expandable=bool(raw.get("is_expandable", False)),
-        is_small=None if kind is None else kind == "small",
+        is_small=None if size_class is None else size_class == "small",
     )
 
 
