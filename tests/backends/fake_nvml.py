@@ -86,7 +86,7 @@ class FakeNvml:
             used=gpu.used_bytes,
             free=gpu.total_bytes - gpu.used_bytes - gpu.reserved_bytes,
         )
-        if version == self.nvmlMemory_v2:
+        if version is not None:
             info.reserved = gpu.reserved_bytes
         else:
             info.used += gpu.reserved_bytes

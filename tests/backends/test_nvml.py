@@ -186,6 +186,184 @@ def test_a_mig_instance_is_the_only_device() -> None:
     assert chosen.read_use("cuda:0").total_bytes == 18 * GIB
 
 
+# -- What the driver keeps to itself ----------------------------------------------------------
+
+
+def test_what_is_used_is_what_nvidia_smi_shows() -> None:
+    """Without what the driver has reserved, which stands apart; the three are the total."""
+    monitor = monitor_of(FakeGpu(uuid=A, reserved_bytes=GIB))
+
+    use = monitor.read_use("cuda:0")
+
+    assert use == DeviceUse("cuda:0", 3 * GIB, 136 * GIB, 140 * GIB, 17, GIB)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_INVALID_ARGUMENT,
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+    ],
+)
+def test_a_driver_before_510_does_not_tell_it_apart(error: int) -> None:
+    """It is among what is used then, and is unknown; the driver is asked once and no note made."""
+    library = FakeNvml(FakeGpu(uuid=A, reserved_bytes=GIB), v2_error=error)
+    monitor = NvmlMonitor(library, environ={})
+    monitor.list_infos()
+    before = library.n_calls
+
+    uses = [monitor.read_use("cuda:0") for _ in range(3)]
+
+    assert uses == [DeviceUse("cuda:0", 4 * GIB, 136 * GIB, 140 * GIB, 17)] * 3
+    assert library.n_calls - before == 6
+    assert monitor.take_notes() == ()
+
+
+def test_a_lost_gpu_is_no_old_driver() -> None:
+    """While one GPU does not answer, the others still tell what the driver has."""
+    lost = FakeGpu(uuid=A, failures={"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_NOT_SUPPORTED})
+    monitor = monitor_of(lost, FakeGpu(uuid=B, reserved_bytes=GIB))
+
+    uses = [monitor.read_use(f"cuda:{index}") for index in range(2)]
+
+    assert [use.driver_bytes for use in uses] == [None, GIB]
+
+
+def test_an_old_binding_has_no_second_version() -> None:
+    """Then the first one is asked for, which it has."""
+    library = FakeNvml(FakeGpu(uuid=A, reserved_bytes=GIB))
+    library.nvmlMemory_v2 = None  # type: ignore[assignment]
+
+    use = NvmlMonitor(library, environ={}).read_use("cuda:0")
+
+    assert (use.used_bytes, use.driver_bytes) == (4 * GIB, None)
+
+
+# -- Who is on a device -----------------------------------------------------------------------
+
+
+def test_who_computes_and_draws_is_there_once() -> None:
+    """With the bytes that both lists tell; those that neither tells are unknown."""
+    gpu = FakeGpu(processes={7: 70, 3: None, 5: None}, drawing={7: 70, 3: 30, 9: 90})
+    monitor = monitor_of(gpu)
+
+    assert monitor.list_processes("cuda:0") == ((3, 30), (5, None), (7, 70), (9, 90))
+    assert monitor.list_failures("cuda:0") == ()
+    assert monitor.processes is None
+
+
+def test_bytes_that_are_marked_as_missing_are_unknown() -> None:
+    """A binding may pass on the driver's own mark for it, all ones."""
+    monitor = monitor_of(FakeGpu(processes={7: (1 << 64) - 1}))
+
+    assert monitor.list_processes("cuda:0") == ((7, None),)
+
+
+def test_a_device_that_does_not_draw_has_no_such_list() -> None:
+    """That is no failure, and it is not asked again."""
+    gpu = FakeGpu(processes={7: 70}, drawing={9: 90})
+    gpu.failures["nvmlDeviceGetGraphicsRunningProcesses"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    library = FakeNvml(gpu)
+    monitor = NvmlMonitor(library, environ={})
+    first = monitor.list_processes("cuda:0")
+    before = library.n_calls
+
+    again = monitor.list_processes("cuda:0")
+
+    assert first == again == ((7, 70),)
+    assert library.n_calls - before == 1
+    assert (monitor.take_notes(), monitor.list_failures("cuda:0")) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (pynvml.NVML_ERROR_NO_PERMISSION, "this user has no permission for it"),
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, "the device does not support it"),
+        (pynvml.NVML_ERROR_RESET_REQUIRED, "the GPU has to be reset first"),
+    ],
+)
+def test_processes_that_are_not_told_are_unknown(error: int, reason: str) -> None:
+    """Not none; with the reason for as long as it is so, and one note."""
+    gpu = FakeGpu(processes={7: 70})
+    gpu.failures["nvmlDeviceGetComputeRunningProcesses"] = error
+    monitor = monitor_of(gpu)
+    sentence = f"cuda:0: processes can't be read: {reason}."
+
+    told = [monitor.list_processes("cuda:0") for _ in range(2)]
+    failures = monitor.list_failures("cuda:0")
+    gpu.failures.clear()
+    later = monitor.list_processes("cuda:0")
+
+    assert told == [None, None]
+    assert failures == (sentence,)
+    assert later == ((7, 70),)
+    assert monitor.list_failures("cuda:0") == ()
+    assert monitor.take_notes() == (sentence,)
+
+
+def test_a_service_for_several_processes_lists_them_apart() -> None:
+    """Those that share a GPU by NVIDIA's service may be in its list alone."""
+    library = FakeNvml(FakeGpu(processes={7: 70}))
+    library.nvmlDeviceGetMPSComputeRunningProcesses = lambda gpu: library._list(gpu, {8: 80, 7: 70})
+
+    assert NvmlMonitor(library, environ={}).list_processes("cuda:0") == ((7, 70), (8, 80))
+
+
+def instances_of(**options: object) -> tuple[FakeGpu, FakeGpu]:
+    """A GPU cut in two, and its first instance."""
+    instance = FakeGpu("MIG 1g", "MIG-1111", 18 * GIB, instance_id=7, **options)  # type: ignore[arg-type]
+    gpu = FakeGpu(uuid=B, processes={1: 10, 2: 20}, elsewhere={1: 7, 2: 8})
+    gpu.instances = [instance, FakeGpu("MIG 1g", "MIG-2222", 18 * GIB, instance_id=8)]
+    return gpu, instance
+
+
+def test_an_instance_lists_its_own_processes() -> None:
+    """Of a list that names others too, only those on it."""
+    gpu, _ = instances_of(processes={1: 10, 2: 20}, elsewhere={2: 8})
+    monitor = monitor_of(gpu, CUDA_VISIBLE_DEVICES="MIG-11")
+
+    assert monitor.list_processes("cuda:0") == ((1, 10),)
+
+
+def test_an_instance_that_does_not_tell_is_found_in_its_gpus_list() -> None:
+    """The GPU lists the processes of all instances, each with its instance."""
+    gpu, instance = instances_of()
+    instance.failures["nvmlDeviceGetComputeRunningProcesses"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    first = monitor_of(gpu, CUDA_VISIBLE_DEVICES="MIG-11")
+
+    assert first.list_processes("cuda:0") == ((1, 10),)
+    assert first.take_notes() == ()
+    gpu.failures["nvmlDeviceGetComputeRunningProcesses"] = pynvml.NVML_ERROR_NO_PERMISSION
+    assert first.list_processes("cuda:0") is None
+    assert len(first.take_notes()) == 1
+
+
+def test_an_instances_missing_utilisation_is_no_failure_of_its_memory() -> None:
+    """It is noted once, and does not stand beside what is told of the memory."""
+    gpu, instance = instances_of()
+    instance.failures["nvmlDeviceGetUtilizationRates"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    monitor = monitor_of(gpu, CUDA_VISIBLE_DEVICES="MIG-11")
+
+    use = monitor.read_use("cuda:0")
+
+    assert (use.used_bytes, use.utilization_percent) == (3 * GIB, None)
+    assert monitor.list_failures("cuda:0") == ()
+    assert len(monitor.take_notes()) == 1
+
+
+def test_an_instance_that_cuda_names_by_its_gpu() -> None:
+    """CUDA before 11.4 tells the GPU's UUID: what is shown is the instance all the same."""
+    gpu, _ = instances_of()
+    monitor = monitor_of(gpu)
+
+    monitor.match({"cuda:0": B})
+
+    assert uuids_of(monitor) == {"cuda:0": "MIG-1111"}
+
+
 # -- Failures ---------------------------------------------------------------------------------
 
 
