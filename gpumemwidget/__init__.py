@@ -11,6 +11,9 @@
 - ``plan_restore()``, ``restore()``: what a release moved to the CPU, brought back (``%memrestore``)
 - ``trace()``, ``load_trace()``: which line took it, of a ``with`` block or from a file
   (``%%memtrace``)
+- ``limit()``, ``reset_peaks()``: what PyTorch may reserve (``%memlimit``), its peaks begun anew
+  (``%memreset``)
+- ``budget()``: what a cell may have allocated (``%membudget``)
 - ``dashboard()``: the dashboard (``%memdash``)
 
 Nothing heavy is imported before it is used.
@@ -26,14 +29,17 @@ if TYPE_CHECKING:
 
     from gpumemwidget.jupyter.api import (
         account,
+        budget,
         dashboard,
         holdings,
         last_failure,
+        limit,
         load_trace,
         monitor,
         plan_release,
         plan_restore,
         release,
+        reset_peaks,
         restore,
         stat,
         trace,
@@ -44,15 +50,18 @@ __version__ = "0.1.0"
 
 __all__ = [
     "account",
+    "budget",
     "dashboard",
     "holdings",
     "last_failure",
+    "limit",
     "load_ipython_extension",
     "load_trace",
     "monitor",
     "plan_release",
     "plan_restore",
     "release",
+    "reset_peaks",
     "restore",
     "stat",
     "trace",

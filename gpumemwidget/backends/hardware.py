@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import ModuleType
 
+from gpumemwidget.backends.accelerator import AcceleratorBackend
 from gpumemwidget.backends.arrival import TorchArrival, find_torch
 from gpumemwidget.backends.base import DeviceMonitor, MemoryBackend, ProcessSource
 from gpumemwidget.backends.cuda import CudaBackend
@@ -241,6 +242,11 @@ class Hardware:
             raise BackendError(reason)
         backend.set_limit(device, limit_bytes, share=share)
 
+    @property
+    def why_no_cuda(self) -> str:
+        """Why there are no GPUs although torch is there, in one line; ``""`` where none is known."""
+        return self._no_cuda
+
     def read_limits(self) -> tuple[Limit, ...]:
         """The limits of the devices in use, whoever set them, and those that wait."""
         limits = [limit for backend in self._backends for limit in backend.read_limits()]
@@ -298,7 +304,7 @@ class Hardware:
         return tuple(
             lost
             for backend in self._backends
-            if isinstance(backend, CudaBackend | HostBackend)
+            if isinstance(backend, CudaBackend | AcceleratorBackend | HostBackend)
             for lost in backend.list_lost_peaks()
         )
 
@@ -326,7 +332,7 @@ class Hardware:
     # -- torch joins -------------------------------------------------------------------------------
 
     def await_torch(self) -> None:
-        """Let the CUDA backend join: now if torch is imported, else when the user imports it."""
+        """Let the backend of its GPUs join: now if torch is imported, else when the user imports it."""
         torch = find_torch()
         if torch is not None:
             self._join(torch)
@@ -336,17 +342,12 @@ class Hardware:
 
     def _join(self, torch: ModuleType) -> None:
         try:
-            backend = CudaBackend(torch)
-        except BackendError as error:
-            # A build without CUDA: the host is all there is, and that is no failure of ours.
-            with self._lock:
-                self._no_cuda = str(error)
-                limits, self._limits = self._limits, {}
-                self._notes.extend(f"The limit of {each} is not set: {error}." for each in limits)
-            return
+            backend = self._open_backend(torch)
         except Exception as exc:  # noqa: BLE001 - this runs within the user's `import torch`
             with self._lock:
-                self._notes.append(f"CUDA memory is not recorded: {type(exc).__name__}: {exc}")
+                self._notes.append(f"GPU memory is not recorded: {type(exc).__name__}: {exc}")
+            return
+        if backend is None:
             return
         with self._lock:
             is_closed = self._closed
@@ -364,6 +365,20 @@ class Hardware:
             notes = backend.start_trace(n_events=n_events)
             with self._lock:
                 self._notes.extend(notes)
+
+    def _open_backend(self, torch: ModuleType) -> MemoryBackend | None:
+        """CUDA's, else that of another accelerator; ``None``: the host is all there is."""
+        try:
+            return CudaBackend(torch)
+        except BackendError as error:
+            with self._lock:
+                self._no_cuda = str(error)
+                limits, self._limits = self._limits, {}
+                self._notes.extend(f"The limit of {each} is not set: {error}." for each in limits)
+        try:
+            return AcceleratorBackend(torch)
+        except BackendError:
+            return None  # That is no failure of ours.
 
     def _pass_limits(self, backend: MemoryBackend, limits: dict[str, Wish]) -> None:
         """Give a backend that joins the limits that have waited for it."""

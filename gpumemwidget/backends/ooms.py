@@ -181,7 +181,10 @@ def describe_state(
         is_thorough: see ``OomMoment.describe``.
     """
     reading = next((each for each in hardware.read() if each.device == device), None)
-    total = next((each.total_bytes for each in hardware.list_devices() if each.device == device), 0)
+    info = next((each for each in hardware.list_devices() if each.device == device), None)
+    total = 0 if info is None else info.total_bytes
+    if allowed_bytes is None and info is not None:
+        allowed_bytes = info.limit_bytes
     largest = cached = own = None
     if is_thorough:
         segments = [each for each in hardware.read_segments() if each.device == device]

@@ -6,6 +6,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from gpumemwidget.devices import Budget, Limit
 from gpumemwidget.errors import BadInputError, BusyError, NotLoadedError
 from gpumemwidget.records import (
     DeviceReport,
@@ -26,15 +27,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "account",
+    "budget",
     "dashboard",
     "explain_in",
     "holdings",
     "last_failure",
+    "limit",
+    "limit_in",
     "load_trace",
     "monitor",
     "plan_release",
     "plan_restore",
     "release",
+    "reset_peaks",
     "restore",
     "stat",
     "trace",
@@ -267,6 +272,96 @@ def refuse_beside_cell(extension: Extension) -> None:
     is_own_thread = threading.current_thread() is threading.main_thread()
     if extension.monitor.running is not None and not is_own_thread:
         raise BusyError("a cell is running: release from the cell itself, or after its end")
+
+
+def budget(
+    amount: int | str | None = None, *, device: str | None = None, stop: bool = False
+) -> tuple[Budget, ...]:
+    """What each cell may have allocated from the next one on, as ``%membudget`` sets it; bytes.
+
+    The cell that goes beyond it, by its exact peak, is marked in the ledger, and a line below it
+    tells. PyTorch is not limited: ``limit`` does that.
+
+    Args:
+        amount: bytes, or text (``"10GiB"``); ``"off"`` for no budget, at once. ``None`` changes
+            nothing.
+        device: one device; ``"host"`` for this process's resident size. ``None`` for every GPU,
+            those that come into use later too, in place of what single ones had.
+        stop: interrupt the cell that goes beyond it, as Ctrl-C does, once a sample shows it: there
+            is one every 20 ms while a cell runs.
+
+    Returns:
+        The budgets that are set; the first may be that of every GPU
+        (``gpumemwidget.devices.EVERY_GPU``).
+
+    Raises:
+        NotLoadedError: the extension is not loaded.
+        BadInputError: it is no amount, or there is no such device.
+    """
+    from gpumemwidget.jupyter.budgets import change_budgets  # noqa: PLC0415 - when it is used
+
+    return change_budgets(_get_extension().monitor, amount, device=device, stop=stop)
+
+
+def limit(
+    value: str | float | int | None = None, *, device: str | None = None
+) -> tuple[Limit, ...]:
+    """Limit what PyTorch may reserve on a GPU, as ``%memlimit`` does; bytes.
+
+    It is PyTorch's own limit (``torch.cuda.set_per_process_memory_fraction``), of this process:
+    beyond it a request is an out-of-memory error. Memory outside of PyTorch is not in it. A GPU
+    that is not in use stays so: its limit is set once it is.
+
+    Args:
+        value: a share as a float (0.8) or text (``"80%"``), an amount as an int of bytes, which is
+            exact, or text (``"12GiB"``); ``"off"`` for no limit. ``None`` changes nothing.
+        device: one GPU; ``None`` for every one in use, or every one there is where none is.
+
+    Returns:
+        What stands: of the GPUs that were limited, or of all.
+
+    Raises:
+        NotLoadedError: the extension is not loaded.
+        BadInputError: it is no limit, more than the device has, or there is no such device.
+        BackendError: PyTorch refuses.
+    """
+    return limit_in(_get_extension(), value, device=device)
+
+
+def limit_in(extension: Extension, value: object, *, device: str | None) -> tuple[Limit, ...]:
+    """``limit``, in the extension of one shell."""
+    from gpumemwidget.measure.limits import (  # noqa: PLC0415 - when it is used
+        parse_limit,
+        read_limits,
+        set_limits,
+    )
+
+    hardware = extension.monitor.hardware
+    if value is None:
+        return read_limits(hardware, device)
+    limits = set_limits(hardware, parse_limit(value), device)
+    extension.limited.update(each.device for each in limits)
+    return limits
+
+
+def reset_peaks(*, device: str | None = None) -> tuple[str, ...]:
+    """Begin PyTorch's peaks anew, as ``torch.cuda.reset_peak_memory_stats()`` does.
+
+    Those of the recorded cells stay exact.
+
+    Args:
+        device: one GPU; ``None`` for every one in use.
+
+    Returns:
+        The GPUs on which that was done.
+
+    Raises:
+        NotLoadedError: the extension is not loaded.
+        BadInputError: there is no such GPU, or it is not in use.
+    """
+    from gpumemwidget.measure.limits import reset_peaks as reset  # noqa: PLC0415 - when it is used
+
+    return reset(_get_extension().monitor.hardware, device)
 
 
 def dashboard() -> Dashboard:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
+from gpumemwidget.devices import Limit
 from gpumemwidget.errors import NotLoadedError
 from gpumemwidget.jupyter.cells import CellEvents
+from gpumemwidget.jupyter.limits import LimitMagics
 from gpumemwidget.jupyter.magics import MemMagics
 from gpumemwidget.jupyter.memtrace import MemtraceLine, MemtraceOptions
 from gpumemwidget.jupyter.oom import OomCards
@@ -106,6 +108,12 @@ class Extension:
         self._dashboard: Dashboard | None = None
         self.card_buttons: CardButtons | None = None
         self._magics = MemMagics(shell, self)
+        self._all_magics: tuple[MemMagics | LimitMagics, ...] = (
+            self._magics,
+            LimitMagics(shell, self),
+        )
+        #: The devices whose limits were set here.
+        self.limited: set[str] = set()
         self.outputs = Outputs(self, self._magics.read_options)
         self._ooms = OomCards(self)
         self._events = CellEvents(
@@ -118,10 +126,11 @@ class Extension:
     def open(self) -> None:
         """Take part in the shell."""
         tables = self.ipython.magics_manager.magics
-        for kind, name in self._magics.list_names():
-            if name in tables[kind]:
-                self._displaced.append((kind, name, tables[kind][name]))
-        self.ipython.register_magics(self._magics)
+        for magics in self._all_magics:
+            for kind, name in magics.list_names():
+                if name in tables[kind]:
+                    self._displaced.append((kind, name, tables[kind][name]))
+            self.ipython.register_magics(magics)
         self.ipython.input_transformers_cleanup.append(self._transformer)
         self._ooms.open()
         self._events.register()
@@ -192,8 +201,13 @@ class Extension:
         )
 
     def describe_loss(self) -> list[str]:
-        """What the user's own calls will no longer tell once we are gone."""
-        return [
+        """What goes with us, and which limits of those that were set here stay."""
+        limits = [
+            f"gpumemwidget: {sentence}"
+            for limit in self.monitor.hardware.read_limits()
+            for sentence in _describe_stay(limit, self.limited)
+        ]
+        return limits + [
             f"gpumemwidget: {_name_peak(device)} forgets the {format_bytes(peak_bytes)} of before, "
             "and runs from the last cell's start."
             for device, peak_bytes in self.monitor.hardware.list_lost_peaks()
@@ -231,20 +245,21 @@ class Extension:
     def _remove_magics(self) -> None:
         # IPython has no call for this.
         manager = self.ipython.magics_manager
-        for kind, name in self._magics.list_names():
-            magic = manager.magics[kind].get(name)
-            if getattr(magic, "__self__", None) is self._magics:
-                del manager.magics[kind][name]
+        # Where each Magics object enters itself.
+        configurables: list[Any] = self.ipython.configurables
+        for magics in self._all_magics:
+            for kind, name in magics.list_names():
+                magic = manager.magics[kind].get(name)
+                if getattr(magic, "__self__", None) is magics:
+                    del manager.magics[kind][name]
+            registered = type(magics).__name__
+            if manager.registry.get(registered) is magics:
+                del manager.registry[registered]
+            if magics in configurables:
+                configurables.remove(magics)
         for kind, name, magic in self._displaced:
             manager.magics[kind].setdefault(name, magic)
         self._displaced.clear()
-        registered = type(self._magics).__name__
-        if manager.registry.get(registered) is self._magics:
-            del manager.registry[registered]
-        # Where each Magics object enters itself.
-        configurables: list[Any] = self.ipython.configurables
-        if self._magics in configurables:
-            configurables.remove(self._magics)
 
     def _close_dashboard(self) -> None:
         dashboard, self._dashboard = self._dashboard, None
@@ -261,6 +276,18 @@ class Extension:
             action()
         except Exception as exc:  # noqa: BLE001 - the other parts still have to go
             self.report_failure(what, exc)
+
+
+def _describe_stay(limit: Limit, ours: Collection[str]) -> Iterator[str]:
+    """What becomes of a limit."""
+    if limit.is_waiting:
+        yield f"the limit that waited for {limit.device} is forgotten."
+    elif limit.limit_bytes is not None and limit.device in ours:
+        index = limit.device.partition(":")[2]
+        yield (
+            f"{limit.device} keeps its limit of {format_bytes(limit.limit_bytes)}, until "
+            f"torch.cuda.set_per_process_memory_fraction(1.0, {index})."
+        )
 
 
 def _name_peak(device: str) -> str:

@@ -1,8 +1,4 @@
-"""The magics: each parses, calls and displays.
-
-A refusal is IPython's own ``UsageError``, which it shows in one line; its subclasses would come
-with a traceback.
-"""
+"""The magics: each parses, calls and displays."""
 # IPython's decorators for arguments have no types.
 # mypy: disable-error-code="untyped-decorator, no-untyped-call"
 
@@ -10,9 +6,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
@@ -21,6 +15,7 @@ from IPython.display import display
 
 from gpumemwidget.errors import BadInputError, GpuMemError
 from gpumemwidget.jupyter.memtrace import MemtraceOptions
+from gpumemwidget.jupyter.parsing import parse_line, refusing, unquote
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -79,8 +74,8 @@ class MemMagics(Magics):
         what of it is parameters, gradients, optimizer state, saved for backward and so on; and what
         is used and free on the whole device, other processes included.
         """
-        with _refusal("memstat"):
-            _parse(self.memstat, line)
+        with refusing("memstat"):
+            parse_line(self.memstat, line)
             from gpumemwidget.owners.entries import (  # noqa: PLC0415 - when it is used
                 take_memory_account,
             )
@@ -118,9 +113,9 @@ class MemMagics(Magics):
         For each device the rows (variables, Out, the last exception, modules, threads, what has no
         name), with bytes, share, what each frees if released alone, kinds, and who shares it.
         """
-        with _refusal("memvars"):
-            args = _parse(self.memvars, line)
-            names = [name for name in (_unquote(each.rstrip(",")) for each in args.names) if name]
+        with refusing("memvars"):
+            args = parse_line(self.memvars, line)
+            names = [name for name in (unquote(each.rstrip(",")) for each in args.names) if name]
             from gpumemwidget.owners.entries import (  # noqa: PLC0415 - when it is used
                 take_memory_account,
             )
@@ -133,7 +128,7 @@ class MemMagics(Magics):
             options: dict[str, int | None] = {"most": None, "depth": None} if args.all else {}
             if args.depth is not None:
                 options["depth"] = args.depth
-            device = None if args.device is None else _unquote(args.device)
+            device = None if args.device is None else unquote(args.device)
             display(report_account(account, names, device=device, **options))
 
     @magic_arguments()
@@ -148,9 +143,9 @@ class MemMagics(Magics):
     @line_magic
     def memwhy(self, line: str) -> None:
         """Show what holds some memory, path by path, and how to cut each."""
-        with _refusal("memwhy"):
-            args = _parse(self.memwhy, line)
-            expression = _unquote(" ".join(args.expression))
+        with refusing("memwhy"):
+            args = parse_line(self.memwhy, line)
+            expression = unquote(" ".join(args.expression))
             from gpumemwidget.jupyter.api import explain_in  # noqa: PLC0415 - when it is used
             from gpumemwidget.report.report import report_explanation  # noqa: PLC0415
 
@@ -169,8 +164,8 @@ class MemMagics(Magics):
     @line_magic
     def memledger(self, line: str) -> None:
         """Show the recorded cells: duration, status, change and peak on each device."""
-        with _refusal("memledger"):
-            args = _parse(self.memledger, line)
+        with refusing("memledger"):
+            args = parse_line(self.memledger, line)
             ledger = self._extension.monitor.ledger
             if args.export is not None:
                 if args.last is not None:
@@ -178,7 +173,7 @@ class MemMagics(Magics):
                         "--export writes all cells: leave --last out (or slice "
                         "gpumemwidget.monitor().ledger.to_dataframe())"
                     )
-                name = _unquote(args.export)
+                name = unquote(args.export)
                 if not name:
                     raise BadInputError("--export needs a file's name: --export cells.csv")
                 path = ledger.export(name, force=args.force)
@@ -224,10 +219,10 @@ class MemMagics(Magics):
         %%memrestore brings it back. The report says what each step freed, and what still holds
         the rest.
         """
-        with _refusal("memrelease"):
-            args = _parse(self.memrelease, line)
+        with refusing("memrelease"):
+            args = parse_line(self.memrelease, line)
             # Several may be typed as one would in Python: x, y
-            names = [name for name in (_unquote(each.rstrip(",")) for each in args.names) if name]
+            names = [name for name in (unquote(each.rstrip(",")) for each in args.names) if name]
             from gpumemwidget.jupyter.api import refuse_beside_cell  # noqa: PLC0415
             from gpumemwidget.owners.plan import plan_release  # noqa: PLC0415 - when it is used
             from gpumemwidget.owners.release import apply_release  # noqa: PLC0415
@@ -269,9 +264,9 @@ class MemMagics(Magics):
         The tensors stay the same objects, tied and viewed as they are. What was made on the CPU
         since (a gradient, an optimizer's state) goes along with its parameter.
         """
-        with _refusal("memrestore"):
-            args = _parse(self.memrestore, line)
-            names = [name for name in (_unquote(each.rstrip(",")) for each in args.names) if name]
+        with refusing("memrestore"):
+            args = parse_line(self.memrestore, line)
+            names = [name for name in (unquote(each.rstrip(",")) for each in args.names) if name]
             from gpumemwidget.jupyter.api import refuse_beside_cell  # noqa: PLC0415
             from gpumemwidget.owners.restore import (  # noqa: PLC0415 - when it is used
                 apply_restore,
@@ -300,8 +295,8 @@ class MemMagics(Magics):
     @line_magic
     def memdash(self, line: str) -> None:
         """Show the dashboard: the live plot, the cells, the variables and their release."""
-        with _refusal("memdash"):
-            args = _parse(self.memdash, line)
+        with refusing("memdash"):
+            args = parse_line(self.memdash, line)
             display(self._extension.open_dashboard(interval_s=args.interval))
 
     @magic_arguments()
@@ -356,10 +351,10 @@ class MemMagics(Magics):
         As %%memtrace on, a line under every cell; %%memtrace alone says whether that is on.
         """
         if cell is None:
-            with _refusal("memtrace"):
-                self._set_line(_parse(self.memtrace, line))
+            with refusing("memtrace"):
+                self._set_line(parse_line(self.memtrace, line))
             return
-        with _refusal("%memtrace"):
+        with refusing("%memtrace"):
             self._read(line)
         # The line is valid, so IPython did not read this cell as typed (then the transformer would
         # have taken the line out): code has called the magic. Do what is done to a typed cell.
@@ -376,7 +371,7 @@ class MemMagics(Magics):
             return MemtraceOptions()
 
     def _read(self, text: str) -> MemtraceOptions:
-        args = _parse(self.memtrace, text)
+        args = parse_line(self.memtrace, text)
         if args.state:
             raise BadInputError(
                 f"{' '.join(args.state)!r} has no place above a cell: give options only, or write "
@@ -390,12 +385,12 @@ class MemMagics(Magics):
 
         return check_options(
             self._extension.monitor.hardware,
-            device=None if args.device is None else _unquote(args.device),
+            device=None if args.device is None else unquote(args.device),
             n_lines=args.lines,
             depth=args.depth,
             n_events=args.events,
-            snapshot=None if args.snapshot is None else _unquote(args.snapshot),
-            export=None if args.export is None else _unquote(args.export),
+            snapshot=None if args.snapshot is None else unquote(args.snapshot),
+            export=None if args.export is None else unquote(args.export),
             force=args.force,
             live=not args.no_live,
         )
@@ -440,41 +435,10 @@ class MemMagics(Magics):
     def _load(self, args: argparse.Namespace) -> None:
         if args.state:
             raise BadInputError(f"--load takes a file alone, without {' '.join(args.state)!r}")
-        name = _unquote(args.load)
+        name = unquote(args.load)
         if not name:
             raise BadInputError("--load needs a file's name: --load cell.json")
         from gpumemwidget.jupyter.traceapi import load_trace  # noqa: PLC0415 - when it is used
         from gpumemwidget.report.report import report_trace  # noqa: PLC0415
 
         display(report_trace(load_trace(name).trace, (), n_lines=args.lines, depth=args.depth))
-
-
-@contextmanager
-def _refusal(name: str) -> Iterator[None]:
-    """Our errors, and the parser's, as one line."""
-    try:
-        yield
-    except _ParseError as exc:
-        raise UsageError(f"%{name}: {exc}; %{name}? shows what it takes") from None
-    except GpuMemError as exc:
-        raise UsageError(str(exc)) from None
-
-
-class _ParseError(BadInputError):
-    """A line that is not what the magic takes."""
-
-
-def _parse(magic: Any, line: str) -> argparse.Namespace:
-    try:
-        args: argparse.Namespace = magic.parser.parse_argstring(line)
-    except (UsageError, ValueError) as exc:
-        # ValueError: a quote that is not closed.
-        raise _ParseError(str(exc)) from None
-    return args
-
-
-def _unquote(text: str) -> str:
-    """IPython's splitting leaves the quotes where they were."""
-    if len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'":
-        return text[1:-1]
-    return text

@@ -51,7 +51,7 @@ def list_settings(shell: Shell, event: OomEvent) -> Iterator[WayOut]:
             gives_is="at most",
             command=f"%env {name}={wanted}",
         )
-    yield from _list_limits(shell, event)
+    yield from _list_limits(event)
     if event.others_bytes:
         yield WayOut(
             kind="other processes",
@@ -72,7 +72,7 @@ def _read_settings() -> tuple[str, str]:
     return name, os.environ.get(name) or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
 
 
-def _list_limits(shell: Shell, event: OomEvent) -> Iterator[WayOut]:
+def _list_limits(event: OomEvent) -> Iterator[WayOut]:
     limit, total = event.limit_bytes, event.device_total_bytes
     if limit is None:
         return
@@ -85,13 +85,12 @@ def _list_limits(shell: Shell, event: OomEvent) -> Iterator[WayOut]:
             gives_is="at most",
         )
         return
-    index = event.device.partition(":")[2]
     yield WayOut(
         kind="limit",
-        text="raise this process's share of the device",
+        text="take away or raise the limit of this process",
         gives_bytes=min(room, default=None),
         gives_is="at most",
-        command=_write_torch(shell, f"cuda.set_per_process_memory_fraction(1.0, {index})"),
+        command=f"%memlimit off --device {event.device}",
     )
 
 

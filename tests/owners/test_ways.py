@@ -328,7 +328,7 @@ def test_a_limit(notebook: Notebook) -> None:
     way = find(notebook, event)["limit"]
 
     assert (way.gives_bytes, way.gives_is) == (60 * MIB, "at most")
-    assert way.command == "import torch; torch.cuda.set_per_process_memory_fraction(1.0, 1)"
+    assert way.command == "%memlimit off --device cuda:1"
 
 
 def test_other_processes(notebook: Notebook) -> None:
