@@ -27,7 +27,7 @@ __all__ = ["COLUMNS", "build_dataframe", "list_rows", "write_rows"]
 Row = dict[str, Any]
 
 #: The columns in their order, and what kind of value each has.
-COLUMNS: Mapping[str, Literal["integer", "number", "text", "time"]] = {
+COLUMNS: Mapping[str, Literal["integer", "number", "text", "time", "flag"]] = {
     "execution_count": "integer",
     "cell_id": "text",
     "first_line": "text",
@@ -44,6 +44,9 @@ COLUMNS: Mapping[str, Literal["integer", "number", "text", "time"]] = {
     "peak_is": "text",
     "num_alloc_retries": "integer",
     "num_ooms": "integer",
+    "budget_bytes": "integer",
+    "is_over_budget": "flag",
+    "stopped_at_bytes": "integer",
 }
 
 
@@ -79,6 +82,7 @@ def build_dataframe(rows: Sequence[Row]) -> pd.DataFrame:
         "number": "float64",
         "text": "string",
         "time": "datetime64[us, UTC]",
+        "flag": "boolean",
     }
     return pd.DataFrame(
         {
@@ -140,8 +144,18 @@ def _build_row(record: CellRecord, device: CellDevice | None) -> Row:
             peak_is=device.peak_is,
             num_alloc_retries=device.num_alloc_retries,
             num_ooms=device.num_ooms,
+            budget_bytes=device.budget_bytes,
+            is_over_budget=_read_mark(device),
+            stopped_at_bytes=device.stopped_at_bytes,
         )
     return row
+
+
+def _read_mark(device: CellDevice) -> bool | None:
+    """Whether the cell went beyond its budget; unknown where it had none, or no peak is known."""
+    if device.budget_bytes is None or device.budgeted.peak_bytes is None:
+        return None
+    return device.is_over_budget
 
 
 # -- The three formats -----------------------------------------------------------------------------
@@ -174,6 +188,7 @@ def _encode_parquet(rows: Sequence[Row]) -> bytes:
         "number": pa.float64(),
         "text": pa.string(),
         "time": pa.timestamp("us", tz="UTC"),
+        "flag": pa.bool_(),
     }
     schema = pa.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
     buffer = io.BytesIO()

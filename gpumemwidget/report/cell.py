@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from gpumemwidget.records import HOST, CellDevice, CellRecord, Sample, Span
+from gpumemwidget.report.budget import list_crossings
 from gpumemwidget.report.document import (
     Block,
     Cell,
@@ -23,6 +24,7 @@ from gpumemwidget.report.pieces import (
     explain_marks,
     has_moved,
     list_cell_runs,
+    mark_budget,
     peak_cell,
     rise_cell,
     sort_devices,
@@ -93,6 +95,7 @@ def list_cell_blocks(
     if drawn:
         blocks.append(Sparklines(drawn))
     blocks.extend(_list_troubles(devices))
+    blocks.extend(list_crossings(record, names_lines=True))
     return blocks
 
 
@@ -100,11 +103,12 @@ def _list_rows(device: CellDevice) -> tuple[tuple[Cell, ...], ...]:
     names = name_counters(device.device)
 
     def list_numbers(span: Span) -> tuple[Cell, ...]:
+        peak = peak_cell(span.peak_bytes, device.peak_is)
         return (
             bytes_cell(span.before_bytes),
             bytes_cell(span.after_bytes),
             change_cell(span.change_bytes),
-            peak_cell(span.peak_bytes, device.peak_is),
+            mark_budget(peak, device) if span is device.budgeted else peak,
             rise_cell(span.rise_bytes, device.peak_is),
         )
 
@@ -177,7 +181,14 @@ def _describe_device(device: CellDevice, *, is_alone: bool) -> str:
         parts.append(_count(device.num_alloc_retries, "retry", "retries"))
     if device.num_ooms:
         parts.append(_count(device.num_ooms, "OOM", "OOMs"))
-    return f"{device.device} {' · '.join(parts)}"
+    return f"{device.device} {' · '.join([*parts, *_describe_budget(device)])}"
+
+
+def _describe_budget(device: CellDevice) -> list[str]:
+    budget = format_bytes(device.budget_bytes)
+    if device.stopped_at_bytes is not None:
+        return [f"! stopped by its budget of {budget}"]
+    return [f"! beyond its budget of {budget}"] if device.is_over_budget else []
 
 
 def _describe_span(name: str, span: Span, device: CellDevice) -> str:
@@ -199,6 +210,7 @@ def _count(number: int, one: str, many: str) -> str:
 
 def _describe_host_change(device: CellDevice) -> str:
     names = name_counters(device.device)
+    words = f"host {names.reserved} {format_change(device.reserved.change_bytes)}"
     if device.allocated.change_bytes is not None:
-        return f"host {names.allocated} {format_change(device.allocated.change_bytes)}"
-    return f"host {names.reserved} {format_change(device.reserved.change_bytes)}"
+        words = f"host {names.allocated} {format_change(device.allocated.change_bytes)}"
+    return " · ".join([words, *_describe_budget(device)])

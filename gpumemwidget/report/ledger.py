@@ -13,6 +13,7 @@ from gpumemwidget.report.pieces import (
     change_cell,
     explain_marks,
     has_moved,
+    mark_budget,
     peak_cell,
     sort_devices,
     status_tone,
@@ -108,4 +109,5 @@ def _list_device(device: CellDevice) -> tuple[Cell, ...]:
     if device.allocated.peak_bytes is None and device.reserved.peak_bytes is not None:
         reserved = peak_cell(device.reserved.peak_bytes, device.peak_is)
         peak = replace(reserved, mark=f"{reserved.mark} *".strip())
-    return (Cell(device.device), change_cell(device.allocated.change_bytes), peak)
+    change = change_cell(device.allocated.change_bytes)
+    return (Cell(device.device), change, mark_budget(peak, device))

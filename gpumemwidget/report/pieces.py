@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from gpumemwidget.records import CellDevice, CellRecord, PeakIs, Status
 from gpumemwidget.report.document import Block, Cell, Note, Run, Table, Tone
@@ -15,6 +16,7 @@ __all__ = [
     "explain_marks",
     "has_moved",
     "list_cell_runs",
+    "mark_budget",
     "peak_cell",
     "rise_cell",
     "share_cell",
@@ -42,6 +44,15 @@ def change_cell(n_bytes: int | None, *, mark: str = "") -> Cell:
 def peak_cell(peak_bytes: int | None, peak_is: PeakIs | None) -> Cell:
     """A peak, marked where it is not the exact one."""
     return bytes_cell(peak_bytes, mark=mark_peak(peak_is))
+
+
+def mark_budget(cell: Cell, device: CellDevice) -> Cell:
+    """A peak, marked and loud where it stood beyond the budget of its cell."""
+    if device.stopped_at_bytes is not None:
+        return replace(cell, mark=f"!! {cell.mark}".rstrip(), tone="bad")
+    if device.is_over_budget:
+        return replace(cell, mark=f"! {cell.mark}".rstrip(), tone="warn")
+    return cell
 
 
 def rise_cell(rise_bytes: int | None, peak_is: PeakIs | None) -> Cell:

@@ -43,6 +43,8 @@ MARK_MEANINGS = {
     "≥": "at least: the counter was reset meanwhile, or ran before the recording did",
     "~": "sampled: the highest of what was seen at intervals",
     "*": "resident: malloc keeps no peak of what it has handed out",
+    "!": "beyond the budget that the cell had (%membudget)",
+    "!!": "beyond the budget that the cell had, which interrupted it (%membudget --stop)",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -32,12 +33,13 @@ CSV = """\
 execution_count,cell_id,first_line,started_at,duration_s,status,device,\
 allocated_before_bytes,allocated_after_bytes,allocated_peak_bytes,\
 reserved_before_bytes,reserved_after_bytes,reserved_peak_bytes,\
-peak_is,num_alloc_retries,num_ooms
+peak_is,num_alloc_retries,num_ooms,\
+budget_bytes,is_over_budget,stopped_at_bytes
 3,a1b2,"x = ""é, ü""\",2027-01-15T08:00:00.123456+00:00,0.25,ok,cuda:0,\
-1,1099511627776,3,4,5,6,exact,7,8
+1,1099511627776,3,4,5,6,exact,7,8,,,
 3,a1b2,"x = ""é, ü""\",2027-01-15T08:00:00.123456+00:00,0.25,ok,host,\
-,9,,10,11,12,at least,,
-,,,1970-01-01T00:00:00.000000+00:00,0.0,interrupted,,,,,,,,,,
+,9,,10,11,12,at least,,,,,
+,,,1970-01-01T00:00:00.000000+00:00,0.0,interrupted,,,,,,,,,,,,,
 """
 
 
@@ -86,6 +88,9 @@ class TestContent:
             "peak_is": "at least",
             "num_alloc_retries": None,
             "num_ooms": None,
+            "budget_bytes": None,
+            "is_over_budget": None,
+            "stopped_at_bytes": None,
         }
 
     def test_of_parquet(self, ledger: Ledger, tmp_path: Path) -> None:
@@ -98,6 +103,19 @@ class TestContent:
         assert {str(field.type) for field in table.schema if field.name.endswith("_bytes")} == {
             "int64"
         }
+
+    @pytest.mark.parametrize("suffix", SUFFIXES)
+    def test_of_a_cell_beyond_its_budget(self, tmp_path: Path, suffix: str) -> None:
+        """Read back as a true or false value, where it is known."""
+        gpu, host = RECORD.devices
+        devices = (dataclasses.replace(gpu, budget_bytes=2), host)
+        record = dataclasses.replace(RECORD, devices=devices)
+
+        table = READERS[suffix](make_ledger(record).export(tmp_path / f"cells{suffix}"))
+
+        marks = table["is_over_budget"].tolist()
+        assert marks[0] == True  # noqa: E712 - each reader has a true value of its own
+        assert pd.isna(marks[1])
 
     @pytest.mark.parametrize("suffix", SUFFIXES)
     def test_of_an_empty_ledger(self, tmp_path: Path, suffix: str) -> None:

@@ -92,6 +92,9 @@ class TestRows:
             "peak_is",
             "num_alloc_retries",
             "num_ooms",
+            "budget_bytes",
+            "is_over_budget",
+            "stopped_at_bytes",
         ]
 
     def test_hold_each_figure_under_its_name(self) -> None:
@@ -107,9 +110,11 @@ class TestRows:
 
         rows = make_ledger(RECORD).to_rows()
 
+        no_budget = {"budget_bytes": None, "is_over_budget": None, "stopped_at_bytes": None}
         assert rows == [
             {
                 **cell,
+                **no_budget,
                 "device": "cuda:0",
                 "allocated_before_bytes": 1,
                 "allocated_after_bytes": 2**40,
@@ -123,6 +128,7 @@ class TestRows:
             },
             {
                 **cell,
+                **no_budget,
                 "device": "host",
                 "allocated_before_bytes": None,
                 "allocated_after_bytes": 9,
@@ -136,6 +142,26 @@ class TestRows:
             },
         ]
         assert [list(row) for row in rows] == [list(COLUMNS)] * 2
+
+    def test_mark_what_went_beyond_its_budget(self) -> None:
+        """A cell within it is told from one of which no peak is known."""
+        gpu, host = RECORD.devices
+        devices = (
+            dataclasses.replace(gpu, budget_bytes=2, stopped_at_bytes=3),
+            dataclasses.replace(gpu, device="cuda:1", budget_bytes=3),
+            dataclasses.replace(gpu, device="cuda:2", allocated=Span(1, 2, None), budget_bytes=1),
+            host,
+        )
+
+        rows = make_ledger(dataclasses.replace(RECORD, devices=devices)).to_rows()
+
+        names = ("budget_bytes", "is_over_budget", "stopped_at_bytes")
+        assert [tuple(row[name] for name in names) for row in rows] == [
+            (2, True, 3),
+            (3, False, None),
+            (1, None, None),
+            (None, None, None),
+        ]
 
     def test_a_cell_without_devices_has_a_row(self) -> None:
         """No cell is missing from the table, though nothing of it could be read."""
@@ -165,6 +191,7 @@ class TestDataFrame:
         "peak_is": "string",
         "num_alloc_retries": "Int64",
         "num_ooms": "Int64",
+        "is_over_budget": "boolean",
     }
 
     @pytest.mark.parametrize("records", [(), (RECORD,), (BARE,), (BARE, RECORD)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from gpumemwidget.records import (
@@ -122,6 +123,16 @@ def make_two_gpu_cell(**changes: object) -> CellRecord:
     )
     devices = (second, record.devices[1], record.devices[0])
     return make_gpu_cell(**{"status": "error", "devices": devices, **changes})
+
+
+def make_budget_cell(
+    *, stopped_at_bytes: int | None = None, host_budget_bytes: int | None = None, **changes: object
+) -> CellRecord:
+    """A training step that went beyond 3 GiB, which is what it was allowed."""
+    gpu, host = make_gpu_cell().devices
+    gpu = dataclasses.replace(gpu, budget_bytes=3 * GIB, stopped_at_bytes=stopped_at_bytes)
+    host = dataclasses.replace(host, budget_bytes=host_budget_bytes)
+    return make_gpu_cell(**{"execution_count": 9, "devices": (gpu, host), **changes})
 
 
 def make_stat() -> list[DeviceReport]:

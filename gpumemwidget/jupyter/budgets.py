@@ -1,0 +1,105 @@
+"""``%membudget`` and ``gpumemwidget.budget()``: budgets as they are asked for, and what is said."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpumemwidget.devices import EVERY_GPU, Budget
+from gpumemwidget.errors import BadInputError
+from gpumemwidget.measure.budget import Budgets
+from gpumemwidget.records import HOST, DeviceReport
+from gpumemwidget.report.budget import name_budgeted, tell_budgets
+from gpumemwidget.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from gpumemwidget.measure.monitor import Monitor
+
+__all__ = ["change_budgets", "describe_budgets"]
+
+
+def change_budgets(
+    monitor: Monitor,
+    amount: int | str | None = None,
+    *,
+    device: str | None = None,
+    stop: bool = False,
+) -> tuple[Budget, ...]:
+    """See ``gpumemwidget.budget``."""
+    budgets = monitor.budgets
+    if device is not None:
+        known = [report.info.device for report in monitor.hardware.read_devices()]
+        if device not in known:
+            raise BadInputError(f"no device {device!r} here: choose from {', '.join(known)}")
+    n_bytes = _parse_amount(amount)
+    if n_bytes is not None:
+        budgets.set(n_bytes, device=device, stops=stop)
+    elif stop:
+        raise BadInputError("--stop goes with an amount: %membudget 10GiB --stop")
+    elif amount is not None:
+        budgets.clear(device)
+    if device is None or amount is not None:
+        return budgets.list()
+    budget = budgets.find(device)
+    return () if budget is None else (budget,)
+
+
+def describe_budgets(
+    monitor: Monitor, shown: tuple[Budget, ...], *, is_new: bool, device: str | None = None
+) -> str:
+    """What ``%membudget`` answers.
+
+    Args:
+        monitor: knows what stands.
+        shown: what ``change_budgets`` gave.
+        is_new: an amount was set just now.
+        device: of which device, as it was asked for; ``None`` for every GPU.
+    """
+    lines = [f"membudget: {tell_budgets(shown)}"]
+    if not is_new:
+        return lines[0]
+    where = EVERY_GPU if device is None else device
+    budget = next(each for each in shown if each.device == where)
+    outcome = "is interrupted" if budget.stops else "is marked, and a line below it tells"
+    lines.append(
+        f"From the next cell on: the one that has more than {format_bytes(budget.budget_bytes)} "
+        f"{name_budgeted(where)} on {where} {outcome}."
+    )
+    reports = monitor.hardware.read_devices()
+    lines += _list_warnings(monitor.budgets, reports)
+    if device is None and all(report.info.device == HOST for report in reports):
+        lines.append(
+            "There is no GPU here yet: --device host is for the memory of this process itself."
+        )
+    return "\n".join(lines)
+
+
+def _parse_amount(amount: int | str | None) -> int | None:
+    """The bytes that were asked for; ``None`` where a budget is shown or taken away."""
+    if amount is None or isinstance(amount, int):
+        return amount
+    if not isinstance(amount, str):
+        raise BadInputError(f"{amount!r} is no amount: give bytes as an int, or text as in '10GiB'")
+    text = amount.strip()
+    if text.lower() == "off":
+        return None
+    # What %memlimit takes for a share would be some bytes here.
+    if text and text.replace(".", "").isdecimal():
+        raise BadInputError(f"{text!r} has no unit: give an amount, as in 10GiB or 500MB, or off")
+    return parse_bytes(text)
+
+
+def _list_warnings(budgets: Budgets, reports: tuple[DeviceReport, ...]) -> list[str]:
+    """A sentence on each device that stands beyond its budget already."""
+    warnings = []
+    for report in reports:
+        device, reading = report.info.device, report.reading
+        budget = budgets.find(device)
+        if budget is None or reading is None:
+            continue
+        n_bytes = reading.reserved_bytes if device == HOST else reading.allocated_bytes
+        if n_bytes is not None and n_bytes > budget.budget_bytes:
+            warnings.append(
+                f"{device} has {format_bytes(n_bytes)} {name_budgeted(device)} already: a cell "
+                "counts once it rises above what stood at its start."
+            )
+    return warnings
