@@ -8,15 +8,17 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gpumemwidget.backends.base import DeviceMonitor
 from gpumemwidget.backends.histfile import cut_events
 from gpumemwidget.backends.recording import Action, Event, Recording, save_recording
+from gpumemwidget.backends.statechanges import Change, Seen
+from gpumemwidget.devices import ChildProcess, DeviceState, Limit
 from gpumemwidget.records import DeviceInfo, DeviceUse, Reading, Segment
 from gpumemwidget.traces import AllocatorRules, AllocatorTrace
 
-__all__ = ["Recorder", "Source"]
+__all__ = ["Recorder", "Source", "WholeSource"]
 
 
 class Source(Protocol):
@@ -51,15 +53,35 @@ class Source(Protocol):
         ...
 
 
+@runtime_checkable
+class WholeSource(Source, Protocol):
+    """One that also tells of whole devices, and of who is on them: ``Hardware``."""
+
+    def take_device_states(self, *, with_segments: bool) -> tuple[DeviceState, ...]:
+        """All that can be told of every device at one moment."""
+        ...
+
+    def list_children(self) -> tuple[ChildProcess, ...]:
+        """The processes below this one."""
+        ...
+
+    def read_limits(self) -> tuple[Limit, ...]:
+        """The limits of the devices."""
+        ...
+
+
 class Recorder:
     """Passes calls on to a source, and keeps what it answers.
+
+    Of a source that tells of whole devices the processes, their bytes, pinned memory and limits are
+    kept with every event, as far as they have changed.
 
     Peaks are best kept by ``tick``: between two ticks they are exact, so that the recording can be
     played back with spans that begin and end at any of them.
 
     Args:
         source: what is recorded. It stays the caller's to close.
-        monitor: read with every event, if given.
+        monitor: what lists the whole devices, which are read with every event, if given.
         clock: seconds, from any start.
         about: what is recorded and on what machine, for the file.
         max_events: from there on nothing more is kept.
@@ -88,6 +110,7 @@ class Recorder:
         self._began_us = 0.0
         self._rules = AllocatorRules()
         self._is_whole = True
+        self._last = Seen()
 
     def read(self) -> tuple[Reading, ...]:
         """``read`` of the source."""
@@ -182,14 +205,31 @@ class Recorder:
                 self._devices = {**latest, **self._devices, **latest}
                 time_s = self._clock() - self._start_s
                 segments = snapshots[0] if snapshots else None
-                self._events.append(Event(time_s, action, readings, self._read_uses(), segments))
+                uses, change = self._read_devices()
+                self._events.append(Event(time_s, action, readings, uses, segments, change=change))
             return readings
 
-    def _read_uses(self) -> tuple[DeviceUse, ...]:
-        if self._monitor is None:
-            return ()
-        uses = (self._monitor.read_use(info.device) for info in self._monitor.list_infos())
-        return tuple(use for use in uses if use is not None)
+    def _read_devices(self) -> tuple[tuple[DeviceUse, ...], Change]:
+        """The whole devices, and what has changed on them."""
+        source = self._source
+        listed = () if self._monitor is None else self._monitor.list_infos()
+        if isinstance(source, WholeSource):
+            states = source.take_device_states(with_segments=False)
+            seen = Seen.of(states, source.list_children(), source.read_limits())
+            change, self._last = seen.compare(self._last), seen
+            found = {state.info.device: state.use for state in states}
+        else:
+            change = Change()
+            found = {} if self._monitor is None else _read_uses(self._monitor)
+        # A device that answers nothing is written down as that, else its last answer would stand.
+        uses = (
+            found.get(each.device) or DeviceUse(each.device, None, None, None) for each in listed
+        )
+        return tuple(uses), change
+
+
+def _read_uses(monitor: DeviceMonitor) -> dict[str, DeviceUse | None]:
+    return {info.device: monitor.read_use(info.device) for info in monitor.list_infos()}
 
 
 def _lay_over(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,6 +17,15 @@ from gpumemwidget.backends.histfile import (
     format_rules,
     parse_rules,
     parse_traced,
+)
+from gpumemwidget.backends.histfile import to_rows as format_traced
+from gpumemwidget.backends.rowfile import (
+    BadRowError,
+    Columns,
+    from_rows,
+    is_count,
+    is_percent,
+    is_text,
     to_rows,
 )
 from gpumemwidget.backends.snapfile import (
@@ -27,7 +35,8 @@ from gpumemwidget.backends.snapfile import (
     RowReader,
     StackTable,
 )
-from gpumemwidget.devices import ChildProcess, Limit, PinnedUse, ProcessUse
+from gpumemwidget.backends.statechanges import Change
+from gpumemwidget.backends.statefile import STATE_COLUMNS, format_change, parse_change
 from gpumemwidget.errors import FileError, RecordingError
 from gpumemwidget.records import DeviceInfo, DeviceUse, PeakIs, Reading, Segment
 from gpumemwidget.traces import ACTIONS, AllocatorRules, TraceEvents
@@ -43,7 +52,9 @@ __all__ = [
 ]
 
 _FORMAT = "gpumemwidget recording"
-_VERSION = 1
+#: The second version can have what is of whole devices: processes, limits, the driver's bytes. What
+#: needs none of it is written as the first, which older releases read too.
+_VERSIONS = (1, 2)
 
 #: What gave an event's readings. ``tick``: the end of one span, and at once the start of the next.
 Action = Literal["read", "start_span", "end_span", "tick"]
@@ -64,17 +75,8 @@ class Event:
     #: The allocator's events since the moment before, of each device that has any. Their times are
     #: microseconds since the recording began.
     traced: tuple[tuple[str, TraceEvents], ...] = ()
-    #: Who was on each device, ``None`` where the driver did not tell; not of those that are as they
-    #: were at the event before.
-    processes: tuple[tuple[str, tuple[ProcessUse, ...] | None], ...] = ()
-    #: Why something of a device could not be read, in the same way.
-    failures: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    #: The processes below the recorded one; ``None``: as they were.
-    children: tuple[ChildProcess, ...] | None = None
-    #: Pinned host memory; ``None``: as it was.
-    pinned: PinnedUse | None = None
-    #: The devices' limits; ``None``: as they were.
-    limits: tuple[Limit, ...] | None = None
+    #: Processes, children, pinned memory and limits, as far as they are not as they were.
+    change: Change = field(default_factory=Change)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,83 +96,73 @@ class Recording:
     is_whole: bool = True
 
 
-#: The file's columns: name, what a value must be, and whether it may be null.
-_Check = Callable[[Any], bool]
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_percent(value: Any) -> bool:
-    return _is_count(value) and value <= 100
-
-
 def _is_peak_kind(value: Any) -> bool:
-    return value in get_args(PeakIs)
+    return isinstance(value, str) and value in get_args(PeakIs)
 
 
-_INFO_COLUMNS: dict[str, tuple[_Check, bool]] = {
-    "device": (_is_text, False),
-    "name": (_is_text, False),
-    "total_bytes": (_is_count, True),
-    "limit_bytes": (_is_count, True),
-    "uuid": (_is_text, True),
+_INFO_COLUMNS: Columns = {
+    "device": (is_text, False),
+    "name": (is_text, False),
+    "total_bytes": (is_count, True),
+    "limit_bytes": (is_count, True),
+    "uuid": (is_text, True),
 }
-_READING_COLUMNS: dict[str, tuple[_Check, bool]] = {
-    "device": (_is_text, False),
-    "allocated_bytes": (_is_count, True),
-    "reserved_bytes": (_is_count, True),
-    "allocated_peak_bytes": (_is_count, True),
-    "reserved_peak_bytes": (_is_count, True),
+_READING_COLUMNS: Columns = {
+    "device": (is_text, False),
+    "allocated_bytes": (is_count, True),
+    "reserved_bytes": (is_count, True),
+    "allocated_peak_bytes": (is_count, True),
+    "reserved_peak_bytes": (is_count, True),
     "peak_is": (_is_peak_kind, True),
-    "num_alloc_retries": (_is_count, True),
-    "num_ooms": (_is_count, True),
+    "num_alloc_retries": (is_count, True),
+    "num_ooms": (is_count, True),
 }
-_USE_COLUMNS: dict[str, tuple[_Check, bool]] = {
-    "device": (_is_text, False),
-    "used_bytes": (_is_count, True),
-    "free_bytes": (_is_count, True),
-    "total_bytes": (_is_count, True),
-    "utilization_percent": (_is_percent, True),
+_USE_COLUMNS: Columns = {
+    "device": (is_text, False),
+    "used_bytes": (is_count, True),
+    "free_bytes": (is_count, True),
+    "total_bytes": (is_count, True),
+    "utilization_percent": (is_percent, True),
+    "driver_bytes": (is_count, True),
 }
+#: Of the first version's files.
+_FIRST_USE_COLUMNS = {name: _USE_COLUMNS[name] for name in list(_USE_COLUMNS)[:-1]}
+_EVENT_COLUMNS = ["time_s", "action", "readings", "uses", "segments", "traced", "changes"]
 _UNITS = {"_bytes": "bytes", "_s": "seconds since the recording began", "_percent": "0 to 100"}
 
 
 def format_recording(recording: Recording) -> str:
     """A recording as the file's text: one line an event."""
     stacks = StackTable()
-    events = [_format_event(event, stacks) for event in recording.events]
+    has_changes = any(map(_is_of_second_version, recording.events))
+    events = [_format_event(event, stacks, has_changes=has_changes) for event in recording.events]
     has_traces = any(event.traced for event in recording.events)
     has_snapshots = has_traces or any(event.segments is not None for event in recording.events)
     snapshot_columns = {
-        "events": ["time_s", "action", "readings", "uses", "segments"],
+        "events": _EVENT_COLUMNS[:5],
         "segments": list(SEGMENT_COLUMNS),
         "blocks": list(BLOCK_COLUMNS),
         "frames": ["filename", "line", "function"],
     }
     trace_columns = {
-        "events": [*snapshot_columns["events"], "traced"],
+        "events": _EVENT_COLUMNS[:6],
         "traced": ["device", "trace_events"],
         "trace_events": list(EVENT_COLUMNS),
     }
     head = {
         "format": _FORMAT,
-        "version": _VERSION,
+        "version": _VERSIONS[has_changes],
         "about": recording.about,
         "units": _UNITS,
         "columns": {
             "devices": list(_INFO_COLUMNS),
             "visible": list(_INFO_COLUMNS),
-            "events": ["time_s", "action", "readings", "uses"],
+            "events": _EVENT_COLUMNS[:4],
             "readings": list(_READING_COLUMNS),
-            "uses": list(_USE_COLUMNS),
+            "uses": list(_USE_COLUMNS if has_changes else _FIRST_USE_COLUMNS),
             **(snapshot_columns if has_snapshots else {}),
             **(trace_columns if has_traces else {}),
+            **({**STATE_COLUMNS, "events": _EVENT_COLUMNS} if has_changes else {}),
         },
         **(
             {
@@ -182,25 +174,33 @@ def format_recording(recording: Recording) -> str:
             else {}
         ),
         **(stacks.to_head() if has_snapshots else {}),
-        "devices": _to_rows(recording.devices, _INFO_COLUMNS),
-        "visible": _to_rows(recording.visible, _INFO_COLUMNS),
+        "devices": to_rows(recording.devices, _INFO_COLUMNS),
+        "visible": to_rows(recording.visible, _INFO_COLUMNS),
         "n_events": len(recording.events),
     }
     lines = [f"{json.dumps(name)}: {json.dumps(value)}," for name, value in head.items()]
     return "\n".join(["{", *lines, '"events": [', ",\n".join(events), "]", "}", ""])
 
 
-def _format_event(event: Event, stacks: StackTable) -> str:
+def _is_of_second_version(event: Event) -> bool:
+    return event.change != Change() or any(use.driver_bytes is not None for use in event.uses)
+
+
+def _format_event(event: Event, stacks: StackTable, *, has_changes: bool) -> str:
+    columns = _USE_COLUMNS if has_changes else _FIRST_USE_COLUMNS
+    change = format_change(event.change)
     values: list[Any] = [
         round(event.time_s, 6),
         event.action,
-        _to_rows(event.readings, _READING_COLUMNS),
-        _to_rows(event.uses, _USE_COLUMNS),
+        to_rows(event.readings, _READING_COLUMNS),
+        to_rows(event.uses, columns),
     ]
-    if event.segments is not None or event.traced:
+    if event.segments is not None or event.traced or change:
         values.append(None if event.segments is None else stacks.to_rows(event.segments))
-    if event.traced:
-        values.append(to_rows(event.traced, stacks))
+    if event.traced or change:
+        values.append(format_traced(event.traced, stacks))
+    if change:
+        values.append(change)
     return json.dumps(values)
 
 
@@ -222,14 +222,15 @@ def parse_recording(text: str, *, source: str = "recording") -> Recording:
         data = None
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         raise RecordingError(f"{source} is no recording of gpumemwidget's: choose another file")
-    if data.get("version") != _VERSION:
+    version = data.get("version")
+    if type(version) is not int or version not in _VERSIONS:
         raise RecordingError(
-            f"{source} is a recording of version {data.get('version')!r}, and this release reads "
-            f"version {_VERSION}: record it again"
+            f"{source} is a recording of version {version!r}, and this release reads versions "
+            f"{_VERSIONS[0]} and {_VERSIONS[1]}: record it again"
         )
     try:
         return _to_recording(data)
-    except _BadRecordingError as error:
+    except BadRowError as error:
         raise RecordingError(f"{source} is damaged: {error}; record it again") from None
 
 
@@ -264,40 +265,36 @@ def save_recording(recording: Recording, path: str | Path) -> None:
         raise FileError(f"{path} can't be written: {error.strerror or error}") from error
 
 
-class _BadRecordingError(Exception):
-    """What is wrong with a recording, as part of a sentence."""
-
-
 def _to_recording(data: dict[str, Any]) -> Recording:
     devices = tuple(
-        DeviceInfo(**row) for row in _from_rows(data, "devices", _INFO_COLUMNS, "devices")
+        DeviceInfo(**row) for row in from_rows(data.get("devices"), _INFO_COLUMNS, "devices")
     )
     visible = tuple(
-        DeviceInfo(**row) for row in _from_rows(data, "visible", _INFO_COLUMNS, "visible")
+        DeviceInfo(**row) for row in from_rows(data.get("visible"), _INFO_COLUMNS, "visible")
     )
     rows = data.get("events")
     if not isinstance(rows, list) or data.get("n_events") != len(rows):
         n_found = len(rows) if isinstance(rows, list) else 0
-        raise _BadRecordingError(f"it holds {n_found} of {data.get('n_events')} events")
+        raise BadRowError(f"it holds {n_found} of {data.get('n_events')} events")
     if not rows:
-        raise _BadRecordingError("it holds no event")
+        raise BadRowError("it holds no event")
     known = {info.device for info in devices}
     events: list[Event] = []
     try:
         snapshots = RowReader(data)
         rules = parse_rules(data["rules"]) if "rules" in data else AllocatorRules()
     except BadSnapshotError as error:
-        raise _BadRecordingError(f"of its head, {error}") from None
+        raise BadRowError(f"of its head, {error}") from None
     for number, row in enumerate(rows):
-        event = _to_event(row, f"event {number}", snapshots)
+        event = _to_event(row, f"event {number}", snapshots, data["version"])
         if events and event.time_s < events[-1].time_s:
-            raise _BadRecordingError(f"event {number} is earlier than the one before")
+            raise BadRowError(f"event {number} is earlier than the one before")
         read = {reading.device for reading in event.readings}
         read.update(segment.device for segment in event.segments or ())
         read.update(device for device, _ in event.traced)
         unknown = read - known
         if unknown:
-            raise _BadRecordingError(f"event {number} reads {min(unknown)}, which is not listed")
+            raise BadRowError(f"event {number} reads {min(unknown)}, which is not listed")
         events.append(event)
     about = data.get("about")
     about = about if isinstance(about, str) else ""
@@ -305,23 +302,24 @@ def _to_recording(data: dict[str, Any]) -> Recording:
     return Recording(devices, visible, tuple(events), about, rules, is_whole)
 
 
-def _to_event(row: Any, where: str, snapshots: RowReader) -> Event:
-    if not isinstance(row, list) or len(row) not in (4, 5, 6):
-        raise _BadRecordingError(f"{where} is no list of four to six")
+def _to_event(row: Any, where: str, snapshots: RowReader, version: int) -> Event:
+    use_columns, longest = (_FIRST_USE_COLUMNS, 6) if version == 1 else (_USE_COLUMNS, 7)
+    if not isinstance(row, list) or not 4 <= len(row) <= longest:
+        raise BadRowError(f"{where} is no list of four to {longest}")
     time_s, action, *_ = row
     is_time = isinstance(time_s, (int, float)) and not isinstance(time_s, bool)
     if not is_time or not math.isfinite(time_s) or time_s < 0:
-        raise _BadRecordingError(f"{where} has no time")
+        raise BadRowError(f"{where} has no time")
     if action not in get_args(Action):
-        raise _BadRecordingError(f"{where} is a {action!r}, which is unknown")
-    readings = _from_rows(row, 2, _READING_COLUMNS, f"{where}'s readings")
-    uses = _from_rows(row, 3, _USE_COLUMNS, f"{where}'s uses")
+        raise BadRowError(f"{where} is a {action!r}, which is unknown")
+    readings = from_rows(row[2], _READING_COLUMNS, f"{where}'s readings")
+    uses = from_rows(row[3], use_columns, f"{where}'s uses")
     try:
-        has_segments = len(row) == 5 or (len(row) == 6 and row[4] is not None)
+        has_segments = len(row) == 5 or (len(row) > 5 and row[4] is not None)
         segments = snapshots.parse(row[4]) if has_segments else None
-        traced = parse_traced(row[5], snapshots) if len(row) == 6 else ()
+        traced = parse_traced(row[5], snapshots) if len(row) > 5 else ()
     except BadSnapshotError as error:
-        raise _BadRecordingError(f"of {where}'s snapshot, {error}") from None
+        raise BadRowError(f"of {where}'s snapshot, {error}") from None
     return Event(
         time_s=float(time_s),
         action=action,
@@ -329,27 +327,5 @@ def _to_event(row: Any, where: str, snapshots: RowReader) -> Event:
         uses=tuple(DeviceUse(**use) for use in uses),
         segments=segments,
         traced=traced,
+        change=parse_change(row[6], where) if len(row) > 6 else Change(),
     )
-
-
-def _to_rows(records: Iterable[Any], columns: dict[str, tuple[_Check, bool]]) -> list[list[Any]]:
-    return [[getattr(record, name) for name in columns] for record in records]
-
-
-def _from_rows(
-    holder: Any, key: Any, columns: dict[str, tuple[_Check, bool]], where: str
-) -> list[dict[str, Any]]:
-    rows = holder.get(key) if isinstance(holder, dict) else holder[key]
-    if not isinstance(rows, list):
-        raise _BadRecordingError(f"{where} is no list")
-    found = []
-    for row in rows:
-        if not isinstance(row, list) or len(row) != len(columns):
-            raise _BadRecordingError(f"{where} has a row that is not of {len(columns)} values")
-        for value, (name, (is_good, may_be_null)) in zip(row, columns.items(), strict=True):
-            if not (may_be_null if value is None else is_good(value)):
-                raise _BadRecordingError(f"{where} has {value!r} for {name}")
-        found.append(dict(zip(columns, row, strict=True)))
-    if len({row["device"] for row in found}) != len(found):
-        raise _BadRecordingError(f"{where} has a device twice")
-    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -234,8 +235,14 @@ class ReplayBackend:
         raise BackendError(f"{device} is played from a recording, whose limits stay as they are")
 
     def read_limits(self) -> tuple[Limit, ...]:
-        """The limits that stood at this position."""
-        return self._standing.follow().limits
+        """The limits that stood at this position, of the devices in use and of those that wait."""
+        limits = self._standing.follow().limits
+        reserved = {reading.device: reading.reserved_bytes for reading in self.read()}
+        return tuple(
+            replace(limit, reserved_bytes=reserved.get(limit.device))
+            for limit in limits
+            if limit.is_waiting or limit.device in reserved
+        )
 
     def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
         """Let the user's peaks begin anew here, as the user's own call would."""
@@ -280,7 +287,12 @@ class ReplayBackend:
             return tuple(readings)
 
     def _list_infos(self) -> list[DeviceInfo]:
-        return [info for info in self.playback.recording.devices if info.device in self._tracks]
+        limits = {each.device: each.limit_bytes for each in self._standing.follow().limits}
+        return [
+            replace(info, limit_bytes=limits.get(info.device, info.limit_bytes))
+            for info in self.playback.recording.devices
+            if info.device in self._tracks
+        ]
 
     def _follow(self) -> None:
         """Pass all events up to the playback's position."""

@@ -60,14 +60,14 @@ class Standing:
 
 def _go_on(state: State, event: Event) -> State:
     """What stands after an event."""
-    return replace(
-        state,
+    change = event.change
+    return State(
         uses={**state.uses, **{use.device: use for use in event.uses}},
-        processes={**state.processes, **dict(event.processes)},
-        failures={**state.failures, **dict(event.failures)},
-        children=state.children if event.children is None else event.children,
-        pinned=state.pinned if event.pinned is None else event.pinned,
-        limits=state.limits if event.limits is None else event.limits,
+        processes={**state.processes, **dict(change.processes)},
+        failures={**state.failures, **dict(change.failures)},
+        children=state.children if change.children is None else change.children,
+        pinned=state.pinned if change.pinned is None else change.pinned,
+        limits=state.limits if change.limits is None else change.limits,
     )
 
 

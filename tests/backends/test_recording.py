@@ -114,12 +114,12 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
         load_recording(path)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None, [1]])
+@pytest.mark.parametrize("version", [0, 3, "1", 1.0, True, None, [1]])
 def test_another_version_is_refused(version: object) -> None:
     """The error names both versions."""
     text = damage(lambda data: data.update(version=version))
 
-    with pytest.raises(RecordingError, match=r"of version .*, and this release reads version 1"):
+    with pytest.raises(RecordingError, match=r"of version .*, and this release reads versions 1 and 2"):
         parse_recording(text)
 
 
