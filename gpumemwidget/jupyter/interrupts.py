@@ -24,7 +24,7 @@ from typing import Any
 
 __all__ = [
     "change_handler",
-    "is_held",
+    "find_handler",
     "run_uninterrupted",
     "send_interrupt",
     "send_later",
@@ -101,17 +101,24 @@ class _Hold:
         self.noted = True
 
 
-def _find_hold() -> _Hold | None:
-    """The hold that is entered now."""
-    handler = _get_handler(_SIGINT)
+def _find_hold(handler: Any) -> _Hold | None:
+    """The hold that a handler belongs to."""
     is_ours = type(handler) is MethodType and handler.__func__ is _Hold.note
     hold: _Hold | None = handler.__self__ if is_ours else None
     return hold
 
 
-def is_held() -> bool:
-    """Whether SIGINT is held back now; from any thread."""
-    return _find_hold() is not None
+def find_handler() -> Callable[[int, FrameType | None], Any] | None:
+    """What SIGINT meets now; from any thread.
+
+    ``None`` while a hook of ours holds it back, and where Python does not handle it: it is ignored,
+    or would end the process.
+    """
+    handler = _get_handler(_SIGINT)
+    if not callable(handler) or _find_hold(handler) is not None:
+        return None
+    found: Callable[[int, FrameType | None], Any] = handler
+    return found
 
 
 def change_handler(change: Callable[[Any], Any]) -> None:
@@ -122,11 +129,11 @@ def change_handler(change: Callable[[Any], Any]) -> None:
     Args:
         change: from the handler, or what else ``signal.getsignal`` gives, to another or the same.
     """
-    hold = _find_hold()
+    handler = _get_handler(_SIGINT)
+    hold = _find_hold(handler)
     if hold is not None:
         hold.previous = change(hold.previous)
         return
-    handler = _get_handler(_SIGINT)
     changed = change(handler)
     if changed is not handler:
         _set_handler(_SIGINT, changed)
@@ -140,7 +147,7 @@ def take_back_interrupt(is_due: Callable[[], bool]) -> None:
     Args:
         is_due: whether the handler has not met it yet.
     """
-    hold = _find_hold()
+    hold = _find_hold(_get_handler(_SIGINT))
     deadline_s = time.perf_counter() + _ARRIVES_WITHIN_S
     while is_due() and not (hold is not None and hold.noted):
         if time.perf_counter() > deadline_s:

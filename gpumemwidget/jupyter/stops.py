@@ -28,7 +28,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from gpumemwidget.jupyter.interrupts import (
     change_handler,
-    is_held,
+    find_handler,
     send_interrupt,
     take_back_interrupt,
 )
@@ -116,12 +116,11 @@ class CellStops:
         if cell is None or cell.stopped is not None:
             return
         crossing = find_crossing(cell, self._monitor.budgets.table, sample)
-        # Held back it would only be dropped: the next sample comes soon.
-        if crossing is None or is_held():
+        if crossing is None:
             return
-        handler = signal.getsignal(signal.SIGINT)
-        if not callable(handler):
-            return  # Ignored, or deadly: a person's Ctrl-C would not end this cell either.
+        handler = find_handler()
+        if handler is None:
+            return  # Held back it would only be dropped: the next sample comes soon.
         with self._lock:
             if self._cell is not cell or self._sent is not None:
                 return

@@ -84,6 +84,24 @@ class Outputs:
             from gpumemwidget.report.report import report_cell_line  # noqa: PLC0415 - when needed
 
             _display(report_cell_line(record))
+        # The whole report of a trace has it among the rest.
+        tells_all = trace is not None and trace.tells_all_devices
+        if record is not None and not tells_all and self._may_be_over(record):
+            self._warn(record)
+
+    def _may_be_over(self, record: CellRecord) -> bool:
+        """Whether it needs to be looked at: most cells have no budget."""
+        # One that was interrupted may have taken its budget away.
+        has_budgets = self._extension.monitor.budgets.table is not None
+        return has_budgets or record.status == "interrupted"
+
+    def _warn(self, record: CellRecord) -> None:
+        """Tell of a cell that went beyond its budget."""
+        from gpumemwidget.report.report import report_crossings  # noqa: PLC0415 - when needed
+
+        report = report_crossings(record)
+        if report is not None:
+            _display(report)
 
 
 class _Trace:
@@ -100,6 +118,11 @@ class _Trace:
         self._slots: Slots | None = None
         self._tracer: Tracer | None = None
         self._notes: tuple[str, ...] = ()
+
+    @property
+    def tells_all_devices(self) -> bool:
+        """Whether the report is of all devices."""
+        return self._options.device is None
 
     def open(self) -> None:
         """Begin to trace, and show the live chart where there is somebody to see it."""

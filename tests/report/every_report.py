@@ -11,8 +11,10 @@ from pathlib import Path
 from gpumemwidget.report.report import (
     Report,
     report_account,
+    report_bridge,
     report_cell,
     report_cell_line,
+    report_crossings,
     report_explanation,
     report_holdings,
     report_ledger,
@@ -32,9 +34,20 @@ from tests.report.account_examples import (
     make_unnamed_explanation,
     make_unread_account,
 )
+from tests.report.bridge_examples import (
+    make_busy_bridge,
+    make_children,
+    make_container_bridge,
+    make_host_bridge,
+    make_idle_bridge,
+    make_map,
+    make_untouched_bridge,
+)
 from tests.report.examples import (
+    GIB,
     HOSTILE,
     MIB,
+    make_budget_cell,
     make_gpu_cell,
     make_holdings,
     make_host_cell,
@@ -75,16 +88,29 @@ def make_every_report() -> dict[str, Report]:
     interrupted = make_host_cell(execution_count=8, status="interrupted", duration_s=301.0)
     short = make_host_cell(duration_s=0.0008)
     trace = make_trace()
+    over = make_budget_cell(host_budget_bytes=GIB)
+    stopped = make_budget_cell(
+        execution_count=10, status="interrupted", stopped_at_bytes=int(3.2 * GIB)
+    )
+    caught = make_budget_cell(stopped_at_bytes=int(3.4 * GIB))
     return {
         "cell_gpu": report_cell(gpu, make_samples(gpu)),
         "cell_host": report_cell(host, make_samples(host)),
         "cell_two_gpus": report_cell(two, make_samples(two, 500)),
         "cell_short": report_cell(short, []),
+        "cell_over_budget": report_cell(over, []),
+        "cell_stopped": report_cell(stopped, []),
         "line_gpu": report_cell_line(gpu),
         "line_host": report_cell_line(host),
         "line_two_gpus": report_cell_line(two),
+        "line_over_budget": report_cell_line(over),
+        "line_stopped": report_cell_line(stopped),
         "ledger": report_ledger([gpu, host, interrupted, two, hostile]),
+        "ledger_budget": report_ledger([gpu, over, stopped]),
         "ledger_empty": report_ledger([]),
+        "budget": _take(report_crossings(over)),
+        "budget_stopped": _take(report_crossings(stopped)),
+        "budget_caught": _take(report_crossings(caught)),
         "stat": report_stat(make_stat(), ["NVML gave no permission to read processes."]),
         "stat_kinds": report_stat(make_stat()[:2], account=make_account()),
         "account": report_account(make_account()),
@@ -94,6 +120,15 @@ def make_every_report() -> dict[str, Report]:
         ),
         "account_big": report_account(make_big_account(), depth=2, most=12),
         "account_unread": report_account(make_unread_account()),
+        "bridge": report_bridge([make_busy_bridge()], make_children(), {"cuda:0": make_map()}),
+        "bridge_container": report_bridge([make_container_bridge()]),
+        "bridge_devices": report_bridge(
+            [make_host_bridge(), make_untouched_bridge(), make_idle_bridge()]
+        ),
+        "bridge_map": report_bridge(
+            [make_idle_bridge()], maps={"cuda:0": make_map(n_segments=120, n_blocks=40)}
+        ),
+        "bridge_nothing": report_bridge([], notes=["The driver did not answer."]),
         "why": report_explanation(make_explanation()),
         "why_alone": report_explanation(make_lone_explanation()),
         "why_cut": report_explanation(
@@ -159,6 +194,11 @@ def make_every_report() -> dict[str, Report]:
         "trace_two_gpus": report_trace(make_two_gpu_trace(), []),
         "trace_untraced": report_trace(make_untraced(), []),
     }
+
+
+def _take(report: Report | None) -> Report:
+    assert report is not None
+    return report
 
 
 def main() -> None:
