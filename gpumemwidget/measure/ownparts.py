@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpumemwidget.devices import BridgePart, DeviceState, PartKey
 from gpumemwidget.measure.shares import Slot, check_bytes, make_rest, solve
-from gpumemwidget.measure.unallocated import Unallocated, divide_unallocated
+from gpumemwidget.backends.unallocated import Unallocated, divide_unallocated
 from gpumemwidget.records import HOST, DeviceAccount, MemoryKind
 from gpumemwidget.units import format_bytes
 

@@ -93,8 +93,8 @@ def _describe_strangers(device: str, processes: Sequence[ProcessUse]) -> str:
             "without permission, so they are not told apart."
         )
     return (
-        f"{device}: the driver knows this process by another number, as in a container. It lists "
-        f"{_name_processes(processes)}, and one of these may be this process."
+        f"{device}: this process is not on the driver's list under its own number; it lists "
+        f"{_name_processes(processes)}."
     )
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gpumemwidget.report.bridgebar import BridgeChart
+from gpumemwidget.report.segmentchart import SegmentChart
 from gpumemwidget.report.sparkline import Sparkline
 from gpumemwidget.report.timeline import TimelineChart
 
 __all__ = [
     "Block",
+    "Bridges",
     "Cell",
     "Column",
     "Document",
@@ -26,6 +29,7 @@ __all__ = [
     "Options",
     "Part",
     "Run",
+    "SegmentCharts",
     "Sparklines",
     "Step",
     "Steps",
@@ -85,6 +89,8 @@ class Cell:
     level: int = 0
     #: Drawn as a bar beside the text, where there is room (HTML): 0 to 1.
     share: float | None = None
+    #: The class of a patch of colour before the text (HTML).
+    swatch: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,8 @@ class Table:
     caption_is_seen: bool = False
     #: In HTML the shared cell is a line of its own above its rows, which keeps the table narrow.
     shared_above: bool = False
+    #: The last cell of a row stands below the others: in text, and where HTML has little room.
+    stacks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +202,20 @@ class Timelines:
 
 
 @dataclass(frozen=True, slots=True)
+class Bridges:
+    """A device's memory as a bar, and what others tell of it; text has the latter alone."""
+
+    chart: BridgeChart
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentCharts:
+    """Where the blocks lie in their segments, which only HTML can show."""
+
+    chart: SegmentChart
+
+
+@dataclass(frozen=True, slots=True)
 class ListingRow:
     """A line of source with its amounts, a call below it, or a row that stands for others."""
 
@@ -231,7 +253,20 @@ class Fold:
     blocks: tuple[Block, ...]
 
 
-Block = Heading | Table | Note | Steps | Sparklines | UseBar | Options | Timelines | Listing | Fold
+Block = (
+    Heading
+    | Table
+    | Note
+    | Steps
+    | Sparklines
+    | UseBar
+    | Options
+    | Timelines
+    | Bridges
+    | SegmentCharts
+    | Listing
+    | Fold
+)
 
 
 @dataclass(frozen=True, slots=True)

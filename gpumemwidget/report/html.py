@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from gpumemwidget.report.bridgebar import render_bridge
+from gpumemwidget.report.bridgetheme import BRIDGE_CSS, SEGMENTS_CSS
 from gpumemwidget.report.card import render_bar, render_options
 from gpumemwidget.report.document import (
     Block,
+    Bridges,
     Cell,
     Column,
     Document,
@@ -21,6 +24,7 @@ from gpumemwidget.report.document import (
     Note,
     Options,
     Run,
+    SegmentCharts,
     Sparklines,
     Steps,
     Table,
@@ -29,6 +33,7 @@ from gpumemwidget.report.document import (
 )
 from gpumemwidget.report.escape import escape_html
 from gpumemwidget.report.listing import render_listing
+from gpumemwidget.report.segmentchart import render_segments
 from gpumemwidget.report.svg import render_sparkline
 from gpumemwidget.report.theme import (
     BASE_CSS,
@@ -62,6 +67,8 @@ def render_html(document: Document) -> str:
     css += STEPS_CSS if Steps in kinds else ""
     css += TIMELINE_CSS if Timelines in kinds else ""
     css += LISTING_CSS if Listing in kinds else ""
+    css += BRIDGE_CSS if Bridges in kinds else ""
+    css += SEGMENTS_CSS if SegmentCharts in kinds else ""
     css += FOLD_CSS if Fold in kinds else ""
     css += CARD_CSS if document.classes else ""
     body = "".join(_render_block(block) for block in document.blocks)
@@ -96,6 +103,14 @@ def _render_sparklines(block: Sparklines) -> str:
 
 def _render_timelines(block: Timelines) -> str:
     return "".join(map(render_timeline, block.charts))
+
+
+def _render_bridges(block: Bridges) -> str:
+    return render_bridge(block.chart)
+
+
+def _render_segments(block: SegmentCharts) -> str:
+    return render_segments(block.chart)
 
 
 def _render_fold(fold: Fold) -> str:
@@ -163,6 +178,7 @@ def _render_table(table: Table) -> str:
     # A table of numbers alone may break them from their units to stay in sight; one with a column
     # to cut takes the whole width.
     classes = {None: "gmw-t gmw-q", "cut": "gmw-t gmw-u", "wrap": "gmw-t"}[columns[-1].last]
+    classes += " gmw-st" if table.stacks else ""
     caption = f"<caption{hidden}>{escape_html(table.caption)}</caption>"
     return (
         f'<div class="gmw-w"><table class="{classes}">{caption}'
@@ -220,6 +236,8 @@ def _render_cells(
             text = f'<code dir="auto">{text}</code>'
         if cell.tone == "strong":
             text = f"<strong>{text}</strong>"
+        if cell.swatch:
+            text = f'<i class="{cell.swatch}"></i>{text}'
         if cell.level:
             text = '<div class="gmw-j">' * cell.level + text + "</div>" * cell.level
         if cell.share is not None:
@@ -262,11 +280,13 @@ def _class_of(column: Column, cell: Cell) -> str:
 
 #: How each kind of block is drawn.
 _RENDERERS: dict[type[Block], Callable[[Any], str]] = {
+    Bridges: _render_bridges,
     Fold: _render_fold,
     Heading: _render_heading,
     Listing: render_listing,
     Note: _render_note,
     Options: render_options,
+    SegmentCharts: _render_segments,
     Sparklines: _render_sparklines,
     Steps: _render_steps,
     Table: _render_table,

@@ -13,6 +13,7 @@ from typing import Any
 
 from gpumemwidget.report.document import (
     Block,
+    Bridges,
     Cell,
     Column,
     Document,
@@ -148,6 +149,17 @@ def _render_bar(bar: UseBar) -> str:
     return _render_table(table).lstrip("\n")
 
 
+def _render_bridges(block: Bridges) -> str:
+    """What others tell of the device: the parts themselves are a table of their own."""
+    rows = tuple(
+        (Cell(ruler.label, level=1), Cell(format_bytes(ruler.n_bytes)), Cell(ruler.teller))
+        for ruler in block.chart.rulers
+    )
+    columns = (Column("", "words"), Column(""), Column("", "words", last="wrap"))
+    table = Table(caption="", columns=columns, groups=(rows,), last_is_shared=False)
+    return f"{block.chart.caption}{_render_table(table)}"
+
+
 def _render_options(options: Options) -> str:
     width = max(measure(clean(option.amount)) for option in options.options)
     lines = [clean(options.caption)]
@@ -216,6 +228,14 @@ def _render_table(table: Table) -> str:
     last_width = max(WIDTH - sum(widths) - len(_GAP) * n_fixed, _NARROWEST_LAST)
     header = tuple(Cell(column.title) for column in table.columns)
     lines = [clean(table.caption)] if table.caption_is_seen else []
+    if table.stacks:
+        lines.extend(_render_row(header[:n_fixed], table.columns, widths, last_width))
+        for row in rows:
+            lines.extend(_render_row(row[:n_fixed], table.columns, widths, last_width))
+            indent = "  " * (row[0].level + 2)
+            if len(row) > n_fixed and row[n_fixed].text:
+                lines.append(_fill(indent + clean(row[n_fixed].text), indent=indent))
+        return "\n".join(lines)
     for row in (header, *rows):
         lines.extend(_render_row(row, table.columns, widths, last_width))
     return "\n".join(lines)
@@ -264,6 +284,7 @@ def _render_row(
 
 #: How each kind of block is written; those that are not here only HTML can show.
 _RENDERERS: dict[type[Block], Callable[[Any], str]] = {
+    Bridges: _render_bridges,
     Fold: _render_fold,
     Heading: _render_heading,
     Listing: _render_listing,

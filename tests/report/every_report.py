@@ -18,9 +18,11 @@ from gpumemwidget.report.report import (
     report_explanation,
     report_holdings,
     report_ledger,
+    report_limits,
     report_oom,
     report_plan,
     report_release,
+    report_reset,
     report_restore,
     report_restore_plan,
     report_stat,
@@ -60,6 +62,7 @@ from tests.report.examples import (
     make_stopped_release,
     make_two_gpu_cell,
 )
+from tests.report.limit_examples import make_limits, make_peaks, make_tight_limits
 from tests.report.oom_examples import (
     make_card,
     make_empty_card,
@@ -140,6 +143,15 @@ def make_every_report() -> dict[str, Report]:
             make_unnamed_explanation(held_bytes=(), holders=())
         ),
         "holdings": report_holdings(make_holdings()),
+        "limits": report_limits(make_limits()),
+        "limits_none": report_limits([], ["The driver did not answer."]),
+        "limits_tight": report_limits(
+            make_tight_limits(),
+            [
+                "the limit that waited for cuda:5 was not set: it has one of 8.00 GiB, which was "
+                "set since"
+            ],
+        ),
         "oom": report_oom(make_card()),
         "oom_empty": report_oom(make_empty_card()),
         "oom_h100": report_oom(read_recorded_card()),
@@ -169,6 +181,8 @@ def make_every_report() -> dict[str, Report]:
         ),
         "release": report_release(make_release()),
         "release_stopped": report_release(make_stopped_release()),
+        "reset": report_reset(["cuda:1", "cuda:0", "cuda:2"], make_peaks()),
+        "reset_nothing": report_reset([], make_peaks()),
         "restore": report_restore(make_restore()),
         "restore_plan": report_restore_plan(make_restore_plan()),
         "restore_refused": report_restore_plan(

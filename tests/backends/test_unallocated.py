@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gpumemwidget.backends.allocator import ReplayAllocator
 from gpumemwidget.backends.snapshot import parse_segments
-from gpumemwidget.measure.unallocated import Unallocated, divide_unallocated
+from gpumemwidget.backends.unallocated import Unallocated, divide_unallocated
 from tests.measure.bridges import MIB, make_segment, segments
 
 

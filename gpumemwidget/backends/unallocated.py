@@ -8,12 +8,12 @@ https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDACachingAllocator.cpp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gpumemwidget.records import Block, Segment
+from gpumemwidget.records import Segment
 
-__all__ = ["Unallocated", "divide_unallocated"]
+__all__ = ["Unallocated", "divide_unallocated", "list_given"]
 
 _MIB = 1024**2
 _SMALL_PAGE_BYTES = 2 * _MIB
@@ -72,36 +72,56 @@ def divide_unallocated(segments: Iterable[Segment]) -> Unallocated:
     )
 
 
-def _sum_releasable(segment: Segment) -> int | None:
-    """What ``empty_cache`` gives of the free blocks; ``None``: the pages are not known."""
-    if not segment.is_expandable:
-        if any(block.state == "active_allocated" for block in segment.blocks):
-            return 0
-        return sum(block.n_bytes for block in segment.blocks if block.state == "inactive")
-    runs = list(_list_free_runs(segment))
-    if not any(block.state == "inactive" for run in runs for block in run):
-        return 0
-    if segment.is_small is None:
+def list_given(
+    blocks: Sequence[tuple[int, int, str]], *, is_expandable: bool, is_small: bool | None
+) -> list[tuple[int, int]] | None:
+    """What ``empty_cache`` gives of a segment that is no pool's.
+
+    Args:
+        blocks: offset, bytes and state of each, side by side from the segment's first byte on.
+        is_expandable: whether the segment grows.
+        is_small: for which requests it is.
+
+    Returns:
+        Where that begins and ends, in bytes from the segment's start; ``None`` where the size of
+        the pages is not known.
+    """
+    is_free = not any(state == "active_allocated" for _, _, state in blocks)
+    if not is_expandable:
+        return [(at, at + size) for at, size, state in blocks if is_free and state == "inactive"]
+    if not any(state == "inactive" for _, _, state in blocks):
+        return []
+    if is_small is None:
         return None
-    page = _SMALL_PAGE_BYTES if segment.is_small else _LARGE_PAGE_BYTES
-    given = 0
-    for run in runs:
+    page = _SMALL_PAGE_BYTES if is_small else _LARGE_PAGE_BYTES
+    given = []
+    for run in _list_free_runs(blocks):
         # The blocks of a run are one block as soon as all of them are free.
-        start = run[0].address - segment.address
-        end = run[-1].address + run[-1].n_bytes - segment.address
-        first, last = -(-start // page) * page, end // page * page
-        for block in run:
-            if block.state == "inactive":
-                at = block.address - segment.address
-                given += max(min(at + block.n_bytes, last) - max(at, first), 0)
+        first = -(-run[0][0] // page) * page
+        last = (run[-1][0] + run[-1][1]) // page * page
+        for at, size, state in run:
+            start, end = max(at, first), min(at + size, last)
+            if state == "inactive" and start < end:
+                given.append((start, end))
     return given
 
 
-def _list_free_runs(segment: Segment) -> Iterator[list[Block]]:
+def _sum_releasable(segment: Segment) -> int | None:
+    given = list_given(
+        [(each.address - segment.address, each.n_bytes, each.state) for each in segment.blocks],
+        is_expandable=segment.is_expandable,
+        is_small=segment.is_small,
+    )
+    return None if given is None else sum(end - start for start, end in given)
+
+
+def _list_free_runs(
+    blocks: Iterable[tuple[int, int, str]],
+) -> Iterator[list[tuple[int, int, str]]]:
     """Blocks side by side of which none is in use."""
-    run: list[Block] = []
-    for block in segment.blocks:
-        if block.state != "active_allocated":
+    run: list[tuple[int, int, str]] = []
+    for block in blocks:
+        if block[2] != "active_allocated":
             run.append(block)
         elif run:
             yield run

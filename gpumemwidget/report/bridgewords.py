@@ -1,0 +1,240 @@
+"""What each part of a device's memory is called, what it is, and what can be done about it.
+
+Each sentence stands here alone: the table, plotly's figure and the dashboard show the same.
+"""
+
+from __future__ import annotations
+
+from gpumemwidget.devices import Bridge, BridgePart, PartKey, PinnedUse, ProcessUse
+from gpumemwidget.records import HOST, MemoryKind
+from gpumemwidget.report.words import count_kind, join_words
+from gpumemwidget.units import format_bytes
+
+__all__ = [
+    "HIDDEN",
+    "find_look",
+    "name_library",
+    "name_part",
+    "name_process",
+    "tell_part",
+    "tell_pinned",
+]
+
+_NAMES: dict[PartKey, str] = {
+    "allocated": "allocated",
+    "unnamed": "no name",
+    "rounding": "rounding",
+    "pending": "cached, pending free",
+    "releasable": "cached, releasable",
+    "fragmented": "cached, fragmented",
+    "pools": "cached, private pools",
+    "outside": "this process, outside PyTorch",
+    "children": "this notebook's children",
+    "others": "other processes",
+    "unlisted": "of no listed process",
+    "driver": "reserved by the driver",
+    "free": "free",
+    "cached": "resident beyond malloc's",
+}
+_HOST_NAMES: dict[PartKey, str] = {"free": "available", "others": "others and the system"}
+
+#: What has a name together.
+_GROUPS: tuple[tuple[frozenset[PartKey], str], ...] = (
+    (frozenset({"pending", "releasable", "fragmented", "pools"}), "reserved but unallocated"),
+    (
+        frozenset({"allocated", "pending", "releasable", "fragmented", "pools"}),
+        "reserved by PyTorch",
+    ),
+    (
+        frozenset({"allocated", "pending", "releasable", "fragmented", "pools", "outside"}),
+        "this process",
+    ),
+    (frozenset({"allocated", "cached"}), "this process"),
+)
+
+#: Within a sentence.
+_CACHED = "what is reserved but unallocated"
+_WORDS: dict[PartKey, str] = {
+    "allocated": "what is allocated",
+    "pending": "what is pending free",
+    "releasable": "what empty_cache() would give back",
+    "fragmented": "what is fragmented",
+    "pools": "private pools",
+    "outside": "what this process has outside PyTorch",
+    "unlisted": "what is of no listed process",
+    "driver": "what the driver reserves",
+    "free": "what is free",
+    "cached": "what is resident beyond that",
+}
+
+_KINDS: dict[MemoryKind, str] = {
+    "parameter": "The weights of your modules: a smaller dtype such as bfloat16 halves them, and "
+    "%memrelease NAME lets a model go.",
+    "gradient": "As large as the parameters that they belong to: optimizer.zero_grad() lets them "
+    "go until the next backward(), and so does %memrelease --grads.",
+    "optimizer state": "What the optimizer keeps for each parameter, from the first step() on "
+    "(Adam: two values): it goes with the optimizer.",
+    "saved for backward": "Activations that backward() will need: smaller batches, checkpointing "
+    "and torch.no_grad() keep fewer, and they go with the loss.",
+    "buffer": "State of modules that is not trained, such as running means: it goes with its "
+    "module.",
+    "tensor": "Batches, outputs, caches and the like: %memvars tells under which names, and "
+    "%memrelease NAME lets them go.",
+    "cuBLAS workspace": "Room that matrix products work in, kept for the next one: %memrelease "
+    "--cublas frees it until then.",
+    "CUDA-graph pool": "What CUDA graphs need whenever they are replayed: it goes with the graph, "
+    "and torch.compile's goes with %memrelease --compile.",
+    "compile cache": "What torch.compile keeps: %memrelease --compile frees it, and the next call "
+    "compiles anew.",
+    "other": "What libraries keep through PyTorch, such as cuDNN's random state for dropout: it "
+    "stays as long as the process does.",
+}
+_HOST_OTHER = (
+    "Python's own objects and libraries, such as arrays and data frames: it goes with these "
+    "objects."
+)
+_WHOSE = " %memvars tells whose it is."
+
+_SENTENCES: dict[PartKey, str] = {
+    "allocated": "Held now by tensors, and by libraries that ask PyTorch for memory.",
+    "unnamed": "No variable, module or running function leads to it: %memwhy --unnamed looks for "
+    "what holds it, and gc.collect() frees what is only a cycle.",
+    "rounding": "Requests are rounded up to 512 bytes, and a large block may keep up to "
+    "1\xa0MiB at its end: nothing needs to be done.",
+    "pending": "Freed, but work on another stream may still use it: torch.cuda.synchronize() waits "
+    "for that.",
+    "releasable": "Kept for the next tensors, with nothing in use beside it: PyTorch reuses it, "
+    "and torch.cuda.empty_cache() gives it back.",
+    "pools": "Kept for a CUDA graph or a MemPool alone: torch.cuda.empty_cache() gives it back "
+    "once the graph or the pool is gone.",
+    "outside": "The CUDA context with its kernels, NCCL's buffers, other libraries: most of it "
+    "goes only when the kernel restarts.",
+    "children": "Processes that this notebook has started, such as workers of a DataLoader and "
+    "ranks of a launcher: it goes when they end.",
+    "others": "Other programs on this device: it goes when they give it back or end, as one of "
+    "yours may that you have forgotten.",
+    "unlisted": "In use, but of no process that the driver lists here: what serving them takes, or "
+    "processes that it does not show, such as another container's.",
+    "driver": "For the driver and the firmware: the total that PyTorch tells leaves it out, and "
+    "nobody can have it.",
+    "free": "Nobody has it: this process or any other can take it.",
+    "cached": "Code, stacks, and what was freed and is kept by malloc, which %memrelease gives "
+    "back at its end.",
+}
+_HOST_SENTENCES: dict[PartKey, str] = {
+    "allocated": "Handed out by malloc to tensors on the CPU, arrays and Python's objects.",
+    "children": "Processes that this notebook has started, pages that they share with it "
+    "included: it goes when they end.",
+    "others": "Other processes, the system, and files that it can't drop from memory.",
+    "free": "Can be taken without swapping: it is unused, or holds files that can be dropped.",
+}
+#: Of a process whose name can't be read.
+HIDDEN = "not visible from here"
+
+
+def name_part(part: BridgePart, device: str = "") -> str:
+    """A part in a few words; of a process its name and pid.
+
+    Args:
+        part: the part.
+        device: whose; some parts of the host have names of their own.
+    """
+    if part.process is not None:
+        return name_process(part.process)
+    if part.kind is not None:
+        return "other tensors" if part.kind == "tensor" else count_kind(part.kind)
+    if part.key == "rest":
+        merged = frozenset(part.merged)
+        return next((name for group, name in _GROUPS if group == merged), "not told apart")
+    return _name_key(part.key, device)
+
+
+def name_process(process: ProcessUse) -> str:
+    """``python train.py (pid 4711)``."""
+    return f"{process.name or HIDDEN} (pid {process.pid})"
+
+
+def tell_part(part: BridgePart, bridge: Bridge) -> str:
+    """What it is and what can be done about it: a sentence, or two short ones.
+
+    ``""`` of a single process: its name says what there is to say.
+    """
+    on_host = bridge.device == HOST
+    if part.kind is not None:
+        return _HOST_OTHER if on_host and part.kind == "other" else _KINDS.get(part.kind, "")
+    if part.key == "fragmented":
+        return _tell_fragmented(bridge)
+    if part.key == "rest":
+        return _tell_rest(part, bridge.device)
+    if part.key == "free" and bridge.limit_bytes is not None and not on_host:
+        left = max(bridge.limit_bytes - (bridge.reserved_bytes or 0), 0)
+        if left < part.n_bytes:
+            return (
+                f"Nobody has it, but the limit leaves this process only {_format(left)} more: "
+                "%memlimit off lifts it."
+            )
+    sentence = (_HOST_SENTENCES if on_host else {}).get(part.key) or _SENTENCES.get(part.key, "")
+    if part.key == "allocated" and not part.parts:
+        sentence += _WHOSE
+    return sentence.replace("torch.cuda", name_library(bridge.device))
+
+
+def tell_pinned(pinned: PinnedUse) -> tuple[str, str]:
+    """What pinned memory is, in use and cached."""
+    peak = pinned.allocated_peak_bytes
+    highest = "" if peak is None else f" The peak was {_format(peak)}."
+    return (
+        "Beside malloc's: pages that stay in place for fast copies to a GPU, each request rounded "
+        f"up to a power of two. %memvars shows which tensors are pinned.{highest}",
+        "Pinned and kept for the next such tensors; the system gets it back when the process ends.",
+    )
+
+
+def name_library(device: str) -> str:
+    """The module of PyTorch's that the device belongs to: ``torch.cuda``, ``torch.xpu``."""
+    kind = device.partition(":")[0]
+    return f"torch.{kind}" if kind in ("xpu", "mps") else "torch.cuda"
+
+
+def _tell_fragmented(bridge: Bridge) -> str:
+    largest = bridge.largest_free_block_bytes
+    piece = "" if largest is None else f" (the largest free one: {_format(largest)})"
+    return (
+        f"Gaps beside blocks in use{piece}, for tensors that fit in: "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, set before PyTorch is imported, leaves "
+        "fewer."
+    )
+
+
+def _tell_rest(part: BridgePart, device: str) -> str:
+    cached = _GROUPS[0][0]
+    keys = part.merged
+    words = [
+        _CACHED if cached < set(keys) and key in cached else _find_words(key, device)
+        for key in keys
+    ]
+    names = join_words(list(dict.fromkeys(words)))
+    return f"{names[:1].upper()}{names[1:]}: here only their sum is known."
+
+
+def _find_words(key: PartKey, device: str) -> str:
+    if device == HOST and key in _HOST_NAMES:
+        return _HOST_NAMES[key]
+    return _WORDS.get(key) or _NAMES.get(key, key)
+
+
+def find_look(part: BridgePart) -> str:
+    """The key of its colour."""
+    if part.kind is not None:
+        return part.kind
+    return part.key
+
+
+def _name_key(key: PartKey, device: str) -> str:
+    names = _HOST_NAMES if device == HOST else {}
+    return names.get(key) or _NAMES.get(key, key)
+
+
+def _format(n_bytes: int) -> str:
+    """An amount that no line's end divides."""
+    return format_bytes(n_bytes).replace(" ", "\xa0")

@@ -1,0 +1,280 @@
+"""A map of a device's segments as SVG: each block where it lies, in the colour of what it is.
+
+The segments stand one after the other, the largest first, and flow over rows of the same number of
+bytes, as text over lines. Where blocks are too small to be seen they are drawn together: from the
+bottom up what of them is in use, above it what is free. So each area is as large as its bytes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpumemwidget.backends.unallocated import list_given
+from gpumemwidget.devices import MapBlock, MapSegment, SegmentMap
+from gpumemwidget.report.bridgetheme import PART_COLORS, name_class
+from gpumemwidget.report.escape import escape_html
+from gpumemwidget.report.words import count_kind, cut_words
+from gpumemwidget.units import format_bytes
+
+__all__ = ["ROW_WIDTH", "MapPiece", "SegmentChart", "plot_segments", "render_segments"]
+
+#: The ``viewBox``, stretched to the room that there is.
+ROW_WIDTH = 1000
+_HEIGHT = 400
+_MOST_ROWS = 24
+_LEAST_ROW_BYTES = 2 * 1024**2
+#: Pixels.
+_ROW_HEIGHT = 14
+_GAP_PART = 0.14
+#: Areas in a notebook's HTML; one takes some 130 characters.
+_MOST_PIECES = 380
+_MOST_OWNER = 48
+
+_STATES = {
+    "pending": "pending free",
+    "releasable": "free, releasable",
+    "fragmented": "free, beside blocks in use",
+    "pools": "free, in a private pool",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MapPiece:
+    """A block, or blocks side by side that are too small for themselves."""
+
+    #: From the first byte of the first segment, as they stand one after the other.
+    start: int
+    end: int
+    #: The looks of what is in it and their bytes: what is in use, then what is free.
+    looks: tuple[tuple[str, int], ...]
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentChart:
+    """What is drawn of one device."""
+
+    device: str
+    row_bytes: int
+    n_rows: int
+    total_bytes: int
+    pieces: tuple[MapPiece, ...]
+    #: Where segments begin, those that can be told apart.
+    starts: tuple[int, ...]
+    #: Smaller ones are drawn together; 0 where all are drawn.
+    least_bytes: int
+    #: Of all that is drawn.
+    looks: tuple[tuple[str, int], ...]
+
+
+def plot_segments(found: SegmentMap, *, most: int = _MOST_PIECES) -> SegmentChart:
+    """The chart of one device.
+
+    Args:
+        found: the map.
+        most: how many pieces to draw.
+    """
+    total = found.reserved_bytes
+    row = _LEAST_ROW_BYTES
+    while row * _MOST_ROWS < total:
+        row *= 2
+    atoms = list(_list_atoms(found.segments))
+    # Two of a thousand steps can be seen.
+    least = row * 2 // ROW_WIDTH
+    pieces = _merge(atoms, least)
+    while sum(len(piece.looks) for piece in pieces) > most:
+        least = least * 5 // 4
+        pieces = _merge(atoms, least)
+    sums: dict[str, int] = {}
+    for atom in atoms:
+        for look, n_bytes in atom.looks:
+            sums[look] = sums.get(look, 0) + n_bytes
+    return SegmentChart(
+        device=found.device,
+        row_bytes=row,
+        n_rows=max(-(-total // row), 1),
+        total_bytes=total,
+        pieces=pieces,
+        starts=tuple(_list_starts(found.segments, least)),
+        least_bytes=least if len(pieces) < len(atoms) else 0,
+        looks=tuple((look, sums[look]) for look in PART_COLORS if look in sums),
+    )
+
+
+def _list_starts(segments: Sequence[MapSegment], least: int) -> Iterator[int]:
+    at = last = 0
+    for segment in segments:
+        if at and at - last >= least and segment.n_bytes >= least:
+            yield at
+            last = at
+        at += segment.n_bytes
+
+
+def _list_atoms(segments: Iterable[MapSegment]) -> Iterator[MapPiece]:
+    """Each block; a free one of which some is given back is several."""
+    at = 0
+    for segment in segments:
+        given = _list_given(segment)
+        for block in segment.blocks:
+            for start, end, look in _split(block, segment, given):
+                told = _tell_block(block, look, end - start)
+                yield MapPiece(at + start, at + end, ((look, end - start),), told)
+        at += segment.n_bytes
+
+
+def _list_given(segment: MapSegment) -> Sequence[tuple[int, int]]:
+    if segment.is_private:
+        return ()
+    return (
+        list_given(
+            [(each.offset_bytes, each.n_bytes, each.state) for each in segment.blocks],
+            is_expandable=segment.is_expandable,
+            is_small=segment.is_small,
+        )
+        or ()
+    )
+
+
+def _split(
+    block: MapBlock, segment: MapSegment, given: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int, str]]:
+    start, end = block.offset_bytes, block.offset_bytes + block.n_bytes
+    if block.state == "active_allocated":
+        yield start, end, block.kind or "unknown"
+        return
+    if block.state == "active_pending_free":
+        yield start, end, "pending"
+        return
+    if segment.is_private:
+        yield start, end, "pools"
+        return
+    at = start
+    for first, last in given:
+        if start <= first < end:
+            if at < first:
+                yield at, first, "fragmented"
+            yield first, last, "releasable"
+            at = last
+    if at < end:
+        yield at, end, "fragmented"
+
+
+def _tell_block(block: MapBlock, look: str, n_bytes: int) -> str:
+    words = [format_bytes(n_bytes), name_look(look)]
+    if block.state == "active_allocated":
+        words.append(cut_words(block.owner, _MOST_OWNER) or "no name")
+        if block.requested_bytes is not None and block.requested_bytes < block.n_bytes:
+            words.append(f"{format_bytes(block.requested_bytes)} asked for")
+    if block.allocated_at:
+        words.append(cut_words(block.allocated_at, _MOST_OWNER))
+    return " · ".join(words)
+
+
+def name_look(look: str) -> str:
+    """What a colour of the map stands for."""
+    if look in _STATES:
+        return _STATES[look]
+    return count_kind(look)  # type: ignore[arg-type]  # all others are kinds of memory
+
+
+def _merge(atoms: Sequence[MapPiece], least: int) -> tuple[MapPiece, ...]:
+    """What is smaller than ``least`` goes together with what is beside it and small too."""
+    pieces: list[MapPiece] = []
+    group: list[MapPiece] = []
+    for atom in atoms:
+        is_small = atom.end - atom.start < least
+        if group and (not is_small or group[-1].end - group[0].start >= least):
+            pieces.append(_join(group))
+            group = []
+        if is_small:
+            group.append(atom)
+        else:
+            pieces.append(atom)
+    if group:
+        pieces.append(_join(group))
+    return tuple(pieces)
+
+
+def _join(group: Sequence[MapPiece]) -> MapPiece:
+    if len(group) == 1:
+        return group[0]
+    sums: dict[str, int] = {}
+    for each in group:
+        for look, n_bytes in each.looks:
+            sums[look] = sums.get(look, 0) + n_bytes
+    ordered = sorted(sums.items(), key=lambda item: (-item[1], item[0]))
+    total = group[-1].end - group[0].start
+    told = f"{len(group)} blocks, {format_bytes(total)}: " + ", ".join(
+        f"{name_look(look)} {format_bytes(n_bytes)}" for look, n_bytes in ordered[:3]
+    )
+    used = [item for item in ordered if item[0] not in _STATES]
+    free = [item for item in ordered if item[0] in _STATES]
+    # What there is most of gives each of the two its colour.
+    looks = tuple((each[0][0], sum(n for _, n in each)) for each in (used, free) if each)
+    return MapPiece(group[0].start, group[-1].end, looks, told)
+
+
+# -- As HTML ---------------------------------------------------------------------------------------
+
+
+def render_segments(chart: SegmentChart) -> str:
+    """One ``<figure>``: the rows, and below them what the colours are."""
+    height = _HEIGHT / chart.n_rows
+    drawn = "".join(_render_piece(piece, chart, height) for piece in chart.pieces)
+    lines = "".join(
+        f"M{_round(x)} {_round(y)}v{_round(height * (1 - _GAP_PART))}"
+        for x, y in (_place(start, chart, height) for start in chart.starts)
+    )
+    names = ", ".join(f"{name_look(look)} {format_bytes(n)}" for look, n in chart.looks)
+    label = escape_html(f"{chart.device}: segments of {format_bytes(chart.total_bytes)}: {names}")
+    keys = "".join(
+        f'<li><i class="{name_class(look)}"></i>{escape_html(name_look(look))} '
+        f"{format_bytes(n_bytes)}</li>"
+        for look, n_bytes in chart.looks
+    )
+    return (
+        f'<figure class="gmw-sm"><svg role="img" aria-label="{label}" '
+        f'viewBox="0 0 {ROW_WIDTH} {_HEIGHT}" height="{chart.n_rows * _ROW_HEIGHT}" '
+        f'preserveAspectRatio="none">{drawn}<path class="gmw-se" d="{lines}"/></svg>'
+        f"<ul>{keys}</ul></figure>"
+    )
+
+
+def _place(at: int, chart: SegmentChart, height: float) -> tuple[float, float]:
+    return ROW_WIDTH * (at % chart.row_bytes) / chart.row_bytes, height * (at // chart.row_bytes)
+
+
+def _render_piece(piece: MapPiece, chart: SegmentChart, height: float) -> str:
+    title = f"<title>{escape_html(piece.told)}</title>"
+    if len(piece.looks) == 1:
+        path = _draw(piece, chart, height, 0.0, 1.0)
+        return f'<path class="{name_class(piece.looks[0][0])}" d="{path}">{title}</path>'
+    parts = []
+    low, total = 0.0, piece.end - piece.start
+    for look, n_bytes in piece.looks:
+        high = low + n_bytes / total
+        path = _draw(piece, chart, height, low, high)
+        parts.append(f'<path class="{name_class(look)}" d="{path}"/>')
+        low = high
+    return f"<g>{title}{''.join(parts)}</g>"
+
+
+def _draw(piece: MapPiece, chart: SegmentChart, height: float, low: float, high: float) -> str:
+    """Its rows, each from a part of the height to another, counted from below."""
+    full = height * (1 - _GAP_PART)
+    parts = []
+    at = piece.start
+    while at < piece.end:
+        end = min(piece.end, (at // chart.row_bytes + 1) * chart.row_bytes)
+        x, y = _place(at, chart, height)
+        left, right = _round(x), _round(x + ROW_WIDTH * (end - at) / chart.row_bytes)
+        top, foot = _round(y + full * (1 - high)), _round(y + full * (1 - low))
+        parts.append(f"M{left} {top}H{right}V{foot}H{left}z")
+        at = end
+    return "".join(parts)
+
+
+def _round(number: float) -> str:
+    """With one decimal, where it needs one."""
+    return f"{number:.1f}".removesuffix(".0")
