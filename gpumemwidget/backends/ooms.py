@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -19,7 +19,8 @@ from typing import Any
 from gpumemwidget.backends.arrival import TorchArrival, find_torch
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.resident import read_addresses
-from gpumemwidget.records import HOST, Frame, Reading, Segment
+from gpumemwidget.backends.unallocated import divide_unallocated
+from gpumemwidget.records import HOST, Frame, Reading
 from gpumemwidget.traces import OomEvent
 
 __all__ = ["OomMoment", "OomObserver", "describe_state"]
@@ -188,7 +189,9 @@ def describe_state(
     largest = cached = own = None
     if is_thorough:
         segments = [each for each in hardware.read_segments() if each.device == device]
-        largest, cached = _measure_free(segments) if segments else (None, None)
+        if segments:
+            parts = divide_unallocated(segments)
+            largest, cached = parts.largest_free_block_bytes, parts.releasable_bytes
         own = hardware.read_own_use(device)
         if own is not None and reading is not None and own < (reading.reserved_bytes or 0):
             own = None  # Another process of this number, outside of our container.
@@ -213,22 +216,6 @@ def describe_state(
         cached_bytes=cached,
         addresses_bytes=read_addresses() if device == HOST and limits else None,
     )
-
-
-def _measure_free(segments: Iterable[Segment]) -> tuple[int, int]:
-    """The largest free block, and what is in segments without a block in use.
-
-    Private pools left out: nobody else may use what is free there.
-    """
-    largest = cached = 0
-    for segment in segments:
-        if segment.is_private:
-            continue
-        free = [block.n_bytes for block in segment.blocks if block.state == "inactive"]
-        largest = max([largest, *free])
-        if len(free) == len(segment.blocks):
-            cached += segment.n_bytes
-    return largest, cached
 
 
 def _find_outside(own: int | None, reading: Reading | None) -> int | None:

@@ -75,7 +75,9 @@ def simulate_torch(
             _snapshot=allocator.take_snapshot,
         ),
         get_device_properties=lambda index: SimpleNamespace(
-            name=f"Simulated {index}", total_memory=allocator.total_bytes(index), uuid="abc"
+            name=f"Simulated {index}",
+            total_memory=allocator.total_bytes(index),
+            uuid=f"simulated-{index}",
         ),
     )
     simulated: ModuleType = torch

@@ -11,7 +11,7 @@ from gpumemwidget.backends.cudalimits import Wish
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.devices import Limit
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.measure.unallocated import divide_unallocated
+from gpumemwidget.backends.unallocated import divide_unallocated
 from gpumemwidget.records import HOST, DeviceReport
 from gpumemwidget.units import format_bytes, parse_bytes
 

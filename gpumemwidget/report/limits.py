@@ -154,9 +154,9 @@ def _explain(limit: Limit) -> list[Block]:
         )
     else:
         sentences.append(
-            f"for others PyTorch gives back up to {format_bytes(released)} of what it caches; what "
-            f"then needs more than {format_bytes(cap - reserved + released)} is an out-of-memory "
-            "error."
+            f"for anything else PyTorch first gives back the {format_bytes(released)} that it "
+            f"caches whole, and beyond the {format_bytes(cap - reserved + released)} that there is "
+            "room for then a request is an out-of-memory error."
         )
     if released:
         options.append(
@@ -177,10 +177,11 @@ def _explain(limit: Limit) -> list[Block]:
 def _say_cache(limit: Limit) -> str:
     largest = limit.largest_free_block_bytes
     if largest is None:
-        return "what fits into the cache is still had;"
+        return "what fits into the cache can still be had;"
     if largest == 0:
         return "nothing is cached that could be used again;"
-    return f"what fits into the cache (its largest block: {format_bytes(largest)}) is still had;"
+    block = format_bytes(largest)
+    return f"what fits into the cache (its largest block: {block}) can still be had;"
 
 
 def _say_given(released: int) -> str:

@@ -185,6 +185,17 @@ def test_a_limit(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> Non
     assert watcher.events[0].device_total_bytes == 200 * MIB
 
 
+def test_a_limit_that_stands(cuda: FakeCuda) -> None:
+    """Where an error alone tells of it, the limit is read."""
+    cuda.initialise()
+    cuda.allocate(150 * MIB)
+    cuda.torch.cuda.set_per_process_memory_fraction(0.8, 0)
+
+    event = describe_state(Hardware([CudaBackend(cuda.torch)]), "cuda:0")
+
+    assert event.limit_bytes == 160 * MIB
+
+
 @pytest.mark.parametrize(
     ("own_bytes", "outside_and_others"),
     [(170 * MIB, (20 * MIB, 0)), (None, (None, None)), (10, (None, None))],

@@ -1,0 +1,321 @@
+"""``%memlimit`` and ``%memreset`` in a shell, on simulated GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import gpumemwidget
+from gpumemwidget.backends.allocator import DeviceFullError, ReplayAllocator
+from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host import HostBackend
+from gpumemwidget.backends.nvml import NvmlMonitor
+from gpumemwidget.backends.simulated import simulate_torch
+from gpumemwidget.devices import Limit
+from gpumemwidget.errors import NotLoadedError
+from gpumemwidget.jupyter import extension
+from gpumemwidget.jupyter.feed import FULL, Feed
+from tests.backends.fake_nvml import FakeGpu, FakeNvml
+
+MIB = 1 << 20
+GIB = 1 << 30
+TOTAL = 80 * GIB
+
+Load = Callable[..., "Gpus"]
+
+
+class Gpus:
+    """Two simulated GPUs that the extension takes for the machine's."""
+
+    def __init__(
+        self,
+        shell: InteractiveShell,
+        capsys: pytest.CaptureFixture[str],
+        *,
+        is_initialized: bool,
+    ) -> None:
+        self.allocator = ReplayAllocator(2, total_bytes=TOTAL)
+        self.torch: Any = simulate_torch(self.allocator, is_initialized=is_initialized)
+        driver = FakeNvml(
+            *(
+                FakeGpu(
+                    name="GPU", uuid=f"GPU-simulated-{index}", total_bytes=TOTAL, used_bytes=GIB
+                )
+                for index in range(2)
+            )
+        )
+        self.hardware = Hardware(
+            [CudaBackend(self.torch), HostBackend()], NvmlMonitor(driver, environ={})
+        )
+        self._shell = shell
+        self._capsys = capsys
+        shell.user_ns.update(gpu=self.allocator, torch=self.torch, gpumemwidget=gpumemwidget)
+
+    def run(self, source: str) -> str:
+        """Run a cell; what it printed, with a line for each run of spaces."""
+        self._capsys.readouterr()
+        self._shell.run_cell(source, store_history=True)
+        return " ".join("".join(self._capsys.readouterr()).split())
+
+
+@pytest.fixture
+def load(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Load:
+    """Loads the extension on two GPUs."""
+
+    def start(*, is_initialized: bool = True) -> Gpus:
+        gpus = Gpus(shell, capsys, is_initialized=is_initialized)
+        monkeypatch.setattr(extension, "detect_hardware", lambda: gpus.hardware)
+        gpus.run("%load_ext gpumemwidget")
+        return gpus
+
+    return start
+
+
+@pytest.fixture
+def gpus(load: Load) -> Gpus:
+    """The first of them is in use."""
+    gpus = load()
+    gpus.allocator.touch(0)
+    return gpus
+
+
+def test_a_share_an_amount_and_off(gpus: Gpus) -> None:
+    """Each is shown as it stands, to the byte in the allocator."""
+    shown = [gpus.run(f"%memlimit {each}") for each in ("0.8", "80%", "12 GiB", "12.5GiB", "off")]
+
+    assert [each.partition("cuda:0 ")[2] for each in shown] == [
+        "64.00 GiB 80.00 GiB 0 B 64.00 GiB",
+        "64.00 GiB 80.00 GiB 0 B 64.00 GiB",
+        "12.00 GiB 80.00 GiB 0 B 12.00 GiB",
+        "12.50 GiB 80.00 GiB 0 B 12.50 GiB",
+        "none 80.00 GiB 0 B 80.00 GiB",
+    ]
+    assert gpus.allocator._devices[0].allowed_bytes == TOTAL
+
+
+def test_the_limits_are_shown(gpus: Gpus) -> None:
+    """Of all GPUs, whoever has set them; a GPU is not in use by it."""
+    gpus.run("torch.cuda.set_per_process_memory_fraction(0.25, 0)")
+    gpus.run("%memlimit 12GiB --device cuda:1")
+
+    shown = gpus.run("%memlimit")
+
+    assert shown == (
+        "device limit of reserved left cuda:0 20.00 GiB 80.00 GiB 0 B 20.00 GiB "
+        "cuda:1 12.00 GiB 80.00 GiB not in use yet"
+    )
+    assert gpus.allocator.list_touched() == (0,)
+    assert "cuda:1" not in gpus.run("%memlimit --device cuda:0")
+
+
+def test_a_cell_runs_into_the_limit(gpus: Gpus) -> None:
+    """Beyond it a request fails, below it none does; the ledger counts the failure."""
+    gpus.run("%memlimit 100MiB")
+
+    assert gpus.run("kept = gpu.allocate(80 << 20)") == ""
+    assert "DeviceFullError" in gpus.run("more = gpu.allocate(30 << 20)")
+
+    device = extension.current_extension().monitor.ledger.records[-1].devices[0]
+    assert (device.device, device.num_ooms) == ("cuda:0", 1)
+
+
+def test_a_limit_under_what_is_reserved(gpus: Gpus) -> None:
+    """It says what happens then, what can be given back, and by which command."""
+    gpus.run("a, b = gpu.allocate(60 << 20), gpu.allocate(40 << 20); gpu.free(b)")
+
+    shown = gpus.run("%memlimit 50MiB")
+
+    assert shown.partition("cuda:0 has ")[2] == (
+        "100.00 MiB reserved already, 50.00 MiB more than its limit: what is allocated stays, and "
+        "what fits into the cache (its largest block: 40.00 MiB) can still be had; any other "
+        "request is an out-of-memory error until at least 10.00 MiB of tensors are released: the 40.00 MiB "
+        "that empty_cache() gives back are not enough. What can be done on cuda:0 40.00 MiB give "
+        "back now what is cached and whole torch.cuda.empty_cache() see who holds the rest "
+        "%memvars --device cuda:0 take the limit away %memlimit off --device cuda:0"
+    )
+    assert "DeviceFullError" in gpus.run("c = gpu.allocate(41 << 20)")
+
+
+@pytest.mark.parametrize(
+    ("line", "refusal"),
+    [
+        ("0", "'0' is no share above 0 and up to 1 (100%)"),
+        ("-1", "'-1' is no limit"),
+        ("nan", "'nan' is no limit"),
+        ("12", "'12' has no unit and is no share"),
+        ("12 Gigs", "'12 Gigs' is no limit"),
+        ("100GiB", "cuda:0 has 80.00 GiB, and 100.00 GiB is more"),
+        ("1GiB --device cuda:2", "no device 'cuda:2' here: choose from cuda:0, cuda:1"),
+        ("1GiB --device host", "PyTorch limits what it reserves on GPUs alone, not the host"),
+        ("--device host", "PyTorch limits what it reserves on GPUs alone, not the host"),
+        ("-5GiB", "%memlimit: unrecognized arguments: -5GiB; %memlimit? shows what it takes"),
+    ],
+)
+def test_refusals_are_one_line(gpus: Gpus, line: str, refusal: str) -> None:
+    """They name what was given; nothing is set."""
+    shown = gpus.run(f"%memlimit {line}")
+
+    assert shown.startswith(f"UsageError: {refusal}")
+    assert "Traceback" not in shown
+    assert gpus.allocator._devices[0].allowed_bytes == TOTAL
+
+
+def test_the_functions_do_the_same(gpus: Gpus) -> None:
+    """An int is bytes, exactly; a float is a share."""
+    exact = gpumemwidget.limit(12 * GIB + 1)
+    share = gpumemwidget.limit(0.5, device="cuda:1")
+    shown = gpumemwidget.limit()
+    gone = gpumemwidget.limit("off", device="cuda:0")
+
+    assert exact == (Limit("cuda:0", 12 * GIB + 1, TOTAL, 0),)
+    assert gpus.allocator._devices[0].allowed_bytes == TOTAL
+    assert share == (Limit("cuda:1", 40 * GIB, TOTAL, None),)
+    assert shown == exact + share
+    assert gone == (Limit("cuda:0", None, TOTAL, 0),)
+
+
+def test_a_limit_waits_for_the_first_use(load: Load) -> None:
+    """Nothing is in use yet, so it is for every GPU: and stands before the first byte."""
+    gpus = load(is_initialized=False)
+
+    shown = gpus.run("%memlimit 0.5")
+
+    assert shown == (
+        "device limit of reserved left cuda:0 50 % not in use yet: set as soon as it is "
+        "cuda:1 50 % not in use yet: set as soon as it is"
+    )
+    assert gpus.allocator.list_touched() == ()
+    assert "DeviceFullError" in gpus.run("torch.cuda.init(); x = gpu.allocate(41 << 30)")
+    assert gpus.run("x = gpu.allocate(39 << 30)") == ""
+
+
+def test_what_could_not_be_set_is_told(load: Load) -> None:
+    """With the next look at the limits."""
+    gpus = load(is_initialized=False)
+    gpus.allocator._devices[0].total_bytes = 8 * GIB
+    gpus.run("%memlimit 12GiB --device cuda:0")
+    gpus.run("torch.cuda.init(); gpu.touch(0)")
+
+    shown = gpus.run("%memlimit --device cuda:0")
+
+    assert "cuda:0 none 8.00 GiB 0 B 8.00 GiB" in shown
+    assert "the limit that waited for cuda:0 was not set: 12884901888 bytes are more" in shown
+
+
+def test_unloading_leaves_what_is_set_and_forgets_what_waits(load: Load) -> None:
+    """As a call of torch's would stay; and says so. What the user set is the user's."""
+    gpus = load(is_initialized=False)
+    gpus.run("%memlimit 12GiB")
+    said = gpus.run("%unload_ext gpumemwidget")
+    gpus.torch.cuda.init()
+
+    assert said == (
+        "gpumemwidget: the limit that waited for cuda:0 is forgotten. "
+        "gpumemwidget: the limit that waited for cuda:1 is forgotten."
+    )
+    assert [each.allowed_bytes for each in gpus.allocator._devices] == [TOTAL, TOTAL]
+    assert gpus.torch.cuda._queued_calls == []
+
+    other = load()
+    other.allocator.touch(0)
+    other.allocator.touch(1)
+    other.run("%memlimit 12GiB --device cuda:0")
+    other.run("torch.cuda.set_per_process_memory_fraction(0.5, 1)")
+    said = other.run("%unload_ext gpumemwidget")
+
+    assert said == (
+        "gpumemwidget: cuda:0 keeps its limit of 12.00 GiB, until "
+        "torch.cuda.set_per_process_memory_fraction(1.0, 0)."
+    )
+    assert [each.allowed_bytes for each in other.allocator._devices] == [12 * GIB, 40 * GIB]
+    with pytest.raises(DeviceFullError):
+        other.allocator.allocate(13 * GIB)
+
+
+def test_reloading_keeps_a_limit(gpus: Gpus) -> None:
+    """It is torch's own."""
+    gpus.run("%memlimit 12GiB")
+    gpus.run("%unload_ext gpumemwidget")
+    hardware = Hardware([CudaBackend(gpus.torch)])
+
+    (limit,) = hardware.read_limits()
+    hardware.close()
+
+    assert limit.limit_bytes == 12 * GIB
+
+
+def test_memstat_and_the_dashboard_show_it(gpus: Gpus) -> None:
+    """The limit stands in the table, and the plot is told of it at the cell's end."""
+    gpus.run("kept = gpu.allocate(1)")
+    told: list[Any] = []
+    monitor = extension.current_extension().monitor
+    feed = Feed(monitor, lambda message, _: told.append(message))
+
+    gpus.run("%memlimit 12GiB")
+    stat = gpus.run("%memstat")
+    described = [each for each in feed.take_snapshot(FULL)["devices"] if each["device"] == "cuda:0"]
+    feed.close()
+
+    assert "reserved 2.00 MiB 2.00 MiB 12.00 GiB" in stat
+    assert [each["limit_bytes"] for each in described] == [12 * GIB]
+
+
+# -- Peaks -----------------------------------------------------------------------------------------
+
+
+def test_peaks_begin_anew(gpus: Gpus) -> None:
+    """PyTorch's, on every GPU in use, with what they were; the cell's own peak stays exact."""
+    gpus.run("gpu.free(gpu.allocate(40 << 20))")
+
+    shown = gpus.run(
+        "gpu.free(gpu.allocate(60 << 20))\n%memreset\npeak = torch.cuda.max_memory_allocated(0)"
+    )
+
+    assert shown == (
+        "PyTorch's peaks, which begin anew device allocated, peak was reserved, peak was "
+        "cuda:0 60.00 MiB 100.00 MiB "
+        "As torch.cuda.reset_peak_memory_stats(); the cells' own peaks stay."
+    )
+    assert gpus._shell.user_ns["peak"] == 0
+    record = extension.current_extension().monitor.ledger.records[-1]
+    assert record.devices[0].allocated.peak_bytes == 60 * MIB
+    assert record.devices[0].peak_is == "exact"
+
+
+def test_peaks_of_one_gpu(gpus: Gpus) -> None:
+    """The one that is named; the others keep theirs."""
+    gpus.allocator.free(gpus.allocator.allocate(MIB, 0))
+    gpus.allocator.free(gpus.allocator.allocate(MIB, 1))
+
+    shown = gpus.run("%memreset --device cuda:1")
+    done = gpumemwidget.reset_peaks(device="cuda:1")
+
+    assert "cuda:1 1.00 MiB 2.00 MiB" in shown
+    assert "cuda:0" not in shown
+    assert done == ("cuda:1",)
+    assert gpus.torch.cuda.max_memory_allocated(0) == MIB
+    assert gpumemwidget.reset_peaks() == ("cuda:0", "cuda:1")
+
+
+def test_no_peaks_and_no_such_gpu(load: Load) -> None:
+    """It says so in one line."""
+    gpus = load()
+
+    assert gpus.run("%memreset") == "No GPU is in use yet, so there are no peaks to begin anew."
+    assert gpus.run("%memreset --device cuda:1") == (
+        "UsageError: cuda:1 is not in use yet, so it has no peaks: use it first"
+    )
+    assert gpus.allocator.list_touched() == ()
+
+
+def test_without_the_extension() -> None:
+    """The functions say what to do."""
+    for act in (lambda: gpumemwidget.limit("1GiB"), gpumemwidget.reset_peaks):
+        with pytest.raises(NotLoadedError, match="%load_ext gpumemwidget"):
+            act()

@@ -1,0 +1,274 @@
+"""What a person means by a limit, and which devices it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gpumemwidget.backends.allocator import ReplayAllocator
+from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.cudalimits import Wish
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host import HostBackend
+from gpumemwidget.backends.nvml import NvmlMonitor
+from gpumemwidget.backends.simulated import simulate_torch
+from gpumemwidget.devices import Limit
+from gpumemwidget.errors import BackendError, BadInputError
+from gpumemwidget.measure.limits import (
+    NO_LIMIT,
+    parse_limit,
+    read_limits,
+    reset_peaks,
+    set_limits,
+)
+from tests.backends.fake_nvml import FakeGpu, FakeNvml
+
+MIB = 1 << 20
+GIB = 1 << 30
+TOTAL = 80 * GIB
+HINT = "give a share such as 0.8 or 80%, an amount such as 12GiB, or off"
+
+
+@pytest.fixture
+def allocator() -> ReplayAllocator:
+    """Two simulated GPUs."""
+    return ReplayAllocator(2, total_bytes=TOTAL)
+
+
+@pytest.fixture
+def hardware(allocator: ReplayAllocator) -> Iterator[Hardware]:
+    """They and the host; the driver sees a little more of each than PyTorch does."""
+    torch = simulate_torch(allocator)
+    gpus = [
+        FakeGpu(name="GPU", uuid=f"GPU-simulated-{index}", total_bytes=TOTAL + GIB, used_bytes=GIB)
+        for index in range(2)
+    ]
+    hardware = Hardware(
+        [CudaBackend(torch), HostBackend()], NvmlMonitor(FakeNvml(*gpus), environ={})
+    )
+    yield hardware
+    hardware.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "wish"),
+    [
+        ("0.8", Wish(share=0.8)),
+        (".25", Wish(share=0.25)),
+        ("80%", Wish(share=0.8)),
+        ("12.5 %", Wish(share=0.125)),
+        (0.8, Wish(share=0.8)),
+        ("1", NO_LIMIT),
+        ("1.0", NO_LIMIT),
+        ("100%", NO_LIMIT),
+        (1.0, NO_LIMIT),
+        ("off", NO_LIMIT),
+        (" OFF ", NO_LIMIT),
+        ("12GiB", Wish(12 * GIB)),
+        ("12 Gib", Wish(12 * GIB)),
+        ("500 MB", Wish(500_000_000)),
+        ("12884901889", Wish(12 * GIB + 1)),
+        (12 * GIB + 1, Wish(12 * GIB + 1)),
+        (1, Wish(1)),
+    ],
+)
+def test_what_is_asked_for(value: object, wish: Wish) -> None:
+    """A share, an amount, or no limit."""
+    assert parse_limit(value) == wish
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("12", f"'12' has no unit and is no share: {HINT}"),
+        ("1.5", f"'1.5' has no unit and is no share: {HINT}"),
+        ("0", f"'0' is no share above 0 and up to 1 (100%): {HINT}"),
+        ("0.0", f"'0.0' is no share above 0 and up to 1 (100%): {HINT}"),
+        ("120%", f"'120%' is no share above 0 and up to 1 (100%): {HINT}"),
+        ("0GiB", f"'0GiB' would leave nothing: {HINT}"),
+        ("-1", f"'-1' is no limit: {HINT}"),
+        ("nan", f"'nan' is no limit: {HINT}"),
+        ("inf", f"'inf' is no limit: {HINT}"),
+        ("12 bananas", f"'12 bananas' is no limit: {HINT}"),
+        ("", f"'' is no limit: {HINT}"),
+        (0, f"0 would leave nothing: {HINT}"),
+        (-5, f"-5 would leave nothing: {HINT}"),
+        (0.0, f"0.0 is no share above 0 and up to 1 (100%): {HINT}"),
+        (1.5, f"1.5 is no share above 0 and up to 1 (100%): {HINT}"),
+        (float("nan"), f"nan is no share above 0 and up to 1 (100%): {HINT}"),
+        (float("inf"), f"inf is no share above 0 and up to 1 (100%): {HINT}"),
+        (True, f"a bool is no limit: {HINT}; in Python a float or an int"),
+        ([], f"a list is no limit: {HINT}; in Python a float or an int"),
+    ],
+)
+def test_what_is_no_limit(value: object, message: str) -> None:
+    """One line says what was given and what may be."""
+    with pytest.raises(BadInputError) as refusal:
+        parse_limit(value)
+
+    assert str(refusal.value) == message
+
+
+def test_every_gpu_in_use_unless_one_is_named(
+    hardware: Hardware, allocator: ReplayAllocator
+) -> None:
+    """Where none is in use, every one there is; and all are shown, those without a limit too."""
+    none_used = set_limits(hardware, Wish(20 * GIB))
+    set_limits(hardware, NO_LIMIT)
+    allocator.allocate(MIB, 1)
+    one_used = set_limits(hardware, Wish(share=0.5))
+    named = set_limits(hardware, Wish(10 * GIB), "cuda:0")
+
+    assert [(each.device, each.limit_bytes) for each in none_used] == [
+        ("cuda:0", 20 * GIB),
+        ("cuda:1", 20 * GIB),
+    ]
+    assert one_used == (Limit("cuda:1", 40 * GIB, TOTAL, 2 * MIB),)
+    assert named == (Limit("cuda:0", 10 * GIB, TOTAL, None),)
+    assert read_limits(hardware) == named + one_used
+    assert read_limits(hardware, "cuda:1") == one_used
+    assert allocator.list_touched() == (1,)
+
+
+def test_off_takes_away_all_limits(hardware: Hardware, allocator: ReplayAllocator) -> None:
+    """Those of GPUs that are not in use too."""
+    allocator.touch(0)
+    set_limits(hardware, Wish(GIB), "cuda:0")
+    set_limits(hardware, Wish(GIB), "cuda:1")
+
+    left = set_limits(hardware, NO_LIMIT)
+
+    assert [each.device for each in left] == ["cuda:0", "cuda:1"]
+    assert [each.limit_bytes for each in left] == [None, None]
+    assert allocator._devices[1].allowed_bytes == TOTAL
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("cuda:2", "no device 'cuda:2' here: choose from cuda:0, cuda:1"),
+        ("0", "no device '0' here: choose from cuda:0, cuda:1"),
+        ("host", "PyTorch limits what it reserves on GPUs alone, not the host: name a GPU"),
+    ],
+)
+def test_devices_that_can_t_be_limited(hardware: Hardware, device: str, message: str) -> None:
+    """Nothing is set, nor read."""
+    for act in (
+        lambda: set_limits(hardware, Wish(GIB), device),
+        lambda: read_limits(hardware, device),
+    ):
+        with pytest.raises(BadInputError) as refusal:
+            act()
+        assert str(refusal.value) == message
+
+
+def test_more_than_one_of_them_has(allocator: ReplayAllocator) -> None:
+    """Then none of them is limited."""
+    torch = simulate_torch(allocator)
+    allocator._devices[1].total_bytes = allocator._devices[1].allowed_bytes = 8 * GIB
+    hardware = Hardware([CudaBackend(torch)])
+    allocator.touch(0)
+    allocator.touch(1)
+
+    with pytest.raises(BadInputError, match=r"cuda:1 has 8\.00 GiB, and 12\.00 GiB is more: give"):
+        set_limits(hardware, Wish(12 * GIB))
+    limits = read_limits(hardware)
+    hardware.close()
+
+    assert [each.limit_bytes for each in limits] == [None, None]
+
+
+def test_machines_without_a_gpu() -> None:
+    """The reason is told, where it is a build of PyTorch."""
+    bare = Hardware([HostBackend()])
+    built = Hardware([HostBackend()])
+    torch = simulate_torch(ReplayAllocator(), version="2.13.0+cpu")
+    del vars(vars(torch)["_C"])["_cuda_memoryStats"]
+    built._join(torch)
+
+    with pytest.raises(BadInputError, match="there is no GPU here, and PyTorch limits nothing"):
+        set_limits(bare, Wish(GIB))
+    with pytest.raises(BadInputError, match="no device 'cuda:0' here: there is no GPU"):
+        set_limits(bare, Wish(GIB), "cuda:0")
+    with pytest.raises(BadInputError, match=r"PyTorch 2\.13\.0\+cpu was built without CUDA"):
+        set_limits(built, Wish(GIB))
+    assert read_limits(bare) == ()
+    for each in (bare, built):
+        each.close()
+
+
+def test_a_gpu_that_this_torch_can_t_use() -> None:
+    """The driver sees one: it is refused with the reason, and shown without a limit."""
+    gpu = FakeGpu(name="GPU", uuid="GPU-0", total_bytes=TOTAL, used_bytes=GIB)
+    hardware = Hardware([HostBackend()], NvmlMonitor(FakeNvml(gpu), environ={}))
+    torch = simulate_torch(ReplayAllocator(), version="2.13.0+cpu")
+    del vars(vars(torch)["_C"])["_cuda_memoryStats"]
+    hardware._join(torch)
+
+    with pytest.raises(BackendError, match=r"PyTorch 2\.13\.0\+cpu was built without CUDA"):
+        set_limits(hardware, Wish(GIB))
+    limits = read_limits(hardware)
+    hardware.close()
+
+    assert limits == (Limit("cuda:0", None, None, None),)
+
+
+def test_what_is_free_is_told_under_a_limit_that_is_too_small(
+    hardware: Hardware, allocator: ReplayAllocator
+) -> None:
+    """What a request may still be, and what can be given back; blocks are read for nothing else."""
+    allocator.allocate(30 * MIB)
+    allocator.allocate(MIB)
+    allocator.free(allocator.allocate(40 * MIB))
+    roomy = set_limits(hardware, Wish(GIB))
+
+    tight = set_limits(hardware, Wish(50 * MIB))
+
+    assert roomy == (Limit("cuda:0", GIB, TOTAL, 72 * MIB),)
+    assert tight == (
+        Limit(
+            "cuda:0",
+            50 * MIB,
+            TOTAL,
+            72 * MIB,
+            releasable_bytes=40 * MIB,
+            largest_free_block_bytes=40 * MIB,
+        ),
+    )
+
+
+def test_peaks_are_reset_where_they_are_meant_to_be(
+    hardware: Hardware, allocator: ReplayAllocator
+) -> None:
+    """On the GPUs in use, or on the one that is named and is."""
+    nowhere = reset_peaks(hardware)
+    allocator.free(allocator.allocate(MIB, 0))
+    allocator.free(allocator.allocate(MIB, 1))
+
+    named = reset_peaks(hardware, "cuda:1")
+    peaks = [each.allocated_peak_bytes for each in hardware.read_as_user()]
+
+    assert (nowhere, named) == ((), ("cuda:1",))
+    assert peaks[:2] == [MIB, 0]
+    assert reset_peaks(hardware) == ("cuda:0", "cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("cuda:1", "cuda:1 is not in use yet, so it has no peaks: use it first"),
+        ("cuda:7", "no device 'cuda:7' here: choose from cuda:0, cuda:1"),
+        ("host", "the host's peak is the process's own, which nobody can reset: name a GPU"),
+    ],
+)
+def test_peaks_that_can_t_be_reset(
+    hardware: Hardware, allocator: ReplayAllocator, device: str, message: str
+) -> None:
+    """One line says why."""
+    allocator.touch(0)
+
+    with pytest.raises(BadInputError) as refusal:
+        reset_peaks(hardware, device)
+
+    assert str(refusal.value) == message
