@@ -28,7 +28,7 @@ class MemoryBackend(Protocol):
     return. All may be called from any thread.
     """
 
-    #: ``"cuda"``, ``"host"``, ``"replay"``.
+    #: ``"cuda"``, ``"host"``, ``"replay"``, ``"xpu"``: of devices what their names begin with.
     kind: str
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:

@@ -332,7 +332,7 @@ class Hardware:
     # -- torch joins -------------------------------------------------------------------------------
 
     def await_torch(self) -> None:
-        """Let the backend of its GPUs join: now if torch is imported, else when the user imports it."""
+        """Let its backend join: now if torch is imported, else when the user imports it."""
         torch = find_torch()
         if torch is not None:
             self._join(torch)

@@ -20,6 +20,7 @@ from typing import get_args
 
 import pytest
 
+from gpumemwidget.backends.accelerator import AcceleratorBackend
 from gpumemwidget.backends.allocator import ReplayAllocator
 from gpumemwidget.backends.base import DeviceMonitor, MemoryBackend
 from gpumemwidget.backends.cuda import CudaBackend
@@ -31,6 +32,7 @@ from gpumemwidget.backends.replay import Playback, ReplayBackend, ReplayMonitor
 from gpumemwidget.backends.script import Step, demo_script, play_script
 from gpumemwidget.records import HOST, Block, DeviceInfo, PeakIs, Reading, Segment
 from gpumemwidget.traces import ACTIONS, AllocatorTrace
+from tests.backends.fake_accelerators import make_mps, make_xpu
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
 from tests.backends.test_overlay import make_torch
 
@@ -56,6 +58,9 @@ class Subject:
     work: Callable[[], None]
     #: Begins to use another device; ``None`` where there is none.
     touch: Callable[[], None] | None = None
+    #: Whether it tells of the allocator's blocks, and of its events.
+    tells_blocks: bool = True
+    is_traced: bool = True
 
 
 def make_host(_tmp_path: Path) -> Subject:
@@ -63,7 +68,7 @@ def make_host(_tmp_path: Path) -> Subject:
         block = bytearray(WORK_BYTES)
         del block
 
-    return Subject(HostBackend(), work)
+    return Subject(HostBackend(), work, tells_blocks=False, is_traced=False)
 
 
 def make_steps(n_rounds: int = 400) -> list[Step]:
@@ -119,7 +124,7 @@ def make_recorded_host(_tmp_path: Path) -> Subject:
     def work() -> None:
         backend.playback.advance()
 
-    return Subject(backend, work)
+    return Subject(backend, work, tells_blocks=False, is_traced=False)
 
 
 def make_simulated_cuda(_tmp_path: Path) -> Subject:
@@ -131,6 +136,30 @@ def make_simulated_cuda(_tmp_path: Path) -> Subject:
         allocator.empty_cache()
 
     return Subject(CudaBackend(make_torch(allocator)), work, lambda: allocator.touch(1))
+
+
+def make_simulated_xpu(_tmp_path: Path) -> Subject:
+    allocator = ReplayAllocator(2)
+    allocator.allocate(3 * MIB)
+
+    def work() -> None:
+        allocator.free(allocator.allocate(WORK_BYTES))
+        allocator.empty_cache()
+
+    backend = AcceleratorBackend(make_xpu(allocator))
+    return Subject(backend, work, lambda: allocator.touch(1), is_traced=False)
+
+
+def make_simulated_mps(_tmp_path: Path) -> Subject:
+    allocator = ReplayAllocator()
+    allocator.allocate(3 * MIB)
+
+    def work() -> None:
+        allocator.free(allocator.allocate(WORK_BYTES))
+        allocator.empty_cache()
+
+    backend = AcceleratorBackend(make_mps(allocator))
+    return Subject(backend, work, tells_blocks=False, is_traced=False)
 
 
 def make_real_cuda(_tmp_path: Path) -> Subject:
@@ -155,6 +184,8 @@ WITH_A_SECOND_DEVICE = [
 @pytest.fixture(
     params=[
         *WITH_A_SECOND_DEVICE,
+        pytest.param(make_simulated_xpu, id="simulated-xpu"),
+        pytest.param(make_simulated_mps, id="simulated-mps"),
         pytest.param(make_host, id="host"),
         pytest.param(make_recorded_host, id="recorded-host"),
         pytest.param(make_real_cuda, id="cuda", marks=pytest.mark.gpu),
@@ -173,7 +204,7 @@ def check_readings(readings: tuple[Reading, ...]) -> None:
     assert len(set(devices)) == len(devices)
     for reading in readings:
         assert type(reading) is Reading
-        assert reading.device == "host" or reading.device.startswith("cuda:")
+        assert reading.device == "host" or reading.device.startswith(("cuda:", "xpu:", "mps:"))
         for field in dataclasses.fields(reading):
             value = getattr(reading, field.name)
             if field.name not in ("device", "peak_is"):
@@ -219,7 +250,7 @@ def check_segments(segments: tuple[Segment, ...], readings: tuple[Reading, ...])
 def test_it_is_a_memory_backend(subject: Subject) -> None:
     """It has every method of the protocol, and a kind that is known."""
     assert isinstance(subject.backend, MemoryBackend)
-    assert subject.backend.kind in ("cuda", "host", "replay")
+    assert subject.backend.kind in ("cuda", "host", "mps", "replay", "xpu")
 
 
 def test_devices_are_described(subject: Subject) -> None:
@@ -387,21 +418,14 @@ def test_blocks_are_what_is_allocated_and_segments_what_is_reserved(subject: Sub
     segments, readings = subject.backend.read_segments(), subject.backend.read()
 
     check_segments(segments, readings)
-    if not is_host(subject):
+    if subject.tells_blocks:
         in_use = {reading.device for reading in readings if reading.reserved_bytes}
         assert {segment.device for segment in segments} == in_use != set()
 
 
-def test_malloc_tells_no_blocks(subject: Subject) -> None:
-    """The host has no segments, live or played back."""
-    if is_host(subject):
-        assert subject.backend.read_segments() == ()
-    else:
-        assert subject.backend.read_segments() != ()
-
-
-def is_host(subject: Subject) -> bool:
-    return [info.device for info in subject.backend.list_devices()] == [HOST]
+def test_who_tells_no_blocks_has_none(subject: Subject) -> None:
+    """The host has no segments, live or played back, and MPS has none."""
+    assert bool(subject.backend.read_segments()) is subject.tells_blocks
 
 
 def check_trace(trace: AllocatorTrace, readings: dict[str, tuple[Reading, Reading]]) -> None:
@@ -423,9 +447,11 @@ def check_trace(trace: AllocatorTrace, readings: dict[str, tuple[Reading, Readin
 
 
 def test_a_trace_tells_what_was_allocated(subject: Subject) -> None:
-    """One for each GPU in use, with what stood at its ends; none for the host."""
+    """One for each GPU in use, with what stood at its ends; why not, save for the host."""
     devices = [info.device for info in subject.backend.list_devices() if info.device != HOST]
-    assert subject.backend.start_trace(n_events=1000) == ()
+    reasons = subject.backend.start_trace(n_events=1000)
+    assert len(reasons) == (0 if subject.is_traced else len(devices))
+    devices = devices if subject.is_traced else []
     starts = {reading.device: reading for reading in subject.backend.read()}
     subject.work()
     ends = {reading.device: reading for reading in subject.backend.read()}
@@ -447,7 +473,7 @@ def test_a_trace_runs_from_its_start_to_its_end(subject: Subject) -> None:
     assert not subject.backend.is_tracing
     assert subject.backend.end_trace() == ()
     subject.backend.start_trace(n_events=1000)
-    assert subject.backend.is_tracing is not is_host(subject)
+    assert subject.backend.is_tracing is subject.is_traced
     subject.backend.end_trace()
 
     assert not subject.backend.is_tracing
@@ -462,7 +488,7 @@ def test_a_trace_keeps_no_more_events_than_asked_for(subject: Subject) -> None:
     traces = subject.backend.end_trace()
 
     assert all(len(trace.events) <= 2 and not trace.is_whole for trace in traces)
-    assert len(traces) == (0 if is_host(subject) else 1)
+    assert len(traces) == (1 if subject.is_traced else 0)
 
 
 def test_closing_ends_a_trace(subject: Subject) -> None:
@@ -475,11 +501,11 @@ def test_closing_ends_a_trace(subject: Subject) -> None:
 
 
 def test_what_is_done_about_lines_is_said(subject: Subject) -> None:
-    """In one line, where there is such an allocator."""
+    """In one line, where there is such a history."""
     said = [subject.backend.set_sites(is_on=is_on) for is_on in (True, True, False, False)]
 
     assert all("\n" not in each for each in said)
-    assert all(bool(each) is not is_host(subject) for each in said)
+    assert all(bool(each) is subject.is_traced for each in said)
 
 
 def test_no_order_of_calls_fails(subject: Subject) -> None:

@@ -179,7 +179,7 @@ def test_broken_torch_never_fails_the_users_import() -> None:
     hardware._join(SimpleNamespace())  # type: ignore[arg-type]
 
     (note,) = hardware.take_notes()
-    assert note.startswith("CUDA memory is not recorded: AttributeError")
+    assert note.startswith("GPU memory is not recorded: AttributeError")
     assert hardware.take_notes() == ()
     hardware.close()
 

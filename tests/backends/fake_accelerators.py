@@ -1,0 +1,173 @@
+"""As much of torch as an accelerator's backend uses, over simulated allocators.
+
+What each release of PyTorch has of XPU and MPS, and what its answers look like, is as its sources
+say: https://github.com/pytorch/pytorch/tree/main/torch/csrc (``DeviceAccelerator.cpp``,
+``xpu/Module.cpp``) and ``aten/src/ATen/mps/MPSAllocator.mm``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from gpumemwidget.backends.allocator import ReplayAllocator
+
+__all__ = ["make_mps", "make_old_mps", "make_other", "make_xpu"]
+
+GIB = 1 << 30
+_XPU_KEYS = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
+
+
+class _Forbidden:
+    """Fails the test that asks it: this would bring the device into use."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *_: object, **__: object) -> object:
+        raise AssertionError(f"{self._name} brings the device into use")
+
+
+def _guard(allocator: ReplayAllocator, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """A call that is forbidden as long as the device is not in use."""
+
+    def ask(*arguments: Any, **options: Any) -> Any:
+        if not allocator.list_touched():
+            _Forbidden(name)()
+        return call(*arguments, **options)
+
+    return ask
+
+
+def _make_torch(kind: str, version: str, bindings: SimpleNamespace) -> Any:
+    torch: Any = ModuleType("torch")
+    torch.__version__ = version
+    vars(torch)["_C"] = bindings
+    bindings._accelerator_getAccelerator = lambda: SimpleNamespace(type=kind)
+    torch.accelerator = SimpleNamespace()
+    return torch
+
+
+def _add_general(bindings: SimpleNamespace, allocator: ReplayAllocator, keys: tuple[str, ...] = ()):
+    """The bindings behind ``torch.accelerator``'s memory functions, since 2.9."""
+
+    def read(index: int) -> dict[str, Any]:
+        stats = allocator.stats(index)
+        return {key: stats[key] for key in keys} if keys else stats
+
+    bindings._accelerator_isAllocatorInitialized = lambda: bool(allocator.list_touched())
+    bindings._accelerator_getDeviceStats = _guard(allocator, "getDeviceStats", read)
+    bindings._accelerator_resetPeakStats = _guard(allocator, "resetPeakStats", allocator.reset_peak)
+    bindings._accelerator_resetAccumulatedStats = _guard(
+        allocator, "resetAccumulatedStats", allocator.reset_totals
+    )
+
+
+def make_xpu(allocator: ReplayAllocator, *, version: str = "2.13.0", is_bad_fork: bool = False):
+    """Intel GPUs: all of them are initialised together, as a first tensor lands on one."""
+
+    def read(index: int) -> dict[str, Any]:
+        return {key: allocator.stats(index)[key] for key in _XPU_KEYS}
+
+    bindings = SimpleNamespace(
+        _xpu_init=_Forbidden("_xpu_init"),
+        _xpu_memoryStats=_guard(allocator, "_xpu_memoryStats", read),
+        _xpu_resetPeakMemoryStats=_guard(allocator, "reset", allocator.reset_peak),
+        _xpu_resetAccumulatedMemoryStats=_guard(allocator, "reset", allocator.reset_totals),
+    )
+    torch = _make_torch("xpu", version, bindings)
+    release = tuple(int(part) for part in version.split(".")[:2])
+    if release >= (2, 9):
+        _add_general(bindings, allocator)
+    torch.xpu = SimpleNamespace(
+        is_initialized=lambda: bool(allocator.list_touched()) and not is_bad_fork,
+        _is_in_bad_fork=lambda: is_bad_fork,
+        device_count=_guard(allocator, "device_count", lambda: allocator.n_devices),
+        get_device_properties=_guard(
+            allocator,
+            "get_device_properties",
+            lambda index: SimpleNamespace(
+                name="Intel(R) Data Center GPU Max 1100", total_memory=48 * GIB, uuid=f"u{index}"
+            ),
+        ),
+        mem_get_info=_guard(allocator, "mem_get_info", lambda _: (40 * GIB, 48 * GIB)),
+        empty_cache=_guard(allocator, "empty_cache", allocator.empty_cache),
+        memory=SimpleNamespace(),
+    )
+    if release >= (2, 12):
+        torch.xpu.memory.memory_snapshot = allocator.snapshot
+    return torch
+
+
+def make_mps(allocator: ReplayAllocator, *, version: str = "2.13.0"):
+    """Apple's GPU, where ``torch.accelerator`` reaches it: two statistics, one pool."""
+    bindings = SimpleNamespace(
+        _has_mps=True,
+        _mps_currentAllocatedMemory=_guard(
+            allocator,
+            "_mps_currentAllocatedMemory",
+            lambda: allocator.stats(0)["allocated_bytes"]["all"]["current"],
+        ),
+    )
+    torch = _make_torch("mps", version, bindings)
+    _add_general(bindings, allocator, ("allocated_bytes", "reserved_bytes"))
+    torch.mps = SimpleNamespace(
+        _is_in_bad_fork=lambda: False,
+        is_available=_Forbidden("is_available"),
+        device_count=_Forbidden("device_count"),
+        recommended_max_memory=_guard(allocator, "recommended_max_memory", lambda: 21 * GIB),
+        empty_cache=_guard(allocator, "empty_cache", allocator.empty_cache),
+    )
+    torch.backends = SimpleNamespace(mps=SimpleNamespace(get_name=lambda: "Apple M3 Max"))
+    return torch
+
+
+def make_old_mps(allocator: ReplayAllocator, *, version: str = "2.5.0"):
+    """Apple's GPU before: one figure, and nothing tells whether the device is in use."""
+    import torch as real
+
+    torch = make_mps(allocator, version=version)
+    bindings = torch._C
+    for name in list(vars(bindings)):
+        if name.startswith("_accelerator_"):
+            delattr(bindings, name)
+    if version >= "2.9":
+
+        def refuse() -> bool:
+            raise RuntimeError("Allocator for mps is not a DeviceAllocator.")
+
+        bindings._accelerator_getAccelerator = lambda: SimpleNamespace(type="mps")
+        bindings._accelerator_isAllocatorInitialized = refuse
+        bindings._accelerator_getDeviceStats = _Forbidden("getDeviceStats")
+        bindings._accelerator_resetPeakStats = _Forbidden("resetPeakStats")
+    bindings.TensorBase = SimpleNamespace(device=_Device())
+    bindings.DisableTorchFunction = real._C.DisableTorchFunction
+    torch.Tensor, torch.nn = MpsTensor, SimpleNamespace(Parameter=int, Module=real.nn.Module)
+    torch.backends = SimpleNamespace(mps=SimpleNamespace())
+    return torch
+
+
+class MpsTensor:
+    """Stands for a tensor on MPS."""
+
+
+class _Device:
+    """Stands for ``TensorBase.device``."""
+
+    def __get__(self, *_: object) -> Any:
+        return SimpleNamespace(type="mps")
+
+
+def make_other(allocator: ReplayAllocator, *, version: str = "2.13.0"):
+    """An extension's own device, with functions of its own that no overlay of ours covers."""
+    bindings = SimpleNamespace()
+    torch = _make_torch("npu", version, bindings)
+    _add_general(bindings, allocator)
+    torch.accelerator.device_count = lambda: allocator.n_devices
+    torch.accelerator.empty_cache = _guard(allocator, "empty_cache", allocator.empty_cache)
+    torch.npu = SimpleNamespace(
+        is_initialized=lambda: bool(allocator.list_touched()),
+        device_count=lambda: allocator.n_devices,
+    )
+    return torch

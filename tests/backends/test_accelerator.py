@@ -1,0 +1,337 @@
+"""XPU, MPS and others as their releases of PyTorch tell them: exact, unknown, never brought up."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpumemwidget.backends.accelerator import AcceleratorBackend
+from gpumemwidget.backends.allocator import ReplayAllocator
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host import HostBackend
+from gpumemwidget.backends.nvml import NvmlMonitor
+from gpumemwidget.errors import BackendError
+from gpumemwidget.records import DeviceInfo, Reading
+from tests.backends.fake_accelerators import (
+    GIB,
+    MpsTensor,
+    make_mps,
+    make_old_mps,
+    make_other,
+    make_xpu,
+)
+from tests.backends.fake_nvml import FakeNvml
+from tests.backends.test_overlay import make_torch
+
+MIB = 1 << 20
+METHODS = (
+    *("list_devices", "read", "start_span", "end_span", "read_as_user", "read_segments"),
+    *("release_workspaces", "empty_cache", "take_notes", "start_trace", "end_trace", "set_sites"),
+    *("read_pinned", "read_limits", "reset_peaks"),
+)
+#: What the calls need to be told.
+OPTIONS: dict[str, dict[str, int]] = {"start_trace": {"n_events": 10}, "set_sites": {"is_on": 1}}
+MAKERS: dict[str, Callable[..., Any]] = {
+    "xpu": make_xpu,
+    "mps": make_mps,
+    "old mps": make_old_mps,
+    "other": make_other,
+}
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """An empty main program."""
+    module = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    return module
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_device_that_is_not_used_is_not_brought_into_use(name: str, main: ModuleType) -> None:
+    """No method asks what would do so; there are no devices, and nothing to say."""
+    backend = AcceleratorBackend(MAKERS[name](ReplayAllocator(2)))
+
+    answers = {getattr(backend, name)(**OPTIONS.get(name, {})) for name in METHODS}
+
+    assert answers <= {(), None, ""}
+    assert backend.list_lost_peaks() == ()
+    assert not backend.is_tracing
+    backend.close()
+    backend.close()
+
+
+def test_builds_without_one_are_refused() -> None:
+    """A build for the CPU has none, and where CUDA is the accelerator its own backend reads it."""
+    for kind in ("cuda", None):
+        torch = make_xpu(ReplayAllocator())
+        torch._C._accelerator_getAccelerator = lambda kind=kind: (
+            None if kind is None else SimpleNamespace(type=kind)
+        )
+        with pytest.raises(BackendError, match="was built without a GPU's support"):
+            AcceleratorBackend(torch)
+
+
+@pytest.mark.parametrize("version", ["2.6.0", "2.9.0", "2.13.0"])
+def test_xpu_is_exact_and_the_user_sees_nothing_of_it(version: str) -> None:
+    """Spans have their own peaks, and PyTorch's functions tell those since the user's reset."""
+    allocator = ReplayAllocator(3)
+    torch = make_xpu(allocator, version=version)
+    bindings = dict(vars(torch._C))
+    backend = AcceleratorBackend(torch)
+    allocator.free(allocator.allocate(60 * MIB, 1))
+
+    start = backend.start_span()
+    kept = allocator.allocate(10 * MIB, 1)
+    allocator.free(allocator.allocate(20 * MIB, 1))
+    end = backend.end_span()
+    user = backend.read_as_user()
+    told = torch._C._xpu_memoryStats(1)["allocated_bytes"]["all"]["peak"]
+    backend.reset_peaks()
+    after = backend.read_as_user()
+
+    reserved = {"reserved_bytes": 60 * MIB, "reserved_peak_bytes": 60 * MIB, "peak_is": "exact"}
+    assert start == (Reading("xpu:1", 0, allocated_peak_bytes=0, **reserved),)
+    assert end == (Reading("xpu:1", 10 * MIB, allocated_peak_bytes=30 * MIB, **reserved),)
+    assert user == (Reading("xpu:1", 10 * MIB, allocated_peak_bytes=60 * MIB, **reserved),)
+    assert told == 60 * MIB
+    assert after == (Reading("xpu:1", 10 * MIB, allocated_peak_bytes=10 * MIB, **reserved),)
+    assert backend.read()[0].allocated_peak_bytes == 30 * MIB
+    allocator.free(kept)
+    backend.close()
+    assert vars(torch._C) == bindings
+
+
+def test_xpu_s_devices_are_those_with_memory() -> None:
+    """All are initialised together; one is touched from its first allocation on."""
+    allocator = ReplayAllocator(3)
+    backend = AcceleratorBackend(make_xpu(allocator))
+    handle = allocator.allocate(MIB, 2)
+    first = backend.list_devices()
+    allocator.free(handle)
+    allocator.empty_cache()
+    allocator.allocate(100, 0)
+
+    second = backend.list_devices()
+
+    name = "Intel(R) Data Center GPU Max 1100"
+    assert first == (DeviceInfo("xpu:2", name, 48 * GIB, uuid="u2"),)
+    assert [info.device for info in second] == ["xpu:0", "xpu:2"]
+    backend.close()
+
+
+def test_xpu_tells_its_blocks_where_the_release_does() -> None:
+    """As CUDA's do; older releases tell none."""
+    allocator = ReplayAllocator(2)
+    allocator.allocate(1000, 1)
+    new = AcceleratorBackend(make_xpu(allocator))
+    old = AcceleratorBackend(make_xpu(allocator, version="2.9.0"))
+
+    (segment,) = new.read_segments()
+
+    assert (segment.device, segment.n_bytes) == ("xpu:1", 2 * MIB)
+    assert [block.requested_bytes for block in segment.blocks] == [1000, None]
+    assert old.read_segments() == ()
+    new.close()
+    old.close()
+
+
+def test_xpu_in_a_forked_child_is_not_asked() -> None:
+    """There the parent's can't be used."""
+    allocator = ReplayAllocator()
+    allocator.allocate(MIB)
+    backend = AcceleratorBackend(make_xpu(allocator, is_bad_fork=True))
+
+    assert backend.read() == ()
+    assert backend.list_devices() == ()
+    backend.empty_cache()
+    backend.close()
+
+
+def test_mps_is_exact_where_torch_accelerator_reaches_it() -> None:
+    """Its two statistics, with marks; the name and what Metal recommends as the most."""
+    allocator = ReplayAllocator()
+    torch = make_mps(allocator)
+    backend = AcceleratorBackend(torch)
+    before = backend.start_span()
+    allocator.free(allocator.allocate(30 * MIB))
+    kept = allocator.allocate(10 * MIB)
+
+    end = backend.end_span()
+
+    assert before == ()
+    # The second is cut from what the first left.
+    assert end == (Reading("mps:0", 10 * MIB, 30 * MIB, 30 * MIB, 30 * MIB, "exact"),)
+    assert backend.list_devices() == (DeviceInfo("mps:0", "Apple M3 Max", 21 * GIB),)
+    assert backend.read_segments() == ()
+    allocator.free(kept)
+    backend.empty_cache()
+    assert allocator.stats(0)["reserved_bytes"]["all"]["current"] == 0
+    backend.close()
+
+
+@pytest.mark.parametrize("version", ["2.5.0", "2.9.0"])
+def test_old_mps_tells_what_tensors_hold(version: str, main: ModuleType) -> None:
+    """From when a variable leads to one; the rest is unknown, and peaks are what was seen."""
+    allocator = ReplayAllocator()
+    backend = AcceleratorBackend(make_old_mps(allocator, version=version))
+    assert backend.start_span() == ()
+    handle = allocator.allocate(30 * MIB)
+    main.tensor = MpsTensor()
+    backend.start_span()
+    seen = backend.read()
+    allocator.free(handle)
+    allocator.allocate(10 * MIB)
+    main.tensor = None
+
+    end = backend.end_span()
+    user = backend.read_as_user()
+    fresh = backend.start_span()
+
+    assert seen == (Reading("mps:0", 30 * MIB, None, 30 * MIB, None, "sampled"),)
+    assert end == user == (Reading("mps:0", 10 * MIB, None, 30 * MIB, None, "sampled"),)
+    assert fresh == (Reading("mps:0", 10 * MIB, None, 10 * MIB, None, "sampled"),)
+    assert backend.list_devices() == (DeviceInfo("mps:0", "Apple GPU", 21 * GIB),)
+    assert backend.reset_peaks() == ()
+    backend.close()
+
+
+def test_old_mps_is_noticed_through_modules(main: ModuleType) -> None:
+    """A model's parameters are looked for, whatever it is made of, and no code of it runs."""
+    import torch as real
+
+    class Hostile(real.nn.Module):
+        def __getattribute__(self, name: str) -> Any:
+            raise AssertionError(name)
+
+    allocator = ReplayAllocator()
+    backend = AcceleratorBackend(make_old_mps(allocator))
+    allocator.allocate(MIB)
+    main.numbers = list(range(10))
+    main.kind = real.nn.Module
+    assert backend.read() == ()
+    inner = real.nn.Module()
+    inner.__dict__["_buffers"]["state"] = MpsTensor()
+    outer = real.nn.Module()
+    outer.__dict__["_modules"].update(inner=inner, outer=outer)
+    main.model = outer
+    hostile = Hostile.__new__(Hostile)
+    object.__getattribute__(hostile, "__dict__")["_modules"] = {"outer": outer}
+    main.hostile = hostile
+
+    assert backend.read()[0].allocated_bytes == MIB
+    del hostile, main.hostile
+    backend.close()
+
+
+def test_others_are_never_reset() -> None:
+    """What their own functions tell the user stays; a span's peak is the highest that was seen."""
+    allocator = ReplayAllocator(2)
+    torch = make_other(allocator)
+    backend = AcceleratorBackend(torch)
+    before = dict(vars(torch._C))
+    allocator.free(allocator.allocate(60 * MIB, 1))
+    start = backend.start_span()
+    handle = allocator.allocate(20 * MIB, 1)
+    backend.read()
+    allocator.free(handle)
+
+    (end,) = backend.end_span()
+    (user,) = backend.read_as_user()
+
+    assert start[0].allocated_peak_bytes == 0
+    assert (end.allocated_bytes, end.allocated_peak_bytes, end.peak_is) == (0, 20 * MIB, "sampled")
+    assert (user.allocated_peak_bytes, user.peak_is) == (60 * MIB, "exact")
+    assert vars(torch._C) == before
+    backend.reset_peaks(["npu:1"])
+    assert backend.read_as_user()[0].allocated_peak_bytes == 0
+    backend.empty_cache()
+    assert allocator.stats(1)["reserved_bytes"]["all"]["current"] == 0
+    backend.close()
+
+
+def test_what_fails_is_unknown_and_said_once() -> None:
+    """A device in error has no figures; the others do."""
+    allocator = ReplayAllocator(2)
+    torch = make_xpu(allocator)
+    read = torch._C._xpu_memoryStats
+    is_lost = False
+
+    def fail(index: int) -> Any:
+        if is_lost and index == 0:
+            raise RuntimeError("UR_RESULT_ERROR_DEVICE_LOST\nand more")
+        return read(index)
+
+    torch._C._xpu_memoryStats = fail
+    backend = AcceleratorBackend(torch)
+    allocator.allocate(MIB, 0)
+    allocator.allocate(MIB, 1)
+    backend.read()
+    is_lost = True
+
+    for _ in range(2):
+        first, second = backend.read()
+
+    assert first == Reading("xpu:0", None, None)
+    assert second.allocated_bytes == MIB
+    assert backend.take_notes() == ("xpu:0 gives no counters: UR_RESULT_ERROR_DEVICE_LOST",)
+    assert backend.take_notes() == ()
+    torch.xpu.empty_cache = fail_always
+    with pytest.raises(BackendError, match="xpu could not empty its cache"):
+        backend.empty_cache()
+    with pytest.raises(BackendError, match="xpu:0 can't be limited from here"):
+        backend.set_limit("xpu:0", GIB)
+    backend.close()
+
+
+def fail_always() -> None:
+    """A call that the device refuses."""
+    raise RuntimeError("UR_RESULT_ERROR_DEVICE_LOST")
+
+
+def test_hardware_is_joined_by_it_where_there_is_no_cuda(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the host behind it; what unloading takes from the user's view is told."""
+    allocator = ReplayAllocator()
+    torch = make_xpu(allocator)
+    torch.__spec__ = None
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    hardware = Hardware([HostBackend()], NvmlMonitor(FakeNvml(), environ={}))
+    hardware.await_torch()
+    allocator.free(allocator.allocate(8 * MIB))
+
+    hardware.start_span()
+    readings = hardware.end_span()
+
+    assert [reading.device for reading in readings] == ["xpu:0", "host"]
+    assert [info.device for info in hardware.list_devices()] == ["xpu:0", "host"]
+    reports = {report.info.device: report for report in hardware.read_devices()}
+    assert reports["xpu:0"].reading.allocated_peak_bytes == 8 * MIB
+    states = {state.info.device: state for state in hardware.take_device_states()}
+    assert sum(each.n_bytes for each in states["xpu:0"].segments) == 20 * MIB
+    assert hardware.list_lost_peaks()[0] == ("xpu:0", 8 * MIB)
+    assert hardware.start_trace(n_events=10) == (
+        "xpu:0 is not traced: only on CUDA is the allocator's history read",
+    )
+    assert hardware.end_trace() == ()
+    assert hardware.take_notes() == ()
+    hardware.close()
+
+
+def test_hardware_prefers_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where CUDA is there, its own backend reads it, and no other joins."""
+    allocator = ReplayAllocator()
+    torch = make_torch(allocator)
+    torch.__spec__ = None
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    hardware = Hardware([])
+    hardware.await_torch()
+    allocator.allocate(MIB)
+
+    assert [reading.device for reading in hardware.read()] == ["cuda:0"]
+    hardware.close()
