@@ -244,7 +244,7 @@ class Hardware:
 
     @property
     def why_no_cuda(self) -> str:
-        """Why there are no GPUs although torch is there, in one line; ``""`` where none is known."""
+        """Why there are no GPUs though torch is there, in one line; ``""``: that is not known."""
         return self._no_cuda
 
     def read_limits(self) -> tuple[Limit, ...]:
