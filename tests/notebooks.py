@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -26,6 +27,8 @@ _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 #: Folders that only exist on the machine that executed the notebook.
 _LOCAL_PATH = re.compile(r"/(?:home|root|tmp|Users|var/folders)/[\w.-]+")
 _CELL_TIMEOUT_S = 300
+#: What notebooks import and read from beside them.
+_BESIDE = ("played.py", "recordings")
 
 
 def find_notebooks() -> list[Path]:
@@ -41,6 +44,11 @@ def execute(path: Path, folder: Path) -> NotebookNode:
             ``raises-exception``.
     """
     notebook = nbformat.read(path, as_version=4)
+    for name in _BESIDE:
+        if (path.parent / name).is_dir():
+            shutil.copytree(path.parent / name, folder / name, dirs_exist_ok=True)
+        elif (path.parent / name).is_file():
+            shutil.copy(path.parent / name, folder / name)
     client = NotebookClient(
         notebook,
         timeout=_CELL_TIMEOUT_S,

@@ -1,0 +1,407 @@
+"""GPUs for the notebooks beside this file: this machine's, or what others have said.
+
+Where there are no NVIDIA GPUs, or too few, the tensors of a notebook are ``meta`` tensors, which
+take no memory, and what GPUs said while its cells ran on them is played: allocators, driver,
+processes, and who owned what. The notebook's cells and gpumemwidget's own code are the same.
+
+A recording is made by executing a notebook on a machine with GPUs, with the environment variable
+``GPUMEMWIDGET_RECORD_TO`` set to a folder (``python -m tests.gpu.record_notebooks`` does that).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host import HostBackend
+from gpumemwidget.backends.nvml import NvmlMonitor
+from gpumemwidget.backends.recorder import Recorder
+from gpumemwidget.backends.recording import Recording, format_recording, parse_recording
+from gpumemwidget.backends.replay import Playback, ReplayBackend, ReplayMonitor
+from gpumemwidget.devices import Limit
+from gpumemwidget.jupyter import extension
+from gpumemwidget.owners import entries
+from gpumemwidget.records import HOST, DeviceAccount, Holding, MemoryAccount, Owned
+from gpumemwidget.units import format_bytes
+
+with warnings.catch_warnings():
+    # Of the abandoned package "pynvml", where somebody has it: torch imports what is called so.
+    warnings.simplefilter("ignore", FutureWarning)
+    import torch
+
+__all__ = ["Gpus"]
+
+_FOLDER = Path(__file__).parent / "recordings"
+_RECORD_TO = "GPUMEMWIDGET_RECORD_TO"
+_MIB = 1024**2
+
+#: What each source calls a device's memory, as ``show`` has it.
+_SOURCES = (
+    "nvidia-smi, memory used",
+    "nvidia-smi, this process",
+    "torch.cuda.mem_get_info(), total - free",
+    "torch.cuda.memory_reserved()",
+    "torch.cuda.memory_allocated()",
+    "  of that requested",
+)
+#: A process that takes memory until its input ends.
+_CHILD = """
+import sys, torch
+index, n_bytes = map(int, sys.argv[1:])
+kept = torch.ones(n_bytes, dtype=torch.uint8, device=f"cuda:{index}")
+torch.cuda.synchronize(index)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+class Gpus:
+    """The GPUs that a notebook works on.
+
+    Args:
+        story: the name of the recording that is played where there are too few GPUs.
+        n: how many it needs.
+    """
+
+    def __init__(self, story: str, n: int = 1) -> None:
+        self.n = n
+        self.is_played = torch.cuda.device_count() < n
+        self._story = story
+        self._moments: list[dict[str, Any]] = []
+        self._heard: dict[str, str] = {}
+        self._recorder: Recorder | None = None
+        self._children: list[subprocess.Popen[str]] = []
+        if not self.is_played:
+            names = [torch.cuda.get_device_name(index) for index in range(n)]
+            print(f"What follows is this machine's: {_join(names)}, torch {torch.__version__}.")
+            return
+        told = json.loads((_FOLDER / f"{story}.json").read_text(encoding="utf-8"))
+        self._moments, self._heard = told["moments"], told["heard"]
+        recording = parse_recording(json.dumps(told["recording"]))
+        self._playback = Playback(recording)
+        _play(self._playback, self._find_moment)
+        few = "is no NVIDIA GPU" if n == 1 else f"are fewer than {n} NVIDIA GPUs"
+        print(f"There {few} on this machine. {recording.about}")
+        print("The times, and the host's memory, are this machine's.")
+
+    def device(self, index: int = 0) -> torch.device:
+        """Where tensors go."""
+        return torch.device("meta") if self.is_played else torch.device("cuda", index)
+
+    def total_bytes(self, index: int = 0) -> int:
+        """What a device has in all."""
+        if self.is_played:
+            total = self._playback.recording.visible[index].total_bytes
+            assert total is not None
+            return total
+        return int(torch.cuda.get_device_properties(index).total_memory)
+
+    def synchronize(self) -> None:
+        """Wait until all that was asked of the GPUs is done."""
+        if not self.is_played:
+            for reading in extension.current_extension().monitor.hardware.read():
+                if reading.device.startswith("cuda:"):
+                    torch.cuda.synchronize(reading.device)
+
+    def show(self, moment: str) -> None:
+        """What each source says now.
+
+        Args:
+            moment: what has just been done; where a recording is played, it goes on to there.
+        """
+        if self.is_played:
+            self._go_to(moment)
+            figures = self._find_moment()["figures"]
+        else:
+            self.synchronize()
+            figures = _read_figures(self.n)
+            self._keep(moment, figures)
+        devices = list(figures)
+        width = max(map(len, _SOURCES))
+        print(f"{moment:{width}}", *(f"{device:>12}" for device in devices))
+        for source in _SOURCES:
+            amounts = (_format_amount(figures[device][source]) for device in devices)
+            print(f"{source:{width}}", *(f"{amount:>12}" for amount in amounts))
+
+    def read(self, device: str, source: str) -> int:
+        """One of these figures, in bytes, at the moment that was shown last."""
+        figures = self._find_moment()["figures"] if self.is_played else _read_figures(self.n)
+        n_bytes: int | None = figures[device][source]
+        if n_bytes is None:
+            raise ValueError(f"{source} is not known of {device}")
+        return n_bytes
+
+    def hear(self, what: str, say: Callable[[], str]) -> str:
+        """What GPUs made a function say: now, or when it was recorded.
+
+        Args:
+            what: its name in the recording.
+            say: the function; it is not called where a recording is played.
+        """
+        if self.is_played:
+            return self._heard[what]
+        self._heard[what] = said = say()
+        self._write()
+        return said
+
+    def run(self, what: str, code: str, **environ: str) -> str:
+        """What a Python process prints that sees the GPUs: now, or when it was recorded."""
+
+        def start() -> str:
+            command = [sys.executable, "-W", "ignore", "-c", code]
+            done = subprocess.run(
+                command,
+                env={**os.environ, **environ},
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            return done.stdout if done.returncode == 0 else done.stdout + done.stderr
+
+        return self.hear(what, start)
+
+    def start_child(self, index: int, n_bytes: int) -> None:
+        """Start a process below this one that takes so much of a device, until ``end_children``."""
+        if self.is_played:
+            return
+        child = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", _CHILD, str(index), str(n_bytes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._children.append(child)
+        assert child.stdout is not None
+        if child.stdout.readline() != "ready\n":
+            raise RuntimeError("the child has failed")
+
+    def end_children(self) -> None:
+        """End all of them."""
+        for child in self._children:
+            child.communicate("")
+        self._children.clear()
+
+    # -- What is played ----------------------------------------------------------------------------
+
+    def _find_moment(self) -> dict[str, Any]:
+        position = self._playback.position
+        return [each for each in self._moments if each["event"] <= position][-1]
+
+    def _go_to(self, moment: str) -> None:
+        [event] = [each["event"] for each in self._moments if each["name"] == moment]
+        position = self._playback.position
+        if event < position:
+            raise ValueError(f"the recording has gone on from {moment!r}: restart the kernel")
+        self._playback.advance(event - position)
+
+    # -- What is recorded --------------------------------------------------------------------------
+
+    def _keep(self, name: str, figures: dict[str, Any]) -> None:
+        """Write this moment down, where that was asked for."""
+        if _RECORD_TO not in os.environ:
+            return
+        running = extension.current_extension()
+        hardware = running.monitor.hardware
+        if self._recorder is None:
+            self._recorder = Recorder(hardware, NvmlMonitor())
+            self._recorder.start_span()
+        self._recorder.tick()
+        self._recorder.take_snapshot()
+        account = entries.take_memory_account(running.shell, hardware)
+        names = entries.name_blocks(running.shell, hardware, budget_s=5.0)
+        self._moments.append(
+            {
+                "name": name,
+                "event": self._recorder.n_events - 1,
+                "figures": figures,
+                "accounts": [
+                    _format_account(each) for each in account.devices if each.device != HOST
+                ],
+                "holdings": [dataclasses.asdict(each) for each in account.holdings],
+                "names": {
+                    device: [[address, *name] for address, name in blocks.items()]
+                    for device, blocks in names.items()
+                },
+            }
+        )
+        self._write()
+
+    def _write(self) -> None:
+        if self._recorder is None:
+            return
+        recording = _drop_host(self._recorder.to_recording())
+        names = _join([info.name for info in recording.visible])
+        about = (
+            f"What follows is played: recorded while these cells ran on {names}, "
+            f"torch {torch.__version__}."
+        )
+        recording = dataclasses.replace(recording, about=about)
+        path = Path(os.environ[_RECORD_TO]) / f"{self._story}.json"
+        path.write_text(_format(recording, self._moments, self._heard), encoding="utf-8")
+
+
+def _drop_host(recording: Recording) -> Recording:
+    """A recording without the host: where it is played, there is another one."""
+    return dataclasses.replace(
+        recording,
+        devices=tuple(each for each in recording.devices if each.device != HOST),
+        events=tuple(
+            dataclasses.replace(
+                event, readings=tuple(each for each in event.readings if each.device != HOST)
+            )
+            for event in recording.events
+        ),
+    )
+
+
+class _PlayedBackend(ReplayBackend):
+    """A recording in which limits can be set: what that did stands in it from the next moment."""
+
+    def __init__(self, playback: Playback) -> None:
+        super().__init__(playback)
+        self._set: dict[str, int | None] = {}
+
+    def set_limit(
+        self, device: str, limit_bytes: int | None, *, share: float | None = None
+    ) -> None:
+        """Say that it is so."""
+        total = next(each.total_bytes for each in self.list_devices() if each.device == device)
+        self._set[device] = round(share * total) if share is not None and total else limit_bytes
+
+    def read_limits(self) -> tuple[Limit, ...]:
+        """Those that were set here, and those of the recording."""
+        reserved = {each.device: each.reserved_bytes for each in self.read()}
+        return tuple(
+            Limit(each.device, self._set[each.device], each.total_bytes, reserved[each.device])
+            for each in self.list_devices()
+            if each.device in self._set
+        ) + tuple(each for each in super().read_limits() if each.device not in self._set)
+
+
+def _play(playback: Playback, find_moment: Callable[[], dict[str, Any]]) -> None:
+    """Have the extension take a recording for this machine's GPUs, and for who owns what there."""
+    take_account, name_blocks = entries.take_memory_account, entries.name_blocks
+
+    def detect() -> Hardware:
+        return Hardware([_PlayedBackend(playback), HostBackend()], ReplayMonitor(playback))
+
+    def play_account(*args: Any, **options: Any) -> MemoryAccount:
+        account = take_account(*args, **options)
+        moment = find_moment()
+        played = tuple(map(_parse_account, moment["accounts"]))
+        host = tuple(each for each in account.devices if each.device == HOST)
+        return dataclasses.replace(
+            account,
+            devices=(*played, *host),
+            holdings=tuple(map(_parse_holding, moment["holdings"])),
+        )
+
+    def play_names(*args: Any, **options: Any) -> Any:
+        played = {
+            device: {address: (kind, path) for address, kind, path in blocks}
+            for device, blocks in find_moment()["names"].items()
+        }
+        return {**name_blocks(*args, **options), **played}
+
+    vars(extension)["detect_hardware"] = detect
+    entries.take_memory_account = play_account
+    entries.name_blocks = play_names
+
+
+def _format(recording: Recording, moments: list[dict[str, Any]], heard: dict[str, str]) -> str:
+    """A story as its file's text: one line a moment."""
+    lines = ",\n".join(json.dumps(each, separators=(",", ":")) for each in moments)
+    return (
+        f'{{"heard": {json.dumps(heard, indent=1)},\n"moments": [\n{lines}\n],\n'
+        f'"recording": {format_recording(recording)}}}\n'
+    )
+
+
+def _format_account(account: DeviceAccount) -> dict[str, Any]:
+    """As ``_parse_account`` reads it; what is as it is by default is left out."""
+    fields = dataclasses.asdict(account)
+    for owned in fields["owned"]:
+        for name in [name for name, value in owned.items() if value in (None, False, ())]:
+            del owned[name]
+    return fields
+
+
+def _parse_account(fields: dict[str, Any]) -> DeviceAccount:
+    owned = (
+        Owned(**{**each, "steps": tuple(each["steps"]), "rows": tuple(each.get("rows", ()))})
+        for each in fields["owned"]
+    )
+    return DeviceAccount(fields["device"], fields["allocated_bytes"], tuple(owned))
+
+
+def _parse_holding(fields: dict[str, Any]) -> Holding:
+    pairs = {
+        name: tuple((device, n_bytes) for device, n_bytes in fields[name])
+        for name in ("held_bytes", "frees_bytes")
+    }
+    shape = fields["shape"]
+    lists = {
+        "shape": None if shape is None else tuple(shape),
+        "shared_with": tuple(fields["shared_with"]),
+    }
+    return Holding(**{**fields, **pairs, **lists})
+
+
+# -- The figures -----------------------------------------------------------------------------------
+
+
+def _read_figures(n: int) -> dict[str, dict[str, int | None]]:
+    """What each source says of each device; of one that is not in use, the driver alone."""
+    hardware = extension.current_extension().monitor.hardware
+    used = _ask_nvidia_smi()
+    figures = {}
+    for state in hardware.take_device_states(with_segments=False):
+        device = state.info.device
+        if not device.startswith("cuda:") or int(device[5:]) >= n:
+            continue
+        figures[device] = dict.fromkeys(_SOURCES)
+        told: dict[str, int | None] = figures[device]
+        if state.use is not None:
+            told[_SOURCES[0]] = used.get(state.info.uuid or "", state.use.used_bytes)
+        told[_SOURCES[1]] = next(
+            (each.n_bytes for each in state.processes or () if each.relation == "own"), None
+        )
+        if state.reading is None:
+            continue  # Asking torch might begin to use it.
+        free, total = torch.cuda.mem_get_info(device)
+        told[_SOURCES[2]] = total - free
+        told[_SOURCES[3]] = torch.cuda.memory_reserved(device)
+        told[_SOURCES[4]] = torch.cuda.memory_allocated(device)
+        told[_SOURCES[5]] = torch.cuda.memory_stats(device)["requested_bytes.all.current"]
+    return figures
+
+
+def _ask_nvidia_smi() -> dict[str, int]:
+    """The used memory by UUID, as the program itself prints it: in MiB."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {}
+    command = [program, "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    lines = (line.split(", ") for line in done.stdout.splitlines())
+    return {line[0]: int(line[1]) * _MIB for line in lines if len(line) == 2 and line[1].isdigit()}
+
+
+def _format_amount(n_bytes: int | None) -> str:
+    return "—" if n_bytes is None else format_bytes(n_bytes)
+
+
+def _join(names: list[str]) -> str:
+    """``NVIDIA H100``, ``2 × NVIDIA H200``."""
+    kinds = {name: names.count(name) for name in names}
+    return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in kinds.items())
