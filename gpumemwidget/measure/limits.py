@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from gpumemwidget.backends.cudalimits import Wish
 from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.unallocated import divide_unallocated
 from gpumemwidget.devices import Limit
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.backends.unallocated import divide_unallocated
 from gpumemwidget.records import HOST, DeviceReport
 from gpumemwidget.units import format_bytes, parse_bytes
 
