@@ -201,13 +201,20 @@ class Recorder:
             readings = ask()
             if len(self._events) < self._max_events:
                 # In the source's latest order: a GPU that comes later stands before the host.
-                latest = {info.device: info for info in self._source.list_devices()}
+                latest = {info.device: info for info in self._list_devices()}
                 self._devices = {**latest, **self._devices, **latest}
                 time_s = self._clock() - self._start_s
                 segments = snapshots[0] if snapshots else None
                 uses, change = self._read_devices()
                 self._events.append(Event(time_s, action, readings, uses, segments, change=change))
             return readings
+
+    def _list_devices(self) -> tuple[DeviceInfo, ...]:
+        infos = self._source.list_devices()
+        if not isinstance(self._source, WholeSource):
+            return infos
+        # Limits come and go: they stand with the events.
+        return tuple(dataclasses.replace(info, limit_bytes=None) for info in infos)
 
     def _read_devices(self) -> tuple[tuple[DeviceUse, ...], Change]:
         """The whole devices, and what has changed on them."""

@@ -11,26 +11,21 @@ that looks like training:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from gpumemwidget.backends.allocator import DeviceFullError, ReplayAllocator
-from gpumemwidget.backends.events import parse_events
-from gpumemwidget.backends.recording import Event, Recording
-from gpumemwidget.backends.snapshot import parse_segments
+from gpumemwidget.backends.base import Relation
+from gpumemwidget.backends.company import COMPANY_ACTIONS, Company, Scene
+from gpumemwidget.backends.recording import Recording
+from gpumemwidget.backends.stage import Stage
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.records import DeviceInfo, DeviceUse, Frame, Reading
+from gpumemwidget.records import DeviceInfo, Frame
 
 __all__ = ["Step", "demo_script", "play_script"]
 
 _MIB = 1024 * 1024
 _GIB = 1024 * _MIB
-#: The shares of a device that a context takes beside the allocator's memory, and that others use:
-#: of 80 GiB 512 and 320 MiB.
-_CONTEXT_SHARE = 1 / 160
-_OTHERS_SHARE = 1 / 256
-_BUSY_PERCENT = 93
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +33,35 @@ class Step:
     """One thing that a script does."""
 
     time_s: float
-    #: ``retry`` and ``oom`` let the allocator run full whatever it holds.
-    action: Literal["touch", "allocate", "free", "empty_cache", "retry", "oom"]
+    #: ``retry`` and ``oom`` let the allocator run full whatever it holds. The others are about
+    #: company: ``process`` lets one take so much of a device in all, and ``child`` lets one below
+    #: this process have so much of the host's memory (0: it ends); ``outside`` is what this process
+    #: itself takes beside its context and PyTorch's allocator, ``pin`` what it has pinned of the
+    #: host's; ``limit`` sets PyTorch's limit (0: none); ``lose`` is a GPU that answers no more.
+    action: Literal[
+        "touch",
+        "allocate",
+        "free",
+        "empty_cache",
+        "retry",
+        "oom",
+        "process",
+        "child",
+        "outside",
+        "pin",
+        "limit",
+        "lose",
+    ]
     device: int = 0
-    #: What ``allocate`` calls the block and ``free`` frees; unique among the blocks in use.
+    #: What ``allocate`` calls the block and ``free`` frees, unique among the blocks in use; what a
+    #: process runs.
     name: str = ""
     n_bytes: int = 0
     #: What is running meanwhile, innermost first, for the history.
     stack: tuple[Frame, ...] = ()
+    #: Of a process.
+    pid: int = 0
+    relation: Relation = "other"
 
 
 def play_script(
@@ -56,6 +72,7 @@ def play_script(
     about: str = "scripted",
     snapshots: bool = False,
     history: bool = False,
+    scene: Scene | None = None,
 ) -> Recording:
     """What simulated devices count while a script runs.
 
@@ -70,22 +87,28 @@ def play_script(
         about: what the recording says of itself.
         snapshots: take the allocators' snapshot with every event.
         history: write the allocators' events down too, and take the snapshots that it needs.
+        scene: what the driver tells of who is on the devices; it tells nothing, if not given and no
+            step is about that.
 
     Raises:
         BadInputError: a step goes back in time, has no such device, or frees what is not there.
     """
     if n_devices is None:
         n_devices = 1 + max((step.device for step in steps), default=0)
+    if scene is None and any(step.action in COMPANY_ACTIONS for step in steps):
+        scene = Scene()
+    company = None if scene is None else Company(scene, steps, total_bytes)
+    is_instance = scene is not None and scene.is_instance
     infos = tuple(
         DeviceInfo(
             device=f"cuda:{index}",
-            name="Simulated GPU",
+            name="Simulated GPU MIG 1g.10gb" if is_instance else "Simulated GPU",
             total_bytes=total_bytes,
-            uuid=f"GPU-00000000-0000-0000-0000-{index:012d}",
+            uuid=f"{'MIG' if is_instance else 'GPU'}-00000000-0000-0000-0000-{index:012d}",
         )
         for index in range(n_devices)
     )
-    stage = _Stage(n_devices, total_bytes, snapshots=snapshots, history=history)
+    stage = Stage(n_devices, total_bytes, company, snapshots=snapshots, history=history)
     events = [stage.to_event(0.0)]
     for time_s, group in groupby(steps, key=lambda step: step.time_s):
         if time_s < events[-1].time_s:
@@ -94,7 +117,10 @@ def play_script(
         for step in group:
             stage.carry_out(step)
         events.append(stage.to_event(time_s))
-    return Recording(devices=infos, visible=infos, events=tuple(events), about=about)
+    devices = infos
+    if company is not None:
+        devices = tuple(replace(info, total_bytes=company.pytorch_total_bytes) for info in infos)
+    return Recording(devices=devices, visible=infos, events=tuple(events), about=about)
 
 
 def demo_script(
@@ -124,95 +150,6 @@ def demo_script(
         *demo.tidy(),
     ]
     return sorted(steps, key=lambda step: step.time_s)
-
-
-class _Stage:
-    """The simulated devices while a script runs."""
-
-    def __init__(self, n_devices: int, total_bytes: int, *, snapshots: bool, history: bool) -> None:
-        self.now_s = 0.0
-        self._takes_snapshots = snapshots or history
-        self._has_history = history
-        self._total_bytes = total_bytes
-        self._others_bytes = int(total_bytes * _OTHERS_SHARE)
-        self._context_bytes = int(total_bytes * _CONTEXT_SHARE)
-        # What the allocator can have at most is what these leave.
-        room_bytes = total_bytes - self._others_bytes - self._context_bytes
-        self._allocator = ReplayAllocator(
-            n_devices, total_bytes=room_bytes, clock_ns=lambda: round(self.now_s * 1e9)
-        )
-        if history:
-            self._allocator.record_history()
-        #: ``None`` for a block that was not to be had.
-        self._handles: dict[str, int | None] = {}
-        self._was_allocated: dict[int, int] = {}
-
-    def carry_out(self, step: Step) -> None:
-        if step.action == "allocate":
-            if step.name in self._handles:
-                raise BadInputError(f"{step.name!r} at {step.time_s} s is in use: free it first")
-            try:
-                self._handles[step.name] = self._allocator.allocate(
-                    step.n_bytes, step.device, stack=step.stack
-                )
-            except DeviceFullError:
-                self._handles[step.name] = None
-        elif step.action == "free":
-            if step.name not in self._handles:
-                raise BadInputError(f"{step.name!r} at {step.time_s} s is not in use")
-            handle = self._handles.pop(step.name)
-            if handle is not None:
-                self._allocator.free(handle, stack=step.stack)
-        elif step.action == "empty_cache":
-            self._allocator.empty_cache(stack=step.stack)
-        elif step.action == "touch":
-            self._allocator.touch(step.device)
-        else:
-            getattr(self._allocator, step.action)(step.device, stack=step.stack)
-
-    def to_event(self, time_s: float) -> Event:
-        readings, uses = [], []
-        for index in range(self._allocator.n_devices):
-            stats = self._allocator.stats(index)
-            allocated = stats["allocated_bytes"]["all"]
-            reserved = stats["reserved_bytes"]["all"]
-            used_bytes = self._others_bytes
-            if index in self._allocator.list_touched():
-                used_bytes += self._context_bytes + reserved["current"]
-                readings.append(
-                    Reading(
-                        device=f"cuda:{index}",
-                        allocated_bytes=allocated["current"],
-                        reserved_bytes=reserved["current"],
-                        allocated_peak_bytes=allocated["peak"],
-                        reserved_peak_bytes=reserved["peak"],
-                        peak_is="exact",
-                        num_alloc_retries=stats["num_alloc_retries"],
-                        num_ooms=stats["num_ooms"],
-                    )
-                )
-                self._allocator.reset_peak(index)
-            was_busy = allocated["current"] != self._was_allocated.get(index, 0)
-            self._was_allocated[index] = allocated["current"]
-            uses.append(
-                DeviceUse(
-                    device=f"cuda:{index}",
-                    used_bytes=used_bytes,
-                    free_bytes=self._total_bytes - used_bytes,
-                    total_bytes=self._total_bytes,
-                    utilization_percent=_BUSY_PERCENT if was_busy else 0,
-                )
-            )
-        segments, traced = None, []
-        if self._takes_snapshots:
-            snapshot = self._allocator.take_snapshot()
-            segments = parse_segments(snapshot["segments"])
-            for index, raw in enumerate(snapshot["device_traces"]):
-                if raw:
-                    traced.append((f"cuda:{index}", parse_events(raw)))
-        if self._has_history:
-            self._allocator.record_history(clear_history=True)
-        return Event(time_s, "tick", tuple(readings), tuple(uses), segments, tuple(traced))
 
 
 class _Demo:

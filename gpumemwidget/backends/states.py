@@ -89,7 +89,9 @@ def take_states(
         own = tuple(segment for segment in segments if segment.device == device)
         notes = () if monitor is None else monitor.list_failures(device)
         if are_ours is False and listed is not None:
-            notes += ((_OTHER_NUMBERS if listed else _NOT_LISTED).format(device=device),)
+            note = (_OTHER_NUMBERS if listed else _NOT_LISTED).format(device=device)
+            # A recording has it already.
+            notes = (*(each for each in notes if each != note), note)
             listed = listed or None  # They are kept from us.
         states.append(
             DeviceState(
