@@ -1,0 +1,368 @@
+"""Limits on real GPUs: they hold to the byte, and no device comes into use by them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+
+import gpumemwidget
+from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.cudalimits import Wish
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host import HostBackend
+from gpumemwidget.jupyter.extension import current_extension
+from gpumemwidget.jupyter.feed import FULL, Feed
+from gpumemwidget.measure.limits import read_limits, set_limits
+from gpumemwidget.traces import OomCard
+from tests.gpu.test_cuda import SHELL, run_python
+from tests.gpu.test_oom import cards, find_gives, run, shell  # noqa: F401 - fixtures
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
+
+MIB = 1024**2
+GIB = 1024 * MIB
+N_GPUS = torch.cuda.device_count()
+needs_two = pytest.mark.skipif(N_GPUS < 2, reason="needs two GPUs")
+#: From this release on a limit is set without touching its device.
+IS_EARLY = tuple(int(each) for each in torch.__version__.split(".")[:2]) >= (2, 11)
+
+
+def clean_up() -> None:
+    """Without a limit, and without what earlier tests left in the cache."""
+    torch.cuda.set_per_process_memory_fraction(1.0, 0)
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def hardware() -> Iterator[Hardware]:
+    """The first GPU is in use."""
+    kept = torch.zeros(1, device="cuda:0")
+    clean_up()
+    hardware = Hardware([CudaBackend(torch), HostBackend()])
+    yield hardware
+    hardware.close()
+    del kept
+    clean_up()
+
+
+def take(n_bytes: int, device: int = 0) -> torch.Tensor:
+    return torch.empty(n_bytes, dtype=torch.uint8, device=f"cuda:{device}")
+
+
+def read_limit(hardware: Hardware) -> int | None:
+    return next(each.limit_bytes for each in hardware.read_limits() if each.device == "cuda:0")
+
+
+# -- To the byte -----------------------------------------------------------------------------------
+
+
+def test_a_limit_holds_to_the_byte(hardware: Hardware) -> None:
+    """A segment of just what is left fits; with one byte less it does not."""
+    reserved = torch.cuda.memory_reserved(0)
+
+    hardware.set_limit("cuda:0", reserved + 20 * MIB - 1)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        take(20 * MIB)
+    hardware.set_limit("cuda:0", reserved + 20 * MIB)
+    kept = take(20 * MIB)
+
+    assert torch.cuda.memory_reserved(0) == reserved + 20 * MIB == read_limit(hardware)
+    del kept
+
+
+@pytest.mark.parametrize("n_bytes", [1, 12 * GIB, 12 * GIB + 1, 7_777_777_777])
+def test_what_is_set_is_what_is_read(hardware: Hardware, n_bytes: int) -> None:
+    """In the device's description too; the whole is what CUDA tells."""
+    hardware.set_limit("cuda:0", n_bytes)
+
+    info = next(each for each in hardware.list_devices() if each.device == "cuda:0")
+    limit = next(each for each in hardware.read_limits() if each.device == "cuda:0")
+    total = torch.cuda.mem_get_info(0)[1]
+    assert (info.limit_bytes, limit.limit_bytes, limit.total_bytes) == (n_bytes, n_bytes, total)
+    assert limit.reserved_bytes == torch.cuda.memory_reserved(0)
+
+
+def test_a_share_is_torchs_own(hardware: Hardware) -> None:
+    """Set by us or by the user, it is the same; off takes both away."""
+    hardware.set_limit("cuda:0", None, share=0.37)
+    ours = read_limit(hardware)
+    torch.cuda.set_per_process_memory_fraction(0.37, 0)
+    users = read_limit(hardware)
+    hardware.set_limit("cuda:0", None)
+
+    assert ours == users == int(0.37 * torch.cuda.mem_get_info(0)[1])
+    assert read_limit(hardware) is None
+
+
+def test_under_what_is_reserved(hardware: Hardware) -> None:
+    """What is cached can be used, the next segment can't be had, what comes back is foretold."""
+    kept, cached, small = take(60 * MIB), take(40 * MIB), take(2 * MIB)
+    del cached
+    reserved = torch.cuda.memory_reserved(0)
+
+    (limit,) = set_limits(hardware, Wish(50 * MIB), "cuda:0")
+
+    assert limit.reserved_bytes == reserved > 50 * MIB
+    assert limit.largest_free_block_bytes == 40 * MIB
+    again = take(40 * MIB)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        take(40 * MIB)
+    del again
+    torch.cuda.empty_cache()
+    assert reserved - torch.cuda.memory_reserved(0) == limit.releasable_bytes
+    # 40 MiB are not enough: more has to go.
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        take(40 * MIB)
+    del kept, small
+
+
+def test_pytorch_gives_its_cache_back_for_a_request(hardware: Hardware) -> None:
+    """Where that is enough, the request is no error, as the report says."""
+    cached = take(50 * MIB), take(50 * MIB)
+    del cached
+    reserved = torch.cuda.memory_reserved(0)
+    (limit,) = set_limits(hardware, Wish(reserved - 10 * MIB), "cuda:0")
+
+    kept = take(80 * MIB)
+
+    assert limit.releasable_bytes == 100 * MIB
+    assert torch.cuda.memory_reserved(0) == reserved - 20 * MIB
+    del kept
+
+
+def test_the_current_device_stays(hardware: Hardware) -> None:
+    """In other threads too, whose own current device is the first."""
+    seen: list[int] = []
+
+    def work() -> None:
+        hardware.set_limit(f"cuda:{N_GPUS - 1}", 12 * GIB)
+        hardware.read_limits()
+        seen.append(torch.cuda.current_device())
+        hardware.set_limit(f"cuda:{N_GPUS - 1}", None)
+
+    work()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+    assert seen == [0, 0]
+
+
+# -- Devices that are not in use -------------------------------------------------------------------
+
+
+def test_a_limit_waits_for_the_first_use() -> None:
+    """Asked for before torch is imported, it is there before the first byte; nothing is touched."""
+    out = run_python(
+        SHELL
+        + """
+import sys
+cell("%memlimit 2GiB --device cuda:0")
+print("torch", "torch" in sys.modules)
+cell("import torch")
+import torch
+cell("%memlimit")
+print("initialised", torch.cuda.is_initialized(), torch._C._cuda_hasPrimaryContext(0))
+torch.cuda.init()
+cell("%memlimit")
+print("context", torch._C._cuda_hasPrimaryContext(0))
+def attempt(n_gib):
+    try:
+        return torch.empty(n_gib << 30, dtype=torch.uint8, device="cuda:0").numel() >> 30
+    except torch.cuda.OutOfMemoryError:
+        return "out of memory"
+first = attempt(3)
+cell("1 + 1")
+print("first", first, "then", attempt(3), attempt(1))
+print("limit", [each.limit_bytes for each in gpumemwidget.limit(device="cuda:0")])
+"""
+    )
+
+    assert "torch False" in out
+    assert out.count("not in use yet") >= 2
+    assert "initialised False False" in out
+    assert "context False" in out
+    first = "out of memory" if IS_EARLY else "3"
+    # What an older release had taken by then stays in its cache, and can be used.
+    then = "out of memory" if IS_EARLY else "3"
+    assert f"first {first} then {then} 1" in out
+    assert f"limit [{2 * GIB}]" in out
+
+
+def test_what_waits_is_taken_back() -> None:
+    """By off and by unloading: the first use finds no limit."""
+    for line in ("%memlimit off", "%unload_ext gpumemwidget"):
+        out = run_python(
+            SHELL
+            + f"""
+import torch
+cell("%memlimit 2GiB")
+cell("{line}")
+torch.empty(3 << 30, dtype=torch.uint8, device="cuda:0")
+print("had")
+"""
+        )
+        assert "had" in out
+
+
+@needs_two
+def test_an_untouched_second_device_stays_so() -> None:
+    """Its limit is set and shown, and holds; only its own first use makes a context there."""
+    out = run_python(
+        SHELL
+        + """
+import torch
+has_context = torch._C._cuda_hasPrimaryContext
+def attempt(n_gib, device):
+    try:
+        return torch.empty(n_gib << 30, dtype=torch.uint8, device=device).numel() >> 30
+    except torch.cuda.OutOfMemoryError:
+        return "out of memory"
+hardware = monitor.hardware
+used = lambda: hardware.read_devices()[1].use.used_bytes
+before = used()
+cell("%memlimit 2GiB --device cuda:1")
+x = torch.zeros(1, device="cuda:0")
+cell("%memlimit 4GiB --device cuda:1")
+cell("%memlimit")
+cell("%memstat")
+hardware.read()
+print("untouched", not has_context(1), used() - before < 16 << 20)
+print("current", torch.cuda.current_device())
+y = torch.zeros(1, device="cuda:1")
+cell("1 + 1")
+print("second", attempt(5, "cuda:1"), attempt(3, "cuda:1"))
+print("first", attempt(5, "cuda:0"))
+print("limits", [each.limit_bytes for each in gpumemwidget.limit()])
+print("current", torch.cuda.current_device())
+"""
+    )
+
+    assert "untouched True True" in out
+    assert "second out of memory 3" in out
+    assert "first 5" in out
+    assert f"limits [None, {4 * GIB}" in out
+    assert out.count("current 0") == 2
+
+
+@needs_two
+def test_using_the_second_first_touches_the_first_by_nothing() -> None:
+    """A limit that waits for the first, current device makes no context there."""
+    out = run_python(
+        SHELL
+        + """
+import torch
+cell("%memlimit 2GiB --device cuda:0")
+y = torch.zeros(1, device="cuda:1")
+cell("%memlimit")
+print("contexts", torch._C._cuda_hasPrimaryContext(0), torch._C._cuda_hasPrimaryContext(1))
+"""
+    )
+
+    assert "contexts False True" in out
+
+
+# -- In a notebook ---------------------------------------------------------------------------------
+
+
+def test_the_card_of_an_oom_says_the_limit(
+    shell: InteractiveShell,  # noqa: F811
+    cards: list[OomCard],  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And the way out of it is one that works."""
+    run(shell, "torch.cuda.empty_cache()")
+    limit_bytes = torch.cuda.memory_reserved(0) + 64 * MIB
+    run(shell, f"%memlimit {limit_bytes}")
+    capsys.readouterr()
+
+    run(shell, f"kept = torch.empty({256 * MIB}, dtype=torch.uint8, device='cuda')")
+
+    (card,) = cards
+    assert card.event.limit_bytes == limit_bytes
+    assert find_gives(card, "limit") > 0
+    (way,) = (each for each in card.ways if each.kind == "limit")
+    assert way.command == "%memlimit off --device cuda:0"
+    assert "left below the limit of" in capsys.readouterr().out
+    run(shell, str(way.command))
+    run(shell, f"kept = torch.empty({256 * MIB}, dtype=torch.uint8, device='cuda')")
+    assert shell.user_ns["kept"].numel() == 256 * MIB
+    assert len(cards) == 1
+
+
+def test_peaks_begin_anew_as_by_the_users_own_call(shell: InteractiveShell) -> None:  # noqa: F811
+    """What PyTorch tells afterwards is the same, and the cell's own peak is exact."""
+    run(shell, "torch.cuda.synchronize(); before = torch.cuda.memory_allocated(0)")
+    for reset in ("%memreset --device cuda:0", "torch.cuda.reset_peak_memory_stats(0)"):
+        run(
+            shell,
+            f"y = torch.empty({64 * MIB}, dtype=torch.uint8, device='cuda'); del y\n{reset}\n"
+            "peak = torch.cuda.max_memory_allocated(0)",
+        )
+        (device,) = (
+            each
+            for each in current_extension().monitor.ledger.records[-1].devices
+            if each.device == "cuda:0"
+        )
+        before = shell.user_ns["before"]
+        assert shell.user_ns["peak"] == before
+        assert device.allocated.peak_bytes == before + 64 * MIB
+        assert device.peak_is == "exact"
+
+
+def test_the_limit_stands_in_the_plot_and_the_tables(
+    shell: InteractiveShell,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What the user has set too."""
+    torch.cuda.set_per_process_memory_fraction(0.5, 0)
+    feed = Feed(current_extension().monitor, lambda *_: None)
+    described = [each for each in feed.take_snapshot(FULL)["devices"] if each["device"] == "cuda:0"]
+    feed.close()
+    capsys.readouterr()
+    run(shell, "%memlimit")
+
+    half = int(0.5 * torch.cuda.mem_get_info(0)[1])
+    assert [each["limit_bytes"] for each in described] == [half]
+    assert f"{half / GIB:.2f} GiB" in capsys.readouterr().out
+    assert [each.limit_bytes for each in gpumemwidget.limit(device="cuda:0")] == [half]
+
+
+# -- Pinned memory ---------------------------------------------------------------------------------
+
+
+def test_pinned_memory(hardware: Hardware) -> None:
+    """Held by tensors, in powers of two; what is freed stays with PyTorch."""
+    before: Any = hardware.read_pinned()
+    tensor = torch.empty(100 * MIB, dtype=torch.uint8).pin_memory()
+    during = hardware.read_pinned()
+    del tensor
+    gc.collect()
+    after = hardware.read_pinned()
+
+    if during is None:
+        pytest.skip(f"PyTorch {torch.__version__} does not tell")
+    held, taken = (0, 0) if before is None else (before.allocated_bytes, before.reserved_bytes)
+    assert during.allocated_bytes - held == 128 * MIB
+    assert 128 * MIB >= during.reserved_bytes - taken >= 0
+    assert after is not None
+    assert after.allocated_bytes == held
+    assert after.reserved_bytes == during.reserved_bytes
+
+
+def test_limits_without_the_extension(hardware: Hardware) -> None:
+    """All that are set are told, with what is reserved."""
+    hardware.set_limit("cuda:0", 12 * GIB)
+
+    (first, *_) = read_limits(hardware)
+
+    assert (first.device, first.limit_bytes) == ("cuda:0", 12 * GIB)
+    assert first.reserved_bytes == torch.cuda.memory_reserved(0)
