@@ -1,10 +1,11 @@
 """The share of a GPU that PyTorch may reserve, set and read to the byte.
 
 PyTorch takes a share and allows ``share * total`` bytes: a double, cut to a whole number. Before
-2.11 it brings a device into use to do so (https://github.com/pytorch/pytorch/pull/161035 ended
-that), hundreds of MB of the user's memory, and makes it the current one: there a limit waits until
-the user has touched the device. From 2.11 on it waits for CUDA alone, and is there before the first
-byte is allocated: PyTorch calls us as the last step of CUDA's initialisation.
+2.11, and with allocators other than its own, it brings a device into use to do so
+(https://github.com/pytorch/pytorch/pull/161035), hundreds of MB of the user's memory, and makes it
+the current one: there a limit waits until the user has touched the device. Else it waits for CUDA
+alone, and is there before the first byte is allocated: PyTorch calls us as the last step of CUDA's
+initialisation.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class CudaLimits:
         self._waiting: dict[int, Wish] = {}
         #: What we have set.
         self._set: dict[int, int] = {}
-        self._is_early = _parse_version(torch) >= _TOUCHES_NOTHING
+        self._is_new = _parse_version(torch) >= _TOUCHES_NOTHING
         # One object for each asking would not be found again.
         self._queued = self._apply_at_start
 
@@ -206,6 +207,14 @@ class CudaLimits:
         self._set.pop(index, None)
         if share < 1.0:
             self._set[index] = int(share * total_bytes)
+
+    @property
+    def _is_early(self) -> bool:
+        """Whether a limit can be set without touching its device.
+
+        Not with CUDA's own allocator (``backend:cudaMallocAsync``) or a pluggable one.
+        """
+        return self._is_new and self._torch.cuda.memory.get_allocator_backend() == "native"
 
     def _kept_current(self, index: int) -> contextlib.AbstractContextManager[object]:
         """What is current stays so, and unused, where torch would make this device the current."""

@@ -211,6 +211,18 @@ def test_older_releases_wait_for_the_device(old: Gpu) -> None:
     assert old.allocator.list_touched() == (0, 1)
 
 
+def test_other_allocators_wait_for_the_device(gpu: Gpu) -> None:
+    """CUDA's own brings a device into use, as older releases do."""
+    gpu.torch.cuda.memory.get_allocator_backend = lambda: "cudaMallocAsync"
+
+    gpu.backend.set_limit("cuda:1", 12 * GIB)
+    before = gpu.read()
+    gpu.allocator.touch(1)
+
+    assert before == [("cuda:1", 12 * GIB, True)]
+    assert gpu.read() == [("cuda:1", 12 * GIB, False)]
+
+
 def test_what_waits_is_taken_back(early: Gpu) -> None:
     """By off, or by another limit in its place."""
     early.backend.set_limit("cuda:0", 12 * GIB)
