@@ -17,7 +17,15 @@ from gpumemwidget.report.escape import escape_html
 from gpumemwidget.report.words import count_kind, cut_words
 from gpumemwidget.units import format_bytes
 
-__all__ = ["ROW_WIDTH", "MapPiece", "SegmentChart", "plot_segments", "render_segments"]
+__all__ = [
+    "ROW_WIDTH",
+    "MapPiece",
+    "SegmentChart",
+    "list_looks",
+    "name_look",
+    "plot_segments",
+    "render_segments",
+]
 
 #: The ``viewBox``, stretched to the room that there is.
 ROW_WIDTH = 1000
@@ -115,12 +123,21 @@ def _list_atoms(segments: Iterable[MapSegment]) -> Iterator[MapPiece]:
     """Each block; a free one of which some is given back is several."""
     at = 0
     for segment in segments:
-        given = _list_given(segment)
-        for block in segment.blocks:
-            for start, end, look in _split(block, segment, given):
-                told = _tell_block(block, look, end - start)
-                yield MapPiece(at + start, at + end, ((look, end - start),), told)
+        for block, start, end, look in list_looks(segment):
+            told = _tell_block(block, look, end - start)
+            yield MapPiece(at + start, at + end, ((look, end - start),), told)
         at += segment.n_bytes
+
+
+def list_looks(segment: MapSegment) -> Iterator[tuple[MapBlock, int, int, str]]:
+    """Each block with where it begins and ends in its segment, and its look.
+
+    A free one of which ``empty_cache`` gives only some back is several.
+    """
+    given = _list_given(segment)
+    for block in segment.blocks:
+        for start, end, look in _split(block, segment, given):
+            yield block, start, end, look
 
 
 def _list_given(segment: MapSegment) -> Sequence[tuple[int, int]]:
