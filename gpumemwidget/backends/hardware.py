@@ -172,9 +172,16 @@ class Hardware:
                 info=info,
                 reading=readings.get(device),
                 use=None if self._monitor is None else self._monitor.read_use(device),
+                note=self._find_failure(device),
             )
             for device, info in self._list_all().items()
         )
+
+    def _find_failure(self, device: str) -> str | None:
+        """Why something of a whole device can't be read, of several reasons the first."""
+        if self._monitor is None:
+            return None
+        return next(iter(self._monitor.list_failures(device)), None)
 
     def take_device_states(self, *, with_segments: bool = True) -> tuple[DeviceState, ...]:
         """All that can be told of every device at one moment: the GPUs, touched or not, the host.

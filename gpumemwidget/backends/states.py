@@ -51,6 +51,10 @@ class Counters(Protocol):
         """Pinned host memory."""
         ...
 
+    def available_host_bytes(self) -> int | None:
+        """Host memory that can still be taken."""
+        ...
+
 
 def take_states(
     counters: Counters,
@@ -87,6 +91,8 @@ def take_states(
     for device, info in infos.items():
         use, listed, stood = uses.get(device, (None, None, True))
         own = tuple(segment for segment in segments if segment.device == device)
+        if device == HOST and use is None:
+            use = _find_host_use(info.total_bytes, counters.available_host_bytes())
         notes = () if monitor is None else monitor.list_failures(device)
         if are_ours is False and listed is not None:
             note = (_OTHER_NUMBERS if listed else _NOT_LISTED).format(device=device)
@@ -137,6 +143,17 @@ def _read_driver(monitor: DeviceMonitor, device: str) -> tuple[DeviceUse | None,
         if (before and before.used_bytes) == (use and use.used_bytes):
             return use, listed, True
     return use, listed, False
+
+
+def _find_host_use(total_bytes: int | None, available_bytes: int | None) -> DeviceUse | None:
+    """The machine's memory, or that of its control group: what can't be had is in use.
+
+    Nobody is told of on it: resident sizes share pages, as a forked worker does with its parent.
+    """
+    if total_bytes is None or available_bytes is None:
+        return None
+    free_bytes = min(available_bytes, total_bytes)
+    return DeviceUse(HOST, total_bytes - free_bytes, free_bytes, total_bytes)
 
 
 def _stands(before: Reading | None, after: Reading | None) -> bool:

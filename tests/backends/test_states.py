@@ -19,6 +19,7 @@ from gpumemwidget.backends.nvml import NvmlMonitor
 from gpumemwidget.backends.processes import ProcessTree
 from gpumemwidget.backends.procfiles import ProcFiles
 from gpumemwidget.devices import ChildProcess, DeviceState, ProcessUse
+from gpumemwidget.records import DeviceUse
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
 from tests.backends.procfs import FakeProc
 from tests.backends.test_overlay import make_torch
@@ -102,8 +103,9 @@ def test_all_of_a_machine(make: Callable[..., Machine]) -> None:
     )
     assert (second.reading, second.segments, second.processes) == (None, (), ())
     assert second.use.used_bytes == 200 * MIB
-    assert (host.use, host.processes, host.segments) == (None, None, ())
-    assert host.reading.reserved_bytes > 0
+    assert (host.processes, host.segments) == (None, ())
+    assert host.use.used_bytes + host.use.free_bytes == host.use.total_bytes
+    assert host.use.used_bytes >= host.reading.reserved_bytes > 0
     assert all(each.is_at_one_moment and each.notes == () for each in (first, second, host))
     assert machine.allocator.list_touched() == (0,)
 
@@ -148,6 +150,37 @@ def test_children_with_their_devices(make: Callable[..., Machine]) -> None:
         ),
         ChildProcess(601, CHILD, "pt_data_worker", 1000 * page_bytes),
     )
+
+
+def test_what_is_used_of_the_host_is_what_can_not_be_had(make: Callable[..., Machine]) -> None:
+    """Of its total, and no less than nothing; unknown where either is unknown."""
+    machine = make()
+    total_bytes = machine.take()[2].info.total_bytes
+    uses = []
+    for available in (1000, None, total_bytes + 1):
+        machine.hardware.available_host_bytes = lambda value=available: value  # type: ignore[method-assign]
+        uses.append(machine.take()[2].use)
+
+    assert uses == [
+        DeviceUse("host", total_bytes - 1000, 1000, total_bytes),
+        None,
+        DeviceUse("host", 0, total_bytes, total_bytes),
+    ]
+
+
+def test_why_a_device_tells_nothing_stands_beside_its_counters(
+    make: Callable[..., Machine],
+) -> None:
+    """For as long as it is so, and of several reasons the first."""
+    machine = make()
+    before = machine.hardware.read_devices()
+    machine.gpus[0].failures["nvmlDeviceGetMemoryInfo"] = pynvml.NVML_ERROR_GPU_IS_LOST
+
+    during = [machine.hardware.read_devices() for _ in range(2)][1]
+
+    assert [report.note for report in before] == [None, None, None]
+    assert during[0].note.startswith("cuda:0: memory in use can't be read: the GPU is lost")
+    assert [report.note for report in during[1:]] == [None, None]
 
 
 # -- One moment --------------------------------------------------------------------------------
