@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpumemwidget.backends.caching import Block, CachingAllocator, DeviceFullError
+from gpumemwidget.backends.expandable import ExpandableAllocator
 from gpumemwidget.backends.simhistory import SimulatedHistory
 from gpumemwidget.backends.simpinned import SimulatedPinned
 from gpumemwidget.errors import BadInputError
@@ -31,6 +32,7 @@ class ReplayAllocator:
         n_devices: how many devices there are.
         total_bytes: the memory of each.
         clock_ns: nanoseconds since the epoch, for the history.
+        expandable: whether segments grow, as with ``expandable_segments:True``.
 
     Attributes:
         pinned: pinned host memory, which is the process's.
@@ -42,10 +44,13 @@ class ReplayAllocator:
         *,
         total_bytes: int = 80 * 1024**3,
         clock_ns: Callable[[], int] = time.time_ns,
+        expandable: bool = False,
     ) -> None:
         self.pinned = SimulatedPinned()
         self._history = SimulatedHistory(n_devices, clock_ns)
-        self._devices = [CachingAllocator(total_bytes) for _ in range(n_devices)]
+        kind = ExpandableAllocator if expandable else CachingAllocator
+        self._devices = [kind(total_bytes) for _ in range(n_devices)]
+        self._is_expandable = expandable
         self._touched: set[int] = set()
         self._blocks: dict[int, tuple[CachingAllocator, Block]] = {}
         self._next_handle = 1
@@ -171,7 +176,10 @@ class ReplayAllocator:
             return {
                 "segments": segments,
                 "device_traces": events,
-                "allocator_settings": {"max_split_size": -1, "expandable_segments": False},
+                "allocator_settings": {
+                    "max_split_size": -1,
+                    "expandable_segments": self._is_expandable,
+                },
             }
 
     @property

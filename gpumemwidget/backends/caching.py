@@ -12,11 +12,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from gpumemwidget.errors import BackendError
 
-__all__ = ["Block", "CachingAllocator", "DeviceFullError"]
+__all__ = ["Block", "CachingAllocator", "DeviceFullError", "Segment"]
 
 _MIB = 1024 * 1024
 #: Every block is a multiple of this.
@@ -72,20 +72,21 @@ class _Stat:
 class Block:
     """A piece of a segment."""
 
-    segment: _Segment
+    segment: Segment
     n_bytes: int
     requested_bytes: int = 0
     is_free: bool = True
 
 
 @dataclass(slots=True, eq=False)
-class _Segment:
+class Segment:
     """One allocation of the driver's, and its pieces from left to right."""
 
     address: int
     n_bytes: int
     pool: str
     blocks: list[Block]
+    is_expandable: bool = False
 
 
 class CachingAllocator:
@@ -102,7 +103,7 @@ class CachingAllocator:
         #: Told what torch's history would note: the action, the address (of an ``oom`` what is
         #: free) and the bytes, of a block those that were asked for.
         self.on_event: Callable[[str, int, int], None] | None = None
-        self._segments: list[_Segment] = []
+        self._segments: list[Segment] = []
         self._stats = {name: {pool: _Stat() for pool in _POOLS} for name in _STATS}
         self._next_address = _FIRST_ADDRESS
         self._num_alloc_retries = 0
@@ -201,7 +202,7 @@ class CachingAllocator:
                 "allocated_size": sum(each.n_bytes for each in segment.blocks if not each.is_free),
                 "segment_type": segment.pool.removesuffix("_pool"),
                 "segment_pool_id": (0, 0),
-                "is_expandable": False,
+                "is_expandable": segment.is_expandable,
                 "blocks": [
                     {
                         "address": address,
@@ -248,16 +249,11 @@ class CachingAllocator:
             n_bytes = _SHARED_SEGMENT_BYTES
         else:
             n_bytes = _round_up(block_bytes, _SEGMENT_ROUNDING_BYTES)
-        room_bytes = min(self.allowed_bytes, self.total_bytes)
-        if self.reserved_bytes + n_bytes > room_bytes:
+        if not self._has_room(n_bytes):
             self.retry()
-        if self.reserved_bytes + n_bytes > room_bytes:
-            self.fail(block_bytes)
-            raise DeviceFullError(
-                f"no room for {block_bytes} bytes: of {room_bytes} bytes "
-                f"{self.reserved_bytes} are reserved and in use"
-            )
-        segment = _Segment(self._next_address, n_bytes, pool, [])
+        if not self._has_room(n_bytes):
+            self._refuse(block_bytes)
+        segment = Segment(self._next_address, n_bytes, pool, [])
         self._next_address += n_bytes
         segment.blocks.append(Block(segment, n_bytes))
         self._segments.append(segment)
@@ -265,6 +261,16 @@ class CachingAllocator:
         self._tell_segment(segment, "segment_alloc")
         self._add(pool, reserved_bytes=n_bytes, segment=1)
         return segment.blocks[0]
+
+    def _has_room(self, n_bytes: int) -> bool:
+        return self.reserved_bytes + n_bytes <= min(self.allowed_bytes, self.total_bytes)
+
+    def _refuse(self, block_bytes: int) -> NoReturn:
+        self.fail(block_bytes)
+        raise DeviceFullError(
+            f"no room for {block_bytes} bytes: of {min(self.allowed_bytes, self.total_bytes)} "
+            f"bytes {self.reserved_bytes} are reserved and in use"
+        )
 
     def _cut(self, block: Block, block_bytes: int) -> None:
         """Leave what a free block has over as another block, if it is worth it."""
@@ -287,7 +293,7 @@ class CachingAllocator:
             for action in actions:
                 self.on_event(action, address, block.requested_bytes)
 
-    def _tell_segment(self, segment: _Segment, action: str) -> None:
+    def _tell_segment(self, segment: Segment, action: str) -> None:
         if self.on_event is not None:
             self.on_event(action, segment.address, segment.n_bytes)
 
@@ -318,7 +324,7 @@ class CachingAllocator:
             yield from pools.values()
 
 
-def _list_addresses(segment: _Segment) -> Iterator[tuple[int, Block]]:
+def _list_addresses(segment: Segment) -> Iterator[tuple[int, Block]]:
     """The blocks of a segment and where each lies."""
     sizes = (block.n_bytes for block in segment.blocks)
     starts = itertools.accumulate(sizes, initial=segment.address)

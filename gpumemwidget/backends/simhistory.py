@@ -16,7 +16,8 @@ __all__ = ["SimulatedHistory"]
 
 #: Frames of the simulation's own are no part of a stack.
 _OWN_FILES = frozenset(
-    str(Path(__file__).with_name(name)) for name in ("allocator.py", "caching.py", "simhistory.py")
+    str(Path(__file__).with_name(name))
+    for name in ("allocator.py", "caching.py", "expandable.py", "simhistory.py")
 )
 
 

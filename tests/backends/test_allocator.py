@@ -14,6 +14,8 @@ from gpumemwidget.backends.allocator import DeviceFullError, ReplayAllocator
 from gpumemwidget.backends.caching import CachingAllocator
 from gpumemwidget.backends.cuda import CudaBackend
 from gpumemwidget.backends.simulated import simulate_torch
+from gpumemwidget.backends.snapshot import parse_segments
+from gpumemwidget.backends.unallocated import divide_unallocated
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.measure.replaying import replay
 from gpumemwidget.records import Frame
@@ -231,12 +233,72 @@ def test_counters_agree_with_the_blocks(program: list[tuple[str, int]]) -> None:
     assert read(allocator, "reserved_bytes") <= 300 * MIB
 
 
-@given(PROGRAMS, PROGRAMS)
+@given(PROGRAMS, st.booleans())
+def test_the_cache_gives_what_was_foretold(
+    program: list[tuple[str, int]], is_expandable: bool
+) -> None:
+    """After any program the snapshot is what the counters say, and tells what emptying gives."""
+    allocator = ReplayAllocator(total_bytes=300 * MIB, expandable=is_expandable)
+    run(allocator, program, [])
+    segments = parse_segments(allocator.snapshot())
+    foretold = divide_unallocated(segments)
+    before = read(allocator, "reserved_bytes")
+
+    allocator.empty_cache()
+
+    assert foretold.reserved_bytes == before <= 300 * MIB
+    assert foretold.allocated_bytes == read(allocator, "allocated_bytes")
+    assert foretold.releasable_bytes == before - read(allocator, "reserved_bytes")
+    assert {each.is_expandable for each in segments} <= {is_expandable}
+    left = parse_segments(allocator.snapshot())
+    ends = [each.address + each.n_bytes for each in left]
+    assert all(end <= after.address for end, after in zip(ends, left[1:], strict=False))
+    for pool in ("small_pool", "large_pool"):
+        blocks = list(list_blocks(allocator._devices[0], pool))
+        split = sum(size for size, free, is_split in blocks if free and is_split)
+        assert read(allocator, "inactive_split_bytes", pool=pool) == split
+
+
+def test_segments_grow_and_give_pages_back() -> None:
+    """One range a pool, page by page; what is left between gaps are segments of their own."""
+    allocator = ReplayAllocator(total_bytes=300 * MIB, expandable=True)
+    allocator.record_history()
+    handles = [allocator.allocate(n_bytes) for n_bytes in (30 * MIB, 30 * MIB, 30 * MIB, 1)]
+    grown = parse_segments(allocator.snapshot())
+    allocator.free(handles[1])
+
+    allocator.empty_cache()
+
+    left = parse_segments(allocator.snapshot())
+    allocator.allocate(25 * MIB)
+    assert [(each.n_bytes, each.is_small, len(each.blocks)) for each in grown] == [
+        (2 * MIB, True, 2),
+        (100 * MIB, False, 4),
+    ]
+    start = grown[1].address
+    assert [(each.address - start, each.n_bytes) for each in left[1:]] == [
+        (0, 40 * MIB),
+        (60 * MIB, 40 * MIB),
+    ]
+    events = [
+        (each["action"], each["size"])
+        for each in allocator.take_snapshot()["device_traces"][0]
+        if each["action"].startswith("segment")
+    ]
+    assert events == [
+        *(("segment_map", n_bytes * MIB) for n_bytes in (40, 20, 40, 2)),
+        ("segment_unmap", 20 * MIB),
+        ("segment_map", 20 * MIB),
+    ]
+    assert allocator.take_snapshot()["allocator_settings"]["expandable_segments"] is True
+
+
+@given(PROGRAMS, PROGRAMS, st.booleans())
 def test_events_come_to_the_counters(
-    before: list[tuple[str, int]], program: list[tuple[str, int]]
+    before: list[tuple[str, int]], program: list[tuple[str, int]], is_expandable: bool
 ) -> None:
     """After any program the history, played again, gives what was counted, to the byte."""
-    allocator = ReplayAllocator(total_bytes=300 * MIB)
+    allocator = ReplayAllocator(total_bytes=300 * MIB, expandable=is_expandable)
     allocator.touch(0)
     backend = CudaBackend(simulate_torch(allocator))
     handles: list[int] = []
