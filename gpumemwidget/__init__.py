@@ -4,6 +4,7 @@
 
 - ``monitor()``: the recorded cells and the samples (``%memledger``)
 - ``stat()``: the memory of every device now (``%memstat``)
+- ``bridge()``: whole devices in parts that add up (``%memstat --device``)
 - ``account()``: who owns what is allocated (``%memvars``)
 - ``why()``: what holds something, and how to cut it (``%memwhy``)
 - ``holdings()``, ``plan_release()``, ``release()``: who holds what, and its release
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from gpumemwidget.jupyter.api import (
         account,
+        bridge,
         budget,
         dashboard,
         holdings,
@@ -50,6 +52,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "account",
+    "bridge",
     "budget",
     "dashboard",
     "holdings",

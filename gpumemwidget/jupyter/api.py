@@ -20,6 +20,7 @@ from gpumemwidget.records import (
 )
 
 if TYPE_CHECKING:
+    from gpumemwidget.jupyter.bridgeapi import DeviceBridges
     from gpumemwidget.jupyter.dashboard import Dashboard
     from gpumemwidget.jupyter.extension import Extension
     from gpumemwidget.jupyter.traceapi import Trace
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "account",
+    "bridge",
     "budget",
     "dashboard",
     "explain_in",
@@ -75,6 +77,36 @@ def stat() -> tuple[DeviceReport, ...]:
             return hardware.read_devices()
         finally:
             hardware.close()
+
+
+def bridge(device: str | None = None) -> DeviceBridges:
+    """Whole devices, each in parts that add up to all of it, as ``%memstat --device`` shows them.
+
+    ``b = gpumemwidget.bridge()``, then ``b.records``, ``b.record("cuda:0")``, ``b.figure()``,
+    ``b.segments_figure()``, ``b.to_html()``; shown, it is the report. It needs no notebook, but
+    without the extension nobody knows what is allocated for what.
+
+    Args:
+        device: one alone, ``"cuda:0"`` or ``"host"``; ``None`` for all.
+
+    Raises:
+        BadInputError: there is no such device.
+    """
+    from gpumemwidget.backends.hardware import detect_hardware  # noqa: PLC0415 - when it is used
+    from gpumemwidget.jupyter.bridgeapi import (  # noqa: PLC0415
+        take_bridges,
+        take_plain_bridges,
+    )
+
+    try:
+        extension = _get_extension()
+    except NotLoadedError:
+        hardware = detect_hardware()
+        try:
+            return take_plain_bridges(hardware, device)
+        finally:
+            hardware.close()
+    return take_bridges(extension, device, with_maps=True)
 
 
 def holdings() -> tuple[Holding, ...]:

@@ -66,6 +66,14 @@ class MemMagics(Magics):
         return [(kind, name) for kind, magics in self.magics.items() for name in magics]
 
     @magic_arguments()
+    @argument(
+        "--device",
+        nargs="?",
+        const="",
+        metavar="D",
+        help="show whole devices instead, each in parts that add up to all of it: cuda:0, host "
+        "(without D: every one); of one alone also where its blocks lie",
+    )
     @line_magic
     def memstat(self, line: str) -> None:
         """Show the memory of every device now, and what it is for.
@@ -73,9 +81,21 @@ class MemMagics(Magics):
         For each GPU and the host: what is allocated, reserved and was the peak in this process;
         what of it is parameters, gradients, optimizer state, saved for backward and so on; and what
         is used and free on the whole device, other processes included.
+
+        With --device, a device's whole memory, from what tensors hold to what is free: what PyTorch
+        keeps in reserve, what this process has beside that, which other processes there are, and
+        what can be done about each.
         """
         with refusing("memstat"):
-            parse_line(self.memstat, line)
+            args = parse_line(self.memstat, line)
+            if args.device is not None:
+                from gpumemwidget.jupyter.bridgeapi import (  # noqa: PLC0415 - when it is used
+                    take_bridges,
+                )
+
+                device = unquote(args.device) or None
+                display(take_bridges(self._extension, device, with_maps=device is not None))
+                return
             from gpumemwidget.owners.entries import (  # noqa: PLC0415 - when it is used
                 take_memory_account,
             )

@@ -127,7 +127,7 @@ def _list_rulers(bridge: Bridge, own: int | None) -> Iterator[Ruler]:
         tellers = (
             ("allocated", bridge.allocated_bytes, "malloc's own count, mallinfo2()"),
             ("resident", bridge.reserved_bytes, "top, htop: RES of this process"),
-            ("used", bridge.used_bytes, "free: total less available"),
+            ("used", bridge.used_bytes, "total less what is available"),
         )
     else:
         library = name_library(bridge.device)

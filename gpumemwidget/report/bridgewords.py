@@ -125,7 +125,8 @@ _HOST_SENTENCES: dict[PartKey, str] = {
     "allocated": "Handed out by malloc to tensors on the CPU, arrays and Python's objects.",
     "children": "Processes that this notebook has started, pages that they share with it "
     "included: it goes when they end.",
-    "others": "Other processes, the system, and files that it can't drop from memory.",
+    "others": "The rest of what is in use: other processes, the system, files that it can't "
+    "drop from memory.",
     "free": "Can be taken without swapping: it is unused, or holds files that can be dropped.",
 }
 #: Of a process whose name can't be read.

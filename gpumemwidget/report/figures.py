@@ -1,4 +1,4 @@
-"""The plotly figures: one cell over time, traced or not, and the ledger as bars.
+"""The plotly figures: a cell over time, traced or not, the ledger as bars, whole devices.
 
 plotly is imported at the first figure: it takes longer to import than all the rest of us. The
 figures paint no background and write in a middle grey, so they read on a light and on a dark page.
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gpumemwidget.devices import Bridge, SegmentMap
 from gpumemwidget.records import CellDevice, CellRecord, Sample, Span
+from gpumemwidget.report.bridgeplot import draw_bridge, draw_segments
 from gpumemwidget.report.escape import escape_html
 from gpumemwidget.report.pieces import sort_devices
 from gpumemwidget.report.sparkline import list_points
@@ -28,7 +30,7 @@ from gpumemwidget.units import UNKNOWN, format_bytes, format_change, format_dura
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["figure_cell", "figure_ledger", "figure_trace"]
+__all__ = ["figure_bridge", "figure_cell", "figure_ledger", "figure_segments", "figure_trace"]
 
 _HEIGHT_OF_ONE = 190
 _HEIGHT_OF_REST = 90
@@ -68,6 +70,23 @@ def figure_trace(trace: CellTrace, device: str | None = None) -> Figure:
 
     drawn = plot_trace(trace, device)
     return go.Figure(drawn if drawn is not None else {"layout": {"template": "none"}})
+
+
+def figure_bridge(bridge: Bridge) -> Figure:
+    """A device as a bar of its parts, and what PyTorch and ``nvidia-smi`` tell of it.
+
+    The pointer shows what a part is, and what can be done about it.
+    """
+    import plotly.graph_objects as go  # noqa: PLC0415 - at the first figure
+
+    return go.Figure(draw_bridge(bridge))
+
+
+def figure_segments(found: SegmentMap) -> Figure:
+    """A device's blocks where they lie; the pointer shows size, owner and line."""
+    import plotly.graph_objects as go  # noqa: PLC0415 - at the first figure
+
+    return go.Figure(draw_segments(found))
 
 
 def _draw_cell_device(

@@ -36,6 +36,8 @@ _DEVICE_COLUMNS = (
     Column("busy"),
     Column("name", "words", last="wrap"),
 )
+#: Where each whole device is told in parts.
+_MORE = "%memstat --device shows all of each device in parts that add up."
 
 
 def report_stat(
@@ -74,6 +76,8 @@ def report_stat(
     else:
         blocks.append(Note("No device was found."))
     blocks.extend(explain_marks(blocks))
+    if ordered:
+        blocks.append(Note(_MORE))
     blocks.extend(Note(device.note, tone="warn") for device in ordered if device.note)
     blocks.extend(Note(note, tone="warn") for note in notes)
     document = Document(tuple(blocks))
