@@ -355,7 +355,9 @@ class ReplayMonitor:
         if self._is_closed:
             return None
         listed = self._standing.follow().processes.get(device)
-        return None if listed is None else tuple((use.pid, use.n_bytes) for use in listed)
+        if listed is None:
+            return None
+        return tuple((use.pid, use.n_bytes) for use in sorted(listed, key=lambda use: use.pid))
 
     def list_failures(self, device: str) -> tuple[str, ...]:
         """What could not be read at this position."""

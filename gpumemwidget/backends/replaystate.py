@@ -98,13 +98,10 @@ class ReplayProcesses:
         return tuple(replace(child, devices=()) for child in self._standing.follow().children)
 
     def describe(
-        self,
-        pids: Collection[int],
-        *,
-        are_ours: bool | None,  # noqa: ARG002 - it was known when it was recorded
+        self, pids: Collection[int], *, are_ours: bool | None
     ) -> Mapping[int, tuple[Relation, str | None]]:
         """What was told of them when it was recorded."""
-        listed = self._standing.follow().processes.values()
+        listed = () if are_ours is False else self._standing.follow().processes.values()
         told: dict[int, tuple[Relation, str | None]] = {
             use.pid: (use.relation, use.name) for each in listed for use in each or ()
         }

@@ -11,6 +11,8 @@ import dataclasses
 import functools
 import os
 import random
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,18 +20,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+import pynvml
 import pytest
 
 from gpumemwidget.backends.accelerator import AcceleratorBackend
 from gpumemwidget.backends.allocator import ReplayAllocator
-from gpumemwidget.backends.base import DeviceMonitor, MemoryBackend
+from gpumemwidget.backends.base import DeviceMonitor, MemoryBackend, ProcessSource
 from gpumemwidget.backends.cuda import CudaBackend
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.nvml import NvmlMonitor
+from gpumemwidget.backends.processes import ProcessTree
+from gpumemwidget.backends.procfiles import ProcFiles, PsutilReader
 from gpumemwidget.backends.recorder import Recorder
 from gpumemwidget.backends.recording import Recording, save_recording
 from gpumemwidget.backends.replay import Playback, ReplayBackend, ReplayMonitor
+from gpumemwidget.backends.scenes import SceneKind, play_scene
 from gpumemwidget.backends.script import Step, demo_script, play_script
+from gpumemwidget.devices import ChildProcess, Limit
+from gpumemwidget.errors import BackendError
 from gpumemwidget.records import HOST, Block, DeviceInfo, PeakIs, Reading, Segment
 from gpumemwidget.traces import ACTIONS, AllocatorTrace
 from tests.backends.fake_accelerators import make_mps, make_xpu
@@ -43,7 +51,8 @@ SLACK_BYTES = 4 * MIB
 METHODS = (
     *("list_devices", "read", "start_span", "end_span", "read_as_user"),
     *("read_segments", "release_workspaces", "empty_cache", "take_notes"),
-    *("start_trace", "end_trace", "set_sites", "close"),
+    *("start_trace", "end_trace", "set_sites", "read_pinned", "read_limits", "reset_peaks"),
+    "close",
 )
 #: What the calls need to be told.
 OPTIONS: dict[str, dict[str, int]] = {"start_trace": {"n_events": 1000}, "set_sites": {"is_on": 1}}
@@ -594,19 +603,163 @@ def test_a_forked_child_reads_without_failing(subject: Subject) -> None:
     check_readings(subject.backend.end_span())
 
 
+# -- What may be taken, and peaks begun anew ---------------------------------------------------
+
+
+def test_a_limit_is_told_or_refused(subject: Subject) -> None:
+    """What was set is read, until it is taken away; who can't says so in one line."""
+    for info in subject.backend.list_devices():
+        before = subject.backend.read_limits()
+        try:
+            subject.backend.set_limit(info.device, 80 * MIB)
+        except BackendError as error:
+            assert "\n" not in str(error)  # noqa: PT017 - either outcome is right, none other is
+            assert subject.backend.read_limits() == before
+            continue
+        limits = {limit.device: limit for limit in subject.backend.read_limits()}
+        subject.backend.set_limit(info.device, None)
+        after = {limit.device: limit.limit_bytes for limit in subject.backend.read_limits()}
+
+        assert limits[info.device].limit_bytes == 80 * MIB
+        assert after.get(info.device) is None
+
+
+def test_limits_are_those_of_its_devices(subject: Subject) -> None:
+    """In their order; with what is reserved, where a device is in use."""
+    limits = subject.backend.read_limits()
+
+    devices = [info.device for info in subject.backend.list_devices()]
+    reserved = {each.device: each.reserved_bytes for each in subject.backend.read()}
+    assert [each.device for each in limits] == [
+        each for each in devices if each in {limit.device for limit in limits}
+    ]
+    for limit in limits:
+        assert type(limit) is Limit
+        assert limit.reserved_bytes == reserved[limit.device]
+        assert not limit.is_waiting
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "cuda:", "cuda:x", "disk", ""])
+def test_what_is_no_device_has_no_limit(subject: Subject, device: str) -> None:
+    """It is refused, and nothing waits for it."""
+    with pytest.raises(BackendError):
+        subject.backend.set_limit(device, 80 * MIB)
+
+    assert device not in [limit.device for limit in subject.backend.read_limits()]
+
+
+def test_peaks_begin_anew_for_the_user_alone(subject: Subject) -> None:
+    """On the devices that are told of; the running span keeps its own."""
+    subject.backend.start_span()
+    subject.work()
+    (before, *_) = subject.backend.read()
+
+    done = subject.backend.reset_peaks()
+    (told, *_) = subject.backend.read_as_user()
+    (after, *_) = subject.backend.end_span()
+
+    assert set(done) <= {info.device for info in subject.backend.list_devices()} - {HOST}
+    assert after.reserved_peak_bytes >= before.reserved_peak_bytes
+    assert after.allocated_peak_bytes == before.allocated_peak_bytes
+    if told.device in done:
+        assert told.allocated_peak_bytes == told.allocated_bytes
+        assert told.reserved_peak_bytes == told.reserved_bytes
+    else:
+        assert told.reserved_peak_bytes >= before.reserved_peak_bytes
+
+
+def test_peaks_of_other_devices_stay(subject: Subject) -> None:
+    """Where only some are to begin anew, and these are none of its own."""
+    subject.work()
+    before = subject.backend.read_as_user()[0].allocated_peak_bytes
+
+    assert subject.backend.reset_peaks(["cuda:99"]) == ()
+    assert subject.backend.read_as_user()[0].allocated_peak_bytes == before
+
+
+def test_pinned_memory_is_known_or_not(subject: Subject) -> None:
+    """No more is held than the allocator has; nobody begins it by asking."""
+    told = [subject.backend.read_pinned() for _ in range(2)]
+
+    assert told[0] == told[1]
+    for pinned in told:
+        assert pinned is None or 0 <= pinned.allocated_bytes <= pinned.reserved_bytes
+
+
 # -- Device monitors --------------------------------------------------------------------------
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(lambda: NvmlMonitor(FakeNvml(FakeGpu(), FakeGpu()), environ={}), id="nvml"),
-        pytest.param(
-            lambda: ReplayMonitor(Playback(play_script(demo_script(2, n_steps=1)))), id="replay"
+def make_nvml(*gpus: FakeGpu, v2_error: int | None = None, **environ: str) -> NvmlMonitor:
+    return NvmlMonitor(FakeNvml(*gpus, v2_error=v2_error), environ=environ)
+
+
+def make_instance() -> NvmlMonitor:
+    instance = FakeGpu("MIG 1g", "MIG-1", instance_id=7, processes={1: 5, 2: 6}, elsewhere={2: 8})
+    return make_nvml(FakeGpu(uuid="GPU-b", instances=[instance]), CUDA_VISIBLE_DEVICES="MIG-1")
+
+
+def make_played(kind: SceneKind) -> ReplayMonitor:
+    """In the middle of a scene."""
+    playback = Playback(play_scene(2, kind, n_steps=2))
+    playback.advance(playback.n_events * 2 // 3)
+    return ReplayMonitor(playback)
+
+
+TELLING = [
+    pytest.param(
+        lambda: make_nvml(FakeGpu(processes={3: 5, 2: None}, drawing={3: 5}), FakeGpu()), id="nvml"
+    ),
+    pytest.param(
+        lambda: make_nvml(
+            FakeGpu(reserved_bytes=MIB), v2_error=pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
         ),
-        pytest.param(NvmlMonitor, id="real-nvml", marks=pytest.mark.gpu),
-    ]
-)
+        id="old-nvml",
+    ),
+    pytest.param(make_instance, id="instance"),
+    pytest.param(
+        lambda: ReplayMonitor(Playback(play_script(demo_script(2, n_steps=1)))), id="replay"
+    ),
+    pytest.param(lambda: make_played("whole"), id="scene"),
+    pytest.param(lambda: make_played("MIG"), id="scene-of-an-instance"),
+    pytest.param(lambda: make_played("host PIDs"), id="scene-in-a-container"),
+    pytest.param(NvmlMonitor, id="real-nvml", marks=pytest.mark.gpu),
+]
+SILENT = [
+    pytest.param(
+        lambda: make_nvml(
+            FakeGpu(
+                failures={
+                    f"nvmlDeviceGet{what}": pynvml.NVML_ERROR_GPU_IS_LOST
+                    for what in ("MemoryInfo", "UtilizationRates", "ComputeRunningProcesses")
+                }
+            )
+        ),
+        id="lost",
+    ),
+    pytest.param(
+        lambda: make_nvml(
+            FakeGpu(
+                failures={
+                    "nvmlDeviceGetComputeRunningProcesses": pynvml.NVML_ERROR_NO_PERMISSION,
+                }
+            )
+        ),
+        id="no-permission",
+    ),
+    pytest.param(lambda: make_played("lost GPU"), id="scene-of-a-lost-one"),
+    pytest.param(lambda: make_played("no permission"), id="scene-without-permission"),
+]
+
+
+@pytest.fixture(params=TELLING)
 def monitor(request: pytest.FixtureRequest) -> Iterator[DeviceMonitor]:
+    made = request.param()
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=[*TELLING, *SILENT])
+def any_monitor(request: pytest.FixtureRequest) -> Iterator[DeviceMonitor]:
     made = request.param()
     yield made
     made.close()
@@ -628,7 +781,41 @@ def test_every_device_has_a_use(monitor: DeviceMonitor) -> None:
         assert use.device == info.device
         driver_bytes = use.driver_bytes or 0
         assert driver_bytes + use.used_bytes + use.free_bytes == use.total_bytes == info.total_bytes
-        assert 0 <= use.utilization_percent <= 100
+        assert use.utilization_percent is None or 0 <= use.utilization_percent <= 100
+        assert monitor.list_failures(info.device) == ()
+
+
+def test_processes_are_listed_once_and_by_their_numbers(any_monitor: DeviceMonitor) -> None:
+    """With their bytes, where these are told; together no more than what is used."""
+    for info in any_monitor.list_infos():
+        use, listed = any_monitor.read_use(info.device), any_monitor.list_processes(info.device)
+        pids = [pid for pid, _ in listed or ()]
+        assert pids == sorted(set(pids))
+        assert all(n_bytes is None or n_bytes >= 0 for _, n_bytes in listed or ())
+        if use is not None and use.used_bytes is not None:
+            assert sum(n_bytes or 0 for _, n_bytes in listed or ()) <= use.used_bytes
+
+
+def test_what_is_not_told_has_a_reason(any_monitor: DeviceMonitor) -> None:
+    """A sentence with the device, for as long as it is so; nothing is said of what is told."""
+    for info in any_monitor.list_infos():
+        told = any_monitor.read_use(info.device), any_monitor.list_processes(info.device)
+        failures = any_monitor.list_failures(info.device)
+        was_recorded = isinstance(any_monitor, NvmlMonitor) or any(
+            event.change.failures for event in any_monitor._playback.recording.events
+        )
+        assert bool(failures) is (None in told and was_recorded)
+        assert failures == any_monitor.list_failures(info.device)
+        assert all(each.startswith(f"{info.device}: ") and "\n" not in each for each in failures)
+
+
+def test_own_use_is_that_of_the_list(any_monitor: DeviceMonitor) -> None:
+    """By the number of the process that it is about."""
+    source = any_monitor.processes
+    own_pid = os.getpid() if source is None else source.own_pid
+    for info in any_monitor.list_infos():
+        listed = dict(any_monitor.list_processes(info.device) or ())
+        assert any_monitor.read_own_use(info.device) == listed.get(own_pid)
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "host", "cuda", ""])
@@ -636,6 +823,8 @@ def test_unknown_devices_have_no_use(monitor: DeviceMonitor, device: str) -> Non
     """A device that is not listed is unknown, which is no failure."""
     assert monitor.read_use(device) is None
     assert monitor.read_own_use(device) is None
+    assert monitor.list_processes(device) is None
+    assert monitor.list_failures(device) == ()
     assert monitor.take_notes() == ()
 
 
@@ -649,3 +838,67 @@ def test_a_closed_monitor_lists_nothing(monitor: DeviceMonitor) -> None:
     assert monitor.list_infos() == ()
     assert monitor.read_use("cuda:0") is None
     assert monitor.take_notes() == ()
+    assert monitor.list_processes("cuda:0") is None
+    assert monitor.list_failures("cuda:0") == ()
+
+
+# -- Processes ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(lambda: ProcessTree(ProcFiles()), id="procfs"),
+        pytest.param(lambda: ProcessTree(PsutilReader()), id="psutil"),
+        pytest.param(lambda: make_played("whole").processes, id="scene"),
+    ]
+)
+def source(request: pytest.FixtureRequest) -> Iterator[ProcessSource]:
+    """With at least one child."""
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
+        yield request.param()
+        child.kill()
+
+
+def test_it_is_a_process_source(source: ProcessSource) -> None:
+    """It has every method of the protocol."""
+    assert isinstance(source, ProcessSource)
+    assert type(source.own_pid) is int
+    assert source.own_pid > 0
+    assert type(source.are_numbers_certain) is bool
+
+
+def test_children_are_told_by_their_numbers(source: ProcessSource) -> None:
+    """Each once, with a short name and a size; what they take of devices is the driver's."""
+    children = source.list_children()
+
+    assert len(children) >= 1
+    pids = [child.pid for child in children]
+    assert pids == sorted(set(pids))
+    assert source.own_pid not in pids
+    for child in children:
+        assert type(child) is ChildProcess
+        assert 0 < len(child.name) <= 60
+        assert child.name.isprintable()
+        assert child.resident_bytes is None or child.resident_bytes >= 0
+        assert child.devices == ()
+
+
+def test_processes_are_this_one_its_children_and_others(source: ProcessSource) -> None:
+    """This one has a name, and a number that nobody has is somebody else's without one."""
+    told = source.describe([source.own_pid, 2**30], are_ours=True)
+
+    relation, name = told[source.own_pid]
+    assert relation == "own"
+    assert name.startswith("python")
+    assert told[2**30] == ("other", None)
+    assert source.describe([], are_ours=None) == {}
+
+
+def test_numbers_that_mean_nothing_here_tell_nobody(source: ProcessSource) -> None:
+    """Whoever has them here."""
+    pids = [source.own_pid, *(child.pid for child in source.list_children())]
+
+    told = source.describe(pids, are_ours=False)
+
+    assert told == dict.fromkeys(pids, ("other", None))
