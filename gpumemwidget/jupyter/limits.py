@@ -55,7 +55,7 @@ class LimitMagics(Magics):
         """Limit what PyTorch may reserve on a GPU: beyond it a request is an out-of-memory error.
 
         It is PyTorch's own limit (torch.cuda.set_per_process_memory_fraction), of this process. A
-        GPU that is not in use stays so: its limit is set once it is. %%unload_ext leaves the limits
+        GPU that is not in use stays so: its limit is set once it is. %unload_ext leaves the limits
         that are set, and forgets those that wait.
         """
         with refusing("memlimit"):
@@ -111,7 +111,7 @@ class LimitMagics(Magics):
 
         It counts from the next cell on, by the exact peak; off counts at once. A cell that begins
         beyond it counts once it rises above what stood at its start. PyTorch is not limited:
-        %%memlimit does that.
+        %memlimit does that.
         """
         with refusing("membudget"):
             args = parse_line(self.membudget, line)

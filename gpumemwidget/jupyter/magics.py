@@ -236,7 +236,7 @@ class MemMagics(Magics):
         """Release what variables hold: move, set to None, collect, empty the cache, measure.
 
         What others hold as well is moved to the CPU in place; nothing else is copied, and
-        %%memrestore brings it back. The report says what each step freed, and what still holds
+        %memrestore brings it back. The report says what each step freed, and what still holds
         the rest.
         """
         with refusing("memrelease"):
@@ -279,7 +279,7 @@ class MemMagics(Magics):
     @argument("--dry-run", action="store_true", help="show the plan and change nothing")
     @line_magic
     def memrestore(self, line: str) -> None:
-        """Bring back to its devices what %%memrelease moved to the CPU: all of it, or nothing.
+        """Bring back to its devices what %memrelease moved to the CPU: all of it, or nothing.
 
         The tensors stay the same objects, tied and viewed as they are. What was made on the CPU
         since (a gradient, an optimizer's state) goes along with its parameter.
@@ -364,11 +364,11 @@ class MemMagics(Magics):
     @argument("--no-live", action="store_true", help="no chart while the cell runs")
     @line_cell_magic
     def memtrace(self, line: str, cell: str | None = None) -> None:
-        """Report which lines of a cell took memory, on each device, as %%%%memtrace above it.
+        """Report which lines of a cell took memory, on each device, as %%memtrace above it.
 
         Before, after, change and peak (bytes in binary units), a timeline, and line by line what
         was allocated, is still held, and was held at the peak.
-        As %%memtrace on, a line under every cell; %%memtrace alone says whether that is on.
+        As %memtrace on, a line under every cell; %memtrace alone says whether that is on.
         """
         if cell is None:
             with refusing("memtrace"):

@@ -441,6 +441,11 @@ def test_every_magic_has_help_with_its_options(loaded: InteractiveShell) -> None
         ("memwhy", "--unnamed"),
         ("memdash", "--interval S"),
         ("memtrace", "--device D"),
+        ("memlimit", "--device D"),
+        ("memreset", "--device D"),
+        ("membudget", "--stop"),
     ]:
         assert option in magics[name].__doc__
+    for name in ("memrelease", "memrestore", "memlimit", "membudget"):
+        assert "%%" not in magics[name].__doc__
     assert "default: 0.1" in magics["memdash"].__doc__
