@@ -1,4 +1,4 @@
-"""The dashboard: a live plot, the cells, and the variables with the button that releases them.
+"""The dashboard: a live plot, the cells, the variables with their release, whole devices.
 
 It is an anywidget that draws with plotly.js in the browser. The kernel sends each sample as a small
 binary message; a page that joins late, or is loaded anew, gets all that it needs with the widget's
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import anywidget
@@ -18,6 +18,7 @@ import traitlets
 from IPython.core.display_functions import DisplayHandle, display
 from IPython.core.getipython import get_ipython
 
+from gpumemwidget.jupyter.devicepanel import DevicePanel
 from gpumemwidget.jupyter.feed import OPENING, Feed
 from gpumemwidget.jupyter.frontend import read_css, read_esm, read_plotly
 from gpumemwidget.jupyter.messages import Message, describe_failure
@@ -25,7 +26,7 @@ from gpumemwidget.jupyter.variables import VariablesPanel
 from gpumemwidget.jupyter.wire import Wire
 from gpumemwidget.measure.monitor import Monitor
 from gpumemwidget.owners.base import Shell
-from gpumemwidget.records import CellRecord
+from gpumemwidget.records import CellRecord, Sample
 from gpumemwidget.report.report import Report, report_ledger, report_stat
 
 __all__ = ["Dashboard", "Session"]
@@ -76,7 +77,14 @@ class Dashboard(anywidget.AnyWidget):
         self._variables = VariablesPanel(
             session.monitor, session.shell, self._send_all, guard=self._guard_call
         )
-        self._watcher = _CellWatcher(self.note_change)
+        self._device = DevicePanel(
+            session.monitor,
+            session.shell,
+            self._send_all,
+            guard=self._guard_call,
+            seen=self._feed.list_devices_seen,
+        )
+        self._watcher = _Watcher(self.note_change, self._device.tell_live)
         session.monitor.add_listener(self._watcher)
         super().__init__(dashboard_id=uuid.uuid4().hex)
         self.on_msg(self._handle_message)
@@ -172,14 +180,7 @@ class Dashboard(anywidget.AnyWidget):
     def _answer(self, content: Message) -> None:
         kind = content.get("kind")
         if kind == "view":
-            self._feed.hear(
-                content["view"], visible=content["visible"], variables=content["variables"]
-            )
-            if content.get("snapshot"):
-                self._feed.send_snapshot(content.get("since_s"))
-                self._variables.send_unseen()
-            if content.get("list"):
-                self._variables.list_soon()
+            self._hear_view(content)
         elif kind == "gone":
             self._feed.lose(content["view"], page_left=content["page_left"])
         elif kind == "snapshot":
@@ -203,6 +204,21 @@ class Dashboard(anywidget.AnyWidget):
                 request=content["id"], names=content["names"], keep=content["keep"]
             )
 
+    def _hear_view(self, content: Message) -> None:
+        self._feed.hear(
+            content["view"],
+            visible=content["visible"],
+            variables=content["variables"],
+            device=content.get("device"),
+        )
+        if content.get("snapshot"):
+            self._feed.send_snapshot(content.get("since_s"))
+            self._variables.send_unseen()
+        if content.get("list"):
+            self._variables.list_soon()
+        if content.get("look"):
+            self._device.look_soon()
+
     def _send_all(self, message: Message) -> None:
         self.send(message)
 
@@ -210,10 +226,11 @@ class Dashboard(anywidget.AnyWidget):
         self.hears_in_mid_cell = True
 
     def note_change(self) -> None:
-        """The user's variables may have changed: those who show them are told."""
+        """What the user holds may have changed: the views that show it are told."""
         self._variables.note_change()
         if self._feed.shows_variables:
             self._variables.list_after_cell()
+        self._device.note_change()
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[None]:
@@ -228,11 +245,12 @@ class Dashboard(anywidget.AnyWidget):
             action()
 
 
-class _CellWatcher:
-    """Tells that a cell has ended."""
+class _Watcher:
+    """Tells that a cell has ended, and that time goes by."""
 
-    def __init__(self, on_end: Callable[[], None]) -> None:
+    def __init__(self, on_end: Callable[[], None], on_tick: Callable[[], None]) -> None:
         self._on_end = on_end
+        self._on_tick = on_tick
 
     def on_cell_started(self, cell: object) -> None:
         """Nothing: the feed tells the views."""
@@ -241,5 +259,6 @@ class _CellWatcher:
         """Refresh what a cell may have changed."""
         self._on_end()
 
-    def on_samples(self, samples: object) -> None:
-        """Nothing: the feed sends them."""
+    def on_samples(self, samples: Sequence[Sample]) -> None:  # noqa: ARG002
+        """The feed sends them; what is live beside them goes with their clock."""
+        self._on_tick()

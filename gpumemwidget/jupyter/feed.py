@@ -31,7 +31,7 @@ from gpumemwidget.jupyter.stream import (
 )
 from gpumemwidget.measure.cells import RunningCell
 from gpumemwidget.measure.monitor import Monitor
-from gpumemwidget.records import CellRecord, DeviceInfo, Sample
+from gpumemwidget.records import CellRecord, Sample
 
 __all__ = ["FULL", "OPENING", "Feed", "SnapshotSize"]
 
@@ -64,6 +64,8 @@ class _Sight:
 
     is_visible: bool
     shows_variables: bool
+    #: The device that it shows in parts; ``None``: its tab is not open.
+    device: str | None
     heard_s: float
 
 
@@ -93,7 +95,7 @@ class Feed:
         #: The JSON part of an update: the same object until there is a new device.
         self._rows: Message = {"kind": "rows", "devices": ()}
         #: What the views know of the devices.
-        self._infos: tuple[DeviceInfo, ...] = ()
+        self._devices: list[Message] = []
         self._limits_may_be_new = False
         #: When the last cell ended: from then on every kernel can hear.
         self._idle_since_s = monitor.clock.now()
@@ -138,11 +140,16 @@ class Feed:
             self._drop_lost()
 
     def _tell_devices(self) -> None:
-        """Tell the views which devices there are, and their limits, where that is new."""
+        """Tell the views which devices there are, with limits and budgets, where that is new."""
+        devices = self._describe_devices()
+        if devices != self._devices:
+            self._devices = devices
+            self._tell({"kind": "devices", "devices": devices})
+
+    def _describe_devices(self) -> list[Message]:
+        find_budget = self._monitor.budgets.find
         infos = self._monitor.hardware.list_devices()
-        if infos != self._infos:
-            self._infos = infos
-            self._tell({"kind": "devices", "devices": [describe_device(info) for info in infos]})
+        return [describe_device(info, find_budget(info.device)) for info in infos]
 
     def _tell(self, message: Message, buffers: Sequence[bytes] = ()) -> None:
         with self._lock:
@@ -198,7 +205,7 @@ class Feed:
             "since_s": since_s,
             "wall_offset_s": clock.wall() - clock.now(),
             "interval_s": monitor.interval_s,
-            "devices": [describe_device(info) for info in monitor.hardware.list_devices()],
+            "devices": self._describe_devices(),
             "cells": [describe_cell(record) for record in monitor.ledger.records[-size.n_cells :]],
             "running": None if running is None else describe_running(running),
             "columns": columns,
@@ -211,15 +218,24 @@ class Feed:
         """A view is about to be shown: sample for it, for on a busy kernel it can't say so yet."""
         self.hear(_EXPECTED, visible=True, variables=False)
 
-    def hear(self, view: str, *, visible: bool, variables: bool) -> None:
-        """A view says that it is there, and whether it can be seen."""
+    def hear(
+        self, view: str, *, visible: bool, variables: bool, device: str | None = None
+    ) -> None:
+        """A view says that it is there, whether it can be seen, and what else it shows.
+
+        Args:
+            view: which one.
+            visible: whether it can be seen.
+            variables: whether it shows the variables.
+            device: the device that it shows in parts.
+        """
         with self._lock:
             if self._is_closed:
                 return
             if view != _EXPECTED:
                 self._views.pop(_EXPECTED, None)
                 self._notice_hearing()
-            self._views[view] = _Sight(visible, variables, self._monitor.clock.now())
+            self._views[view] = _Sight(visible, variables, device, self._monitor.clock.now())
             self._update_wish()
 
     def lose(self, view: str, *, page_left: bool = False) -> None:
@@ -231,7 +247,7 @@ class Feed:
         with self._lock:
             sight = self._views.pop(view, None)
             if page_left and sight is not None and sight.is_visible and self._monitor.running:
-                self._views[_EXPECTED] = _Sight(True, False, self._monitor.clock.now())
+                self._views[_EXPECTED] = _Sight(True, False, None, self._monitor.clock.now())
             self._update_wish()
 
     @property
@@ -244,6 +260,12 @@ class Feed:
         """Whether the variables of any view can be seen."""
         with self._lock:
             return any(view.is_visible and view.shows_variables for view in self._views.values())
+
+    def list_devices_seen(self) -> frozenset[str]:
+        """The devices that the views which can be seen show in parts."""
+        with self._lock:
+            views = [view for view in self._views.values() if view.is_visible]
+        return frozenset(view.device for view in views if view.device is not None)
 
     def close(self) -> None:
         """Listen no more. May be called twice."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from gpumemwidget.devices import Budget
 from gpumemwidget.errors import GpuMemError
 from gpumemwidget.measure.cells import RunningCell
 from gpumemwidget.records import CellDevice, CellRecord, DeviceInfo, Holding
@@ -29,13 +30,14 @@ MOST_HOLDINGS = 500
 Message = dict[str, Any]
 
 
-def describe_device(info: DeviceInfo) -> Message:
-    """What a device is."""
+def describe_device(info: DeviceInfo, budget: Budget | None) -> Message:
+    """What a device is, and what may be taken of it."""
     return {
         "device": info.device,
         "name": info.name,
         "total_bytes": info.total_bytes,
         "limit_bytes": info.limit_bytes,
+        "budget_bytes": None if budget is None else budget.budget_bytes,
     }
 
 
@@ -62,6 +64,7 @@ def describe_cell(record: CellRecord) -> Message:
 
 def _describe_cell_device(device: CellDevice) -> Message:
     allocated = device.allocated.peak_bytes
+    is_stopped = device.stopped_at_bytes is not None
     return {
         "device": device.device,
         "change": device.allocated.change_bytes,
@@ -69,6 +72,9 @@ def _describe_cell_device(device: CellDevice) -> Message:
         "peak": device.reserved.peak_bytes if allocated is None else allocated,
         "peak_of": "reserved" if allocated is None else "allocated",
         "peak_is": device.peak_is,
+        # The budget that it crossed, and what it had when that interrupted it.
+        "crossed": device.budget_bytes if device.is_over_budget or is_stopped else None,
+        "stopped_at": device.stopped_at_bytes,
     }
 
 

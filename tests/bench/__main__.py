@@ -20,6 +20,7 @@ GROUPS = (
     "cell",
     "sampler",
     "updates",
+    "devices",
     "page",
     "startup",
     "history",

@@ -59,9 +59,15 @@ class CountedKernel:
         )
         return messages
 
-    def set_visible(self, visible: bool) -> list[Message]:
-        """Say as a view does that it is seen, or is not any more."""
+    def set_visible(self, visible: bool, *, device: str | None = None) -> list[Message]:
+        """Say as a view does that it is seen, or is not any more.
+
+        Args:
+            visible: whether it is seen.
+            device: the device whose parts it shows; ``None``: not those of any.
+        """
         view = {"kind": "view", "view": "counted", "visible": visible, "snapshot": visible}
+        view |= {"device": device, "look": device is not None}
         message = self._client.session.msg(
             "comm_msg",
             {

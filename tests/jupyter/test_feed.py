@@ -165,6 +165,8 @@ def test_cell_is_told_at_both_ends(session: _Session) -> None:
             "peak": 100 * _MIB,
             "peak_of": "allocated",
             "peak_is": "exact",
+            "crossed": None,
+            "stopped_at": None,
         }
     ]
 

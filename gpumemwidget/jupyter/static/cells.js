@@ -55,7 +55,14 @@ class CellsTable {
     const elapsed = (this.store.lastTime ?? cell.start_s) - cell.start_s;
     const change = (d) => h("span", { class: d.change < 0 ? "gmd-down" : "" }, formatChange(d.change));
     const of = (d) => (d.peak_of === "reserved" ? ` (of ${reservedName(d.device)} memory)` : "");
-    const peak = (d) => h("span", { title: `${PEAK_MEANS[d.peak_is] ?? "Unknown"}${of(d)}` }, peakText(d));
+    const peak = (d) => h("span", {
+      title: [`${PEAK_MEANS[d.peak_is] ?? "Unknown"}${of(d)}`, d.crossed ? crossedText(d) : ""].filter(Boolean).join("\n"),
+      class: d.crossed ? "gmd-crossed" : null,
+    }, peakText(d));
+    const crossed = crossedDevices(cell, this.view.device);
+    const budget = crossed.length ? h("span", {
+      class: "gmd-flag", title: crossed.map((d) => `${d.device}: ${crossedText(d)}`).join("\n"),
+    }, "over budget") : null;
     // A narrow page has no column heads: there the figures say themselves what they are.
     const figure = (label, value, text) => h(
       "td",
@@ -69,7 +76,7 @@ class CellsTable {
           onclick: () => this.view.zoomTo(cell),
         }, cellName(cell))),
       h("td", { class: "gmd-wide" }, h("code", { title: cell.first_line }, cell.first_line || "(empty)")),
-      h("td", {}, h("span", { class: "gmd-status" }, running ? "running" : cell.status)),
+      h("td", {}, h("span", { class: "gmd-status" }, running ? "running" : cell.status), budget),
       h("td", { class: "gmd-number", "data-running": running },
         running ? formatElapsed(elapsed) : formatDuration(cell.duration_s)),
       figure("change", (d) => d.change, change),

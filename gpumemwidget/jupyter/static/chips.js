@@ -14,6 +14,8 @@ class DeviceChips {
     if (this.names !== wanted.join()) {
       this.names = wanted.join();
       this.element.replaceChildren(...wanted.map((name) => this.chip(name)));
+      // Of many devices each has less room, so that the plot is not pushed out of the page.
+      this.element.toggleAttribute("data-many", wanted.length > 5);
     }
     for (const chip of this.element.children) {
       chip.setAttribute("aria-pressed", String(chip.dataset.device === this.view.device));

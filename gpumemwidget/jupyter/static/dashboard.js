@@ -2,6 +2,7 @@
 
 const WINDOWS = [["30 s", 30], ["2 min", 120], ["10 min", 600], ["All", null]];
 const VARIABLES_KINDS = new Set(["variables", "account", "parts", "found", "sum", "release"]);
+const DEVICE_KINDS = new Set(["device", "live"]);
 const stores = new Map();
 
 class View {
@@ -22,6 +23,7 @@ class View {
     this.chips = new DeviceChips(store, this);
     this.cells = new CellsTable(store, this);
     this.variables = new VariablesPanel(store, this);
+    this.devices = new DevicePanel(store, this);
     this.sight = new Sight(this, () => this.plot.schedule());
     this.build();
     element.append(this.root);
@@ -50,7 +52,7 @@ class View {
       h("span", { class: "gmd-key gmd-key-allocated" }, "allocated"),
       this.reservedKey,
       h("span", { class: "gmd-key gmd-key-peak", title: "Highest allocated since the cell began" }, "peak"));
-    this.tabs = [["cells", "Cells", this.cells], ["variables", "Variables", this.variables]].map(
+    this.tabs = [["cells", "Cells", this.cells], ["variables", "Variables", this.variables], ["device", "Device", this.devices]].map(
       ([name, label, part]) => {
         const tab = h("button", {
           class: "gmd-tab", type: "button", role: "tab", id: `${this.id}-tab-${name}`,
@@ -107,8 +109,10 @@ class View {
     this.deviceChosen = true;
     this.device = device;
     this.drawDevices();
+    this.devices.picked = device === "all" ? this.devices.device : device;
     this.cells.draw();
     this.variables.draw();
+    if (this.tab === "device") this.devices.pick(this.devices.picked);
     this.plot.schedule();
   }
 
@@ -119,7 +123,8 @@ class View {
       tab.tabIndex = own === name ? 0 : -1;
       panel.hidden = own !== name;
     }
-    if (this.sight.visible !== null) this.sight.tell({ anyway: true, list: name === "variables" });
+    this.devices.draw();
+    if (this.sight.visible !== null) this.sight.tell({ anyway: true, list: name === "variables", look: name === "device" });
   }
 
   moveTab(event) {
@@ -160,6 +165,10 @@ class View {
       return;
     }
     if (kind === "trouble") this.variables.giveUp();
+    if (DEVICE_KINDS.has(kind)) {
+      this.devices.draw();
+      return;
+    }
     if (VARIABLES_KINDS.has(kind)) {
       this.variables.changed(kind, message);
     } else {
@@ -178,6 +187,7 @@ class View {
       this.drawDevices();
       this.cells.draw();
       this.variables.draw();
+      this.devices.draw();
       this.drawCounts();
     });
   }
@@ -252,6 +262,7 @@ class View {
     cancelAnimationFrame(this.frame);
     this.sight.dispose();
     this.theme.dispose();
+    this.devices.dispose();
     this.store.views.delete(this);
     this.plot.dispose();
     this.root.remove();

@@ -26,6 +26,7 @@ class Lane {
       const wide = Math.max(NARROWEST_PX, right - left);
       band.cell = cell;
       band.dataset.status = cell.duration_s === null ? "running" : cell.status;
+      band.toggleAttribute("data-crossed", crossedDevices(cell, this.view.device).length > 0);
       band.style.transform = `translateX(${(MARGIN.l + Math.min(left, inside - NARROWEST_PX)).toFixed(1)}px)`;
       band.style.width = `${wide.toFixed(1)}px`;
       setText(band.firstChild, wide < NARROWEST_LABEL_PX ? "" : cellName(cell));
@@ -62,7 +63,10 @@ class Lane {
       h("div", {}, cellName(cell), " · ", statusText(cell), " · ",
         cell.duration_s === null ? formatElapsed(this.plot.endOf(cell) - cell.start_s)
           : formatDuration(cell.duration_s)),
-      ...figures.map((d) => h("div", {}, `${d.device}: ${formatChange(d.change)}, peak ${peakText(d)}`)),
+      ...figures.flatMap((d) => [
+        h("div", {}, `${d.device}: ${formatChange(d.change)}, peak ${peakText(d)}`),
+        d.crossed ? h("div", { class: "gmd-crossed" }, crossedText(d)) : null,
+      ]).filter(Boolean),
     );
     this.tip.hidden = false;
     const box = band.getBoundingClientRect();
@@ -85,6 +89,16 @@ function cellName(cell) {
 function statusText(cell) {
   if (cell.duration_s === null || cell.duration_s === undefined) return "running";
   return cell.status;
+}
+
+/** On which of the shown devices a cell went beyond its budget. */
+function crossedDevices(cell, shown) {
+  return (cell.devices || []).filter((d) => d.crossed && (shown === "all" || d.device === shown));
+}
+
+function crossedText(device) {
+  const stopped = device.stopped_at ? `, interrupted at ${formatBytes(device.stopped_at)}` : "";
+  return `over the budget of ${formatBytes(device.crossed)}${stopped}`;
 }
 
 function peakText(device) {

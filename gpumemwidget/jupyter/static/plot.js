@@ -121,13 +121,13 @@ class Plot {
 
   height(rows, width) {
     if (rows <= 1) return width < 480 ? 210 : 250;
-    return MARGIN.t + MARGIN.b + rows * (rows > 4 ? 84 : 120);
+    return MARGIN.t + MARGIN.b + rows * (rows > 6 ? 66 : rows > 4 ? 84 : 120);
   }
 
   figure(devices, range, width, height) {
     const colors = this.view.colors;
     const inside = height - MARGIN.t - MARGIN.b;
-    const gap = devices.length > 1 ? 16 / inside : 0;
+    const gap = devices.length > 1 ? (devices.length > 6 ? 12 : 16) / inside : 0;
     const share = devices.length ? (1 - gap * (devices.length - 1)) / devices.length : 1;
     const layout = {
       width,
@@ -161,13 +161,14 @@ class Plot {
       annotations: [],
     };
     const traces = [];
+    const said = devices.length > 4 ? new Set() : null;
     devices.forEach((device, row) => {
       const name = row === 0 ? "" : String(row + 1);
       const top = 1 - row * (share + gap);
       const own = this.rowOf(device);
       const lines = own.lines(range, width);
       const heightPx = inside * share;
-      const axis = own.axis(lines.highest, layout, { name, top, heightPx, several: devices.length > 1 });
+      const axis = own.axis(lines.highest, layout, { name, top, heightPx, several: devices.length > 1, said });
       layout[`yaxis${name}`] = { ...axis.layout, domain: [Math.max(0, top - share), top] };
       traces.push(...own.traces(lines, axis, name));
     });

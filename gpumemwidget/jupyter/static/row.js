@@ -1,4 +1,6 @@
-// One device in the plot: its three lines, its axis of bytes, its total and limit.
+// One device in the plot: its three lines, its axis of bytes, its bounds: total, limit, budget.
+
+const LABEL_PX = 13;
 
 class PlotRow {
   constructor(device, plot) {
@@ -48,16 +50,18 @@ class PlotRow {
     return lines;
   }
 
-  /** The axis of bytes; the lines of total and limit go into ``layout``. */
-  axis(highest, layout, { name, top, heightPx, several }) {
+  /** The axis of bytes; the lines of total, limit and budget go into ``layout``. */
+  axis(highest, layout, { name, top, heightPx, several, said }) {
     const device = this.device;
     const colors = this.view.colors;
-    const info = this.store.devices.get(device) || {};
-    const bound = info.limit_bytes ?? info.total_bytes;
+    const bounds = this.bounds();
+    const room = several ? 1.3 : 1.12;
     // Above the lines of a small plot stand its device's name and total.
-    let want = Math.max(highest * (several ? 1.3 : 1.12), 1024 * 1024);
-    // The device's end is in view as soon as it is near.
-    if (bound && bound < want * 1.6) want = Math.max(want, bound * (several ? 1.3 : 1.1));
+    let want = Math.max(highest * room, 1024 * 1024);
+    for (const { label, bytes } of bounds) {
+      // The device's end is in view as soon as it is near; who sets a bound wants to see how far it is.
+      if (bytes < highest * (label === "total" ? 1.8 : 8)) want = Math.max(want, bytes * room);
+    }
     const before = this.scale;
     // The scale grows at once and shrinks late, so that it does not breathe.
     const scale = before && want <= before && want > before * 0.5 ? before : want;
@@ -67,7 +71,7 @@ class PlotRow {
     while (values.length > 1 && values[1] >= 1024 ** (unit + 1) && unit < UNITS.length - 1) unit++;
     while (scale >= 1024 ** (unit + 1) && unit < UNITS.length - 1) unit++;
     const factor = 1024 ** unit;
-    this.addBounds(layout, info, { scale, factor, yref: `y${name}`, top });
+    this.addBounds(layout, bounds, { scale, factor, yref: `y${name}`, top, heightPx, said });
     if (several) {
       layout.annotations.push({
         xref: "paper", x: 0, xanchor: "left", xshift: 6, yref: "paper", y: top, yanchor: "top",
@@ -94,28 +98,42 @@ class PlotRow {
     };
   }
 
-  /** The device's total and this process's limit: a line where they are in view, else a note. */
-  addBounds(layout, info, { scale, factor, yref, top }) {
+  /** What there is of the device, and what may be taken of it: the highest first. */
+  bounds() {
+    const info = this.store.devices.get(this.device) || {};
     const colors = this.view.colors;
-    for (const [label, bytes, dash] of [
-      ["total", info.total_bytes, "solid"],
-      ["limit", info.limit_bytes, "dash"],
-    ]) {
-      if (!bytes) continue;
+    return [
+      { label: "total", bytes: info.total_bytes, dash: "solid", color: colors.total, ink: colors.muted },
+      { label: "limit", bytes: info.limit_bytes, dash: "7px,3px", color: colors.limit, ink: colors.limit },
+      { label: "budget", bytes: info.budget_bytes, dash: "2px,3px", color: colors.budget, ink: colors.budget },
+    ].filter(({ bytes }) => bytes).sort((a, b) => b.bytes - a.bytes);
+  }
+
+  /** A line with its name for each bound in view; of those that are higher the nearest is named. */
+  addBounds(layout, bounds, { scale, factor, yref, top, heightPx, said }) {
+    const above = bounds.filter(({ bytes }) => bytes > scale).pop();
+    const places = [];
+    for (const bound of bounds) {
+      const { label, bytes, dash, color, ink } = bound;
       const fits = bytes <= scale;
       if (fits) {
         layout.shapes.push({
           type: "line", xref: "paper", x0: 0, x1: 1, yref, y0: bytes / factor, y1: bytes / factor,
-          line: { color: colors.total, width: 1.2, dash }, layer: "below",
+          line: { color, width: label === "total" ? 1.2 : 1.5, dash }, layer: "below",
         });
-      }
-      if (!fits && label === "limit" && info.total_bytes <= scale) continue;
-      if (!fits && label === "total" && info.limit_bytes) continue;
+      } else if (bound !== above) continue;
+      const text = fits ? `${label} ${formatBytes(bytes)}` : `↑ ${label} ${formatBytes(bytes)}`;
+      // Alike devices have one total: in a small plot it is said once.
+      if (said && label === "total" && said.has(text)) continue;
+      if (said) said.add(text);
+      // Names that would stand on one another stand side by side.
+      const y = fits ? heightPx * (1 - bytes / scale) - LABEL_PX : 0;
+      const right = places.filter((place) => Math.abs(place.y - y) < LABEL_PX).reduce((sum, place) => sum + place.width, 4);
+      places.push({ y, width: 6.2 * text.length + 12 });
       layout.annotations.push({
-        xref: "paper", x: 1, xanchor: "right", xshift: -4, showarrow: false,
+        xref: "paper", x: 1, xanchor: "right", xshift: -right, showarrow: false,
         yref: fits ? yref : "paper", y: fits ? bytes / factor : top, yanchor: fits ? "bottom" : "top",
-        text: fits ? `${label} ${formatBytes(bytes)}` : `↑ ${label} ${formatBytes(bytes)}`,
-        font: { size: 10.5, color: colors.muted },
+        text, font: { size: 10.5, color: ink }, bgcolor: this.view.colors.panel, opacity: 0.9, borderpad: 0,
       });
     }
   }

@@ -55,21 +55,23 @@ class Sight {
   }
 
   /** Tell the kernel whether this view is seen, when that changed, and now and then that it lives. */
-  tell({ anyway = false, list = false } = {}) {
+  tell({ anyway = false, list = false, look = false } = {}) {
     const visible = this.isSeen();
     if (visible === this.visible && !anyway) return;
     const back = visible && this.visible === false;
     const first = this.visible === null;
     const variables = this.view.tab === "variables";
+    const device = this.view.tab === "device" ? this.view.devices.device : null;
     this.visible = visible;
     this.toldAt = performance.now();
     if (back) this.askedAt = this.store.heardAt = this.toldAt;
     this.store.send({
-      kind: "view", view: this.view.id, visible, variables,
+      kind: "view", view: this.view.id, visible, variables, device,
       // What came with the page is coarse: the first view asks for more of the past.
       snapshot: back || (first && !this.store.isFull),
       since_s: back && this.store.isFull ? this.store.lastTime : null,
       list: visible && variables && (list || back),
+      look: visible && device !== null && (look || back),
     });
     if (first) this.store.isFull = true;
   }

@@ -17,6 +17,10 @@ class Store {
     // The account of owners that was taken last, and how far a new one is.
     this.account = null;
     this.taking = null;
+    // The parts of the devices as they were computed last, how far new ones are, and what is live.
+    this.bridges = null;
+    this.looking = null;
+    this.live = null;
     this.intervalS = 0.1;
     this.heardAt = performance.now();
     this.asking = false;
@@ -73,6 +77,7 @@ class Store {
   on_started(message) {
     this.running = message.cell;
     if (this.account) this.account.old = true;
+    if (this.bridges) this.bridges = { ...this.bridges, old: true };
   }
 
   on_ended(message) {
@@ -99,6 +104,19 @@ class Store {
     } else {
       this.taking = { ...message, since: performance.now() };
     }
+  }
+
+  on_device(message) {
+    if (message.state === "done") {
+      this.bridges = { ...message, old: false };
+      this.looking = null;
+    } else {
+      this.looking = message;
+    }
+  }
+
+  on_live(message) {
+    this.live = message;
   }
 
   /** Parts come by the hundred. */
@@ -128,6 +146,7 @@ class Store {
     // It may have been the answer to what was asked for.
     this.asking = false;
     this.taking = null;
+    this.looking = null;
     if (this.account) this.account.asked.clear();
     if (!this.trouble.includes(message.message)) this.trouble.push(message.message);
     if (this.trouble.length > 5) this.trouble.shift();

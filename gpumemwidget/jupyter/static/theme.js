@@ -1,6 +1,6 @@
 // The notebook's theme: its colours as plotly needs them, and when they change.
 
-const COLORS = ["text", "muted", "grid", "line", "panel", "allocated", "fill", "reserved", "peak", "total", "band", "failed-band"];
+const COLORS = ["text", "muted", "grid", "line", "panel", "allocated", "fill", "reserved", "peak", "total", "limit", "budget", "band", "failed-band"];
 const THEME_ATTRIBUTES = ["data-jp-theme-light", "data-jp-theme-name", "data-vscode-theme-kind", "class"];
 
 class Theme {

@@ -1,0 +1,279 @@
+"""The Device tab and many devices in the plot, in JupyterLab and Chromium, on simulated GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator
+
+from tests.browser.lab import Lab, Notebook
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+
+_ROOT = str(Path(__file__).parents[2])
+_STAGE = """
+import os, subprocess, sys, time
+sys.path.insert(0, {root!r})
+from tests.browser.stage import MIB, Stage
+stage = Stage({n_devices}, n_used={n_used})
+stage.set()
+%load_ext gpumemwidget
+"""
+_TRAIN = "stage.train(0)"
+_TOTAL_BYTES = 80 * 1024**3
+#: A child with memory on a GPU, for some seconds of a busy cell.
+_CHILD = """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+stage.processes["cuda:0", child.pid] = 700 * MIB
+end = time.monotonic() + 4
+while time.monotonic() < end:
+    sum(range(100_000))
+child.kill()
+child.wait()
+del stage.processes["cuda:0", child.pid]
+end = time.monotonic() + 4
+while time.monotonic() < end:
+    sum(range(100_000))
+"""
+_BUSY = "end = time.monotonic() + 5\nwhile time.monotonic() < end: sum(range(100_000))"
+
+
+@contextlib.contextmanager
+def _open(
+    lab: Lab, *cells: str, n_devices: int = 2, n_used: int | None = None, width: int = 1280
+) -> Iterator[Notebook]:
+    """A notebook on a stage, with the dashboard in its second cell, and more cells to run."""
+    stage = _STAGE.format(root=_ROOT, n_devices=n_devices, n_used=n_used or n_devices)
+    with lab.open([stage, "%memdash", *cells], width=width, height=2000) as notebook:
+        notebook.wait_for_kernel()
+        notebook.run(0, timeout_s=60)
+        notebook.run(1)
+        notebook.page.wait_for_selector(".gmd[data-drawn]")
+        yield notebook
+        assert notebook.problems == []
+
+
+def _show_device(notebook: Notebook) -> None:
+    notebook.page.locator("[data-tab=device]").click()
+    notebook.page.wait_for_selector(".gmd-parts tbody tr")
+
+
+def _list_bytes(notebook: Notebook) -> list[tuple[int, str, int]]:
+    """Level, look and bytes of each row of the parts."""
+    rows = notebook.page.locator(".gmd-parts tbody tr").all()
+    return [
+        (
+            int(row.get_attribute("data-level") or ""),
+            row.get_attribute("data-part") or "",
+            int(row.get_attribute("data-bytes") or ""),
+        )
+        for row in rows
+    ]
+
+
+def _device(notebook: Notebook, name: str) -> Locator:
+    return notebook.page.locator(f'.gmd-device[data-pick="{name}"]')
+
+
+def _text(notebook: Notebook, selector: str) -> str:
+    return notebook.page.locator(selector).first.inner_text()
+
+
+def test_parts_add_up_to_the_device(lab: Lab) -> None:
+    """Those of the first level to its total, those of what is allocated to that; each is told."""
+    with _open(lab, _TRAIN) as notebook:
+        notebook.run(2)
+        _show_device(notebook)
+        notebook.wait_until(
+            lambda: "parameter" in {look for _, look, _ in _list_bytes(notebook)},
+            "the parts are told by kind",
+        )
+
+        rows = _list_bytes(notebook)
+
+        assert sum(n_bytes for level, _, n_bytes in rows if level == 0) == _TOTAL_BYTES
+        sizes = {look: n_bytes for level, look, n_bytes in rows if level == 0}
+        start = next(at for at, row in enumerate(rows) if row[1] == "allocated")
+        within = rows[start + 1 :]
+        end = next(at for at, row in enumerate(within) if row[0] == 0)
+        assert sum(n_bytes for _, _, n_bytes in within[:end]) == sizes["allocated"]
+        assert sizes["fragmented"] > 0
+        assert "python serve.py" in _text(notebook, ".gmd-parts tbody")
+        assert "100%" in _text(notebook, ".gmd-parts tfoot")
+
+
+def test_map_names_the_block_below_the_pointer(lab: Lab) -> None:
+    """Its owner, size and kind, and its segment; the keyboard goes from block to block."""
+    with _open(lab, _TRAIN) as notebook:
+        notebook.run(2)
+        _show_device(notebook)
+        page = notebook.page
+
+        page.locator('.gmd-map rect[data-look="gradient"]').first.hover()
+        tip = page.locator(".gmd-map-frame .gmd-tip")
+        words = tip.inner_text()
+        page.locator(".gmd-map").focus()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowLeft")
+
+        assert "model.layers[" in words
+        assert "512.00 MiB" in words
+        assert "gradient" in words
+        assert "in a segment of" in words
+        assert tip.is_visible()
+        assert tip.inner_text() != words
+        page.locator(".gmd-title").hover()
+        page.locator(".gmd-refresh, .gmd-look-again").last.focus()
+        assert not tip.is_visible()
+
+
+def test_device_is_chosen_and_the_plot_stays(lab: Lab) -> None:
+    """A click in the list shows that device's parts and map, a click on a chip its plot too."""
+    with _open(lab, _TRAIN + "\nstage.train(1, n_layers=3)") as notebook:
+        notebook.run(2)
+        _show_device(notebook)
+        page = notebook.page
+        whole = page.locator('.gmd-chip[data-device="all"]')
+        assert whole.get_attribute("aria-pressed") == "true"
+
+        _device(notebook, "cuda:1").click()
+
+        assert _text(notebook, ".gmd-parts-part .gmd-heading").startswith("cuda:1")
+        notebook.wait_until(
+            lambda: "Map of segments" in _text(notebook, ".gmd-panel:not([hidden])"),
+            "its map is there",
+        )
+        assert whole.get_attribute("aria-pressed") == "true"
+        page.locator('.gmd-chip[data-device="cuda:0"]').click()
+        assert _text(notebook, ".gmd-parts-part .gmd-heading").startswith("cuda:0")
+        _device(notebook, "host").click()
+        assert _text(notebook, ".gmd-parts-part .gmd-heading").startswith("host")
+        assert not page.locator(".gmd-map-part").is_visible()
+
+
+def test_children_come_and_go_while_a_cell_runs(lab: Lab) -> None:
+    """A process that the cell starts stands there with its memory on the GPU, until it ends."""
+    with _open(lab, _TRAIN, _CHILD) as notebook:
+        notebook.run(2)
+        _show_device(notebook)
+        children = notebook.page.locator(".gmd-children tbody tr")
+        assert children.count() == 0
+
+        notebook.start(3)
+        notebook.wait_until(lambda: children.count() == 1, "the child is there")
+        assert notebook.is_running(3)
+        notebook.wait_until(lambda: "700.00 MiB" in children.inner_text(), "its memory is told")
+        words = children.inner_text()
+        notebook.wait_until(lambda: children.count() == 0, "the child is gone")
+
+        assert notebook.is_running(3)
+        assert "time.sleep(60)" in words
+        assert "cuda:0" in words
+        notebook.wait_for_end(3)
+
+
+def test_parts_wait_for_the_end_of_a_cell(lab: Lab) -> None:
+    """Opened in mid-cell, the tab shows what is live and says what it waits for."""
+    with _open(lab, _TRAIN, _BUSY) as notebook:
+        notebook.run(2)
+        notebook.start(3)
+        notebook.wait_until(lambda: notebook.is_running(3), "the cell runs")
+        page = notebook.page
+
+        page.locator("[data-tab=device]").click()
+        page.locator(".gmd-note:visible").wait_for()
+
+        assert "when the running cell ends" in _text(notebook, ".gmd-note:visible")
+        notebook.wait_for_end(3)
+        page.wait_for_selector(".gmd-parts tbody tr")
+        assert notebook.page.locator(".gmd-sum[data-state='']:visible").count() == 1
+        # In the next cell they are of before it.
+        notebook.start(3)
+        notebook.wait_until(
+            lambda: "before the running cell" in _text(notebook, ".gmd-sum:visible"),
+            "the parts are said to be old",
+        )
+        notebook.wait_for_end(3)
+        notebook.wait_until(
+            lambda: _text(notebook, ".gmd-sum:visible").startswith("As of"), "they are new"
+        )
+
+
+def test_parts_are_there_after_the_page_was_loaded_anew(lab: Lab) -> None:
+    """A new page knows nothing of what the old one was sent: it asks when its tab is opened."""
+    with _open(lab, _TRAIN) as notebook:
+        notebook.run(2)
+        _show_device(notebook)
+        notebook.save()
+        notebook.page.wait_for_timeout(500)
+
+        notebook.load()
+        notebook.page.locator(".gmd[data-drawn]").wait_for(timeout=60_000)
+        _show_device(notebook)
+
+        rows = _list_bytes(notebook)
+        assert sum(n_bytes for level, _, n_bytes in rows if level == 0) == _TOTAL_BYTES
+
+
+def test_limit_and_budget_are_lines_and_the_cell_over_it_is_marked(lab: Lab) -> None:
+    """In the plot with their amounts, on the bar as marks; the cell in the lane and in the list."""
+    take = "stage.take(9000, 'tensor', 'batch')"
+    with _open(
+        lab, "%memlimit 40GiB\n%membudget 6GiB", take, "stage.drop('batch')", n_devices=1
+    ) as notebook:
+        for cell in (2, 3, 4):
+            notebook.run(cell)
+        page = notebook.page
+
+        lines = page.locator(".gmd-canvas .annotation-text")
+        notebook.wait_until(
+            lambda: {"limit 40.00 GiB", "budget 6.00 GiB"} <= set(lines.all_text_contents()),
+            "both lines have their names",
+        )
+        flagged = page.locator(".gmd-cells tr", has=page.locator(".gmd-flag"))
+        assert flagged.count() == 1
+        assert "'batch')" in flagged.inner_text()
+        assert "stage.take" in flagged.inner_text()
+        assert page.locator(".gmd-band[data-crossed]").count() == 1
+        page.locator(".gmd-band[data-crossed]").hover()
+        assert "over the budget of 6.00 GiB" in _text(notebook, ".gmd-lane ~ .gmd-tip")
+        _show_device(notebook)
+        marks = page.locator('[data-pick="cuda:0"] .gmd-mark')
+        assert {mark.get_attribute("title") for mark in marks.all()} == {
+            "limit 40.00 GiB",
+            "budget 6.00 GiB",
+        }
+
+
+@pytest.mark.parametrize("width", [1280, 560])
+def test_eight_devices_are_readable(lab: Lab, width: int) -> None:
+    """Each has its plot and its bar, untouched and lost ones too, and nothing stands out."""
+    fill = "for n in range(6): stage.train(n, n_layers=4)\nstage.lost.add('cuda:7')"
+    with _open(lab, fill, n_devices=8, n_used=6, width=width) as notebook:
+        notebook.run(2)
+        _show_device(notebook)
+        page = notebook.page
+        notebook.wait_until(
+            lambda: "not used here" in _device(notebook, "cuda:6").inner_text(), "it is live"
+        )
+
+        names = [row.get_attribute("data-pick") for row in page.locator(".gmd-device").all()]
+        assert names == [*(f"cuda:{n}" for n in range(8)), "host"]
+        titles = page.locator(".gmd-canvas .annotation-text").all_text_contents()
+        assert [f"cuda:{n}" for n in range(6)] == [text for text in titles if "cuda:" in text]
+        box = page.locator(".gmd").first.bounding_box()
+        assert box is not None
+        for part in page.locator(".gmd-chip, .gmd-device, .gmd-canvas, .gmd-map svg").all():
+            inner = part.bounding_box()
+            assert inner is not None
+            assert inner["x"] >= box["x"] - 1
+            assert inner["x"] + inner["width"] <= box["x"] + box["width"] + 1
+        _device(notebook, "cuda:6").click()
+        assert "has not used it" in _text(notebook, ".gmd-parts-part .gmd-notes")
+        _device(notebook, "cuda:7").click()
+        assert "fell off the bus" in _text(notebook, ".gmd-parts-part .gmd-notes")
+        assert notebook.ask("stage.gpu.list_touched()") == str(tuple(range(6)))
