@@ -6,7 +6,6 @@ user imports torch, and adds what the driver knows of whole devices.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -19,11 +18,10 @@ from gpumemwidget.backends.cuda import CudaBackend
 from gpumemwidget.backends.cudalimits import Wish
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.nvml import NvmlMonitor
-from gpumemwidget.backends.processes import ProcessTree
-from gpumemwidget.backends.states import list_child_uses, take_states
+from gpumemwidget.backends.whole import WholeDevices, by_kind_and_index
 from gpumemwidget.devices import ChildProcess, DeviceState, Limit, PinnedUse
 from gpumemwidget.errors import BackendError
-from gpumemwidget.records import HOST, DeviceInfo, DeviceReport, Reading, Segment
+from gpumemwidget.records import DeviceInfo, DeviceReport, Reading, Segment
 from gpumemwidget.traces import AllocatorTrace
 
 __all__ = ["Hardware", "detect_hardware"]
@@ -46,10 +44,7 @@ class Hardware:
         processes: ProcessSource | None = None,
     ) -> None:
         self._backends = tuple(backends)
-        self._monitor = monitor
-        if processes is None and monitor is not None:
-            processes = monitor.processes
-        self._processes = ProcessTree() if processes is None else processes
+        self._whole = WholeDevices(self, monitor, processes)
         self._arrival: TorchArrival | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -171,17 +166,11 @@ class Hardware:
             DeviceReport(
                 info=info,
                 reading=readings.get(device),
-                use=None if self._monitor is None else self._monitor.read_use(device),
-                note=self._find_failure(device),
+                use=self._whole.read_use(device),
+                note=self._whole.find_failure(device),
             )
-            for device, info in self._list_all().items()
+            for device, info in self._whole.list_infos().items()
         )
-
-    def _find_failure(self, device: str) -> str | None:
-        """Why something of a whole device can't be read, of several reasons the first."""
-        if self._monitor is None:
-            return None
-        return next(iter(self._monitor.list_failures(device)), None)
 
     def take_device_states(self, *, with_segments: bool = True) -> tuple[DeviceState, ...]:
         """All that can be told of every device at one moment: the GPUs, touched or not, the host.
@@ -192,27 +181,14 @@ class Hardware:
         Args:
             with_segments: read the blocks too.
         """
-        return take_states(
-            self, self._monitor, self._processes, self._list_all(), with_segments=with_segments
-        )
+        return self._whole.take_states(with_segments=with_segments)
 
     def list_children(self) -> tuple[ChildProcess, ...]:
         """The processes below this one, with what they take of each device and of the host.
 
         Cheap enough for once a second: a millisecond on a machine of some hundred processes.
         """
-        return list_child_uses(self._processes.list_children(), self._monitor)
-
-    def _list_all(self) -> dict[str, DeviceInfo]:
-        """Every device that can be seen, touched or not, in their order."""
-        infos = {info.device: info for info in self.list_devices()}
-        if self._monitor is not None:
-            uuids = {info.device: info.uuid for info in infos.values() if info.uuid is not None}
-            self._monitor.match(uuids)
-            for info in self._monitor.list_infos():
-                known = infos.get(info.device)
-                infos[info.device] = info if known is None else _merge(known, info)
-        return {device: infos[device] for device in sorted(infos, key=_by_kind_and_index)}
+        return self._whole.list_children()
 
     # -- What may be taken -------------------------------------------------------------------------
 
@@ -263,7 +239,7 @@ class Hardware:
             Limit(device, wish.limit_bytes, None, None, is_waiting=True, share=wish.share)
             for device, wish in waiting.items()
         ]
-        return tuple(sorted(limits, key=lambda limit: _by_kind_and_index(limit.device)))
+        return tuple(sorted(limits, key=lambda limit: by_kind_and_index(limit.device)))
 
     def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
         """Set the peaks back as the user's own calls would; on which devices that was done.
@@ -304,7 +280,7 @@ class Hardware:
         ``None`` where the driver does not tell: there is none, or it knows this process by another
         number, as in a container.
         """
-        return None if self._monitor is None else self._monitor.read_own_use(device)
+        return self._whole.read_own_use(device)
 
     def list_lost_peaks(self) -> tuple[tuple[str, int], ...]:
         """Devices and the peaks, in bytes, that ``close`` takes from the user's view."""
@@ -321,9 +297,7 @@ class Hardware:
         with self._lock:
             notes.extend(self._notes)
             self._notes.clear()
-        if self._monitor is not None:
-            notes.extend(self._monitor.take_notes())
-        return tuple(notes)
+        return (*notes, *self._whole.take_notes())
 
     def close(self) -> None:
         """Take away whatever was added to the process. May be called twice."""
@@ -333,8 +307,7 @@ class Hardware:
             self._arrival.cancel()
         for backend in self._backends:
             backend.close()
-        if self._monitor is not None:
-            self._monitor.close()
+        self._whole.close()
 
     # -- torch joins -------------------------------------------------------------------------------
 
@@ -402,18 +375,3 @@ def detect_hardware() -> Hardware:
     hardware = Hardware([HostBackend()], NvmlMonitor())
     hardware.await_torch()
     return hardware
-
-
-def _merge(counted: DeviceInfo, seen: DeviceInfo) -> DeviceInfo:
-    """What the allocator's side knows of a device, filled up with what the driver knows."""
-    missing = {
-        field.name: getattr(seen, field.name)
-        for field in dataclasses.fields(counted)
-        if getattr(counted, field.name) is None
-    }
-    return dataclasses.replace(counted, **missing)
-
-
-def _by_kind_and_index(device: str) -> tuple[bool, str, int]:
-    kind, _, index = device.partition(":")
-    return device == HOST, kind, int(index) if index.isdigit() else -1

@@ -75,11 +75,11 @@ def take_states(
     """
     segments: tuple[Segment, ...] = ()
     uses: dict[str, tuple[DeviceUse | None, _Listed, bool]] = {}
-    before = after = {each.device: each for each in counters.read_as_user()}
+    first = before = after = _read(counters)
     for _ in range(_TRIES):
         segments = counters.read_segments() if with_segments else ()
         uses = {} if monitor is None else {each: _read_driver(monitor, each) for each in infos}
-        before, after = after, {each.device: each for each in counters.read_as_user()}
+        before, after = after, _read(counters)
         if all(_stands(before.get(each), after.get(each)) for each in infos if each != HOST):
             break
     pinned = counters.read_pinned()
@@ -102,7 +102,8 @@ def take_states(
         states.append(
             DeviceState(
                 info=info,
-                reading=after.get(device),
+                # malloc's count is not told twice in a row where it is slow.
+                reading=(first if device == HOST else after).get(device),
                 use=use,
                 processes=None if listed is None else _sort(listed, known),
                 segments=own,
@@ -117,17 +118,38 @@ def take_states(
 
 
 def list_child_uses(
-    children: Sequence[ChildProcess], monitor: DeviceMonitor | None
+    children: Sequence[ChildProcess],
+    counters: Counters,
+    monitor: DeviceMonitor,
+    processes: ProcessSource,
 ) -> tuple[ChildProcess, ...]:
-    """Children with what the driver lists of each."""
-    if monitor is None or not children:
-        return tuple(children)
+    """Children with what the driver lists of each.
+
+    Args:
+        children: who is below this process.
+        counters: the allocators, which show whether the driver's numbers are those of here.
+        monitor: the driver.
+        processes: whose the numbers are.
+    """
+    is_certain = processes.are_numbers_certain
+    before = {} if is_certain else _read(counters)
+    listed = {info.device: monitor.list_processes(info.device) for info in monitor.list_infos()}
+    after = {} if is_certain else _read(counters)
+    still = {each: after.get(each) for each in listed if _stands(before.get(each), after.get(each))}
+    uses = {device: (None, told, True) for device, told in listed.items()}
+    are_ours = _are_numbers_ours(still, uses, processes)
     found: dict[int, list[tuple[str, int | None]]] = {child.pid: [] for child in children}
-    for info in monitor.list_infos():
-        for pid, n_bytes in monitor.list_processes(info.device) or ():
-            if pid in found:
-                found[pid].append((info.device, n_bytes))
+    meant = {pid for told in listed.values() for pid, _ in told or () if pid in found}
+    known = processes.describe(meant, are_ours=are_ours) if meant else {}
+    for device, told in listed.items():
+        for pid, n_bytes in told or ():
+            if pid in known and known[pid][0] == "child":
+                found[pid].append((device, n_bytes))
     return tuple(replace(child, devices=tuple(found[child.pid])) for child in children)
+
+
+def _read(counters: Counters) -> dict[str, Reading]:
+    return {reading.device: reading for reading in counters.read_as_user()}
 
 
 def _read_driver(monitor: DeviceMonitor, device: str) -> tuple[DeviceUse | None, _Listed, bool]:

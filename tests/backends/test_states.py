@@ -183,6 +183,20 @@ def test_why_a_device_tells_nothing_stands_beside_its_counters(
     assert [report.note for report in during[1:]] == [None, None]
 
 
+@pytest.mark.parametrize(("n_bytes", "is_told"), [(50 * MIB, True), (29 * MIB, False)])
+def test_children_are_not_mixed_up_with_others_of_their_number(
+    make: Callable[..., Machine], n_bytes: int, is_told: bool
+) -> None:
+    """Where this process's own number is somebody else's, so may be a child's."""
+    machine = make(CONTAINER)
+    machine.allocator.allocate(30 * MIB)
+    machine.gpus[0].processes = {OWN: n_bytes, CHILD: 5}
+
+    (child,) = machine.hardware.list_children()
+
+    assert child.devices == ((("cuda:0", 5),) if is_told else ())
+
+
 # -- One moment --------------------------------------------------------------------------------
 
 
