@@ -373,6 +373,7 @@ def limit_in(extension: Extension, value: object, *, device: str | None) -> tupl
         return read_limits(hardware, device)
     limits = set_limits(hardware, parse_limit(value), device)
     extension.limited.update(each.device for each in limits)
+    extension.limit_watch.check()
     return limits
 
 

@@ -19,6 +19,7 @@ from gpumemwidget.jupyter.oom import OomCards
 from gpumemwidget.jupyter.references import IPythonShell
 from gpumemwidget.jupyter.trace import Outputs
 from gpumemwidget.jupyter.tracing import take_plain_hardware
+from gpumemwidget.measure.limitwatch import LimitWatch
 from gpumemwidget.measure.monitor import Monitor
 from gpumemwidget.records import HOST, DeviceReport
 from gpumemwidget.units import format_bytes
@@ -114,6 +115,7 @@ class Extension:
         )
         #: The devices whose limits were set here.
         self.limited: set[str] = set()
+        self.limit_watch = LimitWatch(self.monitor)
         self.outputs = Outputs(self, self._magics.read_options)
         self._ooms = OomCards(self)
         self._events = CellEvents(

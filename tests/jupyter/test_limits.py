@@ -37,9 +37,12 @@ class Gpus:
         capsys: pytest.CaptureFixture[str],
         *,
         is_initialized: bool,
+        version: str,
     ) -> None:
         self.allocator = ReplayAllocator(2, total_bytes=TOTAL)
-        self.torch: Any = simulate_torch(self.allocator, is_initialized=is_initialized)
+        self.torch: Any = simulate_torch(
+            self.allocator, version=version, is_initialized=is_initialized
+        )
         driver = FakeNvml(
             *(
                 FakeGpu(
@@ -68,8 +71,8 @@ def load(
 ) -> Load:
     """Loads the extension on two GPUs."""
 
-    def start(*, is_initialized: bool = True) -> Gpus:
-        gpus = Gpus(shell, capsys, is_initialized=is_initialized)
+    def start(*, is_initialized: bool = True, version: str = "2.11.0") -> Gpus:
+        gpus = Gpus(shell, capsys, is_initialized=is_initialized, version=version)
         monkeypatch.setattr(extension, "detect_hardware", lambda: gpus.hardware)
         gpus.run("%load_ext gpumemwidget")
         return gpus
@@ -134,8 +137,8 @@ def test_a_limit_under_what_is_reserved(gpus: Gpus) -> None:
     assert shown.partition("cuda:0 has ")[2] == (
         "100.00 MiB reserved already, 50.00 MiB more than its limit: what is allocated stays, and "
         "what fits into the cache (its largest block: 40.00 MiB) can still be had; any other "
-        "request is an out-of-memory error until at least 10.00 MiB of tensors are released: the 40.00 MiB "
-        "that empty_cache() gives back are not enough. What can be done on cuda:0 40.00 MiB give "
+        "request is an out-of-memory error until at least 10.00 MiB of tensors are released: the "
+        "40.00 MiB that empty_cache() gives back are not enough. What can be done on cuda:0 40.00 MiB give "
         "back now what is cached and whole torch.cuda.empty_cache() see who holds the rest "
         "%memvars --device cuda:0 take the limit away %memlimit off --device cuda:0"
     )
@@ -193,6 +196,27 @@ def test_a_limit_waits_for_the_first_use(load: Load) -> None:
     assert gpus.allocator.list_touched() == ()
     assert "DeviceFullError" in gpus.run("torch.cuda.init(); x = gpu.allocate(41 << 30)")
     assert gpus.run("x = gpu.allocate(39 << 30)") == ""
+
+
+def test_older_releases_get_it_within_the_cell_that_uses_the_gpu(load: Load) -> None:
+    """The devices are read meanwhile; between cells, and from then on, nothing runs."""
+    gpus = load(version="2.6.0")
+    monitor = extension.current_extension().monitor
+    gpus.run("%memlimit 12GiB --device cuda:0")
+    between = monitor.is_sampling
+
+    gpus.run(
+        "import time\n"
+        "gpu.touch(0)\n"
+        "late = time.monotonic() + 20\n"
+        "while gpu.get_fraction(0) == 1 and time.monotonic() < late:\n    time.sleep(0.01)\n"
+        "found = gpu.get_fraction(0) * gpu.total_bytes(0)"
+    )
+    after = monitor.is_sampling
+    gpus.run("during = gpumemwidget.monitor().is_sampling")
+
+    assert gpus._shell.user_ns["found"] == 12 * GIB
+    assert (between, after, gpus._shell.user_ns["during"]) == (False, False, False)
 
 
 def test_what_could_not_be_set_is_told(load: Load) -> None:
