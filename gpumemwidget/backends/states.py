@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from gpumemwidget.backends.base import DeviceMonitor, ProcessSource, Relation
-from gpumemwidget.devices import ChildProcess, DeviceState, PinnedUse, ProcessUse
+from gpumemwidget.devices import ChildProcess, DeviceState, Limit, PinnedUse, ProcessUse
 from gpumemwidget.records import HOST, DeviceInfo, DeviceUse, Reading, Segment
 
 __all__ = ["Counters", "list_child_uses", "take_states"]
@@ -49,6 +49,10 @@ class Counters(Protocol):
 
     def read_pinned(self) -> PinnedUse | None:
         """Pinned host memory."""
+        ...
+
+    def read_limits(self) -> tuple[Limit, ...]:
+        """The limits that are set, and those that wait."""
         ...
 
     def available_host_bytes(self) -> int | None:

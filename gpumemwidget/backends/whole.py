@@ -41,6 +41,13 @@ class WholeDevices:
             for info in self._monitor.list_infos():
                 known = infos.get(info.device)
                 infos[info.device] = info if known is None else _merge(known, info)
+            # Those in use have theirs; of others it may wait, or be there before the first byte.
+            for limit in self._counters.read_limits():
+                untouched = infos.get(limit.device)
+                if untouched is not None and limit.limit_bytes is not None:
+                    infos[limit.device] = dataclasses.replace(
+                        untouched, limit_bytes=limit.limit_bytes
+                    )
         return {device: infos[device] for device in sorted(infos, key=by_kind_and_index)}
 
     def read_use(self, device: str) -> DeviceUse | None:

@@ -140,7 +140,8 @@ def test_a_limit_under_what_is_reserved(gpus: Gpus) -> None:
         "request is an out-of-memory error until at least 10.00 MiB of tensors are released: the "
         "40.00 MiB that empty_cache() gives back are not enough. What can be done on cuda:0 "
         "40.00 MiB give back now what is cached and whole torch.cuda.empty_cache() "
-        "see who holds the rest %memvars --device cuda:0 take the limit away %memlimit off --device cuda:0"
+        "see who holds the rest %memvars --device cuda:0 take the limit away "
+        "%memlimit off --device cuda:0"
     )
     assert "DeviceFullError" in gpus.run("c = gpu.allocate(41 << 20)")
 

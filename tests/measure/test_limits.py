@@ -131,6 +131,17 @@ def test_every_gpu_in_use_unless_one_is_named(
     assert allocator.list_touched() == (1,)
 
 
+def test_a_gpu_that_is_not_in_use_is_described_with_its_limit(hardware: Hardware) -> None:
+    """Wherever whole devices are told of."""
+    set_limits(hardware, Wish(20 * GIB), "cuda:1")
+
+    infos = [report.info for report in hardware.read_devices()]
+    states = [state.info for state in hardware.take_device_states()]
+
+    assert [each.limit_bytes for each in infos[:2]] == [None, 20 * GIB]
+    assert states[:2] == infos[:2]
+
+
 def test_off_takes_away_all_limits(hardware: Hardware, allocator: ReplayAllocator) -> None:
     """Those of GPUs that are not in use too."""
     allocator.touch(0)
