@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpumemwidget.backends.unallocated import Unallocated, divide_unallocated
 from gpumemwidget.devices import BridgePart, DeviceState, PartKey
 from gpumemwidget.measure.shares import Slot, check_bytes, make_rest, solve
-from gpumemwidget.backends.unallocated import Unallocated, divide_unallocated
 from gpumemwidget.records import HOST, DeviceAccount, MemoryKind
 from gpumemwidget.units import format_bytes
 

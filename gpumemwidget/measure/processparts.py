@@ -93,8 +93,8 @@ def _describe_strangers(device: str, processes: Sequence[ProcessUse]) -> str:
             "without permission, so they are not told apart."
         )
     return (
-        f"{device}: this process is not on the driver's list under its own number; it lists "
-        f"{_name_processes(processes)}."
+        f"{device}: the driver lists {_name_processes(processes)}, and this process not by its own "
+        "number."
     )
 
 

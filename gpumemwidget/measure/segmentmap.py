@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from gpumemwidget.devices import MapBlock, MapSegment, SegmentMap
 from gpumemwidget.backends.unallocated import divide_unallocated
+from gpumemwidget.devices import MapBlock, MapSegment, SegmentMap
 from gpumemwidget.records import Block, Frame, MemoryKind, Segment
 from gpumemwidget.traces import BlockNames
 

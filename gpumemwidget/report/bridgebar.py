@@ -99,7 +99,7 @@ def plot_bridge(bridge: Bridge) -> BridgeChart:
     ]
     return BridgeChart(
         device=bridge.device,
-        caption="As others tell it",
+        caption="The same memory, as others count it",
         total_bytes=bridge.total_bytes,
         pieces=pieces,
         zoom_bytes=own or 0 if has_zoom else 0,

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from gpumemwidget.devices import Bridge, SegmentMap
+from gpumemwidget.devices import Bridge, BridgePart, SegmentMap
 from gpumemwidget.report.bridgebar import list_leaves, plot_bridge
 from gpumemwidget.report.bridgetheme import PART_COLORS, SEGMENT_LOOKS
 from gpumemwidget.report.bridgewords import find_look, name_part, name_process, tell_part
@@ -33,6 +33,8 @@ _MOST_PROCESSES = 8
 _MOST_PIECES = 2000
 _KIND_OPACITY = 0.6
 _ROW_PIXELS = 16
+_PIXELS_OF_BAR = 200
+_PIXELS_OF_RULER = 30
 #: Of a row's height.
 _FILL_PART = 0.86
 
@@ -40,69 +42,65 @@ _FILL_PART = 0.86
 def draw_bridge(bridge: Bridge) -> dict[str, Any]:
     """A device as a bar of its parts, and below it what others tell of it."""
     chart = plot_bridge(bridge)
-    rows = [bridge.device, *(ruler.label for ruler in chart.rulers)]
-    data: list[dict[str, Any]] = [
+    n_rows = len(chart.rulers)
+    bars: list[dict[str, Any]] = [
         {
-            "type": "bar",
-            "orientation": "h",
             "name": escape_html(name_part(part, bridge.device)),
             "y": [0],
             "x": [part.n_bytes],
-            "width": [0.9],
+            "width": [1],
             "marker": {"color": _find_color(find_look(part)), "line": {"color": _LINE, "width": 1}},
             "hovertemplate": _describe(bridge, part.n_bytes, _list_lines(bridge, part)),
         }
         for part in list_leaves(bridge.parts)
     ]
-    for number, ruler in enumerate(chart.rulers, 1):
-        data.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": escape_html(ruler.label),
-                "y": [number],
-                "x": [ruler.n_bytes],
-                "width": [0.35],
-                "text": [f"{format_bytes(ruler.n_bytes)} · {escape_html(ruler.teller)}"],
-                "textposition": "outside" if 2 * ruler.n_bytes < bridge.total_bytes else "inside",
-                "insidetextanchor": "end",
-                "marker": {"color": NEUTRAL_COLOR},
-                "showlegend": False,
-                "hovertemplate": _describe(
-                    bridge, ruler.n_bytes, [f"<b>{ruler.label}</b>", escape_html(ruler.teller)]
-                ),
-            }
-        )
+    bars += [
+        {
+            "name": escape_html(ruler.label),
+            "y": [number + 0.3],
+            "x": [ruler.n_bytes],
+            "width": [0.16],
+            "marker": {"color": NEUTRAL_COLOR, "line": {"width": 0}},
+            "showlegend": False,
+            "hovertemplate": _describe(
+                bridge, ruler.n_bytes, [f"<b>{ruler.label}</b>", escape_html(ruler.teller)]
+            ),
+        }
+        for number, ruler in enumerate(chart.rulers, 1)
+    ]
     layout = _start_layout(
         f"{bridge.device} · {bridge.name} · {format_bytes(bridge.total_bytes)}",
-        height=190 + 26 * len(chart.rulers),
+        height=_PIXELS_OF_BAR + _PIXELS_OF_RULER * n_rows,
     )
-    ticks = choose_ticks(bridge.total_bytes)
     layout.update(
         barmode="stack",
         xaxis={
+            **_list_ticks(bridge.total_bytes),
             "range": [0, bridge.total_bytes],
-            "tickmode": "array",
-            "tickvals": ticks,
-            "ticktext": [format_tick(tick) for tick in ticks],
             "gridcolor": _GRID,
             "zeroline": False,
         },
-        yaxis={
-            "range": [len(rows) - 0.4, -0.55],
-            "tickmode": "array",
-            "tickvals": list(range(len(rows))),
-            "ticktext": [escape_html(row) for row in rows],
-            "showgrid": False,
-            "zeroline": False,
-        },
+        yaxis={"range": [n_rows + 0.6, -0.55], "visible": False},
+        annotations=[
+            {
+                "text": f"{ruler.label} <b>{format_bytes(ruler.n_bytes)}</b> · "
+                f"{escape_html(ruler.teller)}",
+                "x": 0,
+                "xanchor": "left",
+                "y": number - 0.05,
+                "yanchor": "middle",
+                "showarrow": False,
+                "font": {"size": 11},
+            }
+            for number, ruler in enumerate(chart.rulers, 1)
+        ],
         shapes=[
             {
                 "type": "line",
                 "x0": mark.n_bytes,
                 "x1": mark.n_bytes,
                 "y0": -0.5,
-                "y1": len(rows) - 0.5,
+                "y1": n_rows + 0.6,
                 "line": {
                     "color": NEUTRAL_COLOR,
                     "width": 2,
@@ -112,10 +110,19 @@ def draw_bridge(bridge: Bridge) -> dict[str, Any]:
             for mark in chart.marks
         ],
     )
-    return {"data": data, "layout": layout}
+    return {"data": [{"type": "bar", "orientation": "h", **bar} for bar in bars], "layout": layout}
 
 
-def _list_lines(bridge: Bridge, part: Any) -> list[str]:
+def _list_ticks(top: int) -> dict[str, Any]:
+    ticks = choose_ticks(top)
+    return {
+        "tickmode": "array",
+        "tickvals": ticks,
+        "ticktext": [format_tick(tick) for tick in ticks],
+    }
+
+
+def _list_lines(bridge: Bridge, part: BridgePart) -> list[str]:
     lines = [f"<b>{escape_html(name_part(part, bridge.device))}</b>"]
     lines += [
         f"{escape_html(name_process(each.process))} {format_bytes(each.n_bytes)}"
@@ -172,15 +179,12 @@ def draw_segments(found: SegmentMap) -> dict[str, Any]:
         f"{format_bytes(found.largest_free_block_bytes)}",
         height=150 + _ROW_PIXELS * chart.n_rows,
     )
-    ticks = choose_ticks(chart.row_bytes)
     step = max(chart.n_rows // 8, 1)
     layout.update(
         barmode="overlay",
         xaxis={
+            **_list_ticks(chart.row_bytes),
             "range": [0, chart.row_bytes],
-            "tickmode": "array",
-            "tickvals": ticks,
-            "ticktext": [format_tick(tick) for tick in ticks],
             "showgrid": False,
             "zeroline": False,
         },
@@ -244,7 +248,7 @@ def _start_layout(title: str, *, height: int) -> dict[str, Any]:
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "height": height,
-        "margin": {"l": 100, "r": 20, "t": 50, "b": 40},
+        "margin": {"l": 70, "r": 20, "t": 50, "b": 40},
         "bargap": 0,
         "legend": {
             "orientation": "h",

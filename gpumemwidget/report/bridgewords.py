@@ -11,8 +11,10 @@ from gpumemwidget.report.words import count_kind, join_words
 from gpumemwidget.units import format_bytes
 
 __all__ = [
+    "CACHED",
     "HIDDEN",
     "find_look",
+    "name_key",
     "name_library",
     "name_part",
     "name_process",
@@ -28,7 +30,7 @@ _NAMES: dict[PartKey, str] = {
     "releasable": "cached, releasable",
     "fragmented": "cached, fragmented",
     "pools": "cached, private pools",
-    "outside": "this process, outside PyTorch",
+    "outside": "this process outside PyTorch",
     "children": "this notebook's children",
     "others": "other processes",
     "unlisted": "of no listed process",
@@ -38,9 +40,12 @@ _NAMES: dict[PartKey, str] = {
 }
 _HOST_NAMES: dict[PartKey, str] = {"free": "available", "others": "others and the system"}
 
+#: PyTorch's own words, in its errors.
+CACHED = "reserved but unallocated"
+
 #: What has a name together.
 _GROUPS: tuple[tuple[frozenset[PartKey], str], ...] = (
-    (frozenset({"pending", "releasable", "fragmented", "pools"}), "reserved but unallocated"),
+    (frozenset({"pending", "releasable", "fragmented", "pools"}), CACHED),
     (
         frozenset({"allocated", "pending", "releasable", "fragmented", "pools"}),
         "reserved by PyTorch",
@@ -53,7 +58,7 @@ _GROUPS: tuple[tuple[frozenset[PartKey], str], ...] = (
 )
 
 #: Within a sentence.
-_CACHED = "what is reserved but unallocated"
+_CACHED_WORDS = f"what is {CACHED}"
 _WORDS: dict[PartKey, str] = {
     "allocated": "what is allocated",
     "pending": "what is pending free",
@@ -111,8 +116,8 @@ _SENTENCES: dict[PartKey, str] = {
     "goes only when the kernel restarts.",
     "children": "Processes that this notebook has started, such as workers of a DataLoader and "
     "ranks of a launcher: it goes when they end.",
-    "others": "Other programs on this device: it goes when they give it back or end, as one of "
-    "yours may that you have forgotten.",
+    "others": "Other programs on this device: it is free when they end, and a forgotten kernel of "
+    "your own can be shut down.",
     "unlisted": "In use, but of no process that the driver lists here: what serving them takes, or "
     "processes that it does not show, such as another container's.",
     "driver": "For the driver and the firmware: the total that PyTorch tells leaves it out, and "
@@ -147,7 +152,7 @@ def name_part(part: BridgePart, device: str = "") -> str:
     if part.key == "rest":
         merged = frozenset(part.merged)
         return next((name for group, name in _GROUPS if group == merged), "not told apart")
-    return _name_key(part.key, device)
+    return name_key(part.key, device)
 
 
 def name_process(process: ProcessUse) -> str:
@@ -211,7 +216,7 @@ def _tell_rest(part: BridgePart, device: str) -> str:
     cached = _GROUPS[0][0]
     keys = part.merged
     words = [
-        _CACHED if cached < set(keys) and key in cached else _find_words(key, device)
+        _CACHED_WORDS if cached < set(keys) and key in cached else _find_words(key, device)
         for key in keys
     ]
     names = join_words(list(dict.fromkeys(words)))
@@ -231,7 +236,8 @@ def find_look(part: BridgePart) -> str:
     return part.key
 
 
-def _name_key(key: PartKey, device: str) -> str:
+def name_key(key: PartKey, device: str = "") -> str:
+    """What the parts of a kind are called."""
     names = _HOST_NAMES if device == HOST else {}
     return names.get(key) or _NAMES.get(key, key)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpumemwidget.records import HOST, MemoryKind
+from gpumemwidget.report.bridgewords import CACHED, name_key
 from gpumemwidget.report.document import Part, UseBar
 from gpumemwidget.report.theme import LOOKS
 from gpumemwidget.report.words import count_kind, join_words
@@ -85,12 +86,12 @@ def _list_gpu_parts(
             detail = (
                 f"fragmented: largest free block {format_bytes(event.largest_free_block_bytes)}"
             )
-        label = "reserved but unallocated"
+        label = CACHED
         slots.append((label, _make_part(label, cached, "cached", detail)))
     for label, n_bytes, look in (
-        ("this process outside PyTorch", event.outside_bytes, "outside"),
-        ("other processes", event.others_bytes, "others"),
-        ("free", event.device_free_bytes, "free"),
+        (name_key("outside"), event.outside_bytes, "outside"),
+        (name_key("others"), event.others_bytes, "others"),
+        (name_key("free"), event.device_free_bytes, "free"),
     ):
         slots.append((label, _make_part(label, n_bytes, look)))
     return slots

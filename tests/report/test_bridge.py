@@ -1,0 +1,328 @@
+"""Whole devices as reports: what is drawn is what there is, whatever could be read."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpumemwidget.devices import Bridge, BridgePart, MapBlock, MapSegment, PartKey, SegmentMap
+from gpumemwidget.measure.bridge import build_bridge
+from gpumemwidget.measure.segmentmap import build_segment_map
+from gpumemwidget.records import HOST, Frame, MemoryKind
+from gpumemwidget.report.bridgebar import list_leaves, plot_bridge
+from gpumemwidget.report.bridgetheme import PART_COLORS
+from gpumemwidget.report.bridgewords import find_look, name_part, tell_part
+from gpumemwidget.report.figures import figure_bridge, figure_segments
+from gpumemwidget.report.report import report_bridge
+from gpumemwidget.report.segmentchart import plot_segments, render_segments
+from tests.measure.bridges import accounts, make_segment, segments, states
+from tests.report.bridge_examples import (
+    GIB,
+    make_busy_bridge,
+    make_host_bridge,
+    make_idle_bridge,
+    make_map,
+    make_untouched_bridge,
+)
+from tests.report.pages import list_charts
+
+_KEYS: tuple[PartKey, ...] = (
+    "allocated",
+    "unnamed",
+    "rounding",
+    "pending",
+    "releasable",
+    "fragmented",
+    "pools",
+    "outside",
+    "children",
+    "others",
+    "unlisted",
+    "driver",
+    "free",
+    "cached",
+)
+_KINDS: tuple[MemoryKind, ...] = (
+    "parameter",
+    "gradient",
+    "optimizer state",
+    "buffer",
+    "saved for backward",
+    "tensor",
+    "cuBLAS workspace",
+    "CUDA-graph pool",
+    "compile cache",
+    "other",
+)
+
+
+class TestWords:
+    """One sentence for each part."""
+
+    @pytest.mark.parametrize("device", ["cuda:0", "xpu:0", HOST])
+    def test_each_part_has_a_name_a_sentence_and_a_colour(self, device: str) -> None:
+        """None longer than a person reads in passing."""
+        bridge = Bridge(device, "a device", 100, (), None, None, None)
+        parts = [BridgePart(key, 1) for key in _KEYS]
+        parts += [BridgePart("kind", 1, kind=kind) for kind in _KINDS]
+
+        for part in parts:
+            sentence = tell_part(part, bridge)
+
+            assert 10 < len(sentence) < 180
+            assert sentence[0].isupper()
+            assert sentence.endswith(".")
+            assert 3 < len(name_part(part, device)) <= 30
+            assert find_look(part) in {*PART_COLORS, "free"}
+
+    def test_calls_are_those_of_the_devices_own_module(self) -> None:
+        """An XPU has its ``empty_cache`` in ``torch.xpu``."""
+        part = BridgePart("releasable", 1)
+
+        told = {
+            device: tell_part(part, Bridge(device, "a device", 100, (part,), None, None, None))
+            for device in ("cuda:0", "xpu:0")
+        }
+
+        assert "torch.cuda.empty_cache()" in told["cuda:0"]
+        assert "torch.xpu.empty_cache()" in told["xpu:0"]
+
+    def test_what_is_free_beyond_a_limit_is_not_this_processs(self) -> None:
+        """The limit is on what is reserved."""
+        part = BridgePart("free", 50 * GIB)
+        bridge = Bridge("cuda:0", "GPU", 80 * GIB, (part,), GIB, 10 * GIB, None, 12 * GIB)
+
+        assert "only 2.00\xa0GiB more" in tell_part(part, bridge)
+
+    def test_parts_that_are_one_are_named_in_its_sentence(self) -> None:
+        """What PyTorch calls reserved but unallocated is not told in four pieces."""
+        keys: tuple[PartKey, ...] = ("pending", "releasable", "fragmented", "pools", "outside")
+        part = BridgePart("rest", GIB, merged=keys)
+        bridge = Bridge("cuda:0", "GPU", 80 * GIB, (part,), None, None, None)
+
+        assert name_part(part) == "not told apart"
+        assert tell_part(part, bridge) == (
+            "What is reserved but unallocated and what this process has outside PyTorch: here only "
+            "their sum is known."
+        )
+        assert name_part(BridgePart("rest", 1, merged=keys[:4])) == "reserved but unallocated"
+
+
+class TestBar:
+    """The bar, and what others tell of it."""
+
+    def test_each_figure_of_others_ends_where_a_part_does(self) -> None:
+        """PyTorch's, ``nvidia-smi``'s and the error's are sums of parts from the left."""
+        bridge = make_busy_bridge(limit_bytes=None, budget_bytes=None)
+
+        chart = plot_bridge(bridge)
+
+        ends = set()
+        at = 0
+        for part in bridge.parts:
+            at += part.n_bytes
+            ends.add(at)
+        rulers = {ruler.label: ruler.n_bytes for ruler in chart.rulers}
+        assert list(rulers) == ["allocated", "reserved", "this process", "used", "total capacity"]
+        driver = rulers.pop("total capacity")
+        assert set(rulers.values()) <= ends
+        assert bridge.total_bytes - driver == 480 * 1024**2
+
+    def test_a_small_process_is_drawn_a_second_time(self) -> None:
+        """As wide as there is room; one that has half of the device is not."""
+        idle, busy = plot_bridge(make_idle_bridge()), plot_bridge(make_busy_bridge())
+
+        assert (idle.zoom_bytes, busy.zoom_bytes) == (564_133_888, 0)
+        assert len(list_charts(report_bridge([make_idle_bridge()]).html)) == 2
+
+    def test_limit_and_budget_are_lines_across_it(self) -> None:
+        """Each once, and told below."""
+        html = report_bridge([make_busy_bridge()]).html
+
+        assert html.count('<path class="gmw-li"') == html.count('<path class="gmw-bu"') == 1
+        assert "what this process may reserve" in html
+        assert "what a cell may allocate" in html
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.data())
+    def test_whatever_was_read_is_drawn(self, data: st.DataObject) -> None:
+        """The pieces are all of the device; text, HTML and the figure can be made."""
+        state = data.draw(states())
+        bridge = build_bridge(state, data.draw(accounts(state)))
+        if bridge is None:
+            return
+
+        chart = plot_bridge(bridge)
+        report = report_bridge([bridge])
+
+        assert sum(piece.n_bytes for piece in chart.pieces) == bridge.total_bytes
+        assert max(map(len, report.text.splitlines())) <= 80
+        for svg in list_charts(report.html):
+            rects = ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}rect")
+            assert all(float(rect.attrib["width"]) >= 0 for rect in rects)
+
+    def test_processes_beyond_some_are_one_row(self) -> None:
+        """What they have together stands with how many they are."""
+        text = report_bridge([make_untouched_bridge()]).text
+
+        assert text.count("pid 1") == 7
+        assert re.search(r"^  5 more +4\.96 GiB +6\.2 %$", text, re.M)
+
+    def test_what_is_allocated_is_drawn_by_kind(self) -> None:
+        """Processes are drawn together, and what is allocated is not drawn twice."""
+        keys = [part.key for part in list_leaves(make_host_bridge().parts)]
+
+        assert keys == ["kind", "kind", "unnamed", "cached", "children", "others", "free"]
+
+
+class TestMap:
+    """Where the blocks lie."""
+
+    @settings(max_examples=150)
+    @given(segments())
+    def test_each_area_is_as_large_as_its_bytes(self, found: tuple[()]) -> None:
+        """All of the segments is drawn, side by side, as much of each state as there is."""
+        built = build_segment_map(found)
+        if built is None:
+            assert found == ()
+            return
+
+        chart = plot_segments(built)
+
+        ends = [0, *(piece.end for piece in chart.pieces)]
+        assert [piece.start for piece in chart.pieces] == ends[:-1]
+        assert ends[-1] == built.reserved_bytes == sum(n_bytes for _, n_bytes in chart.looks)
+        for piece in chart.pieces:
+            assert sum(n_bytes for _, n_bytes in piece.looks) == piece.end - piece.start
+
+    def test_thousands_of_blocks_stay_small(self) -> None:
+        """In a notebook's file; what is in use is as much as ever."""
+        found = make_map(n_segments=300, n_blocks=60)
+
+        chart = plot_segments(found)
+
+        used = sum(
+            n_bytes
+            for piece in chart.pieces
+            for look, n_bytes in piece.looks
+            if look not in ("pending", "releasable", "fragmented", "pools")
+        )
+        assert used == found.allocated_bytes
+        assert len(render_segments(chart)) < 60_000
+        assert chart.least_bytes > 0
+
+    def test_a_segment_with_nothing_in_use_looks_otherwise_than_gaps(self) -> None:
+        """Of one that grows only whole pages are given back."""
+        mib = 1024**2
+        built = build_segment_map(
+            [
+                make_segment(("i", 20 * mib), address=1 << 41),
+                make_segment(
+                    ("a", 10 * mib),
+                    ("i", 40 * mib),
+                    ("a", mib),
+                    is_expandable=True,
+                    address=1 << 40,
+                ),
+                make_segment(("i", 2 * mib), pool_id=(1, 0), address=1 << 42),
+                make_segment(("p", mib), address=1 << 43),
+            ]
+        )
+        assert built is not None
+
+        chart = plot_segments(built)
+
+        assert [
+            (look, n_bytes // mib) for piece in chart.pieces for look, n_bytes in piece.looks
+        ] == [
+            ("unknown", 10),
+            ("fragmented", 10),
+            ("releasable", 20),
+            ("fragmented", 10),
+            ("unknown", 1),
+            ("releasable", 20),
+            ("pools", 2),
+            ("pending", 1),
+        ]
+        assert [start // mib for start in chart.starts] == [51, 71, 73]
+
+    def test_a_block_tells_its_size_owner_and_line(self) -> None:
+        """And what was asked for, where it was rounded up."""
+        block = MapBlock(
+            0, 2048, 2000, "active_allocated", "parameter", "model.fc.weight", "In[7], line 3"
+        )
+        segment = MapSegment(1, 2048, False, False, True, (block,))
+
+        (piece,) = plot_segments(SegmentMap("cuda:0", 2048, 2048, 0, 0, (segment,))).pieces
+
+        assert piece.told == (
+            "2.00 KiB · parameters · model.fc.weight · 1.95 KiB asked for · In[7], line 3"
+        )
+
+    def test_names_and_lines_are_those_of_the_blocks(self) -> None:
+        """By their addresses; the stack of what is free says nothing."""
+        segment = make_segment(("a", 512), ("i", 512), ("a", 1024))
+        names: dict[int, tuple[MemoryKind, str]] = {segment.address: ("gradient", "model.w.grad")}
+
+        built = build_segment_map(
+            [segment], names, tell_line=lambda frames: f"{len(frames)} frames"
+        )
+
+        assert built is not None
+        first, free, last = built.segments[0].blocks
+        assert (first.kind, first.owner, first.allocated_at) == (
+            "gradient",
+            "model.w.grad",
+            "0 frames",
+        )
+        assert (free.kind, free.owner, free.allocated_at) == (None, "", "")
+        assert (last.kind, last.owner) == ("unknown", "")
+
+    def test_the_largest_segment_is_first(self) -> None:
+        """As the allocator's own figures are."""
+        small, large = make_segment(("i", 5)), make_segment(("a", 50), address=1 << 50)
+
+        built = build_segment_map([small, large], tell_line=lambda _: Frame.__name__)
+
+        assert built is not None
+        assert [each.n_bytes for each in built.segments] == [50, 5]
+        assert (built.reserved_bytes, built.allocated_bytes, built.fragmented_bytes) == (55, 50, 0)
+
+
+class TestFigures:
+    """Plotly's."""
+
+    def test_a_devices_bar_is_all_of_it(self) -> None:
+        """The stacked bars add up; the pointer shows what is to be done."""
+        bridge = make_busy_bridge()
+
+        figure = figure_bridge(bridge)
+
+        stacked = [trace for trace in figure.data if trace.showlegend is not False]
+        assert sum(trace.x[0] for trace in stacked) == bridge.total_bytes
+        assert any("torch.cuda.empty_cache()" in trace.hovertemplate for trace in stacked)
+        assert len(figure.layout.shapes) == 2
+
+    def test_a_maps_areas_are_all_of_it(self) -> None:
+        """Bars of part of a row's height stand for blocks that are drawn together."""
+        found = make_map(n_segments=200, n_blocks=40)
+
+        figure = figure_segments(found)
+
+        drawn = sum(
+            width * height / 0.86
+            for trace in figure.data
+            for width, height in zip(trace.x, trace.width, strict=True)
+        )
+        assert drawn == pytest.approx(found.reserved_bytes, rel=1e-3)
+        assert len(figure.to_json()) < 600_000
+
+    def test_the_users_text_is_no_html_of_plotlys(self) -> None:
+        """Plotly reads some tags in what the pointer shows."""
+        text = figure_segments(make_map()).to_json()
+
+        assert not re.search(r"<script|\\u003cscript", text)
