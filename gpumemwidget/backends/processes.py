@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 
 from gpumemwidget.backends.base import Relation
@@ -22,9 +23,10 @@ __all__ = ["ProcessTree"]
 #: Of more children the first are told, and of more that have ended the last remembered.
 _MOST_CHILDREN = 256
 _MOST_ENDED = 1024
-#: How long a process that is nobody of ours is not looked at again, though its number is there: it
-#: may be another's by now.
+#: How long a process that is nobody of ours is not looked at again (its number may be another's by
+#: then), and at how many of them a look looks again.
 _TRUSTED_S = 30.0
+_MOST_AGAIN = 64
 
 
 class ProcessTree:
@@ -58,8 +60,8 @@ class ProcessTree:
         #: Those of ours that have ended, the latest last, with their names.
         self._ended: dict[int, str | None] = {}
         self._names: dict[int, str | None] = {}
-        self._others: set[int] = set()
-        self._others_until_s = 0.0
+        #: Who is nobody of ours, and until when that is taken for granted; the next first.
+        self._others: dict[int, float] = {}
 
     @property
     def own_pid(self) -> int:
@@ -107,7 +109,7 @@ class ProcessTree:
 
     def _describe(self, pid: int) -> tuple[Relation, str | None]:
         if pid == self._pid:
-            return "own", self._name(pid, self._reader.read(pid))
+            return "own", self._name(pid, self._reader.read(pid), with_arguments=False)
         if pid in self._below:
             return "child", self._names[pid]
         facts = self._reader.read(pid)
@@ -126,16 +128,23 @@ class ProcessTree:
     def _look(self) -> None:
         """Find who is below this process now."""
         pids = self._reader.list_pids()
-        if self._clock() >= self._others_until_s:
-            self._others_until_s = self._clock() + _TRUSTED_S
-            self._others.clear()
-        self._others &= pids
         self._refresh(pids)
-        unknown = pids - self._others - self._below.keys() - {self._pid}
+        self._forget_others(pids)
+        unknown = pids - self._others.keys() - self._below.keys() - {self._pid}
         found = [facts for pid in unknown if (facts := self._reader.read(pid)) is not None]
         self._take_in(found)
-        self._others.update(facts.pid for facts in found if facts.pid not in self._below)
+        until_s = self._clock() + _TRUSTED_S
+        self._others.update((facts.pid, until_s) for facts in found if facts.pid not in self._below)
         self._name_all()
+
+    def _forget_others(self, pids: set[int]) -> None:
+        """Drop those that have ended, and some of those that were not looked at for long."""
+        for pid in self._others.keys() - pids:
+            del self._others[pid]
+        now_s = self._clock()
+        for pid, until_s in list(islice(self._others.items(), _MOST_AGAIN)):
+            if until_s <= now_s:
+                del self._others[pid]
 
     def _refresh(self, pids: set[int]) -> None:
         """Read those below anew; those that have ended are remembered for a while."""
@@ -176,17 +185,15 @@ class ProcessTree:
         for pid in sorted(self._below):
             self._names[pid] = self._name(pid, self._below[pid], with_arguments=True)
 
-    def _name(
-        self, pid: int, facts: ProcessFacts | None, *, with_arguments: bool = True
-    ) -> str | None:
-        command = self._reader.read_command(pid)
+    def _name(self, pid: int, facts: ProcessFacts | None, *, with_arguments: bool) -> str | None:
         if facts is None or (facts.is_zombie and pid in self._names):
             return self._names.get(pid)
+        command = self._reader.read_command(pid)
         forked_from = None
         if pid in self._below and command:
-            above = facts.parent_pid
-            if list(command) == list(self._reader.read_command(above)):
-                forked_from = name_process(command, with_arguments=with_arguments)
+            above = self._reader.read_command(facts.parent_pid)
+            if list(above) == list(command):
+                forked_from = name_process(command)
         return name_process(
             command, facts.thread_name, with_arguments=with_arguments, forked_from=forked_from
         )

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -120,6 +121,24 @@ def test_a_number_that_is_given_again_is_another_process(proc: FakeProc, machine
     assert (before, between, after) == ([600], [], [601])
 
 
+def test_of_many_others_each_look_looks_at_some_again(proc: FakeProc, machine: Machine) -> None:
+    """A machine of thousands of processes is not read all at once, and none is forgotten."""
+    for pid in range(1000, 1300):
+        proc.write_process(pid, 400, "python", "theirs.py")
+    machine.list_pids()
+    for pid in range(1000, 1300):
+        proc.write_process(pid, OWN, "python", "mine.py", start=200)
+    machine.now_s = 31.0
+
+    found = [len(machine.list_pids()) for _ in range(6)]
+
+    # Two of those that are looked at again stay what they are: init and the shell.
+    assert found[0] <= 64
+    assert [after - before for before, after in pairwise(found)][:3] == [64, 64, 64]
+    assert found[-1] == 256
+    assert len(machine.tree.describe(range(1000, 1300), are_ours=True)) == 300
+
+
 def test_a_zombie_is_not_running(proc: FakeProc, machine: Machine) -> None:
     """It has no memory any more; what it had left on a GPU is still a child's."""
     proc.write_process(600, OWN, "python", "rank.py")
@@ -147,7 +166,9 @@ def test_a_child_that_becomes_another_program_has_its_name(
     proc: FakeProc, machine: Machine
 ) -> None:
     """Between fork and exec it looks like this process."""
-    proc.write_process(600, OWN, "/usr/bin/python3", "-m", "ipykernel_launcher")
+    own = ("/usr/bin/python3", "-m", "ipykernel_launcher", "-f", "/run/kernel-1.json")
+    for pid, parent in ((OWN, 400), (600, OWN)):
+        proc.write_process(pid, parent, *own)
     (before,) = machine.tree.list_children()
     proc.write_process(600, OWN, "python", "rank.py")
     (after,) = machine.tree.list_children()
@@ -249,6 +270,8 @@ def test_others_are_told_by_program_and_script_alone(proc: FakeProc, machine: Ma
         600: ("child", "python rank.py --n 1"),
         601: ("other", "python other.py"),
     }
+    proc.write_process(OWN, 400, "python", "-m", "ipykernel_launcher", "-f", "/run/kernel-1.json")
+    assert machine.tree.describe([OWN], are_ours=True) == {OWN: told[OWN]}
 
 
 # -- What can't be read ------------------------------------------------------------------------
