@@ -5,7 +5,8 @@ when it sees the cell beyond its budget. Between the sending and the handling th
 ended; so for the time of the cell a handler of ours stands before the one that was there, and asks
 what the signal has met:
 
-- the cell's own code, or its ``await``: it is passed on
+- the cell's own code: it is passed on
+- the loop, while the cell awaits: the cell's task is cancelled, as ipykernel does it
 - code of ours, or IPython's around the cell: it is dropped, and sent again with the next sample
 - the hook of the cell's end: it is taken back there
 
@@ -15,15 +16,15 @@ interrupted once: if it catches that and goes on, it is only marked.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from types import CoroutineType, FrameType
+from typing import TYPE_CHECKING, Any, Literal
 
-from IPython.core.async_helpers import _AsyncIORunner
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpumemwidget.jupyter.interrupts import (
@@ -49,8 +50,6 @@ _INTERVAL_S = 0.02
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _RUN_CODE = InteractiveShell.run_code.__code__
 _RUN_CELL = InteractiveShell.run_cell_async.__code__
-#: What a cell that awaits runs in where there is no kernel.
-_RUN_LOOP = _AsyncIORunner.__call__.__code__
 
 
 class CellStops:
@@ -129,21 +128,11 @@ class CellStops:
                 # One that the cell's code has put there. It decides what comes of it.
                 cell.stopped = crossing
             send_interrupt()
-        self._wake_loop()
 
     def reset_after_fork(self) -> None:
         """A forked child is not stopped, whatever it takes."""
         self._lock = threading.RLock()
         self._cell = self._sent = None
-
-    def _wake_loop(self) -> None:
-        """Let the kernel take the signal up where it waits for messages or what a cell awaits.
-
-        ipykernel's handler only notes the signal for its loop, which sleeps on.
-        """
-        loop = getattr(getattr(self._shell, "kernel", None), "io_loop", None)
-        if loop is not None:
-            loop.add_callback(_do_nothing)
 
     # -- On the main thread, when a signal is handled ----------------------------------------------
 
@@ -155,7 +144,7 @@ class CellStops:
         is_default = previous is signal.default_int_handler
 
         def decide(handler: type, signum: int, frame: FrameType | None) -> object:
-            if not self._passes(frame, is_default=is_default):
+            if not self._passes(frame):
                 return None
             if is_default:
                 return object.__new__(handler)
@@ -176,7 +165,7 @@ class CellStops:
             },
         )
 
-    def _passes(self, frame: FrameType | None, *, is_default: bool) -> bool:
+    def _passes(self, frame: FrameType | None) -> bool:
         """Whether a signal that has met ``frame`` is passed on."""
         crossing, self._sent = self._sent, None
         if crossing is None:
@@ -185,10 +174,31 @@ class CellStops:
         # Without a frame it is one that was held back in a hook of ours.
         if cell is None or frame is None:
             return False
-        if not _belongs_to_cell(frame, self._shell.user_global_ns, is_default=is_default):
-            return False
-        cell.stopped = crossing
-        return True
+        runs = _find_what_runs(frame, self._shell.user_global_ns)
+        if runs == "cell":
+            cell.stopped = crossing
+        elif runs == "loop":
+            self._cancel(cell, crossing)
+        return runs == "cell"
+
+    def _cancel(self, cell: RunningCell, crossing: Crossing) -> None:
+        """Cancel the cell's task, if it has one that is not done.
+
+        KeyboardInterrupt would leave the loop with half of what it was at. ipykernel's handler does
+        the same, but has no way to wake the loop, which then sleeps on.
+        """
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+
+        def cancel() -> None:
+            for task in asyncio.all_tasks(loop):
+                if self._cell is cell and cell.stopped is None and _runs_cell(task):
+                    cell.stopped = crossing
+                    task.cancel()
+
+        loop.call_soon_threadsafe(cancel)
 
 
 class _Handler:
@@ -206,28 +216,31 @@ def _take_away(handler: Any) -> Any:
     return handler.previous if _is_ours(handler) else handler
 
 
-def _belongs_to_cell(frame: FrameType, user_globals: dict[str, Any], *, is_default: bool) -> bool:
-    """Whether an interrupt in this frame is the cell's: its code runs, or it awaits.
+def _find_what_runs(
+    frame: FrameType, user_globals: dict[str, Any]
+) -> Literal["cell", "loop", "other"]:
+    """What the innermost frame is a part of: the cell's code, no cell at all, or what is around it.
 
     Args:
         frame: the innermost one.
         user_globals: of the user's code.
-        is_default: the signal raises KeyboardInterrupt where it is met.
     """
     each: FrameType | None = frame
     while each is not None:
         code, outer = each.f_code, each.f_back
         if code.co_filename.startswith(_PACKAGE) or code is _RUN_CELL:
-            return False  # What runs is ours, or IPython's own.
+            return "other"  # What runs is ours, or IPython's own.
         if outer is not None and outer.f_code is _RUN_CODE and each.f_globals is user_globals:
-            return True
-        if code is _RUN_LOOP:
-            return True
+            return "cell"
         each = outer
-    # The cell waits while the kernel's loop runs, and it is for ipykernel's handler to end that. It
-    # does nothing where there is nothing left to wait for.
-    return not is_default
+    return "loop"
 
 
-def _do_nothing() -> None:
-    pass
+def _runs_cell(task: asyncio.Task[Any]) -> bool:
+    """Whether a task is a cell's, and still at it."""
+    coroutine: Any = task.get_coro()
+    while type(coroutine) is CoroutineType:
+        if coroutine.cr_code is _RUN_CELL:
+            return not task.done()
+        coroutine = coroutine.cr_await
+    return False
