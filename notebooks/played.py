@@ -31,7 +31,6 @@ from gpumemwidget.devices import Limit
 from gpumemwidget.jupyter import extension
 from gpumemwidget.owners import entries
 from gpumemwidget.records import HOST, DeviceAccount, Holding, MemoryAccount, Owned
-from gpumemwidget.units import format_bytes
 
 with warnings.catch_warnings():
     # Of the abandoned package "pynvml", where somebody has it: torch imports what is called so.
@@ -53,6 +52,9 @@ _SOURCES = (
     "torch.cuda.memory_allocated()",
     "  of that requested",
 )
+#: The bytes that each source tells, by device.
+_Figures = dict[str, dict[str, int | None]]
+
 #: A process that takes memory until its input ends.
 _CHILD = """
 import sys, torch
@@ -77,15 +79,20 @@ class Gpus:
         self.is_played = torch.cuda.device_count() < n
         self._story = story
         self._moments: list[dict[str, Any]] = []
+        #: The figures that were shown last.
+        self._last: _Figures = {}
         self._heard: dict[str, str] = {}
         self._recorder: Recorder | None = None
         self._children: list[subprocess.Popen[str]] = []
         if not self.is_played:
-            names = [torch.cuda.get_device_name(index) for index in range(n)]
+            # Torch would have to initialise CUDA to tell.
+            monitor = NvmlMonitor()
+            names = [info.name for info in monitor.list_infos()[:n]]
+            monitor.close()
             print(f"What follows is this machine's: {_join(names)}, torch {torch.__version__}.")
             return
         told = json.loads((_FOLDER / f"{story}.json").read_text(encoding="utf-8"))
-        self._moments, self._heard = told["moments"], told["heard"]
+        self._moments, self._heard = _fill_up(told["moments"]), told["heard"]
         recording = parse_recording(json.dumps(told["recording"]))
         self._playback = Playback(recording)
         _play(self._playback, self._find_moment)
@@ -98,12 +105,13 @@ class Gpus:
         return torch.device("meta") if self.is_played else torch.device("cuda", index)
 
     def total_bytes(self, index: int = 0) -> int:
-        """What a device has in all."""
-        if self.is_played:
-            total = self._playback.recording.visible[index].total_bytes
-            assert total is not None
-            return total
-        return int(torch.cuda.get_device_properties(index).total_memory)
+        """What a device has in all, as its driver tells it."""
+        for report in extension.current_extension().monitor.hardware.read_devices():
+            if report.info.device == f"cuda:{index}":
+                use = report.use
+                total = report.info.total_bytes if use is None else use.total_bytes
+                return total or 0
+        raise ValueError(f"there is no cuda:{index}")
 
     def synchronize(self) -> None:
         """Wait until all that was asked of the GPUs is done."""
@@ -125,12 +133,8 @@ class Gpus:
             self.synchronize()
             figures = _read_figures(self.n)
             self._keep(moment, figures)
-        devices = list(figures)
-        width = max(map(len, _SOURCES))
-        print(f"{moment:{width}}", *(f"{device:>12}" for device in devices))
-        for source in _SOURCES:
-            amounts = (_format_amount(figures[device][source]) for device in devices)
-            print(f"{source:{width}}", *(f"{amount:>12}" for amount in amounts))
+        _print(moment, figures, self._last)
+        self._last = figures
 
     def read(self, device: str, source: str) -> int:
         """One of these figures, in bytes, at the moment that was shown last."""
@@ -318,9 +322,27 @@ def _play(playback: Playback, find_moment: Callable[[], dict[str, Any]]) -> None
     entries.name_blocks = play_names
 
 
+def _fill_up(moments: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Moments each with all: what a file leaves out is as it was at the moment before."""
+    filled: list[dict[str, Any]] = []
+    for each in moments:
+        filled.append({**(filled[-1] if filled else {}), **each})
+    return filled
+
+
+def _leave_out(moments: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The opposite."""
+    before: dict[str, Any] = {}
+    left = []
+    for each in moments:
+        left.append({name: value for name, value in each.items() if value != before.get(name)})
+        before = each
+    return left
+
+
 def _format(recording: Recording, moments: list[dict[str, Any]], heard: dict[str, str]) -> str:
     """A story as its file's text: one line a moment."""
-    lines = ",\n".join(json.dumps(each, separators=(",", ":")) for each in moments)
+    lines = ",\n".join(json.dumps(each, separators=(",", ":")) for each in _leave_out(moments))
     return (
         f'{{"heard": {json.dumps(heard, indent=1)},\n"moments": [\n{lines}\n],\n'
         f'"recording": {format_recording(recording)}}}\n'
@@ -331,7 +353,7 @@ def _format_account(account: DeviceAccount) -> dict[str, Any]:
     """As ``_parse_account`` reads it; what is as it is by default is left out."""
     fields = dataclasses.asdict(account)
     for owned in fields["owned"]:
-        for name in [name for name, value in owned.items() if value in (None, False, ())]:
+        for name in [name for name, value in owned.items() if value is None or value is False]:
             del owned[name]
     return fields
 
@@ -360,17 +382,17 @@ def _parse_holding(fields: dict[str, Any]) -> Holding:
 # -- The figures -----------------------------------------------------------------------------------
 
 
-def _read_figures(n: int) -> dict[str, dict[str, int | None]]:
+def _read_figures(n: int) -> _Figures:
     """What each source says of each device; of one that is not in use, the driver alone."""
     hardware = extension.current_extension().monitor.hardware
     used = _ask_nvidia_smi()
-    figures = {}
+    figures: _Figures = {}
     for state in hardware.take_device_states(with_segments=False):
         device = state.info.device
         if not device.startswith("cuda:") or int(device[5:]) >= n:
             continue
         figures[device] = dict.fromkeys(_SOURCES)
-        told: dict[str, int | None] = figures[device]
+        told = figures[device]
         if state.use is not None:
             told[_SOURCES[0]] = used.get(state.info.uuid or "", state.use.used_bytes)
         told[_SOURCES[1]] = next(
@@ -397,8 +419,28 @@ def _ask_nvidia_smi() -> dict[str, int]:
     return {line[0]: int(line[1]) * _MIB for line in lines if len(line) == 2 and line[1].isdigit()}
 
 
-def _format_amount(n_bytes: int | None) -> str:
-    return "—" if n_bytes is None else format_bytes(n_bytes)
+def _print(moment: str, figures: _Figures, before: _Figures) -> None:
+    """The figures, and how they differ from those before."""
+    width = max(map(len, _SOURCES))
+    print(f"{moment:{width}}", *(f"{device:>12}{'change':>13}" for device in figures))
+    for source in _SOURCES:
+        words = []
+        for device, amounts in figures.items():
+            now, then = amounts[source], before.get(device, {}).get(source)
+            change = 0 if now is None or then is None else now - then
+            words.append(
+                f"{_format_amount(now):>12}{_format_amount(change, '+') * bool(change):>13}"
+            )
+        print(f"{source:{width}}", *words)
+
+
+def _format_amount(n_bytes: int | None, sign: str = "") -> str:
+    """In MiB, as nvidia-smi has it; what is less, in bytes."""
+    if n_bytes is None:
+        return "—"
+    if abs(n_bytes) < _MIB:
+        return f"{n_bytes:{sign},} B"
+    return f"{round(n_bytes / _MIB):{sign},} MiB"
 
 
 def _join(names: list[str]) -> str:

@@ -90,8 +90,11 @@ def main() -> int:
     """Execute every notebook; with ``--save`` keep what came out."""
     parser = argparse.ArgumentParser(prog="python -m tests.notebooks", description=__doc__)
     parser.add_argument("--save", action="store_true", help="write the outputs into the notebooks")
+    parser.add_argument("names", nargs="*", help="which ones, such as quickstart (default: all)")
     options = parser.parse_args()
     for path in find_notebooks():
+        if options.names and path.stem not in options.names:
+            continue
         with tempfile.TemporaryDirectory() as folder:
             notebook = make_static(execute(path, Path(folder)), Path(folder))
         text = nbformat.writes(notebook) + "\n"
