@@ -225,6 +225,8 @@ class OomCards:
             devices = [each.device for each in readings]
         if not devices:
             return None
+        if sign.device in devices:
+            devices = [sign.device]
         if len(devices) > 1:
             notes.append("The error does not say on which device: this is the one with most in use")
         return _Seen(

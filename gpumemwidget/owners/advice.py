@@ -33,11 +33,12 @@ def list_settings(shell: Shell, event: OomEvent) -> Iterator[WayOut]:
             text="empty PyTorch's cache",
             gives_bytes=event.cached_bytes,
             gives_is="exact",
-            command=_write_torch(shell, "cuda.empty_cache()"),
+            command=_write_torch(shell, f"{_find_module(event.device)}.empty_cache()"),
             can_do=True,
         )
     if (
         event.is_fragmented
+        and event.device.startswith("cuda:")
         and event.unallocated_bytes
         and "expandable_segments:True" not in _read_settings()[1]
     ):
@@ -92,6 +93,12 @@ def _list_limits(event: OomEvent) -> Iterator[WayOut]:
         gives_is="at most",
         command=f"%memlimit off --device {event.device}",
     )
+
+
+def _find_module(device: str) -> str:
+    """Torch's module for a kind of device: ``cuda``, ``xpu``; ``accelerator`` for all others."""
+    kind = device.partition(":")[0]
+    return kind if kind in ("cuda", "xpu", "mps") else "accelerator"
 
 
 def _write_torch(shell: Shell, call: str) -> str:

@@ -33,29 +33,35 @@ def find_capture() -> str | None:
     """Why nothing may be done while a CUDA graph is captured; ``None`` where none is.
 
     Torch tells of the current stream of this thread. Of captures on others it tells by the streams
-    that ``torch.cuda.graph`` takes for them.
+    that ``torch.cuda.graph`` takes for them. XPU has such graphs in later releases.
     """
     torch: Any = find_torch()
-    if torch is None or not torch.cuda.is_initialized():
-        return None
-    if torch.cuda.is_current_stream_capturing():
-        return (
-            "a CUDA graph is being captured on this thread's stream, and to free or copy memory "
-            f"would break it: release after the capture; {_UNCHANGED}"
-        )
-    for stream in _list_capture_streams(torch):
-        with torch.cuda.stream(stream):
-            is_capturing = torch.cuda.is_current_stream_capturing()
-        if is_capturing:
+    for kind in ("cuda", "xpu"):
+        module = getattr(torch, kind, None)
+        if module is None or not module.is_initialized():
+            continue
+        is_capturing = getattr(module, "is_current_stream_capturing", None)
+        if is_capturing is None:
+            continue
+        graph = f"{'a CUDA' if kind == 'cuda' else 'an XPU'} graph"
+        if is_capturing():
             return (
-                "a CUDA graph is being captured on another stream, and to free or copy memory "
+                f"{graph} is being captured on this thread's stream, and to free or copy memory "
                 f"would break it: release after the capture; {_UNCHANGED}"
             )
+        for stream in _list_capture_streams(module):
+            with module.stream(stream):
+                is_busy = is_capturing()
+            if is_busy:
+                return (
+                    f"{graph} is being captured on another stream, and to free or copy memory "
+                    f"would break it: release after the capture; {_UNCHANGED}"
+                )
     return None
 
 
-def _list_capture_streams(torch: Any) -> list[Any]:
-    graph_class = getattr(torch.cuda, "graph", None)
+def _list_capture_streams(module: Any) -> list[Any]:
+    graph_class = getattr(module, "graph", None)
     if graph_class is None or threading.active_count() == 1:
         return []
     captures = [each for each in gc.get_objects() if type(each) is graph_class]

@@ -105,7 +105,7 @@ def find_move(account: Account, place: int, *, dropped: int, outside: Outside) -
     if move.obstacle is None and (_count_unmet(account, place) or 0) > len(unmet):
         move.obstacle = _UNSEEN
     for tensor in move.tensors:
-        move.obstacle = move.obstacle or _find_obstacle(account, tensor)
+        move.obstacle = move.obstacle or _find_obstacle(account, tensor, move.device)
     return move
 
 
@@ -176,12 +176,24 @@ def _mode_of(torch: Any, tensor: Any) -> Iterator[None]:
 
 def _copy_storage(torch: Any, storage: Any, device: str) -> Any:
     """A copy of the whole storage, once all that is still writing to it is done."""
-    if storage.device.type == "cuda":
-        torch.cuda.synchronize(storage.device)
+    _synchronize(torch, storage.device)
     if device == "cpu":
         copy = storage.cpu()
         return storage.clone() if copy is storage else copy
     return torch.UntypedStorage(storage.nbytes(), device=device).copy_(storage)
+
+
+def _synchronize(torch: Any, device: Any) -> None:
+    """Wait for all streams of a device that is in use."""
+    module: Any = getattr(torch, device.type, None)
+    accelerator = getattr(torch, "accelerator", None)
+    if device.type == "mps":
+        # It has one device, and takes no argument.
+        module.synchronize()
+    elif hasattr(module, "synchronize"):
+        module.synchronize(device)
+    elif device.type != "cpu" and accelerator is not None:
+        accelerator.synchronize(device)
 
 
 def _place_on(torch: Any, storage: Any, tensor: Any, device: str) -> Any:
@@ -237,7 +249,7 @@ def _find_inner(graph: Graph) -> set[int]:
     return inner
 
 
-def _find_obstacle(account: Account, tensor: Any) -> str | None:
+def _find_obstacle(account: Account, tensor: Any, device: str) -> str | None:
     reader = account.graph.reader
     if reader.is_dispatched(type(tensor)):
         return f"a {name_class(type(tensor))} can't be moved in place"
@@ -246,6 +258,12 @@ def _find_obstacle(account: Account, tensor: Any) -> str | None:
         return "a sparse, quantised, nested or named tensor can't be moved in place"
     if parts.grad_fn is not None:
         return "it is part of a computation (it has a grad_fn); keep x.detach() instead"
+    torch = reader.torch
+    # Torch knows its own kinds of devices there, and none that an extension brings.
+    can_take = getattr(torch, "_has_compatible_shallow_copy_type", None)
+    if can_take is not None and not can_take(tensor, torch.empty(0, device=device)):
+        kind = torch._C.TensorBase.device.__get__(tensor).type  # noqa: SLF001 - see _place_on
+        return f"PyTorch can't give a tensor on {kind} other memory in place; move it with .{device}()"
     return None
 
 

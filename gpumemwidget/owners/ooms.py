@@ -40,6 +40,12 @@ _DEVICE_TEXT = re.compile(
     r"|\b(?:CUDA|HIP)(?: driver)?(?: error:)? out of memory\b"
     r"|\b(?:cuda|hip)ErrorMemoryAllocation\b|\bCUDA_ERROR_OUT_OF_MEMORY\b"
 )
+#: What MPS's allocator says, which in most releases has no class of its own.
+_MPS_TEXT = re.compile(r"\bMPS backend out of memory\b|\bMPS allocated: ")
+#: Which device an allocator's error names: ``CUDA out of memory. … GPU 1 has a total capacity``.
+_PLACE = re.compile(r"\b(CUDA|HIP|XPU) out of memory\. .*?\bGPU (\d+) has a total", re.DOTALL)
+#: What PyTorch calls devices, by what its errors call them.
+_KINDS = {"CUDA": "cuda", "HIP": "cuda", "XPU": "xpu"}
 #: Libraries whose own class of ``MemoryError`` is a device's.
 _DEVICE_MODULES = ("cupy", "rmm")
 _HOST_TEXT = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+) bytes", re.DOTALL)
@@ -60,6 +66,8 @@ class OomSign:
     request: str = ""
     #: Where it was raised, innermost first.
     frames: tuple[Frame, ...] = ()
+    #: The device that the error names, as PyTorch does: ``cuda:1``; ``""`` where it names none.
+    device: str = ""
 
 
 def find_oom(error: BaseException | None) -> OomSign | None:
@@ -106,14 +114,17 @@ def _read(error: BaseException) -> OomSign | None:
     cls = type(error)
     args = _SLOTS["args"].__get__(error)
     text = args[0] if type(args) is tuple and args and type(args[0]) is str else ""
-    if is_one_of(cls, *_list_torch_classes()):
+    is_mps = is_one_of(cls, RuntimeError) and _MPS_TEXT.search(text) is not None
+    if is_mps or is_one_of(cls, *_list_torch_classes()):
         request = _REQUEST.search(text)
+        place = _PLACE.search(text)
         return OomSign(
             "device",
             is_allocators=True,
             requested_bytes=round(float(request[2]) * _UNITS[request[3]]) if request else None,
             request=request[1] if request else "",
             frames=_list_frames(error),
+            device="mps:0" if is_mps else f"{_KINDS[place[1]]}:{place[2]}" if place else "",
         )
     if is_one_of(cls, MemoryError):
         if _DEVICE_TEXT.search(text) or _is_from(cls, _DEVICE_MODULES):

@@ -22,7 +22,7 @@ from gpumemwidget.owners.moves import Move, carry_out, find_move, find_outside
 from gpumemwidget.owners.naming import describe_error, find_kind_name
 from gpumemwidget.owners.ownership import list_owned
 from gpumemwidget.owners.sorting import join_marks, keep_together
-from gpumemwidget.owners.storages import CUDA_ROUNDING_BYTES
+from gpumemwidget.owners.storages import round_up
 from gpumemwidget.owners.watch import StorageWatch
 from gpumemwidget.owners.whereabouts import whereabouts
 from gpumemwidget.records import HOST, ReleaseMove, RestorePlan, RestoreReport
@@ -142,7 +142,7 @@ def _draw_up(shell: Shell, hardware: Hardware, names: Sequence[str]) -> tuple[_D
         for move in draft.moves:
             device = _name_device(move.device)
             n_bytes = draft.account.graph.storages[move.place].n_bytes
-            needs[device] = needs.get(device, 0) + _round(n_bytes, device)
+            needs[device] = needs.get(device, 0) + round_up(n_bytes, device)
         refusal = find_user(shell, draft.account, names)
     if refusal is None and not draft.moves:
         refusal = f"nothing to restore: {_describe_absence(shell, draft, names)}"
@@ -285,12 +285,6 @@ def _describe_absence(shell: Shell, draft: _Draft, names: Sequence[str]) -> str:
 
 def _name_device(device: str) -> str:
     return HOST if device == "cpu" else device
-
-
-def _round(n_bytes: int, device: str) -> int:
-    if device == HOST:
-        return n_bytes
-    return -(-n_bytes // CUDA_ROUNDING_BYTES) * CUDA_ROUNDING_BYTES
 
 
 def _read_available(hardware: Hardware, needs: Iterable[str]) -> dict[str, int]:

@@ -22,10 +22,16 @@ from typing import Any, NamedTuple
 from gpumemwidget.owners.kinds import is_one_of, list_bases, read_type_dict
 from gpumemwidget.records import HOST
 
-__all__ = ["StorageInfo", "TorchReader", "find_torch"]
+__all__ = ["StorageInfo", "TorchReader", "find_torch", "round_up"]
 
-#: The CUDA caching allocator hands out multiples of this.
-CUDA_ROUNDING_BYTES = 512
+#: What allocators hand out multiples of, by the kind of the device. Of others it is not known.
+_GRANULARITY_BYTES = {"cuda": 512, "xpu": 512}
+
+
+def round_up(n_bytes: int, device: str) -> int:
+    """What the device's allocator hands out for so many bytes, as far as that is known."""
+    granularity = _GRANULARITY_BYTES.get(device.partition(":")[0], 1)
+    return -(-n_bytes // granularity) * granularity
 
 
 def find_torch() -> ModuleType | None:
@@ -56,10 +62,8 @@ class StorageInfo(NamedTuple):
 
     @property
     def freed_bytes(self) -> int:
-        """What the device's allocator gets back: on CUDA rounded up to its granularity."""
-        if self.device == HOST:
-            return self.n_bytes
-        return -(-self.n_bytes // CUDA_ROUNDING_BYTES) * CUDA_ROUNDING_BYTES
+        """What the device's allocator gets back: rounded up to its granularity."""
+        return round_up(self.n_bytes, self.device)
 
 
 @dataclass(slots=True)
@@ -219,7 +223,8 @@ class TorchReader:
 
     def _is_pinned(self, storage: Any) -> bool:
         """Whether it is host memory of torch's own that a GPU may copy from."""
-        if not self.torch.cuda.is_initialized():
+        # Where no GPU is in use nothing is pinned, and to ask would look for one.
+        if not any(_is_in_use(self.torch, kind) for kind in ("cuda", "xpu")):
             return False
         # Torch makes a tensor of it to find out.
         with self.quiet():
@@ -332,6 +337,11 @@ class TorchReader:
     def count_own_refs(self, cls: object) -> int:
         """How often the notes here hold a class."""
         return (id(cls) in self._dispatched) + (id(cls) in self._node_classes)
+
+
+def _is_in_use(torch: Any, kind: str) -> bool:
+    is_initialized = getattr(getattr(torch, kind, None), "is_initialized", None)
+    return is_initialized is not None and bool(is_initialized())
 
 
 def _name_device(device: Any) -> str | None:

@@ -36,6 +36,42 @@ def test_a_devices() -> None:
     assert frame == Frame(__file__, catch.__code__.co_firstlineno + 3, "catch")
 
 
+@pytest.mark.parametrize(
+    ("error", "device", "requested_bytes"),
+    [
+        (torch.OutOfMemoryError(CUDA_TEXT), "cuda:0", 20 << 20),
+        (torch.OutOfMemoryError(CUDA_TEXT.replace("GPU 0", "GPU 11")), "cuda:11", 20 << 20),
+        (torch.OutOfMemoryError(CUDA_TEXT.replace("CUDA", "HIP")), "cuda:0", 20 << 20),
+        (
+            torch.OutOfMemoryError(
+                "XPU out of memory. Tried to allocate 192.00 MiB. GPU 3 has a total capacity of "
+                "31.89 GiB of which 13.22 GiB is free."
+            ),
+            "xpu:3",
+            192 << 20,
+        ),
+        (
+            RuntimeError(
+                "MPS backend out of memory (MPS allocated: 7.64 GiB, other allocations: 68.91 GiB, "
+                "max allowed: 88.13 GiB). Tried to allocate 33.50 GiB on private pool."
+            ),
+            "mps:0",
+            67 << 29,
+        ),
+        (torch.OutOfMemoryError("Allocation on device"), "", None),
+    ],
+)
+def test_the_device_that_an_error_names(
+    error: BaseException, device: str, requested_bytes: int | None
+) -> None:
+    """Of CUDA, ROCm and XPU its number; MPS has one, and an error without a class of its own."""
+    sign = find_oom(catch(error))
+
+    assert sign is not None
+    assert (sign.where, sign.is_allocators) == ("device", True)
+    assert (sign.device, sign.requested_bytes) == (device, requested_bytes)
+
+
 def test_a_deep_recursion() -> None:
     """Of many frames the innermost are kept: they say where it was raised."""
 
