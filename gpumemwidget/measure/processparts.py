@@ -37,9 +37,11 @@ def list_processes(state: DeviceState, counted: Sequence[Slot], notes: list[str]
     unknown = [*counted, *list_unknown(device)]
     if processes is None:
         return unknown
-    children = _add_up("children", [each for each in processes if each.relation == "child"])
     if device == HOST:
-        return [*counted, children, Slot(("others",))]
+        # Pages that a child shares with this process are resident in both.
+        has_children = any(each.relation == "child" for each in processes)
+        return unknown if has_children else [*counted, Slot(("others",))]
+    children = _add_up("children", [each for each in processes if each.relation == "child"])
     own = [each for each in processes if each.relation == "own"]
     if not own and state.reading is not None:
         notes.append(_describe_strangers(device, processes))

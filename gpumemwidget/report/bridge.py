@@ -72,7 +72,8 @@ def report_bridge(
     if not bridges:
         blocks.append(Note("There is no device of which the total is known."))
     blocks.extend(_list_children(children))
-    blocks.extend(Note(note, tone="warn") for note in notes)
+    told = {note for bridge in bridges for note in bridge.notes}
+    blocks.extend(Note(note, tone="warn") for note in notes if note not in told)
     document = Document(tuple(blocks))
     return Report(text=render_text(document), html=render_html(document))
 

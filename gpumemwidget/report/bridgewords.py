@@ -36,9 +36,12 @@ _NAMES: dict[PartKey, str] = {
     "unlisted": "of no listed process",
     "driver": "reserved by the driver",
     "free": "free",
-    "cached": "resident beyond malloc's",
+    "cached": "resident beyond that",
 }
-_HOST_NAMES: dict[PartKey, str] = {"free": "available", "others": "others and the system"}
+_HOST_NAMES: dict[PartKey, str] = {
+    "free": "available",
+    "others": "other processes and the system",
+}
 
 #: PyTorch's own words, in its errors.
 CACHED = "reserved but unallocated"
@@ -55,6 +58,7 @@ _GROUPS: tuple[tuple[frozenset[PartKey], str], ...] = (
         "this process",
     ),
     (frozenset({"allocated", "cached"}), "this process"),
+    (frozenset({"children", "others"}), "other processes and the system"),
 )
 
 #: Within a sentence.
@@ -128,12 +132,14 @@ _SENTENCES: dict[PartKey, str] = {
 }
 _HOST_SENTENCES: dict[PartKey, str] = {
     "allocated": "Handed out by malloc to tensors on the CPU, arrays and Python's objects.",
-    "children": "Processes that this notebook has started, pages that they share with it "
-    "included: it goes when they end.",
     "others": "The rest of what is in use: other processes, the system, files that it can't "
     "drop from memory.",
     "free": "Can be taken without swapping: it is unused, or holds files that can be dropped.",
 }
+_HOST_REST = (
+    "The rest of what is in use, this notebook's children included: pages that they share with it "
+    "are resident in both, so they have a table of their own."
+)
 #: Of a process whose name can't be read.
 HIDDEN = "not visible from here"
 
@@ -213,6 +219,8 @@ def _tell_fragmented(bridge: Bridge) -> str:
 
 
 def _tell_rest(part: BridgePart, device: str) -> str:
+    if device == HOST and part.merged == ("children", "others"):
+        return _HOST_REST
     cached = _GROUPS[0][0]
     keys = part.merged
     words = [

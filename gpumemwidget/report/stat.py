@@ -79,7 +79,8 @@ def report_stat(
     if ordered:
         blocks.append(Note(_MORE))
     blocks.extend(Note(device.note, tone="warn") for device in ordered if device.note)
-    blocks.extend(Note(note, tone="warn") for note in notes)
+    told = {device.note for device in ordered}
+    blocks.extend(Note(note, tone="warn") for note in notes if note not in told)
     document = Document(tuple(blocks))
     return Report(text=render_text(document), html=render_html(document))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,10 +98,13 @@ def test_each_byte_is_in_one_sum(found: tuple[()]) -> None:
     )
 
 
-@given(st.lists(st.tuples(st.integers(1, 40 * MIB), st.booleans()), max_size=30))
-def test_empty_cache_gives_what_was_said(plan: list[tuple[int, bool]]) -> None:
+@pytest.mark.parametrize("is_expandable", [False, True])
+@given(plan=st.lists(st.tuples(st.integers(1, 60 * MIB), st.booleans()), max_size=30))
+def test_empty_cache_gives_what_was_said(
+    plan: list[tuple[int, bool]], *, is_expandable: bool
+) -> None:
     """An allocator that is played has that much less reserved afterwards."""
-    allocator = ReplayAllocator()
+    allocator = ReplayAllocator(expandable=is_expandable)
     handles = [(allocator.allocate(n_bytes), is_freed) for n_bytes, is_freed in plan]
     for handle, is_freed in handles:
         if is_freed:

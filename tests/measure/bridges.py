@@ -108,10 +108,7 @@ def make_host_state(**changes: Any) -> DeviceState:
         "info": DeviceInfo(HOST, "host memory", 64 * GIB),
         "reading": Reading(HOST, 5 * GIB, 6 * GIB),
         "use": DeviceUse(HOST, 24 * GIB, 40 * GIB, 64 * GIB),
-        "processes": (
-            ProcessUse(10, "jupyter", "own", 6 * GIB),
-            ProcessUse(11, "python worker", "child", 2 * GIB),
-        ),
+        "processes": (),
         "pinned": PinnedUse(GIB, 2 * GIB),
     }
     return DeviceState(**{**values, **changes})

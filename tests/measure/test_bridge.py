@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemwidget.devices import Bridge, BridgePart, DeviceState, PartKey
+from gpumemwidget.devices import Bridge, BridgePart, DeviceState, PartKey, ProcessUse
 from gpumemwidget.measure.bridge import build_bridge
 from gpumemwidget.records import HOST, DeviceUse, Reading
 from tests.measure.bridges import (
@@ -386,8 +386,7 @@ class TestHost:
         assert list_parts(bridge) == [
             ("allocated", 5 * GIB),
             ("cached", GIB),
-            ("children", 2 * GIB),
-            ("others", 16 * GIB),
+            ("others", 18 * GIB),
             ("free", 40 * GIB),
         ]
         assert bridge.pinned is not None
@@ -400,11 +399,17 @@ class TestHost:
         assert merge_parts(bridge) == [(("allocated", "cached"), 6 * GIB)]
         assert "never written to" in bridge.notes[0]
 
-    def test_children_that_share_their_memory_are_not_added_up(self) -> None:
-        """Forked ones are resident with what is their parent's too."""
-        processes = tuple(make_process(pid, "child", 6 * GIB) for pid in range(20, 26))
-
+    @pytest.mark.parametrize(
+        "processes", [None, (ProcessUse(11, "python worker", "child", 2 * GIB),)]
+    )
+    def test_children_share_their_pages(self, processes: tuple[ProcessUse, ...] | None) -> None:
+        """What is resident in them is no part of the whole: some of it is counted already."""
         bridge = build(make_host_state(processes=processes))
 
         assert merge_parts(bridge) == [(("children", "others"), 18 * GIB)]
-        assert "they share memory" in bridge.notes[0]
+
+    def test_a_host_without_figures_of_this_process_is_one_part(self) -> None:
+        """It has some of what is in use."""
+        bridge = build(make_host_state(reading=None))
+
+        assert merge_parts(bridge) == [(("allocated", "cached", "others"), 24 * GIB)]

@@ -176,7 +176,7 @@ class TestBar:
         """Processes are drawn together, and what is allocated is not drawn twice."""
         keys = [part.key for part in list_leaves(make_host_bridge().parts)]
 
-        assert keys == ["kind", "kind", "unnamed", "cached", "children", "others", "free"]
+        assert keys == ["kind", "kind", "unnamed", "cached", "rest", "free"]
 
 
 class TestMap:
