@@ -161,7 +161,7 @@ class CudaBackend:
         is_old = "reserved_bytes" in stats
         held = stats.get("allocated_bytes" if is_old else "active_bytes")
         taken = stats.get("reserved_bytes" if is_old else "allocated_bytes")
-        if held is None or taken is None or not (taken["current"] or taken["allocated"]):
+        if held is None or taken is None or not any(taken.values()):
             return None
         return PinnedUse(held["current"], taken["current"], held["peak"], taken["peak"])
 
