@@ -19,12 +19,14 @@ _T = TypeVar("_T")
 _UNINITIALIZED = 1
 NO_PERMISSION = 4
 LIBRARY_NOT_FOUND = 12
+_NOT_FOUND = 13
 _CAUSES = {
     _UNINITIALIZED: "something else in this process has shut the driver's library down",
     3: "the device does not support it",
     NO_PERMISSION: "this user has no permission for it",
     9: "the NVIDIA driver is not loaded",
     10: "the driver did not answer in time",
+    _NOT_FOUND: "the driver is too old for it",
     15: "the GPU is lost and does not answer any more (nvidia-smi tells more)",
     16: "the GPU has to be reset first",
     18: "the driver and its library are of different versions (a reboot mends that)",
@@ -32,15 +34,16 @@ _CAUSES = {
 }
 #: What is said to a call, or to a version of one, that the driver or the device does not have:
 #: an invalid argument, not supported, no such function, another version of the argument.
-_LACKING = (2, 3, 13, 25)
+_LACKING = (2, 3, _NOT_FOUND, 25)
 #: The instance of a process that is in none, and bytes that are not told.
 _NO_INSTANCE = 0xFFFFFFFF
 _NO_BYTES = 0xFFFFFFFFFFFFFFFF
-#: Beside those who compute: who draws, and who computes by NVIDIA's multi-process service.
-_OTHER_LISTS = (
-    "nvmlDeviceGetGraphicsRunningProcesses",
-    "nvmlDeviceGetMPSComputeRunningProcesses",
-)
+#: The lists of those who compute; of those who draw, and who compute by NVIDIA's multi-process
+#: service. The binding's newer functions need a newer driver, and its plain ones raise an error of
+#: another kind where that is missing, so the newest that there is comes first.
+_COMPUTING = "nvmlDeviceGetComputeRunningProcesses"
+_OTHERS = ("nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
+_VERSIONS = ("_v3", "_v2")
 
 
 class Questions:
@@ -102,14 +105,13 @@ class Questions:
         return tuple(sorted(found.items()))
 
     def _list_computing(self, gpu: Gpu, where: str) -> Sequence[Any] | None:
-        nvml = self._library
-        question: Callable[[Any], Sequence[Any]] = nvml.nvmlDeviceGetComputeRunningProcesses
+        question = self._find_list(_COMPUTING)
         parent, instance_id = gpu.parent, gpu.instance_id
         if parent is None or instance_id is None:
             return self.ask(gpu, where, "processes", question)
         try:
             return question(gpu.handle)
-        except nvml.NVMLError:
+        except self._library.NVMLError:
             # The instance does not tell. The GPU may, with the instance of each process.
             asked = Gpu(parent.handle, gpu.name, parent.uuid, None, failures=gpu.failures)
             listed = self.ask(asked, where, "processes", question)
@@ -119,15 +121,38 @@ class Questions:
 
     def _list_more(self, gpu: Gpu) -> Iterator[Any]:
         """Those of the other lists; not every device has them, and then they hold nobody."""
-        for name in _OTHER_LISTS:
-            question = getattr(self._library, name, None)
-            if question is None or name in gpu.lacks:
+        for name in _OTHERS:
+            if name in gpu.lacks:
                 continue
             try:
-                yield from question(gpu.handle)
+                yield from self._find_list(name)(gpu.handle)
             except self._library.NVMLError as error:
                 if error.value in _LACKING:
                     gpu.lacks.add(name)
+
+    def _find_list(self, name: str) -> Callable[[Any], Sequence[Any]]:
+        """A question for a list, in the newest version that binding and driver have."""
+        nvml = self._library
+        versions = [
+            function
+            for each in _VERSIONS
+            if (function := getattr(nvml, name + each, None)) is not None
+        ]
+        if not versions and hasattr(nvml, name):
+            versions = [getattr(nvml, name)]
+
+        def ask(handle: Any) -> Sequence[Any]:
+            for function in versions:
+                try:
+                    listed: Sequence[Any] = function(handle)
+                except nvml.NVMLError as error:
+                    if error.value != _NOT_FOUND:
+                        raise
+                else:
+                    return listed
+            raise nvml.NVMLError(_NOT_FOUND)
+
+        return ask
 
     def find_instance_id(self, handle: Any) -> int | None:
         """An instance's number on its GPU; ``None`` where it is not told."""

@@ -312,6 +312,39 @@ def test_a_service_for_several_processes_lists_them_apart() -> None:
     assert NvmlMonitor(library, environ={}).list_processes("cuda:0") == ((7, 70), (8, 80))
 
 
+@pytest.mark.parametrize(("n_versions", "listed"), [(2, ((7, 70),)), (1, ((7, 70),)), (0, None)])
+def test_an_older_driver_has_older_lists(
+    n_versions: int, listed: tuple[tuple[int, int], ...] | None
+) -> None:
+    """Of two versions the newest that it knows; without any the processes are unknown."""
+    library = FakeNvml(FakeGpu(processes={7: 70}))
+    plain = library.nvmlDeviceGetComputeRunningProcesses
+
+    def refuse(_gpu: FakeGpu) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+    def mismatch(_gpu: FakeGpu) -> None:
+        raise pynvml.NVMLLibraryMismatchError("as the binding's plain functions do")
+
+    name = "nvmlDeviceGetComputeRunningProcesses"
+    vars(library)[name] = mismatch
+    vars(library)[f"{name}_v3"] = plain if n_versions == 2 else refuse
+    vars(library)[f"{name}_v2"] = plain if n_versions == 1 else refuse
+    monitor = NvmlMonitor(library, environ={})
+
+    assert monitor.list_processes("cuda:0") == listed
+    failures = ("cuda:0: processes can't be read: the driver is too old for it.",)
+    assert monitor.list_failures("cuda:0") == (() if listed else failures)
+
+
+def test_the_real_binding_has_what_we_ask_for() -> None:
+    """By these names, so that nothing is missed on a real machine."""
+    for name in ("Compute", "Graphics", "MPSCompute"):
+        assert callable(getattr(pynvml, f"nvmlDeviceGet{name}RunningProcesses_v3"))
+    assert pynvml.nvmlMemory_v2 == FakeNvml.nvmlMemory_v2
+    assert callable(pynvml.nvmlDeviceGetGpuInstanceId)
+
+
 def instances_of(**options: object) -> tuple[FakeGpu, FakeGpu]:
     """A GPU cut in two, and its first instance."""
     instance = FakeGpu("MIG 1g", "MIG-1111", 18 * GIB, instance_id=7, **options)  # type: ignore[arg-type]
