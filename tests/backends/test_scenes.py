@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -18,6 +19,7 @@ from gpumemwidget.devices import ChildProcess, DeviceState, Limit, PinnedUse, Pr
 from gpumemwidget.errors import BackendError, BadInputError
 from gpumemwidget.records import DeviceUse
 
+DATA = Path(__file__).parents[1] / "data"
 MIB = 1 << 20
 TOTAL = 1600 * MIB
 #: Of such a device: what the driver has, a context takes, belongs to nobody.
@@ -291,6 +293,14 @@ def test_scenes_come_back_from_their_files(kind: SceneKind) -> None:
     events = [replace(event, time_s=round(event.time_s, 6)) for event in recording.events]
     assert again == replace(recording, events=tuple(events))
     assert '"version": 2' in text
+
+
+def test_eight_gpus_are_written_as_they_were() -> None:
+    """The file beside the tests is what is written today, so that it stays readable."""
+    text = (DATA / "scripted-eight-gpus.json").read_text()
+
+    assert format_recording(play_scene(8, n_steps=1, snapshots=False)) == text
+    assert len(parse_recording(text).events[-1].uses) == 8
 
 
 @pytest.mark.parametrize("kind", KINDS)
