@@ -60,6 +60,20 @@ class MapPiece:
 
 
 @dataclass(frozen=True, slots=True)
+class _Atom:
+    """What is of one state in one block."""
+
+    start: int
+    end: int
+    look: str
+    block: MapBlock
+
+    @property
+    def n_bytes(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentChart:
     """What is drawn of one device."""
 
@@ -90,22 +104,21 @@ def plot_segments(found: SegmentMap, *, most: int = _MOST_PIECES) -> SegmentChar
     atoms = list(_list_atoms(found.segments))
     # Two of a thousand steps can be seen.
     least = row * 2 // ROW_WIDTH
-    pieces = _merge(atoms, least)
-    while sum(len(piece.looks) for piece in pieces) > most:
-        least = least * 5 // 4
-        pieces = _merge(atoms, least)
+    groups = _group(atoms, least)
+    while (n_areas := sum(map(_count_areas, groups))) > most:
+        least = max(least * 5 // 4, least * n_areas // (2 * most))
+        groups = _group(atoms, least)
     sums: dict[str, int] = {}
     for atom in atoms:
-        for look, n_bytes in atom.looks:
-            sums[look] = sums.get(look, 0) + n_bytes
+        sums[atom.look] = sums.get(atom.look, 0) + atom.n_bytes
     return SegmentChart(
         device=found.device,
         row_bytes=row,
         n_rows=max(-(-total // row), 1),
         total_bytes=total,
-        pieces=pieces,
+        pieces=tuple(map(_make_piece, groups)),
         starts=tuple(_list_starts(found.segments, least)),
-        least_bytes=least if len(pieces) < len(atoms) else 0,
+        least_bytes=least if len(groups) < len(atoms) else 0,
         looks=tuple((look, sums[look]) for look in PART_COLORS if look in sums),
     )
 
@@ -119,13 +132,12 @@ def _list_starts(segments: Sequence[MapSegment], least: int) -> Iterator[int]:
         at += segment.n_bytes
 
 
-def _list_atoms(segments: Iterable[MapSegment]) -> Iterator[MapPiece]:
+def _list_atoms(segments: Iterable[MapSegment]) -> Iterator[_Atom]:
     """Each block; a free one of which some is given back is several."""
     at = 0
     for segment in segments:
         for block, start, end, look in list_looks(segment):
-            told = _tell_block(block, look, end - start)
-            yield MapPiece(at + start, at + end, ((look, end - start),), told)
+            yield _Atom(at + start, at + end, look, block)
         at += segment.n_bytes
 
 
@@ -177,8 +189,9 @@ def _split(
         yield at, end, "fragmented"
 
 
-def _tell_block(block: MapBlock, look: str, n_bytes: int) -> str:
-    words = [format_bytes(n_bytes), name_look(look)]
+def _tell_block(atom: _Atom) -> str:
+    block = atom.block
+    words = [format_bytes(atom.n_bytes), name_look(atom.look)]
     if block.state == "active_allocated":
         words.append(cut_words(block.owner, _MOST_OWNER) or "no name")
         if block.requested_bytes is not None and block.requested_bytes < block.n_bytes:
@@ -195,41 +208,44 @@ def name_look(look: str) -> str:
     return count_kind(look)  # type: ignore[arg-type]  # all others are kinds of memory
 
 
-def _merge(atoms: Sequence[MapPiece], least: int) -> tuple[MapPiece, ...]:
+def _group(atoms: Sequence[_Atom], least: int) -> list[list[_Atom]]:
     """What is smaller than ``least`` goes together with what is beside it and small too."""
-    pieces: list[MapPiece] = []
-    group: list[MapPiece] = []
+    groups: list[list[_Atom]] = []
+    group: list[_Atom] = []
     for atom in atoms:
-        is_small = atom.end - atom.start < least
+        is_small = atom.n_bytes < least
         if group and (not is_small or group[-1].end - group[0].start >= least):
-            pieces.append(_join(group))
+            groups.append(group)
             group = []
         if is_small:
             group.append(atom)
         else:
-            pieces.append(atom)
+            groups.append([atom])
     if group:
-        pieces.append(_join(group))
-    return tuple(pieces)
+        groups.append(group)
+    return groups
 
 
-def _join(group: Sequence[MapPiece]) -> MapPiece:
-    if len(group) == 1:
-        return group[0]
+def _count_areas(group: Sequence[_Atom]) -> int:
+    return len({atom.look in _STATES for atom in group})
+
+
+def _make_piece(group: Sequence[_Atom]) -> MapPiece:
+    first, last = group[0], group[-1]
+    if first is last:
+        return MapPiece(first.start, first.end, ((first.look, first.n_bytes),), _tell_block(first))
     sums: dict[str, int] = {}
-    for each in group:
-        for look, n_bytes in each.looks:
-            sums[look] = sums.get(look, 0) + n_bytes
+    for atom in group:
+        sums[atom.look] = sums.get(atom.look, 0) + atom.n_bytes
     ordered = sorted(sums.items(), key=lambda item: (-item[1], item[0]))
-    total = group[-1].end - group[0].start
-    told = f"{len(group)} blocks, {format_bytes(total)}: " + ", ".join(
+    told = f"{len(group)} blocks, {format_bytes(last.end - first.start)}: " + ", ".join(
         f"{name_look(look)} {format_bytes(n_bytes)}" for look, n_bytes in ordered[:3]
     )
     used = [item for item in ordered if item[0] not in _STATES]
     free = [item for item in ordered if item[0] in _STATES]
     # What there is most of gives each of the two its colour.
     looks = tuple((each[0][0], sum(n for _, n in each)) for each in (used, free) if each)
-    return MapPiece(group[0].start, group[-1].end, looks, told)
+    return MapPiece(first.start, last.end, looks, told)
 
 
 # -- As HTML ---------------------------------------------------------------------------------------
