@@ -303,9 +303,10 @@ def _to_recording(data: dict[str, Any]) -> Recording:
 
 
 def _to_event(row: Any, where: str, snapshots: RowReader, version: int) -> Event:
-    use_columns, longest = (_FIRST_USE_COLUMNS, 6) if version == 1 else (_USE_COLUMNS, 7)
+    is_first = version == _VERSIONS[0]
+    use_columns, longest = (_FIRST_USE_COLUMNS, 6) if is_first else (_USE_COLUMNS, 7)
     if not isinstance(row, list) or not 4 <= len(row) <= longest:
-        raise BadRowError(f"{where} is no list of four to {longest}")
+        raise BadRowError(f"{where} is no list of four to {'six' if is_first else 'seven'}")
     time_s, action, *_ = row
     is_time = isinstance(time_s, (int, float)) and not isinstance(time_s, bool)
     if not is_time or not math.isfinite(time_s) or time_s < 0:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from gpumemwidget.backends.recording import (
 )
 from gpumemwidget.backends.replay import ReplayBackend, ReplayMonitor
 from gpumemwidget.backends.script import demo_script
+from gpumemwidget.backends.statechanges import Change
+from gpumemwidget.devices import ChildProcess, Limit, PinnedUse, ProcessUse
 from gpumemwidget.errors import FileError, RecordingError
 from gpumemwidget.records import DeviceInfo, DeviceUse, Reading
 
@@ -186,6 +189,124 @@ def test_no_rubbish_gets_through_or_breaks_out(rubbish: object, where: str) -> N
         assert "\n" not in str(error)  # noqa: PT017 - either outcome is right, none other is
     else:
         assert len(recording.events) == 2
+
+
+# -- The second version: whole devices ---------------------------------------------------------
+
+
+def make_whole() -> Recording:
+    """Two events, of which the second has every kind of change."""
+    first = make_recording().events[0]
+    change = Change(
+        processes=(
+            (
+                "cuda:0",
+                (ProcessUse(5, "python a.py", "own", 30), ProcessUse(6, None, "other", None)),
+            ),
+            ("cuda:1", None),
+        ),
+        failures=(("cuda:1", ("cuda:1: processes can't be read: it is lost.",)),),
+        children=(ChildProcess(7, 5, "python b.py", None),),
+        pinned=PinnedUse(1, 2, 3, 4),
+        limits=(Limit("cuda:0", 50, 100, None), Limit("cuda:1", None, None, None, share=0.5)),
+    )
+    uses = (DeviceUse("cuda:0", 40, 55, 100, 93, driver_bytes=5),)
+    second = Event(0.5, "read", first.readings, uses, change=change)
+    return replace(make_recording(), events=(first, second))
+
+
+def damage_whole(change: Callable[[list[Any]], object]) -> str:
+    """Its text after a change to its second event."""
+    data = json.loads(format_recording(make_whole()))
+    change(data["events"][1])
+    return json.dumps(data)
+
+
+def test_whole_devices_are_written_and_read() -> None:
+    """As the second version, whose columns it states; what is as it was is not there."""
+    text = format_recording(make_whole())
+    data = json.loads(text)
+
+    assert parse_recording(text) == make_whole()
+    assert data["version"] == 2
+    assert data["columns"]["uses"][-1] == "driver_bytes"
+    assert data["columns"]["events"][-1] == "changes"
+    assert data["columns"]["rows"] == ["pid", "name", "relation", "n_bytes"]
+    assert [len(event) for event in data["events"]] == [4, 7]
+    assert set(data["events"][1][6]) == {"processes", "failures", "children", "pinned", "limits"}
+
+
+def test_what_older_releases_can_read_is_written_for_them() -> None:
+    """Without anything of whole devices a recording is of the first version, as it was."""
+    data = json.loads(format_recording(make_recording()))
+
+    assert data["version"] == 1
+    assert "driver_bytes" not in data["columns"]["uses"]
+    assert "changes" not in data["columns"]["events"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda event: event.append(0), "event 1 is no list of four to seven"),
+        (lambda event: event[3][0].pop(), "event 1's uses has a row that is not of 6 values"),
+        (lambda event: event[3][0].__setitem__(5, -1), "has -1 for driver_bytes"),
+        (lambda event: event.__setitem__(6, []), "event 1 has changes without names"),
+        (lambda event: event[6].update(colour=1), "event 1 changes 'colour', which is unknown"),
+        (lambda event: event[6].update(processes=3), "event 1's processes is no list"),
+        (lambda event: event[6].update(processes=[["cuda:0"]]), "processes has no device"),
+        (lambda event: event[6].update(processes=[[7, []]]), "processes has no device"),
+        (lambda event: event[6]["processes"].extend([["cuda:0", []]]), "has a device twice"),
+        (lambda event: event[6]["processes"][0][1][0].pop(), "cuda:0 has a row that is not of 4"),
+        (lambda event: event[6]["processes"][0][1][1].__setitem__(0, 5), "has a pid twice"),
+        (lambda event: event[6]["processes"][0][1][0].__setitem__(0, -5), "has -5 for pid"),
+        (lambda event: event[6]["processes"][0][1][0].__setitem__(2, "me"), "'me' for relation"),
+        (lambda event: event[6]["processes"][0][1][0].__setitem__(2, []), r"\[\] for relation"),
+        (lambda event: event[6].update(failures=[["cuda:0", "x"]]), "failures are no sentences"),
+        (lambda event: event[6].update(failures=[["cuda:0", [""]]]), "failures are no sentences"),
+        (lambda event: event[6]["children"][0].__setitem__(2, None), "has None for name"),
+        (lambda event: event[6].update(children=None), "event 1's children is no list"),
+        (lambda event: event[6].update(pinned=[1, 2, 3]), "pinned memory has a row that is not"),
+        (lambda event: event[6].update(pinned=None), "pinned memory has a row that is not"),
+        (lambda event: event[6]["pinned"].__setitem__(0, None), "None for allocated_bytes"),
+        (lambda event: event[6]["limits"][1].__setitem__(4, 1.5), "has 1.5 for share"),
+        (lambda event: event[6]["limits"][1].__setitem__(4, True), "has True for share"),
+        (lambda event: event[6]["limits"][0].__setitem__(3, 1), "has 1 for is_waiting"),
+    ],
+)
+def test_contradictions_of_whole_devices_are_refused(
+    change: Callable[[list[Any]], object], reason: str
+) -> None:
+    """Each thing that can't be is named in one line."""
+    with pytest.raises(RecordingError, match=reason) as caught:
+        parse_recording(damage_whole(change), source="x.json")
+
+    assert "\n" not in str(caught.value)
+
+
+RUBBISH = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(), inner)),
+    max_leaves=8,
+)
+
+
+@given(RUBBISH, st.sampled_from(["processes", "failures", "children", "pinned", "limits", ""]))
+def test_no_rubbish_of_whole_devices_breaks_out(rubbish: object, name: str) -> None:
+    """Whatever stands there, the answer is a recording or our own error."""
+    text = damage_whole(
+        lambda event: event[6].update({name: rubbish}) if name else event.__setitem__(6, rubbish)
+    )
+
+    try:
+        recording = parse_recording(text)
+    except RecordingError as error:
+        assert "\n" not in str(error)  # noqa: PT017 - either outcome is right, none other is
+    else:
+        assert len(recording.events) == 2
+
+
+# -- Files and recorders -----------------------------------------------------------------------
 
 
 def test_files_that_can_not_be_had(tmp_path: Path) -> None:
