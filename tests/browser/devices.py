@@ -38,6 +38,7 @@ def take_picture(path: Path) -> None:
         notebook.run(1, timeout_s=60)
         report = notebook.page.locator(".gmw").first
         report.wait_for()
+        notebook.page.add_style_tag(content=".gmw { padding: 12px; }")
         notebook.page.wait_for_timeout(500)
         report.screenshot(path=path)
         print(path.name, path.stat().st_size)
