@@ -44,13 +44,15 @@ def find_capture() -> str | None:
         if is_capturing is None:
             continue
         graph = f"{'a CUDA' if kind == 'cuda' else 'an XPU'} graph"
-        if is_capturing():
+        # To ask for a device that is not in use, as the current one may be, would start it.
+        if _has_context(torch, kind) and is_capturing():
             return (
                 f"{graph} is being captured on this thread's stream, and to free or copy memory "
                 f"would break it: release after the capture; {_UNCHANGED}"
             )
         for stream in _list_capture_streams(module):
-            with module.stream(stream):
+            # The device first: else what was current before would be set anew, and so started.
+            with module.device(stream.device), module.stream(stream):
                 is_busy = is_capturing()
             if is_busy:
                 return (
@@ -58,6 +60,12 @@ def find_capture() -> str | None:
                     f"would break it: release after the capture; {_UNCHANGED}"
                 )
     return None
+
+
+def _has_context(torch: Any, kind: str) -> bool:
+    """Whether the current device is in use; XPU has all of its devices in use together."""
+    has_context = getattr(torch._C, f"_{kind}_hasPrimaryContext", None)  # noqa: SLF001 - no public call asks without creating one
+    return has_context is None or bool(has_context(getattr(torch, kind).current_device()))
 
 
 def _list_capture_streams(module: Any) -> list[Any]:
