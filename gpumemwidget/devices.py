@@ -168,6 +168,8 @@ class Bridge:
     budget_bytes: int | None = None
     #: Of what is reserved but unallocated, outside of the pools.
     largest_free_block_bytes: int | None = None
+    #: Whether segments grow there (``expandable_segments``).
+    has_expandable: bool = False
     pinned: PinnedUse | None = None
     #: Sentences on what is merged or does not fit, and why.
     notes: tuple[str, ...] = ()

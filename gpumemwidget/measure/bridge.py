@@ -73,6 +73,7 @@ def build_bridge(
         largest_free_block_bytes=(
             None if unallocated is None else unallocated.largest_free_block_bytes
         ),
+        has_expandable=any(segment.is_expandable for segment in state.segments),
         pinned=state.pinned,
         notes=tuple(notes),
     )

@@ -125,9 +125,21 @@ def _list_groups(bridge: Bridge) -> Iterator[tuple[tuple[Cell, ...], ...]]:
         cached = pinned.reserved_bytes - pinned.allocated_bytes
         words = tell_pinned(pinned)
         yield (
-            (Cell("pinned, in use"), bytes_cell(pinned.allocated_bytes), Cell(""), Cell(words[0])),
+            (
+                Cell("pinned, in use", tone="strong"),
+                bytes_cell(pinned.allocated_bytes),
+                Cell(""),
+                Cell(words[0]),
+            ),
             *(
-                ((Cell("pinned, cached"), bytes_cell(cached), Cell(""), Cell(words[1])),)
+                (
+                    (
+                        Cell("pinned, cached", tone="strong"),
+                        bytes_cell(cached),
+                        Cell(""),
+                        Cell(words[1]),
+                    ),
+                )
                 * bool(cached)
             ),
         )

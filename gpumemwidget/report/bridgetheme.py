@@ -70,7 +70,7 @@ $root .gmw-br { font-size: 12px; margin: 8px 0 12px }
 $root .gmw-br p { align-items: baseline; display: grid; gap: 0 10px;
   grid-template-columns: 8em 6.5em minmax(0, 1fr); margin: 0 0 3px }
 $root .gmw-br p:first-child { display: block }
-.gmw-br strong { font-weight: 400; text-align: right }
+.gmw-br strong { font-weight: 400; text-align: right; white-space: nowrap }
 $root .gmw-br svg { background: ${neutral}26; grid-column: 1 / 4; display: block; height: 3px;
   max-width: none; width: 100% }
 .gmw-br rect { fill: currentColor; opacity: .62 }
@@ -91,7 +91,7 @@ $root .gmw-st .gmw-f { width: 100% }
     min-width: 0; opacity: .72; padding: 0 0 5px 16px; width: auto }
   $root .gmw-st .gmw-f:empty { display: none }
   $root .gmw-st th { overflow-wrap: anywhere; white-space: normal }
-  $root .gmw-br p { grid-template-columns: 6.5em 5.5em minmax(0, 1fr) }
+  $root .gmw-br p { grid-template-columns: 7.4em 6em minmax(0, 1fr); gap: 0 7px }
 }
 """
 )

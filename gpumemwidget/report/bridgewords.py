@@ -211,9 +211,11 @@ def name_library(device: str) -> str:
 def _tell_fragmented(bridge: Bridge) -> str:
     largest = bridge.largest_free_block_bytes
     piece = "" if largest is None else f" (the largest free one: {_format(largest)})"
+    start = f"Gaps beside blocks in use{piece}: PyTorch reuses them for what fits in"
+    if bridge.has_expandable:
+        return f"{start}, and gives them back once they are whole pages."
     return (
-        f"Gaps beside blocks in use{piece}, for tensors that fit in: "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, set before PyTorch is imported, leaves "
+        f"{start}; with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True from the start there are "
         "fewer."
     )
 

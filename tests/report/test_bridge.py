@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -90,6 +91,14 @@ class TestWords:
 
         assert "torch.cuda.empty_cache()" in told["cuda:0"]
         assert "torch.xpu.empty_cache()" in told["xpu:0"]
+
+    def test_segments_that_grow_are_not_advised_to(self) -> None:
+        """Who has them already is told when their gaps are given back."""
+        part = BridgePart("fragmented", 1)
+        plain = Bridge("cuda:0", "GPU", 100, (part,), None, None, None, largest_free_block_bytes=1)
+
+        assert "expandable_segments:True" in tell_part(part, plain)
+        assert "whole pages" in tell_part(part, replace(plain, has_expandable=True))
 
     def test_what_is_free_beyond_a_limit_is_not_this_processs(self) -> None:
         """The limit is on what is reserved."""
