@@ -233,11 +233,15 @@ def test_the_error_says_what_the_table_says(why: NotebookNode) -> None:
 
 @pytest.mark.notebook
 def test_an_untouched_device_is_left_alone(two: NotebookNode) -> None:
-    """The first one is to the byte as it was, and PyTorch's figures of it are not asked for."""
-    before = _read_figures(two, "nothing is in use")
-    after = _read_figures(two, "one number on the second")
+    """There is no context on the first one, and PyTorch's figures of it are not asked for."""
+    tell = _tell(two)
+    before, moment = "nothing is in use", "one number on the second"
+    after = _read_figures(two, moment)
 
-    assert after[SMI][0] == before[SMI][0]
+    # What the driver itself takes there.
+    assert 0 <= tell(moment, SMI, 0) - tell(before, SMI, 0) < 16 * MIB
+    assert tell(moment, SMI, 1) - tell(before, SMI, 1) > 100 * MIB
+    assert after[OWN][0] is None
     assert [after[each][0] for each in (DRIVER_USED, RESERVED, ALLOCATED)] == [None] * 3
     assert after[RESERVED][1] == 2 * MIB
 
@@ -302,7 +306,7 @@ def test_the_release_goes_through_both(two: NotebookNode) -> None:
 
     for index in (0, 1):
         assert tell("all was released", ALLOCATED, index) < 100 * MIB
-        assert tell("all was released", RESERVED, index) < 200 * MIB
+        assert tell("all was released", RESERVED, index) < 500 * MIB
 
 
 # -- What is played --------------------------------------------------------------------------------
