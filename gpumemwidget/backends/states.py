@@ -95,6 +95,10 @@ def take_states(
     for device, info in infos.items():
         use, listed, stood = uses.get(device, (None, None, True))
         own = tuple(segment for segment in segments if segment.device == device)
+        # malloc's count is not told twice in a row where it is slow.
+        reading = (first if device == HOST else after).get(device)
+        if device != HOST and device not in still:
+            reading = _count_blocks(reading, own)
         if device == HOST and use is None:
             use = _find_host_use(info.total_bytes, counters.available_host_bytes())
         notes = () if monitor is None else monitor.list_failures(device)
@@ -106,15 +110,14 @@ def take_states(
         states.append(
             DeviceState(
                 info=info,
-                # malloc's count is not told twice in a row where it is slow.
-                reading=(first if device == HOST else after).get(device),
+                reading=reading,
                 use=use,
                 processes=None if listed is None else _sort(listed, known),
                 segments=own,
                 pinned=pinned if device == HOST else None,
                 is_at_one_moment=stood
                 and (device == HOST or device in still)
-                and _fits(own, after.get(device)),
+                and _fits(own, reading),
                 notes=notes,
             )
         )
@@ -189,6 +192,26 @@ def _stands(before: Reading | None, after: Reading | None) -> bool:
     return (before.allocated_bytes, before.reserved_bytes) == (
         after.allocated_bytes,
         after.reserved_bytes,
+    )
+
+
+def _count_blocks(reading: Reading | None, segments: Sequence[Segment]) -> Reading | None:
+    """A reading of the moment of the segments, which the allocator tells all at once.
+
+    For where the counters never stand still: allocated and reserved are the sums of the blocks.
+    """
+    if reading is None or not segments:
+        return reading
+    reserved = sum(segment.n_bytes for segment in segments)
+    blocks = [block for segment in segments for block in segment.blocks]
+    allocated = sum(each.n_bytes for each in blocks if each.state == "active_allocated")
+    peaks = (reading.allocated_peak_bytes, reading.reserved_peak_bytes)
+    return replace(
+        reading,
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        allocated_peak_bytes=None if peaks[0] is None else max(peaks[0], allocated),
+        reserved_peak_bytes=None if peaks[1] is None else max(peaks[1], reserved),
     )
 
 

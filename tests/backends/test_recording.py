@@ -392,8 +392,8 @@ def test_a_script_is_recorded_from_the_command_line(
     assert again.stderr == f"{out} is there already: choose another name\n"
 
 
-#: All files there but the picture of an OOM's card, what ran for the traces, and what the driver said
-#: beside the recordings of devices.
+#: All files there but the picture of an OOM's card, what ran for the traces, and what the driver
+#: said beside the recordings of devices.
 KEPT = sorted(
     {*DATA.glob("**/*.json")}
     - {DATA / "h100-oom.json", DATA / "h100-traces" / "cells.json"}

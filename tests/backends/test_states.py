@@ -236,6 +236,12 @@ def test_what_never_stands_still_says_so(make: Callable[..., Machine]) -> None:
     first, second, _ = machine.take()
 
     assert (first.is_at_one_moment, second.is_at_one_moment) == (False, True)
+    # Its counters are those of the blocks then, which are of one moment.
+    blocks = [block for segment in first.segments for block in segment.blocks]
+    allocated = sum(each.n_bytes for each in blocks if each.state == "active_allocated")
+    assert first.reading.reserved_bytes == sum(each.n_bytes for each in first.segments)
+    assert first.reading.allocated_bytes == allocated
+    assert first.reading.allocated_peak_bytes >= allocated
 
 
 @pytest.mark.parametrize(("n_changes", "stood"), [(2, True), (50, False)])
