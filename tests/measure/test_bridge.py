@@ -288,7 +288,7 @@ class TestReserved:
 
         assert merge_parts(bridge) == [(("pending", "releasable", "fragmented", "pools"), 3 * GIB)]
         assert bridge.largest_free_block_bytes is None
-        assert "does not tell its segments" in bridge.notes[0]
+        assert "segments are not told" in bridge.notes[0]
 
     def test_segments_of_another_moment_are_not_used(self) -> None:
         """They don't add up to the counters."""
