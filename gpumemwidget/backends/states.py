@@ -77,28 +77,36 @@ def take_states(
         infos: the devices, in the order in which they are to be told.
         with_segments: read the blocks too.
     """
-    segments: tuple[Segment, ...] = ()
+    gpus = [device for device in infos if device != HOST]
+    blocks: dict[str, tuple[Segment, ...]] = {}
     uses: dict[str, tuple[DeviceUse | None, _Listed, bool]] = {}
-    first = before = after = _read(counters)
+    fitting: set[str] = set()
+    readings = [_read(counters)]
     for _ in range(_TRIES):
-        segments = counters.read_segments() if with_segments else ()
+        blocks = _group(counters.read_segments() if with_segments else ())
         uses = {} if monitor is None else {each: _read_driver(monitor, each) for each in infos}
-        before, after = after, _read(counters)
-        if all(_stands(before.get(each), after.get(each)) for each in infos if each != HOST):
+        readings.append(_read(counters))
+        fitting = {
+            each
+            for each in gpus
+            if _stands(readings[-2:], each) and _fits(blocks.get(each), readings[-1].get(each))
+        }
+        if len(fitting) == len(gpus):
             break
     pinned = counters.read_pinned()
-    still = {each for each in infos if _stands(before.get(each), after.get(each))}
-    are_ours = _are_numbers_ours({each: after.get(each) for each in still}, uses, processes)
+    # Blocks that never fit although nothing happens are told as they are: nobody knows why.
+    quiet = {each for each in gpus if _stands(readings, each)}
+    sure = {each: readings[-1].get(each) for each in fitting | quiet}
+    are_ours = _are_numbers_ours(sure, uses, processes)
     pids = {pid for _, listed, _ in uses.values() for pid, _ in listed or ()}
     known = processes.describe(pids, are_ours=are_ours) if pids else {}
     states = []
     for device, info in infos.items():
         use, listed, stood = uses.get(device, (None, None, True))
-        own = tuple(segment for segment in segments if segment.device == device)
         # malloc's count is not told twice in a row where it is slow.
-        reading = (first if device == HOST else after).get(device)
-        if device != HOST and device not in still:
-            reading = _count_blocks(reading, own)
+        reading = readings[0 if device == HOST else -1].get(device)
+        if device != HOST and device not in sure:
+            reading = _count_blocks(reading, blocks.get(device))
         if device == HOST and use is None:
             use = _find_host_use(info.total_bytes, counters.available_host_bytes())
         notes = () if monitor is None else monitor.list_failures(device)
@@ -113,11 +121,9 @@ def take_states(
                 reading=reading,
                 use=use,
                 processes=None if listed is None else _sort(listed, known),
-                segments=own,
+                segments=blocks.get(device, ()),
                 pinned=pinned if device == HOST else None,
-                is_at_one_moment=stood
-                and (device == HOST or device in still)
-                and _fits(own, reading),
+                is_at_one_moment=stood and (device == HOST or device in fitting),
                 notes=notes,
             )
         )
@@ -142,7 +148,7 @@ def list_child_uses(
     before = {} if is_certain else _read(counters)
     listed = {info.device: monitor.list_processes(info.device) for info in monitor.list_infos()}
     after = {} if is_certain else _read(counters)
-    still = {each: after.get(each) for each in listed if _stands(before.get(each), after.get(each))}
+    still = {each: after.get(each) for each in listed if _stands([before, after], each)}
     uses = {device: (None, told, True) for device, told in listed.items()}
     are_ours = _are_numbers_ours(still, uses, processes)
     found: dict[int, list[tuple[str, int | None]]] = {child.pid: [] for child in children}
@@ -185,26 +191,50 @@ def _find_host_use(total_bytes: int | None, available_bytes: int | None) -> Devi
     return DeviceUse(HOST, total_bytes - free_bytes, free_bytes, total_bytes)
 
 
-def _stands(before: Reading | None, after: Reading | None) -> bool:
-    """Whether nothing was taken or given back between two readings."""
-    if before is None or after is None:
-        return before is after
-    return (before.allocated_bytes, before.reserved_bytes) == (
-        after.allocated_bytes,
-        after.reserved_bytes,
+def _group(segments: Iterable[Segment]) -> dict[str, tuple[Segment, ...]]:
+    """Segments by their devices."""
+    found: dict[str, list[Segment]] = {}
+    for segment in segments:
+        found.setdefault(segment.device, []).append(segment)
+    return {device: tuple(each) for device, each in found.items()}
+
+
+def _stands(readings: Sequence[Mapping[str, Reading]], device: str) -> bool:
+    """Whether nothing of a device was taken or given back over some readings."""
+    counts = {
+        None if each is None else (each.allocated_bytes, each.reserved_bytes)
+        for each in (reading.get(device) for reading in readings)
+    }
+    return len(counts) == 1
+
+
+def _count(segments: Iterable[Segment]) -> tuple[int, int]:
+    """What blocks have allocated and segments reserved."""
+    segments = tuple(segments)
+    allocated = sum(
+        block.n_bytes
+        for segment in segments
+        for block in segment.blocks
+        if block.state == "active_allocated"
     )
+    return allocated, sum(segment.n_bytes for segment in segments)
 
 
-def _count_blocks(reading: Reading | None, segments: Sequence[Segment]) -> Reading | None:
+def _fits(segments: Sequence[Segment] | None, reading: Reading | None) -> bool:
+    """Whether the blocks are what is counted."""
+    if not segments or reading is None or reading.reserved_bytes is None:
+        return True
+    return _count(segments) == (reading.allocated_bytes, reading.reserved_bytes)
+
+
+def _count_blocks(reading: Reading | None, segments: Sequence[Segment] | None) -> Reading | None:
     """A reading of the moment of the segments, which the allocator tells all at once.
 
     For where the counters never stand still: allocated and reserved are the sums of the blocks.
     """
     if reading is None or not segments:
         return reading
-    reserved = sum(segment.n_bytes for segment in segments)
-    blocks = [block for segment in segments for block in segment.blocks]
-    allocated = sum(each.n_bytes for each in blocks if each.state == "active_allocated")
+    allocated, reserved = _count(segments)
     peaks = (reading.allocated_peak_bytes, reading.reserved_peak_bytes)
     return replace(
         reading,
@@ -213,13 +243,6 @@ def _count_blocks(reading: Reading | None, segments: Sequence[Segment]) -> Readi
         allocated_peak_bytes=None if peaks[0] is None else max(peaks[0], allocated),
         reserved_peak_bytes=None if peaks[1] is None else max(peaks[1], reserved),
     )
-
-
-def _fits(segments: Sequence[Segment], reading: Reading | None) -> bool:
-    """Whether the segments are what is reserved."""
-    if not segments or reading is None or reading.reserved_bytes is None:
-        return True
-    return sum(segment.n_bytes for segment in segments) == reading.reserved_bytes
 
 
 def _are_numbers_ours(

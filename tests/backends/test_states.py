@@ -244,6 +244,46 @@ def test_what_never_stands_still_says_so(make: Callable[..., Machine]) -> None:
     assert first.reading.allocated_peak_bytes >= allocated
 
 
+def test_what_came_and_went_between_two_readings(make: Callable[..., Machine]) -> None:
+    """The counters stand where they stood, and yet the blocks are of another moment: once more."""
+    machine = make()
+    machine.allocator.allocate(3 * MIB)
+    read = machine.backend.read_segments
+    left = [1]
+
+    def read_segments() -> Any:
+        if not left:
+            return read()
+        handle = machine.allocator.allocate(left.pop())
+        found = read()
+        machine.allocator.free(handle)
+        machine.allocator.empty_cache()
+        return found
+
+    machine.backend.read_segments = read_segments  # type: ignore[method-assign]
+    (first, *_) = machine.take()
+
+    blocks = [block for segment in first.segments for block in segment.blocks]
+    assert first.is_at_one_moment
+    assert [each.n_bytes for each in blocks if each.state == "active_allocated"] == [3 * MIB]
+
+
+def test_blocks_that_never_fit_leave_the_counters_as_they_are(
+    make: Callable[..., Machine],
+) -> None:
+    """Where nothing happens, and still the allocator tells too few of them."""
+    machine = make()
+    machine.allocator.allocate(3 * MIB)
+    machine.allocator.allocate(30 * MIB)
+    read = machine.backend.read_segments
+    machine.backend.read_segments = lambda: read()[:1]  # type: ignore[method-assign]
+
+    (first, *_) = machine.take()
+
+    assert not first.is_at_one_moment
+    assert first.reading.allocated_bytes == 33 * MIB
+
+
 @pytest.mark.parametrize(("n_changes", "stood"), [(2, True), (50, False)])
 def test_the_driver_is_asked_until_it_stands_still(
     make: Callable[..., Machine], n_changes: int, stood: bool
