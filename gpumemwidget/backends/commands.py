@@ -74,6 +74,9 @@ def _name_python(words: Sequence[str], *, with_arguments: bool) -> str | None:
                 return name
         # A person knows it by what they typed; others get no more than that it is code.
         started = ["-c", code] if with_arguments else ["-c"]
+    if started and started[0][:1].isalpha() and "." not in started[0]:
+        # Installed as a command, which is a script of Python's: ``torchrun``, ``jupyter-lab``.
+        return _join(started, arguments if with_arguments else [])
     return _join(["python", *started], arguments if with_arguments else [])
 
 

@@ -17,6 +17,8 @@ from gpumemwidget.backends.commands import name_process
         ("python -X dev -W error -Bs work.py x", "python work.py", " x"),
         ("/opt/venv/bin/torchrun --nproc-per-node 2 a.py", "torchrun", None),
         ("python3", "python", ""),
+        ("/x/bin/python3.11 /x/bin/accelerate launch train.py", "accelerate", " launch train.py"),
+        ("/x/bin/python /x/bin/jupyter-lab --no-browser", "jupyter-lab", " --no-browser"),
         ("/usr/bin/Xorg -core :0", "Xorg", " -core :0"),
         (r"C:\Python\python.exe C:\work\train.py", "python train.py", ""),
         ("pypy3.10 train.py", "python train.py", ""),
