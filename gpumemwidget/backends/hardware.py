@@ -166,7 +166,7 @@ class Hardware:
             DeviceReport(
                 info=info,
                 reading=readings.get(device),
-                use=self._whole.read_use(device),
+                use=self._whole.read_use(info),
                 note=self._whole.find_failure(device),
             )
             for device, info in self._whole.list_infos().items()

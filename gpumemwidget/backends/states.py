@@ -14,7 +14,7 @@ from gpumemwidget.backends.base import DeviceMonitor, ProcessSource, Relation
 from gpumemwidget.devices import ChildProcess, DeviceState, Limit, PinnedUse, ProcessUse
 from gpumemwidget.records import HOST, DeviceInfo, DeviceUse, Reading, Segment
 
-__all__ = ["Counters", "list_child_uses", "take_states"]
+__all__ = ["Counters", "find_host_use", "list_child_uses", "take_states"]
 
 #: How often the counters, and the driver's figures, are read before what was read last is taken.
 _TRIES = 3
@@ -108,7 +108,7 @@ def take_states(
         if device != HOST and device not in sure:
             reading = _count_blocks(reading, blocks.get(device))
         if device == HOST and use is None:
-            use = _find_host_use(info.total_bytes, counters.available_host_bytes())
+            use = find_host_use(info, counters)
         notes = () if monitor is None else monitor.list_failures(device)
         if are_ours is False and listed is not None:
             note = (_OTHER_NUMBERS if listed else _NOT_LISTED).format(device=device)
@@ -180,11 +180,12 @@ def _read_driver(monitor: DeviceMonitor, device: str) -> tuple[DeviceUse | None,
     return use, listed, False
 
 
-def _find_host_use(total_bytes: int | None, available_bytes: int | None) -> DeviceUse | None:
+def find_host_use(info: DeviceInfo, counters: Counters) -> DeviceUse | None:
     """The machine's memory, or that of its control group: what can't be had is in use.
 
     Nobody is told of on it: resident sizes share pages, as a forked worker does with its parent.
     """
+    total_bytes, available_bytes = info.total_bytes, counters.available_host_bytes()
     if total_bytes is None or available_bytes is None:
         return None
     free_bytes = min(available_bytes, total_bytes)

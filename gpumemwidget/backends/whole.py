@@ -6,7 +6,7 @@ import dataclasses
 
 from gpumemwidget.backends.base import DeviceMonitor, ProcessSource
 from gpumemwidget.backends.processes import ProcessTree
-from gpumemwidget.backends.states import Counters, list_child_uses, take_states
+from gpumemwidget.backends.states import Counters, find_host_use, list_child_uses, take_states
 from gpumemwidget.devices import ChildProcess, DeviceState
 from gpumemwidget.records import HOST, DeviceInfo, DeviceUse
 
@@ -50,9 +50,12 @@ class WholeDevices:
                     )
         return {device: infos[device] for device in sorted(infos, key=by_kind_and_index)}
 
-    def read_use(self, device: str) -> DeviceUse | None:
-        """The whole device now; ``None`` where nobody tells."""
-        return None if self._monitor is None else self._monitor.read_use(device)
+    def read_use(self, info: DeviceInfo) -> DeviceUse | None:
+        """The whole device now, the host too; ``None`` where nobody tells."""
+        use = None if self._monitor is None else self._monitor.read_use(info.device)
+        if use is None and info.device == HOST:
+            return find_host_use(info, self._counters)
+        return use
 
     def read_own_use(self, device: str) -> int | None:
         """What this process takes there, its context included; ``None`` where nobody tells."""
