@@ -26,6 +26,8 @@ __all__ = ["StorageInfo", "TorchReader", "find_torch", "round_up"]
 
 #: What allocators hand out multiples of, by the kind of the device. Of others it is not known.
 _GRANULARITY_BYTES = {"cuda": 512, "xpu": 512}
+#: Where pinned memory begins; malloc's seldom begins there.
+_PINNED_ALIGNMENT = 512
 
 
 def round_up(n_bytes: int, device: str) -> int:
@@ -213,7 +215,9 @@ class TorchReader:
             address = self._read_address(storage)
             n_bytes = self._read_nbytes(storage)
             is_foreign = not self._is_resizable(storage)
-            is_pinned = is_foreign and self._is_pinned(storage)
+            # Of the others few begin as pinned memory does, and asking takes microseconds.
+            may_be_pinned = is_foreign or (name == HOST and address % _PINNED_ALIGNMENT == 0)
+            is_pinned = may_be_pinned and self._is_pinned(storage)
         except (RuntimeError, NotImplementedError):
             # Fake tensors and wrapper subclasses: "invalid python storage".
             return None

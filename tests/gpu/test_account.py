@@ -13,6 +13,7 @@ import torch
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.owners.entries import take_memory_account
 from gpumemwidget.records import DeviceAccount, MemoryAccount, Owned
+from gpumemwidget.units import format_bytes
 from tests.gpu.test_cuda import run_python
 from tests.gpu.workloads import WORKLOADS
 from tests.owners.conftest import notebook  # noqa: F401 - a fixture
@@ -284,3 +285,19 @@ def test_an_allocator_that_keeps_no_blocks_is_no_failure() -> None:
     assert backend == "cudaMallocAsync False"
     assert sums == "False False"
     assert notes.startswith("(\"the allocator's blocks can't be read: ")
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["torch.empty(100 << 20, dtype=torch.uint8, pin_memory=True)", "torch.ones(9999).pin_memory()"],
+)
+def test_pinned_memory_is_not_mallocs(source: str, notebook: Notebook) -> None:  # noqa: F811
+    """However it was made: it is told beside what malloc has handed out, as no part of it."""
+    notebook.run(f"import torch\nstaging = {source}")
+
+    account = take_account(notebook)
+
+    host = next(each for each in account.devices if each.device == "host")
+    n_bytes = notebook.ip.user_ns["staging"].untyped_storage().nbytes()
+    assert [each for each in host.owned if each.owner == "staging"] == []
+    assert any(f"{format_bytes(n_bytes)} of tensors are pinned" in note for note in account.notes)
