@@ -7,7 +7,8 @@ what the signal has met:
 
 - the cell's own code: it is passed on
 - the loop, while the cell awaits: the cell's task is cancelled, as ipykernel does it
-- code of ours, or IPython's around the cell: it is dropped, and sent again with the next sample
+- code of ours, or IPython's around the cell and for its value: it is dropped, and sent again with
+  the next sample
 - the hook of the cell's end: it is taken back there
 
 So it meets no next cell and no idle kernel. What a person sends is passed on always. A cell is
@@ -25,6 +26,7 @@ from pathlib import Path
 from types import CoroutineType, FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
+from IPython.core.displayhook import DisplayHook
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpumemwidget.jupyter.interrupts import (
@@ -50,6 +52,9 @@ _INTERVAL_S = 0.02
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _RUN_CODE = InteractiveShell.run_code.__code__
 _RUN_CELL = InteractiveShell.run_cell_async.__code__
+#: Within it an interrupt leaves a message of ipykernel's half made, and later cells that await are
+#: then answered as failed.
+_SHOW_VALUE = DisplayHook.__call__.__code__
 
 
 class CellStops:
@@ -228,7 +233,7 @@ def _find_what_runs(
     each: FrameType | None = frame
     while each is not None:
         code, outer = each.f_code, each.f_back
-        if code.co_filename.startswith(_PACKAGE) or code is _RUN_CELL:
+        if code.co_filename.startswith(_PACKAGE) or code is _RUN_CELL or code is _SHOW_VALUE:
             return "other"  # What runs is ours, or IPython's own.
         if outer is not None and outer.f_code is _RUN_CODE and each.f_globals is user_globals:
             return "cell"

@@ -582,6 +582,27 @@ def test_it_is_not_sent_while_a_hook_of_ours_holds_interrupts_back(cells: Cells)
 
 
 @pytest.mark.usefixtures("by_hand")
+def test_it_is_dropped_while_the_cells_value_is_shown(cells: Cells) -> None:
+    """There an interrupt would leave ipykernel's answer half made, for later cells to trip over."""
+    cells.run("%membudget 100MiB --stop")
+    sent = []
+
+    class Value:
+        def __repr__(self) -> str:
+            _send_now(cells)
+            sent.append(True)
+            return "shown"
+
+    cells.shell.user_ns["value"] = Value()
+
+    said = cells.run("b = gpu.allocate(120 << 20)\nvalue")
+
+    assert set(sent) == {True}
+    assert "shown" in said
+    assert (cells.last.status, cells.stopped_at[-1]) == ("ok", None)
+
+
+@pytest.mark.usefixtures("by_hand")
 def test_it_is_dropped_in_code_of_ours_and_sent_again(cells: Cells) -> None:
     cells.run("%membudget 100MiB --stop")
     folder = Path(gpumemwidget.__file__).parent
