@@ -320,6 +320,10 @@ def _play(playback: Playback, find_moment: Callable[[], dict[str, Any]]) -> None
     vars(extension)["detect_hardware"] = detect
     entries.take_memory_account = play_account
     entries.name_blocks = play_names
+    entries.take_block_account = lambda *args, **options: (
+        play_account(*args, **options),
+        play_names(*args, **options),
+    )
 
 
 def _fill_up(moments: list[dict[str, Any]]) -> list[dict[str, Any]]:

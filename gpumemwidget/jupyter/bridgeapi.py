@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from gpumemwidget.backends.hardware import Hardware
     from gpumemwidget.measure.monitor import Monitor
     from gpumemwidget.owners.base import Shell
-    from gpumemwidget.traces import BlockNames
 
 __all__ = ["DeviceBridges", "Session", "take_bridges", "take_plain_bridges"]
 
@@ -151,18 +150,12 @@ def take_bridges(
     Raises:
         BadInputError: there is no such device.
     """
-    from gpumemwidget.owners.entries import (  # noqa: PLC0415 - brings what torch needs
-        name_blocks,
-        take_memory_account,
-    )
+    from gpumemwidget.owners.entries import take_block_account  # noqa: PLC0415 - when it is used
 
     shell, monitor = session.shell, session.monitor
     hardware = monitor.hardware
-    names: Mapping[str, BlockNames] = {}
     for _ in range(_TRIES):
-        account = take_memory_account(shell, hardware, budget_s=budget_s)
-        if with_maps:
-            names = name_blocks(shell, hardware, budget_s=budget_s)
+        account, names = take_block_account(shell, hardware, budget_s=budget_s)
         states = _choose(hardware.take_device_states(), device)
         if all(_is_of(account, state) for state in states):
             break

@@ -72,8 +72,8 @@ def match_segments(state: DeviceState, notes: list[str]) -> Unallocated | None:
     if not state.segments:
         if reading.reserved_bytes != reading.allocated_bytes:
             notes.append(
-                f"{device}: the allocator's segments are not told, as by cudaMallocAsync, so what is "
-                "reserved but unallocated is one part."
+                f"{device}: the allocator's segments are not told, as by cudaMallocAsync, so what "
+                "is reserved but unallocated is one part."
             )
         return None
     found = divide_unallocated(state.segments)

@@ -35,7 +35,15 @@ from gpumemwidget.records import (
 from gpumemwidget.traces import BlockNames
 from gpumemwidget.units import format_bytes
 
-__all__ = ["name_blocks", "take_memory_account", "take_running_account"]
+__all__ = [
+    "name_blocks",
+    "take_block_account",
+    "take_memory_account",
+    "take_running_account",
+]
+
+#: Of each device its blocks by their addresses, while they are being named.
+_Names = dict[str, dict[int, tuple[MemoryKind, str]]]
 
 #: The full account is asked for, and may look at all there is.
 FULL_BUDGET_S = 10.0
@@ -77,6 +85,35 @@ def take_memory_account(
             duration_s=time.perf_counter() - started_s,
             notes=notes,
         )
+
+
+@forgets_frames
+def take_block_account(
+    shell: Shell, hardware: Hardware, *, budget_s: float
+) -> tuple[MemoryAccount, dict[str, BlockNames]]:
+    """Who owns what is allocated, and what is in each block, of one walk.
+
+    Args:
+        shell: the running IPython.
+        hardware: the allocators' figures and blocks.
+        budget_s: seconds after which the walk stops.
+
+    Returns:
+        The account without holdings, and what ``name_blocks`` gives.
+    """
+    with paused_collector():
+        started_s = time.perf_counter()
+        account = take_account(shell, budget_s=budget_s, scope="surroundings")
+        names: _Names = {}
+        devices, notes = _close(account, shell, hardware, names=names)
+        taken = MemoryAccount(
+            devices=devices,
+            holdings=(),
+            is_complete=account is None or account.graph.is_complete,
+            duration_s=time.perf_counter() - started_s,
+            notes=notes,
+        )
+        return taken, dict(names)
 
 
 @forgets_frames
@@ -136,10 +173,7 @@ def name_blocks(shell: Shell, hardware: Hardware, *, budget_s: float) -> dict[st
     with paused_collector():
         account = take_account(shell, budget_s=budget_s, scope="surroundings")
         blocks = BlockMap(hardware.read_segments())
-        names: dict[str, dict[int, tuple[MemoryKind, str]]] = {
-            device: {block.address: (kind, "") for block, kind in blocks.list_kinds(device)}
-            for device in blocks.devices
-        }
+        names = _list_kinds(blocks)
         if account is not None:
             paths = account.find_paths()
             purposes = Purposes(account.graph, paths)
@@ -153,6 +187,14 @@ def name_blocks(shell: Shell, hardware: Hardware, *, budget_s: float) -> dict[st
         return dict(names)
 
 
+def _list_kinds(blocks: BlockMap) -> _Names:
+    """What each block is where nothing of the user's is in it."""
+    return {
+        device: {block.address: (kind, "") for block, kind in blocks.list_kinds(device)}
+        for device in blocks.devices
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class _Brief:
     """Of an account only what one device's biggest lines are."""
@@ -163,9 +205,16 @@ class _Brief:
 
 
 def _close(
-    account: Account | None, shell: Shell, hardware: Hardware, brief: _Brief | None = None
+    account: Account | None,
+    shell: Shell,
+    hardware: Hardware,
+    brief: _Brief | None = None,
+    names: _Names | None = None,
 ) -> tuple[tuple[DeviceAccount, ...], tuple[str, ...]]:
-    """The lines of each device, and sentences on what is not among them."""
+    """The lines of each device, and sentences on what is not among them.
+
+    What is in each block is added to ``names``, where that is asked for.
+    """
     segments = hardware.read_segments()
     readings = hardware.read()
     if brief is not None:
@@ -173,6 +222,8 @@ def _close(
         readings = tuple(each for each in readings if each.device == brief.device)
     cells = shell.read_cell_numbers()
     blocks = BlockMap(segments, cells=cells)
+    if names is not None:
+        names.update(_list_kinds(blocks))
     pools: dict[tuple[int, int], str] = {}
     owned: list[Owned] = []
     claimed: set[tuple[str, int]] = set()
@@ -188,6 +239,9 @@ def _close(
                 line = replace(line, steps=(_NO_NAME_OF_YOURS, *line.steps[1:]))
             if block is not None:
                 claimed.add((line.device, block.address))
+                if names is not None:
+                    path = "" if line.root == "nowhere" else line.owner
+                    names[line.device][block.address] = (line.kind, path)
                 line = replace(
                     line,
                     rounding_bytes=find_rounding(block),

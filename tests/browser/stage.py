@@ -74,6 +74,7 @@ class Stage:
         put(extension, "detect_hardware", lambda: self.hardware)
         put(entries, "take_memory_account", self._take_account)
         put(entries, "name_blocks", self._name_blocks)
+        put(entries, "take_block_account", self._take_block_account)
 
     def take(self, mib: float, kind: str, owner: str, device: int = 0) -> None:
         """Allocate a block that belongs to somebody."""
@@ -122,6 +123,11 @@ class Stage:
             lines = tuple(self._own(block, sizes) for block in own)
             devices.append(DeviceAccount(device, allocated, lines))
         return MemoryAccount(tuple(devices), (), is_complete=True, duration_s=0.01)
+
+    def _take_block_account(
+        self, *_: object, **__: object
+    ) -> tuple[MemoryAccount, dict[str, dict[int, tuple[Any, str]]]]:
+        return self._take_account(), self._name_blocks()
 
     def _own(self, block: _Block, sizes: Mapping[tuple[str, int], int]) -> Owned:
         n_bytes = sizes[block.device, self.gpu.find_address(block.handle)]

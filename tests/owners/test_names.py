@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpumemwidget.owners.entries import name_blocks
+from gpumemwidget.owners.entries import name_blocks, take_block_account
 from gpumemwidget.records import HOST, Block, Segment
 from gpumemwidget.traces import BlockNames
 from tests.owners.notebook import Notebook
@@ -141,3 +141,21 @@ def test_when_the_time_is_up(notebook: Notebook) -> None:
 def test_without_a_snapshot(notebook: Notebook) -> None:
     """Where no allocator tells its blocks there is nothing to name."""
     assert name_blocks(notebook.shell, notebook.hardware, budget_s=1.0) == {}
+
+
+def test_the_account_has_the_same_names(notebook: Notebook) -> None:
+    """One walk gives both; they are of the same moment."""
+    notebook.run(_STEP)
+    addresses = sorted(
+        each.data_ptr() for each in (notebook.ip.user_ns["model"].weight, notebook.ip.user_ns["x"])
+    )
+    hardware = _make_hardware(*addresses)
+    hardware.read = notebook.hardware.read
+
+    account, names = take_block_account(notebook.shell, hardware, budget_s=10.0)
+
+    assert names == name_blocks(notebook.shell, hardware, budget_s=10.0)
+    assert {names[HOST][address][1] for address in addresses} == {"model.weight", "x"}
+    (device,) = account.devices
+    owners = {each.owner: each.rounding_bytes for each in device.owned if each.root == "name"}
+    assert owners["model.weight"] == owners["x"] == 0
