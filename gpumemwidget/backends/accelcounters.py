@@ -55,7 +55,7 @@ class AcceleratorCounters:
     def __init__(self, torch: Any, kind: str) -> None:
         self._torch = torch
         self._bindings = torch._C  # noqa: SLF001 - what the public functions call initialises devices
-        self._module: ModuleType | None = getattr(torch, kind, None)
+        self._module: Any = getattr(torch, kind, None)
         self._kind = kind
         self._touched: list[int] = []
         self._reader = self._find_reader()
@@ -127,6 +127,26 @@ class AcceleratorCounters:
             return ()
         known = set(touched)
         return parse_segments((raw for raw in read() if raw["device"] in known), kind=self._kind)
+
+    def read_memory(self, index: int) -> tuple[int, int] | None:
+        """What is free and what there is of a device in use; ``None`` where that is not told.
+
+        Of MPS it is left out: there it is this process's alone.
+        """
+        read = getattr(self._module, "mem_get_info", None)
+        if read is None:
+            return None
+        try:
+            free_bytes, total_bytes = read(index)
+        except RuntimeError:
+            # Not every driver lets everybody ask.
+            return None
+        return int(free_bytes), int(total_bytes)
+
+    def read_own_use(self) -> int | None:
+        """What this process has of the device in use, other libraries too; MPS alone tells."""
+        read = getattr(self._module, "driver_allocated_memory", None)
+        return None if read is None else int(read())
 
     def find_peak_reset(self) -> Callable[[int], None] | None:
         """What the user's own reset of the peaks calls; looked up anew, for it may be wrapped."""

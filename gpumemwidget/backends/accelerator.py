@@ -167,6 +167,17 @@ class AcceleratorBackend:
     def release_workspaces(self) -> None:
         """Nothing: cuBLAS works on CUDA's GPUs."""
 
+    def read_memory(self, device: str) -> tuple[int, int] | None:
+        """What is free and what there is of a touched device, other processes too.
+
+        ``None`` where PyTorch does not ask the driver for it.
+        """
+        return next((self._counters.read_memory(i) for i in self._find(device)), None)
+
+    def read_own_use(self, device: str) -> int | None:
+        """What this process takes of a touched device, other libraries too; ``None``: not told."""
+        return next((self._counters.read_own_use() for _ in self._find(device)), None)
+
     def list_lost_peaks(self) -> tuple[tuple[str, int], ...]:
         """Devices and the peaks, in bytes, that ``close`` takes from the user's view."""
         if self._overlay is None or not self._counters.list_touched():
@@ -235,6 +246,11 @@ class AcceleratorBackend:
             reserved_peak_bytes=peaks[1],
             peak_is=None if peaks == _UNKNOWN else peak_is,
         )
+
+    def _find(self, device: str) -> list[int]:
+        """The index of a touched device, if it is one."""
+        touched = self._counters.list_touched()
+        return [index for index in touched if device == f"{self.kind}:{index}"]
 
     def _describe(self, index: int) -> DeviceInfo:
         info = self._infos.get(index)

@@ -338,6 +338,8 @@ class Hardware:
         if is_closed:
             backend.close()
             return
+        if isinstance(backend, AcceleratorBackend):
+            self._whole.add_accelerator(backend)
         self._pass_limits(backend, limits)
         if has_sites:
             backend.set_sites(is_on=True)

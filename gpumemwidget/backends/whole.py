@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from gpumemwidget.backends.accelerator import AcceleratorBackend
+from gpumemwidget.backends.accelmonitor import AcceleratorMonitor
 from gpumemwidget.backends.base import DeviceMonitor, ProcessSource
 from gpumemwidget.backends.processes import ProcessTree
 from gpumemwidget.backends.states import Counters, find_host_use, list_child_uses, take_states
@@ -56,6 +58,11 @@ class WholeDevices:
         if use is None and info.device == HOST:
             return find_host_use(info, self._counters)
         return use
+
+    def add_accelerator(self, backend: AcceleratorBackend) -> None:
+        """Let PyTorch tell of the devices of an accelerator that has joined."""
+        if self._monitor is not None:
+            self._monitor = AcceleratorMonitor(backend, self._monitor)
 
     def read_own_use(self, device: str) -> int | None:
         """What this process takes there, its context included; ``None`` where nobody tells."""

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from gpumemwidget.backends.accelerator import AcceleratorBackend
+from gpumemwidget.backends.accelmonitor import AcceleratorMonitor
 from gpumemwidget.backends.allocator import ReplayAllocator
+from gpumemwidget.backends.base import DeviceMonitor
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.nvml import NvmlMonitor
 from gpumemwidget.errors import BackendError
-from gpumemwidget.records import DeviceInfo, Reading
+from gpumemwidget.measure.bridge import build_bridge
+from gpumemwidget.records import DeviceInfo, DeviceUse, Reading
 from tests.backends.fake_accelerators import (
     GIB,
     MpsTensor,
@@ -24,7 +27,7 @@ from tests.backends.fake_accelerators import (
     make_other,
     make_xpu,
 )
-from tests.backends.fake_nvml import FakeNvml
+from tests.backends.fake_nvml import FakeGpu, FakeNvml
 from tests.backends.test_overlay import make_torch
 
 MIB = 1 << 20
@@ -288,7 +291,7 @@ def test_what_fails_is_unknown_and_said_once() -> None:
     backend.close()
 
 
-def fail_always() -> None:
+def fail_always(*_: object) -> None:
     """A call that the device refuses."""
     raise RuntimeError("UR_RESULT_ERROR_DEVICE_LOST")
 
@@ -312,8 +315,17 @@ def test_hardware_is_joined_by_it_where_there_is_no_cuda(
     assert [info.device for info in hardware.list_devices()] == ["xpu:0", "host"]
     reports = {report.info.device: report for report in hardware.read_devices()}
     assert reports["xpu:0"].reading.allocated_peak_bytes == 8 * MIB
+    assert reports["xpu:0"].use == DeviceUse("xpu:0", 8 * GIB, 40 * GIB, 48 * GIB)
     states = {state.info.device: state for state in hardware.take_device_states()}
     assert sum(each.n_bytes for each in states["xpu:0"].segments) == 20 * MIB
+    assert states["xpu:0"].processes is None
+    bridge = build_bridge(states["xpu:0"])
+    assert bridge is not None
+    assert [(part.key, part.n_bytes, part.merged) for part in bridge.parts] == [
+        ("releasable", 20 * MIB, ()),
+        ("rest", 8 * GIB - 20 * MIB, ("outside", "children", "others", "unlisted", "driver")),
+        ("free", 40 * GIB, ()),
+    ]
     assert hardware.list_lost_peaks()[0] == ("xpu:0", 8 * MIB)
     assert hardware.start_trace(n_events=10) == (
         "xpu:0 is not traced: only on CUDA is the allocator's history read",
@@ -321,6 +333,37 @@ def test_hardware_is_joined_by_it_where_there_is_no_cuda(
     assert hardware.end_trace() == ()
     assert hardware.take_notes() == ()
     hardware.close()
+
+
+def test_whole_devices_are_told_as_far_as_pytorch_asks() -> None:
+    """XPU's free memory, MPS's own; nothing of a device that is not in use, or that refuses."""
+    xpu, mps = ReplayAllocator(2), ReplayAllocator()
+    torch = make_xpu(xpu)
+    monitor = AcceleratorMonitor(AcceleratorBackend(torch), NvmlMonitor(FakeNvml(), environ={}))
+    apple = AcceleratorMonitor(
+        AcceleratorBackend(make_mps(mps)), NvmlMonitor(FakeNvml(FakeGpu()), environ={})
+    )
+    assert isinstance(monitor, DeviceMonitor)
+    assert (monitor.list_infos(), monitor.read_use("xpu:1")) == ((), None)
+    assert (apple.read_own_use("mps:0"), apple.read_use("mps:0")) == (None, None)
+    xpu.allocate(MIB, 1)
+    mps.allocate(MIB)
+
+    assert [info.device for info in monitor.list_infos()] == ["xpu:1"]
+    assert [info.device for info in apple.list_infos()] == ["cuda:0", "mps:0"]
+    assert monitor.read_use("xpu:0") is None
+    assert monitor.read_use("xpu:1") == DeviceUse("xpu:1", 8 * GIB, 40 * GIB, 48 * GIB)
+    assert apple.read_use("cuda:0") is not None
+    assert (apple.read_use("mps:0"), apple.read_own_use("mps:0")) == (None, 3 * GIB)
+    assert monitor.read_own_use("xpu:1") is None
+    for each, device in ((monitor, "xpu:1"), (apple, "mps:0")):
+        each.match({device: "uuid"})
+        assert each.list_processes(device) is None
+        assert (each.list_failures(device), each.take_notes()) == ((), ())
+    torch.xpu.mem_get_info = fail_always
+    assert monitor.read_use("xpu:1") is None
+    apple.close()
+    monitor.close()
 
 
 def test_hardware_prefers_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
