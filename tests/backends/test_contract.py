@@ -32,7 +32,7 @@ from gpumemwidget.backends.nvml import NvmlMonitor
 from gpumemwidget.backends.processes import ProcessTree
 from gpumemwidget.backends.procfiles import ProcFiles, PsutilReader
 from gpumemwidget.backends.recorder import Recorder
-from gpumemwidget.backends.recording import Recording, save_recording
+from gpumemwidget.backends.recording import Recording, load_recording, save_recording
 from gpumemwidget.backends.replay import Playback, ReplayBackend, ReplayMonitor
 from gpumemwidget.backends.scenes import SceneKind, play_scene
 from gpumemwidget.backends.script import Step, demo_script, play_script
@@ -44,6 +44,7 @@ from tests.backends.fake_accelerators import make_mps, make_xpu
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
 from tests.backends.test_overlay import make_torch
 
+DATA = Path(__file__).parents[1] / "data"
 MIB = 1024 * 1024
 WORK_BYTES = 48 * MIB
 #: What the process may do beside the work, where real memory is read.
@@ -705,6 +706,13 @@ def make_played(kind: SceneKind) -> ReplayMonitor:
     return ReplayMonitor(playback)
 
 
+def play_to_the_end(name: str) -> ReplayMonitor:
+    """A recording of real GPUs, where it ends."""
+    playback = Playback(load_recording(DATA / "h200-devices" / f"{name}.json"))
+    playback.advance(playback.n_events)
+    return ReplayMonitor(playback)
+
+
 TELLING = [
     pytest.param(
         lambda: make_nvml(FakeGpu(processes={3: 5, 2: None}, drawing={3: 5}), FakeGpu()), id="nvml"
@@ -719,6 +727,7 @@ TELLING = [
     pytest.param(
         lambda: ReplayMonitor(Playback(play_script(demo_script(2, n_steps=1)))), id="replay"
     ),
+    pytest.param(lambda: play_to_the_end("two-gpus"), id="recorded-gpus"),
     pytest.param(lambda: make_played("whole"), id="scene"),
     pytest.param(lambda: make_played("MIG"), id="scene-of-an-instance"),
     pytest.param(lambda: make_played("host PIDs"), id="scene-in-a-container"),
@@ -850,6 +859,7 @@ def test_a_closed_monitor_lists_nothing(monitor: DeviceMonitor) -> None:
         pytest.param(lambda: ProcessTree(ProcFiles()), id="procfs"),
         pytest.param(lambda: ProcessTree(PsutilReader()), id="psutil"),
         pytest.param(lambda: make_played("whole").processes, id="scene"),
+        pytest.param(lambda: play_to_the_end("two-gpus").processes, id="recorded-gpus"),
     ]
 )
 def source(request: pytest.FixtureRequest) -> Iterator[ProcessSource]:
