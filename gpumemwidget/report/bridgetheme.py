@@ -79,6 +79,7 @@ $root .gmw-t i[class*=gmw-q] { border: 1px solid ${neutral}8c; border-radius: 2p
   box-sizing: border-box; display: inline-block; height: 10px; margin-right: 6px; width: 10px }
 $root .gmw-st th .gmw-j { padding-left: 1.1em }
 $root .gmw-st .gmw-f { overflow-wrap: anywhere }
+.gmw-nb { white-space: nowrap }
 $root p:has(+ .gmw-bg):not(:first-of-type) { margin-top: 16px }
 $root .gmw-st { max-width: 988px }
 $root .gmw-st .gmw-f { width: 100% }

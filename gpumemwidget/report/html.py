@@ -6,6 +6,7 @@ and notes that remain still say everything. Everything that is shown passes thro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -52,6 +53,8 @@ __all__ = ["render_html", "render_html_line"]
 
 # MathJax would read a user's "$x$" as a formula; both its versions pass over these classes.
 _ROOT_CLASSES = f"{ROOT_CLASS} mathjax_ignore tex2jax_ignore"
+
+_OPTION = re.compile(r"(?<= )--[a-z]+")
 
 _TONE_CLASSES = {"muted": "gmw-m", "bad": "gmw-bad", "warn": "gmw-warn"}
 
@@ -174,6 +177,9 @@ def _render_table(table: Table) -> str:
     bodies = "".join(
         f"<tbody>{_render_group(table, group, columns)}</tbody>" for group in table.groups
     )
+    if table.stacks:
+        # A line may end after each hyphen, and would divide an option.
+        bodies = _OPTION.sub(r'<span class="gmw-nb">\g<0></span>', bodies)
     hidden = "" if table.caption_is_seen else ' class="gmw-h"'
     # A table of numbers alone may break them from their units to stay in sight; one with a column
     # to cut takes the whole width.

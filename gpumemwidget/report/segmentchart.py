@@ -35,6 +35,8 @@ _LEAST_ROW_BYTES = 2 * 1024**2
 #: Pixels.
 _ROW_HEIGHT = 14
 _GAP_PART = 0.14
+#: Lines stand so far apart at least, of ``ROW_WIDTH``.
+_LINE_STEPS = 8
 #: Areas in a notebook's HTML; one takes some 130 characters.
 _MOST_PIECES = 380
 _MOST_OWNER = 48
@@ -117,7 +119,7 @@ def plot_segments(found: SegmentMap, *, most: int = _MOST_PIECES) -> SegmentChar
         n_rows=max(-(-total // row), 1),
         total_bytes=total,
         pieces=tuple(map(_make_piece, groups)),
-        starts=tuple(_list_starts(found.segments, least)),
+        starts=tuple(_list_starts(found.segments, max(least, row * _LINE_STEPS // ROW_WIDTH))),
         least_bytes=least if len(groups) < len(atoms) else 0,
         looks=tuple((look, sums[look]) for look in PART_COLORS if look in sums),
     )
