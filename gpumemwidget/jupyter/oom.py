@@ -33,8 +33,8 @@ _MOST_ACCOUNTS = 2
 #: So many of a cell's OOMs are kept, the last ones: one of them ends it.
 _MOST_KEPT = 16
 #: The look at the owners, and all together: a person waits for it.
-_ACCOUNT_BUDGET_S = 0.55
-_CARD_BUDGET_S = 0.9
+_ACCOUNT_BUDGET_S = 0.5
+_CARD_BUDGET_S = 0.85
 _LEAST_BUDGET_S = 0.3
 #: The card's owners.
 _MOST_OWNERS = 10

@@ -29,6 +29,8 @@ _LEAST_BYTES, _ENOUGH_BYTES = 1024**2, 64 * 1024**2
 _MOST_NAMES = 4
 #: A text has room for so many names of one set.
 _MOST_IN_TEXT = 3
+#: The walk's part of the time: what is made of it takes the rest.
+_WALK_SHARE = 0.6
 _Is = Literal["exact", "at least", "at most", "about"]
 
 
@@ -51,7 +53,7 @@ def list_ways(
         event: what stood at the OOM.
         at_oom: who had what then, on that device; ``None`` where that is not known.
         mentions: the words of the cell's code.
-        budget_s: seconds after which the walk stops; what is said is then ``about``.
+        budget_s: seconds for all of it. Where the walk stops early, what is said is ``about``.
         is_at_end: whether ``at_oom`` was read at the cell's end, and not within the allocation.
             The last exception in it is the OOM itself then, and that of an earlier cell otherwise.
     """
@@ -59,7 +61,7 @@ def list_ways(
     own = 0 if at_oom is None else _sum_alone(at_oom, "exception" if is_at_end else "thread")
     earlier = 0 if is_at_end or at_oom is None else _sum_alone(at_oom, "exception")
     with paused_collector():
-        account = take_account(shell, budget_s=budget_s)
+        account = take_account(shell, budget_s=budget_s * _WALK_SHARE)
         if account is not None:
             releases = _Releases(account, hardware, event.device)
             ways.extend(releases.release_exception(own, earlier))
