@@ -1,0 +1,179 @@
+"""Cells on three simulated GPUs: whatever a device did is its own, whichever is the current one.
+
+On two real ones: ``tests/gpu/test_many.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch as real_torch
+from IPython.core.interactiveshell import InteractiveShell
+
+import gpumemwidget
+from gpumemwidget.backends import ooms
+from gpumemwidget.backends.allocator import DeviceFullError, ReplayAllocator
+from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host import HostBackend
+from gpumemwidget.backends.nvml import NvmlMonitor
+from gpumemwidget.backends.simulated import simulate_torch
+from gpumemwidget.jupyter import extension, oom, oomcard
+from gpumemwidget.measure.tracefile import read_trace
+from gpumemwidget.owners.ooms import format_as_torch
+from gpumemwidget.records import CellDevice
+from gpumemwidget.traces import OomCard
+from tests.backends.fake_nvml import FakeGpu, FakeNvml
+
+MIB = 1 << 20
+GIB = 1 << 30
+TOTAL_BYTES = 2 * GIB
+
+
+class Gpus:
+    """Three GPUs that the extension takes for the machine's; the last one nobody touches."""
+
+    def __init__(self, shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+        self.allocator = ReplayAllocator(3, total_bytes=TOTAL_BYTES)
+        self.torch: Any = simulate_torch(self.allocator)
+        self.torch.cuda.get_device_properties = lambda index: SimpleNamespace(
+            name="NVIDIA H200", total_memory=TOTAL_BYTES, uuid=str(index)
+        )
+        self.observers: list[Callable[[int, int, int, int], None]] = []
+        self.torch._C._cuda_attach_out_of_memory_observer = self.observers.append
+        gpus = [
+            FakeGpu(uuid=f"GPU-{n}", total_bytes=TOTAL_BYTES, used_bytes=n * 100 * MIB)
+            for n in range(3)
+        ]
+        driver = NvmlMonitor(FakeNvml(*gpus), environ={})
+        self.hardware = Hardware([CudaBackend(self.torch), HostBackend()], driver)
+        self._shell = shell
+        self._capsys = capsys
+        shell.user_ns.update(gpus=self, make=self.make, free=self.allocator.free)
+
+    def make(self, n_bytes: int, device: int) -> int:
+        """Allocate as PyTorch does: where there is no room, the observers first, then the error."""
+        try:
+            return self.allocator.allocate(n_bytes, device)
+        except DeviceFullError:
+            reserved = self.allocator.stats(device)["reserved_bytes"]["all"]["current"]
+            for observer in self.observers:
+                observer(device, n_bytes, TOTAL_BYTES, TOTAL_BYTES - reserved)
+            raise real_torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {format_as_torch(n_bytes)}. GPU {device} "
+                "has a total capacity of 2.00 GiB"
+            ) from None
+
+    def run(self, source: str) -> str:
+        """Run a cell; what it printed."""
+        self._capsys.readouterr()
+        self._shell.run_cell(source, store_history=True)
+        return self._capsys.readouterr().out
+
+    def last_cell(self) -> dict[str, CellDevice]:
+        """What the last cell did, by device."""
+        return {each.device: each for each in gpumemwidget.monitor().ledger[-1].devices}
+
+
+@pytest.fixture
+def gpus(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Gpus:
+    gpus = Gpus(shell, capsys)
+    monkeypatch.setattr(ooms, "_attached", [])
+    monkeypatch.setattr(ooms, "find_torch", lambda: gpus.torch)
+    monkeypatch.setattr(extension, "detect_hardware", lambda: gpus.hardware)
+    gpus.run("%load_ext gpumemwidget")
+    gpus.run("make(1000, 0), make(1000, 1)")
+    return gpus
+
+
+def test_a_cells_changes_and_peaks_are_by_device(gpus: Gpus) -> None:
+    """What comes and goes on one shows on that one alone; the untouched one has no record."""
+    gpus.run("kept = make(300 << 20, 1)\nfree(make(700 << 20, 0))")
+
+    cell = gpus.last_cell()
+    assert list(cell) == ["cuda:0", "cuda:1", "host"]
+    assert (cell["cuda:0"].allocated.change_bytes, cell["cuda:0"].allocated.rise_bytes) == (
+        0,
+        700 * MIB,
+    )
+    assert (cell["cuda:1"].allocated.change_bytes, cell["cuda:1"].allocated.rise_bytes) == (
+        300 * MIB,
+        300 * MIB,
+    )
+    assert {cell[device].peak_is for device in ("cuda:0", "cuda:1")} == {"exact"}
+
+
+def test_lines_are_told_by_the_device_of_their_memory(gpus: Gpus, tmp_path: Path) -> None:
+    """One line for two devices is in both traces, each with its own bytes."""
+    gpus.run(
+        f"%%memtrace --export {tmp_path / 'cell.json'}\n"
+        "a = make(200 << 20, 1)\n"
+        "b = [make((100 << 20) * (n + 1), n) for n in range(2)]\n"
+        "free(a)\n"
+    )
+
+    first, second, *_ = read_trace(tmp_path / "cell.json").devices
+    assert (first.device, second.device) == ("cuda:0", "cuda:1")
+    lines = [
+        {line.line: line.use.allocated_bytes for line in each.units[0].lines if line.use}
+        for each in (first, second)
+    ]
+    assert lines == [{3: 100 * MIB}, {2: 200 * MIB, 3: 200 * MIB}]
+    assert first.allocated.rise_bytes == 100 * MIB
+    assert (second.allocated.rise_bytes, second.allocated.change_bytes) == (400 * MIB, 200 * MIB)
+
+
+def test_an_oom_is_of_the_device_that_ran_out(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of the fullest, nor of the first: its card, its counters and its count in the ledger."""
+    cards: list[OomCard] = []
+    monkeypatch.setattr(oom, "_ACCOUNT_BUDGET_S", 60.0)
+    monkeypatch.setattr(oom, "_CARD_BUDGET_S", 120.0)
+    monkeypatch.setattr(oomcard, "show_card", lambda card, _extension: cards.append(card))
+    gpus.run("full = make(1900 << 20, 0); some = make(500 << 20, 1)")
+
+    gpus.run("more = make(1800 << 20, 1)")
+
+    (card,) = cards
+    assert card.event.device == "cuda:1"
+    assert card.event.requested_bytes == 1800 * MIB
+    assert card.event.allocated_bytes == 500 * MIB + 1024
+    cell = gpus.last_cell()
+    assert (cell["cuda:0"].num_ooms, cell["cuda:1"].num_ooms) == (0, 1)
+    gpus.run("more = make(300 << 20, 0)")
+    assert [card.event.device for card in cards] == ["cuda:1", "cuda:0"]
+
+
+def test_each_device_has_its_own_bridge(gpus: Gpus) -> None:
+    """The untouched one is the driver's alone, and stays untouched."""
+    gpus.run("kept = make(300 << 20, 1)")
+
+    bridges = {each.device: each for each in gpumemwidget.bridge().records}
+    shown = gpus.run("%memstat --device cuda:1")
+
+    assert list(bridges) == ["cuda:0", "cuda:1", "cuda:2", "host"]
+    for bridge in bridges.values():
+        assert sum(part.n_bytes for part in bridge.parts) == bridge.total_bytes
+    assert bridges["cuda:1"].allocated_bytes == 300 * MIB + 1024
+    assert (bridges["cuda:2"].allocated_bytes, bridges["cuda:2"].used_bytes) == (None, 200 * MIB)
+    assert "cuda:1" in shown
+    assert "cuda:0" not in shown
+    assert gpus.allocator.list_touched() == (0, 1)
+
+
+def test_a_device_that_a_cell_touches_first_begins_at_zero(gpus: Gpus) -> None:
+    """It joins the readings, the history and the ledger with that cell."""
+    monitor = gpumemwidget.monitor()
+    before = [reading.device for reading in monitor.hardware.read()]
+
+    gpus.run("late = make(64 << 20, 2)")
+
+    cell = gpus.last_cell()["cuda:2"]
+    assert before == ["cuda:0", "cuda:1", "host"]
+    assert (cell.allocated.before_bytes, cell.allocated.after_bytes) == (0, 64 * MIB)
+    assert (cell.allocated.peak_bytes, cell.peak_is) == (64 * MIB, "exact")
