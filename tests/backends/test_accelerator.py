@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,8 @@ from gpumemwidget.backends.base import DeviceMonitor
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.nvml import NvmlMonitor
+from gpumemwidget.backends.recorder import Recorder
+from gpumemwidget.backends.replay import ReplayBackend, ReplayMonitor
 from gpumemwidget.errors import BackendError
 from gpumemwidget.measure.bridge import build_bridge
 from gpumemwidget.records import DeviceInfo, DeviceUse, Reading
@@ -377,4 +380,32 @@ def test_hardware_prefers_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     allocator.allocate(MIB)
 
     assert [reading.device for reading in hardware.read()] == ["cuda:0"]
+    hardware.close()
+
+
+def test_a_recording_of_it_plays_as_it_was(tmp_path: Path) -> None:
+    """Devices, counters, exact peaks and blocks; the whole device too."""
+    allocator = ReplayAllocator(2)
+    backend = AcceleratorBackend(make_xpu(allocator))
+    hardware = Hardware([backend])
+    monitor = AcceleratorMonitor(backend, NvmlMonitor(FakeNvml(), environ={}))
+    allocator.allocate(3 * MIB, 1)
+    recorder = Recorder(hardware, monitor)
+    told = [recorder.start_span()]
+    allocator.free(allocator.allocate(48 * MIB, 1))
+    told.append(recorder.tick())
+    segments = recorder.take_snapshot()
+    recorder.save(tmp_path / "xpu.json")
+
+    player = ReplayBackend.from_file(tmp_path / "xpu.json")
+
+    assert player.list_devices() == backend.list_devices()
+    assert player.start_span() == told[0]
+    player.playback.advance(1)
+    assert player.end_span() == told[1]
+    assert (told[1][0].allocated_peak_bytes, told[1][0].peak_is) == (51 * MIB, "exact")
+    player.playback.advance(1)
+    assert player.read_segments() == segments != ()
+    played = ReplayMonitor(player.playback)
+    assert [info.device for info in played.list_infos()] == ["xpu:1"]
     hardware.close()
