@@ -91,16 +91,17 @@ class ProcFiles:
         # The thread's name stands in brackets and may hold some itself.
         start, end = text.find(b"("), text.rfind(b")")
         fields = text[end + 1 :].split()
-        if start < 0 or len(fields) < 20:
-            return None
-        return ProcessFacts(
-            pid=pid,
-            parent_pid=int(fields[1]),
-            session=int(fields[3]),
-            start=float(fields[19]),
-            thread_name=text[start + 1 : end].decode("utf-8", "replace"),
-            is_zombie=fields[0] in (b"Z", b"X"),
-        )
+        try:
+            return ProcessFacts(
+                pid=pid,
+                parent_pid=int(fields[1]),
+                session=int(fields[3]),
+                start=float(fields[19]),
+                thread_name=text[start + 1 : end].decode("utf-8", "replace"),
+                is_zombie=fields[0] in (b"Z", b"X"),
+            )
+        except (IndexError, ValueError):
+            return None  # nothing was there to be read, or half of it
 
     def read_command(self, pid: int) -> Sequence[str]:
         """Its ``cmdline``; programs may have written another text there."""
@@ -110,7 +111,10 @@ class ProcFiles:
     def read_resident_bytes(self, pid: int) -> int | None:
         """Its ``statm``."""
         fields = self._read(pid, "statm").split()
-        return int(fields[1]) * self._page_bytes if len(fields) > 1 else None
+        try:
+            return int(fields[1]) * self._page_bytes
+        except (IndexError, ValueError):
+            return None
 
     def uses_gpu(self, pid: int) -> bool | None:
         """Whether one of its open files is CUDA's; only a process of the same user tells."""

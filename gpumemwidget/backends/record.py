@@ -1,7 +1,7 @@
 """``python -m gpumemwidget.backends.record OUT.json -- SCRIPT.py …`` runs a script and records it.
 
 Everything that the machine has is recorded: the host, the GPUs that the script touches, the whole
-devices. The file can be played back anywhere (see ``replay``).
+devices, and who is on them. The file can be played back anywhere (see ``replay``).
 """
 
 from __future__ import annotations

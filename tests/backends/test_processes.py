@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from gpumemwidget.backends.processes import ProcessTree
 from gpumemwidget.backends.procfiles import ProcFiles, PsutilReader, find_reader
@@ -293,6 +295,22 @@ def test_a_process_that_is_gone_half_way(proc: FakeProc, machine: Machine) -> No
         ChildProcess(600, OWN, "python rank.py", None),
         ChildProcess(601, OWN, "odd ) (name", 1000 * PAGE_BYTES),
     )
+
+
+@given(st.binary(max_size=200), st.binary(max_size=20))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_stands_in_the_files(tmp_path: Path, stat: bytes, statm: bytes) -> None:
+    """It is a process or it is none."""
+    folder = tmp_path / "600"
+    folder.mkdir(exist_ok=True)
+    (folder / "stat").write_bytes(b"600 (x) S " + stat)
+    (folder / "statm").write_bytes(statm)
+    reader = ProcFiles(tmp_path)
+
+    facts = reader.read(600)
+
+    assert facts is None or facts.pid == 600
+    assert type(reader.read_resident_bytes(600)) in (int, type(None))
 
 
 def test_no_procfs_at_all(tmp_path: Path) -> None:
