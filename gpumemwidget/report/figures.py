@@ -17,9 +17,11 @@ from gpumemwidget.report.pieces import sort_devices
 from gpumemwidget.report.sparkline import list_points
 from gpumemwidget.report.theme import (
     ALLOCATED_COLOR,
+    BAD_COLOR,
     NEUTRAL_COLOR,
     PEAK_COLOR,
     RESERVED_COLOR,
+    WARN_COLOR,
 )
 from gpumemwidget.report.ticks import choose_ticks, format_tick
 from gpumemwidget.report.traceplot import place_title, plot_trace
@@ -138,7 +140,32 @@ def _draw_cell_device(
             row=row,
             col=1,
         )
+    if device.is_over_budget and device.budget_bytes is not None:
+        values.append(device.budget_bytes)
+        _draw_budget(figure, [0, record.duration_s], [device.budget_bytes] * 2, row)
     _scale(figure, values, row)
+
+
+def _draw_budget(figure: Figure, x: Sequence[float], y: Sequence[int | None], row: int) -> None:
+    """What cells were allowed, in steps."""
+    import plotly.graph_objects as go  # noqa: PLC0415 - at the first figure
+
+    figure.add_trace(
+        go.Scatter(
+            x=x,
+            y=y,
+            customdata=[format_bytes(value) for value in y],
+            name="budget",
+            legendgroup="budget",
+            showlegend=not any(trace.name == "budget" for trace in figure.data),
+            mode="lines+markers",
+            line={"color": WARN_COLOR, "width": 1.5, "dash": "dot", "shape": "hvh"},
+            marker={"symbol": "line-ew", "size": 1},
+            hovertemplate="budget %{customdata}<extra></extra>",
+        ),
+        row=row,
+        col=1,
+    )
 
 
 def _fade(color: str) -> str:
@@ -201,7 +228,10 @@ def _draw_ledger_device(figure: Figure, records: Sequence[CellRecord], name: str
             name="peak",
             legendgroup="peak",
             showlegend=row == 1,
-            marker={"color": ALLOCATED_COLOR, "opacity": 0.4},
+            marker={
+                "color": [_choose_color(device) for _, _, device in found],
+                "opacity": 0.4,
+            },
             hovertemplate="%{customdata}<extra></extra>",
         ),
         row=row,
@@ -236,10 +266,21 @@ def _draw_ledger_device(figure: Figure, records: Sequence[CellRecord], name: str
         for value in (span.before_bytes, span.after_bytes, span.peak_bytes)
         if value is not None
     ]
+    # Where no cell went beyond it, it says nothing that the bars are to shrink for.
+    if any(device.is_over_budget for _, _, device in found):
+        budgets = [device.budget_bytes for _, _, device in found]
+        drawn += [value for value in budgets if value is not None]
+        _draw_budget(figure, places, budgets, row)
     _scale(figure, drawn, row)
     if use_reserved:
         names = name_counters(name)
         figure.layout.annotations[row - 1].text = f"{escape_html(name)} ({names.reserved})"
+
+
+def _choose_color(device: CellDevice) -> str:
+    if device.stopped_at_bytes is not None:
+        return BAD_COLOR
+    return WARN_COLOR if device.is_over_budget else ALLOCATED_COLOR
 
 
 def _describe_hover(record: CellRecord, device: CellDevice, span: Span) -> str:
@@ -255,8 +296,16 @@ def _describe_hover(record: CellRecord, device: CellDevice, span: Span) -> str:
             f"peak {peak}",
             f"before {format_bytes(span.before_bytes)}, after {format_bytes(span.after_bytes)} "
             f"({format_change(span.change_bytes)})",
+            *_describe_budget(device),
         )
     )
+
+
+def _describe_budget(device: CellDevice) -> list[str]:
+    budget = format_bytes(device.budget_bytes)
+    if device.stopped_at_bytes is not None:
+        return [f"stopped at {format_bytes(device.stopped_at_bytes)} by its budget of {budget}"]
+    return [f"beyond its budget of {budget}"] if device.is_over_budget else []
 
 
 def _make_figure(devices: Sequence[str], *, shared_x: bool) -> Figure:

@@ -9,10 +9,12 @@ import sys
 import pytest
 
 from gpumemwidget.report.figures import figure_cell, figure_ledger
+from gpumemwidget.report.theme import ALLOCATED_COLOR, BAD_COLOR, WARN_COLOR
 from tests.report.examples import (
     GIB,
     HOSTILE,
     MIB,
+    make_budget_cell,
     make_gpu_cell,
     make_host_cell,
     make_samples,
@@ -49,6 +51,38 @@ def test_ledger_is_drawn_as_bars_of_peaks() -> None:
     assert tuple(bars[2].y) == (1600 * MIB,) * 3
     titles = [annotation.text for annotation in figure.layout.annotations]
     assert titles == ["cuda:0", "cuda:1", "host (resident)"]
+
+
+def test_a_cell_beyond_its_budget_is_drawn_with_it() -> None:
+    """Of the device on which it went beyond; one legend entry for all."""
+    names = [trace.name for trace in figure_cell(make_budget_cell(), []).data]
+    both = figure_cell(make_budget_cell(host_budget_bytes=GIB), [])
+
+    assert names == ["reserved", "allocated", "peak", "budget", "resident", "allocated", "peak"]
+    drawn = [trace for trace in both.data if trace.name == "budget"]
+    assert [set(trace.y) for trace in drawn] == [{3 * GIB}, {GIB}]
+    assert [trace.showlegend for trace in drawn] == [True, False]
+
+
+def test_cells_beyond_their_budgets_stand_out_in_the_ledger() -> None:
+    """By their colour, and by what the pointer shows; the budget is a line from cell to cell."""
+    records = [
+        make_gpu_cell(),
+        make_budget_cell(),
+        make_budget_cell(status="interrupted", stopped_at_bytes=int(3.2 * GIB)),
+    ]
+
+    figure = figure_ledger(records)
+
+    bar, budget = figure.data[0], figure.data[3]
+    assert tuple(bar.marker.color) == (ALLOCATED_COLOR, WARN_COLOR, BAD_COLOR)
+    hovers = [hover.rpartition("<br>")[2] for hover in bar.customdata]
+    assert hovers[1:] == [
+        "beyond its budget of 3.00 GiB",
+        "stopped at 3.20 GiB by its budget of 3.00 GiB",
+    ]
+    assert (budget.name, tuple(budget.y)) == ("budget", (None, 3 * GIB, 3 * GIB))
+    assert [trace.name for trace in figure.data].count("budget") == 1
 
 
 @pytest.mark.parametrize("records", [[], [make_gpu_cell(devices=())]])
