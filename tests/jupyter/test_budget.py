@@ -25,7 +25,7 @@ from gpumemwidget.errors import BadInputError
 from gpumemwidget.jupyter import extension, stops
 from gpumemwidget.jupyter.extension import current_extension
 from gpumemwidget.jupyter.stops import CellStops
-from gpumemwidget.records import CellRecord, Sample
+from gpumemwidget.records import CellRecord, Reading, Sample
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -380,6 +380,24 @@ def test_a_persons_own_interrupt_is_passed_on(cells: Cells) -> None:
     assert cells.last.status == "interrupted"
     assert cells.stopped_at[-1] is None
     assert not cells.shell.user_ns["missed"]
+
+
+def test_a_persons_interrupt_in_the_hook_of_the_start_waits_for_the_cell(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells.run("%membudget 100MiB --stop")
+    real = cells.hardware.start_span
+
+    def interrupted() -> tuple[Reading, ...]:
+        signal.raise_signal(signal.SIGINT)
+        return real()
+
+    monkeypatch.setattr(cells.hardware, "start_span", interrupted)
+    cells.run(WAIT)
+    monkeypatch.undo()
+
+    assert isinstance(cells.result.error_in_exec, KeyboardInterrupt)
+    assert (cells.last.status, cells.stopped_at[-1]) == ("interrupted", None)
 
 
 def test_a_handler_of_the_cell_gets_it_and_stays(cells: Cells) -> None:
