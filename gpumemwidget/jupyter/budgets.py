@@ -62,7 +62,7 @@ def describe_budgets(
     outcome = "is interrupted" if budget.stops else "is marked, and a line below it tells"
     lines.append(
         f"From the next cell on: the one that has more than {format_bytes(budget.budget_bytes)} "
-        f"{name_budgeted(where)} on {where} {outcome}."
+        f"{name_budgeted(where)} on {device or 'any GPU'} {outcome}."
     )
     reports = monitor.hardware.read_devices()
     lines += _list_warnings(monitor.budgets, reports)

@@ -91,7 +91,7 @@ def test_a_budget_is_set_shown_and_taken_away(cells: Cells) -> None:
     assert cells.run("%membudget") == "membudget: no budget is set\n"
     assert cells.run("%membudget 10 GiB") == (
         "membudget: every GPU 10.00 GiB\n"
-        "From the next cell on: the one that has more than 10.00 GiB allocated on every GPU is "
+        "From the next cell on: the one that has more than 10.00 GiB allocated on any GPU is "
         "marked, and a line below it tells.\n"
     )
     assert cells.run("%membudget 5GiB --device cuda:0 --stop") == (
