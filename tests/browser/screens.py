@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.browser.lab import Lab, Notebook, start_browser, start_lab
@@ -35,6 +36,54 @@ def train(model, loader, seconds=4):
 model = loader = None
 %load_ext gpumemwidget
 """
+_STAGE = f"""
+import subprocess, sys, time
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.browser.stage import MIB, Stage
+stage = Stage({{n_devices}}, n_used={{n_used}})
+stage.set()
+%load_ext gpumemwidget
+"""
+_PLAY = """
+import time
+import gpumemwidget.jupyter.extension as extension
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host import HostBackend
+from gpumemwidget.backends.replay import Playback, ReplayBackend, ReplayMonitor
+from gpumemwidget.backends.scenes import play_scene
+gpus = ReplayBackend(Playback(
+    play_scene({n_devices}, {kind!r}, snapshots=True), clock=time.monotonic, loop=True))
+extension.detect_hardware = lambda: Hardware([gpus, HostBackend()], ReplayMonitor(gpus.playback))
+%load_ext gpumemwidget
+"""
+_FILL = "for n in range({n}): stage.train(n, scale=1 - n / 10)"
+_LAUNCH = """
+sleep = [sys.executable, "-c", "import time; time.sleep(60)", "--rank"]
+children = [subprocess.Popen([*sleep, str(n)]) for n in range(2)]
+for n, child in enumerate(children):
+    stage.processes["cuda:0", child.pid] = (2000 + 500 * n) * MIB
+time.sleep(8)
+for child in children: child.kill()
+"""
+_BOUNDS = "%memlimit 48GiB\n%membudget 30GiB"
+_CROSS = """
+for n in range(6):
+    stage.take(1500, "tensor", f"batch[{n}]")
+    time.sleep(0.25)
+"""
+_TRACED = (
+    "%%memtrace\n"
+    + """
+losses = []
+for step in range(4):
+    outputs = model(inputs)
+    loss = outputs.square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(outputs.detach())
+"""
+)
 _MODEL = """
 model = torch.nn.Sequential(*[torch.nn.Linear(1500, 1500) for _ in range(4)])
 optimizer = torch.optim.Adam(model.parameters())
@@ -136,6 +185,70 @@ def _hover(notebook: Notebook) -> None:
     notebook.page.wait_for_timeout(300)
 
 
+def _device(notebook: Notebook, *, wait_ms: int = 2000) -> None:
+    _open(notebook)
+    notebook.run(2)
+    notebook.page.locator("[data-tab=device]").click()
+    notebook.page.wait_for_timeout(wait_ms)
+
+
+def _device_empty(notebook: Notebook) -> None:
+    _open(notebook)
+    notebook.page.locator("[data-tab=device]").click()
+    notebook.page.wait_for_timeout(1500)
+
+
+def _device_busy(notebook: Notebook) -> None:
+    _device(notebook)
+    notebook.start(3)
+    notebook.page.wait_for_timeout(3500)
+    notebook.page.locator('.gmd-map rect[data-look="gradient"]').nth(4).hover()
+    notebook.page.wait_for_timeout(300)
+
+
+def _device_untouched(notebook: Notebook) -> None:
+    _device(notebook)
+    notebook.page.locator('[data-pick="cuda:1"]').click()
+    notebook.page.wait_for_timeout(700)
+
+
+def _device_host(notebook: Notebook) -> None:
+    _device(notebook)
+    notebook.page.locator('[data-pick="host"]').click()
+    notebook.page.wait_for_timeout(700)
+
+
+def _bounds(notebook: Notebook) -> None:
+    _open(notebook)
+    for cell in (2, 3, 4, 5):
+        notebook.run(cell)
+    notebook.page.wait_for_timeout(1500)
+
+
+def _traced(notebook: Notebook) -> None:
+    notebook.run(0, timeout_s=60)
+    notebook.run(1)
+    notebook.run(2, timeout_s=90)
+    notebook.page.wait_for_timeout(700)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is shown: a notebook's cells, what is done with them, and what is taken of it."""
+
+    cells: tuple[str, ...]
+    act: Callable[[Notebook], None]
+    selector: str = ".gmd"
+
+
+def _stage(n_devices: int, n_used: int, *cells: str) -> tuple[str, ...]:
+    return (_STAGE.format(n_devices=n_devices, n_used=n_used), "%memdash", *cells)
+
+
+def _play(kind: str) -> Scene:
+    return Scene((_PLAY.format(n_devices=2, kind=kind), "%memdash", "time.sleep(5)"), _device)
+
+
 _HOST_CELLS = (_LOAD, "%memdash", _MODEL, _TRAIN.format(n_steps=10), _FAIL, _SHOW)
 _GPU_CELLS = (
     "%memdash",
@@ -143,26 +256,37 @@ _GPU_CELLS = (
     "train(model, loader, seconds=6)",
     "train(model, loader, seconds=20)",
 )
-#: What is shown: the notebook's cells, and what is done with them.
-SCENES: dict[str, tuple[tuple[str, ...], Callable[[Notebook], None]]] = {
-    "empty": (_HOST_CELLS, _empty),
-    "busy": (_HOST_CELLS, _busy),
-    "variables": (_HOST_CELLS, _variables),
-    "account": (_HOST_CELLS, _account),
-    "filtered": (_HOST_CELLS, _filtered),
-    "released": (_HOST_CELLS, _released),
-    "restarted": (_HOST_CELLS, _restarted),
-    "one-gpu": ((_GPUS.format(n_devices=1), *_GPU_CELLS), _one_gpu),
-    "tip": ((_GPUS.format(n_devices=1), *_GPU_CELLS), _tip),
-    "two-gpus": ((_GPUS.format(n_devices=2), *_GPU_CELLS), _hover),
-    "eight-gpus": ((_GPUS.format(n_devices=8), *_GPU_CELLS), _gpus),
+SCENES: dict[str, Scene] = {
+    "empty": Scene(_HOST_CELLS, _empty),
+    "busy": Scene(_HOST_CELLS, _busy),
+    "variables": Scene(_HOST_CELLS, _variables),
+    "account": Scene(_HOST_CELLS, _account),
+    "filtered": Scene(_HOST_CELLS, _filtered),
+    "released": Scene(_HOST_CELLS, _released),
+    "restarted": Scene(_HOST_CELLS, _restarted),
+    "one-gpu": Scene((_GPUS.format(n_devices=1), *_GPU_CELLS), _one_gpu),
+    "tip": Scene((_GPUS.format(n_devices=1), *_GPU_CELLS), _tip),
+    "two-gpus": Scene((_GPUS.format(n_devices=2), *_GPU_CELLS), _hover),
+    "eight-gpus": Scene((_GPUS.format(n_devices=8), *_GPU_CELLS), _gpus),
+    "bounds": Scene(_stage(1, 1, _BOUNDS, _FILL.format(n=1), _CROSS, "1 / 0"), _bounds),
+    "bounds-two": Scene(_stage(2, 2, _BOUNDS, _FILL.format(n=2), _CROSS, "1 / 0"), _bounds),
+    "device-empty": Scene(_stage(1, 0), _device_empty),
+    "device": Scene(_stage(1, 1, _FILL.format(n=1)), _device),
+    "device-busy": Scene(_stage(1, 1, _FILL.format(n=1), _LAUNCH), _device_busy),
+    "device-host": Scene(_stage(1, 1, _FILL.format(n=1)), _device_host),
+    "device-untouched": Scene(_stage(2, 1, _FILL.format(n=1)), _device_untouched),
+    "device-eight": Scene(_stage(8, 6, f"{_FILL.format(n=6)}\nstage.lost.add('cuda:6')"), _device),
+    "lost": _play("lost GPU"),
+    "no-permission": _play("no permission"),
+    "mig": _play("MIG"),
+    "host-pids": _play("host PIDs"),
+    "traced": Scene((_LOAD, _MODEL, _TRACED), _traced, ".jp-OutputArea:has(.gmw)"),
 }
 
 
 def take_readme_picture(lab: Lab) -> None:
     """The README's picture: two GPUs in mid-cell."""
-    cells, _ = SCENES["two-gpus"]
-    with lab.open(cells, width=1180, height=1400) as notebook:
+    with lab.open(SCENES["two-gpus"].cells, width=1180, height=1400) as notebook:
         notebook.wait_for_kernel()
         _gpus(notebook)
         README_PICTURE.parent.mkdir(exist_ok=True)
@@ -173,14 +297,14 @@ def take_readme_picture(lab: Lab) -> None:
 def take_pictures(
     lab: Lab, folder: Path, *, scenes: list[str], width: int, theme: str, suffix: str
 ) -> None:
-    """One picture of the dashboard for each scene."""
+    """One picture for each scene."""
     for name in scenes:
-        cells, act = SCENES[name]
-        with lab.open(cells, width=width, height=1400, theme=theme) as notebook:
+        scene = SCENES[name]
+        with lab.open(scene.cells, width=width, height=2600, theme=theme) as notebook:
             notebook.wait_for_kernel()
-            act(notebook)
+            scene.act(notebook)
             path = folder / f"{name}{suffix}.png"
-            notebook.dashboards().first.screenshot(path=path)
+            notebook.page.locator(scene.selector).first.screenshot(path=path)
             print(path, *notebook.problems)
 
 

@@ -77,7 +77,8 @@ class DevicePanel {
     this.drawn = drawn;
     this.map.draw(store.bridges?.maps[this.device] ?? null);
     this.children.draw();
-    setText(this.wait, store.bridges ? "" : store.running
+    const waits = !store.bridges && !store.over && (!store.looking || busy);
+    setText(this.wait, !waits ? "" : store.running
       ? "What each device's memory is made of is computed when the running cell ends." : "Looking at the devices…");
     this.wait.hidden = !this.wait.textContent;
     setText(this.remarks, store.bridges ? store.bridges.notes.join(" ") : "");
@@ -157,7 +158,7 @@ class DevicePanel {
     const used = info?.used ?? bridge?.used ?? (free ? bridge.total - free.bytes : null);
     const text = total ? `${formatBytes(used)} of ${formatBytes(total)} in use` : "";
     if (!info || name === "host") return [text, ""];
-    if (info.note) return [text, "can't be read"];
+    if (info.note && info.used === null) return [text, "can't be read"];
     if (!info.is_touched) return [text, "not used here"];
     return [text, info.busy === null ? "" : `${info.busy}% busy`];
   }

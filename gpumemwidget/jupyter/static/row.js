@@ -55,7 +55,7 @@ class PlotRow {
     const device = this.device;
     const colors = this.view.colors;
     const bounds = this.bounds();
-    const room = several ? 1.3 : 1.12;
+    const room = !several ? 1.12 : heightPx < 60 ? 1.45 : 1.3;
     // Above the lines of a small plot stand its device's name and total.
     let want = Math.max(highest * room, 1024 * 1024);
     for (const { label, bytes } of bounds) {
@@ -111,6 +111,7 @@ class PlotRow {
 
   /** A line with its name for each bound in view; of those that are higher the nearest is named. */
   addBounds(layout, bounds, { scale, factor, yref, top, heightPx, said }) {
+    const { colors } = this.view;
     const above = bounds.filter(({ bytes }) => bytes > scale).pop();
     const places = [];
     for (const bound of bounds) {
@@ -119,7 +120,7 @@ class PlotRow {
       if (fits) {
         layout.shapes.push({
           type: "line", xref: "paper", x0: 0, x1: 1, yref, y0: bytes / factor, y1: bytes / factor,
-          line: { color, width: label === "total" ? 1.2 : 1.5, dash }, layer: "below",
+          line: { color, width: label === "total" ? 1.2 : 1.5, dash }, layer: label === "total" ? "below" : "above",
         });
       } else if (bound !== above) continue;
       const text = fits ? `${label} ${formatBytes(bytes)}` : `↑ ${label} ${formatBytes(bytes)}`;
@@ -133,7 +134,7 @@ class PlotRow {
       layout.annotations.push({
         xref: "paper", x: 1, xanchor: "right", xshift: -right, showarrow: false,
         yref: fits ? yref : "paper", y: fits ? bytes / factor : top, yanchor: fits ? "bottom" : "top",
-        text, font: { size: 10.5, color: ink }, bgcolor: this.view.colors.panel, opacity: 0.9, borderpad: 0,
+        text, font: { size: 10.5, color: ink }, bgcolor: colors.veil, borderpad: 0,
       });
     }
   }

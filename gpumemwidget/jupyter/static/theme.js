@@ -29,6 +29,8 @@ class Theme {
     const style = getComputedStyle(this.root);
     const read = (name) => style.getPropertyValue(`--gmd-${name}`).trim() || "#888";
     this.known = Object.fromEntries(COLORS.map((name) => [name, read(name)]));
+    // Behind words that stand on lines.
+    this.known.veil = style.backgroundColor.replace(/^rgb\((.*)\)$/, "rgba($1, 0.7)");
     this.known.font = style.fontFamily || "sans-serif";
     return this.known;
   }
