@@ -28,7 +28,7 @@ _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 _LOCAL_PATH = re.compile(r"/(?:home|root|tmp|Users|var/folders)/[\w.-]+")
 _CELL_TIMEOUT_S = 300
 #: What notebooks import and read from beside them.
-_BESIDE = ("played.py", "recordings")
+_BESIDE = ("played.py", "story.py", "recordings")
 
 
 def find_notebooks() -> list[Path]:
