@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
-from gpumemwidget.backends.overlay import NestedStats
+from gpumemwidget.backends.overlay import NestedStats, find_extension
 from gpumemwidget.backends.snapshot import parse_segments
 from gpumemwidget.records import DeviceInfo, Segment
 
@@ -30,18 +30,24 @@ _MOST_LOOKS = 2_000
 
 
 def find_kind(torch: Any) -> str | None:
-    """What the accelerator of this build is: ``"xpu"``, ``"mps"``; ``None`` where there is none.
+    """What the accelerator of this build is: ``"xpu"``, ``"mps"``; ``None`` where it has none.
 
-    It is not asked whether the machine has one, which may begin to use it.
+    CUDA is none of these, but an extension may bring a device beside it. It is not asked whether
+    the machine has one: in some releases that starts CUDA or XPU, and what forks after that fails.
     """
-    find = getattr(torch._C, "_accelerator_getAccelerator", None)  # noqa: SLF001 - the public call asks the machine too in some releases
-    if find is not None:
-        device = find()
-        return None if device is None else str(device.type)
-    # Before 2.6.
-    if hasattr(torch._C, "_xpu_init"):  # noqa: SLF001 - the one sign of such a build that initialises nothing
+    bindings = torch._C  # noqa: SLF001 - of these alone it is known that they start nothing
+    extension = find_extension(bindings)
+    if extension is not None:
+        return extension
+    if hasattr(bindings, "_cuda_memoryStats"):
+        return None
+    if hasattr(bindings, "_xpu_init"):
         return "xpu"
-    return "mps" if getattr(torch._C, "_has_mps", False) else None  # noqa: SLF001 - as above
+    if getattr(bindings, "_has_mps", False):
+        return "mps"
+    find = getattr(bindings, "_accelerator_getAccelerator", None)
+    device = None if find is None else find()
+    return None if device is None or device.type in ("cpu", "cuda") else str(device.type)
 
 
 class AcceleratorCounters:

@@ -321,20 +321,36 @@ class Hardware:
             self._arrival.expect()
 
     def _join(self, torch: ModuleType) -> None:
+        # Who joins later stands first. A build for CUDA may have an extension's devices beside it.
+        for make in (AcceleratorBackend, CudaBackend):
+            self._add(make, torch)
+
+    def _add(self, make: Callable[[ModuleType], MemoryBackend], torch: ModuleType) -> None:
         try:
-            backend = self._open_backend(torch)
-        except Exception as exc:  # noqa: BLE001 - this runs within the user's `import torch`
-            with self._lock:
-                self._notes.append(f"GPU memory is not recorded: {type(exc).__name__}: {exc}")
+            backend = make(torch)
+        except BackendError as error:
+            # A build without it: that is no failure of ours.
+            if make is CudaBackend:
+                with self._lock:
+                    self._no_cuda = str(error)
+                    limits, self._limits = self._limits, {}
+                    lost = (f"The limit of {each} is not set: {error}." for each in limits)
+                    self._notes.extend(lost)
             return
-        if backend is None:
+        except Exception as exc:  # noqa: BLE001 - this runs within the user's `import torch`
+            note = f"GPU memory is not recorded: {type(exc).__name__}: {exc}"
+            with self._lock:
+                # The same may be missing for both.
+                self._notes.extend([] if note in self._notes else [note])
             return
         with self._lock:
             is_closed = self._closed
             if not is_closed:
                 self._backends = (backend, *self._backends)
                 n_events, has_sites = self._n_events, self._has_sites
-                limits, self._limits = self._limits, {}
+                limits = {}
+                if make is CudaBackend:
+                    limits, self._limits = self._limits, {}
         if is_closed:
             backend.close()
             return
@@ -347,20 +363,6 @@ class Hardware:
             notes = backend.start_trace(n_events=n_events)
             with self._lock:
                 self._notes.extend(notes)
-
-    def _open_backend(self, torch: ModuleType) -> MemoryBackend | None:
-        """CUDA's, else that of another accelerator; ``None``: the host is all there is."""
-        try:
-            return CudaBackend(torch)
-        except BackendError as error:
-            with self._lock:
-                self._no_cuda = str(error)
-                limits, self._limits = self._limits, {}
-                self._notes.extend(f"The limit of {each} is not set: {error}." for each in limits)
-        try:
-            return AcceleratorBackend(torch)
-        except BackendError:
-            return None  # That is no failure of ours.
 
     def _pass_limits(self, backend: MemoryBackend, limits: dict[str, Wish]) -> None:
         """Give a backend that joins the limits that have waited for it."""

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["NestedStats", "PeakOverlay"]
+__all__ = ["NestedStats", "PeakOverlay", "find_extension"]
 
 #: What ``torch.cuda.memory_stats_as_nested_dict()`` gives: ``{"allocated_bytes": {"all":
 #: {"current": …, "peak": …, "allocated": …, "freed": …}, …}, "num_ooms": …}``.
@@ -33,7 +33,21 @@ _READERS = ("_{kind}_memoryStats", "_accelerator_getDeviceStats")
 _PEAK_RESETS = ("_{kind}_resetPeakMemoryStats", "_accelerator_resetPeakStats")
 _TOTAL_RESETS = ("_{kind}_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats")
 
+#: What PyTorch calls the devices of an extension that has given them no name.
+_NO_EXTENSION = "privateuseone"
+
 _COUNTERS = ("num_alloc_retries", "num_ooms")
+
+
+def find_extension(bindings: Any) -> str | None:
+    """What an extension of PyTorch has called its devices; ``None`` where none has brought any.
+
+    Args:
+        bindings: ``torch._C``.
+    """
+    find = getattr(bindings, "_get_privateuse1_backend_name", None)
+    name = _NO_EXTENSION if find is None else str(find())
+    return None if name == _NO_EXTENSION else name
 
 
 class _Marks:
@@ -101,7 +115,7 @@ class PeakOverlay:
     Args:
         bindings: ``torch._C``, or anything with the same attributes. Bindings that it lacks (they
             came with later releases) are left out.
-        kind: of the devices; they are the accelerator, if there is one.
+        kind: of the devices.
     """
 
     def __init__(self, bindings: Any, *, kind: str = "cuda") -> None:
@@ -135,6 +149,9 @@ class PeakOverlay:
     def _list_bindings(self, names: tuple[str, ...]) -> list[tuple[str, Callable[..., Any]]]:
         """Those that there are, with their names."""
         ours = [name.format(kind=self._kind) for name in names]
+        if find_extension(self._bindings) not in (None, self._kind):
+            # What an extension brings comes before CUDA: the general bindings are its own then.
+            ours = [name for name in ours if not name.startswith("_accelerator_")]
         found = ((name, getattr(self._bindings, name, None)) for name in ours)
         return [(name, each) for name, each in found if each is not None]
 

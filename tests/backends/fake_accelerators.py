@@ -40,11 +40,11 @@ def _guard(allocator: ReplayAllocator, name: str, call: Callable[..., Any]) -> C
     return ask
 
 
-def _make_torch(kind: str, version: str, bindings: SimpleNamespace) -> Any:
+def _make_torch(version: str, bindings: SimpleNamespace) -> Any:
     torch: Any = ModuleType("torch")
     torch.__version__ = version
     vars(torch)["_C"] = bindings
-    bindings._accelerator_getAccelerator = lambda: SimpleNamespace(type=kind)
+    bindings._accelerator_getAccelerator = _Forbidden("_accelerator_getAccelerator")
     torch.accelerator = SimpleNamespace()
     return torch
 
@@ -76,7 +76,7 @@ def make_xpu(allocator: ReplayAllocator, *, version: str = "2.13.0", is_bad_fork
         _xpu_resetPeakMemoryStats=_guard(allocator, "reset", allocator.reset_peak),
         _xpu_resetAccumulatedMemoryStats=_guard(allocator, "reset", allocator.reset_totals),
     )
-    torch = _make_torch("xpu", version, bindings)
+    torch = _make_torch(version, bindings)
     release = tuple(int(part) for part in version.split(".")[:2])
     if release >= (2, 9):
         _add_general(bindings, allocator)
@@ -110,7 +110,7 @@ def make_mps(allocator: ReplayAllocator, *, version: str = "2.13.0"):
             lambda: allocator.stats(0)["allocated_bytes"]["all"]["current"],
         ),
     )
-    torch = _make_torch("mps", version, bindings)
+    torch = _make_torch(version, bindings)
     _add_general(bindings, allocator, ("allocated_bytes", "reserved_bytes"))
     torch.mps = SimpleNamespace(
         _is_in_bad_fork=lambda: False,
@@ -131,14 +131,13 @@ def make_old_mps(allocator: ReplayAllocator, *, version: str = "2.5.0"):
     torch = make_mps(allocator, version=version)
     bindings = torch._C
     for name in list(vars(bindings)):
-        if name.startswith("_accelerator_"):
+        if name.startswith("_accelerator_") and name != "_accelerator_getAccelerator":
             delattr(bindings, name)
     if version >= "2.9":
 
         def refuse() -> bool:
             raise RuntimeError("Allocator for mps is not a DeviceAllocator.")
 
-        bindings._accelerator_getAccelerator = lambda: SimpleNamespace(type="mps")
         bindings._accelerator_isAllocatorInitialized = refuse
         bindings._accelerator_getDeviceStats = _Forbidden("getDeviceStats")
         bindings._accelerator_resetPeakStats = _Forbidden("resetPeakStats")
@@ -163,7 +162,8 @@ class _Device:
 def make_other(allocator: ReplayAllocator, *, version: str = "2.13.0"):
     """An extension's own device, with functions of its own that no overlay of ours covers."""
     bindings = SimpleNamespace()
-    torch = _make_torch("npu", version, bindings)
+    torch = _make_torch(version, bindings)
+    bindings._get_privateuse1_backend_name = lambda: "npu"
     _add_general(bindings, allocator)
     torch.accelerator.device_count = lambda: allocator.n_devices
     torch.accelerator.empty_cache = _guard(allocator, "empty_cache", allocator.empty_cache)

@@ -74,12 +74,25 @@ def test_a_device_that_is_not_used_is_not_brought_into_use(name: str, main: Modu
 def test_builds_without_one_are_refused() -> None:
     """A build for the CPU has none, and where CUDA is the accelerator its own backend reads it."""
     for kind in ("cuda", None):
-        torch = make_xpu(ReplayAllocator())
-        torch._C._accelerator_getAccelerator = lambda kind=kind: (
-            None if kind is None else SimpleNamespace(type=kind)
-        )
+        torch = make_torch(ReplayAllocator())
+        if kind is None:
+            del torch._C._cuda_memoryStats
+        torch._C._accelerator_getAccelerator = lambda: None
         with pytest.raises(BackendError, match="was built without a GPU's support"):
             AcceleratorBackend(torch)
+
+
+def test_what_is_known_otherwise_is_found_too() -> None:
+    """A kind that PyTorch names, in builds in which to ask starts nothing."""
+    torch = make_torch(ReplayAllocator())
+    del torch._C._cuda_memoryStats
+    torch._C._accelerator_getAccelerator = lambda: SimpleNamespace(type="hpu")
+
+    backend = AcceleratorBackend(torch)
+
+    assert backend.kind == "hpu"
+    assert backend.read() == ()
+    backend.close()
 
 
 @pytest.mark.parametrize("version", ["2.6.0", "2.9.0", "2.13.0"])
@@ -367,6 +380,33 @@ def test_whole_devices_are_told_as_far_as_pytorch_asks() -> None:
     assert monitor.read_use("xpu:1") is None
     apple.close()
     monitor.close()
+
+
+def test_an_extensions_device_beside_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are read; the general functions tell of the extension's, whose peaks nothing touches."""
+    gpus, others = ReplayAllocator(), ReplayAllocator()
+    torch, extension = make_torch(gpus), make_other(others)
+    vars(torch._C).update(vars(extension._C))
+    torch.npu, torch.accelerator = extension.npu, extension.accelerator
+    torch.__spec__ = None
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    hardware = Hardware([HostBackend()])
+    general = torch._C._accelerator_getDeviceStats
+    hardware.await_torch()
+    gpus.free(gpus.allocate(60 * MIB))
+    others.free(others.allocate(30 * MIB))
+    hardware.start_span()
+    others.allocate(MIB)
+
+    readings = {reading.device: reading for reading in hardware.end_span()}
+
+    assert list(readings) == ["cuda:0", "npu:0", "host"]
+    assert (readings["cuda:0"].allocated_peak_bytes, readings["cuda:0"].peak_is) == (0, "exact")
+    assert readings["npu:0"].allocated_bytes == MIB
+    assert torch._C._accelerator_getDeviceStats is general
+    assert general(0)["allocated_bytes"]["all"]["peak"] == 30 * MIB
+    assert torch._C._cuda_memoryStats(0)["allocated_bytes"]["all"]["peak"] == 60 * MIB
+    hardware.close()
 
 
 def test_hardware_prefers_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
