@@ -218,9 +218,7 @@ class Feed:
         """A view is about to be shown: sample for it, for on a busy kernel it can't say so yet."""
         self.hear(_EXPECTED, visible=True, variables=False)
 
-    def hear(
-        self, view: str, *, visible: bool, variables: bool, device: str | None = None
-    ) -> None:
+    def hear(self, view: str, *, visible: bool, variables: bool, device: str | None = None) -> None:
         """A view says that it is there, whether it can be seen, and what else it shows.
 
         Args:
