@@ -468,22 +468,27 @@ def test_the_largest_free_block(hardware: Hardware, clean: None) -> None:  # noq
 
 
 def test_pinned_memory_is_the_hosts(hardware: Hardware, clean: None) -> None:  # noqa: F811
-    """What tensors have of it, rounded up; once they are gone it can be given back."""
+    """What the allocator has of it, in powers of two, and what of that tensors have."""
     torch._C._host_emptyCache()
     before = take_state(hardware, "host").pinned
-    base_bytes = 0 if before is None else before.allocated_bytes
 
     pinned = torch.empty(100 * MIB, dtype=torch.uint8, pin_memory=True)
     held = take_state(hardware, "host").pinned
     del pinned
+    cached = take_state(hardware, "host").pinned
     torch._C._host_emptyCache()
     after = take_state(hardware, "host").pinned
 
-    assert held.allocated_bytes - base_bytes == 128 * MIB
-    assert held.reserved_bytes >= held.allocated_bytes
-    assert after is None or after.reserved_bytes == held.reserved_bytes - 128 * MIB
-    bridge = take_bridge(hardware, "host")
-    assert bridge.device == "host"
+    base_bytes = 0 if before is None else before.reserved_bytes
+    assert held.reserved_bytes - base_bytes == 128 * MIB
+    assert cached.reserved_bytes == held.reserved_bytes
+    assert after is None or after.reserved_bytes == base_bytes
+    if held.allocated_bytes is None:
+        # PyTorch counted this wrongly: https://github.com/pytorch/pytorch/pull/182404
+        assert tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13)
+    else:
+        assert held.allocated_bytes - cached.allocated_bytes == 128 * MIB
+    assert take_bridge(hardware, "host").device == "host"
 
 
 def test_nothing_is_changed_by_looking(hardware: Hardware, clean: None) -> None:  # noqa: F811
