@@ -185,21 +185,21 @@ def test_parts_wait_for_the_end_of_a_cell(lab: Lab) -> None:
         page = notebook.page
 
         page.locator("[data-tab=device]").click()
-        page.locator(".gmd-note:visible").wait_for()
+        page.locator(".gmd-wait:visible").wait_for()
 
-        assert "when the running cell ends" in _text(notebook, ".gmd-note:visible")
+        assert "when the running cell ends" in _text(notebook, ".gmd-wait:visible")
         notebook.wait_for_end(3)
         page.wait_for_selector(".gmd-parts tbody tr")
-        assert notebook.page.locator(".gmd-sum[data-state='']:visible").count() == 1
+        assert notebook.page.locator(".gmd-as-of[data-state='']").count() == 1
         # In the next cell they are of before it.
         notebook.start(3)
         notebook.wait_until(
-            lambda: "before the running cell" in _text(notebook, ".gmd-sum:visible"),
+            lambda: "before the running cell" in _text(notebook, ".gmd-as-of"),
             "the parts are said to be old",
         )
         notebook.wait_for_end(3)
         notebook.wait_until(
-            lambda: _text(notebook, ".gmd-sum:visible").startswith("As of"), "they are new"
+            lambda: _text(notebook, ".gmd-as-of").startswith("As of"), "they are new"
         )
 
 

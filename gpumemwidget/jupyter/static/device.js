@@ -13,11 +13,11 @@ class DevicePanel {
     this.table = new BridgeTable();
     this.map = new SegmentMap();
     this.refresh = h("button", { class: "gmd-button gmd-look-again", type: "button", onclick: () => this.ask() }, "Refresh");
-    this.words = h("div", { class: "gmd-sum", role: "status" });
+    this.words = h("div", { class: "gmd-as-of", role: "status" });
     this.list = h("div", { class: "gmd-devices", role: "group", "aria-label": "Devices" });
     this.heading = h("h3", { class: "gmd-heading" });
     this.notes = h("div", { class: "gmd-notes" });
-    this.wait = h("p", { class: "gmd-note" });
+    this.wait = h("p", { class: "gmd-wait" });
     this.remarks = h("p", { class: "gmd-figures gmd-remarks" });
     this.parts = h("section", { class: "gmd-parts-part" }, this.heading, this.notes,
       h("div", { class: "gmd-parts-scroll" }, this.table.element));
