@@ -153,7 +153,7 @@ def take_back_interrupt(is_due: Callable[[], bool]) -> None:
         if time.perf_counter() > deadline_s:
             return
         time.sleep(0.0005)
-    if hold is not None and is_due():
+    if hold is not None:
         hold.noted = False
 
 

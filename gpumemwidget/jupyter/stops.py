@@ -10,6 +10,8 @@ what the signal has met:
 - code of ours, or IPython's around the cell and for its value: it is dropped, and sent again with
   the next sample
 - the hook of the cell's end: it is taken back there
+- nothing: it came just before a blocking call, which Python then begins all the same, so it is sent
+  again
 
 So it meets no next cell and no idle kernel. What a person sends is passed on always. A cell is
 interrupted once: if it catches that and goes on, it is only marked.
@@ -18,6 +20,7 @@ interrupted once: if it catches that and goes on, it is only marked.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import threading
@@ -48,6 +51,12 @@ __all__ = ["CellStops"]
 
 #: Seconds between samples while a cell may be stopped.
 _INTERVAL_S = 0.02
+#: How soon a signal that met nothing is sent again, at first and at last: each makes the system
+#: calls of libraries return early.
+_FIRST_AGAIN_S = 0.02
+_LAST_AGAIN_S = 1.0
+#: Of two signals the second may arrive when the first has been met.
+_ECHO_S = 0.05
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _RUN_CODE = InteractiveShell.run_code.__code__
@@ -88,6 +97,10 @@ class CellStops:
         self._cell: RunningCell | None = None
         #: Why a signal was sent that has not been met yet.
         self._sent: Crossing | None = None
+        #: When the last one was sent, on the monitor's clock, and how long it is waited for.
+        self._sent_s = -math.inf
+        self._again_s = _FIRST_AGAIN_S
+        self._is_sending = False
         self._lock = threading.RLock()
         survive_fork(self)
 
@@ -104,7 +117,7 @@ class CellStops:
         with self._lock:
             self._cell = None
         self._watch.stop(timeout_s=0)
-        if self._sent is not None:
+        if self._sent is not None or self._has_just_sent():
             take_back_interrupt(lambda: self._sent is not None)
             self._sent = None
         change_handler(_take_away)
@@ -126,18 +139,34 @@ class CellStops:
         if handler is None:
             return  # Held back it would only be dropped: the next sample comes soon.
         with self._lock:
-            if self._cell is not cell or self._sent is not None:
-                return
-            self._sent = crossing
-            if not _is_ours(handler):
-                # One that the cell's code has put there. It decides what comes of it.
-                cell.stopped = crossing
-            send_interrupt()
+            if self._cell is cell and cell.stopped is None and self._may_send():
+                self._is_sending = True
+                self._sent = crossing
+                if not _is_ours(handler):
+                    # One that the cell's code has put there. It decides what comes of it.
+                    cell.stopped = crossing
+                send_interrupt()
+                self._sent_s = self._monitor.clock.now()
+                self._is_sending = False
+
+    def _may_send(self) -> bool:
+        """Whether none is on its way; one that has been for long has met nothing."""
+        if self._sent is None:
+            self._again_s = _FIRST_AGAIN_S
+            return True
+        if self._monitor.clock.now() - self._sent_s < self._again_s:
+            return False
+        self._again_s = min(2 * self._again_s, _LAST_AGAIN_S)
+        return True
+
+    def _has_just_sent(self) -> bool:
+        return self._is_sending or self._monitor.clock.now() - self._sent_s < _ECHO_S
 
     def reset_after_fork(self) -> None:
         """A forked child is not stopped, whatever it takes."""
         self._lock = threading.RLock()
         self._cell = self._sent = None
+        self._is_sending = False
 
     # -- On the main thread, when a signal is handled ----------------------------------------------
 
@@ -174,10 +203,11 @@ class CellStops:
         """Whether a signal that has met ``frame`` is passed on."""
         crossing, self._sent = self._sent, None
         if crossing is None:
-            return True  # A person's own.
+            # A person's own, save that one may have been sent again while it was met.
+            return not self._has_just_sent()
         cell = self._cell
         # Without a frame it is one that was held back in a hook of ours.
-        if cell is None or frame is None:
+        if cell is None or cell.stopped is not None or frame is None:
             return False
         runs = _find_what_runs(frame, self._shell.user_global_ns)
         if runs == "cell":

@@ -600,6 +600,51 @@ def test_it_is_not_sent_while_a_hook_of_ours_holds_interrupts_back(cells: Cells)
 
 
 @pytest.mark.usefixtures("by_hand")
+def test_one_that_has_met_nothing_is_sent_again(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at once: it may be on its way."""
+    cells.run("%membudget 100MiB --stop")
+    sent = []
+    real = stops.send_interrupt
+
+    def lose_the_first() -> None:
+        sent.append(True)
+        if len(sent) > 1:
+            real()
+
+    monkeypatch.setattr(stops, "send_interrupt", lose_the_first)
+    cells.shell.user_ns["send"] = lambda: _send_now(cells)
+
+    cells.run(
+        "import time\nb = gpu.allocate(120 << 20)\nsend()\nsend()\nfirst = True\n"
+        "time.sleep(0.03)\nsend()\nmissed = True"
+    )
+
+    assert cells.shell.user_ns["first"]
+    assert len(sent) == 2
+    assert not cells.shell.user_ns["missed"]
+    assert cells.stopped_at[-1] == 120 * MIB
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_a_second_one_that_comes_late_interrupts_no_second_time(cells: Cells) -> None:
+    """Nor the cell after it; what a person sends later is met again."""
+    cells.run("%membudget 100MiB --stop")
+    cells.shell.user_ns.update(send=lambda: _send_now(cells))
+
+    cells.run(
+        "import signal, time\nb = gpu.allocate(120 << 20)\n"
+        "try:\n    send()\nexcept KeyboardInterrupt:\n    signal.raise_signal(signal.SIGINT)\n"
+        "once = True\ntime.sleep(0.06)\nsignal.raise_signal(signal.SIGINT)\nmissed = True"
+    )
+
+    assert cells.shell.user_ns["once"]
+    assert not cells.shell.user_ns["missed"]
+    assert isinstance(cells.result.error_in_exec, KeyboardInterrupt)
+
+
+@pytest.mark.usefixtures("by_hand")
 def test_it_is_dropped_while_the_cells_value_is_shown(cells: Cells) -> None:
     """There an interrupt would leave ipykernel's answer half made, for later cells to trip over."""
     cells.run("%membudget 100MiB --stop")
