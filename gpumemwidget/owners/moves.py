@@ -263,7 +263,9 @@ def _find_obstacle(account: Account, tensor: Any, device: str) -> str | None:
     can_take = getattr(torch, "_has_compatible_shallow_copy_type", None)
     if can_take is not None and not can_take(tensor, torch.empty(0, device=device)):
         kind = torch._C.TensorBase.device.__get__(tensor).type  # noqa: SLF001 - see _place_on
-        return f"PyTorch can't give a tensor on {kind} other memory in place; move it with .{device}()"
+        return (
+            f"PyTorch can't give a tensor on {kind} other memory in place; move it with .{device}()"
+        )
     return None
 
 
