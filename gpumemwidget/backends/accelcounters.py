@@ -149,6 +149,20 @@ class AcceleratorCounters:
             return None
         return int(free_bytes), int(total_bytes)
 
+    def read_limit(self, index: int, total_bytes: int | None) -> int | None:
+        """What the user has let this process reserve of a device in use; XPU alone tells.
+
+        ``None`` where there is no limit, too.
+        """
+        read_share = getattr(self._bindings, f"_{self._kind}_getMemoryFraction", None)
+        if read_share is None or total_bytes is None:
+            return None
+        try:
+            share = read_share(index)
+        except RuntimeError:
+            return None
+        return round(share * total_bytes) if share < 1.0 else None
+
     def read_own_use(self) -> int | None:
         """What this process has of the device in use, other libraries too; MPS alone tells."""
         read = getattr(self._module, "driver_allocated_memory", None)

@@ -7,6 +7,7 @@ elsewhere nothing is reset, and a peak is the highest that was seen.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -256,6 +257,10 @@ class AcceleratorBackend:
         info = self._infos.get(index)
         if info is None:
             info = self._infos[index] = self._counters.describe(index)
+        # The user may set one at any time.
+        limit_bytes = self._counters.read_limit(index, info.total_bytes)
+        if limit_bytes != info.limit_bytes:
+            info = self._infos[index] = dataclasses.replace(info, limit_bytes=limit_bytes)
         return info
 
     def _fail(self, index: int, exc: RuntimeError) -> Reading:

@@ -159,6 +159,24 @@ def test_xpu_tells_its_blocks_where_the_release_does() -> None:
     old.close()
 
 
+def test_a_limit_of_the_users_is_told() -> None:
+    """XPU's share, in bytes; whole devices have none."""
+    allocator = ReplayAllocator(2)
+    torch = make_xpu(allocator)
+    shares = {0: 1.0, 1: 0.5}
+    torch._C._xpu_getMemoryFraction = shares.__getitem__
+    backend = AcceleratorBackend(torch)
+    allocator.allocate(MIB, 0)
+    allocator.allocate(MIB, 1)
+
+    before = [info.limit_bytes for info in backend.list_devices()]
+    shares[1] = 1.0
+    after = [info.limit_bytes for info in backend.list_devices()]
+
+    assert (before, after) == ([None, 24 * GIB], [None, None])
+    backend.close()
+
+
 def test_xpu_in_a_forked_child_is_not_asked() -> None:
     """There the parent's can't be used."""
     allocator = ReplayAllocator()
