@@ -45,7 +45,7 @@ def measure(seconds):
 _TIME_BRIDGES = """
 from gpumemwidget.jupyter.bridgeapi import take_bridges
 from gpumemwidget.jupyter.extension import current_extension
-from gpumemwidget.owners.entries import take_memory_account
+from gpumemwidget.owners.entries import take_block_account
 def time_call(call):
     took_s = []
     for _ in range({n_runs}):
@@ -58,7 +58,8 @@ session = current_extension()
 stopped_at.append(began_s + 8.0)
 print(json.dumps([
     time_call(lambda: take_bridges(session, with_maps=True)),
-    time_call(lambda: take_memory_account(session.shell, session.monitor.hardware)),
+    time_call(
+        lambda: take_block_account(session.shell, session.monitor.hardware, budget_s=10)),
     time_call(session.monitor.hardware.take_device_states),
 ]))
 """

@@ -245,8 +245,8 @@ def _stage(n_devices: int, n_used: int, *cells: str) -> tuple[str, ...]:
     return (_STAGE.format(n_devices=n_devices, n_used=n_used), "%memdash", *cells)
 
 
-def _play(kind: str) -> Scene:
-    return Scene((_PLAY.format(n_devices=2, kind=kind), "%memdash", "time.sleep(5)"), _device)
+def _play(kind: str, act: Callable[[Notebook], None] = _device) -> Scene:
+    return Scene((_PLAY.format(n_devices=2, kind=kind), "%memdash", "time.sleep(5)"), act)
 
 
 _HOST_CELLS = (_LOAD, "%memdash", _MODEL, _TRAIN.format(n_steps=10), _FAIL, _SHOW)
@@ -273,7 +273,7 @@ SCENES: dict[str, Scene] = {
     "device-empty": Scene(_stage(1, 0), _device_empty),
     "device": Scene(_stage(1, 1, _FILL.format(n=1)), _device),
     "device-busy": Scene(_stage(1, 1, _FILL.format(n=1), _LAUNCH), _device_busy),
-    "device-host": Scene(_stage(1, 1, _FILL.format(n=1)), _device_host),
+    "device-host": _play("whole", _device_host),
     "device-untouched": Scene(_stage(2, 1, _FILL.format(n=1)), _device_untouched),
     "device-eight": Scene(_stage(8, 6, f"{_FILL.format(n=6)}\nstage.lost.add('cuda:6')"), _device),
     "lost": _play("lost GPU"),

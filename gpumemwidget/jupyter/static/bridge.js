@@ -41,12 +41,12 @@ class BridgeTable {
 
   draw(bridge) {
     this.total = bridge.total;
-    this.body.replaceChildren(...this.rows(bridge.parts, 0), ...this.extraRows(bridge));
+    this.body.replaceChildren(...this.rows(bridge.parts, 0));
     this.foot.replaceChildren(h("tr", {},
       h("th", { scope: "row" }, bridge.device === "host" ? "All of the machine's memory" : "All of the device"),
       h("td", { class: "gmd-number" }, formatBytes(bridge.total)),
       h("td", { class: "gmd-number" }, "100%"),
-      h("td", { class: "gmd-wide" }, this.words(bridge))));
+      h("td", { class: "gmd-wide" }, this.words(bridge))), ...this.extraRows(bridge));
   }
 
   rows(parts, level) {
@@ -68,12 +68,13 @@ class BridgeTable {
       h("td", { class: "gmd-wide" }, part.tell));
   }
 
-  /** Pinned memory is a part of a part: it stands below the sum of the others. */
+  /** Pinned memory is within the others: it stands below their sum. */
   extraRows({ pinned }) {
     if (!pinned) return [];
-    const peak = pinned.peak ? `, ${formatBytes(pinned.peak)} at its peak` : "";
-    const tell = `Page-locked memory that PyTorch's own allocator has for copies to GPUs, within what stands above: ${formatBytes(pinned.allocated)} are held by tensors${peak}.`;
-    return [this.row({ look: "pinned", label: "of it pinned", bytes: pinned.reserved, tell, parts: [] }, 0)];
+    const peak = pinned.peak ? `, ${formatBytes(pinned.peak)} at the peak` : "";
+    const held = pinned.allocated === null ? "" : ` Tensors hold ${formatBytes(pinned.allocated)}${peak}.`;
+    const tell = `Page-locked memory that PyTorch's own allocator has for copies to GPUs, counted in the parts above.${held}`;
+    return [this.row({ look: "pinned", label: "of this pinned", bytes: pinned.reserved, tell, parts: [] }, 0)];
   }
 
   words(bridge) {

@@ -57,7 +57,9 @@ class SegmentMap {
   drawBlocks(width) {
     const { segments } = this.map;
     const drawn = segments.reduce((sum, segment) => sum + segment.bytes, 0);
-    const lines = Math.min(8, 2 + Math.ceil(segments.length / 6));
+    const n = segments.reduce((sum, segment) => sum + segment.blocks.length, 0);
+    // As many lines as it takes to tell the blocks apart, but for very many.
+    const lines = Math.min(8, 1 + Math.floor(Math.max(segments.length / 5, n / 40)));
     const room = Math.max(width, lines * width - segments.length * (SEGMENT_GAP_PX + 2));
     const scale = room / drawn;
     const pieces = [];
