@@ -9,6 +9,7 @@ from gpumemwidget.records import DeviceInfo, DeviceUse, MemoryKind, Reading, Seg
 
 __all__ = [
     "EVERY_GPU",
+    "MOST_CHILDREN",
     "Bridge",
     "BridgePart",
     "Budget",
@@ -25,6 +26,9 @@ __all__ = [
 
 #: Stands for a device where something holds for each GPU.
 EVERY_GPU = "every GPU"
+
+#: Of more children those with most host memory are told.
+MOST_CHILDREN = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,9 @@ class ChildProcess:
 class PinnedUse:
     """Pinned host memory, as PyTorch's own allocator for it counts it."""
 
-    #: Held by tensors, or still used by a copy that runs; as blocks, which are rounded up.
-    allocated_bytes: int
+    #: Held by tensors, or still used by a copy that runs; as blocks, which are rounded up. ``None``
+    #: where PyTorch does not count what is freed (before 2.13).
+    allocated_bytes: int | None
     #: What the allocator has from the system, its cache included.
     reserved_bytes: int
     #: Since the user's last reset of these.
@@ -86,6 +91,8 @@ class DeviceState:
     pinned: PinnedUse | None = None
     #: Whether the counters stood still while the rest was read: else the parts may not fit.
     is_at_one_moment: bool = True
+    #: Whether a child would be known among the processes: else any of the others may be one.
+    are_children_told: bool = True
     #: Sentences on what could not be read, and why.
     notes: tuple[str, ...] = ()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from gpumemwidget.backends.cudalimits import CudaLimits, Wish
+from gpumemwidget.backends.cudalimits import CudaLimits, Wish, read_release
 from gpumemwidget.backends.overlay import NestedStats, PeakOverlay
 from gpumemwidget.backends.snapshot import SnapshotReader
 from gpumemwidget.backends.tracer import CudaTracer
@@ -24,6 +24,9 @@ from gpumemwidget.records import DeviceInfo, Reading, Segment
 from gpumemwidget.traces import AllocatorTrace
 
 __all__ = ["CudaBackend"]
+
+#: The first release whose count of pinned memory in use falls when it is freed.
+_COUNTS_FREED_PINS = (2, 13)
 
 
 class CudaBackend:
@@ -148,7 +151,9 @@ class CudaBackend:
     def read_pinned(self) -> PinnedUse | None:
         """What PyTorch's allocator of pinned host memory counts: 10 µs.
 
-        ``None`` before its first use, and where this release does not tell (before 2.7).
+        ``None`` before its first use, and where this release does not tell (before 2.7). What
+        tensors hold of it is told from 2.13 on: before, that counter seldom fell when they went
+        (https://github.com/pytorch/pytorch/pull/171662).
         """
         read_stats = getattr(self._torch._C, "_cuda_hostMemoryStats", None)  # noqa: SLF001 - the public call flattens
         if read_stats is None or not self._torch.cuda.is_initialized():
@@ -163,6 +168,8 @@ class CudaBackend:
         taken = stats.get("reserved_bytes" if is_old else "allocated_bytes")
         if held is None or taken is None or not any(taken.values()):
             return None
+        if read_release(self._torch) < _COUNTS_FREED_PINS:
+            return PinnedUse(None, taken["current"], None, taken["peak"])
         return PinnedUse(held["current"], taken["current"], held["peak"], taken["peak"])
 
     def set_limit(

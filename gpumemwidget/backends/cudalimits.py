@@ -23,7 +23,7 @@ from typing import Any
 from gpumemwidget.errors import BackendError
 from gpumemwidget.units import format_bytes
 
-__all__ = ["CudaLimits", "Wish", "find_share"]
+__all__ = ["CudaLimits", "Wish", "find_share", "read_release"]
 
 #: From this release on no device is touched by setting or reading its limit.
 _TOUCHES_NOTHING = (2, 11)
@@ -54,7 +54,7 @@ class CudaLimits:
         self._waiting: dict[int, Wish] = {}
         #: What we have set.
         self._set: dict[int, int] = {}
-        self._is_new = _parse_version(torch) >= _TOUCHES_NOTHING
+        self._is_new = read_release(torch) >= _TOUCHES_NOTHING
         # One object for each asking would not be found again.
         self._queued = self._apply_at_start
 
@@ -238,6 +238,7 @@ def find_share(limit_bytes: int, total_bytes: int) -> float:
     return min(share, 1.0)
 
 
-def _parse_version(torch: ModuleType) -> tuple[int, int]:
+def read_release(torch: ModuleType) -> tuple[int, int]:
+    """Which release of PyTorch it is: ``(2, 13)``."""
     version = re.match(r"(\d+)\.(\d+)", str(torch.__version__))
     return (0, 0) if version is None else (int(version[1]), int(version[2]))
