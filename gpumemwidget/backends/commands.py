@@ -55,7 +55,8 @@ def name_process(
     if not any(words):
         # A thread of the system's kernel, or a process of which no more is to be seen.
         return _shorten(_clean(thread_name)) or None
-    program, rest = words[0], words[1:]
+    # Whoever starts a program may leave its name out.
+    program, rest = words[0] if words[0].strip() else _clean(thread_name), words[1:]
     if not rest and " " in program.strip():
         # A title that the program has given itself.
         return _shorten(_leave_out_secrets(program.split()))
@@ -73,7 +74,7 @@ def _name_python(words: Sequence[str], *, with_arguments: bool) -> str | None:
             if code.startswith(beginning):
                 return name
         # A person knows it by what they typed; others get no more than that it is code.
-        started = ["-c", code] if with_arguments else ["-c"]
+        started = ["-c", _leave_out_secrets(code.split())] if with_arguments else ["-c"]
     if started and started[0][:1].isalpha() and "." not in started[0]:
         # Installed as a command, which is a script of Python's: ``torchrun``, ``jupyter-lab``.
         return _join(started, arguments if with_arguments else [])

@@ -9,19 +9,18 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 from gpumemwidget.backends.base import Relation
 from gpumemwidget.backends.commands import name_process
 from gpumemwidget.backends.procfiles import ProcessFacts, ProcessReader, find_reader
-from gpumemwidget.devices import ChildProcess
+from gpumemwidget.devices import MOST_CHILDREN, ChildProcess
 
 __all__ = ["ProcessTree"]
 
-#: Of more children the first are told, and of more that have ended the last remembered.
-_MOST_CHILDREN = 256
+#: Of more children that have ended the last are remembered.
 _MOST_ENDED = 1024
 #: How long a process that is nobody of ours is not looked at again (its number may be another's by
 #: then), and at how many of them a look looks again.
@@ -74,19 +73,23 @@ class ProcessTree:
         return self._reader.are_numbers_the_machines()
 
     def list_children(self) -> tuple[ChildProcess, ...]:
-        """The running processes below this one, 256 at most."""
+        """The running processes below this one; of more than 256 those with most host memory."""
         with self._enter():
             self._look()
             running = sorted(pid for pid, facts in self._below.items() if not facts.is_zombie)
-            return tuple(
+            found = [
                 ChildProcess(
                     pid=pid,
                     parent_pid=self._below[pid].parent_pid,
                     name=self._names[pid] or f"process {pid}",
                     resident_bytes=self._reader.read_resident_bytes(pid),
                 )
-                for pid in running[:_MOST_CHILDREN]
-            )
+                for pid in running
+            ]
+        if len(found) > MOST_CHILDREN:
+            found = sorted(found, key=lambda each: -(each.resident_bytes or 0))[:MOST_CHILDREN]
+            found.sort(key=lambda each: each.pid)
+        return tuple(found)
 
     def describe(
         self, pids: Collection[int], *, are_ours: bool | None
@@ -109,13 +112,13 @@ class ProcessTree:
 
     def _describe(self, pid: int) -> tuple[Relation, str | None]:
         if pid == self._pid:
-            return "own", self._name(pid, self._reader.read(pid), with_arguments=False)
+            return "own", self._name(pid, self._reader.read(pid), {}, with_arguments=False)
         if pid in self._below:
             return "child", self._names[pid]
         facts = self._reader.read(pid)
         if facts is None and pid in self._ended:
             return "child", self._ended[pid]
-        return "other", None if facts is None else self._name(pid, facts, with_arguments=False)
+        return "other", None if facts is None else self._name(pid, facts, {}, with_arguments=False)
 
     def _enter(self) -> threading.Lock:
         """The lock; in a forked child a new one, for a thread of the parent may have held it."""
@@ -182,18 +185,32 @@ class ProcessTree:
 
     def _name_all(self) -> None:
         # Each time: what has just been forked may become another program under the same number.
+        commands: dict[int, Sequence[str]] = {}
         for pid in sorted(self._below):
-            self._names[pid] = self._name(pid, self._below[pid], with_arguments=True)
+            self._names[pid] = self._name(pid, self._below[pid], commands, with_arguments=True)
 
-    def _name(self, pid: int, facts: ProcessFacts | None, *, with_arguments: bool) -> str | None:
+    def _name(
+        self,
+        pid: int,
+        facts: ProcessFacts | None,
+        commands: dict[int, Sequence[str]],
+        *,
+        with_arguments: bool,
+    ) -> str | None:
+        """Its name now; ``commands`` has those that were read a moment ago, by number."""
         if facts is None or (facts.is_zombie and pid in self._names):
             return self._names.get(pid)
-        command = self._reader.read_command(pid)
+        command = self._read_command(pid, commands)
         forked_from = None
         if pid in self._below and command:
-            above = self._reader.read_command(facts.parent_pid)
+            above = self._read_command(facts.parent_pid, commands)
             if list(above) == list(command):
                 forked_from = name_process(command)
         return name_process(
             command, facts.thread_name, with_arguments=with_arguments, forked_from=forked_from
         )
+
+    def _read_command(self, pid: int, commands: dict[int, Sequence[str]]) -> Sequence[str]:
+        if pid not in commands:
+            commands[pid] = self._reader.read_command(pid)
+        return commands[pid]

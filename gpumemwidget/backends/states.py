@@ -100,6 +100,7 @@ def take_states(
     are_ours = _are_numbers_ours(sure, uses, processes)
     pids = {pid for _, listed, _ in uses.values() for pid, _ in listed or ()}
     known = processes.describe(pids, are_ours=are_ours) if pids else {}
+    are_told = are_ours or not pids or _are_children_told(known, processes)
     states = []
     for device, info in infos.items():
         use, listed, stood = uses.get(device, (None, None, True))
@@ -124,6 +125,7 @@ def take_states(
                 segments=blocks.get(device, ()),
                 pinned=pinned if device == HOST else None,
                 is_at_one_moment=stood and (device == HOST or device in fitting),
+                are_children_told=are_told,
                 notes=notes,
             )
         )
@@ -271,6 +273,17 @@ def _are_numbers_ours(
         if own is not None:
             found = True
     return found
+
+
+def _are_children_told(
+    known: Mapping[int, tuple[Relation, str | None]], processes: ProcessSource
+) -> bool:
+    """Whether children would be known by numbers that may be another's: one of ours is, or none is.
+
+    A number that is known to be this process's or a child's shows whose the others are.
+    """
+    is_known = any(relation != "other" for relation, _ in known.values())
+    return is_known or not processes.list_children()
 
 
 def _sort(

@@ -71,6 +71,7 @@ class DeviceBridges:
         Raises:
             BadInputError: there is none of that name.
         """
+        _check(device)
         found = [each for each in self.records if device in (None, each.device)]
         if not found:
             raise BadInputError(_refuse(device, [each.device for each in self.records]))
@@ -94,6 +95,7 @@ class DeviceBridges:
         """
         from gpumemwidget.report.figures import figure_segments  # noqa: PLC0415 - brings plotly
 
+        _check(device)
         found = [each for name, each in self.maps.items() if device in (None, name)]
         if not found:
             if device is not None:
@@ -210,10 +212,19 @@ def _put_together(
 
 
 def _choose(states: Sequence[DeviceState], device: str | None) -> Sequence[DeviceState]:
+    _check(device)
     chosen = [state for state in states if device in (None, state.info.device)]
     if device is not None and not chosen:
         raise BadInputError(_refuse(device, [state.info.device for state in states]))
     return chosen
+
+
+def _check(device: object) -> None:
+    """Refuse what is no name, as a number or a ``torch.device``, before it is compared."""
+    if device is not None and not issubclass(type(device), str):
+        raise BadInputError(
+            f"device is a name such as 'cuda:0' or 'host', and not of type {type(device).__name__}"
+        )
 
 
 def _refuse(device: str | None, known: Sequence[str]) -> str:

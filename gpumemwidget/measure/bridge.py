@@ -53,7 +53,9 @@ def build_bridge(
     on_host = info.device == HOST
     if not has_driver and not on_host:
         notes.append(
-            f"{info.device}: there are no figures of the driver's, so the total is PyTorch's, "
+            f"{info.device}: the driver does not tell what is in use there."
+            if state.reading is None
+            else f"{info.device}: there are no figures of the driver's, so the total is PyTorch's, "
             "which leaves out what the driver keeps to itself."
         )
     unallocated = None if on_host else match_segments(state, notes)
@@ -91,8 +93,9 @@ def _fit(
     device, use = state.info.device, state.use
     free = check_bytes(None if use is None or not has_driver else use.free_bytes)
     ends = [make_slot("free", free)]
-    if has_driver and device != HOST:
-        driver = check_bytes(None if use is None else use.driver_bytes)
+    # PyTorch's total leaves the driver's part out; what is not in use has the driver's.
+    if device != HOST and (has_driver or state.reading is None):
+        driver = check_bytes(use.driver_bytes if use is not None and has_driver else None)
         ends.insert(0, make_slot("driver", driver))
         if driver is None and free is not None:
             notes.append(

@@ -62,11 +62,14 @@ def list_processes(state: DeviceState, counted: Sequence[Slot], notes: list[str]
             f"{'has' if len(silent) == 1 else 'have'}."
         )
     others = _add_up("others", [each for each in processes if each.relation == "other"])
+    strangers = [children, others]
+    if not state.are_children_told:
+        strangers = [_join(*strangers)]
     mine = [*counted, Slot(("outside",))]
     if own_bytes is not None:
         keys = tuple(key for slot in mine for key in slot.keys)
         mine = [Slot(keys, solve(own_bytes, mine))]
-    return [*mine, children, others, Slot(("unlisted",))]
+    return [*mine, *strangers, Slot(("unlisted",))]
 
 
 def _sum_processes(processes: Iterable[ProcessUse]) -> int | None:
@@ -88,6 +91,17 @@ def _add_up(key: PartKey, processes: Sequence[ProcessUse]) -> Slot:
     return Slot((key,), (BridgePart(key, n_bytes, parts=tuple(parts)),))
 
 
+def _join(children: Slot, others: Slot) -> Slot:
+    """Both as one part that is made of all of them, as any of the others may be a child."""
+    keys = (*children.keys, *others.keys)
+    if children.parts is None or others.parts is None:
+        return Slot(keys)
+    each = [part for slot in (children, others) for made in slot.parts or () for part in made.parts]
+    each.sort(key=lambda part: -part.n_bytes)
+    n_bytes = sum(part.n_bytes for part in each)
+    return Slot(keys, (BridgePart("rest", n_bytes, merged=keys, parts=tuple(each)),))
+
+
 def _describe_strangers(device: str, processes: Sequence[ProcessUse]) -> str:
     if not processes:
         return (
@@ -95,8 +109,8 @@ def _describe_strangers(device: str, processes: Sequence[ProcessUse]) -> str:
             "without permission, so they are not told apart."
         )
     return (
-        f"{device}: the driver lists {_name_processes(processes)}, and this process not by its own "
-        "number."
+        f"{device}: the driver lists {_name_processes(processes)}; one of these may be this "
+        "process, by another number."
     )
 
 

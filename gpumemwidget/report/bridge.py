@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpumemwidget.devices import Bridge, BridgePart, ChildProcess, SegmentMap
+from gpumemwidget.devices import MOST_CHILDREN, Bridge, BridgePart, ChildProcess, SegmentMap
 from gpumemwidget.records import HOST
 from gpumemwidget.report.bridgebar import plot_bridge
 from gpumemwidget.report.bridgetheme import name_class
-from gpumemwidget.report.bridgewords import HIDDEN, find_look, name_part, tell_part, tell_pinned
+from gpumemwidget.report.bridgewords import HIDDEN, find_look, list_pinned, name_part, tell_part
 from gpumemwidget.report.document import (
     Block,
     Bridges,
@@ -41,10 +41,11 @@ _COLUMNS = (
     Column("share"),
     Column("what it is, and what can be done", "words", last="wrap"),
 )
+_ON_DEVICES = "on devices"
 _CHILD_COLUMNS = (
     Column("pid"),
     Column("resident"),
-    Column("on devices", "words"),
+    Column(_ON_DEVICES, "words"),
     Column("process", "words", last="wrap"),
 )
 
@@ -71,7 +72,7 @@ def report_bridge(
             blocks.append(_fold_map(found))
     if not bridges:
         blocks.append(Note("There is no device of which the total is known."))
-    blocks.extend(_list_children(children))
+    blocks.extend(_list_children(children, bridges))
     told = {note for bridge in bridges for note in bridge.notes}
     blocks.extend(Note(note, tone="warn") for note in notes if note not in told)
     document = Document(tuple(blocks))
@@ -121,27 +122,9 @@ def _list_groups(bridge: Bridge) -> Iterator[tuple[tuple[Cell, ...], ...]]:
     if rows:
         yield tuple(rows)
     if bridge.pinned is not None:
-        pinned = bridge.pinned
-        cached = pinned.reserved_bytes - pinned.allocated_bytes
-        words = tell_pinned(pinned)
-        yield (
-            (
-                Cell("pinned, in use", tone="strong"),
-                bytes_cell(pinned.allocated_bytes),
-                Cell(""),
-                Cell(words[0]),
-            ),
-            *(
-                (
-                    (
-                        Cell("pinned, cached", tone="strong"),
-                        bytes_cell(cached),
-                        Cell(""),
-                        Cell(words[1]),
-                    ),
-                )
-                * bool(cached)
-            ),
+        yield tuple(
+            (Cell(name, tone="strong"), bytes_cell(n_bytes), Cell(""), Cell(sentence))
+            for name, n_bytes, sentence in list_pinned(bridge.pinned)
         )
 
 
@@ -180,42 +163,54 @@ def _fold_map(found: SegmentMap) -> Fold:
         Run(f"{format_bytes(found.reserved_bytes)} in {number} segment{'s' * (number != 1)}"),
         Run(f"largest free block {format_bytes(found.largest_free_block_bytes)}"),
     ]
-    words = (
-        f"A row is {format_bytes(chart.row_bytes)}; a line stands where a segment begins, the "
-        "largest first. Point at a block for its size, owner and line."
-    )
-    if chart.least_bytes:
-        words += (
-            f" What is smaller than {format_bytes(chart.least_bytes)} is drawn together: below "
-            "what is in use, above what is free."
-        )
-    return Fold(tuple(runs), (SegmentCharts(chart), Note(words)))
+    return Fold(tuple(runs), (SegmentCharts(chart),))
 
 
-def _list_children(children: Sequence[ChildProcess]) -> Iterator[Block]:
+def _list_children(children: Sequence[ChildProcess], bridges: Sequence[Bridge]) -> Iterator[Block]:
     if not children:
         return
-    ordered = sorted(children, key=lambda each: (-(each.resident_bytes or 0), each.pid))
-    rows = tuple((_list_child_cells(child),) for child in ordered[:_MOST_CHILDREN])
+    gpus = [bridge for bridge in bridges if bridge.device != HOST]
+    has_devices = bool(gpus) or any(child.devices for child in children)
+    # Where a child could not be told from others, nobody knows on which devices each is.
+    nowhere = UNKNOWN if any(_may_hide_children(bridge) for bridge in gpus) else "none"
+    ordered = sorted(children, key=_weigh_child)
     yield Table(
         caption="This notebook's children",
-        columns=_CHILD_COLUMNS,
-        groups=(tuple(row for (row,) in rows),),
+        columns=tuple(each for each in _CHILD_COLUMNS if has_devices or each.title != _ON_DEVICES),
+        groups=(
+            tuple(
+                _list_child_cells(child, nowhere if has_devices else None)
+                for child in ordered[:_MOST_CHILDREN]
+            ),
+        ),
         last_is_shared=False,
         caption_is_seen=True,
     )
-    if len(ordered) > _MOST_CHILDREN:
-        yield Note(f"{len(ordered) - _MOST_CHILDREN} more have less.")
+    n_more = len(ordered) - _MOST_CHILDREN
+    if n_more > 0:
+        least = "At least " if len(ordered) >= MOST_CHILDREN else ""
+        yield Note(f"{least}{n_more} more are not shown.")
 
 
-def _list_child_cells(child: ChildProcess) -> tuple[Cell, ...]:
+def _weigh_child(child: ChildProcess) -> tuple[int, int, int]:
+    """Those that take most of devices first, then of the host."""
+    on_devices = sum(n_bytes or 0 for _, n_bytes in child.devices)
+    return -on_devices, -(child.resident_bytes or 0), child.pid
+
+
+def _may_hide_children(bridge: Bridge) -> bool:
+    return any("children" in part.merged for part in bridge.parts)
+
+
+def _list_child_cells(child: ChildProcess, nowhere: str | None) -> tuple[Cell, ...]:
     devices = ", ".join(
         f"{device} {UNKNOWN if n_bytes is None else format_bytes(n_bytes)}"
         for device, n_bytes in child.devices
     )
+    shown = Cell(devices or nowhere or "", tone="plain" if devices else "muted")
     return (
         Cell(str(child.pid)),
         bytes_cell(child.resident_bytes),
-        Cell(devices or "none", tone="plain" if devices else "muted"),
+        *((shown,) if nowhere is not None else ()),
         Cell(child.name),
     )

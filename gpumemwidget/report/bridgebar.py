@@ -148,8 +148,8 @@ def _list_rulers(bridge: Bridge, own: int | None) -> Iterator[Ruler]:
         if n_bytes is not None and n_bytes <= bridge.total_bytes:
             yield Ruler(label, n_bytes, teller)
     for label, n_bytes, teller, look in (
-        ("limit", bridge.limit_bytes, "the line: what this process may reserve", "gmw-li"),
-        ("budget", bridge.budget_bytes, "the dashed line: what a cell may allocate", "gmw-bu"),
+        ("limit", bridge.limit_bytes, "%memlimit: what this process may reserve", "gmw-li"),
+        ("budget", bridge.budget_bytes, "%membudget: what a cell may allocate", "gmw-bu"),
     ):
         if n_bytes is not None:
             yield Ruler(label, n_bytes, teller, look)

@@ -100,7 +100,8 @@ $root .gmw-st .gmw-f { width: 100% }
 SEGMENTS_CSS = squeeze(
     """
 $root .gmw-sm { margin: 4px 0 8px; max-width: 988px }
-.gmw-sm > svg { background: none; display: block; max-width: none; width: 100% }
+$root .gmw-sm figure { margin: 0 }
+.gmw-sm svg { background: none; display: block; max-width: none; width: 100% }
 .gmw-sm path { fill-opacity: .55 }
 .gmw-sm i { opacity: .62 }
 """
@@ -111,6 +112,7 @@ $root .gmw-sm { margin: 4px 0 8px; max-width: 988px }
   vector-effect: non-scaling-stroke }
 $root .gmw-sm ul { display: flex; flex-wrap: wrap; font-size: 12px; gap: 2px 14px;
   list-style: none; margin: 6px 0 0; padding: 0 }
+$root .gmw-sm figcaption, $root .gmw-sm p { font-size: 12px; margin: 4px 0 0; opacity: .75 }
 $root .gmw-sm i { border-radius: 2px; display: inline-block; height: 10px; margin-right: 5px;
   width: 10px }
 """

@@ -14,12 +14,12 @@ __all__ = [
     "CACHED",
     "HIDDEN",
     "find_look",
+    "list_pinned",
     "name_key",
     "name_library",
     "name_part",
     "name_process",
     "tell_part",
-    "tell_pinned",
 ]
 
 _NAMES: dict[PartKey, str] = {
@@ -58,7 +58,7 @@ _GROUPS: tuple[tuple[frozenset[PartKey], str], ...] = (
         "this process",
     ),
     (frozenset({"allocated", "cached"}), "this process"),
-    (frozenset({"children", "others"}), "other processes and the system"),
+    (frozenset({"children", "others"}), "other processes"),
 )
 
 #: Within a sentence.
@@ -122,8 +122,8 @@ _SENTENCES: dict[PartKey, str] = {
     "ranks of a launcher: it goes when they end.",
     "others": "Other programs on this device: it is free when they end, and a forgotten kernel of "
     "your own can be shut down.",
-    "unlisted": "In use, but of no process that the driver lists here: what serving them takes, or "
-    "processes that it does not show, such as another container's.",
+    "unlisted": "In use, but of no process that the driver lists here: what it needs itself to "
+    "serve them, or processes that it does not show, such as another container's.",
     "driver": "For the driver and the firmware: the total that PyTorch tells leaves it out, and "
     "nobody can have it.",
     "free": "Nobody has it: this process or any other can take it.",
@@ -139,6 +139,16 @@ _HOST_SENTENCES: dict[PartKey, str] = {
 _HOST_REST = (
     "The rest of what is in use, this notebook's children included: pages that they share with it "
     "are resident in both, so they have a table of their own."
+)
+#: On a GPU of which the driver numbers processes otherwise.
+_STRANGERS = (
+    "Other programs on this device, and perhaps processes that this notebook has started: the "
+    "driver's numbers are not those that they have here."
+)
+#: Of PyTorch's cache where the allocator does not tell more.
+_CACHE = (
+    "Kept for the next tensors: torch.cuda.empty_cache() gives back what of it can be given, and "
+    "how much that is, is not known here."
 )
 #: Of a process whose name can't be read.
 HIDDEN = "not visible from here"
@@ -157,6 +167,8 @@ def name_part(part: BridgePart, device: str = "") -> str:
         return "other tensors" if part.kind == "tensor" else count_kind(part.kind)
     if part.key == "rest":
         merged = frozenset(part.merged)
+        if device == HOST and merged == {"children", "others"}:
+            return _HOST_NAMES["others"]
         return next((name for group, name in _GROUPS if group == merged), "not told apart")
     return name_key(part.key, device)
 
@@ -177,7 +189,7 @@ def tell_part(part: BridgePart, bridge: Bridge) -> str:
     if part.key == "fragmented":
         return _tell_fragmented(bridge)
     if part.key == "rest":
-        return _tell_rest(part, bridge.device)
+        return _tell_rest(part, bridge.device).replace("torch.cuda", name_library(bridge.device))
     if part.key == "free" and bridge.limit_bytes is not None and not on_host:
         left = max(bridge.limit_bytes - (bridge.reserved_bytes or 0), 0)
         if left < part.n_bytes:
@@ -191,15 +203,23 @@ def tell_part(part: BridgePart, bridge: Bridge) -> str:
     return sentence.replace("torch.cuda", name_library(bridge.device))
 
 
-def tell_pinned(pinned: PinnedUse) -> tuple[str, str]:
-    """What pinned memory is, in use and cached."""
-    peak = pinned.allocated_peak_bytes
+def list_pinned(pinned: PinnedUse) -> list[tuple[str, int, str]]:
+    """The rows of pinned memory: what it is called, its bytes, and the sentence on it."""
+    held, taken = pinned.allocated_bytes, pinned.reserved_bytes
+    peak = pinned.reserved_peak_bytes if held is None else pinned.allocated_peak_bytes
     highest = "" if peak is None else f" The peak was {_format(peak)}."
-    return (
+    what = (
         "Beside malloc's: pages that stay in place for fast copies to a GPU, each request rounded "
-        f"up to a power of two. %memvars shows which tensors are pinned.{highest}",
-        "Pinned and kept for the next such tensors; the system gets it back when the process ends.",
+        "up to a power of two. %memvars shows which tensors are pinned."
     )
+    if held is None:
+        unknown = " How much of it is in use, this release of PyTorch does not count."
+        return [("pinned", taken, f"{what}{unknown}{highest}")]
+    rows = [("pinned, in use", held, f"{what}{highest}")]
+    if taken > held:
+        kept = "Pinned and kept for the next such tensors; the system gets it back when the process"
+        rows.append(("pinned, cached", taken - held, f"{kept} ends."))
+    return rows
 
 
 def name_library(device: str) -> str:
@@ -214,6 +234,8 @@ def _tell_fragmented(bridge: Bridge) -> str:
     start = f"Gaps beside blocks in use{piece}: PyTorch reuses them for what fits in"
     if bridge.has_expandable:
         return f"{start}, and gives them back once they are whole pages."
+    if name_library(bridge.device) != "torch.cuda":
+        return f"{start}."
     return (
         f"{start}; with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True from the start there are "
         "fewer."
@@ -221,10 +243,13 @@ def _tell_fragmented(bridge: Bridge) -> str:
 
 
 def _tell_rest(part: BridgePart, device: str) -> str:
-    if device == HOST and part.merged == ("children", "others"):
+    keys, cached = part.merged, _GROUPS[0][0]
+    if device == HOST and keys == ("children", "others"):
         return _HOST_REST
-    cached = _GROUPS[0][0]
-    keys = part.merged
+    if keys == ("children", "others"):
+        return _STRANGERS
+    if cached == set(keys):
+        return _CACHE
     words = [
         _CACHED_WORDS if cached < set(keys) and key in cached else _find_words(key, device)
         for key in keys

@@ -210,7 +210,7 @@ class Bridges:
 
 @dataclass(frozen=True, slots=True)
 class SegmentCharts:
-    """Where the blocks lie in their segments, which only HTML can show."""
+    """Where the blocks lie in their segments: a picture, in text a line of letters a row."""
 
     chart: SegmentChart
 

@@ -25,6 +25,7 @@ __all__ = [
     "name_look",
     "plot_segments",
     "render_segments",
+    "tell_rows",
 ]
 
 #: The ``viewBox``, stretched to the room that there is.
@@ -254,7 +255,7 @@ def _make_piece(group: Sequence[_Atom]) -> MapPiece:
 
 
 def render_segments(chart: SegmentChart) -> str:
-    """One ``<figure>``: the rows, and below them what the colours are."""
+    """One ``<div>``: the rows with how to read them, and below what the colours are."""
     height = _HEIGHT / chart.n_rows
     drawn = "".join(_render_piece(piece, chart, height) for piece in chart.pieces)
     lines = "".join(
@@ -269,11 +270,31 @@ def render_segments(chart: SegmentChart) -> str:
         for look, n_bytes in chart.looks
     )
     return (
-        f'<figure class="gmw-sm"><svg role="img" aria-label="{label}" '
+        f'<div class="gmw-sm"><figure><svg role="img" aria-label="{label}" '
         f'viewBox="0 0 {ROW_WIDTH} {_HEIGHT}" height="{chart.n_rows * _ROW_HEIGHT}" '
         f'preserveAspectRatio="none">{drawn}<path class="gmw-se" d="{lines}"/></svg>'
-        f"<ul>{keys}</ul></figure>"
+        f"<figcaption>{escape_html(_explain(chart))}</figcaption></figure>"
+        f"<ul>{keys}</ul><p>{escape_html(tell_rows(chart))}</p></div>"
     )
+
+
+def tell_rows(chart: SegmentChart) -> str:
+    """What a row of the map is, in HTML and in text."""
+    return f"A row of the map is {format_bytes(chart.row_bytes)}, the largest segment first."
+
+
+def _explain(chart: SegmentChart) -> str:
+    """What is seen of it in HTML alone."""
+    words = (
+        "A line in the map stands where a segment begins. Point at a block for its size, owner and "
+        "line."
+    )
+    if chart.least_bytes:
+        words += (
+            f" What is smaller than {format_bytes(chart.least_bytes)} is drawn together: below "
+            "what is in use, above what is free."
+        )
+    return words
 
 
 def _place(at: int, chart: SegmentChart, height: float) -> tuple[float, float]:

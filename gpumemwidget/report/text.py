@@ -23,12 +23,14 @@ from gpumemwidget.report.document import (
     Note,
     Options,
     Part,
+    SegmentCharts,
     Steps,
     Table,
     UseBar,
 )
 from gpumemwidget.report.escape import clean
 from gpumemwidget.report.listing import list_text_rows
+from gpumemwidget.report.segmenttext import write_segments
 from gpumemwidget.units import format_bytes
 
 __all__ = ["WIDTH", "cut", "cut_middle", "measure", "render_text", "render_text_line"]
@@ -158,6 +160,11 @@ def _render_bridges(block: Bridges) -> str:
     columns = (Column("", "words"), Column(""), Column("", "words", last="wrap"))
     table = Table(caption="", columns=columns, groups=(rows,), last_is_shared=False)
     return f"{block.chart.caption}{_render_table(table)}"
+
+
+def _render_segments(block: SegmentCharts) -> str:
+    *rows, keys = write_segments(block.chart)
+    return "\n".join((*rows, _fill(keys, indent="")))
 
 
 def _render_options(options: Options) -> str:
@@ -290,6 +297,7 @@ _RENDERERS: dict[type[Block], Callable[[Any], str]] = {
     Listing: _render_listing,
     Note: _render_note,
     Options: _render_options,
+    SegmentCharts: _render_segments,
     Steps: _render_steps,
     Table: _render_table,
     UseBar: _render_bar,

@@ -52,6 +52,18 @@ def test_secrets_are_left_out(argument: str, shown: str) -> None:
     assert "pw" not in name
 
 
+def test_secrets_within_code_are_left_out() -> None:
+    """As in a string that a shell gave to Python."""
+    words = ["python", "-c", "import hub; hub.login(token='abc'); hub.run()"]
+
+    assert name_process(words, with_arguments=True) == "python -c import hub; …"
+
+
+def test_a_program_that_was_started_without_its_name() -> None:
+    """Its thread's stands in for it."""
+    assert name_process(["", "600"], "sleep", with_arguments=True) == "sleep 600"
+
+
 @pytest.mark.parametrize(
     ("code", "name"),
     [

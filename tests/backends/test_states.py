@@ -380,6 +380,23 @@ def test_a_container_in_which_nothing_is_in_use_yet(make: Callable[..., Machine]
         ProcessUse(CHILD, "python rank.py", "child", 5),
         ProcessUse(OTHER, None, "other", 6),
     )
+    assert first.are_children_told
+
+
+def test_children_that_no_number_shows_may_be_any_of_the_others(
+    make: Callable[..., Machine],
+) -> None:
+    """Where nothing is in use here; without a child there is none to be mixed up."""
+    machine = make(CONTAINER)
+    machine.proc.write_process(CHILD, OWN, "python", "rank.py", files=())
+    machine.gpus[0].processes = {OTHER: 6}
+
+    (first, *_) = machine.take()
+    machine.proc.end_process(CHILD)
+    (second, *_) = machine.take()
+
+    assert {each.relation for each in first.processes} == {"other"}
+    assert (first.are_children_told, second.are_children_told) == (False, True)
 
 
 def test_a_driver_that_lists_nobody(make: Callable[..., Machine]) -> None:

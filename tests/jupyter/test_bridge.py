@@ -90,6 +90,19 @@ def test_an_unknown_device_is_refused_in_one_line(shell_on_gpus: InteractiveShel
     assert str(caught.value) == ("no device 'cuda:7' here: choose from cuda:0, cuda:1, host")
 
 
+@pytest.mark.parametrize("device", [0, 0.5, ["cuda:0"], type("Odd", (), {"__eq__": None})()])
+def test_what_is_no_name_of_a_device_is_refused(
+    shell_on_gpus: InteractiveShell, device: object
+) -> None:
+    """Without a comparison, which is the user's own code."""
+    assert shell_on_gpus is not None
+    bridges = gpumemwidget.bridge()
+
+    for take in (gpumemwidget.bridge, bridges.record, bridges.figure, bridges.segments_figure):
+        with pytest.raises(BadInputError, match="a name such as 'cuda:0' or 'host', and not of ty"):
+            take(device)  # type: ignore[arg-type]  # what a user may give
+
+
 def test_what_is_allocated_is_told_by_kind(shell_on_gpus: InteractiveShell) -> None:
     """Nothing of Python's holds the blocks of the simulated GPU, so they have no name."""
     bridge = gpumemwidget.bridge().record("cuda:0")

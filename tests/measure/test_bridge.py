@@ -184,6 +184,38 @@ class TestGpu:
         (note,) = bridge.notes
         assert ("pid 4121 (29.00 GiB)" in note) == bool(listed)
 
+    def test_numbers_of_another_count_do_not_tell_children_from_others(self) -> None:
+        """On a GPU that is not in use here each of the listed may be a child of this process."""
+        listed = (
+            make_process(9001, "other", GIB, None),
+            make_process(9002, "other", 3 * GIB, None),
+        )
+        state = make_state(
+            reading=None,
+            segments=(),
+            processes=listed,
+            use=DeviceUse("cuda:0", 4 * GIB, 75 * GIB, 80 * GIB, driver_bytes=GIB),
+        )
+
+        (strangers, driver, free) = build(replace(state, are_children_told=False)).parts
+        (others, *_) = build(state).parts
+
+        assert (strangers.merged, strangers.n_bytes) == (("children", "others"), 4 * GIB)
+        assert [part.process for part in strangers.parts] == [listed[1], listed[0]]
+        assert (driver.key, free.key) == ("driver", "free")
+        assert (others.key, others.parts) == ("others", strangers.parts)
+
+    def test_a_driver_that_falls_silent_leaves_the_total_that_it_told(self) -> None:
+        """Of a GPU that is not in use it was the driver's, so its own part is within it."""
+        state = make_state(reading=None, segments=(), processes=None, use=None)
+
+        bridge = build(state)
+
+        assert merge_parts(bridge) == [
+            (("outside", "children", "others", "unlisted", "driver", "free"), bridge.total_bytes)
+        ]
+        assert bridge.notes == ("cuda:0: the driver does not tell what is in use there.",)
+
     def test_a_number_that_is_somebody_elses_is_not_this_process(self) -> None:
         """What has less than PyTorch alone has can't be it."""
         bridge = build(make_state(processes=(make_process(10, "own", 3 * GIB),)))

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemwidget.devices import Bridge, BridgePart, MapBlock, MapSegment, PartKey, SegmentMap
+from gpumemwidget.devices import (
+    Bridge,
+    BridgePart,
+    ChildProcess,
+    MapBlock,
+    MapSegment,
+    PartKey,
+    PinnedUse,
+    SegmentMap,
+)
 from gpumemwidget.measure.bridge import build_bridge
 from gpumemwidget.measure.segmentmap import build_segment_map
 from gpumemwidget.records import HOST, Frame, MemoryKind
@@ -20,6 +29,7 @@ from gpumemwidget.report.bridgewords import find_look, name_part, tell_part
 from gpumemwidget.report.figures import figure_bridge, figure_segments
 from gpumemwidget.report.report import report_bridge
 from gpumemwidget.report.segmentchart import plot_segments, render_segments
+from gpumemwidget.report.segmenttext import write_segments
 from tests.measure.bridges import accounts, make_segment, segments, states
 from tests.report.bridge_examples import (
     GIB,
@@ -181,6 +191,51 @@ class TestBar:
         assert text.count("pid 1") == 7
         assert re.search(r"^  5 more +4\.96 GiB +6\.2 %$", text, re.M)
 
+    def test_children_have_no_devices_where_there_are_none(self) -> None:
+        """``none`` is said where the driver has told who is there, else it is not known."""
+        child = ChildProcess(7, 1, "python rank.py", GIB)
+        hidden = BridgePart("rest", GIB, merged=("outside", "children", "others", "unlisted"))
+        gpu = make_untouched_bridge()
+
+        on_host = report_bridge([make_host_bridge()], [child]).text
+        on_gpu = report_bridge([gpu], [child]).text
+        in_container = report_bridge([replace(gpu, parts=(hidden,))], [child]).text
+
+        assert "on devices" not in on_host
+        assert re.search(r"^  7  1\.00 GiB  python rank.py$", on_host, re.M)
+        assert re.search(r"^  7  1\.00 GiB  none        python rank.py$", on_gpu, re.M)
+        assert re.search(r"^  7  1\.00 GiB  —           python rank.py$", in_container, re.M)
+
+    def test_of_many_children_it_is_said_that_there_are_more(self) -> None:
+        """Those with most of devices first; beyond what was read nobody knows how many."""
+        children = [ChildProcess(pid, 1, f"rank {pid}", pid) for pid in range(1, 257)]
+        children[0] = replace(children[0], devices=(("cuda:0", GIB),))
+
+        text = report_bridge([make_untouched_bridge()], children).text
+
+        assert text.endswith("\nAt least 244 more are not shown.")
+        assert text.index("rank 1\n") < text.index("rank 256\n")
+        assert "\n10 more are not shown." in report_bridge([], children[:22]).text
+
+    def test_pinned_memory_is_never_less_than_none(self) -> None:
+        """PyTorch's two counts of it may differ by some bytes."""
+        bridge = replace(make_host_bridge(), pinned=PinnedUse(GIB + 4, GIB))
+
+        text = report_bridge([bridge]).text
+
+        assert "pinned, in use" in text
+        assert "pinned, cached" not in text
+
+    def test_pinned_memory_whose_use_is_not_counted_is_one_row(self) -> None:
+        """And it says so."""
+        bridge = replace(make_host_bridge(), pinned=PinnedUse(None, GIB, None, 2 * GIB))
+
+        text = report_bridge([bridge]).text
+
+        assert "pinned, in use" not in text
+        assert "this release of PyTorch does not count" in " ".join(text.split())
+        assert "The peak was 2.00 GiB." in " ".join(text.split())
+
     def test_what_is_allocated_is_drawn_by_kind(self) -> None:
         """Processes are drawn together, and what is allocated is not drawn twice."""
         keys = [part.key for part in list_leaves(make_host_bridge().parts)]
@@ -207,6 +262,43 @@ class TestMap:
         assert ends[-1] == built.reserved_bytes == sum(n_bytes for _, n_bytes in chart.looks)
         for piece in chart.pieces:
             assert sum(n_bytes for _, n_bytes in piece.looks) == piece.end - piece.start
+
+    @settings(max_examples=150)
+    @given(segments())
+    def test_as_text_each_letter_is_what_most_of_its_bytes_are(self, found: tuple[()]) -> None:
+        """As many letters as there are bytes to show, and each of a state that there is."""
+        built = build_segment_map(found)
+        if built is None:
+            return
+        chart = plot_segments(built)
+
+        *rows, keys = write_segments(chart)
+
+        letters = "".join(row.removeprefix("  ") for row in rows)
+        assert len(rows) == chart.n_rows
+        assert {*letters} <= {*re.findall(r"[.;] (\S) ", keys)}
+        assert len(letters) == -(-built.reserved_bytes // (chart.row_bytes // 64))
+
+    def test_as_text_gaps_are_seen(self) -> None:
+        """What is given back, what is not, and what is in use."""
+        mib = 1024**2
+        built = build_segment_map(
+            [
+                make_segment(("a", 64 * mib), ("i", 32 * mib), ("a", 32 * mib)),
+                make_segment(("i", 64 * mib), address=1 << 50),
+            ]
+        )
+        assert built is not None
+
+        *rows, keys = write_segments(plot_segments(built))
+
+        assert "".join(row.removeprefix("  ") for row in rows) == (
+            "#" * 512 + "-" * 256 + "#" * 256 + "." * 512
+        )
+        assert keys == (
+            "A row of the map is 8.00 MiB, the largest segment first. # unknown 96.00 MiB; . free, "
+            "releasable 64.00 MiB; - free, beside blocks in use 32.00 MiB."
+        )
 
     def test_thousands_of_blocks_stay_small(self) -> None:
         """In a notebook's file; what is in use is as much as ever."""
