@@ -7,8 +7,8 @@ what the signal has met:
 
 - the cell's own code: it is passed on
 - the loop, while the cell awaits: the cell's task is cancelled, as ipykernel does it
-- code of ours, or IPython's around the cell and for its value: it is dropped, and sent again with
-  the next sample
+- code of ours, IPython's around the cell and for its value, or such as Python lets no exception out
+  of: it is dropped, and sent again with the next sample
 - the hook of the cell's end: it is taken back there
 - nothing: it came just before a blocking call, which Python then begins all the same, so it is sent
   again
@@ -20,10 +20,12 @@ interrupted once: if it catches that and goes on, it is only marked.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import CoroutineType, FrameType
@@ -64,6 +66,12 @@ _RUN_CELL = InteractiveShell.run_cell_async.__code__
 #: Within it an interrupt leaves a message of ipykernel's half made, and later cells that await are
 #: then answered as failed.
 _SHOW_VALUE = DisplayHook.__call__.__code__
+#: Whose functions run as callbacks of weak references and of forks: an exception in one is lost, as
+#: it is in a finalizer.
+_LOSING_FILES = frozenset(
+    function.__code__.co_filename
+    for function in (logging.getLogger, weakref.finalize.__call__, weakref.WeakSet.add)
+)
 
 
 class CellStops:
@@ -254,7 +262,7 @@ def _take_away(handler: Any) -> Any:
 def _find_what_runs(
     frame: FrameType, user_globals: dict[str, Any]
 ) -> Literal["cell", "loop", "other"]:
-    """What the innermost frame is a part of: the cell's code, no cell at all, or what is around it.
+    """What the innermost frame is a part of: the cell's code, no cell at all, or something else.
 
     Args:
         frame: the innermost one.
@@ -263,8 +271,10 @@ def _find_what_runs(
     each: FrameType | None = frame
     while each is not None:
         code, outer = each.f_code, each.f_back
-        if code.co_filename.startswith(_PACKAGE) or code is _RUN_CELL or code is _SHOW_VALUE:
-            return "other"  # What runs is ours, or IPython's own.
+        if code is _RUN_CELL or code is _SHOW_VALUE or code.co_filename.startswith(_PACKAGE):
+            return "other"
+        if code.co_name == "__del__" or code.co_filename in _LOSING_FILES:
+            return "other"
         if outer is not None and outer.f_code is _RUN_CODE and each.f_globals is user_globals:
             return "cell"
         each = outer

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -597,6 +599,63 @@ def test_it_is_not_sent_while_a_hook_of_ours_holds_interrupts_back(cells: Cells)
     assert cells.result.success
     assert cells.shell.user_ns["reached"]
     assert cells.stops._sent is None
+
+
+@pytest.mark.usefixtures("by_hand")
+@pytest.mark.parametrize("through", ["finalizer", "weak reference", "fork"])
+def test_it_is_dropped_where_it_would_be_lost(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch, through: str
+) -> None:
+    """Python lets no exception out of these: it is sent again once they have returned."""
+    cells.run("%membudget 100MiB --stop")
+    ran = []
+
+    def send() -> None:
+        _send_now(cells)
+        ran.append(True)
+
+    class Finalized:
+        def __del__(self) -> None:
+            send()
+
+    class Thing:
+        pass
+
+    def finish() -> None:
+        if through == "finalizer":
+            Finalized()
+        elif through == "weak reference":
+            thing = Thing()
+            weakref.finalize(thing, send)
+            del thing
+        elif os.fork() == 0:
+            os._exit(0)
+
+    if through == "fork":
+        if not hasattr(logging, "_releaseLock"):
+            pytest.skip("nothing of logging's in Python runs around a fork here")
+        lock = logging._lock  # type: ignore[attr-defined]
+
+        class Lock:
+            """Released by a function that logging has registered for forks."""
+
+            def acquire(self) -> None:
+                lock.acquire()
+
+            def release(self) -> None:
+                send()
+                lock.release()
+
+        monkeypatch.setattr(logging, "_lock", Lock())
+    cells.shell.user_ns.update(finish=finish, again=lambda: _send_now(cells))
+
+    cells.run("b = gpu.allocate(120 << 20)\nfinish()\nfirst = True\nagain()\nmissed = True")
+    monkeypatch.undo()
+
+    assert ran
+    assert cells.shell.user_ns["first"]
+    assert not cells.shell.user_ns["missed"]
+    assert cells.stopped_at[-1] == 120 * MIB
 
 
 @pytest.mark.usefixtures("by_hand")
