@@ -42,7 +42,7 @@ _CHILD_COLUMNS: Columns = {
     "resident_bytes": (is_count, True),
 }
 _PINNED_COLUMNS: Columns = {
-    "allocated_bytes": (is_count, False),
+    "allocated_bytes": (is_count, True),
     "reserved_bytes": (is_count, False),
     "allocated_peak_bytes": (is_count, True),
     "reserved_peak_bytes": (is_count, True),

@@ -274,7 +274,7 @@ def render_segments(chart: SegmentChart) -> str:
         f'viewBox="0 0 {ROW_WIDTH} {_HEIGHT}" height="{chart.n_rows * _ROW_HEIGHT}" '
         f'preserveAspectRatio="none">{drawn}<path class="gmw-se" d="{lines}"/></svg>'
         f"<figcaption>{escape_html(_explain(chart))}</figcaption></figure>"
-        f"<ul>{keys}</ul><p>{escape_html(tell_rows(chart))}</p></div>"
+        f"<p>{escape_html(tell_rows(chart))}</p><ul>{keys}</ul></div>"
     )
 
 

@@ -236,6 +236,15 @@ def test_whole_devices_are_written_and_read() -> None:
     assert set(data["events"][1][6]) == {"processes", "failures", "children", "pinned", "limits"}
 
 
+def test_pinned_memory_of_which_the_use_is_not_counted() -> None:
+    """As by releases of torch before 2.13."""
+    whole = make_whole()
+    change = replace(whole.events[1].change, pinned=PinnedUse(None, 2, None, 4))
+    recording = replace(whole, events=(whole.events[0], replace(whole.events[1], change=change)))
+
+    assert parse_recording(format_recording(recording)) == recording
+
+
 def test_what_older_releases_can_read_is_written_for_them() -> None:
     """Without anything of whole devices a recording is of the first version, as it was."""
     data = json.loads(format_recording(make_recording()))
@@ -268,7 +277,7 @@ def test_what_older_releases_can_read_is_written_for_them() -> None:
         (lambda event: event[6].update(children=None), "event 1's children is no list"),
         (lambda event: event[6].update(pinned=[1, 2, 3]), "pinned memory has a row that is not"),
         (lambda event: event[6].update(pinned=None), "pinned memory has a row that is not"),
-        (lambda event: event[6]["pinned"].__setitem__(0, None), "None for allocated_bytes"),
+        (lambda event: event[6]["pinned"].__setitem__(1, None), "None for reserved_bytes"),
         (lambda event: event[6]["limits"][1].__setitem__(4, 1.5), "has 1.5 for share"),
         (lambda event: event[6]["limits"][1].__setitem__(4, True), "has True for share"),
         (lambda event: event[6]["limits"][0].__setitem__(3, 1), "has 1 for is_waiting"),
