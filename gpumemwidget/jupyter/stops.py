@@ -13,6 +13,9 @@ what the signal has met:
 - nothing: it came just before a blocking call, which Python then begins all the same, so it is sent
   again
 
+In a kernel a cell that awaits is asked to end through its loop, as ipykernel does it. If it never
+lets the loop take its turn, it is interrupted in its own code after all.
+
 So it meets no next cell and no idle kernel. What a person sends is passed on always. A cell is
 interrupted once: if it catches that and goes on, it is only marked.
 """
@@ -20,18 +23,13 @@ interrupted once: if it catches that and goes on, it is only marked.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-import os
 import signal
 import threading
-import weakref
 from collections.abc import Callable
-from pathlib import Path
-from types import CoroutineType, FrameType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
-from IPython.core.displayhook import DisplayHook
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpumemwidget.jupyter.interrupts import (
@@ -40,6 +38,7 @@ from gpumemwidget.jupyter.interrupts import (
     send_interrupt,
     take_back_interrupt,
 )
+from gpumemwidget.jupyter.stopped import asks_loop, find_what_runs, runs_cell
 from gpumemwidget.measure.budget import Crossing, find_crossing
 from gpumemwidget.measure.forks import survive_fork
 from gpumemwidget.measure.sampler import Sampler
@@ -59,19 +58,8 @@ _FIRST_AGAIN_S = 0.02
 _LAST_AGAIN_S = 1.0
 #: Of two signals the second may arrive when the first has been met.
 _ECHO_S = 0.05
-
-_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
-_RUN_CODE = InteractiveShell.run_code.__code__
-_RUN_CELL = InteractiveShell.run_cell_async.__code__
-#: Within it an interrupt leaves a message of ipykernel's half made, and later cells that await are
-#: then answered as failed.
-_SHOW_VALUE = DisplayHook.__call__.__code__
-#: Whose functions run as callbacks of weak references and of forks: an exception in one is lost, as
-#: it is in a finalizer.
-_LOSING_FILES = frozenset(
-    function.__code__.co_filename
-    for function in (logging.getLogger, weakref.finalize.__call__, weakref.WeakSet.add)
-)
+#: How long a loop may take to end a cell that it was asked to end.
+_LOOP_TAKES_S = 0.5
 
 
 class CellStops:
@@ -109,12 +97,16 @@ class CellStops:
         self._sent_s = -math.inf
         self._again_s = _FIRST_AGAIN_S
         self._is_sending = False
+        #: When one was met that may arrive once more.
+        self._met_s = -math.inf
+        #: Since when the loop has been asked to end the cell and has not had its turn.
+        self._asked_s: float | None = None
         self._lock = threading.RLock()
         survive_fork(self)
 
     def start(self, cell: RunningCell) -> None:
         """A cell begins that a budget may stop; on the main thread, which runs it."""
-        self._cell = cell
+        self._cell, self._asked_s = cell, None
         change_handler(self._put_before)
         self._watch.start()
 
@@ -125,7 +117,7 @@ class CellStops:
         with self._lock:
             self._cell = None
         self._watch.stop(timeout_s=0)
-        if self._sent is not None or self._has_just_sent():
+        if self._sent is not None or self._monitor.clock.now() - self._sent_s < _ECHO_S:
             take_back_interrupt(lambda: self._sent is not None)
             self._sent = None
         change_handler(_take_away)
@@ -138,24 +130,31 @@ class CellStops:
     def look_at(self, sample: Sample) -> None:
         """Send a signal if a sample shows the cell beyond its budget: on the watching thread."""
         cell = self._cell
-        if cell is None or cell.stopped is not None:
+        if cell is None or not self._is_due(cell):
             return
-        crossing = find_crossing(cell, self._monitor.budgets.table, sample)
+        crossing = cell.stopped or find_crossing(cell, self._monitor.budgets.table, sample)
         if crossing is None:
             return
         handler = find_handler()
         if handler is None:
             return  # Held back it would only be dropped: the next sample comes soon.
         with self._lock:
-            if self._cell is cell and cell.stopped is None and self._may_send():
+            if self._cell is cell and self._is_due(cell) and self._may_send():
                 self._is_sending = True
                 self._sent = crossing
                 if not _is_ours(handler):
                     # One that the cell's code has put there. It decides what comes of it.
                     cell.stopped = crossing
                 send_interrupt()
-                self._sent_s = self._monitor.clock.now()
                 self._is_sending = False
+                self._sent_s = self._monitor.clock.now()
+
+    def _is_due(self, cell: RunningCell) -> bool:
+        """Whether a cell has not been interrupted, or has to be once more."""
+        if cell.stopped is None:
+            return True
+        asked_s = self._asked_s
+        return asked_s is not None and self._monitor.clock.now() - asked_s > _LOOP_TAKES_S
 
     def _may_send(self) -> bool:
         """Whether none is on its way; one that has been for long has met nothing."""
@@ -167,13 +166,10 @@ class CellStops:
         self._again_s = min(2 * self._again_s, _LAST_AGAIN_S)
         return True
 
-    def _has_just_sent(self) -> bool:
-        return self._is_sending or self._monitor.clock.now() - self._sent_s < _ECHO_S
-
     def reset_after_fork(self) -> None:
         """A forked child is not stopped, whatever it takes."""
         self._lock = threading.RLock()
-        self._cell = self._sent = None
+        self._cell = self._sent = self._asked_s = None
         self._is_sending = False
 
     # -- On the main thread, when a signal is handled ----------------------------------------------
@@ -185,10 +181,13 @@ class CellStops:
             return previous
         is_default = previous is signal.default_int_handler
 
+        only_asks = asks_loop(previous)
+
         def decide(handler: type, signum: int, frame: FrameType | None) -> object:
-            if not self._passes(frame):
+            verdict = self._judge(frame, only_asks=only_asks)
+            if verdict == "drop":
                 return None
-            if is_default:
+            if is_default or verdict == "raise":
                 return object.__new__(handler)
             previous(signum, frame)
             return None
@@ -207,22 +206,50 @@ class CellStops:
             },
         )
 
-    def _passes(self, frame: FrameType | None) -> bool:
-        """Whether a signal that has met ``frame`` is passed on."""
+    def _judge(
+        self, frame: FrameType | None, *, only_asks: bool
+    ) -> Literal["pass", "raise", "drop"]:
+        """What becomes of a signal that has met ``frame``.
+
+        Args:
+            frame: the innermost one.
+            only_asks: the handler behind ours only asks the loop to end the cell.
+        """
         crossing, self._sent = self._sent, None
+        now_s = self._monitor.clock.now()
         if crossing is None:
-            # A person's own, save that one may have been sent again while it was met.
-            return not self._has_just_sent()
+            # A person's own, save that ours may have been met just before it came.
+            is_echo = self._is_sending or now_s - self._met_s < _ECHO_S
+            return "drop" if is_echo else "pass"
+        if self._is_sending:
+            self._met_s = now_s
         cell = self._cell
         # Without a frame it is one that was held back in a hook of ours.
-        if cell is None or cell.stopped is not None or frame is None:
-            return False
-        runs = _find_what_runs(frame, self._shell.user_global_ns)
-        if runs == "cell":
-            cell.stopped = crossing
-        elif runs == "loop":
+        if cell is None or not self._is_due(cell) or frame is None:
+            return "drop"
+        runs = find_what_runs(frame, self._shell.user_global_ns)
+        if runs == "loop" and cell.stopped is None:
             self._cancel(cell, crossing)
-        return runs == "cell"
+        if runs != "other":
+            self._met_s = now_s
+        if runs != "cell":
+            return "drop"
+        if cell.stopped is not None:
+            self._asked_s = None
+            return "raise"
+        cell.stopped = crossing
+        if only_asks:
+            self._ask(now_s)
+        return "pass"
+
+    def _ask(self, now_s: float) -> None:
+        """The loop is asked to end the cell: note since when, until it has had its turn."""
+
+        def take_turn() -> None:
+            self._asked_s = None
+
+        self._asked_s = now_s
+        asyncio.get_running_loop().call_soon_threadsafe(take_turn)
 
     def _cancel(self, cell: RunningCell, crossing: Crossing) -> None:
         """Cancel the cell's task, if it has one that is not done.
@@ -237,7 +264,7 @@ class CellStops:
 
         def cancel() -> None:
             for task in asyncio.all_tasks(loop):
-                if self._cell is cell and cell.stopped is None and _runs_cell(task):
+                if self._cell is cell and cell.stopped is None and runs_cell(task):
                     cell.stopped = crossing
                     task.cancel()
 
@@ -257,35 +284,3 @@ def _is_ours(handler: object) -> bool:
 def _take_away(handler: Any) -> Any:
     """The handler that stands behind ours; another's as it is."""
     return handler.previous if _is_ours(handler) else handler
-
-
-def _find_what_runs(
-    frame: FrameType, user_globals: dict[str, Any]
-) -> Literal["cell", "loop", "other"]:
-    """What the innermost frame is a part of: the cell's code, no cell at all, or something else.
-
-    Args:
-        frame: the innermost one.
-        user_globals: of the user's code.
-    """
-    each: FrameType | None = frame
-    while each is not None:
-        code, outer = each.f_code, each.f_back
-        if code is _RUN_CELL or code is _SHOW_VALUE or code.co_filename.startswith(_PACKAGE):
-            return "other"
-        if code.co_name == "__del__" or code.co_filename in _LOSING_FILES:
-            return "other"
-        if outer is not None and outer.f_code is _RUN_CODE and each.f_globals is user_globals:
-            return "cell"
-        each = outer
-    return "loop"
-
-
-def _runs_cell(task: asyncio.Task[Any]) -> bool:
-    """Whether a task is a cell's, and still at it."""
-    coroutine: Any = task.get_coro()
-    while type(coroutine) is CoroutineType:
-        if coroutine.cr_code is _RUN_CELL:
-            return not task.done()
-        coroutine = coroutine.cr_await
-    return False

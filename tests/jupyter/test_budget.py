@@ -402,6 +402,30 @@ def test_a_persons_interrupt_in_the_hook_of_the_start_waits_for_the_cell(
     assert (cells.last.status, cells.stopped_at[-1]) == ("interrupted", None)
 
 
+def test_a_persons_interrupt_is_passed_on_where_ours_is_dropped(cells: Cells) -> None:
+    """As in a finalizer, where one of ours comes with every sample and is dropped."""
+    cells.run("%membudget 100MiB --stop")
+
+    cells.run(
+        "import signal, time\nmet = []\n"
+        "class Held:\n"
+        "    def __del__(self):\n"
+        "        gpu.allocate(120 << 20)\n"
+        "        for n in range(5):\n"
+        "            try:\n"
+        "                time.sleep(0.1)\n"
+        "                signal.raise_signal(signal.SIGINT)\n"
+        "                met.append(False)\n"
+        "            except KeyboardInterrupt:\n"
+        "                met.append(True)\n"
+        "held = Held()\ndel held"
+    )
+
+    # One may fall together with one of ours, which is dropped.
+    assert len(cells.shell.user_ns["met"]) == 5
+    assert any(cells.shell.user_ns["met"])
+
+
 def test_a_handler_of_the_cell_gets_it_and_stays(cells: Cells) -> None:
     cells.run("%membudget 100MiB --stop")
 

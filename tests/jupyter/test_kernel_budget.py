@@ -48,10 +48,12 @@ def _run_timed(notebook: Notebook, code: str) -> tuple[Cell, float]:
         # Its loop sleeps on after ipykernel's own handler: the budget wakes it.
         "import asyncio\nawait asyncio.sleep(60)",
         "import asyncio\nasync def spin():\n    while True: await asyncio.sleep(0)\nawait spin()",
+        # Its loop never has its turn to cancel it.
+        "import asyncio\nawait asyncio.sleep(0)\nwhile True: pass",
         "!sleep 60",
         "%%time\nimport time\ntime.sleep(60)",
     ],
-    ids=["sleep", "loop", "lock", "await", "spin", "shell", "magic"],
+    ids=["sleep", "loop", "lock", "await", "spin", "computes", "shell", "magic"],
 )
 def test_the_cell_that_crosses_it_ends(notebook: Notebook, body: str) -> None:
     """Soon, as by a person's interrupt, with a line that tells; the cell after it is not met."""
