@@ -156,7 +156,10 @@ class PsutilReader:
 
     def list_pids(self) -> set[int]:
         """All processes."""
-        return set(psutil.pids())
+        try:
+            return set(psutil.pids())
+        except (psutil.Error, OSError):
+            return set()
 
     def read(self, pid: int) -> ProcessFacts | None:
         """Some system calls."""

@@ -206,17 +206,20 @@ def _render_bar(
             f'<rect class="{name_class(piece.look)}" x="{x:.5g}" width="{width:.4g}" '
             f'height="{SPARKLINE_HEIGHT}"><title>{told}</title></rect>'
         )
-    drawn += [
+    lines = "".join(
         f'<path class="{mark.look}" d="M{_scale(mark.n_bytes, total):.5g} 0V{SPARKLINE_HEIGHT}"/>'
         for mark in marks
-    ]
+    )
     label = f"{title} {format_bytes(total)}: " + ", ".join(
         f"{piece.label} {format_bytes(piece.n_bytes)}" for piece in pieces
     )
     zoom = ' class="gmw-bo"' if total != chart.total_bytes else ""
+    # Text in between is not drawn. It parts the names where a page that is not trusted leaves them
+    # of the picture alone.
+    names = f"{escape_html(title)}: {'; '.join(drawn)}. "
     return (
         f'<svg{zoom} role="img" aria-label="{escape_html(label)}" viewBox="0 0 {SPARKLINE_WIDTH} '
-        f'{SPARKLINE_HEIGHT}" preserveAspectRatio="none">{"".join(drawn)}</svg>'
+        f'{SPARKLINE_HEIGHT}" preserveAspectRatio="none">{names}{lines}</svg>'
     )
 
 

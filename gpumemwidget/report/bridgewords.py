@@ -16,6 +16,7 @@ __all__ = [
     "find_look",
     "list_pinned",
     "name_key",
+    "name_kind",
     "name_library",
     "name_part",
     "name_process",
@@ -164,13 +165,18 @@ def name_part(part: BridgePart, device: str = "") -> str:
     if part.process is not None:
         return name_process(part.process)
     if part.kind is not None:
-        return "other tensors" if part.kind == "tensor" else count_kind(part.kind)
+        return name_kind(part.kind)
     if part.key == "rest":
         merged = frozenset(part.merged)
         if device == HOST and merged == {"children", "others"}:
             return _HOST_NAMES["others"]
         return next((name for group, name in _GROUPS if group == merged), "not told apart")
     return name_key(part.key, device)
+
+
+def name_kind(kind: MemoryKind) -> str:
+    """What is allocated for the same, in a word or two."""
+    return "other tensors" if kind == "tensor" else count_kind(kind)
 
 
 def name_process(process: ProcessUse) -> str:
@@ -230,8 +236,9 @@ def name_library(device: str) -> str:
 
 def _tell_fragmented(bridge: Bridge) -> str:
     largest = bridge.largest_free_block_bytes
-    piece = "" if largest is None else f" (the largest free one: {_format(largest)})"
-    start = f"Gaps beside blocks in use{piece}: PyTorch reuses them for what fits in"
+    # It may be one of those that can be released.
+    piece = "" if largest is None else f" (the cache's largest free block: {_format(largest)})"
+    start = f"Gaps beside blocks in use: PyTorch reuses them for what fits in{piece}"
     if bridge.has_expandable:
         return f"{start}, and gives them back once they are whole pages."
     if name_library(bridge.device) != "torch.cuda":

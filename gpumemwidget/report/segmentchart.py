@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from gpumemwidget.backends.unallocated import list_given
 from gpumemwidget.devices import MapBlock, MapSegment, SegmentMap
 from gpumemwidget.report.bridgetheme import PART_COLORS, name_class
+from gpumemwidget.report.bridgewords import name_key, name_kind
 from gpumemwidget.report.escape import escape_html
-from gpumemwidget.report.words import count_kind, cut_words
+from gpumemwidget.report.words import cut_words
 from gpumemwidget.units import format_bytes
 
 __all__ = [
@@ -173,7 +174,9 @@ def _split(
 ) -> Iterator[tuple[int, int, str]]:
     start, end = block.offset_bytes, block.offset_bytes + block.n_bytes
     if block.state == "active_allocated":
-        yield start, end, block.kind or "unknown"
+        # Called and coloured as in the table of parts.
+        kind = block.kind or "unknown"
+        yield start, end, "unnamed" if kind == "unknown" else kind
         return
     if block.state == "active_pending_free":
         yield start, end, "pending"
@@ -208,7 +211,9 @@ def name_look(look: str) -> str:
     """What a colour of the map stands for."""
     if look in _STATES:
         return _STATES[look]
-    return count_kind(look)  # type: ignore[arg-type]  # all others are kinds of memory
+    if look == "unnamed":
+        return name_key("unnamed")
+    return name_kind(look)  # type: ignore[arg-type]  # all others are kinds of memory
 
 
 def _group(atoms: Sequence[_Atom], least: int) -> list[list[_Atom]]:
@@ -257,7 +262,8 @@ def _make_piece(group: Sequence[_Atom]) -> MapPiece:
 def render_segments(chart: SegmentChart) -> str:
     """One ``<div>``: the rows with how to read them, and below what the colours are."""
     height = _HEIGHT / chart.n_rows
-    drawn = "".join(_render_piece(piece, chart, height) for piece in chart.pieces)
+    # As in a device's bar: the text in between is not drawn.
+    drawn = "; ".join(_render_piece(piece, chart, height) for piece in chart.pieces)
     lines = "".join(
         f"M{_round(x)} {_round(y)}v{_round(height * (1 - _GAP_PART))}"
         for x, y in (_place(start, chart, height) for start in chart.starts)
@@ -272,7 +278,7 @@ def render_segments(chart: SegmentChart) -> str:
     return (
         f'<div class="gmw-sm"><figure><svg role="img" aria-label="{label}" '
         f'viewBox="0 0 {ROW_WIDTH} {_HEIGHT}" height="{chart.n_rows * _ROW_HEIGHT}" '
-        f'preserveAspectRatio="none">{drawn}<path class="gmw-se" d="{lines}"/></svg>'
+        f'preserveAspectRatio="none">{drawn}. <path class="gmw-se" d="{lines}"/></svg>'
         f"<figcaption>{escape_html(_explain(chart))}</figcaption></figure>"
         f"<p>{escape_html(tell_rows(chart))}</p><ul>{keys}</ul></div>"
     )

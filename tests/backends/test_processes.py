@@ -322,6 +322,22 @@ def test_no_procfs_at_all(tmp_path: Path) -> None:
     assert type(find_reader(tmp_path / "none")) is PsutilReader
 
 
+@pytest.mark.parametrize("error", [psutil.AccessDenied(), PermissionError("no")])
+def test_a_system_that_tells_psutil_nothing(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Then nobody is known, and nothing fails."""
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(psutil, "Process", refuse)
+    by_process = ProcessTree(PsutilReader()).list_children()
+    monkeypatch.setattr(psutil, "pids", refuse)
+
+    assert by_process == ProcessTree(PsutilReader()).list_children() == ()
+
+
 # -- Real trees --------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from html import unescape
 from xml.etree import ElementTree
 
 import pytest
@@ -206,6 +207,20 @@ class TestBar:
         assert re.search(r"^  7  1\.00 GiB  none        python rank.py$", on_gpu, re.M)
         assert re.search(r"^  7  1\.00 GiB  —           python rank.py$", in_container, re.M)
 
+    def test_without_pictures_the_names_within_them_can_be_read(self) -> None:
+        """A notebook that is not trusted drops all elements of SVG and keeps the text in them."""
+        found = make_map(n_segments=3, n_blocks=4)
+        html = report_bridge([make_idle_bridge()], (), {"cuda:0": found}).html
+
+        bar, own, blocks = (
+            unescape(re.sub(r"<[^>]*>", "", chart))
+            for chart in re.findall(r"<svg(?! class=.gmw-bz)[^>]*role.*?</svg>", html)
+        )
+
+        assert re.fullmatch(r"cuda:0: (.+ \d+\.\d\d [KMG]iB; )+free \d+\.\d\d GiB\. ", bar)
+        assert own.startswith("this process's part of cuda:0: allocated 4.00 MiB; cached, ")
+        assert blocks.count("; ") == len(plot_segments(found).pieces) - 1
+
     def test_of_many_children_it_is_said_that_there_are_more(self) -> None:
         """Those with most of devices first; beyond what was read nobody knows how many."""
         children = [ChildProcess(pid, 1, f"rank {pid}", pid) for pid in range(1, 257)]
@@ -296,7 +311,7 @@ class TestMap:
             "#" * 512 + "-" * 256 + "#" * 256 + "." * 512
         )
         assert keys == (
-            "A row of the map is 8.00 MiB, the largest segment first. # unknown 96.00 MiB; . free, "
+            "A row of the map is 8.00 MiB, the largest segment first. # no name 96.00 MiB; . free, "
             "releasable 64.00 MiB; - free, beside blocks in use 32.00 MiB."
         )
 
@@ -340,11 +355,11 @@ class TestMap:
         assert [
             (look, n_bytes // mib) for piece in chart.pieces for look, n_bytes in piece.looks
         ] == [
-            ("unknown", 10),
+            ("unnamed", 10),
             ("fragmented", 10),
             ("releasable", 20),
             ("fragmented", 10),
-            ("unknown", 1),
+            ("unnamed", 1),
             ("releasable", 20),
             ("pools", 2),
             ("pending", 1),
