@@ -194,7 +194,7 @@ class MapBlock:
     n_bytes: int
     requested_bytes: int | None
     state: Literal["active_allocated", "active_pending_free", "inactive"]
-    #: What it is for; ``None`` where it is not allocated.
+    #: What it is for; ``None`` where it is not allocated, or nobody was asked.
     kind: MemoryKind | None = None
     #: The path that a person would type for it; ``""`` where no name leads to it.
     owner: str = ""

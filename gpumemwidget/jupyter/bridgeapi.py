@@ -177,7 +177,7 @@ def take_bridges(
     tell_line = partial(format_allocation, cells=cells)
     maps = {
         state.info.device: build_segment_map(
-            state.segments, names.get(state.info.device), tell_line=tell_line
+            state.segments, names.get(state.info.device, {}), tell_line=tell_line
         )
         for state in (states if with_maps else ())
     }

@@ -24,7 +24,7 @@ def build_segment_map(
 
     Args:
         segments: all that the device has.
-        names: what is in each block, of the same moment.
+        names: what is in each block, of the same moment; ``None``: nobody was asked.
         tell_line: names the line of a stack: ``In[7], line 3``.
 
     Returns:
@@ -49,7 +49,7 @@ def build_segment_map(
                 is_expandable=segment.is_expandable,
                 is_small=segment.is_small,
                 blocks=tuple(
-                    _describe(block, segment.address, names or {}, tell_line)
+                    _describe(block, segment.address, names, tell_line)
                     for block in segment.blocks
                 ),
             )
@@ -61,12 +61,12 @@ def build_segment_map(
 def _describe(
     block: Block,
     start: int,
-    names: BlockNames,
+    names: BlockNames | None,
     tell_line: Callable[[Sequence[Frame]], str | None] | None,
 ) -> MapBlock:
     kind: MemoryKind | None = None
     owner = ""
-    if block.state == "active_allocated":
+    if block.state == "active_allocated" and names is not None:
         kind, owner = names.get(block.address, _NOTHING)
     line = tell_line(block.frames) if tell_line is not None and block.state != "inactive" else None
     return MapBlock(

@@ -113,8 +113,8 @@ _SENTENCES: dict[PartKey, str] = {
     "1\xa0MiB at its end: nothing needs to be done.",
     "pending": "Freed, but work on another stream may still use it: torch.cuda.synchronize() waits "
     "for that.",
-    "releasable": "Kept for the next tensors, with nothing in use beside it: PyTorch reuses it, "
-    "and torch.cuda.empty_cache() gives it back.",
+    "releasable": "Kept for the next tensors, and nothing in use holds it back: PyTorch reuses "
+    "it, and torch.cuda.empty_cache() gives it back.",
     "pools": "Kept for a CUDA graph or a MemPool alone: torch.cuda.empty_cache() gives it back "
     "once the graph or the pool is gone.",
     "outside": "The CUDA context with its kernels, NCCL's buffers, other libraries: most of it "
@@ -238,10 +238,9 @@ def _tell_fragmented(bridge: Bridge) -> str:
     largest = bridge.largest_free_block_bytes
     # It may be one of those that can be released.
     piece = "" if largest is None else f" (the cache's largest free block: {_format(largest)})"
-    start = f"Gaps beside blocks in use: PyTorch reuses them for what fits in{piece}"
-    if bridge.has_expandable:
-        return f"{start}, and gives them back once they are whole pages."
-    if name_library(bridge.device) != "torch.cuda":
+    pages = ", as far as they are no whole pages" if bridge.has_expandable else ""
+    start = f"Gaps beside blocks in use{pages}: PyTorch reuses them for what fits in{piece}"
+    if pages or name_library(bridge.device) != "torch.cuda":
         return f"{start}."
     return (
         f"{start}; with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True from the start there are "

@@ -175,7 +175,7 @@ def _split(
     start, end = block.offset_bytes, block.offset_bytes + block.n_bytes
     if block.state == "active_allocated":
         # Called and coloured as in the table of parts.
-        kind = block.kind or "unknown"
+        kind = block.kind or "allocated"
         yield start, end, "unnamed" if kind == "unknown" else kind
         return
     if block.state == "active_pending_free":
@@ -199,7 +199,10 @@ def _tell_block(atom: _Atom) -> str:
     block = atom.block
     words = [format_bytes(atom.n_bytes), name_look(atom.look)]
     if block.state == "active_allocated":
-        words.append(cut_words(block.owner, _MOST_OWNER) or "no name")
+        if block.owner:
+            words.append(cut_words(block.owner, _MOST_OWNER))
+        elif block.kind not in (None, "unknown"):
+            words.append(name_key("unnamed"))
         if block.requested_bytes is not None and block.requested_bytes < block.n_bytes:
             words.append(f"{format_bytes(block.requested_bytes)} asked for")
     if block.allocated_at:
@@ -211,8 +214,8 @@ def name_look(look: str) -> str:
     """What a colour of the map stands for."""
     if look in _STATES:
         return _STATES[look]
-    if look == "unnamed":
-        return name_key("unnamed")
+    if look in ("allocated", "unnamed"):
+        return name_key(look)  # type: ignore[arg-type]  # these are parts
     return name_kind(look)  # type: ignore[arg-type]  # all others are kinds of memory
 
 

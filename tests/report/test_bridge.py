@@ -258,6 +258,19 @@ class TestBar:
         assert keys == ["kind", "kind", "unnamed", "cached", "rest", "free"]
 
 
+def _map_of(*segments: MapSegment) -> SegmentMap:
+    n_bytes = sum(each.n_bytes for each in segments)
+    return SegmentMap("cuda:0", n_bytes, n_bytes, 0, 0, segments)
+
+
+def _tell_one(block: MapBlock) -> str:
+    alone = replace(block, offset_bytes=0)
+    (piece,) = plot_segments(
+        _map_of(MapSegment(1, block.n_bytes, False, False, True, (alone,)))
+    ).pieces
+    return piece.told
+
+
 class TestMap:
     """Where the blocks lie."""
 
@@ -311,8 +324,8 @@ class TestMap:
             "#" * 512 + "-" * 256 + "#" * 256 + "." * 512
         )
         assert keys == (
-            "A row of the map is 8.00 MiB, the largest segment first. # no name 96.00 MiB; . free, "
-            "releasable 64.00 MiB; - free, beside blocks in use 32.00 MiB."
+            "A row of the map is 8.00 MiB, the largest segment first. # allocated 96.00 MiB; . "
+            "free, releasable 64.00 MiB; - free, beside blocks in use 32.00 MiB."
         )
 
     def test_thousands_of_blocks_stay_small(self) -> None:
@@ -355,11 +368,11 @@ class TestMap:
         assert [
             (look, n_bytes // mib) for piece in chart.pieces for look, n_bytes in piece.looks
         ] == [
-            ("unnamed", 10),
+            ("allocated", 10),
             ("fragmented", 10),
             ("releasable", 20),
             ("fragmented", 10),
-            ("unnamed", 1),
+            ("allocated", 1),
             ("releasable", 20),
             ("pools", 2),
             ("pending", 1),
@@ -378,6 +391,26 @@ class TestMap:
         assert piece.told == (
             "2.00 KiB · parameters · model.fc.weight · 1.95 KiB asked for · In[7], line 3"
         )
+
+    def test_what_no_name_leads_to_says_so_once(self) -> None:
+        """And where nobody was asked, nobody says that there is none."""
+        kinds: tuple[MemoryKind | None, ...] = ("tensor", "unknown", None)
+        blocks = tuple(
+            MapBlock(512 * at, 512, 512, "active_allocated", kind) for at, kind in enumerate(kinds)
+        )
+        segment = MapSegment(1, 1536, False, False, True, blocks)
+        unnamed = build_segment_map([make_segment(("a", 512))])
+        assert unnamed is not None
+
+        told = [atom.told for atom in plot_segments(_map_of(segment)).pieces]
+
+        assert told == ["3 blocks, 1.50 KiB: allocated 512 B, other tensors 512 B, no name 512 B"]
+        assert [_tell_one(block) for block in blocks] == [
+            "512 B · other tensors · no name",
+            "512 B · no name",
+            "512 B · allocated",
+        ]
+        assert unnamed.segments[0].blocks[0].kind is None
 
     def test_names_and_lines_are_those_of_the_blocks(self) -> None:
         """By their addresses; the stack of what is free says nothing."""
