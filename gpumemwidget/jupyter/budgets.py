@@ -32,9 +32,10 @@ def change_budgets(
             raise BadInputError(f"no device {device!r} here: choose from {', '.join(known)}")
     n_bytes = _parse_amount(amount)
     if n_bytes is not None:
-        budgets.set(n_bytes, device=device, stops=stop)
+        _check_room(n_bytes, device, monitor.hardware.read_devices())
+        budgets.set(n_bytes, device=device, stops=bool(stop))
     elif stop:
-        raise BadInputError("--stop goes with an amount: %membudget 10GiB --stop")
+        raise BadInputError("--stop (stop=True) goes with an amount: %membudget 10GiB --stop")
     elif amount is not None:
         budgets.clear(device)
     if device is None or amount is not None:
@@ -78,7 +79,9 @@ def _parse_amount(amount: int | str | None) -> int | None:
     if amount is None or isinstance(amount, int):
         return amount
     if not isinstance(amount, str):
-        raise BadInputError(f"{amount!r} is no amount: give bytes as an int, or text as in '10GiB'")
+        raise BadInputError(
+            f"a {type(amount).__name__} is no amount: give bytes as an int, or text as in '10GiB'"
+        )
     text = amount.strip()
     if text.lower() == "off":
         return None
@@ -86,6 +89,27 @@ def _parse_amount(amount: int | str | None) -> int | None:
     if text and text.replace(".", "").isdecimal():
         raise BadInputError(f"{text!r} has no unit: give an amount, as in 10GiB or 500MB, or off")
     return parse_bytes(text)
+
+
+def _check_room(n_bytes: int, device: str | None, reports: tuple[DeviceReport, ...]) -> None:
+    """Refuse what no cell can go beyond: its unit was mistaken.
+
+    Raises:
+        BadInputError: the device has less, or each GPU that there is.
+    """
+    infos = [each.info for each in reports]
+    if device is None:
+        infos = [info for info in infos if info.device != HOST]
+    else:
+        infos = [info for info in infos if info.device == device]
+    # One whose total is not known may have as much.
+    largest = max(infos, key=lambda info: info.total_bytes or n_bytes, default=None)
+    total_bytes = None if largest is None else largest.total_bytes
+    if largest is not None and total_bytes is not None and n_bytes > total_bytes:
+        raise BadInputError(
+            f"{largest.device} has {format_bytes(total_bytes)}, and {format_bytes(n_bytes)} is "
+            "more: give less, or off for no budget"
+        )
 
 
 def _list_warnings(budgets: Budgets, reports: tuple[DeviceReport, ...]) -> list[str]:

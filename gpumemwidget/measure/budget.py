@@ -22,6 +22,8 @@ __all__ = ["BudgetTable", "Budgets", "Crossing", "find_crossing", "mark_budgets"
 
 #: Less than this no cell gets by with: it is a number whose unit was left out.
 _LEAST_BYTES = 1024**2
+#: More than this no device has, and the columns of an export hold.
+_MOST_BYTES = 1024**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +90,17 @@ class Budgets:
             stops: interrupt the cell that goes beyond it.
 
         Raises:
-            BadInputError: it is less than 1 MiB.
+            BadInputError: it is less than 1 MiB, or more than there can be.
         """
         if n_bytes < _LEAST_BYTES:
             raise BadInputError(
                 f"a budget of {n_bytes} bytes is less than any cell takes: give at least 1MiB, "
                 "with its unit, as in 10GiB"
+            )
+        if n_bytes > _MOST_BYTES:
+            raise BadInputError(
+                "a budget of more than a million TiB is more than any device has: give less, as in "
+                "10GiB"
             )
         budget = Budget(EVERY_GPU if device is None else device, n_bytes, stops)
         if device is None:

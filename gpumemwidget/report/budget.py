@@ -61,6 +61,8 @@ def _tell_stop(device: CellDevice, record: CellRecord) -> str:
     peak_bytes = device.budgeted.peak_bytes
     is_higher = peak_bytes is not None and peak_bytes > (device.stopped_at_bytes or 0)
     peak = f"{_say_peak(device)} at the peak" if is_higher else ""
+    if record.status == "error":
+        return f"{words}{f'; {peak}' if peak else ''}. The cell ended in another error upon that."
     if record.status != "interrupted":
         return f"{words}. The cell caught that and went on{f' to {peak}' if peak else ''}."
     return (

@@ -27,6 +27,7 @@ from gpumemwidget.errors import BadInputError
 from gpumemwidget.jupyter import extension, stops
 from gpumemwidget.jupyter.extension import current_extension
 from gpumemwidget.jupyter.stops import CellStops
+from gpumemwidget.measure.budget import Budgets
 from gpumemwidget.records import CellRecord, Reading, Sample
 
 MIB = 1 << 20
@@ -128,8 +129,11 @@ def test_what_stands_beyond_it_already_is_told(cells: Cells) -> None:
         ("much", "'much' is no amount of memory"),
         ("-5GiB", "membudget: unrecognized arguments: -5GiB|expected|-5GiB"),
         ("10GiB --device cuda:9", "no device 'cuda:9' here: choose from cuda:0, host"),
-        ("--stop", "--stop goes with an amount"),
-        ("off --stop", "--stop goes with an amount"),
+        ("--stop", "--stop (stop=True) goes with an amount"),
+        ("off --stop", "--stop (stop=True) goes with an amount"),
+        ("9999GiB", "cuda:0 has 80.00 GiB, and 9.76 TiB is more: give less, or off"),
+        ("9999GiB --device cuda:0", "cuda:0 has 80.00 GiB, and 9.76 TiB is more"),
+        ("999999GiB --device host", "is more: give less, or off for no budget"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(cells: Cells, line: str, cause: str) -> None:
@@ -154,10 +158,28 @@ def test_the_function_sets_the_same(cells: Cells) -> None:
     assert gpumemwidget.budget("off") == ()
 
 
-@pytest.mark.parametrize("amount", [1e10, True, b"10GiB"])
-def test_the_function_refuses_what_is_no_amount(cells: Cells, amount: Any) -> None:
-    with pytest.raises(BadInputError):
+@pytest.mark.parametrize(
+    ("amount", "cause"),
+    [
+        (1e10, "a float is no amount"),
+        (True, "a budget of True bytes"),
+        (b"10GiB", "a bytes is no amount"),
+        (10**25, "is more: give less"),
+    ],
+)
+def test_the_function_refuses_what_is_no_amount(cells: Cells, amount: Any, cause: str) -> None:
+    with pytest.raises(BadInputError, match=cause):
         gpumemwidget.budget(amount)
+
+
+def test_more_than_there_can_be_is_refused_where_no_device_tells_its_total() -> None:
+    """An export's columns would not hold it."""
+    budgets = Budgets()
+
+    with pytest.raises(BadInputError, match="more than any device has"):
+        budgets.set(10**25)
+
+    assert budgets.table is None
 
 
 # -- What is marked --------------------------------------------------------------------------------
@@ -345,6 +367,21 @@ def test_a_cell_that_catches_it_goes_on_and_is_only_marked(cells: Cells) -> None
     assert said.replace("\n", " ").strip() == (
         "%membudget interrupted this cell: cuda:0 had 120.00 MiB allocated, 100.00 MiB are "
         "allowed. The cell caught that and went on to 180.00 MiB at the peak."
+    )
+
+
+def test_a_cell_that_makes_another_error_of_it_is_said_to(cells: Cells) -> None:
+    cells.run("%membudget 100MiB --stop")
+
+    said = cells.run(
+        "import time\nb = gpu.allocate(120 << 20)\n"
+        "try:\n    time.sleep(20)\nexcept KeyboardInterrupt:\n    raise ValueError('mine')"
+    )
+
+    assert (cells.last.status, cells.stopped_at[-1]) == ("error", 120 * MIB)
+    assert " ".join(said.split()).endswith(
+        "cuda:0 had 120.00 MiB allocated, 100.00 MiB are allowed. The cell ended in another error "
+        "upon that."
     )
 
 
