@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpumemwidget.backends.ooms import OomMoment, OomObserver, describe_state
 from gpumemwidget.jupyter.interrupts import run_uninterrupted
-from gpumemwidget.records import HOST, CellRecord, DeviceAccount, Owned
+from gpumemwidget.records import HOST, CellRecord, DeviceAccount, MemoryAccount, Owned
 from gpumemwidget.traces import OomCard, OomEvent
 
 if TYPE_CHECKING:
@@ -48,6 +48,13 @@ class _Seen:
     account: DeviceAccount | None = None
     is_complete: bool = True
     duration_s: float = 0.0
+
+    def keep(self, taken: MemoryAccount) -> None:
+        """Keep who had what."""
+        device = self.event.device
+        self.account = next((each for each in taken.devices if each.device == device), None)
+        self.is_complete = taken.is_complete
+        self.duration_s = taken.duration_s
 
 
 @dataclass(slots=True)
@@ -145,12 +152,11 @@ class OomCards:
         from gpumemwidget.owners.entries import take_running_account  # noqa: PLC0415 - when needed
 
         extension, device = self._extension, seen.event.device
-        account = take_running_account(
-            extension.shell, extension.monitor.hardware, device, budget_s=_ACCOUNT_BUDGET_S
+        seen.keep(
+            take_running_account(
+                extension.shell, extension.monitor.hardware, device, budget_s=_ACCOUNT_BUDGET_S
+            )
         )
-        seen.account = next((each for each in account.devices if each.device == device), None)
-        seen.is_complete = account.is_complete
-        seen.duration_s = account.duration_s
 
     def _fail(self, what: str, exc: Exception) -> None:
         if threading.get_ident() == threading.main_thread().ident:
@@ -166,7 +172,7 @@ class OomCards:
     ) -> OomCard | None:
         from gpumemwidget.owners.mentions import list_mentions  # noqa: PLC0415 - when needed
         from gpumemwidget.owners.places import find_place  # noqa: PLC0415
-        from gpumemwidget.owners.ways import list_ways  # noqa: PLC0415
+        from gpumemwidget.owners.ways import list_ways, look_at_end  # noqa: PLC0415
 
         shell, hardware = self._extension.shell, self._extension.monitor.hardware
         notes: list[str] = []
@@ -178,28 +184,33 @@ class OomCards:
             return None  # It was no device's of ours that ran out.
         is_at_end = seen.account is None
         if is_at_end:
-            self._take_account(seen)
             words = "The owners are those"
             if is_observed and seen.event.largest_free_block_bytes is None:
                 words = "The owners and the free blocks are those"
                 seen.event = _fill_up(seen.event, hardware)
             notes.append(f"{words} at the cell's end, with its traceback still standing")
-        if not seen.is_complete:
-            notes.append("There was too much to look at all of it: some owners are not known")
         cells = shell.read_cell_numbers()
         number = None if record is None else record.execution_count
         frames = seen.event.frames or sign.frames
         place = find_place(frames, cells, source=source, number=number)
         mentions = list_mentions(_find_source(cells, number) or source, shell.user_ns)
-        ways = list_ways(
-            shell,
-            hardware,
-            seen.event,
-            seen.account,
-            mentions=mentions,
-            budget_s=max(_CARD_BUDGET_S - seen.duration_s, _LEAST_BUDGET_S),
-            is_at_end=is_at_end,
-        )
+        if is_at_end:
+            taken, ways = look_at_end(
+                shell, hardware, seen.event, mentions=mentions, budget_s=_CARD_BUDGET_S
+            )
+            seen.keep(taken)
+        else:
+            ways = list_ways(
+                shell,
+                hardware,
+                seen.event,
+                seen.account,
+                mentions=mentions,
+                budget_s=max(_CARD_BUDGET_S - seen.duration_s, _LEAST_BUDGET_S),
+                is_at_end=False,
+            )
+        if not seen.is_complete:
+            notes.append("There was too much to look at all of it: some owners are not known")
         account = seen.account
         return OomCard(
             event=seen.event,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,8 +34,8 @@ __all__ = ["ELSEWHERE", "Account", "Row", "Scope", "spread_marks", "take_account
 #: holds an autograd graph too, for that takes a look at every object of the process. ``process``:
 #: with that look. ``surroundings``: it is also found out what holds what no row reaches.
 #: ``running``: what running functions hold too, and no search for holders: as much as can be told
-#: in a moment.
-Scope = Literal["names", "process", "surroundings", "running"]
+#: in a moment. ``both``: what ``process`` and ``running`` tell, in one walk.
+Scope = Literal["names", "process", "surroundings", "running", "both"]
 
 #: For so many places it is found out what else holds them: each is a search through all there is.
 _MOST_HOLDERS = 8
@@ -149,6 +149,8 @@ def take_account(
     extra_roots: Sequence[object] = (),
     scope: Scope = "process",
     reads_graphs: bool = True,
+    with_host: bool = True,
+    is_enough: Callable[[Graph], bool] | None = None,
 ) -> Account | None:
     """Walk from all of the user's names; ``None`` where torch is not imported.
 
@@ -158,6 +160,9 @@ def take_account(
         extra_roots: objects to enter that no row leads to; they count as held elsewhere.
         scope: how far it looks.
         reads_graphs: whether autograd's nodes are asked what they hold.
+        with_host: whether host memory is looked at too, which may have most of the tensors.
+        is_enough: tells of a walk from rows and running functions whether it has met all; where it
+            has, what nobody leads to is not looked for.
     """
     torch = find_torch()
     if torch is None:
@@ -166,24 +171,47 @@ def take_account(
         TorchReader(torch),
         boundaries=[*shell.list_own_objects(), *list_namespaces()],
         budget_s=budget_s,
+        with_host=with_host,
     )
     if not reads_graphs:
         graph.allowance.close()
     rows, root_refs = _enter_rows(shell, graph)
     elsewhere = [place for each in extra_roots if (place := graph.add_root(each)) is not None]
+    started_s = time.perf_counter()
     graph.walk()
+    # A look at all of the process takes its time: about as long as the walk, or as the last look.
+    ahead_s = (time.perf_counter() - started_s) / 2 if scope in ("process", "both") else 0.0
     outer: list[Root] = []
     outside: list[object] | None = None
-    if scope in ("surroundings", "running"):
-        outer, outside = _look_around(graph, budget_s=budget_s, is_brief=scope == "running")
-        elsewhere.extend(root.place for root in outer if root.kind != "nowhere")
-    held = _find_elsewhere(graph, root_refs, budget_s=0.0 if scope == "running" else budget_s / 4)
+    if scope == "both":
+        outer.extend(enter_running(graph))
+    elif scope in ("surroundings", "running"):
+        outer.extend(enter_running(graph))
+        outside = []
+        if is_enough is None or not is_enough(graph):
+            found, outside = _enter_unmet(graph, budget_s=budget_s, is_brief=scope == "running")
+            outer.extend(found)
+    looked_s = time.perf_counter()
+    held = _find_elsewhere(
+        graph,
+        root_refs,
+        budget_s=0.0 if scope == "running" else budget_s / 4,
+        ahead_s=ahead_s,
+    )
+    ahead_s = max(ahead_s, time.perf_counter() - looked_s) if ahead_s else 0.0
     if scope == "surroundings":
         outer.extend(_find_holders(graph, held, outer))
     elsewhere.extend(held)
+    if scope == "both":
+        # Only now: what is met here would be among those whose holders are searched for.
+        n_known = len(graph.objects)
+        found, outside = _enter_unmet(graph, budget_s=budget_s, is_brief=True, ahead_s=ahead_s)
+        outer.extend(found)
+        elsewhere.extend(list_held_elsewhere(graph, {}, since=n_known))
+    elsewhere.extend(root.place for root in outer if root.kind != "nowhere")
     if scope != "running" and needs_outside(graph, is_thorough=scope != "names"):
         if outside is None:
-            outside = list_outside(graph)
+            outside = [] if graph.is_late(ahead_s) else list_outside(graph)
         elsewhere.extend(list_seen_from_outside(graph, outside))
     del outside
     account = Account(graph=graph, rows=rows, marks=[], outer=outer, elsewhere=elsewhere)
@@ -191,17 +219,16 @@ def take_account(
     return account
 
 
-def _look_around(
-    graph: Graph, *, budget_s: float, is_brief: bool
+def _enter_unmet(
+    graph: Graph, *, budget_s: float, is_brief: bool, ahead_s: float = 0.0
 ) -> tuple[list[Root], list[object]]:
-    """Enter what is held beside the rows: the roots, and what is then still not met."""
-    roots = enter_running(graph)
+    """Enter the tensors that were not met; their roots, and what is then still not met."""
     # To look at all of the process takes a moment too, that is not there when the time is up.
-    outside = [] if is_brief and graph.is_late() else list_outside(graph)
+    outside = [] if is_brief and graph.is_late(ahead_s) else list_outside(graph)
     if is_brief:
-        roots += enter_surroundings(graph, outside, budget_s=budget_s / 2, most_climbs=0)
+        roots = enter_surroundings(graph, outside, budget_s=budget_s / 2, most_climbs=0)
     else:
-        roots += enter_surroundings(graph, outside, budget_s=budget_s / 2)
+        roots = enter_surroundings(graph, outside, budget_s=budget_s / 2)
     # What has been met meanwhile would be held by this list.
     return roots, [each for each in outside if graph.find(each) is None]
 
@@ -244,15 +271,23 @@ def _enter_rows(shell: Shell, graph: Graph) -> tuple[dict[str, Row], dict[int, i
     return rows, root_refs
 
 
-def _find_elsewhere(graph: Graph, root_refs: dict[int, int], *, budget_s: float) -> list[int]:
+def _find_elsewhere(
+    graph: Graph, root_refs: dict[int, int], *, budget_s: float, ahead_s: float
+) -> list[int]:
     """What leads to storages and is held by something beside the rows, rubbish not counted."""
     deadline = time.perf_counter() + budget_s
+    found = list_held_elsewhere(graph, root_refs)
     while True:
-        found = list_held_elsewhere(graph, root_refs)
         held = [place for place in found if graph.kinds[place] not in _UNTOLD]
         late = time.perf_counter() > deadline or not graph.is_complete
-        if late or not held or not graph.adopt_referrers(held):
+        if late or not held or (ahead_s and graph.is_late(ahead_s)):
             return found
+        n_known = len(graph.objects)
+        if not graph.adopt_referrers(held):
+            return found
+        # What was accounted for is so still.
+        again = list_held_elsewhere(graph, root_refs, of=found)
+        found = [*again, *list_held_elsewhere(graph, root_refs, since=n_known)]
 
 
 def _find_holders(graph: Graph, held: Iterable[int], known: Iterable[Root]) -> list[Root]:

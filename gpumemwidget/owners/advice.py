@@ -12,7 +12,7 @@ import sys
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from gpumemwidget.owners.account import Account
+from gpumemwidget.owners.account import ELSEWHERE, Account
 from gpumemwidget.owners.base import Shell
 from gpumemwidget.records import HOST, DeviceAccount, Owned
 from gpumemwidget.traces import OomEvent, WayOut
@@ -184,7 +184,9 @@ def sum_float32(account: Account, device: str) -> int:
     with reader.quiet():
         for place, tensors in graph.tensors_on.items():
             info = graph.storages.get(place)
-            if info is None or info.device != device or not account.marks[place]:
+            # Of what no row reaches nobody could choose how it is computed.
+            is_yours = account.marks[place] & ~ELSEWHERE
+            if info is None or info.device != device or not is_yours:
                 continue
             tensor = graph.objects[tensors[0]]
             if not reader.is_dispatched(type(tensor)) and reader.read_shape(tensor)[1] == "float32":

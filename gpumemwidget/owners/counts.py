@@ -26,19 +26,31 @@ __all__ = [
 _CHECK_EVERY = 512
 
 
-def list_held_elsewhere(graph: Graph, root_refs: dict[int, int]) -> list[int]:
+def list_held_elsewhere(
+    graph: Graph,
+    root_refs: dict[int, int],
+    *,
+    since: int = 0,
+    of: Iterable[int] | None = None,
+) -> list[int]:
     """What leads to a storage and is also held by something that the walk has not seen.
 
     Args:
         graph: the walk's result; nothing else of ours may hold its objects.
         root_refs: for each place, how many references the roots have to it.
+        since: only from this place on.
+        of: only these places.
     """
     leads = graph.list_leads()
-    places = list(compress(range(len(leads)), leads))
+    if of is None:
+        places = list(compress(range(since, len(leads)), leads[since:]))
+    else:
+        places = [place for place in of if leads[place]]
     # Exactly as many references of our own as a fresh object in a fresh list has.
     base = next(map(sys.getrefcount, [object()]))
     counts = map(sys.getrefcount, map(graph.objects.__getitem__, places))
-    found = {place for place, info in graph.storages.items() if info.is_borrowed}
+    infos = graph.storages
+    found = {place for place in places if place in infos and infos[place].is_borrowed}
     kinds, python_refs = graph.kinds, graph.python_refs
     for place, count in zip(places, counts, strict=True):
         excess = count - base - python_refs[place]
@@ -136,10 +148,12 @@ def list_seen_from_outside(graph: Graph, outside: Iterable[object]) -> set[int]:
     pending = [each for each in outside if graph.find(each) is None]
     met: dict[int, object] = {}
     found: set[int] = set()
+    if graph.is_late():
+        # Then they may not even be listed. Not to know is to be careful.
+        return nodes
     with reader.quiet():
         while pending:
             if len(met) % _CHECK_EVERY == 0 and graph.is_late():
-                # Not to know is to be careful.
                 return found | nodes
             each = pending.pop()
             place = graph.find(each)

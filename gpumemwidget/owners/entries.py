@@ -8,8 +8,9 @@ tensor's is one line.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gpumemwidget.backends.hardware import Hardware
@@ -24,8 +25,10 @@ from gpumemwidget.owners.holdings import describe_rows
 from gpumemwidget.owners.lines import format_allocation
 from gpumemwidget.owners.paths import Paths
 from gpumemwidget.owners.purposes import Purposes
+from gpumemwidget.owners.walk import Graph
 from gpumemwidget.records import (
     HOST,
+    Block,
     DeviceAccount,
     MemoryAccount,
     MemoryKind,
@@ -36,6 +39,8 @@ from gpumemwidget.traces import BlockNames
 from gpumemwidget.units import format_bytes
 
 __all__ = [
+    "describe_briefly",
+    "may_read_graphs",
     "name_blocks",
     "take_block_account",
     "take_memory_account",
@@ -44,6 +49,8 @@ __all__ = [
 
 #: Of each device its blocks by their addresses, while they are being named.
 _Names = dict[str, dict[int, tuple[MemoryKind, str]]]
+#: A storage's place, its block and its bytes.
+_Claim = tuple[int, Block | None, int]
 
 #: The full account is asked for, and may look at all there is.
 FULL_BUDGET_S = 10.0
@@ -53,6 +60,10 @@ _NO_NAME = "no name (held where Python can't see)"
 #: Where nobody has looked for another holder.
 _NO_NAME_OF_YOURS = "no name of the notebook's"
 _OTHER = "Python's own objects and libraries"
+#: So many lines of a brief account stand for themselves, the biggest.
+_MOST_ALONE = 128
+#: For less than this nobody is looked for where there is little time.
+_LEAST_UNMET_BYTES = 1024**2
 
 
 @forgets_frames
@@ -132,29 +143,65 @@ def take_running_account(
         hardware: the allocators' figures and blocks.
         device: whose memory is told.
         budget_s: seconds for all of it; half of them for the walk. What was not met by then has no
-            name, and what was not described is told by its row: the biggest come first.
+            name, and what was not described is told by its row: the biggest come first. Behind
+            these, what has the same row and kind is one line.
 
     Returns:
         Lines of that device that add up to what its allocator says is allocated, and no holdings.
     """
     with paused_collector():
         started_s = time.perf_counter()
-        n_devices = sum(each.device != HOST for each in hardware.read())
         account = take_account(
             shell,
             budget_s=budget_s / 2,
             scope="running",
-            reads_graphs=not has_backward_beside(n_devices),
+            reads_graphs=may_read_graphs(hardware),
+            with_host=device == HOST,
+            is_enough=lambda graph: _has_met_all(graph, hardware, device),
         )
-        brief = _Brief(device, started_s + budget_s)
-        devices, notes = _close(account, shell, hardware, brief)
-        return MemoryAccount(
-            devices=devices,
-            holdings=(),
-            is_complete=account is None or account.graph.is_complete,
-            duration_s=time.perf_counter() - started_s,
-            notes=notes,
+        return describe_briefly(
+            account,
+            shell,
+            hardware,
+            device,
+            started_s=started_s,
+            budget_s=budget_s,
         )
+
+
+def may_read_graphs(hardware: Hardware) -> bool:
+    """Whether no backward runs beside this thread that changes its graph meanwhile."""
+    return not has_backward_beside(sum(each.device != HOST for each in hardware.read()))
+
+
+def describe_briefly(
+    account: Account | None,
+    shell: Shell,
+    hardware: Hardware,
+    device: str,
+    *,
+    started_s: float,
+    budget_s: float,
+) -> MemoryAccount:
+    """What a walk says of one device, in the few lines of ``take_running_account``.
+
+    Args:
+        account: the walk's result; ``None`` where torch is not imported.
+        shell: the running IPython.
+        hardware: the allocators' figures and blocks.
+        device: whose memory is told.
+        started_s: when the walk began, on ``time.perf_counter``.
+        budget_s: so many seconds later lines are told by their rows.
+    """
+    brief = _Brief(device, started_s + budget_s)
+    devices, notes = _close(account, shell, hardware, brief)
+    return MemoryAccount(
+        devices=devices,
+        holdings=(),
+        is_complete=account is None or account.graph.is_complete,
+        duration_s=time.perf_counter() - started_s,
+        notes=notes,
+    )
 
 
 @forgets_frames
@@ -232,19 +279,36 @@ def _close(
         paths = account.find_paths()
         purposes = Purposes(account.graph, paths)
         groups = group_storages(account, None if brief is None else brief.device)
-        for place, block, n_bytes in list_claims(account, paths, blocks, groups, outside):
+        claims = list_claims(account, paths, blocks, groups, outside)
+        for lot in (
+            [[each] for each in claims]
+            if brief is None
+            else _join_claims(claims, account, paths, purposes, cells)
+        ):
+            place = lot[0][0]
             is_late = brief is not None and time.perf_counter() > brief.deadline_s
-            line = _describe(account, paths, purposes, place, n_bytes, by_row=is_late)
+            line = _describe(
+                account,
+                paths,
+                purposes,
+                place,
+                sum(n_bytes for _, _, n_bytes in lot),
+                by_row=is_late or len(lot) > 1,
+            )
             if brief is not None and line.steps[0] == _NO_NAME:
                 line = replace(line, steps=(_NO_NAME_OF_YOURS, *line.steps[1:]))
-            if block is not None:
+            for _, block, _ in lot:
+                if block is None:
+                    continue
                 claimed.add((line.device, block.address))
                 if names is not None:
                     path = "" if line.root == "nowhere" else line.owner
                     names[line.device][block.address] = (line.kind, path)
+            block = lot[0][1]
+            if block is not None:
                 line = replace(
                     line,
-                    rounding_bytes=find_rounding(block),
+                    rounding_bytes=_sum_rounding(lot),
                     allocated_at=format_allocation(block.frames, cells),
                 )
             owned.append(line)
@@ -257,6 +321,55 @@ def _close(
     owned.extend(blocks.describe_unclaimed(claimed, pools))
     devices = [_close_device(reading, owned, notes) for reading in readings]
     return tuple(devices), tuple(notes)
+
+
+def _has_met_all(graph: Graph, hardware: Hardware, device: str) -> bool:
+    """Whether the walk has met all tensors of a device, as its blocks tell."""
+    blocks = BlockMap(each for each in hardware.read_segments() if each.device == device)
+    if device not in blocks.devices:
+        return False
+    met: set[int] = set()
+    for info in graph.storages.values():
+        block = None if info.device != device else blocks.find(device, info.address)
+        if block is not None:
+            met.add(block.address)
+    unmet = sum(
+        block.n_bytes
+        for block, kind in blocks.list_kinds(device)
+        if kind == "unknown" and block.address not in met
+    )
+    return unmet < _LEAST_UNMET_BYTES
+
+
+def _join_claims(
+    claims: Iterable[_Claim],
+    account: Account,
+    paths: Paths,
+    purposes: Purposes,
+    cells: Mapping[str, int],
+) -> Iterator[list[_Claim]]:
+    """The biggest each by itself, then those together that a brief line tells alike."""
+    claims = iter(claims)
+    for claim in itertools.islice(claims, _MOST_ALONE):
+        yield [claim]
+    lots: dict[tuple[object, ...], list[_Claim]] = {}
+    for claim in claims:
+        place, block, _ = claim
+        root = paths.find_root(place)
+        key = (
+            root and root.kind,
+            root and root.word,
+            purposes.find(place),
+            account.marks[place],
+            block and format_allocation(block.frames, cells),
+        )
+        lots.setdefault(key, []).append(claim)
+    yield from lots.values()
+
+
+def _sum_rounding(lot: Iterable[_Claim]) -> int | None:
+    found = [find_rounding(block) for _, block, _ in lot if block is not None]
+    return None if None in found else sum(each for each in found if each is not None)
 
 
 def _describe_outside(device: str, n_bytes: int) -> str:

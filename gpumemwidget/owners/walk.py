@@ -58,12 +58,19 @@ class Graph:
         reader: reads tensors.
         boundaries: objects where the walk stops.
         budget_s: after this many seconds it stops and is no longer ``is_complete``.
+        with_host: whether what leads to host memory alone leads anywhere.
     """
 
     def __init__(
-        self, reader: TorchReader, *, boundaries: Iterable[object], budget_s: float
+        self,
+        reader: TorchReader,
+        *,
+        boundaries: Iterable[object],
+        budget_s: float,
+        with_host: bool = True,
     ) -> None:
         self.reader = reader
+        self._with_host = with_host
         self.hidden = HiddenHolders(reader.torch)
         self.kind_finder = KindFinder(reader, self.hidden.classes)
         self.kind_finder.known.update((id(cls), (cls, Kind.HIDDEN)) for cls in self.hidden.results)
@@ -153,9 +160,9 @@ class Graph:
                 else:
                     break
 
-    def is_late(self) -> bool:
-        """Whether the time is used up; the walk is not complete then."""
-        if time.perf_counter() > self._deadline:
+    def is_late(self, ahead_s: float = 0.0) -> bool:
+        """Whether the time is used up, or will be so much later; the walk is not complete then."""
+        if time.perf_counter() + ahead_s > self._deadline:
             self._is_cut = True
             for left in (self._urgent, self._pending, self._rest):
                 left.clear()
@@ -205,7 +212,10 @@ class Graph:
     def list_leads(self) -> bytearray:
         """For each place, 1 where it leads to a storage."""
         if self._leads is None or len(self._leads) != len(self.objects):
-            self._leads = mark_leads(self.edges, self.storages)
+            ends: Iterable[int] = self.storages
+            if not self._with_host:
+                ends = (place for place, info in self.storages.items() if not info.is_host)
+            self._leads = mark_leads(self.edges, ends)
         return self._leads
 
     # -- what a place refers to --------------------------------------------------------------------

@@ -6,6 +6,7 @@ what it would do now.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal
 
@@ -16,12 +17,13 @@ from gpumemwidget.owners.advice import list_savings, list_settings, sum_float32
 from gpumemwidget.owners.base import LAST_EXCEPTION, Shell
 from gpumemwidget.owners.blocks import BlockMap
 from gpumemwidget.owners.collector import paused_collector
+from gpumemwidget.owners.entries import describe_briefly, may_read_graphs
 from gpumemwidget.owners.grads import find_gradients
 from gpumemwidget.owners.sorting import Sorting, join_marks
-from gpumemwidget.records import HOST, DeviceAccount
+from gpumemwidget.records import HOST, DeviceAccount, MemoryAccount
 from gpumemwidget.traces import OomEvent, WayOut
 
-__all__ = ["list_ways"]
+__all__ = ["list_ways", "look_at_end"]
 
 #: What gives less than the first is no way out, and what gives the second always is one.
 _LEAST_BYTES, _ENOUGH_BYTES = 1024**2, 64 * 1024**2
@@ -30,7 +32,7 @@ _MOST_NAMES = 4
 #: A text has room for so many names of one set.
 _MOST_IN_TEXT = 3
 #: The walk's part of the time: what is made of it takes the rest.
-_WALK_SHARE = 0.6
+_WALK_SHARE = 0.8
 _Is = Literal["exact", "at least", "at most", "about"]
 
 
@@ -57,20 +59,76 @@ def list_ways(
         is_at_end: whether ``at_oom`` was read at the cell's end, and not within the allocation.
             The last exception in it is the OOM itself then, and that of an earlier cell otherwise.
     """
+    with paused_collector():
+        account = take_account(
+            shell,
+            budget_s=budget_s * _WALK_SHARE,
+            reads_graphs=may_read_graphs(hardware),
+            with_host=event.device == HOST,
+        )
+        return _list_ways(
+            account, shell, hardware, event, at_oom, mentions=mentions, is_at_end=is_at_end
+        )
+
+
+@forgets_frames
+def look_at_end(
+    shell: Shell,
+    hardware: Hardware,
+    event: OomEvent,
+    *,
+    mentions: Collection[str],
+    budget_s: float,
+) -> tuple[MemoryAccount, tuple[WayOut, ...]]:
+    """Who has what when the cell has ended, and the ways out, of one walk.
+
+    Args:
+        shell: the running IPython; the cell has ended, its traceback stands.
+        hardware: the allocators' figures and blocks.
+        event: what stood at the OOM.
+        mentions: the words of the cell's code.
+        budget_s: seconds for all of it. Where the walk stops early, what is said is ``about``.
+    """
+    with paused_collector():
+        started_s = time.perf_counter()
+        account = take_account(
+            shell,
+            budget_s=budget_s * _WALK_SHARE,
+            scope="both",
+            reads_graphs=may_read_graphs(hardware),
+            with_host=event.device == HOST,
+        )
+        taken = describe_briefly(
+            account, shell, hardware, event.device, started_s=started_s, budget_s=budget_s
+        )
+        at_oom = next((each for each in taken.devices if each.device == event.device), None)
+        ways = _list_ways(
+            account, shell, hardware, event, at_oom, mentions=mentions, is_at_end=True
+        )
+        return taken, ways
+
+
+def _list_ways(
+    account: Account | None,
+    shell: Shell,
+    hardware: Hardware,
+    event: OomEvent,
+    at_oom: DeviceAccount | None,
+    *,
+    mentions: Collection[str],
+    is_at_end: bool,
+) -> tuple[WayOut, ...]:
     ways: list[WayOut] = []
     own = 0 if at_oom is None else _sum_alone(at_oom, "exception" if is_at_end else "thread")
     earlier = 0 if is_at_end or at_oom is None else _sum_alone(at_oom, "exception")
-    with paused_collector():
-        account = take_account(shell, budget_s=budget_s * _WALK_SHARE)
-        if account is not None:
-            releases = _Releases(account, hardware, event.device)
-            ways.extend(releases.release_exception(own, earlier))
-            ways.extend(releases.list_ways(mentions))
-        ways.extend(list_settings(shell, event))
-        if at_oom is not None:
-            floats = 0 if account is None else sum_float32(account, event.device)
-            ways.extend(list_savings(at_oom, mentions, floats, is_at_end=is_at_end))
-        del account
+    if account is not None:
+        releases = _Releases(account, hardware, event.device)
+        ways.extend(releases.release_exception(own, earlier))
+        ways.extend(releases.list_ways(mentions))
+    ways.extend(list_settings(shell, event))
+    if at_oom is not None:
+        floats = 0 if account is None else sum_float32(account, event.device)
+        ways.extend(list_savings(at_oom, mentions, floats, is_at_end=is_at_end))
     least = _find_least(event)
     given = [way for way in ways if way.gives_bytes is None or way.gives_bytes >= least]
     return tuple(sorted(given, key=lambda way: (way.gives_bytes is None, -(way.gives_bytes or 0))))

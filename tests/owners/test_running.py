@@ -252,6 +252,26 @@ def test_when_the_time_for_words_is_up(notebook: Notebook, monkeypatch: pytest.M
     assert account.is_complete
 
 
+def test_the_like_is_one_line_behind_the_biggest(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one row and kind; what is alone has its path all the same, and nothing is lost."""
+    monkeypatch.setattr("gpumemwidget.owners.entries._MOST_ALONE", 1)
+    notebook.run(
+        "import torch; big = [torch.ones(90_013)]; x = [torch.ones(60_013) for _ in range(3)]\n"
+        "alone = {'a': torch.ones(60_017)}; alone['w'] = torch.nn.Parameter(torch.ones(60_023))"
+    )
+
+    (device,) = _take(notebook).devices
+
+    lines = {(each.owner, each.kind): each.n_bytes for each in device.owned}
+    assert lines[("big[0]", "tensor")] == 4 * 90_013
+    assert lines[("x", "tensor")] == 3 * 4 * 60_013
+    assert lines[('alone["a"]', "tensor")] == 4 * 60_017
+    assert lines[('alone["w"]', "parameter")] == 4 * 60_023
+    assert sum(each.n_bytes for each in device.owned) == device.allocated_bytes
+
+
 def test_nothing_of_it_is_held(notebook: Notebook) -> None:
     """Neither a frame nor a variable outlives what it looked at, without a collection."""
     watches: list[ref[Any]] = []

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from gpumemwidget.owners.entries import take_memory_account
+from gpumemwidget.owners.entries import take_memory_account, take_running_account
 from gpumemwidget.owners.storages import StorageInfo, TorchReader
 from gpumemwidget.owners.walk import Graph
-from gpumemwidget.owners.ways import list_ways
+from gpumemwidget.owners.ways import list_ways, look_at_end
 from gpumemwidget.records import HOST, Block, DeviceAccount, MemoryKind, Owned, Segment
 from gpumemwidget.traces import OomEvent, WayOut
 from tests.owners.notebook import Notebook, Tracker
@@ -57,6 +58,46 @@ def find_names(notebook: Notebook, event: OomEvent = ON_HOST) -> list[WayOut]:
 
 def own(kind: MemoryKind, n_bytes: int, root: str = "name") -> Owned:
     return Owned("cuda:0", n_bytes, kind, ("x",), root)  # type: ignore[arg-type]
+
+
+def _list_big(device: DeviceAccount) -> list[tuple[str, str, int]]:
+    """The lines of tensors of 1 MiB and more."""
+    return [
+        (each.owner, each.kind, each.n_bytes)
+        for each in device.owned
+        if each.kind != "other" and each.n_bytes >= MIB
+    ]
+
+
+def test_both_at_the_end_in_one_walk(notebook: Notebook) -> None:
+    """Who has what and the ways out are the same as of a walk each."""
+    notebook.run(
+        "import torch\nmodel = torch.nn.Linear(1024, 1024)\nunused = [torch.ones(2 * 262144)]\n"
+        "def step():\n    h = model(torch.ones(1024, 1024))\n    h.exp().sum().backward()\n"
+        "    y = model(h)\n    raise ValueError\nstep()"
+    )
+    library = ModuleType("library")
+    vars(library)["kept"] = torch.ones(3 * N)
+    words = frozenset({"model", "step"})
+
+    taken, ways = look_at_end(
+        notebook.shell, notebook.hardware, ON_HOST, mentions=words, budget_s=60
+    )
+    alone = take_running_account(notebook.shell, notebook.hardware, HOST, budget_s=60)
+    at_oom = next(each for each in alone.devices if each.device == HOST)
+    apart = list_ways(
+        notebook.shell, notebook.hardware, ON_HOST, at_oom, mentions=words, budget_s=60
+    )
+
+    assert [(way.kind, way.gives_bytes, way.text) for way in ways] == [
+        (way.kind, way.gives_bytes, way.text) for way in apart
+    ]
+    assert {"last exception", "gradients", "names", "smaller batch"} <= {way.kind for way in ways}
+    (device,) = (each for each in taken.devices if each.device == HOST)
+    assert _list_big(device) == _list_big(at_oom)
+    assert taken.is_complete
+    # IPython's formatter of tracebacks holds the last one beyond this test.
+    notebook.release(exceptions=True)
 
 
 # -- What can be released --------------------------------------------------------------------------
