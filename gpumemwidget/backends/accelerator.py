@@ -3,14 +3,18 @@
 What PyTorch does not tell of them is ``None``. Their peaks are exact where the marks can be reset
 unseen by the user (see ``overlay``), as on XPU and on MPS since ``torch.accelerator`` reaches it;
 elsewhere nothing is reset, and a peak is the highest that was seen.
+
+Much of what is asked here is an extension's own code, which may fail with whatever it likes: then a
+figure is unknown, it is said once why, and what else is recorded goes on.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from gpumemwidget.backends.accelcounters import AcceleratorCounters, find_kind
 from gpumemwidget.backends.overlay import NestedStats, PeakOverlay
@@ -21,9 +25,12 @@ from gpumemwidget.traces import AllocatorTrace
 
 __all__ = ["AcceleratorBackend"]
 
+_T = TypeVar("_T")
 #: Allocated and reserved, or their peaks.
 _Pair = tuple[int | None, int | None]
 _UNKNOWN: _Pair = (None, None)
+#: Where a failure's words are other ones each time, as with an address in them.
+_MOST_NOTES = 20
 
 
 class AcceleratorBackend:
@@ -60,16 +67,16 @@ class AcceleratorBackend:
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """The touched devices, by index."""
-        return tuple(self._describe(index) for index in self._counters.list_touched())
+        return tuple(self._describe(index) for index in self._list_touched())
 
     def read(self) -> tuple[Reading, ...]:
         """One reading a touched device, with the peaks of the running span."""
-        return tuple(self._read(index) for index in self._counters.list_touched())
+        return tuple(self._read(index) for index in self._list_touched())
 
     def start_span(self) -> tuple[Reading, ...]:
         """Reset the peaks of the touched devices, where the user does not see it."""
         self._highest.clear()
-        touched = self._counters.list_touched()
+        touched = self._list_touched()
         return tuple(self._read(index, starts=True) for index in touched)
 
     def end_span(self) -> tuple[Reading, ...]:
@@ -81,18 +88,15 @@ class AcceleratorBackend:
 
         Where they tell none, the highest that was seen.
         """
-        return tuple(self._read_as_user(index) for index in self._counters.list_touched())
+        return tuple(self._read_as_user(index) for index in self._list_touched())
 
     def read_segments(self) -> tuple[Segment, ...]:
         """The touched devices' segments and blocks, where this release of PyTorch tells them."""
-        touched = self._counters.list_touched()
+        touched = self._list_touched()
         if not touched:
             return ()
-        try:
-            return self._counters.read_segments(touched)
-        except RuntimeError as exc:
-            self._note(f"the allocator's blocks on {self.kind} can't be read: {_first_line(exc)}")
-            return ()
+        failure = f"the allocator's blocks on {self.kind} can't be read"
+        return self._ask(partial(self._counters.read_segments, touched), failure) or ()
 
     @property
     def is_tracing(self) -> bool:
@@ -103,7 +107,7 @@ class AcceleratorBackend:
         """Why nothing is traced, a sentence for each device in use."""
         return tuple(
             f"{self.kind}:{index} is not traced: only on CUDA is the allocator's history read"
-            for index in self._counters.list_touched()
+            for index in self._list_touched()
         )
 
     def end_trace(self, *, snapshot_to: Path | None = None) -> tuple[AllocatorTrace, ...]:  # noqa: ARG002 - as above
@@ -140,13 +144,23 @@ class AcceleratorBackend:
         return ()
 
     def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
-        """What the user's own reset does, on each touched device that has one."""
+        """What the user's own reset does, on each touched device that has one.
+
+        Raises:
+            BackendError: PyTorch refuses.
+        """
         reset = []
-        for index in self._counters.list_touched():
+        for index in self._list_touched():
             device = f"{self.kind}:{index}"
             call = self._counters.find_peak_reset()
             if call is not None and (devices is None or device in devices):
-                call(index)
+                try:
+                    call(index)
+                except Exception as exc:
+                    raise BackendError(
+                        f"the peaks of {device} could not be reset ({_tell(exc)}): restart the "
+                        "kernel if the device is in error"
+                    ) from exc
                 self._highest_ever.pop(index, None)
                 reset.append(device)
         return tuple(reset)
@@ -159,10 +173,10 @@ class AcceleratorBackend:
         """
         try:
             self._counters.empty_cache()
-        except RuntimeError as exc:
+        except Exception as exc:
             raise BackendError(
-                f"{self.kind} could not empty its cache ({_first_line(exc)}): restart the kernel "
-                "if the device is in error"
+                f"{self.kind} could not empty its cache ({_tell(exc)}): restart the kernel if the "
+                "device is in error"
             ) from exc
 
     def release_workspaces(self) -> None:
@@ -173,17 +187,21 @@ class AcceleratorBackend:
 
         ``None`` where PyTorch does not ask the driver for it.
         """
-        return next((self._counters.read_memory(i) for i in self._find(device)), None)
+        failure = f"{device} does not tell what is free"
+        asks = [partial(self._counters.read_memory, index) for index in self._find(device)]
+        return self._ask(asks[0], failure) if asks else None
 
     def read_own_use(self, device: str) -> int | None:
         """What this process takes of a touched device, other libraries too; ``None``: not told."""
-        return next((self._counters.read_own_use() for _ in self._find(device)), None)
+        failure = f"{device} does not tell what this process has"
+        return self._ask(self._counters.read_own_use, failure) if self._find(device) else None
 
     def list_lost_peaks(self) -> tuple[tuple[str, int], ...]:
         """Devices and the peaks, in bytes, that ``close`` takes from the user's view."""
-        if self._overlay is None or not self._counters.list_touched():
+        if self._overlay is None or not self._list_touched():
             return ()
-        marks = self._overlay.list_lost_marks()
+        failure = f"the peaks of {self.kind} can't be read"
+        marks = self._ask(self._overlay.list_lost_marks, failure) or ()
         return tuple((f"{self.kind}:{index}", peak) for index, peak in marks)
 
     def take_notes(self) -> tuple[str, ...]:
@@ -208,7 +226,7 @@ class AcceleratorBackend:
                 # Now that they are reset, the peaks are what stands.
                 return self._to_reading(index, stats, _pick(stats, "current"), "exact")
             stats, is_exact = self._overlay.read(index)
-        except RuntimeError as exc:
+        except Exception as exc:  # noqa: BLE001 - said once
             return self._fail(index, exc)
         return self._to_reading(
             index, stats, _pick(stats, "peak"), "exact" if is_exact else "at least"
@@ -221,7 +239,7 @@ class AcceleratorBackend:
             else:
                 stats = self._counters.read(index)
                 self._see(index, stats)
-        except RuntimeError as exc:
+        except Exception as exc:  # noqa: BLE001 - said once
             return self._fail(index, exc)
         peaks = _pick(stats, "peak")
         if peaks == _UNKNOWN:
@@ -250,26 +268,41 @@ class AcceleratorBackend:
 
     def _find(self, device: str) -> list[int]:
         """The index of a touched device, if it is one."""
-        touched = self._counters.list_touched()
+        touched = self._list_touched()
         return [index for index in touched if device == f"{self.kind}:{index}"]
 
     def _describe(self, index: int) -> DeviceInfo:
+        device = f"{self.kind}:{index}"
         info = self._infos.get(index)
         if info is None:
-            info = self._infos[index] = self._counters.describe(index)
+            asked = self._ask(partial(self._counters.describe, index), f"{device} has no name")
+            info = self._infos[index] = asked or DeviceInfo(device, self.kind.upper(), None)
         # The user may set one at any time.
-        limit_bytes = self._counters.read_limit(index, info.total_bytes)
+        ask = partial(self._counters.read_limit, index, info.total_bytes)
+        limit_bytes = self._ask(ask, f"{device} does not tell its limit")
         if limit_bytes != info.limit_bytes:
             info = self._infos[index] = dataclasses.replace(info, limit_bytes=limit_bytes)
         return info
 
-    def _fail(self, index: int, exc: RuntimeError) -> Reading:
+    def _list_touched(self) -> list[int]:
+        failure = f"it is not known which devices of {self.kind} are in use"
+        return self._ask(self._counters.list_touched, failure) or []
+
+    def _ask(self, ask: Callable[[], _T], failure: str) -> _T | None:
+        """The answer; ``None`` and a sentence where there is none."""
+        try:
+            return ask()
+        except Exception as exc:  # noqa: BLE001 - said once
+            self._note(f"{failure}: {_tell(exc)}")
+            return None
+
+    def _fail(self, index: int, exc: Exception) -> Reading:
         """Unknown counters, and a sentence why."""
-        self._note(f"{self.kind}:{index} gives no counters: {_first_line(exc)}")
+        self._note(f"{self.kind}:{index} gives no counters: {_tell(exc)}")
         return Reading(f"{self.kind}:{index}", allocated_bytes=None, reserved_bytes=None)
 
     def _note(self, note: str) -> None:
-        if note not in self._failures:
+        if note not in self._failures and len(self._failures) < _MOST_NOTES:
             self._failures[note] = False
 
 
@@ -291,5 +324,7 @@ def _higher(one: int | None, other: int | None) -> int | None:
     return max(one, other)
 
 
-def _first_line(exc: BaseException) -> str:
-    return str(exc).strip().partition("\n")[0]
+def _tell(exc: Exception) -> str:
+    """Its first line, and what it is where it is not as PyTorch refuses."""
+    line = str(exc).strip().partition("\n")[0]
+    return line if type(exc) is RuntimeError else f"{type(exc).__name__}: {line}"

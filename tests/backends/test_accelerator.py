@@ -325,6 +325,63 @@ def test_what_fails_is_unknown_and_said_once() -> None:
     backend.close()
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("is_initialized", "_is_in_bad_fork", "device_count", "get_device_properties"),
+        *("mem_get_info", "memory_snapshot", "_xpu_memoryStats", "_xpu_resetPeakMemoryStats"),
+        "_xpu_getMemoryFraction",
+    ],
+)
+@pytest.mark.parametrize("kind", [RuntimeError, AttributeError, OSError, None])
+def test_whatever_fails_the_rest_is_recorded(
+    name: str, kind: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An extension's code may raise what it likes, or lack it: the host's record goes on."""
+    allocator = ReplayAllocator(2)
+    torch = make_xpu(allocator)
+    torch.__spec__ = None
+    owner = next(
+        (each for each in (torch.xpu, torch.xpu.memory, torch._C) if hasattr(each, name)), torch._C
+    )
+    if kind is not None:
+        setattr(owner, name, _Failing(kind))
+    elif hasattr(owner, name):
+        delattr(owner, name)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    hardware = Hardware([HostBackend()], NvmlMonitor(FakeNvml(), environ={}))
+    hardware.await_torch()
+    allocator.allocate(MIB)
+    methods = ("start_span", "read", "end_span", "read_as_user", "read_segments", "list_devices")
+
+    answers = {method: getattr(hardware, method)() for method in methods * 2}
+    devices = [report.info.device for report in hardware.read_devices()]
+    states = [state.info.device for state in hardware.take_device_states()]
+    notes = hardware.take_notes()
+
+    for method in set(methods) - {"read_segments"}:
+        assert answers[method][-1].device == "host"
+    assert devices[-1] == states[-1] == "host"
+    assert len(notes) == len(set(notes)) <= 4
+    if kind is not None and not (kind is RuntimeError and name in _MAY_REFUSE):
+        assert any("oh" in note for note in notes)
+    hardware.close()
+
+
+class _Failing:
+    """A function of torch's, or what should be one."""
+
+    def __init__(self, kind: type[Exception]) -> None:
+        self._kind = kind
+
+    def __call__(self, *_: object) -> object:
+        raise self._kind("oh\nand more")
+
+
+#: Not every driver lets everybody ask these, and a device without memory is not touched.
+_MAY_REFUSE = ("mem_get_info", "_xpu_getMemoryFraction", "_xpu_memoryStats")
+
+
 def fail_always(*_: object) -> None:
     """A call that the device refuses."""
     raise RuntimeError("UR_RESULT_ERROR_DEVICE_LOST")
