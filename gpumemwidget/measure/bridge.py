@@ -114,8 +114,8 @@ def _fit(
             [*counted, *unknown, *ends],
         ),
         (
-            "this process and what is free are more than there is, so they were not read at one "
-            "moment, and what is not this process's is not told apart.",
+            "this process and what is free are more than there is, as they overlap or were not "
+            "read at one moment, so what is not this process's is not told apart.",
             [*counted, *unknown, *unknown_ends],
         ),
         (

@@ -49,8 +49,7 @@ def build_segment_map(
                 is_expandable=segment.is_expandable,
                 is_small=segment.is_small,
                 blocks=tuple(
-                    _describe(block, segment.address, names, tell_line)
-                    for block in segment.blocks
+                    _describe(block, segment.address, names, tell_line) for block in segment.blocks
                 ),
             )
             for segment in ordered

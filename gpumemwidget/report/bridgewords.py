@@ -131,15 +131,19 @@ _SENTENCES: dict[PartKey, str] = {
     "cached": "Code, stacks, and what was freed and is kept by malloc, which %memrelease gives "
     "back at its end.",
 }
+#: The system counts pages of files as available where it could read them again.
+_MAPPED = (
+    "They may have more, as what this process has mapped of files, such as libraries, may count as "
+    "available too."
+)
 _HOST_SENTENCES: dict[PartKey, str] = {
     "allocated": "Handed out by malloc to tensors on the CPU, arrays and Python's objects.",
-    "others": "The rest of what is in use: other processes, the system, files that it can't "
-    "drop from memory.",
+    "others": f"The rest: other processes and the system. {_MAPPED}",
     "free": "Can be taken without swapping: it is unused, or holds files that can be dropped.",
 }
 _HOST_REST = (
-    "The rest of what is in use, this notebook's children included: pages that they share with it "
-    "are resident in both, so they have a table of their own."
+    "The rest, this notebook's children included: pages that they share with it are resident in "
+    f"both, so they have a table of their own. {_MAPPED}"
 )
 #: On a GPU of which the driver numbers processes otherwise.
 _STRANGERS = (
