@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gpumemwidget.devices import ProcessUse
 from gpumemwidget.records import HOST, CellRecord, Frame, MemoryKind, Owned, PeakIs, Segment, Span
 
 __all__ = [
@@ -289,7 +290,7 @@ class OomEvent:
     device_total_bytes: int | None
     #: This process's cap, where one is set.
     limit_bytes: int | None
-    #: What other processes take; ``None`` where the driver does not tell.
+    #: What other processes take, those below this one too; ``None`` where the driver does not tell.
     others_bytes: int | None
     #: What this process takes outside of PyTorch's allocator; ``None`` where it is not known.
     outside_bytes: int | None
@@ -299,6 +300,10 @@ class OomEvent:
     cached_bytes: int | None = None
     #: On the host what of this process counts against its limit: all addresses that it has.
     addresses_bytes: int | None = None
+    #: Who the other processes are, as the driver lists them, the biggest first.
+    others: tuple[ProcessUse, ...] = ()
+    #: In use and of no process that the driver lists; ``None``: it may be among the others'.
+    unlisted_bytes: int | None = None
 
     @property
     def unallocated_bytes(self) -> int | None:

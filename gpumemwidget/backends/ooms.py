@@ -20,6 +20,7 @@ from gpumemwidget.backends.arrival import TorchArrival, find_torch
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.resident import read_addresses
 from gpumemwidget.backends.unallocated import divide_unallocated
+from gpumemwidget.devices import ProcessUse
 from gpumemwidget.records import HOST, Frame, Reading
 from gpumemwidget.traces import OomEvent
 
@@ -187,6 +188,7 @@ def describe_state(
     if allowed_bytes is None and info is not None:
         allowed_bytes = info.limit_bytes
     largest = cached = own = None
+    listed: tuple[ProcessUse, ...] | None = None
     if is_thorough:
         segments = [each for each in hardware.read_segments() if each.device == device]
         if segments:
@@ -195,12 +197,21 @@ def describe_state(
         own = hardware.read_own_use(device)
         if own is not None and reading is not None and own < (reading.reserved_bytes or 0):
             own = None  # Another process of this number, outside of our container.
+        if own is not None and device != HOST:
+            listed = _list_others(hardware, device)
     if device == HOST:
         free_bytes = hardware.available_host_bytes()
         own = None if reading is None else reading.reserved_bytes
         allowed_bytes = _read_address_limit()
     used = None if free_bytes is None or not total else total - free_bytes
     limits = allowed_bytes is not None and (not total or allowed_bytes < total)
+    others = None if used is None or own is None else max(used - own, 0)
+    unlisted = None
+    if others is not None and listed is not None:
+        # One whose bytes are not told may have all that is of no other.
+        sizes = [each.n_bytes for each in listed if each.n_bytes is not None]
+        if len(sizes) == len(listed) and sum(sizes) <= others:
+            unlisted, others = others - sum(sizes), sum(sizes)
     return OomEvent(
         device=device,
         requested_bytes=requested_bytes,
@@ -210,11 +221,13 @@ def describe_state(
         device_free_bytes=free_bytes,
         device_total_bytes=total or None,
         limit_bytes=allowed_bytes if limits else None,
-        others_bytes=None if used is None or own is None else max(used - own, 0),
+        others_bytes=others,
         outside_bytes=None if device == HOST else _find_outside(own, reading),
         frames=frames,
         cached_bytes=cached,
         addresses_bytes=read_addresses() if device == HOST and limits else None,
+        others=listed or (),
+        unlisted_bytes=unlisted,
     )
 
 
@@ -222,6 +235,16 @@ def _find_outside(own: int | None, reading: Reading | None) -> int | None:
     if own is None or reading is None or reading.reserved_bytes is None:
         return None
     return own - reading.reserved_bytes
+
+
+def _list_others(hardware: Hardware, device: str) -> tuple[ProcessUse, ...] | None:
+    """Who else is on a GPU, the biggest first; ``None`` where the driver does not tell of us."""
+    states = hardware.take_device_states(with_segments=False)
+    processes = next((each.processes for each in states if each.info.device == device), None)
+    if processes is None or all(each.relation != "own" for each in processes):
+        return None
+    others = [each for each in processes if each.relation != "own"]
+    return tuple(sorted(others, key=lambda each: -(each.n_bytes or 0)))
 
 
 def _read_address_limit() -> int | None:

@@ -257,6 +257,8 @@ def _fill_up(event: OomEvent, hardware: Hardware) -> OomEvent:
         event,
         largest_free_block_bytes=now.largest_free_block_bytes,
         others_bytes=now.others_bytes,
+        others=now.others,
+        unlisted_bytes=now.unlisted_bytes,
         outside_bytes=now.outside_bytes,
     )
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from gpumemwidget.devices import ProcessUse
 from gpumemwidget.owners.account import ELSEWHERE, Account
 from gpumemwidget.owners.base import Shell
 from gpumemwidget.records import HOST, DeviceAccount, Owned
@@ -21,6 +22,9 @@ __all__ = ["list_savings", "list_settings", "sum_float32"]
 
 #: Whoever mentions one of these may be training, in a way that can't be seen from here.
 _TRAINING = frozenset({"backward", "fit", "grad", "train", "training_step"})
+
+#: So many other processes are named.
+_MOST_PROCESSES = 3
 
 # -- What the allocator and the system may be told -------------------------------------------------
 
@@ -56,11 +60,24 @@ def list_settings(shell: Shell, event: OomEvent) -> Iterator[WayOut]:
     if event.others_bytes:
         yield WayOut(
             kind="other processes",
-            text="end other processes that take memory",
+            text=_name_others(event.others),
             gives_bytes=event.others_bytes,
             gives_is="at most",
             command="!ps aux --sort=-rss | head" if event.device == HOST else "!nvidia-smi",
         )
+
+
+def _name_others(others: Sequence[ProcessUse]) -> str:
+    """What to do about other processes, those that take most by name."""
+    if not others:
+        return "end other processes that take memory"
+    names = [
+        f"{each.name} (pid {each.pid})" if each.name else f"process {each.pid}"
+        for each in others[:_MOST_PROCESSES]
+    ]
+    if len(others) > len(names):
+        names.append(f"{len(others) - len(names)} more")
+    return f"end what else is on the device: {', '.join(names)}"
 
 
 def _read_settings() -> tuple[str, str]:

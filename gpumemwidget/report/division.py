@@ -91,6 +91,8 @@ def _list_gpu_parts(
     for label, n_bytes, look in (
         (name_key("outside"), event.outside_bytes, "outside"),
         (name_key("others"), event.others_bytes, "others"),
+        # Where it is not told apart it is in what the others take.
+        (name_key("unlisted"), event.unlisted_bytes or 0, "rest"),
         (name_key("free"), event.device_free_bytes, "free"),
     ):
         slots.append((label, _make_part(label, n_bytes, look)))

@@ -5,6 +5,7 @@ The same on a real one: ``tests/gpu/test_oom.py``.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import resource
@@ -24,6 +25,8 @@ from gpumemwidget.backends.cuda import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.ooms import OomMoment, OomObserver, describe_state
+from gpumemwidget.devices import ProcessUse
+from gpumemwidget.report.division import divide_device
 from gpumemwidget.traces import OomEvent
 from tests.backends.test_overlay import make_torch
 
@@ -212,6 +215,41 @@ def test_what_others_take(
     event = describe_state(hardware, "cuda:0", free_bytes=30 * MIB)
 
     assert (event.outside_bytes, event.others_bytes) == outside_and_others
+
+
+@pytest.mark.parametrize(
+    ("sizes", "others_and_unlisted"),
+    [
+        ([3 * MIB, 4 * MIB], (7 * MIB, 13 * MIB)),
+        ([], (0, 20 * MIB)),
+        # The unknown may be all that is left, and a list may be younger than the counters.
+        ([3 * MIB, None], (20 * MIB, None)),
+        ([30 * MIB], (20 * MIB, None)),
+    ],
+)
+def test_who_the_others_are(
+    cuda: FakeCuda, sizes: list[int | None], others_and_unlisted: tuple[int, int | None]
+) -> None:
+    """As the driver lists them; what is of no process is apart, and nothing is counted twice."""
+    cuda.initialise()
+    cuda.allocate(150 * MIB)
+    hardware: Any = Hardware([CudaBackend(cuda.torch)])
+    hardware.read_own_use = {"cuda:0": 155 * MIB}.get
+    others = [ProcessUse(8 + n, f"python {n}", "other", size) for n, size in enumerate(sizes)]
+    (state,) = (s for s in hardware.take_device_states() if s.info.device == "cuda:0")
+    state = dataclasses.replace(
+        state, processes=(ProcessUse(7, "python", "own", 155 * MIB), *others)
+    )
+    hardware.take_device_states = lambda **_: (state,)
+
+    event = describe_state(hardware, "cuda:0", free_bytes=25 * MIB)
+
+    assert (event.others_bytes, event.unlisted_bytes) == others_and_unlisted
+    assert [each.n_bytes for each in event.others] == sorted(sizes, key=lambda n: -(n or 0))
+    bar, trouble = divide_device(event)
+    assert bar is not None
+    assert sum(part.n_bytes for part in bar.parts) == event.device_total_bytes
+    assert trouble == ""
 
 
 def test_it_waits_for_cuda(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> None:

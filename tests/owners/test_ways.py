@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpumemwidget.devices import ProcessUse
 from gpumemwidget.owners.entries import take_memory_account, take_running_account
 from gpumemwidget.owners.storages import StorageInfo, TorchReader
 from gpumemwidget.owners.walk import Graph
@@ -379,6 +380,27 @@ def test_other_processes(notebook: Notebook) -> None:
     way = find(notebook, event)["other processes"]
 
     assert (way.gives_bytes, way.gives_is, way.command) == (9 * MIB, "at most", "!nvidia-smi")
+
+
+def test_other_processes_by_name(notebook: Notebook) -> None:
+    """Those that the driver lists, three of them; where a name is hidden the number tells."""
+    names = ["python a.py", None, "python c.py", "python d.py"]
+    others = tuple(ProcessUse(n, name, "other", MIB) for n, name in enumerate(names, start=11))
+    event = dataclasses.replace(NOTHING, others_bytes=4 * MIB, others=others)
+
+    way = find(notebook, event)["other processes"]
+
+    assert way.text == (
+        "end what else is on the device: python a.py (pid 11), process 12, python c.py (pid 13), "
+        "1 more"
+    )
+
+
+def test_what_is_of_no_process_is_no_way_out(notebook: Notebook) -> None:
+    """The driver's own: there is nobody to end."""
+    event = dataclasses.replace(NOTHING, others_bytes=0, unlisted_bytes=9 * MIB)
+
+    assert "other processes" not in find(notebook, event)
 
 
 # -- What needs less -------------------------------------------------------------------------------
