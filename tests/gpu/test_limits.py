@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from gpumemwidget.jupyter.extension import current_extension
 from gpumemwidget.jupyter.feed import FULL, Feed
 from gpumemwidget.measure.limits import read_limits, set_limits
 from gpumemwidget.traces import OomCard
+from gpumemwidget.units import format_bytes
 from tests.gpu.test_cuda import SHELL, run_python
 from tests.gpu.test_oom import cards, find_gives, run, shell  # noqa: F401 - fixtures
 
@@ -291,7 +291,9 @@ def test_the_card_of_an_oom_says_the_limit(
     assert find_gives(card, "limit") > 0
     (way,) = (each for each in card.ways if each.kind == "limit")
     assert way.command == "%memlimit off --device cuda:0"
-    assert "left below the limit of" in capsys.readouterr().out
+    # The text's lines are as narrow as a page's.
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"left below the limit of {format_bytes(limit_bytes)}" in shown
     run(shell, str(way.command))
     run(shell, f"kept = torch.empty({256 * MIB}, dtype=torch.uint8, device='cuda')")
     assert shell.user_ns["kept"].numel() == 256 * MIB
@@ -346,18 +348,22 @@ def test_pinned_memory(hardware: Hardware) -> None:
     during = hardware.read_pinned()
     del tensor
     gc.collect()
+    torch.cuda.synchronize()
+    # What a copy has used is counted until the next request looks whether the copy has ended.
+    small = torch.empty(1, dtype=torch.uint8, pin_memory=True)
     after = hardware.read_pinned()
+    del small
 
     if during is None:
         pytest.skip(f"PyTorch {torch.__version__} does not tell")
     taken = 0 if before is None else before.reserved_bytes
     assert 128 * MIB >= during.reserved_bytes - taken >= 0
     assert after is not None
-    assert after.reserved_bytes == during.reserved_bytes
+    assert MIB > after.reserved_bytes - during.reserved_bytes >= 0
     if during.allocated_bytes is not None:
         held = 0 if before is None else before.allocated_bytes
         assert during.allocated_bytes - held == 128 * MIB
-        assert after.allocated_bytes == held
+        assert MIB > after.allocated_bytes - held >= 0
 
 
 def test_limits_without_the_extension(hardware: Hardware) -> None:
