@@ -21,8 +21,9 @@ from gpumemwidget.devices import (
 from gpumemwidget.jupyter.messages import Message
 from gpumemwidget.records import DeviceReport
 from gpumemwidget.report.bridgetheme import PART_COLORS
-from gpumemwidget.report.bridgewords import find_look, name_part, tell_part
+from gpumemwidget.report.bridgewords import find_look, list_pinned, name_part, tell_part
 from gpumemwidget.report.segmentchart import list_looks, name_look
+from gpumemwidget.report.words import cut_words
 
 __all__ = ["describe_bridge", "describe_children", "describe_map", "describe_use"]
 
@@ -32,6 +33,8 @@ _MOST_CHILDREN = 50
 #: Blocks in one message, and of one segment.
 _MOST_BLOCKS = 5000
 _MOST_OF_SEGMENT = 600
+#: Characters of an owner or a line: a path through the user's objects may be as long as it likes.
+_MOST_WORDS = 200
 #: Blocks narrower than this share of their segment can't be told apart: those alike are one.
 _NARROW = 1 / 400
 
@@ -63,7 +66,7 @@ def describe_bridge(bridge: Bridge) -> Message:
         "limit": bridge.limit_bytes,
         "budget": bridge.budget_bytes,
         "largest_free": bridge.largest_free_block_bytes,
-        "pinned": None if bridge.pinned is None else _describe_pinned(bridge.pinned),
+        "pinned": _describe_pinned(bridge.pinned),
         "notes": list(bridge.notes),
     }
 
@@ -83,12 +86,9 @@ def _describe_part(part: BridgePart, bridge: Bridge, within: str = "") -> Messag
     }
 
 
-def _describe_pinned(pinned: PinnedUse) -> Message:
-    return {
-        "allocated": pinned.allocated_bytes,
-        "reserved": pinned.reserved_bytes,
-        "peak": pinned.allocated_peak_bytes,
-    }
+def _describe_pinned(pinned: PinnedUse | None) -> list[Message]:
+    rows = [] if pinned is None else list_pinned(pinned)
+    return [{"label": name, "bytes": n_bytes, "tell": tell} for name, n_bytes, tell in rows]
 
 
 def describe_children(children: Sequence[ChildProcess]) -> Message:
@@ -222,7 +222,7 @@ def _describe_pieces(pieces: Sequence[_Piece], words: _Words) -> list[int | None
         sum(piece.n_bytes for piece in pieces),
         requested,
         words.find(piece.look for piece in pieces),
-        words.find(piece.block.owner for piece in pieces),
-        words.find(piece.block.allocated_at for piece in pieces),
+        words.find(cut_words(piece.block.owner, _MOST_WORDS) for piece in pieces),
+        words.find(cut_words(piece.block.allocated_at, _MOST_WORDS) for piece in pieces),
         len(pieces),
     ]

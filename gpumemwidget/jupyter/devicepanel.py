@@ -121,8 +121,9 @@ class DevicePanel:
 
     def _tell(self, *, is_asked: bool) -> None:
         devices = self._seen()
-        if not devices and not is_asked:
-            return  # Its tab was closed meanwhile.
+        if not devices:
+            # The tab was closed meanwhile; who opens it again asks anew.
+            return
         self._send({"kind": "device", "state": "running"})
         try:
             told = self._describe(devices, _ASKED_S if is_asked else _AFTER_CELL_S)

@@ -23,6 +23,7 @@ stage.set()
 %load_ext gpumemwidget
 """
 _TRAIN = "stage.train(0)"
+_FILL = "for n in range(6): stage.train(n)"
 _TOTAL_BYTES = 80 * 1024**3
 #: A child with memory on a GPU, for some seconds of a busy cell.
 _CHILD = """
@@ -249,7 +250,51 @@ def test_limit_and_budget_are_lines_and_the_cell_over_it_is_marked(lab: Lab) -> 
         }
 
 
-@pytest.mark.parametrize("width", [1280, 560])
+def test_names_of_bounds_keep_apart_in_a_narrow_plot(lab: Lab) -> None:
+    """A device's name, its limit, budget and total: no two of them stand on one another."""
+    with _open(lab, "%memlimit 48GiB\n%membudget 30GiB", _FILL, n_devices=6, width=400) as notebook:
+        notebook.run(2)
+        notebook.run(3)
+        lines = notebook.page.locator(".gmd-canvas .annotation-text")
+        notebook.wait_until(
+            lambda: lines.all_text_contents().count("budget 30.00 GiB") == 6, "all are drawn"
+        )
+
+        boxes = lines.evaluate_all(
+            """lines => lines.map((line) => {
+                const { left, right, y } = line.getBoundingClientRect();
+                return [line.textContent, left, right, y];
+            })"""
+        )
+
+        assert [text for text, *_ in boxes].count("limit 48.00 GiB") == 6
+        for at, (_, left, right, y) in enumerate(boxes):
+            for _, other_left, other_right, other_y in boxes[at + 1 :]:
+                is_beside = right <= other_left or other_right <= left
+                # Their boxes are taller than their letters.
+                assert is_beside or abs(y - other_y) >= 10
+
+
+def test_parts_say_that_somebody_has_taken_memory_since(lab: Lab) -> None:
+    """No cell has run, so they are not computed anew; what is in use is live, and they say so."""
+    with _open(lab, _TRAIN) as notebook:
+        notebook.run(2)
+        _show_device(notebook)
+        notebook.wait_until(lambda: _text(notebook, ".gmd-as-of").startswith("As of"), "as of")
+        assert "changed since" not in _text(notebook, ".gmd-as-of")
+
+        notebook.ask(f"stage.processes.update({{('cuda:1', {2**31 - 8}): {3 << 30}}})")
+        notebook.wait_until(
+            lambda: "changed since" in _text(notebook, ".gmd-as-of"), "the change is told"
+        )
+        notebook.page.locator(".gmd-look-again").click()
+
+        notebook.wait_until(
+            lambda: "changed since" not in _text(notebook, ".gmd-as-of"), "the parts are new"
+        )
+
+
+@pytest.mark.parametrize("width", [1280, 560, 400])
 def test_eight_devices_are_readable(lab: Lab, width: int) -> None:
     """Each has its plot and its bar, untouched and lost ones too, and nothing stands out."""
     fill = "for n in range(6): stage.train(n, n_layers=4)\nstage.lost.add('cuda:7')"
@@ -267,7 +312,8 @@ def test_eight_devices_are_readable(lab: Lab, width: int) -> None:
         assert [f"cuda:{n}" for n in range(6)] == [text for text in titles if "cuda:" in text]
         box = page.locator(".gmd").first.bounding_box()
         assert box is not None
-        for part in page.locator(".gmd-chip, .gmd-device, .gmd-canvas, .gmd-map svg").all():
+        parts = ".gmd-chip, .gmd-device, .gmd-device > *, .gmd-canvas, .gmd-map svg"
+        for part in page.locator(parts).all():
             inner = part.bounding_box()
             assert inner is not None
             assert inner["x"] >= box["x"] - 1

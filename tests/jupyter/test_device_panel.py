@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from gpumemwidget.devices import (
     ChildProcess,
     MapBlock,
     MapSegment,
+    PinnedUse,
     ProcessUse,
     SegmentMap,
 )
@@ -28,6 +30,7 @@ from gpumemwidget.jupyter.devicepanel import DevicePanel
 from gpumemwidget.jupyter.extension import current_extension
 from gpumemwidget.measure.monitor import Monitor
 from gpumemwidget.records import Sample
+from gpumemwidget.report.bridgewords import list_pinned
 from tests.browser.stage import MIB, Stage
 from tests.clock import ManualClock
 
@@ -153,6 +156,22 @@ def test_wish_in_mid_cell_waits_for_its_end(page: _Page) -> None:
     assert states == ["queued", "queued", "running", "done"]
 
 
+def test_wish_of_a_tab_that_was_closed_meanwhile_is_dropped(page: _Page) -> None:
+    """Nobody would see the answer; who opens the tab again asks anew."""
+    page.see("cuda:0", look=False)
+
+    def ask() -> None:
+        page.see("cuda:0")
+        page.see(None, look=False)
+
+    page.shell.user_ns["ask"] = ask
+    page.run("ask()")
+    assert page.list("device") == []
+    page.see("cuda:0")
+
+    assert [message["state"] for message in page.list("device")] == ["running", "done"]
+
+
 def test_children_are_told_while_a_cell_runs(page: _Page) -> None:
     """With what they have of each device and of the host."""
     page.see("cuda:0")
@@ -273,6 +292,44 @@ def test_processes_beyond_a_dozen_are_one_line() -> None:
     assert len(part["parts"]) == 12
     assert part["n_more"] == 28
     assert sum(each["bytes"] for each in part["parts"]) + part["more"] == part["bytes"]
+
+
+def test_pinned_memory_is_told_as_the_report_tells_it() -> None:
+    """In its own rows, with the report's words; none where there is no pinned memory."""
+    bridge = Bridge(
+        device="host",
+        name="host memory",
+        total_bytes=_TOTAL_BYTES,
+        parts=(BridgePart("free", _TOTAL_BYTES),),
+        allocated_bytes=None,
+        reserved_bytes=None,
+        used_bytes=None,
+    )
+    uncounted = dataclasses.replace(bridge, pinned=PinnedUse(None, 3 * MIB))
+    counted = dataclasses.replace(bridge, pinned=PinnedUse(MIB, 3 * MIB, 2 * MIB))
+
+    assert describe_bridge(bridge)["pinned"] == []
+    for told in (uncounted, counted):
+        assert told.pinned is not None
+        rows = [
+            (row["label"], row["bytes"], row["tell"]) for row in describe_bridge(told)["pinned"]
+        ]
+        assert rows == list_pinned(told.pinned)
+    sizes = [row["bytes"] for row in describe_bridge(counted)["pinned"]]
+    assert sizes == [MIB, 2 * MIB]
+
+
+def test_names_of_blocks_are_cut() -> None:
+    """A key may be a book; and a block without a name is called as it is in the table of parts."""
+    block = MapBlock(0, MIB, MIB, "active_allocated", "tensor", "x" * 100_000)
+    other = MapBlock(MIB, MIB, MIB, "active_allocated", "unknown", "")
+    segment = MapSegment(0, 2 * MIB, False, False, True, (block, other))
+
+    told = describe_map(SegmentMap("cuda:0", 2 * MIB, 2 * MIB, 0, 0, (segment,)))
+
+    assert max(map(len, told["words"])) == 200
+    looks = [("tensor", "other tensors", MIB), ("unnamed", "no name", MIB)]
+    assert [tuple(each) for each in told["looks"]] == looks
 
 
 def test_children_beyond_fifty_are_counted() -> None:

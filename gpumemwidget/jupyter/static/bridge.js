@@ -70,11 +70,7 @@ class BridgeTable {
 
   /** Pinned memory is within the others: it stands below their sum. */
   extraRows({ pinned }) {
-    if (!pinned) return [];
-    const peak = pinned.peak ? `, ${formatBytes(pinned.peak)} at the peak` : "";
-    const held = pinned.allocated === null ? "" : ` Tensors hold ${formatBytes(pinned.allocated)}${peak}.`;
-    const tell = `Page-locked memory that PyTorch's own allocator has for copies to GPUs, counted in the parts above.${held}`;
-    return [this.row({ look: "pinned", label: "of this pinned", bytes: pinned.reserved, tell, parts: [] }, 0)];
+    return pinned.map((row) => this.row({ look: "pinned", parts: [], ...row }, 0));
   }
 
   words(bridge) {

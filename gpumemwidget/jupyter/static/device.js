@@ -4,6 +4,9 @@
 // The parts are computed in the kernel when no cell runs; what the driver and the system say comes
 // about once a second, also while one does.
 
+// What a driver takes and gives back by itself is less.
+const MOVED_BYTES = 16 * 1024 ** 2;
+
 class DevicePanel {
   constructor(store, view) {
     this.store = store;
@@ -93,7 +96,15 @@ class DevicePanel {
     const time = new Date(bridges.wall_s * 1000).toLocaleTimeString([], { hour12: false });
     if (running && looking?.state === "queued") return `Parts as of ${time}: they are computed anew when the cell ends.`;
     if (running && bridges.old) return `Parts as of ${time}, before the running cell; what is in use is live.`;
-    return `As of ${time}.`;
+    return this.hasMoved() ? `As of ${time}: what is in use has changed since.` : `As of ${time}.`;
+  }
+
+  /** Whether somebody has taken or freed memory on a GPU since the parts were computed. */
+  hasMoved() {
+    return this.store.bridges.bridges.some(({ device, used }) => {
+      const now = this.infoOf(device)?.used ?? null;
+      return device !== "host" && used !== null && now !== null && Math.abs(now - used) >= MOVED_BYTES;
+    });
   }
 
   drawParts(bridge) {
@@ -156,7 +167,7 @@ class DevicePanel {
     // Of the host no driver tells: what is not free is in use.
     const free = bridge?.parts.find((part) => part.look === "free");
     const used = info?.used ?? bridge?.used ?? (free ? bridge.total - free.bytes : null);
-    const text = total ? `${formatBytes(used)} of ${formatBytes(total)} in use` : "";
+    const text = total ? (used === null ? formatBytes(total) : `${formatBytes(used)} of ${formatBytes(total)} in use`) : "";
     if (!info || name === "host") return [text, ""];
     if (info.note && info.used === null) return [text, "can't be read"];
     if (!info.is_touched) return [text, "not used here"];

@@ -127,15 +127,27 @@ class PlotRow {
       // Alike devices have one total: in a small plot it is said once.
       if (said && label === "total" && said.has(text)) continue;
       if (said) said.add(text);
-      // Names that would stand on one another stand side by side.
+      // Names that would stand on one another stand side by side; where there is no room for that
+      // the total goes, which the chips tell too.
       const y = fits ? heightPx * (1 - bytes / scale) - LABEL_PX : 0;
-      const right = places.filter((place) => Math.abs(place.y - y) < LABEL_PX).reduce((sum, place) => sum + place.width, 4);
-      places.push({ y, width: 6.2 * text.length + 12 });
-      layout.annotations.push({
+      const own = 6.2 * text.length + 12;
+      const room = layout.width - MARGIN.l - MARGIN.r - (y < LABEL_PX ? 8 + 7 * this.device.length : 0);
+      const beside = () => places.filter((place) => Math.abs(place.y - y) < LABEL_PX);
+      const rightOf = (near) => near.reduce((sum, place) => sum + place.width, 4);
+      const total = beside().find((place) => place.label === "total");
+      if (total && rightOf(beside()) + own > room) {
+        layout.annotations.splice(layout.annotations.indexOf(total.annotation), 1);
+        places.splice(places.indexOf(total), 1);
+      }
+      const right = rightOf(beside());
+      if (right > 4 && right + own > room) continue;
+      const annotation = {
         xref: "paper", x: 1, xanchor: "right", xshift: -right, showarrow: false,
         yref: fits ? yref : "paper", y: fits ? bytes / factor : top, yanchor: fits ? "bottom" : "top",
         text, font: { size: 10.5, color: ink }, bgcolor: colors.veil, borderpad: 0,
-      });
+      };
+      places.push({ y, width: own, label, annotation });
+      layout.annotations.push(annotation);
     }
   }
 

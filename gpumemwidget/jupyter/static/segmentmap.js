@@ -128,11 +128,14 @@ class SegmentMap {
   }
 
   move(event) {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step || !this.blocks) return;
+    if (!this.blocks) return;
+    const last = this.blocks.length - 1;
+    const next = { ArrowRight: Math.min(last, this.at + 1), ArrowLeft: Math.max(0, this.at - 1), Home: 0, End: last }[event.key];
+    if (next === undefined && (event.key !== "Escape" || this.at < 0)) return;
     event.preventDefault();
     event.stopPropagation();
-    this.show(Math.max(0, Math.min(this.blocks.length - 1, this.at + step)));
+    if (next === undefined) this.leave();
+    else this.show(next);
   }
 
   show(index) {
