@@ -60,6 +60,8 @@ def _tell_stop(device: CellDevice, record: CellRecord) -> str:
     # What came after the sample that showed it: until the signal was met, or later.
     peak_bytes = device.budgeted.peak_bytes
     is_higher = peak_bytes is not None and peak_bytes > (device.stopped_at_bytes or 0)
+    # By less than is shown it need not be told.
+    is_higher &= format_bytes(peak_bytes) != format_bytes(device.stopped_at_bytes)
     peak = f"{_say_peak(device)} at the peak" if is_higher else ""
     if record.status == "error":
         return f"{words}{f'; {peak}' if peak else ''}. The cell ended in another error upon that."

@@ -370,6 +370,18 @@ def test_a_cell_that_catches_it_goes_on_and_is_only_marked(cells: Cells) -> None
     )
 
 
+def test_a_peak_that_reads_as_what_stopped_the_cell_is_not_told_twice(cells: Cells) -> None:
+    cells.run("%membudget 100MiB --stop")
+
+    said = cells.run(
+        "import time\nb = gpu.allocate(120 << 20)\n"
+        "try:\n    time.sleep(20)\nexcept KeyboardInterrupt:\n    c = gpu.allocate(512)\n    raise"
+    )
+
+    assert cells.last.devices[0].allocated.peak_bytes == 120 * MIB + 512
+    assert "had 120.00 MiB allocated, 100.00 MiB are allowed. Allow more" in " ".join(said.split())
+
+
 def test_a_cell_that_makes_another_error_of_it_is_said_to(cells: Cells) -> None:
     cells.run("%membudget 100MiB --stop")
 
