@@ -218,6 +218,15 @@ def _device_host(notebook: Notebook) -> None:
     notebook.page.wait_for_timeout(700)
 
 
+def _device_lost(notebook: Notebook) -> None:
+    _device(notebook)
+    page = notebook.page
+    page.locator('[data-pick="cuda:1"]', has_text="can't be read").wait_for(timeout=60_000)
+    page.locator('[data-pick="cuda:1"]').click()
+    page.locator(".gmd-look-again").click()
+    page.wait_for_timeout(1500)
+
+
 def _bounds(notebook: Notebook) -> None:
     _open(notebook)
     for cell in (2, 3, 4, 5):
@@ -276,7 +285,7 @@ SCENES: dict[str, Scene] = {
     "device-host": _play("whole", _device_host),
     "device-untouched": Scene(_stage(2, 1, _FILL.format(n=1)), _device_untouched),
     "device-eight": Scene(_stage(8, 6, f"{_FILL.format(n=6)}\nstage.lost.add('cuda:6')"), _device),
-    "lost": _play("lost GPU"),
+    "lost": _play("lost GPU", _device_lost),
     "no-permission": _play("no permission"),
     "mig": _play("MIG"),
     "host-pids": _play("host PIDs"),
