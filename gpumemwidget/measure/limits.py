@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from gpumemwidget.backends.cudalimits import Wish
 from gpumemwidget.backends.hardware import Hardware
@@ -18,10 +19,16 @@ from gpumemwidget.units import format_bytes, parse_bytes
 __all__ = ["NO_LIMIT", "parse_limit", "read_limits", "reset_peaks", "set_limits"]
 
 NO_LIMIT = Wish()
+#: A class of the user's may answer for its name with code of theirs.
+_NAME: Any = vars(type)["__name__"]
 _HINT = "give a share such as 0.8 or 80%, an amount such as 12GiB, or off"
 _SHARE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<percent>%)?")
 #: A number without a unit is an amount from here on: nobody means so many GiB.
 _LEAST_PLAIN_BYTES = 1024**2
+#: No device has so much, and PyTorch counts no further.
+_MOST_BYTES = 2**63 - 1
+#: So much of what was given is told.
+_MOST_SHOWN = 40
 
 
 def parse_limit(value: object) -> Wish:
@@ -41,7 +48,9 @@ def parse_limit(value: object) -> Wish:
         return _check_bytes(int(value), value)  # type: ignore[call-overload]
     if kind is float:
         return _check_share(float(value), value)  # type: ignore[arg-type]
-    raise BadInputError(f"a {kind.__name__} is no limit: {_HINT}; in Python a float or an int")
+    raise BadInputError(
+        f"a {_NAME.__get__(kind)} is no limit: {_HINT}; in Python a float or an int"
+    )
 
 
 def set_limits(hardware: Hardware, wish: Wish, device: str | None = None) -> tuple[Limit, ...]:
@@ -59,6 +68,7 @@ def set_limits(hardware: Hardware, wish: Wish, device: str | None = None) -> tup
         BadInputError: there is no such device, it has less, or it is the host.
         BackendError: PyTorch refuses.
     """
+    _check_type(device)
     reports = hardware.read_devices()
     chosen = _choose(hardware, reports, device, is_off=wish == NO_LIMIT)
     for report in chosen:
@@ -67,6 +77,11 @@ def set_limits(hardware: Hardware, wish: Wish, device: str | None = None) -> tup
             raise BadInputError(
                 f"{report.info.device} has {format_bytes(total_bytes)}, and "
                 f"{format_bytes(wish.limit_bytes)} is more: give less, or off for no limit"
+            )
+        if None not in (wish.share, total_bytes) and wish.share * total_bytes < 1:  # type: ignore[operator]
+            raise BadInputError(
+                f"{wish.share} of {report.info.device}, which has {format_bytes(total_bytes)}, "
+                f"would leave nothing: {_HINT}"
             )
     for report in chosen:
         hardware.set_limit(report.info.device, wish.limit_bytes, share=wish.share)
@@ -80,6 +95,7 @@ def read_limits(hardware: Hardware, device: str | None = None) -> tuple[Limit, .
     Raises:
         BadInputError: there is no such device, or it is the host.
     """
+    _check_type(device)
     reports = hardware.read_devices()
     if device is not None:
         _check_device(reports, device)
@@ -98,6 +114,7 @@ def reset_peaks(hardware: Hardware, device: str | None = None) -> tuple[str, ...
     Raises:
         BadInputError: there is no such device, it is the host, or it is not in use.
     """
+    _check_type(device)
     if device is None:
         return hardware.reset_peaks()
     reports = hardware.read_devices()
@@ -124,9 +141,17 @@ def _choose(
         raise BadInputError(
             hardware.why_no_cuda or "there is no GPU here, and PyTorch limits nothing else"
         )
-    limited = {limit.device for limit in hardware.read_limits()} if is_off else set()
-    used = [each for each in gpus if each.reading is not None or each.info.device in limited]
-    return used or gpus
+    if is_off:
+        # One that is not in use may have a limit from before the extension was loaded.
+        return gpus
+    return [each for each in gpus if each.reading is not None] or gpus
+
+
+def _check_type(device: object) -> None:
+    # Never asks an object of the user's what it is.
+    if device is not None and type(device) is not str:
+        name = _NAME.__get__(type(device))
+        raise BadInputError(f"a {name} is no device: give its name, such as 'cuda:0'")
 
 
 def _check_device(reports: Sequence[DeviceReport], device: str) -> None:
@@ -171,25 +196,38 @@ def _parse_text(text: str) -> Wish:
         try:
             n_bytes = parse_bytes(text)
         except BadInputError:
-            raise BadInputError(f"{text!r} is no limit: {_HINT}") from None
+            raise BadInputError(f"{_show(text)} is no limit: {_HINT}") from None
         return _check_bytes(n_bytes, text)
     number = float(match["number"])
+    if not math.isfinite(number):
+        raise BadInputError(f"{_show(text)} is more than any GPU has: {_HINT}")
     if match["percent"]:
         return _check_share(number / 100, text)
     if number > 1 and number == int(number) and number >= _LEAST_PLAIN_BYTES:
         return _check_bytes(int(match["number"].partition(".")[0]), text)
     if number > 1:
-        raise BadInputError(f"{text!r} has no unit and is no share: {_HINT}")
+        raise BadInputError(f"{_show(text)} has no unit and is no share: {_HINT}")
     return _check_share(number, text)
 
 
 def _check_share(share: float, given: object) -> Wish:
     if not (math.isfinite(share) and 0 < share <= 1):
-        raise BadInputError(f"{given!r} is no share above 0 and up to 1 (100%): {_HINT}")
+        raise BadInputError(f"{_show(given)} is no share above 0 and up to 1 (100%): {_HINT}")
     return NO_LIMIT if share == 1 else Wish(share=share)
 
 
 def _check_bytes(n_bytes: int, given: object) -> Wish:
+    if n_bytes > _MOST_BYTES:
+        raise BadInputError(f"{_show(given)} is more than any GPU has: {_HINT}")
     if n_bytes <= 0:
-        raise BadInputError(f"{given!r} would leave nothing: {_HINT}")
+        raise BadInputError(f"{_show(given)} would leave nothing: {_HINT}")
     return Wish(limit_bytes=n_bytes)
+
+
+def _show(given: object) -> str:
+    """What was given, as long as it is short: a number or a text."""
+    if type(given) is int and abs(given) > _MOST_BYTES:
+        return "an int of that size"  # Python refuses to write those of thousands of digits.
+    if type(given) is str and len(given) > _MOST_SHOWN:
+        given = f"{given[:_MOST_SHOWN]}…"
+    return repr(given)

@@ -97,7 +97,7 @@ def test_a_share_an_amount_and_off(gpus: Gpus) -> None:
         "64.00 GiB 80.00 GiB 0 B 64.00 GiB",
         "12.00 GiB 80.00 GiB 0 B 12.00 GiB",
         "12.50 GiB 80.00 GiB 0 B 12.50 GiB",
-        "none 80.00 GiB 0 B 80.00 GiB",
+        "none 80.00 GiB 0 B 80.00 GiB cuda:1 none not in use yet",
     ]
     assert gpus.allocator._devices[0].allowed_bytes == TOTAL
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -28,6 +28,26 @@ MIB = 1 << 20
 GIB = 1 << 30
 TOTAL = 80 * GIB
 HINT = "give a share such as 0.8 or 80%, an amount such as 12GiB, or off"
+
+
+class _Meta(type):
+    """Answers for its classes with code of its own."""
+
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise SystemExit
+
+
+class Hostile(str, metaclass=_Meta):
+    """Does not let itself be compared or told."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise SystemExit
+
+    def __repr__(self) -> str:
+        raise SystemExit
 
 
 @pytest.fixture
@@ -100,6 +120,9 @@ def test_what_is_asked_for(value: object, wish: Wish) -> None:
         (float("inf"), f"inf is no share above 0 and up to 1 (100%): {HINT}"),
         (True, f"a bool is no limit: {HINT}; in Python a float or an int"),
         ([], f"a list is no limit: {HINT}; in Python a float or an int"),
+        ("9" * 5000, f"'{'9' * 40}…' is more than any GPU has: {HINT}"),
+        ("9" * 40, f"'{'9' * 40}' is more than any GPU has: {HINT}"),
+        ("x" * 99, f"'{'x' * 40}…' is no limit: {HINT}"),
     ],
 )
 def test_what_is_no_limit(value: object, message: str) -> None:
@@ -108,6 +131,18 @@ def test_what_is_no_limit(value: object, message: str) -> None:
         parse_limit(value)
 
     assert str(refusal.value) == message
+
+
+def test_what_can_t_be_written() -> None:
+    """Numbers that Python refuses to write, and objects that answer with code of the user's."""
+    for value, message in (
+        (Hostile(), f"a Hostile is no limit: {HINT}; in Python a float or an int"),
+        (10**5000, f"an int of that size is more than any GPU has: {HINT}"),
+        (-(10**5000), f"an int of that size would leave nothing: {HINT}"),
+    ):
+        with pytest.raises(BadInputError) as refusal:
+            parse_limit(value)
+        assert str(refusal.value) == message
 
 
 def test_every_gpu_in_use_unless_one_is_named(
@@ -140,6 +175,42 @@ def test_a_gpu_that_is_not_in_use_is_described_with_its_limit(hardware: Hardware
 
     assert [each.limit_bytes for each in infos[:2]] == [None, 20 * GIB]
     assert states[:2] == infos[:2]
+
+
+def test_a_device_is_told_by_its_name(hardware: Hardware) -> None:
+    """Objects of the user's are not asked what they are."""
+    calls: list[Callable[[], object]] = [
+        lambda: set_limits(hardware, Wish(GIB), Hostile("cuda:0")),
+        lambda: read_limits(hardware, Hostile("cuda:0")),
+        lambda: reset_peaks(hardware, Hostile("cuda:0")),
+    ]
+    for call in calls:
+        with pytest.raises(BadInputError) as refusal:
+            call()
+        assert str(refusal.value) == ("a Hostile is no device: give its name, such as 'cuda:0'")
+
+
+def test_a_share_of_less_than_a_byte(hardware: Hardware) -> None:
+    """It would leave nothing: that is refused, and nothing is set."""
+    with pytest.raises(BadInputError, match="would leave nothing"):
+        set_limits(hardware, Wish(share=1e-300), "cuda:0")
+
+    assert [each.limit_bytes for each in read_limits(hardware)] == [None, None]
+
+
+def test_off_finds_a_limit_from_before(allocator: ReplayAllocator) -> None:
+    """Of a GPU that is not in use, after the extension was loaded again."""
+    torch = simulate_torch(allocator)
+    allocator.touch(0)
+    gpus = [FakeGpu(name="GPU", uuid=f"GPU-simulated-{n}", total_bytes=TOTAL) for n in range(2)]
+    for wish in (Wish(GIB), NO_LIMIT):
+        hardware = Hardware(
+            [CudaBackend(torch), HostBackend()], NvmlMonitor(FakeNvml(*gpus), environ={})
+        )
+        set_limits(hardware, wish, "cuda:1" if wish.limit_bytes else None)
+        hardware.close()
+
+    assert allocator._devices[1].allowed_bytes == TOTAL
 
 
 def test_off_takes_away_all_limits(hardware: Hardware, allocator: ReplayAllocator) -> None:
