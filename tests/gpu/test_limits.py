@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -343,15 +344,15 @@ def test_the_limit_stands_in_the_plot_and_the_tables(
 
 def test_pinned_memory(hardware: Hardware) -> None:
     """What PyTorch has of it; what tensors hold where the release counts that, in powers of two."""
-    before = hardware.read_pinned()
+    before: Any = hardware.read_pinned()
     tensor = torch.empty(100 * MIB, dtype=torch.uint8).pin_memory()
-    during = hardware.read_pinned()
+    during: Any = hardware.read_pinned()
     del tensor
     gc.collect()
     torch.cuda.synchronize()
     # What a copy has used is counted until the next request looks whether the copy has ended.
     small = torch.empty(1, dtype=torch.uint8, pin_memory=True)
-    after = hardware.read_pinned()
+    after: Any = hardware.read_pinned()
     del small
 
     if during is None:
