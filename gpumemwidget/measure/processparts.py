@@ -109,8 +109,8 @@ def _describe_strangers(device: str, processes: Sequence[ProcessUse]) -> str:
             "without permission, so they are not told apart."
         )
     return (
-        f"{device}: the driver lists {_name_processes(processes)}; one of these may be this "
-        "process, by another number."
+        f"{device}: listed are {_name_processes(processes)}; one of these may be this process, by "
+        "another number."
     )
 
 

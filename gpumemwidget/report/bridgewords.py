@@ -120,9 +120,9 @@ _SENTENCES: dict[PartKey, str] = {
     "outside": "The CUDA context with its kernels, NCCL's buffers, other libraries: most of it "
     "goes only when the kernel restarts.",
     "children": "Processes that this notebook has started, such as workers of a DataLoader and "
-    "ranks of a launcher: it goes when they end.",
-    "others": "Other programs on this device: it is free when they end, and a forgotten kernel of "
-    "your own can be shut down.",
+    "ranks of a launcher: what they have is free when they end.",
+    "others": "Other programs on this device: what they have is free when they end, and a "
+    "forgotten kernel of your own can be shut down.",
     "unlisted": "In use, but of no process that the driver lists here: what it needs itself to "
     "serve them, or processes that it does not show, such as another container's.",
     "driver": "For the driver and the firmware: the total that PyTorch tells leaves it out, and "
@@ -227,8 +227,9 @@ def list_pinned(pinned: PinnedUse) -> list[tuple[str, int, str]]:
         return [("pinned", taken, f"{what}{unknown}{highest}")]
     rows = [("pinned, in use", held, f"{what}{highest}")]
     if taken > held:
-        kept = "Pinned and kept for the next such tensors; the system gets it back when the process"
-        rows.append(("pinned, cached", taken - held, f"{kept} ends."))
+        # Releases that count what is held have this call too.
+        kept = "Pinned and kept for the next such tensors: torch.accelerator.empty_host_cache()"
+        rows.append(("pinned, cached", taken - held, f"{kept} gives it back."))
     return rows
 
 
