@@ -48,8 +48,8 @@ class LimitMagics(Magics):
     @argument(
         "--device",
         metavar="D",
-        help="one GPU: cuda:0 (default: every one in use; for off, or where none is, every one there "
-        "is)",
+        help="one GPU: cuda:0 (default: every one in use; for off, or where none is, every one "
+        "there is)",
     )
     @line_magic
     def memlimit(self, line: str) -> None:
