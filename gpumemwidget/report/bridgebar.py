@@ -131,13 +131,20 @@ def _list_rulers(bridge: Bridge, own: int | None) -> Iterator[Ruler]:
         )
     else:
         library = name_library(bridge.device)
+        has_nvidia_smi = library == "torch.cuda"
         driver = [part.n_bytes for part in bridge.parts if part.key == "driver"]
         knows_process = own is not None and any(part.key == "outside" for part in bridge.parts)
         tellers = (
             ("allocated", bridge.allocated_bytes, f"{library}.memory_allocated()"),
             ("reserved", bridge.reserved_bytes, f"{library}.memory_reserved()"),
             ("this process", own if knows_process else None, "nvidia-smi, beside its pid"),
-            ("used", bridge.used_bytes, "nvidia-smi, Memory-Usage"),
+            (
+                "used",
+                bridge.used_bytes,
+                "nvidia-smi, Memory-Usage"
+                if has_nvidia_smi
+                else f"{library}.mem_get_info(): the total less what is free",
+            ),
             (
                 "total capacity",
                 bridge.total_bytes - driver[0] if driver else None,

@@ -152,6 +152,15 @@ class TestBar:
         assert set(rulers.values()) <= ends
         assert bridge.total_bytes - driver == 480 * 1024**2
 
+    def test_what_has_no_nvidia_smi_is_not_told_by_it(self) -> None:
+        """Of Intel's GPUs PyTorch itself tells what is in use."""
+        bridge = replace(make_busy_bridge(), device="xpu:0")
+
+        tellers = {ruler.label: ruler.teller for ruler in plot_bridge(bridge).rulers}
+
+        assert tellers["allocated"] == "torch.xpu.memory_allocated()"
+        assert tellers["used"] == "torch.xpu.mem_get_info(): the total less what is free"
+
     def test_a_small_process_is_drawn_a_second_time(self) -> None:
         """As wide as there is room; one that has half of the device is not."""
         idle, busy = plot_bridge(make_idle_bridge()), plot_bridge(make_busy_bridge())
