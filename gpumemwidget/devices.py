@@ -236,7 +236,8 @@ class Limit:
     """The most that this process may reserve on a device; the allocator holds it."""
 
     device: str
-    #: ``None``: there is none but the device itself.
+    #: ``None``: there is none but the device itself; or, of a device in use without a total here,
+    #: PyTorch does not tell.
     limit_bytes: int | None
     #: What the whole is, as PyTorch sees it; ``None`` where the device is not in use yet.
     total_bytes: int | None

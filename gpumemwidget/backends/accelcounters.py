@@ -149,6 +149,11 @@ class AcceleratorCounters:
             return None
         return int(free_bytes), int(total_bytes)
 
+    @property
+    def tells_limits(self) -> bool:
+        """Whether it is told what the user lets this process reserve."""
+        return hasattr(self._bindings, f"_{self._kind}_getMemoryFraction")
+
     def read_limit(self, index: int, total_bytes: int | None) -> int | None:
         """What the user has let this process reserve of a device in use; XPU alone tells.
 

@@ -140,8 +140,14 @@ class AcceleratorBackend:
         )
 
     def read_limits(self) -> tuple[Limit, ...]:
-        """Nothing: none are read here."""
-        return ()
+        """What the user has set, on each touched device; none where PyTorch does not tell it."""
+        if not self._counters.tells_limits:
+            return ()
+        reserved = {reading.device: reading.reserved_bytes for reading in self.read_as_user()}
+        return tuple(
+            Limit(info.device, info.limit_bytes, info.total_bytes, reserved.get(info.device))
+            for info in self.list_devices()
+        )
 
     def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
         """What the user's own reset does, on each touched device that has one.

@@ -181,7 +181,7 @@ def take_bridges(
         )
         for state in (states if with_maps else ())
     }
-    return _put_together(bridges, children, maps, hardware.take_notes())
+    return _put_together(bridges, children, maps, [*hardware.take_notes(), *_miss(states, bridges)])
 
 
 def take_plain_bridges(hardware: Hardware, device: str | None = None) -> DeviceBridges:
@@ -194,7 +194,17 @@ def take_plain_bridges(hardware: Hardware, device: str | None = None) -> DeviceB
     maps = {state.info.device: build_segment_map(state.segments) for state in states}
     children = hardware.list_children()
     bridges = [build_bridge(_match(state, None, children)) for state in states]
-    return _put_together(bridges, children, maps, hardware.take_notes())
+    return _put_together(bridges, children, maps, [*hardware.take_notes(), *_miss(states, bridges)])
+
+
+def _miss(states: Sequence[DeviceState], bridges: Sequence[Bridge | None]) -> list[str]:
+    """Why a device in use is not among the bridges."""
+    return [
+        f"{state.info.device}: neither PyTorch nor a driver tells its total, so it can't be shown "
+        "in parts that add up; %memvars tells who holds what on it."
+        for state, bridge in zip(states, bridges, strict=True)
+        if bridge is None and state.reading is not None
+    ]
 
 
 def _put_together(

@@ -13,7 +13,7 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.unallocated import divide_unallocated
 from gpumemwidget.devices import Limit
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.records import HOST, DeviceReport
+from gpumemwidget.records import HOST, DeviceReport, Reading
 from gpumemwidget.units import format_bytes, parse_bytes
 
 __all__ = ["NO_LIMIT", "parse_limit", "read_limits", "reset_peaks", "set_limits"]
@@ -89,6 +89,11 @@ def set_limits(hardware: Hardware, wish: Wish, device: str | None = None) -> tup
     return tuple(limit for limit in read_limits(hardware) if limit.device in names)
 
 
+def _tell_nothing(device: str, reading: Reading | None) -> Limit:
+    """A device of which no limit is told: it is not in use, or its PyTorch has no word for it."""
+    return Limit(device, None, None, None if reading is None else reading.reserved_bytes)
+
+
 def read_limits(hardware: Hardware, device: str | None = None) -> tuple[Limit, ...]:
     """The limits of all GPUs, whoever has set them, those without one too.
 
@@ -102,8 +107,11 @@ def read_limits(hardware: Hardware, device: str | None = None) -> tuple[Limit, .
     known = {limit.device: limit for limit in hardware.read_limits()}
     names = [report.info.device for report in reports if report.info.device != HOST]
     names += [each for each in known if each not in names]
+    readings = {report.info.device: report.reading for report in reports}
     limits = [
-        known.get(each) or Limit(each, None, None, None) for each in names if device in (None, each)
+        known.get(each) or _tell_nothing(each, readings.get(each))
+        for each in names
+        if device in (None, each)
     ]
     return _add_blocks(hardware, limits)
 

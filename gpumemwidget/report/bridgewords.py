@@ -236,7 +236,9 @@ def list_pinned(pinned: PinnedUse) -> list[tuple[str, int, str]]:
 def name_library(device: str) -> str:
     """The module of PyTorch's that the device belongs to: ``torch.cuda``, ``torch.xpu``."""
     kind = device.partition(":")[0]
-    return f"torch.{kind}" if kind in ("xpu", "mps") else "torch.cuda"
+    if kind in ("cuda", HOST):
+        return "torch.cuda"
+    return f"torch.{kind}" if kind in ("xpu", "mps") else "torch.accelerator"
 
 
 def _tell_fragmented(bridge: Bridge) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpumemwidget.devices import Limit
 from gpumemwidget.records import Reading
+from gpumemwidget.report.bridgewords import name_library
 from gpumemwidget.report.document import (
     Block,
     Cell,
@@ -20,7 +21,7 @@ from gpumemwidget.report.html import render_html
 from gpumemwidget.report.output import Report
 from gpumemwidget.report.pieces import bytes_cell, explain_marks, peak_cell
 from gpumemwidget.report.text import render_text
-from gpumemwidget.report.words import rank_device
+from gpumemwidget.report.words import join_words, rank_device
 from gpumemwidget.units import format_bytes
 
 __all__ = ["report_limits", "report_reset"]
@@ -94,7 +95,10 @@ def report_reset(devices: Sequence[str], before: Sequence[Reading]) -> Report:
             )
         )
         blocks.extend(explain_marks(blocks))
-        blocks.append(Note("As torch.cuda.reset_peak_memory_stats(); the cells' own peaks stay."))
+        # It is the one call that torch.mps leaves to torch.accelerator.
+        names = [name_library(each).replace("torch.mps", "torch.accelerator") for each in devices]
+        calls = join_words([f"{each}.reset_peak_memory_stats()" for each in dict.fromkeys(names)])
+        blocks.append(Note(f"As {calls}; the cells' own peaks stay."))
     else:
         blocks.append(Note("No GPU is in use yet, so there are no peaks to begin anew."))
     document = Document(tuple(blocks))
@@ -111,7 +115,8 @@ def _list_row(limit: Limit) -> tuple[Cell, ...]:
             Cell(share) if share else amount,
             Cell("not in use yet: set as soon as it is", tone="muted", spans_rest=True),
         )
-    if limit.limit_bytes is None:
+    is_told = limit.total_bytes is not None or limit.reserved_bytes is None
+    if limit.limit_bytes is None and is_told:
         amount = Cell("none", tone="muted")
     if limit.reserved_bytes is None:
         return (

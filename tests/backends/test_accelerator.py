@@ -19,6 +19,7 @@ from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.nvml import NvmlMonitor
 from gpumemwidget.backends.recorder import Recorder
 from gpumemwidget.backends.replay import ReplayBackend, ReplayMonitor
+from gpumemwidget.devices import Limit
 from gpumemwidget.errors import BackendError
 from gpumemwidget.measure.bridge import build_bridge
 from gpumemwidget.records import DeviceInfo, DeviceUse, Reading
@@ -170,10 +171,17 @@ def test_a_limit_of_the_users_is_told() -> None:
     allocator.allocate(MIB, 1)
 
     before = [info.limit_bytes for info in backend.list_devices()]
+    limits = backend.read_limits()
     shares[1] = 1.0
     after = [info.limit_bytes for info in backend.list_devices()]
 
     assert (before, after) == ([None, 24 * GIB], [None, None])
+    reserved = allocator.stats(0)["reserved_bytes"]["all"]["current"]
+    assert limits == (
+        Limit("xpu:0", None, 48 * GIB, reserved),
+        Limit("xpu:1", 24 * GIB, 48 * GIB, reserved),
+    )
+    assert [limit.limit_bytes for limit in backend.read_limits()] == [None, None]
     backend.close()
 
 

@@ -146,6 +146,31 @@ def test_what_pytorch_can_not_move_in_place_is_said_before(spread: Any) -> None:
     assert all("PyTorch can't give a tensor on toy other memory in place" in x for x in remains)
 
 
+def test_what_is_not_told_of_a_device_is_said() -> None:
+    """Its limit and its total are unknown; it is in use all the same, and has peaks to reset."""
+    shown = run(
+        """
+import contextlib, io
+cell("import torch; a = torch.ones(1000, device='toy:1')")
+shown = []
+for line in ("%memlimit", "%memreset", "%memstat --device", "%memstat --device toy:1"):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        cell(line)
+    shown.append(" ".join(out.getvalue().split()))
+print(json.dumps(shown))
+"""
+    )
+
+    limits, reset, devices, one = shown
+    row = limits.split("toy:1")[1]
+    assert "not in use" not in row
+    assert row.split()[:2] == ["—", "—"]
+    assert "As torch.accelerator.reset_peak_memory_stats();" in reset
+    for told in (devices, one):
+        assert "toy:1: neither PyTorch nor a driver tells its total" in told
+    assert "host" in devices
+
+
 def test_replicas_that_a_graph_holds() -> None:
     """What DataParallel does: the replica's weights are the graph's, and go with it."""
     found = run(
