@@ -24,6 +24,7 @@ from gpumemwidget.devices import ChildProcess
 from tests.backends.procfs import FakeProc
 
 OWN = 500
+MIB = 1 << 20
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no procfs")
 
@@ -374,7 +375,10 @@ def test_a_real_child_and_its_child(tree: ProcessTree) -> None:
     inner = "import time; time.sleep(60)"
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
     with subprocess.Popen([sys.executable, "-c", outer]) as started:
-        wait_for(lambda: len(find(tree, "import time")) == 1)
+        # It has its name before the interpreter is in memory.
+        wait_for(
+            lambda: [each.resident_bytes > MIB for each in find(tree, "import time")] == [True]
+        )
         (child,) = find(tree, "import subprocess")
         (grandchild,) = find(tree, "import time")
         os.kill(grandchild.pid, signal.SIGKILL)
@@ -383,7 +387,7 @@ def test_a_real_child_and_its_child(tree: ProcessTree) -> None:
     assert (child.pid, child.parent_pid) == (started.pid, os.getpid())
     assert grandchild.parent_pid == child.pid
     assert grandchild.name == "python -c import time; time.sleep(60)"
-    assert 1 << 20 < grandchild.resident_bytes < 1 << 30
+    assert MIB < grandchild.resident_bytes < 1024 * MIB
     assert started.pid not in after
     assert grandchild.pid not in after
 
