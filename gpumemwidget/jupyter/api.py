@@ -328,7 +328,7 @@ def budget(
 
     Raises:
         NotLoadedError: the extension is not loaded.
-        BadInputError: it is no amount, or there is no such device.
+        BadInputError: it is no amount, more than the device has, or there is no such device.
     """
     from gpumemwidget.jupyter.budgets import change_budgets  # noqa: PLC0415 - when it is used
 

@@ -228,12 +228,15 @@ class CellStops:
         if cell is None or not self._is_due(cell) or frame is None:
             return "drop"
         runs = find_what_runs(frame, self._shell.user_global_ns)
-        if runs == "loop" and cell.stopped is None:
-            self._cancel(cell, crossing)
-        if runs != "other":
+        if runs == "loop" and self._asked_s is None:
             self._met_s = now_s
-        if runs != "cell":
+            self._cancel(cell, crossing, now_s)
             return "drop"
+        # In a kernel the loop is not this cell's alone: there no more can be done.
+        is_stuck = self._asked_s is not None and now_s - self._asked_s > _LOOP_TAKES_S
+        if runs == "other" or (runs == "loop" and (only_asks or not is_stuck)):
+            return "drop"
+        self._met_s = now_s
         if cell.stopped is not None:
             self._asked_s = None
             return "raise"
@@ -251,7 +254,7 @@ class CellStops:
         self._asked_s = now_s
         asyncio.get_running_loop().call_soon_threadsafe(take_turn)
 
-    def _cancel(self, cell: RunningCell, crossing: Crossing) -> None:
+    def _cancel(self, cell: RunningCell, crossing: Crossing, now_s: float) -> None:
         """Cancel the cell's task, if it has one that is not done.
 
         KeyboardInterrupt would leave the loop with half of what it was at. ipykernel's handler does
@@ -263,11 +266,13 @@ class CellStops:
             return
 
         def cancel() -> None:
+            self._asked_s = None
             for task in asyncio.all_tasks(loop):
                 if self._cell is cell and cell.stopped is None and runs_cell(task):
                     cell.stopped = crossing
                     task.cancel()
 
+        self._asked_s = now_s
         loop.call_soon_threadsafe(cancel)
 
 

@@ -298,6 +298,27 @@ def test_the_cell_that_crosses_it_is_interrupted(cells: Cells, body: str) -> Non
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_cell_whose_loop_is_stuck_in_another_task_is_interrupted(cells: Cells) -> None:
+    """The loop, which is the cell's own outside of a kernel, never has its turn to cancel it."""
+    cells.run("%membudget 100MiB --stop")
+
+    # IPython prints the error where the loop ends, not where the cell does.
+    cells.shell.run_cell(
+        "import asyncio\nb = gpu.allocate(120 << 20)\n"
+        "async def compute():\n    while True: pass\n"
+        "await asyncio.gather(compute())",
+        store_history=True,
+    )
+    cells.shell.run_cell("import asyncio\nawait asyncio.sleep(0.05)", store_history=True)
+
+    assert [record.status for record in current_extension().monitor.ledger][-2:] == [
+        "interrupted",
+        "ok",
+    ]
+    assert cells.stopped_at[-2:] == [120 * MIB, None]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_memory_that_another_thread_takes_stops_the_cell(cells: Cells) -> None:
     cells.run("%membudget 100MiB --stop")
 
