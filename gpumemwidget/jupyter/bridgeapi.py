@@ -147,7 +147,7 @@ def take_bridges(
         session: the notebook.
         device: the one; ``None`` for all.
         with_maps: also where each block lies, and what is in it.
-        budget_s: seconds after which a walk through the user's objects stops.
+        budget_s: seconds after which a walk through the user's objects stops, and none begins.
 
     Raises:
         BadInputError: there is no such device.
@@ -156,10 +156,11 @@ def take_bridges(
 
     shell, monitor = session.shell, session.monitor
     hardware = monitor.hardware
+    end_s = monitor.clock.now() + budget_s
     for _ in range(_TRIES):
         account, names = take_block_account(shell, hardware, budget_s=budget_s)
         states = _choose(hardware.take_device_states(), device)
-        if all(_is_of(account, state) for state in states):
+        if all(_is_of(account, state) for state in states) or monitor.clock.now() >= end_s:
             break
     children = hardware.list_children()
     bridges = []

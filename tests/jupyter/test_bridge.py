@@ -18,8 +18,13 @@ from gpumemwidget.backends.nvml import NvmlMonitor
 from gpumemwidget.backends.simulated import simulate_torch
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.jupyter import extension
+from gpumemwidget.jupyter.bridgeapi import take_bridges
+from gpumemwidget.jupyter.extension import current_extension
+from gpumemwidget.owners import entries
+from gpumemwidget.owners.entries import take_block_account
 from gpumemwidget.records import HOST
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
+from tests.clock import ManualClock
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -159,6 +164,35 @@ def test_it_shows_itself(shell_on_gpus: InteractiveShell) -> None:
 
     assert data == {"text/plain": repr(bridges), "text/html": bridges.to_html()}
     assert bridges._repr_html_() == bridges.to_html()
+
+
+@pytest.mark.parametrize(("walk_s", "n_walks"), [(0.0, 3), (0.3, 2), (2.0, 1)])
+def test_walks_begin_anew_only_within_the_budget(
+    shell_on_gpus: InteractiveShell,
+    allocator: ReplayAllocator,
+    monkeypatch: pytest.MonkeyPatch,
+    walk_s: float,
+    n_walks: int,
+) -> None:
+    """Where another thread takes memory meanwhile the account is of another moment each time."""
+    session = current_extension()
+    clock = ManualClock()
+    monkeypatch.setattr(session.monitor, "clock", clock)
+    walked: list[float] = []
+
+    def walk(*arguments: Any, **options: Any) -> Any:
+        found = take_block_account(*arguments, **options)
+        walked.append(options["budget_s"])
+        clock.advance(walk_s)
+        allocator.allocate(MIB)
+        return found
+
+    monkeypatch.setattr(entries, "take_block_account", walk)
+
+    bridge = take_bridges(session, "cuda:0", budget_s=0.5).record()
+
+    assert walked == [0.5] * n_walks
+    assert sum(part.n_bytes for part in bridge.parts) == bridge.total_bytes
 
 
 def test_without_the_extension_the_devices_are_told_all_the_same(
