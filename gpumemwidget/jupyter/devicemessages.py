@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpumemwidget.devices import (
+    MOST_CHILDREN,
     Bridge,
     BridgePart,
     ChildProcess,
@@ -68,6 +69,8 @@ def describe_bridge(bridge: Bridge) -> Message:
         "largest_free": bridge.largest_free_block_bytes,
         "pinned": _describe_pinned(bridge.pinned),
         "notes": list(bridge.notes),
+        # Then nobody knows which of this notebook's children are on it.
+        "hides_children": any("children" in part.merged for part in bridge.parts),
     }
 
 
@@ -106,6 +109,7 @@ def describe_children(children: Sequence[ChildProcess]) -> Message:
             for child in ordered[:_MOST_CHILDREN]
         ],
         "n_more_children": max(0, len(ordered) - _MOST_CHILDREN),
+        "are_all_counted": len(children) < MOST_CHILDREN,
     }
 
 

@@ -14,11 +14,13 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpumemwidget.devices import (
+    MOST_CHILDREN,
     Bridge,
     BridgePart,
     ChildProcess,
     MapBlock,
     MapSegment,
+    PartKey,
     PinnedUse,
     ProcessUse,
     SegmentMap,
@@ -340,7 +342,32 @@ def test_children_beyond_fifty_are_counted() -> None:
 
     assert len(told["children"]) == 50
     assert told["n_more_children"] == 30
+    assert told["are_all_counted"]
     assert told["children"][0]["resident"] >= 64 * MIB
+
+
+def test_children_beyond_those_that_are_read_are_at_least_so_many() -> None:
+    """Hardware tells no more than it can name within its time."""
+    told = describe_children([ChildProcess(n, 1, "worker", n * MIB) for n in range(MOST_CHILDREN)])
+
+    assert told["n_more_children"] == MOST_CHILDREN - 50
+    assert not told["are_all_counted"]
+
+
+@pytest.mark.parametrize("merged", [(), ("children", "others")])
+def test_children_that_may_be_among_others_are_told_to_be_so(merged: tuple[PartKey, ...]) -> None:
+    """Then that one stands on no device is no news of it."""
+    bridge = Bridge(
+        device="cuda:0",
+        name="Simulated GPU",
+        total_bytes=_TOTAL_BYTES,
+        parts=(BridgePart("rest", _TOTAL_BYTES, merged=merged),),
+        allocated_bytes=None,
+        reserved_bytes=None,
+        used_bytes=None,
+    )
+
+    assert describe_bridge(bridge)["hides_children"] == bool(merged)
 
 
 def test_hostile_names_are_told_as_text() -> None:

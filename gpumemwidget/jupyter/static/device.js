@@ -196,20 +196,24 @@ class ChildrenTable {
   draw() {
     const { live } = this.store;
     this.element.hidden = !live;
-    if (!live || live === this.drawn) return;
+    // Where a child can't be told from others, nobody knows on which devices each is.
+    const gpus = (this.store.bridges?.bridges ?? []).filter(({ device }) => device !== "host");
+    const nowhere = !gpus.length ? "" : gpus.some((bridge) => bridge.hides_children) ? UNKNOWN : "none";
+    if (!live || (live === this.drawn && nowhere === this.nowhere)) return;
     this.drawn = live;
+    this.nowhere = nowhere;
     const parents = new Set(live.children.map((child) => child.pid));
     this.body.replaceChildren(...live.children.map((child) => h("tr", { "data-pid": child.pid },
       h("th", { scope: "row" }, String(child.pid)),
       h("td", { class: "gmd-wide", title: child.name },
         h("code", {}, child.name || "(no name)"),
         parents.has(child.parent) ? h("span", { class: "gmd-tag" }, `below ${child.parent}`) : null),
-      h("td", { class: "gmd-number" }, child.devices.map(([device, bytes]) => h("div", {},
-        h("span", { class: "gmd-tag" }, device), formatBytes(bytes)))),
+      h("td", { class: "gmd-number" }, child.devices.length ? child.devices.map(([device, bytes]) => h("div", {},
+        h("span", { class: "gmd-tag" }, device), formatBytes(bytes))) : h("span", { class: "gmd-tag" }, nowhere)),
       h("td", { class: "gmd-number" }, formatBytes(child.resident)))));
     this.table.hidden = !live.children.length;
     const more = live.n_more_children;
-    setText(this.note, more ? `${more} more processes with less memory.` : live.children.length ? ""
+    setText(this.note, more ? `${live.are_all_counted ? "" : "At least "}${more} more processes with less memory.` : live.children.length ? ""
       : "No process runs below this notebook. Workers of a DataLoader, launched ranks and the like appear here as they come.");
     this.note.hidden = !this.note.textContent;
   }
