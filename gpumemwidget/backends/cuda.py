@@ -148,6 +148,21 @@ class CudaBackend:
         """Keep the line that allocated each live block, between traces too: 2 µs an allocation."""
         return self._tracer.set_sites(is_on=is_on)
 
+    def read_memory(self, device: str) -> tuple[int, int] | None:
+        """What is free of a touched device, and its total, other processes too: 5 µs.
+
+        ``None`` where it is not touched, or CUDA refuses.
+        """
+        index = int(device.partition(":")[2])
+        if index not in self._find_touched():
+            return None
+        try:
+            free_bytes, total_bytes = self._torch.cuda.mem_get_info(index)
+        except RuntimeError as exc:
+            self._note(f"{device} does not tell what is free: {_first_line(exc)}")
+            return None
+        return free_bytes, total_bytes
+
     def read_pinned(self) -> PinnedUse | None:
         """What PyTorch's allocator of pinned host memory counts: 10 µs.
 

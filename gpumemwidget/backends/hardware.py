@@ -260,6 +260,13 @@ class Hardware:
 
     # -- More of the host and the driver -----------------------------------------------------------
 
+    def read_memory(self, device: str) -> tuple[int, int] | None:
+        """What is free of a GPU in use, and its total, as PyTorch has them from the driver."""
+        for backend in self._backends:
+            if isinstance(backend, CudaBackend) and device.startswith(f"{backend.kind}:"):
+                return backend.read_memory(device)
+        return None
+
     def available_host_bytes(self) -> int | None:
         """Host memory that can still be taken; ``None`` where that is unknown."""
         for backend in self._backends:

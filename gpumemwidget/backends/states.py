@@ -14,7 +14,7 @@ from gpumemwidget.backends.base import DeviceMonitor, ProcessSource, Relation
 from gpumemwidget.devices import ChildProcess, DeviceState, Limit, PinnedUse, ProcessUse
 from gpumemwidget.records import HOST, DeviceInfo, DeviceUse, Reading, Segment
 
-__all__ = ["Counters", "find_host_use", "list_child_uses", "take_states"]
+__all__ = ["Counters", "find_host_use", "find_torchs_use", "list_child_uses", "take_states"]
 
 #: How often the counters, and the driver's figures, are read before what was read last is taken.
 _TRIES = 3
@@ -55,6 +55,10 @@ class Counters(Protocol):
         """The limits that are set, and those that wait."""
         ...
 
+    def read_memory(self, device: str) -> tuple[int, int] | None:
+        """What is free of a GPU in use, and its total, as PyTorch has them from the driver."""
+        ...
+
     def available_host_bytes(self) -> int | None:
         """Host memory that can still be taken."""
         ...
@@ -84,7 +88,8 @@ def take_states(
     readings = [_read(counters)]
     for _ in range(_TRIES):
         blocks = _group(counters.read_segments() if with_segments else ())
-        uses = {} if monitor is None else {each: _read_driver(monitor, each) for each in infos}
+        if monitor is not None:
+            uses = {each: _read_driver(monitor, counters, each) for each in infos}
         readings.append(_read(counters))
         fitting = {
             each
@@ -167,8 +172,15 @@ def _read(counters: Counters) -> dict[str, Reading]:
     return {reading.device: reading for reading in counters.read_as_user()}
 
 
-def _read_driver(monitor: DeviceMonitor, device: str) -> tuple[DeviceUse | None, _Listed, bool]:
+def _read_driver(
+    monitor: DeviceMonitor, counters: Counters, device: str
+) -> tuple[DeviceUse | None, _Listed, bool]:
     """What is used there, by whom, and whether both are of one moment."""
+    use, listed, stood = _read_monitor(monitor, device)
+    return use or find_torchs_use(monitor, counters, device), listed, stood
+
+
+def _read_monitor(monitor: DeviceMonitor, device: str) -> tuple[DeviceUse | None, _Listed, bool]:
     use = monitor.read_use(device)
     listed: _Listed = None
     for _ in range(_DRIVER_TRIES):
@@ -180,6 +192,22 @@ def _read_driver(monitor: DeviceMonitor, device: str) -> tuple[DeviceUse | None,
         if (before and before.used_bytes) == (use and use.used_bytes):
             return use, listed, True
     return use, listed, False
+
+
+def find_torchs_use(
+    monitor: DeviceMonitor | None, counters: Counters, device: str
+) -> DeviceUse | None:
+    """The whole device, as PyTorch has it from the driver, where the monitor knows no such device.
+
+    That is so without NVML: on ROCm, and in containers without the driver's capability "utility".
+    """
+    if monitor is None or monitor.list_failures(device):
+        return None
+    memory = counters.read_memory(device)
+    if memory is None:
+        return None
+    free_bytes, total_bytes = memory
+    return DeviceUse(device, total_bytes - free_bytes, free_bytes, total_bytes)
 
 
 def find_host_use(info: DeviceInfo, counters: Counters) -> DeviceUse | None:

@@ -8,7 +8,13 @@ from gpumemwidget.backends.accelerator import AcceleratorBackend
 from gpumemwidget.backends.accelmonitor import AcceleratorMonitor
 from gpumemwidget.backends.base import DeviceMonitor, ProcessSource
 from gpumemwidget.backends.processes import ProcessTree
-from gpumemwidget.backends.states import Counters, find_host_use, list_child_uses, take_states
+from gpumemwidget.backends.states import (
+    Counters,
+    find_host_use,
+    find_torchs_use,
+    list_child_uses,
+    take_states,
+)
 from gpumemwidget.devices import ChildProcess, DeviceState
 from gpumemwidget.records import HOST, DeviceInfo, DeviceUse
 
@@ -57,7 +63,7 @@ class WholeDevices:
         use = None if self._monitor is None else self._monitor.read_use(info.device)
         if use is None and info.device == HOST:
             return find_host_use(info, self._counters)
-        return use
+        return use or find_torchs_use(self._monitor, self._counters, info.device)
 
     def add_accelerator(self, backend: AcceleratorBackend) -> None:
         """Let PyTorch tell of the devices of an accelerator that has joined."""

@@ -131,20 +131,17 @@ def _list_rulers(bridge: Bridge, own: int | None) -> Iterator[Ruler]:
         )
     else:
         library = name_library(bridge.device)
-        has_nvidia_smi = library == "torch.cuda"
         driver = [part.n_bytes for part in bridge.parts if part.key == "driver"]
+        used_by = f"{library}.mem_get_info(): the total less what is free"
+        if library == "torch.cuda":
+            # NVML tells of the driver's own part; without it there may be no nvidia-smi either.
+            used_by = "nvidia-smi, Memory-Usage" if driver else "the driver: total less free"
         knows_process = own is not None and any(part.key == "outside" for part in bridge.parts)
         tellers = (
             ("allocated", bridge.allocated_bytes, f"{library}.memory_allocated()"),
             ("reserved", bridge.reserved_bytes, f"{library}.memory_reserved()"),
             ("this process", own if knows_process else None, "nvidia-smi, beside its pid"),
-            (
-                "used",
-                bridge.used_bytes,
-                "nvidia-smi, Memory-Usage"
-                if has_nvidia_smi
-                else f"{library}.mem_get_info(): the total less what is free",
-            ),
+            ("used", bridge.used_bytes, used_by),
             (
                 "total capacity",
                 bridge.total_bytes - driver[0] if driver else None,

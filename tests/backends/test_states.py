@@ -152,6 +152,43 @@ def test_children_with_their_devices(make: Callable[..., Machine]) -> None:
     )
 
 
+def test_without_nvml_pytorch_tells_what_is_used(make: Callable[..., Machine]) -> None:
+    """Of a GPU in use alone, so that none is touched; nobody tells whose it is."""
+    machine = make()
+    machine.allocator.allocate(3 * MIB)
+    machine.backend._torch.cuda.mem_get_info = lambda _: (700 * MIB, 999 * MIB)
+    # As on ROCm, and in a container that has CUDA alone.
+    machine.library.init_error = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+
+    first, *others = machine.take()
+    reports = machine.hardware.read_devices()
+
+    use = DeviceUse("cuda:0", 299 * MIB, 700 * MIB, 999 * MIB)
+    assert (first.use, first.processes, first.is_at_one_moment) == (use, None, True)
+    assert [each.info.device for each in others] == ["host"]
+    assert reports[0].use == use
+    assert machine.allocator.list_touched() == (0,)
+
+
+def test_without_nvml_a_gpu_that_refuses_tells_nothing(make: Callable[..., Machine]) -> None:
+    """And says why, once."""
+
+    def refuse(index: int) -> tuple[int, int]:
+        raise RuntimeError("CUDA error: an illegal memory access\nmuch more")
+
+    machine = make()
+    machine.allocator.allocate(3 * MIB)
+    machine.backend._torch.cuda.mem_get_info = refuse
+    machine.library.init_error = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+
+    first, _ = machine.take()
+
+    assert first.use is None
+    assert machine.hardware.take_notes() == (
+        "cuda:0 does not tell what is free: CUDA error: an illegal memory access",
+    )
+
+
 def test_what_is_used_of_the_host_is_what_can_not_be_had(make: Callable[..., Machine]) -> None:
     """Of its total, and no less than nothing; unknown where either is unknown."""
     machine = make()

@@ -75,7 +75,7 @@ class BridgeTable {
 
   words(bridge) {
     const words = [];
-    if (bridge.used !== null && bridge.device !== "host") words.push(`nvidia-smi shows ${formatBytes(bridge.used)} in use`);
+    if (bridge.used !== null && bridge.device !== "host") words.push(`the driver shows ${formatBytes(bridge.used)} in use`);
     if (bridge.limit) words.push(`this process may reserve ${formatBytes(bridge.limit)} (%memlimit)`);
     if (bridge.budget) words.push(`a cell may have ${formatBytes(bridge.budget)} (%membudget)`);
     return words.join(" · ");
