@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from gpumemwidget.errors import BadInputError
 from gpumemwidget.records import DeviceInfo, DeviceUse, MemoryKind, Reading, Segment
 
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     "PinnedUse",
     "ProcessUse",
     "SegmentMap",
+    "check_device_name",
+    "name_type",
 ]
 
 #: Stands for a device where something holds for each GPU.
@@ -262,3 +265,31 @@ class Budget:
     budget_bytes: int
     #: Whether the cell that crosses it is interrupted.
     stops: bool = False
+
+
+# -- Their names -----------------------------------------------------------------------------------
+
+#: A class of the user's may answer for its name with code of theirs.
+_NAME: Any = vars(type)["__name__"]
+
+
+def name_type(value: object) -> str:
+    """What somebody gave, by its class: nothing of the object itself is asked."""
+    name: str = _NAME.__get__(type(value))
+    return name
+
+
+def check_device_name(device: object) -> None:
+    """Refuse what is no name, as a number or a ``torch.device``, before it is compared.
+
+    Args:
+        device: what somebody gave; ``None`` is not refused.
+
+    Raises:
+        BadInputError: it is no text.
+    """
+    if device is not None and type(device) is not str:
+        raise BadInputError(
+            f"device is a name such as 'cuda:0', and not of type {name_type(device)}: "
+            "%memstat lists them"
+        )

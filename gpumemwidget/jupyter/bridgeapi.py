@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpumemwidget.devices import Bridge, ChildProcess, DeviceState, ProcessUse, SegmentMap
+from gpumemwidget.devices import (
+    Bridge,
+    ChildProcess,
+    DeviceState,
+    ProcessUse,
+    SegmentMap,
+    check_device_name,
+)
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.measure.bridge import build_bridge
 from gpumemwidget.measure.segmentmap import build_segment_map
@@ -71,7 +78,7 @@ class DeviceBridges:
         Raises:
             BadInputError: there is none of that name.
         """
-        _check(device)
+        check_device_name(device)
         found = [each for each in self.records if device in (None, each.device)]
         if not found:
             raise BadInputError(_refuse(device, [each.device for each in self.records]))
@@ -95,7 +102,7 @@ class DeviceBridges:
         """
         from gpumemwidget.report.figures import figure_segments  # noqa: PLC0415 - brings plotly
 
-        _check(device)
+        check_device_name(device)
         found = [each for name, each in self.maps.items() if device in (None, name)]
         if not found:
             if device is not None:
@@ -223,19 +230,11 @@ def _put_together(
 
 
 def _choose(states: Sequence[DeviceState], device: str | None) -> Sequence[DeviceState]:
-    _check(device)
+    check_device_name(device)
     chosen = [state for state in states if device in (None, state.info.device)]
     if device is not None and not chosen:
         raise BadInputError(_refuse(device, [state.info.device for state in states]))
     return chosen
-
-
-def _check(device: object) -> None:
-    """Refuse what is no name, as a number or a ``torch.device``, before it is compared."""
-    if device is not None and not issubclass(type(device), str):
-        raise BadInputError(
-            f"device is a name such as 'cuda:0' or 'host', and not of type {type(device).__name__}"
-        )
 
 
 def _refuse(device: str | None, known: Sequence[str]) -> str:

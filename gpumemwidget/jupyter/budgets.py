@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpumemwidget.devices import EVERY_GPU, Budget
+from gpumemwidget.devices import EVERY_GPU, Budget, check_device_name, name_type
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.measure.budget import Budgets
 from gpumemwidget.records import HOST, DeviceReport
@@ -26,6 +26,7 @@ def change_budgets(
 ) -> tuple[Budget, ...]:
     """See ``gpumemwidget.budget``."""
     budgets = monitor.budgets
+    check_device_name(device)
     if device is not None:
         known = [report.info.device for report in monitor.hardware.read_devices()]
         if device not in known:
@@ -76,11 +77,12 @@ def describe_budgets(
 
 def _parse_amount(amount: int | str | None) -> int | None:
     """The bytes that were asked for; ``None`` where a budget is shown or taken away."""
-    if amount is None or isinstance(amount, int):
+    # Never asks an object of the user's what it is.
+    if amount is None or type(amount) is int:
         return amount
-    if not isinstance(amount, str):
+    if type(amount) is not str:
         raise BadInputError(
-            f"a {type(amount).__name__} is no amount: give bytes as an int, or text as in '10GiB'"
+            f"a {name_type(amount)} is no amount: give bytes as an int, or text as in '10GiB'"
         )
     text = amount.strip()
     if text.lower() == "off":

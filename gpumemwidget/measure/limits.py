@@ -6,12 +6,11 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from gpumemwidget.backends.cudalimits import Wish
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.unallocated import divide_unallocated
-from gpumemwidget.devices import Limit
+from gpumemwidget.devices import Limit, check_device_name, name_type
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.records import HOST, DeviceReport, Reading
 from gpumemwidget.units import format_bytes, parse_bytes
@@ -19,8 +18,6 @@ from gpumemwidget.units import format_bytes, parse_bytes
 __all__ = ["NO_LIMIT", "parse_limit", "read_limits", "reset_peaks", "set_limits"]
 
 NO_LIMIT = Wish()
-#: A class of the user's may answer for its name with code of theirs.
-_NAME: Any = vars(type)["__name__"]
 _HINT = "give a share such as 0.8 or 80%, an amount such as 12GiB, or off"
 _SHARE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<percent>%)?")
 #: A number without a unit is an amount from here on: nobody means so many GiB.
@@ -48,9 +45,7 @@ def parse_limit(value: object) -> Wish:
         return _check_bytes(int(value), value)  # type: ignore[call-overload]
     if kind is float:
         return _check_share(float(value), value)  # type: ignore[arg-type]
-    raise BadInputError(
-        f"a {_NAME.__get__(kind)} is no limit: {_HINT}; in Python a float or an int"
-    )
+    raise BadInputError(f"a {name_type(value)} is no limit: {_HINT}; in Python a float or an int")
 
 
 def set_limits(hardware: Hardware, wish: Wish, device: str | None = None) -> tuple[Limit, ...]:
@@ -68,7 +63,7 @@ def set_limits(hardware: Hardware, wish: Wish, device: str | None = None) -> tup
         BadInputError: there is no such device, it has less, or it is the host.
         BackendError: PyTorch refuses.
     """
-    _check_type(device)
+    check_device_name(device)
     reports = hardware.read_devices()
     chosen = _choose(hardware, reports, device, is_off=wish == NO_LIMIT)
     for report in chosen:
@@ -100,7 +95,7 @@ def read_limits(hardware: Hardware, device: str | None = None) -> tuple[Limit, .
     Raises:
         BadInputError: there is no such device, or it is the host.
     """
-    _check_type(device)
+    check_device_name(device)
     reports = hardware.read_devices()
     if device is not None:
         _check_device(reports, device)
@@ -122,7 +117,7 @@ def reset_peaks(hardware: Hardware, device: str | None = None) -> tuple[str, ...
     Raises:
         BadInputError: there is no such device, it is the host, or it is not in use.
     """
-    _check_type(device)
+    check_device_name(device)
     if device is None:
         return hardware.reset_peaks()
     reports = hardware.read_devices()
@@ -153,13 +148,6 @@ def _choose(
         # One that is not in use may have a limit from before the extension was loaded.
         return gpus
     return [each for each in gpus if each.reading is not None] or gpus
-
-
-def _check_type(device: object) -> None:
-    # Never asks an object of the user's what it is.
-    if device is not None and type(device) is not str:
-        name = _NAME.__get__(type(device))
-        raise BadInputError(f"a {name} is no device: give its name, such as 'cuda:0'")
 
 
 def _check_device(reports: Sequence[DeviceReport], device: str) -> None:

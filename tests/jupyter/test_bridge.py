@@ -104,7 +104,7 @@ def test_what_is_no_name_of_a_device_is_refused(
     bridges = gpumemwidget.bridge()
 
     for take in (gpumemwidget.bridge, bridges.record, bridges.figure, bridges.segments_figure):
-        with pytest.raises(BadInputError, match="a name such as 'cuda:0' or 'host', and not of ty"):
+        with pytest.raises(BadInputError, match="a name such as 'cuda:0', and not of type"):
             take(device)  # type: ignore[arg-type]  # what a user may give
 
 

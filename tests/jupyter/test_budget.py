@@ -162,7 +162,7 @@ def test_the_function_sets_the_same(cells: Cells) -> None:
     ("amount", "cause"),
     [
         (1e10, "a float is no amount"),
-        (True, "a budget of True bytes"),
+        (True, "a bool is no amount"),
         (b"10GiB", "a bytes is no amount"),
         (10**25, "is more: give less"),
     ],
@@ -170,6 +170,39 @@ def test_the_function_sets_the_same(cells: Cells) -> None:
 def test_the_function_refuses_what_is_no_amount(cells: Cells, amount: Any, cause: str) -> None:
     with pytest.raises(BadInputError, match=cause):
         gpumemwidget.budget(amount)
+
+
+class Hostile(str):
+    """Does not let itself be looked at."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def __class__(self) -> Any:
+        raise SystemExit
+
+    def __eq__(self, other: object) -> bool:
+        raise SystemExit
+
+    def __repr__(self) -> str:
+        raise SystemExit
+
+
+def test_objects_of_the_users_are_not_asked_what_they_are(cells: Cells) -> None:
+    """Neither for an amount nor for a device, and the same holds for whole devices."""
+    with pytest.raises(BadInputError, match="a Hostile is no amount: give bytes as an int"):
+        gpumemwidget.budget(Hostile("10GiB"))
+    calls: list[Callable[[], object]] = [
+        lambda: gpumemwidget.budget("10GiB", device=Hostile("cuda:0")),
+        lambda: gpumemwidget.bridge(device=Hostile("cuda:0")),
+        lambda: gpumemwidget.bridge().record(Hostile("cuda:0")),
+    ]
+    for call in calls:
+        with pytest.raises(BadInputError) as refusal:
+            call()
+        assert str(refusal.value) == (
+            "device is a name such as 'cuda:0', and not of type Hostile: %memstat lists them"
+        )
 
 
 def test_more_than_there_can_be_is_refused_where_no_device_tells_its_total() -> None:

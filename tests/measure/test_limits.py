@@ -187,7 +187,9 @@ def test_a_device_is_told_by_its_name(hardware: Hardware) -> None:
     for call in calls:
         with pytest.raises(BadInputError) as refusal:
             call()
-        assert str(refusal.value) == ("a Hostile is no device: give its name, such as 'cuda:0'")
+        assert str(refusal.value) == (
+            "device is a name such as 'cuda:0', and not of type Hostile: %memstat lists them"
+        )
 
 
 def test_a_share_of_less_than_a_byte(hardware: Hardware) -> None:
