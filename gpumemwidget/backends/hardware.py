@@ -1,7 +1,7 @@
 """All of the machine's memory behind one object: what the rest of the package asks.
 
-It puts the backends side by side (GPUs first, the host last), lets the CUDA backend join when the
-user imports torch, and adds what the driver knows of whole devices.
+It puts the backends side by side (GPUs first, the host last), lets those of torch join when the
+user imports it, and adds what the driver knows of whole devices.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ class Hardware:
     # -- torch joins -------------------------------------------------------------------------------
 
     def await_torch(self) -> None:
-        """Let its backend join: now if torch is imported, else when the user imports it."""
+        """Let its backends join: now if torch is imported, else when the user imports it."""
         torch = find_torch()
         if torch is not None:
             self._join(torch)
@@ -382,7 +382,7 @@ class Hardware:
 
 
 def detect_hardware() -> Hardware:
-    """What this machine has: the host, the driver, and CUDA as soon as torch is there."""
+    """What this machine has: the host, the driver, and GPUs in use as soon as torch is there."""
     hardware = Hardware([HostBackend()], NvmlMonitor())
     hardware.await_torch()
     return hardware

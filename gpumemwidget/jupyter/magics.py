@@ -314,7 +314,7 @@ class MemMagics(Magics):
     )
     @line_magic
     def memdash(self, line: str) -> None:
-        """Show the dashboard: the live plot, the cells, the variables and their release."""
+        """Show the dashboard: the live plot, the cells, the variables, whole devices."""
         with refusing("memdash"):
             args = parse_line(self.memdash, line)
             display(self._extension.open_dashboard(interval_s=args.interval))

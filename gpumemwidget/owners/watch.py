@@ -46,10 +46,6 @@ class StorageWatch:
             handle = self._storage_type._weak_ref(storage)  # noqa: SLF001 - has no public name
             self._watched.append(_Watched(handle=handle, info=graph.storages[place]))
 
-    def count_alive_bytes(self) -> int:
-        """Bytes of the watched storages that are still there."""
-        return sum(each.info.n_bytes for each in self._list_alive())
-
     def list_remains(self, shell: Shell, *, tolerance_bytes: int) -> list[str]:
         """A sentence for each holder of what is still there; none within the tolerance."""
         alive = self._list_alive()
