@@ -27,6 +27,8 @@ __all__ = ["CudaBackend"]
 
 #: The first release whose count of pinned memory in use falls when it is freed.
 _COUNTS_FREED_PINS = (2, 13)
+#: Where a failure's words are other ones each time, as with an address in them.
+_MOST_NOTES = 100
 
 
 class CudaBackend:
@@ -175,7 +177,8 @@ class CudaBackend:
             return None
         try:
             stats = read_stats()
-        except RuntimeError:
+        except RuntimeError as exc:
+            self._note(f"pinned host memory is not told: {_first_line(exc)}")
             return None
         # What it has from the system had another name before 2.9.
         is_old = "reserved_bytes" in stats
@@ -221,7 +224,7 @@ class CudaBackend:
                     Limit(
                         device,
                         self._limits.read(index),
-                        self._limits.read_total(index),
+                        self._read_total(index),
                         self._read_reserved(index) if index in touched else None,
                     )
                 )
@@ -337,11 +340,18 @@ class CudaBackend:
             info = self._infos[index] = dataclasses.replace(info, limit_bytes=limit_bytes)
         return info
 
+    def _read_total(self, index: int) -> int | None:
+        try:
+            return self._limits.read_total(index)
+        except RuntimeError as exc:
+            self._note(f"cuda:{index} does not tell its total: {_first_line(exc)}")
+            return None
+
     def _read_reserved(self, index: int) -> int | None:
         try:
             stats = self._overlay.read_as_user(index)
         except RuntimeError:
-            return None
+            return None  # the readings say why
         reserved: int = stats["reserved_bytes"]["all"]["current"]
         return reserved
 
@@ -354,7 +364,7 @@ class CudaBackend:
         return Reading(device=f"cuda:{index}", allocated_bytes=None, reserved_bytes=None)
 
     def _note(self, note: str) -> None:
-        if note not in self._failures:
+        if note not in self._failures and len(self._failures) < _MOST_NOTES:
             self._failures[note] = False
 
 

@@ -127,6 +127,7 @@ class Questions:
             try:
                 yield from self._find_list(name)(gpu.handle)
             except self._library.NVMLError as error:
+                # Else it is asked again: who is on no list is within what is of no listed process.
                 if error.value in _LACKING:
                     gpu.lacks.add(name)
 

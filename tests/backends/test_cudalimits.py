@@ -445,3 +445,48 @@ def test_pinned_memory_of_older_releases(gpu: Gpu) -> None:
     assert counted == PinnedUse(None, 128 * MIB, None, 128 * MIB)
     assert renamed == PinnedUse(None, 4, None, 9)
     assert gpu.backend.read_pinned() is None
+
+
+@pytest.mark.parametrize("version", ["2.11.0", OLD])
+def test_a_gpu_in_error_keeps_nothing_else_from_being_told(version: str) -> None:
+    """What it refuses is unknown, and it is said once why."""
+    gpu = Gpu(version)
+    gpu.allocator.touch(1)
+    gpu.allocator.pinned.allocate(100 * MIB)
+
+    def refuse(*_: object) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nMore of it")
+
+    for owner, name in (
+        (gpu.torch.cuda, "mem_get_info"),
+        (gpu.torch.cuda, "get_device_properties"),
+        (gpu.torch._C, "_cuda_hostMemoryStats"),
+    ):
+        setattr(owner, name, refuse)
+    limits = [gpu.backend.read_limits() for _ in range(2)]
+    pinned = gpu.backend.read_pinned()
+    notes = gpu.backend.take_notes()
+    gpu.backend.close()
+
+    assert limits == [(Limit("cuda:1", None, None, 0),)] * 2
+    assert pinned is None
+    why = "CUDA error: an illegal memory access was encountered"
+    assert notes == (
+        f"cuda:1 does not tell its total: {why}",
+        f"pinned host memory is not told: {why}",
+    )
+
+
+def test_failures_of_other_words_each_time_are_not_kept_without_end(gpu: Gpu) -> None:
+    """As of errors that name an address."""
+    gpu.allocator.touch(1)
+    addresses = iter(range(1000))
+
+    def refuse(_: object) -> Any:
+        raise RuntimeError(f"CUDA error at {next(addresses):#x}")
+
+    gpu.torch.cuda.mem_get_info = refuse
+    for _ in range(1000):
+        gpu.backend.read_memory("cuda:1")
+
+    assert len(gpu.backend.take_notes()) == 100
