@@ -19,7 +19,8 @@ HEADER = (
     "execution_count,cell_id,first_line,started_at,duration_s,status,device,"
     "allocated_before_bytes,allocated_after_bytes,allocated_peak_bytes,"
     "reserved_before_bytes,reserved_after_bytes,reserved_peak_bytes,"
-    "peak_is,num_alloc_retries,num_ooms"
+    "peak_is,num_alloc_retries,num_ooms,"
+    "budget_bytes,is_over_budget,stopped_at_bytes"
 )
 
 

@@ -684,7 +684,7 @@ def test_pinned_memory_is_known_or_not(subject: Subject) -> None:
 
     assert told[0] == told[1]
     for pinned in told:
-        assert pinned is None or 0 <= pinned.allocated_bytes <= pinned.reserved_bytes
+        assert pinned is None or 0 <= (pinned.allocated_bytes or 0) <= pinned.reserved_bytes
 
 
 # -- Device monitors --------------------------------------------------------------------------

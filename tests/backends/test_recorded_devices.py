@@ -92,13 +92,17 @@ def test_counters_are_what_pytorch_said(session: Session) -> None:
 
 
 def test_pinned_memory_is_what_pytorch_said(session: Session) -> None:
-    """Unknown before its first use, which PyTorch counts as nothing."""
+    """Unknown before its first use, which PyTorch counts as nothing.
+
+    What tensors hold of it was not counted well by the release that was recorded.
+    """
     for moment in session.moments:
         pinned = session.take(moment)["host"].pinned
         # Before CUDA is in use it was not asked.
-        told = moment.get("pinned", {"active_bytes": 0, "allocated_bytes": 0})
-        held = (0, 0) if pinned is None else (pinned.allocated_bytes, pinned.reserved_bytes)
-        assert held == (told["active_bytes"], told["allocated_bytes"]), moment["name"]
+        told = moment.get("pinned", {"allocated_bytes": 0})
+        taken = 0 if pinned is None else pinned.reserved_bytes
+        assert taken == told["allocated_bytes"], moment["name"]
+        assert pinned is None or pinned.allocated_bytes is None
 
 
 def test_a_neighbour_and_a_child_come_and_go() -> None:
