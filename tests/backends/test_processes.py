@@ -479,7 +479,9 @@ def test_ranks_that_torchrun_has_started(tmp_path: Path) -> None:
         wait_for(lambda: len(find(tree, "python rank.py")) == 2)
         ranks = find(tree, "python rank.py")
         (launcher,) = find(tree, "python -m torch.distributed.run")
-        started.terminate()
+        # The launcher would wait long for its ranks.
+        for process in (launcher, *ranks):
+            os.kill(process.pid, signal.SIGKILL)
     wait_for(lambda: find(tree, "python rank.py") == [])
 
     assert launcher.pid == started.pid
