@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import gc
 import os
 import sys
 import threading
@@ -54,6 +55,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skip = pytest.mark.skip(reason="no NVIDIA GPU that torch can use on this machine")
     for item in gpu_items:
         item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """Put aside what was imported for the tests: some half a million objects.
+
+    Else each collection and each look at the whole process goes through them, several times in a
+    test. Beside a real GPU it stays as it is for a user.
+    """
+    if not _has_gpu():
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import re
 import threading
 from pathlib import Path
@@ -211,8 +212,13 @@ def test_memwhy_runs_no_code_to_find_a_part(loaded: InteractiveShell) -> None:
     assert loaded.user_ns["called"] == []
 
 
-def test_memwhy_unnamed_tells_what_no_name_leads_to(loaded: InteractiveShell) -> None:
+def test_memwhy_unnamed_tells_what_no_name_leads_to(
+    loaded: InteractiveShell, request: pytest.FixtureRequest
+) -> None:
     """A table of an imported library's, by its path in there."""
+    # The libraries are put aside while tests run (``tests/conftest.py``).
+    gc.unfreeze()
+    request.addfinalizer(gc.freeze)
     loaded.run_cell("import torch, json\njson._CACHE = [torch.ones(700, 700)]", store_history=True)
     try:
         (output,) = _run(loaded, "%memwhy --unnamed")
