@@ -27,13 +27,15 @@ def change_budgets(
     """See ``gpumemwidget.budget``."""
     budgets = monitor.budgets
     check_device_name(device)
-    if device is not None:
-        known = [report.info.device for report in monitor.hardware.read_devices()]
-        if device not in known:
-            raise BadInputError(f"no device {device!r} here: choose from {', '.join(known)}")
+    reports: tuple[DeviceReport, ...] = ()
+    if device is not None or amount is not None:
+        reports = monitor.hardware.read_devices()
+    known = [report.info.device for report in reports]
+    if device is not None and device not in known:
+        raise BadInputError(f"no device {device!r} here: choose from {', '.join(known)}")
     n_bytes = _parse_amount(amount)
     if n_bytes is not None:
-        _check_room(n_bytes, device, monitor.hardware.read_devices())
+        _check_room(n_bytes, device, reports)
         budgets.set(n_bytes, device=device, stops=bool(stop))
     elif stop:
         raise BadInputError("--stop (stop=True) goes with an amount: %membudget 10GiB --stop")
