@@ -184,6 +184,11 @@ class Bridge:
     #: Sentences on what is merged or does not fit, and why.
     notes: tuple[str, ...] = ()
 
+    @property
+    def may_hide_children(self) -> bool:
+        """Whether this notebook's children can't be told from others on the device."""
+        return any("children" in part.merged for part in self.parts)
+
 
 # -- The map of segments ---------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ def describe_bridge(bridge: Bridge) -> Message:
         "pinned": _describe_pinned(bridge.pinned),
         "notes": list(bridge.notes),
         # Then nobody knows which of this notebook's children are on it.
-        "hides_children": any("children" in part.merged for part in bridge.parts),
+        "hides_children": bridge.may_hide_children,
     }
 
 

@@ -16,6 +16,7 @@ from gpumemwidget.jupyter.limits import LimitMagics
 from gpumemwidget.jupyter.magics import MemMagics
 from gpumemwidget.jupyter.memtrace import MemtraceLine, MemtraceOptions
 from gpumemwidget.jupyter.oom import OomCards
+from gpumemwidget.jupyter.parsing import list_magics
 from gpumemwidget.jupyter.references import IPythonShell
 from gpumemwidget.jupyter.trace import Outputs
 from gpumemwidget.jupyter.tracing import take_plain_hardware
@@ -129,7 +130,7 @@ class Extension:
         """Take part in the shell."""
         tables = self.ipython.magics_manager.magics
         for magics in self._all_magics:
-            for kind, name in magics.list_names():
+            for kind, name in list_magics(magics):
                 if name in tables[kind]:
                     self._displaced.append((kind, name, tables[kind][name]))
             self.ipython.register_magics(magics)
@@ -250,7 +251,7 @@ class Extension:
         # Where each Magics object enters itself.
         configurables: list[Any] = self.ipython.configurables
         for magics in self._all_magics:
-            for kind, name in magics.list_names():
+            for kind, name in list_magics(magics):
                 magic = manager.magics[kind].get(name)
                 if getattr(magic, "__self__", None) is magics:
                     del manager.magics[kind][name]

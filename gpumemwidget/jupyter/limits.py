@@ -33,10 +33,6 @@ class LimitMagics(Magics):
         super().__init__(shell)
         self._extension = extension
 
-    def list_names(self) -> list[tuple[str, str]]:
-        """Each magic's kind (``line``, ``cell``) and name."""
-        return [(kind, name) for kind, magics in self.magics.items() for name in magics]
-
     @magic_arguments()
     @argument(
         "limit",

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from IPython.core.error import UsageError
+from IPython.core.magic import Magics
 
 from gpumemwidget.errors import BadInputError, GpuMemError
 
-__all__ = ["parse_line", "refusing", "unquote"]
+__all__ = ["list_magics", "parse_line", "refusing", "unquote"]
 
 
 @contextmanager
@@ -60,3 +61,8 @@ def unquote(text: str) -> str:
     if len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'":
         return text[1:-1]
     return text
+
+
+def list_magics(magics: Magics) -> list[tuple[str, str]]:
+    """The kind (``line``, ``cell``) and the name of each magic of an object."""
+    return [(kind, name) for kind, table in magics.magics.items() for name in table]

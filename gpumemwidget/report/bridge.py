@@ -172,7 +172,7 @@ def _list_children(children: Sequence[ChildProcess], bridges: Sequence[Bridge]) 
     gpus = [bridge for bridge in bridges if bridge.device != HOST]
     has_devices = bool(gpus) or any(child.devices for child in children)
     # Where a child could not be told from others, nobody knows on which devices each is.
-    nowhere = UNKNOWN if any(_may_hide_children(bridge) for bridge in gpus) else "none"
+    nowhere = UNKNOWN if any(bridge.may_hide_children for bridge in gpus) else "none"
     ordered = sorted(children, key=_weigh_child)
     yield Table(
         caption="This notebook's children",
@@ -196,10 +196,6 @@ def _weigh_child(child: ChildProcess) -> tuple[int, int, int]:
     """Those that take most of devices first, then of the host."""
     on_devices = sum(n_bytes or 0 for _, n_bytes in child.devices)
     return -on_devices, -(child.resident_bytes or 0), child.pid
-
-
-def _may_hide_children(bridge: Bridge) -> bool:
-    return any("children" in part.merged for part in bridge.parts)
 
 
 def _list_child_cells(child: ChildProcess, nowhere: str | None) -> tuple[Cell, ...]:
