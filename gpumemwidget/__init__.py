@@ -4,10 +4,10 @@
 
 - ``monitor()``: the recorded cells and the samples (``%memledger``)
 - ``stat()``: the memory of every device now (``%memstat``)
-- ``bridge()``: whole devices in parts that add up (``%memstat --device``)
-- ``account()``: who owns what is allocated (``%memvars``)
+- ``breakdown()``: whole devices in parts that add up (``%memstat --device``)
+- ``owners()``: who owns what is allocated (``%memvars``)
 - ``why()``: what holds something, and how to cut it (``%memwhy``)
-- ``holdings()``, ``plan_release()``, ``release()``: who holds what, and its release
+- ``variables()``, ``plan_release()``, ``release()``: who holds what, and its release
   (``%memrelease``)
 - ``plan_restore()``, ``restore()``: what a release moved to the CPU, brought back (``%memrestore``)
 - ``trace()``, ``load_trace()``: which line took it, of a ``with`` block or from a file
@@ -29,15 +29,14 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from gpumemwidget.jupyter.api import (
-        account,
-        bridge,
+        breakdown,
         budget,
         dashboard,
-        holdings,
         last_failure,
         limit,
         load_trace,
         monitor,
+        owners,
         plan_release,
         plan_restore,
         release,
@@ -45,22 +44,22 @@ if TYPE_CHECKING:
         restore,
         stat,
         trace,
+        variables,
         why,
     )
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "account",
-    "bridge",
+    "breakdown",
     "budget",
     "dashboard",
-    "holdings",
     "last_failure",
     "limit",
     "load_ipython_extension",
     "load_trace",
     "monitor",
+    "owners",
     "plan_release",
     "plan_restore",
     "release",
@@ -69,6 +68,7 @@ __all__ = [
     "stat",
     "trace",
     "unload_ipython_extension",
+    "variables",
     "why",
 ]
 

@@ -1,14 +1,18 @@
 """Every error of ours, so that a caller can catch one kind or all.
 
-GpuMemError
-├── NotLoadedError          the extension is not loaded
-├── BadInputError           a value that we can't take
-│   ├── UnknownNameError    no such variable
-│   └── FileError           a file that we will not or can't write or read
-├── BackendError            a source of counters answered with a failure
-│   └── RecordingError      a recording that is not ours, cut short or of another version
-└── ReleaseError            a release that may not or could not run
-    └── BusyError           a cell is running
+::
+
+    GpuMemError
+    ├── NotLoadedError          the extension is not loaded
+    ├── BadInputError           a value that we can't take
+    │   ├── UnknownNameError    no such variable
+    │   └── FileError           a file that we will not or can't write or read
+    ├── BackendError            a source of counters answered with a failure
+    │   └── RecordingError      a recording that is not ours, cut short or of another version
+    └── ReleaseError            a release that may not or could not run
+        └── BusyError           a cell is running
+
+ReleaseInterrupt is a KeyboardInterrupt: it ends the cell whose release a Ctrl-C stopped.
 
 Each message names the cause, the value and the next step, in one line: the magics show it as it is.
 """
@@ -19,7 +23,7 @@ import functools
 import sys
 import traceback
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 __all__ = [
     "BackendError",
@@ -30,12 +34,15 @@ __all__ = [
     "NotLoadedError",
     "RecordingError",
     "ReleaseError",
+    "ReleaseInterrupt",
     "UnknownNameError",
     "forgets_frames",
+    "name_type",
 ]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_NAME: Any = vars(type)["__name__"]
 
 
 class GpuMemError(Exception):
@@ -72,6 +79,26 @@ class ReleaseError(GpuMemError):
 
 class BusyError(ReleaseError):
     """Something may not be done while a cell is running."""
+
+
+class ReleaseInterrupt(KeyboardInterrupt):
+    """A Ctrl-C stopped a release, or bringing back what a release moved.
+
+    Its report is displayed before this is raised.
+
+    Attributes:
+        report: the ``ReleaseReport`` or ``RestoreReport``: what was done until then.
+    """
+
+    def __init__(self, report: Any) -> None:
+        super().__init__("the report above says what was done until then")
+        self.report = report
+
+
+def name_type(value: object) -> str:
+    """Return the name of a value's class, without asking anything of the value itself."""
+    name: str = _NAME.__get__(type(value))
+    return name
 
 
 def forgets_frames(function: Callable[_P, _T]) -> Callable[_P, _T]:

@@ -1,4 +1,4 @@
-"""Bytes and durations to text and back.
+"""Format bytes and durations as text, and parse amounts of memory.
 
 Inside the package everything is plain bytes and seconds; this is the edge where they become text
 (binary units, two decimals) and where a person's text becomes bytes.
@@ -12,7 +12,7 @@ from gpumemwidget.errors import BadInputError
 
 __all__ = ["UNKNOWN", "format_bytes", "format_change", "format_duration", "parse_bytes"]
 
-#: What stands where a number is not known.
+#: The text for a number that is not known.
 UNKNOWN = "—"
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -31,17 +31,21 @@ _FACTORS = {
 _QUANTITY = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-zA-Z]*)\s*")
 
 
-def format_bytes(n_bytes: int | None) -> str:
-    """Bytes as text in binary units.
+def format_bytes(n_bytes: int | None, *, is_at_least: bool = False) -> str:
+    """Return bytes as text in binary units.
 
     Args:
         n_bytes: a count of bytes, negative ones too; ``None`` where it is unknown.
+        is_at_least: whether it is a lower bound, as ``DeviceBytes`` tells it.
 
     Returns:
-        ``"1.50 GiB"``; whole numbers for plain bytes (``"512 B"``); ``"—"`` for unknown.
+        ``"1.50 GiB"``; whole numbers for plain bytes (``"512 B"``); ``"at least 1.50 GiB"`` for a
+        lower bound; ``"—"`` for unknown.
     """
     if n_bytes is None:
         return UNKNOWN
+    if is_at_least:
+        return f"at least {format_bytes(n_bytes)}"
     sign = "-" if n_bytes < 0 else ""
     value = float(abs(n_bytes))
     unit = 0
@@ -55,14 +59,14 @@ def format_bytes(n_bytes: int | None) -> str:
 
 
 def format_change(n_bytes: int | None) -> str:
-    """A difference in bytes as text, always with its sign: ``"+1.50 GiB"``, ``"0 B"``, ``"—"``."""
+    """Return a difference in bytes as text, with its sign: ``"+1.50 GiB"``, ``"0 B"``, ``"—"``."""
     if n_bytes is None or n_bytes <= 0:
         return format_bytes(n_bytes)
     return f"+{format_bytes(n_bytes)}"
 
 
 def format_duration(duration_s: float | None) -> str:
-    """Seconds as text in the unit that reads best.
+    """Return seconds as text in the unit that reads best.
 
     Returns:
         ``"850 µs"``, ``"12.3 ms"``, ``"4.56 s"``, ``"3 min 20 s"``, ``"2 h 05 min"``; ``"—"`` for
@@ -84,7 +88,7 @@ def format_duration(duration_s: float | None) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """A person's ``"12GiB"``, ``"500 MB"`` or ``"4096"`` as bytes.
+    """Return a person's ``"12GiB"``, ``"500 MB"`` or ``"4096"`` as bytes.
 
     Raises:
         BadInputError: it is no number with a unit that we know.

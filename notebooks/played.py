@@ -5,7 +5,7 @@ take no memory, and what GPUs said while its cells ran on them is played: alloca
 processes, and who owned what. The notebook's cells and gpumemwidget's own code are the same.
 
 A recording is made by executing a notebook on a machine with GPUs, with the environment variable
-``GPUMEMWIDGET_RECORD_TO`` set to a folder (``python -m tests.gpu.record_notebooks`` does that).
+``GPUMEMWIDGET_RECORD_TO`` set to a folder (``python -m tools.record_notebooks`` does that).
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from typing import Any
 
 from story import Story, describe_owners, drop_host, play, read_story
 
-from gpumemwidget.backends.nvml import NvmlMonitor
-from gpumemwidget.backends.recorder import Recorder
-from gpumemwidget.backends.replay import Playback
-from gpumemwidget.jupyter import extension
-from gpumemwidget.owners import entries
+from gpumemwidget.backends.driver.nvml import NvmlMonitor
+from gpumemwidget.ownership import account as entries
+from gpumemwidget.session.session import current_session
+from gpumemwidget.testing import Recorder, RecordingPlayer
 
 with warnings.catch_warnings():
     # Of the abandoned package "pynvml", where somebody has it: torch imports what is called so.
@@ -87,10 +86,10 @@ class Gpus:
             monitor.close()
             print(f"What follows is this machine's: {_join(names)}, torch {torch.__version__}.")
             return
-        told = read_story(_FOLDER / f"{story}.json")
+        told = read_story(_FOLDER / f"{story}.json.gz")
         self._moments, self._heard = told.moments, told.heard
-        self._playback = Playback(told.recording)
-        play(self._playback, self._find_moment)
+        self._player = RecordingPlayer(told.recording)
+        play(self._player, self._find_moment)
         few = "is no NVIDIA GPU" if n == 1 else f"are fewer than {n} NVIDIA GPUs"
         print(f"There {few} on this machine. {told.recording.about}")
         print("The times, and the host's memory, are this machine's.")
@@ -101,7 +100,7 @@ class Gpus:
 
     def total_bytes(self, index: int = 0) -> int:
         """What a device has in all, as its driver tells it."""
-        for report in extension.current_extension().monitor.hardware.read_devices():
+        for report in current_session().monitor.hardware.read_devices():
             if report.info.device == f"cuda:{index}":
                 use = report.use
                 total = report.info.total_bytes if use is None else use.total_bytes
@@ -111,7 +110,7 @@ class Gpus:
     def synchronize(self) -> None:
         """Wait until all that was asked of the GPUs is done."""
         if not self.is_played:
-            for reading in extension.current_extension().monitor.hardware.read():
+            for reading in current_session().monitor.hardware.read():
                 if reading.device.startswith("cuda:"):
                     torch.cuda.synchronize(reading.device)
 
@@ -193,15 +192,15 @@ class Gpus:
     # -- What is played ----------------------------------------------------------------------------
 
     def _find_moment(self) -> dict[str, Any]:
-        position = self._playback.position
+        position = self._player.position
         return [each for each in self._moments if each["event"] <= position][-1]
 
     def _go_to(self, moment: str) -> None:
         [event] = [each["event"] for each in self._moments if each["name"] == moment]
-        position = self._playback.position
+        position = self._player.position
         if event < position:
             raise ValueError(f"the recording has gone on from {moment!r}: restart the kernel")
-        self._playback.advance(event - position)
+        self._player.advance(event - position)
 
     # -- What is recorded --------------------------------------------------------------------------
 
@@ -209,13 +208,12 @@ class Gpus:
         """Write this moment down, where that was asked for."""
         if _RECORD_TO not in os.environ:
             return
-        running = extension.current_extension()
+        running = current_session()
         hardware = running.monitor.hardware
         if self._recorder is None:
             self._recorder = Recorder(hardware, NvmlMonitor())
-            self._recorder.start_span()
-        self._recorder.tick()
-        self._recorder.take_snapshot()
+            self._recorder.tick()
+        self._recorder.tick(with_segments=True)
         account = entries.take_memory_account(running.shell, hardware)
         names = entries.name_blocks(running.shell, hardware, budget_s=5.0)
         self._moments.append(
@@ -238,7 +236,7 @@ class Gpus:
             f"torch {torch.__version__}."
         )
         recording = dataclasses.replace(recording, about=about)
-        path = Path(os.environ[_RECORD_TO]) / f"{self._story}.json"
+        path = Path(os.environ[_RECORD_TO]) / f"{self._story}.json.gz"
         Story(recording, self._moments, self._heard).write(path)
 
 
@@ -247,7 +245,7 @@ class Gpus:
 
 def _read_figures(n: int) -> _Figures:
     """What each source says of each device; of one that is not in use, the driver alone."""
-    hardware = extension.current_extension().monitor.hardware
+    hardware = current_session().monitor.hardware
     used = _ask_nvidia_smi()
     figures: _Figures = {}
     for state in hardware.take_device_states(with_segments=False):

@@ -7,20 +7,26 @@ it stand, for each moment that the notebook shows, who owned what, and what was 
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host import HostBackend
-from gpumemwidget.backends.recording import Recording, format_recording, parse_recording
-from gpumemwidget.backends.replay import Playback, ReplayBackend, ReplayMonitor
-from gpumemwidget.devices import Limit
-from gpumemwidget.jupyter import extension
-from gpumemwidget.owners import entries
-from gpumemwidget.records import HOST, DeviceAccount, Holding, MemoryAccount, Owned
-from gpumemwidget.traces import BlockNames
+from gpumemwidget.backends.hardware import Hardware, use_hardware
+from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.model.devices import HOST, Limit
+from gpumemwidget.model.ownership import (
+    BlockNames,
+    DeviceAccount,
+    DeviceBytes,
+    MemoryAccount,
+    Owned,
+    Variable,
+)
+from gpumemwidget.ownership import account as entries
+from gpumemwidget.testing import Recording, RecordingPlayer, ReplayBackend, ReplayMonitor
+from gpumemwidget.testing.recording import decode_recording, encode_recording
 
 __all__ = ["Story", "describe_owners", "drop_host", "play", "read_story"]
 
@@ -36,21 +42,19 @@ class Story:
     heard: dict[str, str]
 
     def write(self, path: Path) -> None:
-        """Write it into a file: one line a moment, and a line an event of the recording."""
-        lines = ",\n".join(
-            json.dumps(each, separators=(",", ":")) for each in _leave_out(self.moments)
-        )
-        path.write_text(
-            f'{{"heard": {json.dumps(self.heard, indent=1)},\n"moments": [\n{lines}\n],\n'
-            f'"recording": {format_recording(self.recording)}}}\n',
-            encoding="utf-8",
-        )
+        """Write it into a file: JSON that is compressed by gzip."""
+        told = {
+            "heard": self.heard,
+            "moments": _leave_out(self.moments),
+            "recording": json.loads(encode_recording(self.recording)),
+        }
+        path.write_bytes(gzip.compress(json.dumps(told).encode(), mtime=0))
 
 
 def read_story(path: Path) -> Story:
     """Read one from a file."""
-    told = json.loads(path.read_text(encoding="utf-8"))
-    recording = parse_recording(json.dumps(told["recording"]))
+    told = json.loads(gzip.decompress(path.read_bytes()))
+    recording = decode_recording(json.dumps(told["recording"]).encode(), source=path.name)
     return Story(recording, _fill_up(told["moments"]), told["heard"])
 
 
@@ -58,7 +62,7 @@ def describe_owners(account: MemoryAccount, names: Mapping[str, BlockNames]) -> 
     """Who owned what on the GPUs, for a moment."""
     return {
         "accounts": [_format_account(each) for each in account.devices if each.device != HOST],
-        "holdings": [dataclasses.asdict(each) for each in account.holdings],
+        "variables": [dataclasses.asdict(each) for each in account.variables],
         "names": {
             device: [[address, *name] for address, name in blocks.items()]
             for device, blocks in names.items()
@@ -83,8 +87,8 @@ def drop_host(recording: Recording) -> Recording:
 class _PlayedBackend(ReplayBackend):
     """A recording in which limits can be set: what that did stands in it from the next moment."""
 
-    def __init__(self, playback: Playback) -> None:
-        super().__init__(playback)
+    def __init__(self, player: RecordingPlayer) -> None:
+        super().__init__(player)
         self._set: dict[str, int | None] = {}
 
     def set_limit(
@@ -104,38 +108,37 @@ class _PlayedBackend(ReplayBackend):
         ) + tuple(each for each in super().read_limits() if each.device not in self._set)
 
 
-def play(playback: Playback, find_moment: Callable[[], dict[str, Any]]) -> None:
+def play(player: RecordingPlayer, find_moment: Callable[[], dict[str, Any]]) -> None:
     """Have the extension take a recording for this machine's GPUs, and for who owns what there."""
-    take_account, name_blocks = entries.take_memory_account, entries.name_blocks
+    take_account, take_blocks = entries.take_memory_account, entries.take_block_account
 
     def detect() -> Hardware:
-        return Hardware([_PlayedBackend(playback), HostBackend()], ReplayMonitor(playback))
+        return Hardware([_PlayedBackend(player), HostBackend()], ReplayMonitor(player))
 
-    def play_account(*args: Any, **options: Any) -> MemoryAccount:
-        account = take_account(*args, **options)
+    def add_played(account: MemoryAccount) -> MemoryAccount:
         moment = find_moment()
         played = tuple(map(_parse_account, moment["accounts"]))
         host = tuple(each for each in account.devices if each.device == HOST)
         return dataclasses.replace(
             account,
             devices=(*played, *host),
-            holdings=tuple(map(_parse_holding, moment["holdings"])),
+            variables=tuple(map(_parse_variable, moment["variables"])),
         )
 
-    def play_names(*args: Any, **options: Any) -> Any:
+    def play_account(*args: Any, **options: Any) -> MemoryAccount:
+        return add_played(take_account(*args, **options))
+
+    def play_blocks(*args: Any, **options: Any) -> Any:
+        account, names = take_blocks(*args, **options)
         played = {
             device: {address: (kind, path) for address, kind, path in blocks}
             for device, blocks in find_moment()["names"].items()
         }
-        return {**name_blocks(*args, **options), **played}
+        return add_played(account), {**names, **played}
 
-    vars(extension)["detect_hardware"] = detect
+    use_hardware(detect)
     entries.take_memory_account = play_account
-    entries.name_blocks = play_names
-    entries.take_block_account = lambda *args, **options: (
-        play_account(*args, **options),
-        play_names(*args, **options),
-    )
+    entries.take_block_account = play_blocks
 
 
 def _fill_up(moments: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -173,9 +176,12 @@ def _parse_account(fields: dict[str, Any]) -> DeviceAccount:
     return DeviceAccount(fields["device"], fields["allocated_bytes"], tuple(owned))
 
 
-def _parse_holding(fields: dict[str, Any]) -> Holding:
-    pairs = {
-        name: tuple((device, n_bytes) for device, n_bytes in fields[name])
+def _parse_variable(fields: dict[str, Any]) -> Variable:
+    amounts = {
+        name: DeviceBytes(
+            tuple((device, n_bytes) for device, n_bytes in fields[name]["by_device"]),
+            is_at_least=fields[name]["is_at_least"],
+        )
         for name in ("held_bytes", "frees_bytes")
     }
     shape = fields["shape"]
@@ -183,4 +189,4 @@ def _parse_holding(fields: dict[str, Any]) -> Holding:
         "shape": None if shape is None else tuple(shape),
         "shared_with": tuple(fields["shared_with"]),
     }
-    return Holding(**{**fields, **pairs, **lists})
+    return Variable(**{**fields, **amounts, **lists})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ManualClock:
-    """Both clocks of ``gpumemwidget.measure.clock.Clock``, moved by hand.
+    """Both clocks of ``gpumemwidget.recording.sampler.Clock``, moved by hand.
 
     Args:
         now_s: where the monotonic clock begins.

@@ -10,6 +10,7 @@ import asyncio
 import builtins
 import gc
 import os
+import signal
 import sys
 import threading
 import types
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import gpumemwidget
 
@@ -33,22 +35,47 @@ _OVERLAID_MODULES = (
     "torch.accelerator.memory",
     "torch.cuda",
     "torch.cuda.memory",
+    "builtins",
 )
+# Few random examples, always the same ones; many and new ones with --hypothesis-profile full.
+for _profile, _n_examples in (("quick", 25), ("full", 150)):
+    settings.register_profile(
+        _profile,
+        max_examples=_n_examples,
+        deadline=None,
+        derandomize=_profile == "quick",
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+settings.load_profile("quick")
+
 #: The numbers of tools of ``sys.monitoring``, as objects that can be told apart.
 _TOOLS = tuple(object() for _ in range(6))
 #: How long a thread that was told to stop may take to end.
 _THREAD_GRACE_S = 2.0
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the GPU tests where torch sees no GPU, and say so; keep together what must be.
+def pytest_configure() -> None:
+    """Handle SIGINT as Python does by itself, also where the suite was started with it ignored.
 
-    Where several processes share the tests, those of a module stay in one, for their fixtures, and
-    all of the GPU's in one, for they fill it.
+    So it is behind ``nohup`` or in a script's background, and in every process that starts there.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is slow, keep together what must be, and skip the GPU tests where there is none.
+
+    Where several processes share the tests, those of a module stay in one, for their fixtures; all
+    of the GPU's in one, for they fill it; and the stories in one, for they share a browser.
     """
     for item in items:
-        group = "gpu" if item.get_closest_marker("gpu") else item.nodeid.partition("::")[0]
+        groups = [name for name in ("gpu", "story") if item.get_closest_marker(name)]
+        group = groups[0] if groups else item.nodeid.partition("::")[0]
         item.add_marker(pytest.mark.xdist_group(group))
+        takes_long = item.get_closest_marker("browser") or item.get_closest_marker("notebook")
+        if takes_long and not item.get_closest_marker("story"):
+            item.add_marker(pytest.mark.slow)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items or _has_gpu():
         return
@@ -82,8 +109,8 @@ def no_running_loop(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """Fail a test that leaves a thread, a hook or an overlay of ours in the process."""
-    before = _list_remains()
+    """Fail a test that leaves a thread, a hook or an overlay of ours, or ``builtins._``."""
+    before, attributes = _list_remains(), _copy_overlaid_modules()
 
     yield
 
@@ -91,6 +118,7 @@ def nothing_left_behind() -> Iterator[None]:
         if not _holds(before, thread):
             thread.join(_THREAD_GRACE_S)
     left = [what for remain, what in _list_remains() if not _holds(before, remain)]
+    left += _list_overlays(attributes)
     assert not left, f"the test left behind: {', '.join(left)}"
 
 
@@ -128,11 +156,11 @@ def _list_remains() -> list[tuple[object, str]]:
     """
     return [
         *((thread, f"thread {thread.name}") for thread in _list_threads()),
-        *_list_overlays(),
         *_list_import_hooks(),
         *_list_tracers(),
         *_list_queued_calls(),
         *_list_shell_hooks(),
+        *_list_underscore(),
     ]
 
 
@@ -140,14 +168,20 @@ def _list_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("gpumemwidget")]
 
 
-def _list_overlays() -> Iterator[tuple[object, str]]:
-    for module_name in _OVERLAID_MODULES:
-        module = sys.modules.get(module_name)
-        for name, value in list(vars(module).items()) if module else ():
-            if _is_ours(value):
-                yield value, f"overlay on {module_name}.{name}"
-    if _is_ours(builtins.__import__):
-        yield builtins.__import__, "overlay on builtins.__import__"
+def _copy_overlaid_modules() -> dict[str, dict[str, object]]:
+    """Return what the modules have in which we may lay something over the user's peaks."""
+    modules = {name: sys.modules.get(name) for name in _OVERLAID_MODULES}
+    return {name: dict(vars(module)) for name, module in modules.items() if module is not None}
+
+
+def _list_overlays(before: dict[str, dict[str, object]]) -> Iterator[str]:
+    """Yield what was laid over PyTorch's or Python's functions since ``before``, and stays."""
+    nothing = object()
+    for module_name, attributes in _copy_overlaid_modules().items():
+        known = before.get(module_name, {})
+        for name, value in attributes.items():
+            if known.get(name, nothing) is not value and _is_ours(value):
+                yield f"overlay on {module_name}.{name}"
 
 
 def _list_import_hooks() -> Iterator[tuple[object, str]]:
@@ -174,7 +208,7 @@ def _list_tracers() -> Iterator[tuple[object, str]]:
         name = monitoring.get_tool(tool)
         if name is not None and name.startswith("gpumemwidget"):
             yield _TOOLS[tool], f"tool {tool} of sys.monitoring"
-    tracing = sys.modules.get("gpumemwidget.jupyter.tracing")
+    tracing = sys.modules.get("gpumemwidget.session.tracer")
     for tracer in tracing._running if tracing is not None else ():
         yield tracer, f"trace {tracer!r}"
 
@@ -197,6 +231,12 @@ def _list_shell_hooks() -> Iterator[tuple[object, str]]:
         for name, magic in magics.items():
             if _is_ours(magic):
                 yield magic, f"{kind} magic {name}"
+
+
+def _list_underscore() -> Iterator[tuple[object, str]]:
+    """Yield a ``_`` in the builtins, such as doctest and gettext leave: IPython then binds none."""
+    if "_" in vars(builtins):
+        yield builtins, "_ in the builtins"
 
 
 def _is_ours(value: object) -> bool:

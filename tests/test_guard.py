@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import gpumemwidget
-from gpumemwidget.measure.lines import LineWatch
+from gpumemwidget.tracing.host.lines import watch_lines
 from tests import conftest
 
 
@@ -54,7 +54,7 @@ def test_guard_sees_an_import_hook_of_ours() -> None:
 
 def test_guard_sees_that_lines_are_still_told() -> None:
     """Whichever way this release of Python tells of them."""
-    watch = LineWatch(lambda: 0, on_interrupt=lambda: None)
+    watch = watch_lines(lambda: 0, on_interrupt=lambda: None)
     before = len(conftest._list_remains())
 
     watch.start_at(lambda _frame: False)

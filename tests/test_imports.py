@@ -31,7 +31,7 @@ def test_import_loads_nothing_heavy() -> None:
     assert loaded.isdisjoint(HEAVY)
 
 
-@pytest.mark.parametrize("module", ["records", "units", "errors", "backends.base"])
+@pytest.mark.parametrize("module", ["model.devices", "units", "errors", "backends.protocol"])
 def test_the_pure_modules_load_nothing_heavy(module: str) -> None:
     """The vocabulary can be used where none of the notebook's packages is installed."""
     loaded = _list_loaded(f"import gpumemwidget.{module}")

@@ -1,43 +1,38 @@
-"""The plan of the house in CONTRIBUTING.md must be that of the folders."""
+"""What the documents list must be what there is: modules, public functions, commands."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+import gpumemwidget
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "gpumemwidget"
 
 
-def _list_modules() -> set[str]:
-    return {
-        path.relative_to(PACKAGE).with_suffix("").as_posix()
-        for path in PACKAGE.rglob("*.py")
-        if path.name != "__init__.py" or path.parent == PACKAGE
-    }
-
-
-def _list_planned() -> set[str]:
-    """The modules of the block below "The layout", by their paths in the package."""
+def test_contributing_names_what_is_there() -> None:
+    """Each package and entry point of the layout exists, and no package is left out."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    [block] = re.findall(r"^```\ngpumemwidget/\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    planned = set()
-    folder = ""
-    for line in block.splitlines():
-        indent, name = re.match(r"( +)(\S+)", line).groups()
-        if name.endswith("/"):
-            folder = name
-        else:
-            planned.add(f"{folder if len(indent) > 2 else ''}{name.removesuffix('.py')}")
-    return planned
+    packages = re.findall(r"^\| `gpumemwidget/([\w/]+)` \|", text, re.MULTILINE)
+    start, end = text.index("To change …"), text.index("A module's first lines")
+    entry_points = re.findall(r"`(\w+/[\w/]+\.(?:py|js))`", text[start:end])
+
+    is_there = [(PACKAGE / name).exists() or (ROOT / name).exists() for name in entry_points]
+    assert [name for name, found in zip(entry_points, is_there, strict=True) if not found] == []
+    there = {path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("__init__.py")}
+    assert there - {".", "tracing/allocator", "tracing/host"} == set(packages)
 
 
-def test_contributing_names_every_module_and_no_other() -> None:
-    """Who adds, moves or removes a module says so in the plan."""
-    planned, there = _list_planned(), _list_modules()
+def test_the_python_api_has_every_public_function() -> None:
+    """Its page groups them by hand, so a new one has to be put there."""
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 
-    assert there - planned == set(), "not in CONTRIBUTING.md"
-    assert planned - there == set(), "in CONTRIBUTING.md but not there"
+    documented = re.findall(r"^\.\. autofunction:: gpumemwidget\.(\w+)$", page, re.MULTILINE)
+
+    assert sorted(documented) == sorted(gpumemwidget.__all__)
 
 
 def test_every_module_says_why_it_exists() -> None:
@@ -50,3 +45,19 @@ def test_every_module_says_why_it_exists() -> None:
     ]
 
     assert silent == []
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    """The script finds the one command in the README; the slow tests run after it."""
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    finder = script.split("<<'PYTHON'\n")[1].split("\nPYTHON\n")[0]
+
+    found = subprocess.run(
+        [sys.executable, "-c", finder], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+
+    command = found.stdout.strip()
+    assert command in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert command.endswith(".venv/bin/python -m pytest -n 2 --dist loadgroup")
+    _, slow = script.split('bash -euo pipefail -c "$command"')
+    assert 'python -m pytest -n 2 --dist loadgroup -m "slow or hypothesis"' in slow

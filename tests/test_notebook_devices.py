@@ -5,6 +5,7 @@ Where there are too few GPUs they play what others have said, and the claims are
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Callable
@@ -13,9 +14,9 @@ from pathlib import Path
 import pytest
 from nbformat import NotebookNode
 
-from gpumemwidget.backends.recording import parse_recording
+from gpumemwidget.testing.recording import decode_recording
 from gpumemwidget.units import parse_bytes
-from tests.notebooks import FOLDER, execute, make_static
+from tools.notebooks import FOLDER, execute, make_static
 
 MIB, GIB = 1024**2, 1024**3
 SMI, OWN = "nvidia-smi, memory used", "nvidia-smi, this process"
@@ -315,12 +316,12 @@ def test_the_release_goes_through_both(two: NotebookNode) -> None:
 @pytest.mark.parametrize("name", ["why-nvidia-smi-disagrees", "two-gpus"])
 def test_recordings_are_of_these_cells(name: str) -> None:
     """Every moment that the notebook shows is there, in that order; and the file is small."""
-    path = Path(FOLDER / "recordings" / f"{name}.json")
-    told = json.loads(path.read_text(encoding="utf-8"))
+    path = Path(FOLDER / "recordings" / f"{name}.json.gz")
+    told = json.loads(gzip.decompress(path.read_bytes()))
     notebook = json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))
     source = "\n".join("".join(cell["source"]) for cell in notebook["cells"])
 
-    recording = parse_recording(json.dumps(told["recording"]))
+    recording = decode_recording(json.dumps(told["recording"]).encode())
 
     assert [each["name"] for each in told["moments"]] == re.findall(r'gpus\.show\("(.*?)"', source)
     assert [each["event"] for each in told["moments"]] == sorted(

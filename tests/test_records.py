@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumemwidget.records import Span
+from gpumemwidget.model.cells import Span
 
 
 @pytest.mark.parametrize(

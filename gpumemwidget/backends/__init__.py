@@ -1,1 +1,1 @@
-"""The one door to hardware: torch's counters, malloc, the driver, and recordings of them."""
+"""The only door to hardware: the protocols, and ``Hardware``, which joins all devices."""

@@ -1,34 +1,74 @@
 """All of the machine's memory behind one object: what the rest of the package asks.
 
-It puts the backends side by side (GPUs first, the host last), lets those of torch join when the
-user imports it, and adds what the driver knows of whole devices.
+``Hardware`` puts the backends side by side (GPUs first, the host last), lets those of torch join
+when the user imports it, and adds what the driver and the operating system know of whole devices
+and of processes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from gpumemwidget.backends.accelerator import AcceleratorBackend
-from gpumemwidget.backends.arrival import TorchArrival, find_torch
-from gpumemwidget.backends.base import DeviceMonitor, MemoryBackend, ProcessSource
-from gpumemwidget.backends.cuda import CudaBackend
-from gpumemwidget.backends.cudalimits import Wish
-from gpumemwidget.backends.host import HostBackend
-from gpumemwidget.backends.nvml import NvmlMonitor
-from gpumemwidget.backends.whole import WholeDevices, by_kind_and_index
-from gpumemwidget.devices import ChildProcess, DeviceState, Limit, PinnedUse
+from gpumemwidget.backends.accelerators import AcceleratorBackend
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
+from gpumemwidget.backends.device_states import (
+    DriverAnswer,
+    Moment,
+    build_states,
+    group_by_device,
+    index_by_device,
+    join_children,
+)
+from gpumemwidget.backends.driver.nvml import NvmlMonitor
+from gpumemwidget.backends.driver.processes import ProcessTree
+from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.backends.protocol import (
+    Blocks,
+    DeviceMemory,
+    DeviceMonitor,
+    History,
+    HostMemory,
+    Limits,
+    MemoryBackend,
+    OwnMemory,
+    PinnedMemory,
+    ProcessSource,
+    Workspaces,
+)
 from gpumemwidget.errors import BackendError
-from gpumemwidget.records import DeviceInfo, DeviceReport, Reading, Segment
-from gpumemwidget.traces import AllocatorTrace
+from gpumemwidget.failures import Notes, describe_exception
+from gpumemwidget.model.devices import (
+    HOST,
+    BytesByDevice,
+    ChildProcess,
+    DeviceInfo,
+    DeviceReport,
+    DeviceState,
+    DeviceUse,
+    Limit,
+    LimitRequest,
+    PinnedUse,
+    Reading,
+    rank_device,
+)
+from gpumemwidget.model.segments import Segment
+from gpumemwidget.model.traces import AllocatorTrace
 
-__all__ = ["Hardware", "detect_hardware"]
+__all__ = ["Hardware", "detect_hardware", "use_hardware"]
+
+#: Maximum number of times that the counters are read until they stand still.
+_MAX_COUNTER_READS = 3
+#: Maximum number of times that the driver is read until its figures stand still.
+_MAX_DRIVER_READS = 5
 
 
 class Hardware:
-    """The memory of this process on every device, and of the devices themselves.
+    """The memory of this process on every device, and the devices themselves.
 
     Args:
         backends: sources of counters, in the order in which their devices are shown.
@@ -44,56 +84,116 @@ class Hardware:
         processes: ProcessSource | None = None,
     ) -> None:
         self._backends = tuple(backends)
-        self._whole = WholeDevices(self, monitor, processes)
-        self._arrival: TorchArrival | None = None
+        self._monitor = monitor
+        if processes is None and monitor is not None:
+            processes = monitor.processes
+        self._processes = ProcessTree() if processes is None else processes
+        self._arrival: TorchImportHook | None = None
         self._lock = threading.Lock()
         self._closed = False
-        self._notes: list[str] = []
-        #: Of the running trace.
+        self._notes = Notes()
+        #: The number of events of the running trace; ``None`` where none runs.
         self._n_events: int | None = None
-        self._has_sites = False
-        #: Limits that wait for torch.
-        self._limits: dict[str, Wish] = {}
+        self._keeps_sites = False
+        #: Limits that wait for torch, by device.
+        self._limits: dict[str, LimitRequest] = {}
         #: Why there is no CUDA backend, where torch has come without.
         self._no_cuda = ""
 
+    # -- Counters ----------------------------------------------------------------------------------
+
     def list_devices(self) -> tuple[DeviceInfo, ...]:
-        """The devices that have counters now: the touched GPUs, and the host last."""
+        """Return the devices that have counters now: the touched GPUs, and the host last."""
         return tuple(info for backend in self._backends for info in backend.list_devices())
 
     def read(self) -> tuple[Reading, ...]:
-        """One reading for each of these devices, with the peaks of the running span."""
+        """Return a reading of each device with counters, with the peaks of the running span."""
         return tuple(reading for backend in self._backends for reading in backend.read())
 
     def start_span(self) -> tuple[Reading, ...]:
-        """Begin a span of high-water marks on all of them; what stands at its start."""
+        """Begin a span of high-water marks on all devices, and return its first readings."""
         readings: list[Reading] = []  # A loop takes half the time of a generator, in every cell.
         for backend in self._backends:
             readings += backend.start_span()
         return tuple(readings)
 
     def end_span(self) -> tuple[Reading, ...]:
-        """What stands at the span's end, with its peaks."""
+        """Return the readings at the span's end, with its peaks."""
         readings: list[Reading] = []
         for backend in self._backends:
             readings += backend.end_span()
         return tuple(readings)
 
     def read_as_user(self) -> tuple[Reading, ...]:
-        """Readings whose peaks are those that the user's own calls tell."""
+        """Return readings whose peaks are those that the user's own calls tell."""
         return tuple(reading for backend in self._backends for reading in backend.read_as_user())
 
+    def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
+        """Reset the peaks as the user's own calls would, and return on which devices.
+
+        Args:
+            devices: leave all other devices alone.
+        """
+        return tuple(
+            device for backend in self._backends for device in backend.reset_peaks(devices)
+        )
+
+    def list_lost_peaks(self) -> BytesByDevice:
+        """Return devices and the peaks, in bytes, that ``close`` takes from the user's view."""
+        return tuple(lost for backend in self._backends for lost in backend.list_lost_peaks())
+
+    def empty_cache(self) -> None:
+        """Give back what is cached and unused, everywhere.
+
+        Raises:
+            BackendError: a device refused.
+        """
+        for backend in self._backends:
+            backend.empty_cache()
+
+    def find_host_counter(self) -> Callable[[], int] | None:
+        """Return a fast call that gives malloc's bytes in use; ``None`` where that is unknown."""
+        hosts = (backend for backend in self._backends if isinstance(backend, HostMemory))
+        return next((host.find_counter() for host in hosts), None)
+
+    def available_host_bytes(self) -> int | None:
+        """Return the host memory that can still be taken; ``None`` where that is unknown."""
+        hosts = (backend for backend in self._backends if isinstance(backend, HostMemory))
+        return next((host.available_bytes() for host in hosts), None)
+
+    # -- What only some backends have --------------------------------------------------------------
+
     def read_segments(self) -> tuple[Segment, ...]:
-        """The allocator's segments and blocks, of the devices whose allocator tells."""
-        return tuple(segment for backend in self._backends for segment in backend.read_segments())
+        """Return the segments and blocks of the devices whose allocator tells them."""
+        return tuple(
+            segment
+            for backend in self._backends
+            if isinstance(backend, Blocks)
+            for segment in backend.read_segments()
+        )
+
+    def read_pinned(self) -> PinnedUse | None:
+        """Return pinned host memory from the first backend that tells; ``None`` if none does."""
+        sources = (backend for backend in self._backends if isinstance(backend, PinnedMemory))
+        return next((use for source in sources if (use := source.read_pinned()) is not None), None)
+
+    def release_workspaces(self) -> str:
+        """Free cuBLAS's workspaces, and return in a few words what was done.
+
+        Raises:
+            BackendError: a device refused, or a CUDA graph is alive that may use them.
+        """
+        sources = [backend for backend in self._backends if isinstance(backend, Workspaces)]
+        done = [source.release_workspaces() for source in sources]
+        return "; ".join(text for text in done if text) or "there are no cuBLAS workspaces here"
 
     @property
     def is_tracing(self) -> bool:
-        """Whether a trace was started and not ended."""
+        """True if a trace was started and not ended."""
         return self._n_events is not None
 
     def start_trace(self, *, n_events: int = 1_000_000) -> tuple[str, ...]:
-        """Begin to note each allocation; where a device can't be traced, a sentence why.
+        """Begin to note each allocation; return a sentence for each device that can't be traced.
 
         PyTorch need not be there yet: it is traced from when the user imports it. A million events
         take some 300 MB while the trace runs.
@@ -105,13 +205,13 @@ class Hardware:
             self._n_events = n_events
             backends = self._backends
         try:
-            return tuple(note for each in backends for note in each.start_trace(n_events=n_events))
-        except BaseException:  # A Ctrl-C in one of them: none is to run on.
+            return tuple(note for backend in backends for note in _start_trace(backend, n_events))
+        except BaseException:  # A Ctrl-C in one of them: no trace may stay half started.
             self.end_trace()
             raise
 
     def end_trace(self, *, snapshot_to: Path | None = None) -> tuple[AllocatorTrace, ...]:
-        """What was noted since, on each device that has an allocator of PyTorch's and was touched.
+        """Return what was noted since, on each touched device whose allocator keeps a history.
 
         Args:
             snapshot_to: a file for PyTorch's own memory viewer; one of that name is replaced.
@@ -120,94 +220,42 @@ class Hardware:
             self._n_events = None
             backends = self._backends
         return tuple(
-            trace for each in backends for trace in each.end_trace(snapshot_to=snapshot_to)
+            trace
+            for backend in backends
+            if isinstance(backend, History)
+            for trace in backend.end_trace(snapshot_to=snapshot_to)
         )
 
-    def set_sites(self, *, is_on: bool) -> str:
-        """Keep the line of each live block from now on, or no longer; what was done, in one line.
+    def keep_sites(self, *, is_on: bool) -> str:
+        """Keep the line of each live block from now on, or no longer; return what was done.
 
         PyTorch need not be there yet.
         """
         with self._lock:
-            self._has_sites = is_on
+            self._keeps_sites = is_on
             backends = self._backends
-        done = [each.set_sites(is_on=is_on) for each in backends]
+        done = [
+            backend.keep_sites(is_on=is_on) for backend in backends if isinstance(backend, History)
+        ]
         if any(done):
-            return "; ".join(each for each in done if each)
+            return "; ".join(text for text in done if text)
         if self._arrival is not None and is_on:
             return "the line of each block is kept from when PyTorch is imported"
         return "there is no memory of a GPU whose lines could be kept"
 
-    def empty_cache(self) -> None:
-        """Give back what is cached and unused, everywhere.
-
-        Raises:
-            BackendError: a device refused.
-        """
-        for backend in self._backends:
-            backend.empty_cache()
-
-    def release_workspaces(self) -> str:
-        """Free what cuBLAS keeps to work in; what was done, in a few words.
-
-        Raises:
-            BackendError: a device refused, or a CUDA graph is alive that may use it.
-        """
-        done = [backend.release_workspaces() for backend in self._backends]
-        return "; ".join(each for each in done if each) or "there are no cuBLAS workspaces here"
-
-    def read_devices(self) -> tuple[DeviceReport, ...]:
-        """Every device that can be seen, touched or not: its counters and its whole use.
-
-        The peaks are those that the user's own calls tell.
-        """
-        readings = {reading.device: reading for reading in self.read_as_user()}
-        return tuple(
-            DeviceReport(
-                info=info,
-                reading=readings.get(device),
-                use=self._whole.read_use(info),
-                note=self._whole.find_failure(device),
-            )
-            for device, info in self._whole.list_infos().items()
-        )
-
-    def take_device_states(self, *, with_segments: bool = True) -> tuple[DeviceState, ...]:
-        """All that can be told of every device at one moment: the GPUs, touched or not, the host.
-
-        Some 0.2 ms a GPU, and what ``read_segments`` takes. The peaks are those that the user's own
-        calls tell.
-
-        Args:
-            with_segments: read the blocks too.
-        """
-        return self._whole.take_states(with_segments=with_segments)
-
-    def list_children(self) -> tuple[ChildProcess, ...]:
-        """The processes below this one, with what they take of each device and of the host.
-
-        Cheap enough for once a second: a millisecond on a machine of some hundred processes.
-        """
-        return self._whole.list_children()
-
-    # -- What may be taken -------------------------------------------------------------------------
-
-    def read_pinned(self) -> PinnedUse | None:
-        """Pinned host memory, of the first backend that tells; ``None`` where none does."""
-        found = (backend.read_pinned() for backend in self._backends)
-        return next((pinned for pinned in found if pinned is not None), None)
+    # -- Limits ------------------------------------------------------------------------------------
 
     def set_limit(
         self, device: str, limit_bytes: int | None, *, share: float | None = None
     ) -> None:
-        """Let this process reserve no more than this on a device; ``None``: all of it.
+        """Let this process reserve no more than a limit on a device; ``None``: all of it.
 
-        It waits for a device that is not in use yet, and for torch, without touching either.
+        The limit waits for a device that is not in use yet, and for torch, without touching either.
 
         Args:
-            device: which one.
+            device: the device's name.
             limit_bytes: may be less than what is reserved, which then stays.
-            share: of the whole, in its place; above 0, up to 1.
+            share: the limit as a share of the device; above 0, up to 1.
 
         Raises:
             BackendError: there is no such device, it has no limits, or it refuses.
@@ -216,95 +264,211 @@ class Hardware:
             backend = self._find_backend(device)
             is_coming = self._arrival is not None and self._arrival.is_waiting
             if backend is None and is_coming and device.startswith("cuda:"):
+                request = LimitRequest(limit_bytes, share)
                 self._limits.pop(device, None)
-                if limit_bytes is not None or share is not None:
-                    self._limits[device] = Wish(limit_bytes, share)
+                if not request.is_off:
+                    self._limits[device] = request
                 return
         if backend is None:
             reason = self._no_cuda or f"there is no {device} here: name a device of %memstat's"
             raise BackendError(reason)
+        if not isinstance(backend, Limits):
+            raise BackendError(
+                f"{device} can't be limited: PyTorch has limits for GPUs alone, choose one of those"
+            )
         backend.set_limit(device, limit_bytes, share=share)
+
+    def read_limits(self) -> tuple[Limit, ...]:
+        """Return the limits of the devices in use, whoever set them, and those that wait."""
+        sources = [backend for backend in self._backends if isinstance(backend, Limits)]
+        limits = [limit for source in sources for limit in source.read_limits()]
+        with self._lock:
+            waiting = dict(self._limits)
+        limits += [request.to_waiting_limit(device) for device, request in waiting.items()]
+        return tuple(sorted(limits, key=lambda limit: rank_device(limit.device)))
 
     @property
     def why_no_cuda(self) -> str:
         """Why there are no GPUs though torch is there, in one line; ``""``: that is not known."""
         return self._no_cuda
 
-    def read_limits(self) -> tuple[Limit, ...]:
-        """The limits of the devices in use, whoever set them, and those that wait."""
-        limits = [limit for backend in self._backends for limit in backend.read_limits()]
-        with self._lock:
-            waiting = dict(self._limits)
-        limits += [
-            Limit(device, wish.limit_bytes, None, None, is_waiting=True, share=wish.share)
-            for device, wish in waiting.items()
-        ]
-        return tuple(sorted(limits, key=lambda limit: by_kind_and_index(limit.device)))
-
-    def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
-        """Set the peaks back as the user's own calls would; on which devices that was done.
-
-        Args:
-            devices: only on these.
-        """
-        done = (backend.reset_peaks(devices) for backend in self._backends)
-        return tuple(device for each in done for device in each)
-
     def _find_backend(self, device: str) -> MemoryBackend | None:
-        """Whose a device is, by what it has in use or else by its kind."""
+        """Return the backend that has a device in use, or else is of the device's kind."""
         kind = device.partition(":")[0]
         for backend in self._backends:
             if any(info.device == device for info in backend.list_devices()):
                 return backend
-        return next((each for each in self._backends if each.kind == kind), None)
+        return next((backend for backend in self._backends if backend.kind == kind), None)
 
-    # -- More of the host and the driver -----------------------------------------------------------
+    # -- Whole devices -----------------------------------------------------------------------------
 
-    def read_memory(self, device: str) -> tuple[int, int] | None:
-        """What is free of a GPU in use, and its total, as PyTorch has them from the driver."""
+    def list_all_devices(self) -> tuple[DeviceInfo, ...]:
+        """Return every device that can be seen, touched or not: GPUs first, the host last.
+
+        The totals of GPUs are the driver's, where there is one.
+        """
+        return tuple(self._list_infos(has_driver_totals=True).values())
+
+    def read_devices(self) -> tuple[DeviceReport, ...]:
+        """Return the counters and the whole use of every device that can be seen, touched or not.
+
+        The peaks are those that the user's own calls tell.
+        """
+        readings = index_by_device(self.read_as_user())
+        return tuple(
+            DeviceReport(
+                info=info,
+                reading=readings.get(info.device),
+                use=self.read_use(info),
+                note=next(iter(self._list_failures(info.device)), None),
+            )
+            for info in self.list_all_devices()
+        )
+
+    def read_use(self, info: DeviceInfo) -> DeviceUse | None:
+        """Return the whole device's use now, other processes included; ``None``: not told."""
+        use = None if self._monitor is None else self._monitor.read_use(info.device)
+        return use or self._read_use_without_monitor(info)
+
+    def read_own_use(self, device: str) -> int | None:
+        """Return the bytes that this process takes on a device, its CUDA context included.
+
+        ``None`` where nobody tells: there is no driver, or it knows this process by another pid, as
+        in a container.
+        """
+        if self._monitor is None:
+            return None
+        own_bytes = self._monitor.read_own_use(device)
         for backend in self._backends:
-            if isinstance(backend, CudaBackend) and device.startswith(f"{backend.kind}:"):
+            if own_bytes is None and isinstance(backend, OwnMemory):
+                own_bytes = backend.read_own_use(device)
+        return own_bytes
+
+    def take_device_states(self, *, with_segments: bool = True) -> tuple[DeviceState, ...]:
+        """Return all that can be told of every device at one moment: GPUs, touched or not, host.
+
+        This takes some 0.2 ms a GPU, and as long as ``read_segments``. The peaks are those that the
+        user's own calls tell.
+
+        Args:
+            with_segments: read the blocks too.
+        """
+        infos = self._list_infos()
+        moment = Moment([index_by_device(self.read_as_user())])
+        for _ in range(_MAX_COUNTER_READS):
+            moment.segments = group_by_device(self.read_segments() if with_segments else ())
+            moment.answers = {device: self._ask_driver(info) for device, info in infos.items()}
+            moment.readings.append(index_by_device(self.read_as_user()))
+            if all(moment.is_consistent(device) for device in infos if device != HOST):
+                break
+        return build_states(
+            infos,
+            moment,
+            self._processes,
+            pinned=self.read_pinned(),
+            failures={device: self._list_failures(device) for device in infos},
+        )
+
+    def list_children(self) -> tuple[ChildProcess, ...]:
+        """Return the processes below this one, with what they take of each device and of the host.
+
+        Cheap enough for once a second: a millisecond on a machine of some hundred processes.
+        """
+        children, monitor = self._processes.list_children(), self._monitor
+        if monitor is None or not children:
+            return children
+        is_certain = self._processes.are_pids_certain
+        before = {} if is_certain else index_by_device(self.read_as_user())
+        listed = {info.device: monitor.list_processes(info.device) for info in monitor.list_infos()}
+        after = {} if is_certain else index_by_device(self.read_as_user())
+        return join_children(children, listed, (before, after), self._processes)
+
+    def _list_infos(self, *, has_driver_totals: bool = False) -> dict[str, DeviceInfo]:
+        """Return every device that can be seen, in the order in which they are shown.
+
+        Args:
+            has_driver_totals: give devices in use the driver's total, which is that of
+                ``nvidia-smi``; PyTorch's leaves out what the driver keeps for itself.
+        """
+        infos = {info.device: info for info in self.list_devices()}
+        if self._monitor is not None:
+            uuids = {info.device: info.uuid for info in infos.values() if info.uuid is not None}
+            self._monitor.match(uuids)
+            for info in self._monitor.list_infos():
+                known = infos.get(info.device)
+                infos[info.device] = info if known is None else _merge(known, info)
+                if has_driver_totals and info.total_bytes is not None:
+                    infos[info.device] = dataclasses.replace(
+                        infos[info.device], total_bytes=info.total_bytes
+                    )
+            # Infos of devices in use have their limits; those of others may have one that waits.
+            for limit in self.read_limits():
+                untouched = infos.get(limit.device)
+                if untouched is not None and limit.limit_bytes is not None:
+                    infos[limit.device] = dataclasses.replace(
+                        untouched, limit_bytes=limit.limit_bytes
+                    )
+        return {device: infos[device] for device in sorted(infos, key=rank_device)}
+
+    def _ask_driver(self, info: DeviceInfo) -> DriverAnswer:
+        """Return a device's use and processes, read again until the use stands still."""
+        monitor, device = self._monitor, info.device
+        if monitor is None:
+            return DriverAnswer(self._read_use_without_monitor(info))
+        use, listed, is_steady = monitor.read_use(device), None, False
+        for _ in range(_MAX_DRIVER_READS):
+            before = use
+            listed = monitor.list_processes(device)
+            if listed is None:
+                is_steady = True
+                break
+            use = monitor.read_use(device)
+            if (before and before.used_bytes) == (use and use.used_bytes):
+                is_steady = True
+                break
+        return DriverAnswer(use or self._read_use_without_monitor(info), listed, is_steady)
+
+    def _read_use_without_monitor(self, info: DeviceInfo) -> DeviceUse | None:
+        """Return the use of a device that the monitor does not know.
+
+        The host's is the machine's memory, or that of its control group: what can't be had is in
+        use. PyTorch asks the driver itself without NVML: on ROCm, on XPU, and in containers without
+        the driver's capability "utility".
+        """
+        if info.device == HOST:
+            total_bytes, available_bytes = info.total_bytes, self.available_host_bytes()
+            if total_bytes is None or available_bytes is None:
+                return None
+            free_bytes = min(available_bytes, total_bytes)
+        else:
+            if self._monitor is None or self._list_failures(info.device):
+                return None
+            memory = self._read_memory(info.device)
+            if memory is None:
+                return None
+            free_bytes, total_bytes = memory
+        return DeviceUse(info.device, total_bytes - free_bytes, free_bytes, total_bytes)
+
+    def _read_memory(self, device: str) -> tuple[int, int] | None:
+        """Return the free and total bytes of a GPU in use, as PyTorch has them from the driver."""
+        for backend in self._backends:
+            if isinstance(backend, DeviceMemory) and device.startswith(f"{backend.kind}:"):
                 return backend.read_memory(device)
         return None
 
-    def available_host_bytes(self) -> int | None:
-        """Host memory that can still be taken; ``None`` where that is unknown."""
-        for backend in self._backends:
-            if isinstance(backend, HostBackend):
-                return backend.available_bytes()
-        return None
+    def _list_failures(self, device: str) -> tuple[str, ...]:
+        """Return sentences on what the driver does not tell of a device."""
+        return () if self._monitor is None else self._monitor.list_failures(device)
 
-    def find_host_counter(self) -> Callable[[], int] | None:
-        """A call that gives the host's bytes in use, for who asks often; ``None``: unknown."""
-        for backend in self._backends:
-            if isinstance(backend, HostBackend):
-                return backend.find_counter()
-        return None
-
-    def read_own_use(self, device: str) -> int | None:
-        """Bytes that this process takes on a device, its CUDA context included.
-
-        ``None`` where the driver does not tell: there is none, or it knows this process by another
-        number, as in a container.
-        """
-        return self._whole.read_own_use(device)
-
-    def list_lost_peaks(self) -> tuple[tuple[str, int], ...]:
-        """Devices and the peaks, in bytes, that ``close`` takes from the user's view."""
-        return tuple(
-            lost
-            for backend in self._backends
-            if isinstance(backend, CudaBackend | AcceleratorBackend | HostBackend)
-            for lost in backend.list_lost_peaks()
-        )
+    # -- Notes and the end -------------------------------------------------------------------------
 
     def take_notes(self) -> tuple[str, ...]:
-        """What could not be read and why, a plain sentence each, each once."""
+        """Return what could not be read and why, in plain sentences, each once."""
         notes = [note for backend in self._backends for note in backend.take_notes()]
-        with self._lock:
-            notes.extend(self._notes)
-            self._notes.clear()
-        return (*notes, *self._whole.take_notes())
+        notes += self._notes.take()
+        if self._monitor is not None:
+            notes += self._monitor.take_notes()
+        return tuple(notes)
 
     def close(self) -> None:
         """Take away whatever was added to the process. May be called twice."""
@@ -314,75 +478,96 @@ class Hardware:
             self._arrival.cancel()
         for backend in self._backends:
             backend.close()
-        self._whole.close()
+        if self._monitor is not None:
+            self._monitor.close()
 
     # -- torch joins -------------------------------------------------------------------------------
 
     def await_torch(self) -> None:
-        """Let its backends join: now if torch is imported, else when the user imports it."""
+        """Let torch's backends join: now if torch is imported, else when the user imports it."""
         torch = find_torch()
         if torch is not None:
             self._join(torch)
         else:
-            self._arrival = TorchArrival(self._join)
+            self._arrival = TorchImportHook(self._join)
             self._arrival.expect()
 
     def _join(self, torch: ModuleType) -> None:
-        # Who joins later stands first. A build for CUDA may have an extension's devices beside it.
-        for make in (AcceleratorBackend, CudaBackend):
-            self._add(make, torch)
+        # Later backends stand first. A build for CUDA may have an extension's devices beside it.
+        self._add(AcceleratorBackend, torch)
+        self._no_cuda = self._add(CudaBackend, torch)
+        with self._lock:
+            limits, self._limits = self._limits, {}
+        for device, request in limits.items():
+            try:
+                self.set_limit(device, request.limit_bytes, share=request.share)
+            except BackendError as error:
+                self._notes.add(f"The limit of {device} is not set: {error}.")
 
-    def _add(self, make: Callable[[ModuleType], MemoryBackend], torch: ModuleType) -> None:
+    def _add(self, make: Callable[[ModuleType], MemoryBackend], torch: ModuleType) -> str:
+        """Add a backend for torch; return why this build of torch has none."""
         try:
             backend = make(torch)
         except BackendError as error:
-            # A build without it: that is no failure of ours.
-            if make is CudaBackend:
-                with self._lock:
-                    self._no_cuda = str(error)
-                    limits, self._limits = self._limits, {}
-                    lost = (f"The limit of {each} is not set: {error}." for each in limits)
-                    self._notes.extend(lost)
-            return
+            return str(error)  # A build of torch without such devices is no failure.
         except Exception as exc:  # noqa: BLE001 - this runs within the user's `import torch`
-            note = f"GPU memory is not recorded: {type(exc).__name__}: {exc}"
-            with self._lock:
-                # The same may be missing for both.
-                self._notes.extend([] if note in self._notes else [note])
-            return
+            # The same may be missing for both kinds.
+            self._notes.add(f"GPU memory is not recorded: {describe_exception(exc)}")
+            return ""
         with self._lock:
             is_closed = self._closed
             if not is_closed:
                 self._backends = (backend, *self._backends)
-                n_events, has_sites = self._n_events, self._has_sites
-                limits = {}
-                if make is CudaBackend:
-                    limits, self._limits = self._limits, {}
+                n_events, keeps_sites = self._n_events, self._keeps_sites
         if is_closed:
             backend.close()
-            return
-        if isinstance(backend, AcceleratorBackend):
-            self._whole.add_accelerator(backend)
-        self._pass_limits(backend, limits)
-        if has_sites:
-            backend.set_sites(is_on=True)
+            return ""
+        if keeps_sites and isinstance(backend, History):
+            backend.keep_sites(is_on=True)
         if n_events is not None:
-            notes = backend.start_trace(n_events=n_events)
-            with self._lock:
-                self._notes.extend(notes)
+            for note in _start_trace(backend, n_events):
+                self._notes.add(note)
+        return ""
 
-    def _pass_limits(self, backend: MemoryBackend, limits: dict[str, Wish]) -> None:
-        """Give a backend that joins the limits that have waited for it."""
-        for device, wish in limits.items():
-            try:
-                backend.set_limit(device, wish.limit_bytes, share=wish.share)
-            except BackendError as error:
-                with self._lock:
-                    self._notes.append(f"The limit of {device} is not set: {error}.")
+
+def _start_trace(backend: MemoryBackend, n_events: int) -> tuple[str, ...]:
+    """Start a backend's trace; return a sentence for each device that can't be traced."""
+    if isinstance(backend, History):
+        return backend.start_trace(n_events=n_events)
+    return tuple(
+        f"{info.device} is not traced: only on CUDA is the allocator's history read"
+        for info in backend.list_devices()
+        if info.device != HOST
+    )
+
+
+def _merge(counted: DeviceInfo, seen: DeviceInfo) -> DeviceInfo:
+    """Return what the allocator's side knows of a device, filled up with what the driver knows."""
+    missing = {
+        field.name: getattr(seen, field.name)
+        for field in dataclasses.fields(counted)
+        if getattr(counted, field.name) is None
+    }
+    return dataclasses.replace(counted, **missing)
+
+
+#: Makes the hardware that is found in place of this machine's: see ``use_hardware``.
+_make_hardware: Callable[[], Hardware] | None = None
+
+
+def use_hardware(make: Callable[[], Hardware] | None) -> None:
+    """Let ``detect_hardware`` return what ``make`` makes; ``None``: this machine's hardware again.
+
+    Simulated GPUs and recordings (``gpumemwidget.testing``) take a machine's place with it.
+    """
+    global _make_hardware  # noqa: PLW0603 - there is one machine
+    _make_hardware = make
 
 
 def detect_hardware() -> Hardware:
-    """What this machine has: the host, the driver, and GPUs in use as soon as torch is there."""
+    """Return this machine's hardware: the host, the driver, and GPUs once torch is there."""
+    if _make_hardware is not None:
+        return _make_hardware()
     hardware = Hardware([HostBackend()], NvmlMonitor())
     hardware.await_torch()
     return hardware

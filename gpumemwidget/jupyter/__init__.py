@@ -1,1 +1,1 @@
-"""IPython and Jupyter: the extension, the cell events, the magics, the dashboard."""
+"""IPython and the notebook: loading, magics, the events of cells, the Python functions."""

@@ -1,43 +1,33 @@
-"""The functions behind the magics, for code: ``gpumemwidget.monitor()`` and its kin."""
+"""Define the public functions: each asks the session of the running shell."""
 
 from __future__ import annotations
 
 import os
-import threading
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from gpumemwidget.devices import Budget, Limit
-from gpumemwidget.errors import BadInputError, BusyError, NotLoadedError
-from gpumemwidget.records import (
-    DeviceReport,
-    Explanation,
-    Holding,
-    MemoryAccount,
-    ReleasePlan,
-    ReleaseReport,
-    RestorePlan,
-    RestoreReport,
-)
+from gpumemwidget.model.devices import Budget, DeviceReport, Limit
+from gpumemwidget.model.ownership import Explanation, MemoryAccount, Variable
+from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, RestorePlan, RestoreReport
+from gpumemwidget.model.requests import ReleaseRequest
+from gpumemwidget.session.session import borrow_plain_hardware, current_session, find_session
 
 if TYPE_CHECKING:
-    from gpumemwidget.jupyter.bridgeapi import DeviceBridges
-    from gpumemwidget.jupyter.dashboard import Dashboard
-    from gpumemwidget.jupyter.extension import Extension
-    from gpumemwidget.jupyter.traceapi import Trace
-    from gpumemwidget.measure.monitor import Monitor
+    from gpumemwidget.recording.monitor import Monitor
+    from gpumemwidget.session.breakdowns import DeviceBreakdowns
+    from gpumemwidget.session.trace_block import Trace
+    from gpumemwidget.widgets.dashboard import Dashboard
 
 __all__ = [
-    "account",
-    "bridge",
+    "breakdown",
     "budget",
     "dashboard",
-    "explain_in",
-    "holdings",
     "last_failure",
     "limit",
-    "limit_in",
     "load_trace",
     "monitor",
+    "owners",
     "plan_release",
     "plan_restore",
     "release",
@@ -45,128 +35,146 @@ __all__ = [
     "restore",
     "stat",
     "trace",
+    "variables",
     "why",
 ]
 
 
 def monitor() -> Monitor:
-    """What records the cells: ``.ledger`` (also ``.ledger.to_dataframe()``), ``.history``.
+    """Return what records the cells of this session.
+
+    ``.ledger`` has a record for each cell (``.ledger.to_dataframe()`` gives them as a table), and
+    ``.history`` the samples that the dashboard draws.
 
     Raises:
         NotLoadedError: the extension is not loaded.
+
+    Example:
+        What the cell before this one did to the host's memory:
+
+        >>> cell = gpumemwidget.monitor().ledger[-1]
+        >>> cell.first_line, cell.status
+        ('weights = torch.zeros(1024, 1024)', 'ok')
+        >>> host = cell.devices[-1]
+        >>> host.allocated.change_bytes > 4_000_000
+        True
     """
-    return _get_extension().monitor
+    return current_session().monitor
 
 
 def stat() -> tuple[DeviceReport, ...]:
-    """The memory of every device now, as ``%memstat`` shows it; bytes.
+    """Return the memory of every device now, as ``%memstat`` shows it.
 
-    It needs no notebook: without the extension the devices are looked up for this one call.
+    It needs no notebook: without the extension, the devices are looked up for this one call.
 
     Returns:
-        A report for each device that can be seen, the host last. ``reading`` is ``None`` for a GPU
-        that this process has not touched.
+        One report for each visible device, the host last. All amounts are in bytes. ``reading`` is
+        ``None`` for a GPU that this process has not touched.
+
+    Example:
+        >>> host = gpumemwidget.stat()[-1]
+        >>> host.info.device
+        'host'
+        >>> host.use.used_bytes < host.use.total_bytes
+        True
     """
-    from gpumemwidget.backends.hardware import detect_hardware  # noqa: PLC0415 - when it is used
-
-    try:
-        return _get_extension().monitor.hardware.read_devices()
-    except NotLoadedError:
-        hardware = detect_hardware()
-        try:
-            return hardware.read_devices()
-        finally:
-            hardware.close()
+    session = find_session()
+    if session is not None:
+        return session.stat()
+    with borrow_plain_hardware() as hardware:
+        return hardware.read_devices()
 
 
-def bridge(device: str | None = None) -> DeviceBridges:
-    """Whole devices, each in parts that add up to all of it, as ``%memstat --device`` shows them.
+def breakdown(device: str | None = None) -> DeviceBreakdowns:
+    """Return whole devices, each in parts that add up to its total (``%memstat --device``).
 
-    ``b = gpumemwidget.bridge()``, then ``b.records``, ``b.record("cuda:0")``, ``b.figure()``,
-    ``b.segments_figure()``, ``b.to_html()``; shown, it is the report. It needs no notebook, but
-    without the extension nobody knows what is allocated for what.
+    The result displays itself as the report. In code, use ``.record("cuda:0")`` for one device's
+    parts, ``.figure()`` and ``.segments_figure()`` for plotly's figures, and ``.to_html()``. It
+    needs no notebook, but without the extension it is not known what allocated memory is used for.
 
     Args:
-        device: one alone, ``"cuda:0"`` or ``"host"``; ``None`` for all.
+        device: one device, such as ``"cuda:0"`` or ``"host"``; ``None`` for all of them.
 
     Raises:
         BadInputError: there is no such device.
+
+    Example:
+        >>> host = gpumemwidget.breakdown("host").record()
+        >>> sum(part.n_bytes for part in host.parts) == host.total_bytes
+        True
     """
-    from gpumemwidget.backends.hardware import detect_hardware  # noqa: PLC0415 - when it is used
-    from gpumemwidget.jupyter.bridgeapi import (  # noqa: PLC0415
-        take_bridges,
-        take_plain_bridges,
-    )
+    session = find_session()
+    if session is not None:
+        return session.breakdown(device)
+    from gpumemwidget.session.breakdowns import take_plain_breakdowns  # noqa: PLC0415 - when used
 
-    try:
-        extension = _get_extension()
-    except NotLoadedError:
-        hardware = detect_hardware()
-        try:
-            return take_plain_bridges(hardware, device)
-        finally:
-            hardware.close()
-    return take_bridges(extension, device, with_maps=True)
+    with borrow_plain_hardware() as hardware:
+        return take_plain_breakdowns(hardware, device)
 
 
-def holdings() -> tuple[Holding, ...]:
-    """What the notebook's names, ``Out`` and the last exception hold, biggest first; bytes.
+def variables() -> tuple[Variable, ...]:
+    """Return what each variable, ``Out`` and the last exception hold, biggest first.
+
+    These are the rows of the dashboard's variables tab. All amounts are in bytes.
 
     Raises:
         NotLoadedError: the extension is not loaded.
+
+    Example:
+        >>> batches = list(torch.zeros(3, 1024, 1024).split(1))
+        >>> row = gpumemwidget.variables()[0]
+        >>> row.name, row.kind, row.held_bytes.on("host")
+        ('batches', 'container', 12582912)
     """
-    from gpumemwidget.owners.holdings import list_holdings  # noqa: PLC0415 - when it is used
-
-    return list_holdings(_get_extension().shell)
+    return current_session().variables()
 
 
-def account() -> MemoryAccount:
-    """Who owns what is allocated, on every device: lines that add up to it; bytes.
+def owners() -> MemoryAccount:
+    """Return who owns what is allocated on each device, as ``%memvars`` shows it.
 
-    What ``%memvars`` shows. Of each storage: its bytes, kind and path, and which names hold it.
+    The lines of a device add up to what its allocator has allocated. Each has its bytes, its kind
+    (parameter, gradient, optimizer state …), the path that leads to it, and the variables that hold
+    it.
 
     Raises:
         NotLoadedError: the extension is not loaded.
-    """
-    from gpumemwidget.owners.entries import take_memory_account  # noqa: PLC0415 - when it is used
 
-    extension = _get_extension()
-    return take_memory_account(extension.shell, extension.monitor.hardware)
+    Example:
+        >>> host = gpumemwidget.owners().devices[-1]
+        >>> sum(line.n_bytes for line in host.owned) == host.allocated_bytes
+        True
+        >>> [line.n_bytes for line in host.owned if line.owner == "weights"]
+        [4194304]
+    """
+    session = current_session()
+    with _show_progress("gpumemwidget.owners()"):
+        return session.owners()
 
 
 def why(expression: str | None = None, *, unnamed: bool = False) -> Explanation:
-    """What holds some memory: each path that leads to it, and how to cut it; bytes.
+    """Return what holds some memory: each path that leads to it, and how to cut that path.
 
     Args:
         expression: a variable, or a part of one: ``"model.layers[0].weight"``, ``"Out[7]"``. It is
-            looked up and not evaluated, so that no code of the user's runs.
-        unnamed: what no variable leads to, instead.
+            looked up and not evaluated, so none of your code runs.
+        unnamed: explain the memory that no variable leads to, instead of an expression.
 
     Raises:
         NotLoadedError: the extension is not loaded.
-        UnknownNameError: nothing has the name that the expression begins with.
-        BadInputError: nothing or both was asked for, or it can't be found without running code.
+        UnknownNameError: no variable has the name that the expression begins with.
+        BadInputError: neither or both were asked for, or the expression can't be looked up without
+            running code.
+
+    Example:
+        >>> layers = [weights]
+        >>> for holder in gpumemwidget.why("weights").holders:
+        ...     print(holder.path)
+        layers[0]
+        weights
     """
-    return explain_in(_get_extension(), expression or "", unnamed=unnamed)
-
-
-def explain_in(extension: Extension, expression: str, *, unnamed: bool) -> Explanation:
-    """``why``, in the extension of one shell."""
-    from gpumemwidget.owners.why import explain, explain_unnamed  # noqa: PLC0415 - when it is used
-
-    shell, hardware = extension.shell, extension.monitor.hardware
-    if unnamed and expression:
-        raise BadInputError(
-            f"give {expression!r} or ask for what has no name (--unnamed), not both at once"
-        )
-    if unnamed:
-        return explain_unnamed(shell, hardware)
-    if not expression:
-        raise BadInputError(
-            "nothing to explain: give a variable or a part of one, such as "
-            "model.layers[0].weight, or --unnamed for what no variable leads to"
-        )
-    return explain(shell, hardware, expression)
+    session = current_session()
+    with _show_progress("gpumemwidget.why()"):
+        return session.why(expression, unnamed=unnamed)
 
 
 def plan_release(
@@ -178,29 +186,32 @@ def plan_release(
     compile_caches: bool = False,
     grads: bool = False,
 ) -> ReleasePlan:
-    """What ``release`` with the same arguments would do; nothing is changed.
+    """Return what ``release`` with the same arguments would do; nothing is changed.
 
     Args:
-        names: variables, or rows of ``holdings()`` such as ``"Out[7]"``.
+        names: variables, or rows of ``variables()`` such as ``"Out[7]"``.
         keep: leave copies on the CPU under the names.
         out: also what IPython holds of displayed values.
         exceptions: also the last exception and its frames.
-        cublas: also cuBLAS's workspaces; the next matrix product makes its own anew.
-        compile_caches: also what ``torch.compile`` made; the next call compiles anew.
-        grads: also the gradients of all that the variables lead to, as
-            ``zero_grad(set_to_none=True)`` does for one model; goes without names.
+        cublas: also cuBLAS's workspaces; the next matrix product allocates new ones.
+        compile_caches: also what ``torch.compile`` made; the next call compiles again.
+        grads: also the gradients of every module and optimizer that the variables lead to, as
+            ``zero_grad(set_to_none=True)`` does for one model; needs no names.
 
     Raises:
         NotLoadedError: the extension is not loaded.
         UnknownNameError: a name is not bound.
         BadInputError: nothing was named.
-    """
-    from gpumemwidget.owners.plan import plan_release as plan  # noqa: PLC0415 - when it is used
 
-    extension = _get_extension()
-    return plan(
-        extension.shell,
-        extension.monitor.hardware,
+    Example:
+        >>> plan = gpumemwidget.plan_release("weights")
+        >>> plan.frees_bytes.on("host")
+        4194304
+        >>> weights is None
+        False
+    """
+    session = current_session()
+    request = ReleaseRequest(
         names,
         keep=keep,
         out=out,
@@ -209,6 +220,7 @@ def plan_release(
         compile_caches=compile_caches,
         grads=grads,
     )
+    return session.plan_release(request)
 
 
 def release(
@@ -223,14 +235,14 @@ def release(
     """Release what variables hold: move, set to ``None``, collect, empty the cache, measure.
 
     Args:
-        names: variables, or rows of ``holdings()`` such as ``"Out[7]"``.
+        names: variables, or rows of ``variables()`` such as ``"Out[7]"``.
         keep: leave copies on the CPU under the names.
         out: also what IPython holds of displayed values.
         exceptions: also the last exception and its frames.
-        cublas: also cuBLAS's workspaces; the next matrix product makes its own anew.
-        compile_caches: also what ``torch.compile`` made; the next call compiles anew.
-        grads: also the gradients of all that the variables lead to, as
-            ``zero_grad(set_to_none=True)`` does for one model; goes without names.
+        cublas: also cuBLAS's workspaces; the next matrix product allocates new ones.
+        compile_caches: also what ``torch.compile`` made; the next call compiles again.
+        grads: also the gradients of every module and optimizer that the variables lead to, as
+            ``zero_grad(set_to_none=True)`` does for one model; needs no names.
 
     Returns:
         What each step did and freed, in bytes, and what still holds the rest.
@@ -240,14 +252,19 @@ def release(
         UnknownNameError: a name is not bound; nothing was changed.
         BadInputError: nothing was named.
         BusyError: a cell is running, and this is not the cell's own thread.
-        ReleaseError: it may not be carried out; nothing was changed.
-    """
-    from gpumemwidget.owners.release import apply_release  # noqa: PLC0415 - when it is used
+        ReleaseError: the release was refused; nothing was changed.
+        ReleaseInterrupt: a Ctrl-C stopped it; the report is displayed, and is its ``report``.
 
-    extension = _get_extension()
-    refuse_beside_cell(extension)
-    plan = plan_release(
-        *names,
+    Example:
+        >>> report = gpumemwidget.release("weights")
+        >>> weights is None
+        True
+        >>> dict(report.allocated_freed_bytes)["host"] > 4_000_000
+        True
+    """
+    session = current_session()
+    request = ReleaseRequest(
+        names,
         keep=keep,
         out=out,
         exceptions=exceptions,
@@ -255,155 +272,164 @@ def release(
         compile_caches=compile_caches,
         grads=grads,
     )
-    return apply_release(plan, extension.shell, extension.monitor.hardware)
+    with _show_progress("gpumemwidget.release()"):
+        report = session.release(request)
+    if report.is_interrupted:
+        from gpumemwidget.jupyter.magics import show_release  # noqa: PLC0415 - brings IPython
+
+        show_release(report)
+    return report
 
 
 def plan_restore(*names: str) -> RestorePlan:
-    """What ``restore`` with the same names would do; nothing is changed.
+    """Return what ``restore`` with the same names would do; nothing is changed.
 
     Raises:
         NotLoadedError: the extension is not loaded.
         UnknownNameError: a name is not bound.
         BadInputError: nothing was named.
-    """
-    from gpumemwidget.owners.restore import plan_restore as plan  # noqa: PLC0415 - when it is used
 
-    extension = _get_extension()
-    return plan(extension.shell, extension.monitor.hardware, names)
+    Example:
+        No release has moved ``weights``, so nothing would be moved back:
+
+        >>> gpumemwidget.plan_restore("weights").moves
+        ()
+    """
+    return current_session().plan_restore(names)
 
 
 def restore(*names: str) -> RestoreReport:
-    """Bring back to its devices what a release moved to the CPU: all of it, or nothing.
+    """Move what a release put on the CPU back to its devices: all of it, or nothing.
 
     Args:
-        names: variables, or rows of ``holdings()`` such as ``"Out[7]"``.
+        names: variables, or rows of ``variables()`` such as ``"Out[7]"``.
 
     Returns:
-        What was brought back, and why it stopped if it did; everything is where it was then.
+        What was moved back. If it stopped, why; then everything is where it was before.
 
     Raises:
         NotLoadedError: the extension is not loaded.
         UnknownNameError: a name is not bound; nothing was changed.
         BadInputError: nothing was named.
         BusyError: a cell is running, and this is not the cell's own thread.
+        ReleaseInterrupt: a Ctrl-C stopped it; the report is displayed, and is its ``report``.
+
+    Example:
+        It takes back what ``release("model", keep=True)`` did to tensors on a GPU. Here no release
+        has moved ``weights``, which the report says:
+
+        >>> report = gpumemwidget.restore("weights")
+        >>> report.plan.moves, report.stopped is None
+        ((), False)
     """
-    from gpumemwidget.owners.restore import apply_restore  # noqa: PLC0415 - when it is used
+    session = current_session()
+    with _show_progress("gpumemwidget.restore()"):
+        report = session.restore(names)
+    if report.is_interrupted:
+        from gpumemwidget.jupyter.magics import show_restore  # noqa: PLC0415 - brings IPython
 
-    extension = _get_extension()
-    refuse_beside_cell(extension)
-    plan = plan_restore(*names)
-    return apply_restore(plan, extension.shell, extension.monitor.hardware)
-
-
-def refuse_beside_cell(extension: Extension) -> None:
-    """Refuse what changes the user's objects on another thread than the running cell's.
-
-    Raises:
-        BusyError: a cell is running elsewhere.
-    """
-    is_own_thread = threading.current_thread() is threading.main_thread()
-    if extension.monitor.running is not None and not is_own_thread:
-        raise BusyError("a cell is running: release from the cell itself, or after its end")
+        show_restore(report)
+    return report
 
 
-def budget(
-    amount: int | str | None = None, *, device: str | None = None, stop: bool = False
-) -> tuple[Budget, ...]:
-    """What each cell may have allocated from the next one on, as ``%membudget`` sets it; bytes.
+def budget(amount: int | str | None = None, *, device: str | None = None) -> tuple[Budget, ...]:
+    """Set what each cell may allocate, from the next one on, as ``%membudget`` does.
 
-    The cell that goes beyond it, by its exact peak, is marked in the ledger, and a line below it
-    tells. PyTorch is not limited: ``limit`` does that.
+    A cell whose exact peak goes beyond it is marked in the ledger, and a line below the cell says
+    so. PyTorch is not limited: ``limit`` does that.
 
     Args:
-        amount: bytes, or text (``"10GiB"``); ``"off"`` for no budget, at once. ``None`` changes
-            nothing.
+        amount: bytes, or text such as ``"10GiB"``; ``"off"`` removes the budget at once. ``None``
+            changes nothing.
         device: one device; ``"host"`` for this process's resident size. ``None`` for every GPU,
-            those that come into use later too, in place of what single ones had.
-        stop: interrupt the cell that goes beyond it, as Ctrl-C does, once a sample shows it: there
-            is one every 20 ms while a cell runs.
+            those that come into use later too, in place of the budgets of single GPUs.
 
     Returns:
-        The budgets that are set; the first may be that of every GPU
-        (``gpumemwidget.devices.EVERY_GPU``).
+        The budgets that are set; the first may be the one of every GPU
+        (``gpumemwidget.model.devices.EVERY_GPU``).
 
     Raises:
         NotLoadedError: the extension is not loaded.
-        BadInputError: it is no amount, more than the device has, or there is no such device.
-    """
-    from gpumemwidget.jupyter.budgets import change_budgets  # noqa: PLC0415 - when it is used
+        BadInputError: not an amount, more than the device has, or there is no such device.
 
-    return change_budgets(_get_extension().monitor, amount, device=device, stop=stop)
+    Example:
+        >>> gpumemwidget.budget("12GiB")
+        (Budget(device='every GPU', budget_bytes=12884901888),)
+        >>> gpumemwidget.budget("off")
+        ()
+    """
+    return current_session().budget(amount, device=device)
 
 
 def limit(
     value: str | float | int | None = None, *, device: str | None = None
 ) -> tuple[Limit, ...]:
-    """Limit what PyTorch may reserve on a GPU, as ``%memlimit`` does; bytes.
+    """Limit what PyTorch may reserve on a GPU, as ``%memlimit`` does.
 
-    It is PyTorch's own limit (``torch.cuda.set_per_process_memory_fraction``), of this process:
-    beyond it a request is an out-of-memory error. Memory outside of PyTorch is not in it. A GPU
-    that is not in use stays so: its limit is set once it is.
+    It is PyTorch's own limit (``torch.cuda.set_per_process_memory_fraction``) and holds for this
+    process: a request beyond it is an out-of-memory error. Memory outside of PyTorch does not
+    count. A GPU that is not in use stays unused: its limit is set as soon as it comes into use.
 
     Args:
-        value: a share as a float (0.8) or text (``"80%"``), an amount as an int of bytes, which is
-            exact, or text (``"12GiB"``); ``"off"`` for no limit. ``None`` changes nothing.
-        device: one GPU; ``None`` for every one in use, or every one there is where none is.
+        value: a share as a float (0.8) or text (``"80%"``), an exact amount as an int of bytes or
+            text (``"12GiB"``), or ``"off"`` for no limit. ``None`` changes nothing.
+        device: one GPU; ``None`` for every GPU in use, or for all of them if none is.
 
     Returns:
-        What stands: of the GPUs that were limited, or of all.
+        The limits of the GPUs that were limited; of every GPU if nothing was changed.
 
     Raises:
         NotLoadedError: the extension is not loaded.
-        BadInputError: it is no limit, more than the device has, or there is no such device.
+        BadInputError: not a limit, more than the device has, or there is no such device.
         BackendError: PyTorch refuses.
+
+    Example:
+        >>> [limit] = gpumemwidget.limit("12GiB", device="cuda:0")
+        >>> limit.limit_bytes == 12 * 2**30
+        True
     """
-    return limit_in(_get_extension(), value, device=device)
-
-
-def limit_in(extension: Extension, value: object, *, device: str | None) -> tuple[Limit, ...]:
-    """``limit``, in the extension of one shell."""
-    from gpumemwidget.measure.limits import (  # noqa: PLC0415 - when it is used
-        parse_limit,
-        read_limits,
-        set_limits,
-    )
-
-    hardware = extension.monitor.hardware
-    if value is None:
-        return read_limits(hardware, device)
-    limits = set_limits(hardware, parse_limit(value), device)
-    extension.limited.update(each.device for each in limits)
-    extension.limit_watch.check()
-    return limits
+    return current_session().limit(value, device=device)
 
 
 def reset_peaks(*, device: str | None = None) -> tuple[str, ...]:
-    """Begin PyTorch's peaks anew, as ``torch.cuda.reset_peak_memory_stats()`` does.
+    """Reset PyTorch's peaks, as ``torch.cuda.reset_peak_memory_stats()`` does.
 
-    Those of the recorded cells stay exact.
+    The peaks of recorded cells stay exact.
 
     Args:
-        device: one GPU; ``None`` for every one in use.
+        device: one GPU; ``None`` for every GPU in use.
 
     Returns:
-        The GPUs on which that was done.
+        The GPUs whose peaks were reset.
 
     Raises:
         NotLoadedError: the extension is not loaded.
         BadInputError: there is no such GPU, or it is not in use.
-    """
-    from gpumemwidget.measure.limits import reset_peaks as reset  # noqa: PLC0415 - when it is used
 
-    return reset(_get_extension().monitor.hardware, device)
+    Example:
+        >>> gpumemwidget.reset_peaks()
+        ('cuda:0',)
+    """
+    return current_session().reset_peaks(device)
 
 
 def dashboard() -> Dashboard:
-    """The dashboard, a widget: the last value of a cell, or for ``display``.
+    """Return the dashboard: a widget that shows itself as the last value of a cell.
 
     Raises:
         NotLoadedError: the extension is not loaded.
+
+    Example:
+        Show it a second time, in another cell:
+
+        >>> view = gpumemwidget.dashboard()
+        >>> view is gpumemwidget.dashboard()
+        True
     """
-    return _get_extension().open_dashboard()
+    session = current_session()
+    from gpumemwidget.widgets.dashboard import open_dashboard  # noqa: PLC0415 - brings ipywidgets
+
+    return open_dashboard(session)
 
 
 def trace(
@@ -414,55 +440,77 @@ def trace(
     snapshot: str | os.PathLike[str] | None = None,
     force: bool = False,
 ) -> Trace:
-    """Which lines take memory within a ``with`` block; in a notebook or without one.
+    """Trace which lines of a ``with`` block take memory, in a notebook or in a script.
 
-    ``with gpumemwidget.trace() as t:``, then ``t.record``, ``t.devices``, ``t.figure()``,
-    ``t.to_html()``, ``t.export("run.json")``. The peaks are exact where a cell's are, and PyTorch's
-    own go on as if nothing had been measured. There is one trace at a time: a block within a traced
-    cell, or within another block, is refused.
+    After the block, ``.record`` has before, after and peak, ``.devices`` the lines, ``.figure()``
+    the timeline as plotly's figure; ``.to_text()`` and ``.to_html()`` give the report, and
+    ``.export()`` writes it to a file. Peaks are exact where a cell's are, and PyTorch's own go on
+    as if nothing had been measured. There is one trace at a time: a block within a traced cell, or
+    within another block, is refused.
 
     Args:
-        device: the one to trace, ``"cuda:0"`` or ``"host"``; ``None`` for all.
-        n_events: how many events of the allocators are kept, the newest; a million unless told.
-        depth: how many calls deep a line opens; ``None``: all that are big enough.
-        snapshot: a file (``.pickle``) for PyTorch's own memory viewer.
-        force: let it take the place of a file.
+        device: the device to trace, ``"cuda:0"`` or ``"host"``; ``None`` for all.
+        n_events: maximum number of allocator events to keep, the newest; one million by default.
+        depth: how many calls deep a line opens; ``None`` for all calls that are big enough.
+        snapshot: a file (``.pickle``) to write for PyTorch's own memory viewer.
+        force: overwrite the file if it is there.
 
     Raises:
-        BadInputError: there is no such device, or a count that can't be taken.
+        BadInputError: there is no such device, or a count is out of range.
         FileError: the file can't be written.
         BusyError: another trace is running; raised where the block begins.
+
+    Example:
+        >>> with gpumemwidget.trace() as t:
+        ...     table = torch.zeros(1024, 1024)
+        >>> t.record.devices[-1].allocated.change_bytes > 4_000_000
+        True
     """
-    from gpumemwidget.jupyter.traceapi import make_trace  # noqa: PLC0415 - when it is used
+    from gpumemwidget.session.trace_block import make_trace  # noqa: PLC0415 - when it is used
 
     return make_trace(device=device, n_events=n_events, depth=depth, snapshot=snapshot, force=force)
 
 
 def load_trace(path: str | os.PathLike[str]) -> Trace:
-    """A trace that was exported to a ``.json``, or a snapshot of PyTorch's (``.pickle``).
+    """Load a trace that was exported to ``.json``, or a memory snapshot of PyTorch's (``.pickle``).
 
     Returns:
-        The same as ``trace`` gives: records, ``figure()``, ``to_html()``, and shown as its report.
+        What ``trace`` gives: the record, the lines, ``figure()``, ``to_html()``; displayed, the
+        report.
 
     Raises:
-        FileError: it can't be read, or is not such a file.
-    """
-    from gpumemwidget.jupyter.traceapi import load_trace as load  # noqa: PLC0415 - when it is used
+        FileError: the file can't be read, or is not such a file.
 
-    return load(path)
+    Example:
+        >>> with gpumemwidget.trace() as t:
+        ...     table = torch.zeros(1024, 1024)
+        >>> path = t.export("table.json")
+        >>> gpumemwidget.load_trace("table.json").record == t.record
+        True
+    """
+    from gpumemwidget.session.trace_block import load_trace as load  # noqa: PLC0415 - when it is used
+
+    with _show_progress("gpumemwidget.load_trace()"):
+        return load(path)
 
 
 def last_failure() -> str | None:
-    """The whole traceback of the last failure of ours, for a bug report; ``None`` if none failed.
+    """Return the traceback of our own last failure, for a bug report; ``None`` without one.
 
     Raises:
         NotLoadedError: the extension is not loaded.
+
+    Example:
+        >>> gpumemwidget.last_failure() is None
+        True
     """
-    return _get_extension().last_failure
+    return current_session().last_failure
 
 
-def _get_extension() -> Extension:
-    # Brings IPython, which `import gpumemwidget` does not.
-    from gpumemwidget.jupyter.extension import current_extension  # noqa: PLC0415
+def _show_progress(what: str) -> AbstractContextManager[None]:
+    """Show below a notebook's cell how far a function has got; nothing in a script."""
+    if "IPython" not in sys.modules:
+        return nullcontext()
+    from gpumemwidget.widgets.progress_line import show_progress  # noqa: PLC0415 - brings IPython
 
-    return current_extension()
+    return show_progress(what)

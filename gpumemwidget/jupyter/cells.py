@@ -1,12 +1,12 @@
-"""From IPython's events to cells: which runs are a person's cells, where they begin and end.
+"""Follow IPython's events, and tell the monitor where a person's cells begin and end.
 
-IPython calls ``pre_run_cell`` and ``post_run_cell`` for more than that: for the body of
+IPython calls ``pre_run_cell`` and ``post_run_cell`` for more than cells: for the body of
 ``%%capture``, for code that calls ``run_cell``, for runs that the front end keeps out of the
 history, on ipykernel 7 also from a subshell's thread; and for an empty cell, and for the one that
 holds ``%load_ext``, only the second of the two. Every run is kept on a stack here, by the
 ``ExecutionInfo`` that both events carry, so that each end finds its own beginning.
 
-Whatever fails in here is told once and never reaches the cell.
+A failure in here is shown once and never reaches the cell.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import get_ident
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from gpumemwidget.jupyter.interrupts import run_uninterrupted
-from gpumemwidget.measure.cells import build_record
-from gpumemwidget.records import CellRecord, Status
+from gpumemwidget.model.cells import CellRecord, Status
+from gpumemwidget.progress import Progress, listen
+from gpumemwidget.recording.cells import build_record
+from gpumemwidget.session.interrupts import ProtectedCallback, RaiseInterrupt
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import (
@@ -31,44 +32,12 @@ if TYPE_CHECKING:
         InteractiveShell,
     )
 
-    from gpumemwidget.jupyter.stops import CellStops
-    from gpumemwidget.measure.cells import RunningCell
-    from gpumemwidget.measure.monitor import Monitor
+    from gpumemwidget.jupyter.memtrace import Outputs
+    from gpumemwidget.jupyter.oom import OomCards
+    from gpumemwidget.recording.cells import RunningCell
+    from gpumemwidget.session.session import Session
 
-__all__ = ["CellEvents", "CellOoms", "CellOutputs"]
-
-
-class CellOutputs(Protocol):
-    """What is shown for a cell, beside its record."""
-
-    @property
-    def is_tracing(self) -> bool:
-        """Whether a report of the cell has been asked for."""
-        ...
-
-    def open(self, source: str) -> None:
-        """A cell begins; nothing of it has been measured yet."""
-        ...
-
-    def close(self, record: CellRecord | None, *, showed_result: bool) -> None:
-        """It has ended; ``None`` where nothing could be recorded."""
-        ...
-
-
-class CellOoms(Protocol):
-    """What is noticed of memory that runs out, and said below the traceback."""
-
-    def start(self) -> None:
-        """A cell that is recorded begins."""
-        ...
-
-    def end_inner(self, result: ExecutionResult | None) -> None:
-        """A run within it has ended."""
-        ...
-
-    def end(self, record: CellRecord | None, result: ExecutionResult | None) -> None:
-        """It has ended; ``None`` where nothing could be recorded, or IPython knows no more."""
-        ...
+__all__ = ["CellEvents"]
 
 
 @dataclass(slots=True, eq=False)
@@ -77,55 +46,61 @@ class _Run:
 
     #: An ``ExecutionInfo``; its fields have no types that fit all versions of IPython.
     info: Any
-    #: Whether a person ran it: then it is recorded.
+    #: True for a cell that a person ran, which is recorded.
     is_cell: bool
-    #: Where only its report was asked for: what is to be known of its start.
-    aside: tuple[RunningCell, tuple[str, ...]] | None = None
-    #: Whether a display had failed when it began: then that tells nothing of this run.
+    #: The start of a run that is not recorded, but whose report was asked for; and the devices that
+    #: were known then.
+    unrecorded: tuple[RunningCell, tuple[str, ...]] | None = None
+    #: True if a display had failed before the run began, which then says nothing of this run.
     display_had_failed: bool = False
-    #: What became of the runs within it: ``%%capture`` hides the error of its body.
+    #: Status of the runs within this one: ``%%capture`` hides the error of its body.
     inner_status: Status = "ok"
 
 
 class CellEvents:
-    """The two callbacks.
+    """Follows the shell's cells through two of its events.
 
     Args:
-        shell: whose cells these are.
-        monitor: measures them.
-        outputs: shows what was asked for.
-        ooms: tells of memory that runs out.
-        report_failure: is told what failed of ours, and why.
+        shell: has the events.
+        session: records the cells, and is told of failures.
+        outputs: shows the reports of cells.
+        ooms: shows the cards of cells that run out of memory.
     """
 
     def __init__(
         self,
         shell: InteractiveShell,
-        monitor: Monitor,
-        outputs: CellOutputs,
-        ooms: CellOoms,
-        report_failure: Callable[[str, Exception], None],
+        session: Session,
+        outputs: Outputs,
+        ooms: OomCards,
     ) -> None:
         self._shell = shell
-        self._monitor = monitor
+        self._monitor = session.monitor
         self._outputs = outputs
         self._ooms = ooms
-        self._report_failure = report_failure
+        self._report_failure = session.report_failure
         self._thread = threading.main_thread().ident
         self._runs: list[_Run] = []
-        #: Once there was a budget that stops cells.
-        self._stops: CellStops | None = None
+        self._pre_run_cell: ProtectedCallback[Any] = ProtectedCallback(
+            lambda info: self._guard("following the cells", self._begin, info),
+            self._interrupt_start,
+        )
+        self._post_run_cell: ProtectedCallback[ExecutionResult | None] = ProtectedCallback(
+            lambda result: self._guard("following the cells", self._end, result),
+            self._interrupt_end,
+        )
+        #: In the shell's list while a cell begins that was interrupted before its first line.
+        self._raise_interrupt = RaiseInterrupt()
 
     @property
     def is_running(self) -> bool:
-        """Whether the calling thread is the one that runs cells, and is running one."""
+        """True if the calling thread is the one that runs cells, and is running one."""
         return get_ident() == self._thread and bool(self._runs)
 
     def register(self) -> None:
         """Take part in the shell's events; a cell that is running now counts from here on."""
-        events = self._shell.events
-        events.register("pre_run_cell", self.pre_run_cell)
-        events.register("post_run_cell", self.post_run_cell)
+        for event, callback in self._list_callbacks():
+            self._shell.events.register(event, callback)
         if get_ident() == self._thread:
             self._runs = [_Run(info, is_cell=False) for info in _list_running(self._shell)]
             if self._runs and self._runs[0].info.store_history:
@@ -134,29 +109,25 @@ class CellEvents:
 
     def unregister(self) -> None:
         """Leave the shell's events. May be called twice."""
-        for event, callback in (
-            ("pre_run_cell", self.pre_run_cell),
-            ("post_run_cell", self.post_run_cell),
-        ):
+        for event, callback in self._list_callbacks():
             if callback in self._shell.events.callbacks[event]:
                 self._shell.events.unregister(event, callback)
         self._runs.clear()
-        if self._stops is not None:
-            self._stops.close()
+        self._let_cells_run()
 
-    # -- The callbacks -----------------------------------------------------------------------------
+    def _list_callbacks(self) -> tuple[tuple[str, Callable[[Any], None]], ...]:
+        """The callbacks with their events, in the order in which IPython is to call them."""
+        return (
+            ("pre_run_cell", self._pre_run_cell.run),
+            ("pre_run_cell", self._pre_run_cell.settle),
+            ("post_run_cell", self._post_run_cell.run),
+            ("post_run_cell", self._post_run_cell.settle),
+        )
 
-    def pre_run_cell(self, info: Any) -> None:
-        """A run begins; ``info`` is its ``ExecutionInfo``."""
-        if get_ident() == self._thread:
-            run_uninterrupted(self._guard, "following the cells", self._begin, info)
-
-    def post_run_cell(self, result: ExecutionResult | None) -> None:
-        """A run has ended, or an empty cell was run; ``None`` where IPython knows no more."""
-        if get_ident() == self._thread:
-            run_uninterrupted(self._guard, "following the cells", self._end, result)
+    # -- The events --------------------------------------------------------------------------------
 
     def _begin(self, info: Any) -> None:
+        """Note that a run begins; ``info`` is its ``ExecutionInfo``."""
         if self._runs and info.store_history and len(_list_running(self._shell)) <= 1:
             # The end of what is on the stack never came, for this one runs alone.
             self._abandon()
@@ -172,38 +143,78 @@ class CellEvents:
             if run.is_cell:
                 self._start(info, partial=False)
             elif self._outputs.is_tracing:
-                self._guard("measuring a run", self._start_aside, run)
+                self._guard("measuring a run", self._start_unrecorded, run)
+
+    def _interrupt_start(self, _info: Any) -> None:
+        """End a run by the Ctrl-C that came while it began."""
+        self._shell.ast_transformers.append(self._raise_interrupt)
+
+    def _let_cells_run(self) -> None:
+        transformers = self._shell.ast_transformers
+        if self._raise_interrupt in transformers:
+            transformers.remove(self._raise_interrupt)
+
+    def _interrupt_end(self, result: ExecutionResult | None) -> None:
+        """End a run as interrupted, by a Ctrl-C that came when it had just ended.
+
+        So cells that wait behind are not run, as with a Ctrl-C a moment before.
+        """
+        if result is not None and result.success:
+            interrupt = KeyboardInterrupt()
+            result.error_in_exec = interrupt
+            self._shell.showtraceback((KeyboardInterrupt, interrupt, None))
 
     def _end(self, result: ExecutionResult | None) -> None:
+        """Note that a run has ended, or an empty cell was run; ``None`` if IPython knows no more.
+
+        Long work from here on (a report, a release that has waited) says how far it has got, and is
+        broken off there by a Ctrl-C.
+        """
+        try:
+            with listen(self._break_off):
+                self._end_run(result)
+        except KeyboardInterrupt:
+            # A noted Ctrl-C is handed on after the work; here IPython would print it as ours.
+            if not self._post_run_cell.is_interrupted:
+                raise
+
+    def _break_off(self, _progress: Progress) -> None:
+        if self._post_run_cell.is_interrupted:
+            raise KeyboardInterrupt
+
+    def _end_run(self, result: ExecutionResult | None) -> None:
+        self._let_cells_run()
         run = self._find_run(result)
         status = _read_status(result)
+        if status == "ok" and self._post_run_cell.is_interrupted:
+            status = "interrupted"
         if run is None:
             if result is not None and not self._runs:
                 self._record_empty(result.info)
             return
         while self._runs.pop() is not run:
-            pass  # What began within it and never ended went with it.
+            pass  # Drop runs that began within this one and never ended.
         if status == "ok" and not run.display_had_failed and self._has_display_failed():
             status = "error"
         if status == "ok":
             status = run.inner_status
         if run.is_cell:
             self._finish(result, status)
-        elif run.aside is not None:
-            self._finish_aside(run.aside, result, status)
+        elif run.unrecorded is not None:
+            self._finish_unrecorded(run.unrecorded, result, status)
         elif self._runs and status != "ok":
             self._runs[-1].inner_status = status
             self._guard("noticing OOMs", self._ooms.end_inner, result)
 
     def _has_display_failed(self) -> bool:
-        """Whether ipykernel (7.3) answers "error" because the repr of the cell's value raised.
+        """Tell whether ipykernel (7.3) answers "error" because the repr of the cell's value raised.
 
-        IPython's result says nothing of it, and there is no public word for it.
+        IPython's result says nothing of that, and nothing public does.
         """
         return getattr(self._shell, "_last_traceback_during_displayhook", False)
 
     def _find_run(self, result: ExecutionResult | None) -> _Run | None:
-        """The run that has ended; ``None`` for one that never began (an empty cell)."""
+        """Return the run that has ended; ``None`` for a run that never began (an empty cell)."""
         if not self._runs:
             return None
         if result is None or result.info is None:
@@ -211,7 +222,7 @@ class CellEvents:
         for run in reversed(self._runs):
             if run.info is result.info:
                 return run
-        # Where the run itself was broken off, IPython makes a new info for its result.
+        # If the run itself was broken off, IPython makes a new info for its result.
         innermost = self._runs[-1]
         is_same = innermost.info.raw_cell == result.info.raw_cell
         return innermost if is_same and result.error_in_exec is not None else None
@@ -221,7 +232,7 @@ class CellEvents:
     def _start(self, info: Any, *, partial: bool) -> None:
         self._ooms.start()
         try:
-            cell = self._monitor.start_cell(
+            self._monitor.start_cell(
                 # IPython has counted on already: the number of this cell is the one before.
                 execution_count=self._shell.execution_count - 1,
                 cell_id=getattr(info, "cell_id", None),
@@ -230,20 +241,8 @@ class CellEvents:
             )
         except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
             self._report_failure("recording a cell's start", exc)
-            return
-        if cell.budgets is not None and cell.budgets.stops:
-            self._guard("watching a cell's budget", self._watch_budget, cell)
-
-    def _watch_budget(self, cell: RunningCell) -> None:
-        from gpumemwidget.jupyter.stops import CellStops  # noqa: PLC0415 - few need it
-
-        if self._stops is None:
-            self._stops = CellStops(self._shell, self._monitor, self._report_failure)
-        self._stops.start(cell)
 
     def _finish(self, result: ExecutionResult | None, status: Status) -> None:
-        if self._stops is not None:
-            self._guard("watching a cell's budget", self._stops.end)
         record = None
         try:
             record = self._monitor.end_cell(
@@ -253,34 +252,34 @@ class CellEvents:
         except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
             self._report_failure("recording a cell's end", exc)
         try:
-            self._ooms.end(record, result)
-        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
-            self._report_failure("showing the card of an OOM", exc)
-        self._show(record, result)
+            self._guard("showing the card of an OOM", self._ooms.end, record, result)
+        finally:  # A Ctrl-C that stops the card must not leave the cell's trace open.
+            self._show(record, result)
 
     def _show(self, record: CellRecord | None, result: ExecutionResult | None) -> None:
-        showed_result = result is None or not result.success or result.result is not None
+        # A syntax error, or a magic that IPython refuses: no line ran.
+        has_run = result is None or result.error_before_exec is None
         try:
-            self._outputs.close(record, showed_result=showed_result)
+            self._outputs.close(record, has_run=has_run)
         except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
             self._report_failure("showing a cell's report", exc)
 
-    def _start_aside(self, run: _Run) -> None:
-        """Begin to measure a run that is no cell (its caller keeps it out of the history)."""
+    def _start_unrecorded(self, run: _Run) -> None:
+        """Begin to measure a run that its caller keeps out of the history."""
         known_devices = self._monitor.history.devices()
         cell = self._monitor.start_cell(
             execution_count=None, cell_id=None, source=run.info.raw_cell
         )
-        run.aside = (cell, known_devices)
+        run.unrecorded = (cell, known_devices)
 
-    def _finish_aside(
+    def _finish_unrecorded(
         self,
-        aside: tuple[RunningCell, tuple[str, ...]],
+        unrecorded: tuple[RunningCell, tuple[str, ...]],
         result: ExecutionResult | None,
         status: Status,
     ) -> None:
-        """The report of a run that leaves no record in the ledger."""
-        cell, known_devices = aside
+        """Show the report of a run that leaves no record in the ledger."""
+        cell, known_devices = unrecorded
 
         def build() -> CellRecord:
             end_s = self._monitor.clock.now()
@@ -306,25 +305,16 @@ class CellEvents:
         self._guard("recording an empty cell", record)
 
     def _abandon(self) -> None:
-        was_measured = self._runs[0].is_cell or self._runs[0].aside is not None
+        was_measured = self._runs[0].is_cell or self._runs[0].unrecorded is not None
         self._runs.clear()
-        if self._stops is not None:
-            self._guard("watching a cell's budget", self._stops.end)
         if was_measured:
             self._guard("giving up a cell without an end", self._monitor.discard_cell)
-            self._guard(
-                "giving up a cell's output",
-                self._outputs.close,
-                None,
-                showed_result=False,
-            )
+            self._guard("giving up a cell's output", self._outputs.close, None)
 
-    def _guard(
-        self, what: str, action: Callable[..., object], *args: object, **options: object
-    ) -> CellRecord | None:
-        """Call ``action``; give the record that it gave. What it raises is told, no more."""
+    def _guard(self, what: str, action: Callable[..., object], *args: object) -> CellRecord | None:
+        """Call ``action`` and return the record that it returns; report what it raises."""
         try:
-            outcome = action(*args, **options)
+            outcome = action(*args)
         except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
             self._report_failure(what, exc)
             return None
@@ -332,20 +322,22 @@ class CellEvents:
 
 
 def _read_status(result: ExecutionResult | None) -> Status:
-    """How a run ended, as far as its result tells."""
+    """Return how a run ended, as far as its result tells."""
     if result is None:
         return "interrupted"
-    # ipykernel ends a cell that awaits by cancelling its task.
-    if isinstance(result.error_in_exec, (KeyboardInterrupt, asyncio.CancelledError)):
-        return "interrupted"
+    # IPython keeps an interrupt before the first line apart from one in a line, and ipykernel ends
+    # a cell that awaits by cancelling its task.
+    for error in (result.error_before_exec, result.error_in_exec):
+        if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
+            return "interrupted"
     return "ok" if result.success else "error"
 
 
 def _list_running(shell: InteractiveShell) -> list[ExecutionInfo]:
-    """The runs that the calling code is part of, outermost first, read from the Python stack.
+    """Return the runs that the calling code is part of, outermost first, from the Python stack.
 
-    IPython tells nobody what it is running; its coroutine's frame holds the ``info`` that the
-    run's end will bring. Only used at the extension's load and for runs within runs.
+    IPython tells nobody what is running; its coroutine's frame holds the ``info`` that the run's
+    end will bring. Only used when the extension is loaded, and for runs within runs.
     """
     infos = []
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - public by its documentation, in spite of its name

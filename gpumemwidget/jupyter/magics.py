@@ -1,33 +1,114 @@
-"""The magics: each parses, calls and displays."""
+"""Define the magics: each parses its line, calls the session and displays what comes back."""
 # IPython's decorators for arguments have no types.
 # mypy: disable-error-code="untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
-from IPython.display import display
+from IPython.utils.process import arg_split  # type: ignore[attr-defined]
 
-from gpumemwidget.errors import BadInputError, GpuMemError
-from gpumemwidget.jupyter.memtrace import MemtraceOptions
-from gpumemwidget.jupyter.parsing import parse_line, refusing, unquote
+from gpumemwidget.errors import BadInputError, GpuMemError, ReleaseInterrupt
+from gpumemwidget.model.requests import ReleaseRequest, TraceRequest
+from gpumemwidget.report.help import MagicHelp
+from gpumemwidget.session.session import Session
+from gpumemwidget.widgets.progress_line import display, show_progress
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from gpumemwidget.jupyter.extension import Extension
+    from gpumemwidget.model.releases import ReleaseReport, RestoreReport
 
-__all__ = ["MemMagics"]
+__all__ = ["MemMagics", "list_magics", "show_release", "show_restore"]
+
+#: Options of ``%%memtrace`` that have no meaning on a line of its own, by argument.
+_CELL_OPTIONS = ("device", "events", "export", "snapshot", "force", "no_live")
+
+
+# -- Reading a line --------------------------------------------------------------------------------
+
+
+class _ParseError(BadInputError):
+    """A line that is not what the magic takes."""
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """Show how far a magic has got, and show our errors, the parser's and Ctrl-C as one line.
+
+    A refusal is IPython's own ``UsageError``; its subclasses would come with a traceback.
+    """
+    try:
+        with show_progress(f"%{name}"):
+            yield
+    except _ParseError as exc:
+        raise UsageError(f"%{name}: {exc}; %{name}? shows what it takes") from None
+    except GpuMemError as exc:
+        raise UsageError(str(exc)) from None
+
+
+@contextmanager
+def _parsing(magic: Any, line: str) -> Iterator[argparse.Namespace]:
+    """Yield the arguments of a magic, and show its progress and refusals; see ``_refusing``."""
+    with _refusing(magic.__name__):
+        yield _parse_line(magic, line)
+
+
+def _parse_line(magic: Any, line: str) -> argparse.Namespace:
+    """Return the arguments of a magic.
+
+    Args:
+        magic: its method.
+        line: what was typed behind its name.
+
+    Raises:
+        BadInputError: the magic does not take this.
+    """
+    parser: argparse.ArgumentParser = magic.parser
+    try:
+        args, unknown = parser.parse_known_args(arg_split(line))
+    except (UsageError, ValueError) as exc:
+        # ValueError: a quote that is not closed.
+        raise _ParseError(str(exc)) from None
+    if unknown:
+        # In argparse's words, with the option that was meant.
+        known = [option for option in parser._option_string_actions if option.startswith("--")]  # noqa: SLF001 - has no public name
+        close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
+        hint = f": did you mean {close[0]}?" if close else ""
+        raise _ParseError(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    for key, value in vars(args).items():
+        if isinstance(value, str):
+            setattr(args, key, _unquote(value))
+    return args
+
+
+def _unquote(text: str) -> str:
+    """Return the text without quotes around it, which IPython's splitting leaves."""
+    if len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'":
+        return text[1:-1]
+    return text
+
+
+def _read_names(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the names in a line, also if they are typed as in Python: ``x, y``."""
+    names = (_unquote(word.rstrip(",")) for word in words)
+    return tuple(name for name in names if name)
+
+
+# -- Types of arguments ----------------------------------------------------------------------------
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no count: give a whole number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
@@ -47,19 +128,22 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+# -- The magics ------------------------------------------------------------------------------------
+
+
 @magics_class
 class MemMagics(Magics):
     """The magics of one shell.
 
     Args:
         shell: the shell.
-        extension: what they act on.
+        session: answers what they are asked.
     """
 
-    def __init__(self, shell: InteractiveShell, extension: Extension) -> None:
+    def __init__(self, shell: InteractiveShell, session: Session) -> None:
         super().__init__(shell)
         self._shell = shell
-        self._extension = extension
+        self._session = session
 
     @magic_arguments()
     @argument(
@@ -72,7 +156,7 @@ class MemMagics(Magics):
     )
     @line_magic
     def memstat(self, line: str) -> None:
-        """Show the memory of every device now, and what it is for.
+        """Show the memory of every device now, and what it is used for.
 
         For each GPU and the host: what is allocated, reserved and was the peak in this process;
         what of it is parameters, gradients, optimizer state, saved for backward and so on; and what
@@ -81,26 +165,19 @@ class MemMagics(Magics):
         With --device, a device's whole memory, from what tensors hold to what is free: what PyTorch
         keeps in reserve, what this process has beside that, which other processes there are, and
         what can be done about each.
+
+        Example: %memstat --device cuda:0
         """
-        with refusing("memstat"):
-            args = parse_line(self.memstat, line)
+        with _parsing(self.memstat, line) as args:
             if args.device is not None:
-                from gpumemwidget.jupyter.bridgeapi import (  # noqa: PLC0415 - when it is used
-                    take_bridges,
-                )
-
-                device = unquote(args.device) or None
-                display(take_bridges(self._extension, device, with_maps=device is not None))
+                device = args.device or None
+                display(self._session.breakdown(device, with_maps=device is not None))
                 return
-            from gpumemwidget.owners.entries import (  # noqa: PLC0415 - when it is used
-                take_memory_account,
-            )
-            from gpumemwidget.report.report import report_stat  # noqa: PLC0415
+            from gpumemwidget.report.report import report_stat  # noqa: PLC0415 - when it is used
 
-            shell, hardware = self._extension.shell, self._extension.monitor.hardware
-            devices = hardware.read_devices()
-            account = take_memory_account(shell, hardware)
-            display(report_stat(devices, hardware.take_notes(), account))
+            devices = self._session.stat()
+            account = self._session.owners()
+            display(report_stat(devices, self._session.hardware.take_notes(), account))
 
     @magic_arguments()
     @argument(
@@ -124,28 +201,24 @@ class MemMagics(Magics):
     )
     @line_magic
     def memvars(self, line: str) -> None:
-        """Show who owns what is allocated: the lines add up to the allocator's own figure.
+        """Show which variables own the allocated memory, down to the last byte.
 
         For each device the rows (variables, Out, the last exception, modules, threads, what has no
         name), with bytes, share, what each frees if released alone, kinds, and who shares it.
-        """
-        with refusing("memvars"):
-            args = parse_line(self.memvars, line)
-            names = [name for name in (unquote(each.rstrip(",")) for each in args.names) if name]
-            from gpumemwidget.owners.entries import (  # noqa: PLC0415 - when it is used
-                take_memory_account,
-            )
-            from gpumemwidget.report.report import report_account  # noqa: PLC0415
-            from gpumemwidget.report.rows import check_rows  # noqa: PLC0415
 
-            shell = self._extension.shell
-            account = take_memory_account(shell, self._extension.monitor.hardware)
-            check_rows(account, names, bound=shell.list_user_names())
+        Example: %memvars model --depth 3
+        """
+        with _parsing(self.memvars, line) as args:
+            names = _read_names(args.names)
+            from gpumemwidget.report.account_tree import check_rows  # noqa: PLC0415 - when it is used
+            from gpumemwidget.report.report import report_account  # noqa: PLC0415
+
+            account = self._session.owners()
+            check_rows(account, names, bound=self._session.shell.list_user_names())
             options: dict[str, int | None] = {"most": None, "depth": None} if args.all else {}
             if args.depth is not None:
                 options["depth"] = args.depth
-            device = None if args.device is None else unquote(args.device)
-            display(report_account(account, names, device=device, **options))
+            display(report_account(account, names, device=args.device, **options))
 
     @magic_arguments()
     @argument(
@@ -158,15 +231,15 @@ class MemMagics(Magics):
     @argument("--unnamed", action="store_true", help="what no variable leads to")
     @line_magic
     def memwhy(self, line: str) -> None:
-        """Show what holds some memory, path by path, and how to cut each."""
-        with refusing("memwhy"):
-            args = parse_line(self.memwhy, line)
-            expression = unquote(" ".join(args.expression))
-            from gpumemwidget.jupyter.api import explain_in  # noqa: PLC0415 - when it is used
-            from gpumemwidget.report.report import report_explanation  # noqa: PLC0415
+        """Show what holds some memory, path by path, and how to release each.
 
-            explanation = explain_in(self._extension, expression, unnamed=args.unnamed)
-            display(report_explanation(explanation))
+        Example: %memwhy model.layers[0].weight
+        """
+        with _parsing(self.memwhy, line) as args:
+            from gpumemwidget.report.report import report_explanation  # noqa: PLC0415 - when used
+
+            expression = _unquote(" ".join(args.expression))
+            display(report_explanation(self._session.why(expression, unnamed=args.unnamed)))
 
     @magic_arguments()
     @argument("--last", type=_count, metavar="N", help="only the last N cells (default: all)")
@@ -177,29 +250,38 @@ class MemMagics(Magics):
         "them, a row for each cell and device, in bytes and seconds",
     )
     @argument("--force", action="store_true", help="let --export take the place of a file")
+    @argument("--all", action="store_true", help="also cells with nothing but %%mem… magics")
     @line_magic
     def memledger(self, line: str) -> None:
-        """Show the recorded cells: duration, status, change and peak on each device."""
-        with refusing("memledger"):
-            args = parse_line(self.memledger, line)
-            ledger = self._extension.monitor.ledger
+        """Show the recorded cells: duration, status, change and peak on each device.
+
+        Example: %memledger --export cells.csv
+        """
+        with _parsing(self.memledger, line) as args:
+            ledger = self._session.monitor.ledger
             if args.export is not None:
                 if args.last is not None:
                     raise BadInputError(
                         "--export writes all cells: leave --last out (or slice "
                         "gpumemwidget.monitor().ledger.to_dataframe())"
                     )
-                name = unquote(args.export)
-                if not name:
+                if not args.export:
                     raise BadInputError("--export needs a file's name: --export cells.csv")
-                path = ledger.export(name, force=args.force)
+                path = ledger.export(args.export, force=args.force)
                 print(f"{len(ledger)} cell{'' if len(ledger) == 1 else 's'} written to {path}")
                 return
             if args.force:
                 raise BadInputError("--force goes with --export FILE: name the file")
             from gpumemwidget.report.report import report_ledger  # noqa: PLC0415 - when it is used
 
-            display(report_ledger(ledger.records, dropped=ledger.dropped, last=args.last))
+            display(
+                report_ledger(
+                    ledger.records,
+                    dropped=ledger.dropped,
+                    last=args.last,
+                    shows_own_magics=args.all,
+                )
+            )
 
     @magic_arguments()
     @argument(
@@ -234,25 +316,12 @@ class MemMagics(Magics):
         What others hold as well is moved to the CPU in place; nothing else is copied, and
         %memrestore brings it back. The report says what each step freed, and what still holds
         the rest.
-        """
-        with refusing("memrelease"):
-            args = parse_line(self.memrelease, line)
-            # Several may be typed as one would in Python: x, y
-            names = [name for name in (unquote(each.rstrip(",")) for each in args.names) if name]
-            from gpumemwidget.jupyter.api import refuse_beside_cell  # noqa: PLC0415
-            from gpumemwidget.owners.plan import plan_release  # noqa: PLC0415 - when it is used
-            from gpumemwidget.owners.release import apply_release  # noqa: PLC0415
-            from gpumemwidget.report.report import (  # noqa: PLC0415
-                report_plan,
-                report_release,
-            )
 
-            shell, hardware = self._extension.shell, self._extension.monitor.hardware
-            refuse_beside_cell(self._extension)
-            plan = plan_release(
-                shell,
-                hardware,
-                names,
+        Example: %memrelease x y --dry-run
+        """
+        with _parsing(self.memrelease, line) as args:
+            request = ReleaseRequest(
+                _read_names(args.names),
                 keep=args.keep,
                 out=args.out,
                 exceptions=args.exceptions,
@@ -261,9 +330,11 @@ class MemMagics(Magics):
                 grads=args.grads,
             )
             if args.dry_run:
-                display(report_plan(plan))
+                from gpumemwidget.report.report import report_plan  # noqa: PLC0415 - when used
+
+                display(report_plan(self._session.plan_release(request)))
             else:
-                display(report_release(apply_release(plan, shell, hardware)))
+                show_release(self._session.release(request))
 
     @magic_arguments()
     @argument(
@@ -275,31 +346,137 @@ class MemMagics(Magics):
     @argument("--dry-run", action="store_true", help="show the plan and change nothing")
     @line_magic
     def memrestore(self, line: str) -> None:
-        """Bring back to its devices what %memrelease moved to the CPU: all of it, or nothing.
+        """Bring back to its devices what %memrelease moved to the CPU, all of it or nothing.
 
         The tensors stay the same objects, tied and viewed as they are. What was made on the CPU
         since (a gradient, an optimizer's state) goes along with its parameter.
+
+        Example: %memrestore model
         """
-        with refusing("memrestore"):
-            args = parse_line(self.memrestore, line)
-            names = [name for name in (unquote(each.rstrip(",")) for each in args.names) if name]
-            from gpumemwidget.jupyter.api import refuse_beside_cell  # noqa: PLC0415
-            from gpumemwidget.owners.restore import (  # noqa: PLC0415 - when it is used
-                apply_restore,
-                plan_restore,
-            )
-            from gpumemwidget.report.report import (  # noqa: PLC0415
-                report_restore,
-                report_restore_plan,
+        with _parsing(self.memrestore, line) as args:
+            names = _read_names(args.names)
+            if args.dry_run:
+                from gpumemwidget.report.report import report_restore_plan  # noqa: PLC0415 - when used
+
+                display(report_restore_plan(self._session.plan_restore(names)))
+            else:
+                show_restore(self._session.restore(names))
+
+    @magic_arguments()
+    @argument(
+        "limit",
+        nargs="*",
+        metavar="LIMIT",
+        help="a share such as 0.8 or 80%%, an amount such as 12GiB, exact to the byte, or off "
+        "(default: show the limits)",
+    )
+    @argument(
+        "--device",
+        metavar="D",
+        help="one GPU: cuda:0 (default: every one in use; for off, or where none is, every one "
+        "there is)",
+    )
+    @line_magic
+    def memlimit(self, line: str) -> None:
+        """Limit what PyTorch may reserve on a GPU: beyond it a request is an out-of-memory error.
+
+        It is PyTorch's own limit (torch.cuda.set_per_process_memory_fraction), of this process. A
+        GPU that is not in use stays so: its limit is set once it is. %unload_ext leaves the limits
+        that are set, and forgets those that wait.
+
+        Example: %memlimit 0.8 --device cuda:0
+        """
+        with _parsing(self.memlimit, line) as args:
+            from gpumemwidget.report.report import report_limits  # noqa: PLC0415 - when it is used
+
+            text = " ".join(map(_unquote, args.limit))
+            limits = self._session.limit(text or None, device=args.device)
+            display(report_limits(limits, self._session.hardware.take_notes()))
+
+    @magic_arguments()
+    @argument("--device", metavar="D", help="one GPU: cuda:0 (default: every one in use)")
+    @line_magic
+    def memreset(self, line: str) -> None:
+        """Reset PyTorch's peaks, as torch.cuda.reset_peak_memory_stats() does.
+
+        The peaks of the recorded cells stay exact: they are not PyTorch's own.
+
+        Example: %memreset
+        """
+        with _parsing(self.memreset, line) as args:
+            from gpumemwidget.report.report import report_reset  # noqa: PLC0415 - when it is used
+
+            before = self._session.hardware.read_as_user()
+            display(report_reset(self._session.reset_peaks(args.device), before))
+
+    @magic_arguments()
+    @argument(
+        "amount",
+        nargs="*",
+        metavar="AMOUNT",
+        help="what a cell may have allocated, such as 10GiB, or off (default: show the budgets)",
+    )
+    @argument(
+        "--device",
+        metavar="D",
+        help="one device: cuda:0, or host for this process's resident size (default: every GPU, "
+        "those that come into use later too)",
+    )
+    @line_magic
+    def membudget(self, line: str) -> None:
+        """Mark cells that allocate more than a budget on any GPU.
+
+        It counts from the next cell on, by the exact peak; off counts at once. A cell that begins
+        beyond it counts once it rises above what stood at its start. PyTorch is not limited:
+        %memlimit does that.
+
+        Example: %membudget 10GiB
+        """
+        with _parsing(self.membudget, line) as args:
+            from gpumemwidget.report.limits import (  # noqa: PLC0415 - when it is used
+                describe_budgets,
+                describe_removed_budgets,
             )
 
-            refuse_beside_cell(self._extension)
-            shell, hardware = self._extension.shell, self._extension.monitor.hardware
-            plan = plan_restore(shell, hardware, names)
-            if args.dry_run:
-                display(report_restore_plan(plan))
+            text = " ".join(map(_unquote, args.amount)) or None
+            before = self._session.budget()
+            shown = self._session.budget(text, device=args.device)
+            if text is not None and text.lower() == "off":
+                print(describe_removed_budgets(before, self._session.budget()))
             else:
-                display(report_restore(apply_restore(plan, shell, hardware)))
+                is_new = text is not None
+                find_budget = self._session.monitor.budgets.find
+                devices = [
+                    (report, find_budget(report.info.device))
+                    for report in (self._session.stat() if is_new else ())
+                ]
+                print(describe_budgets(shown, devices, is_new=is_new, device=args.device))
+
+    @magic_arguments()
+    @argument(
+        "name",
+        nargs="?",
+        metavar="MAGIC",
+        help="all of one magic: memwhy (default: a table of all)",
+    )
+    @line_magic
+    def memhelp(self, line: str) -> None:
+        """Show all magics in a table, each with an example.
+
+        Example: %memhelp memwhy
+        """
+        with _parsing(self.memhelp, line) as args:
+            helps = {help_.name.lstrip("%"): help_ for help_ in _describe_magics(self)}
+            if args.name is None:
+                from gpumemwidget.report.report import report_help  # noqa: PLC0415 - when used
+
+                display(report_help(list(helps.values())))
+                return
+            name = args.name.lstrip("%")
+            if name not in helps:
+                close = difflib.get_close_matches(name, helps, n=1) or ["memhelp alone"]
+                raise BadInputError(f"no magic {name!r}: try %{close[0]}")
+            print(helps[name].usage)
 
     @magic_arguments()
     @argument(
@@ -310,10 +487,14 @@ class MemMagics(Magics):
     )
     @line_magic
     def memdash(self, line: str) -> None:
-        """Show the dashboard: the live plot, the cells, the variables, whole devices."""
-        with refusing("memdash"):
-            args = parse_line(self.memdash, line)
-            display(self._extension.open_dashboard(interval_s=args.interval))
+        """Show the dashboard: the live plot, the cells, the variables, whole devices.
+
+        Example: %memdash
+        """
+        with _parsing(self.memdash, line) as args:
+            from gpumemwidget.widgets.dashboard import open_dashboard  # noqa: PLC0415 - brings ipywidgets
+
+            display(open_dashboard(self._session, interval_s=args.interval))
 
     @magic_arguments()
     @argument(
@@ -360,34 +541,36 @@ class MemMagics(Magics):
     @argument("--no-live", action="store_true", help="no chart while the cell runs")
     @line_cell_magic
     def memtrace(self, line: str, cell: str | None = None) -> None:
-        """Report which lines of a cell took memory, on each device, as %%memtrace above it.
+        """Report which lines of a cell took memory: write it above the cell.
 
         Before, after, change and peak (bytes in binary units), a timeline, and line by line what
         was allocated, is still held, and was held at the peak.
         As %memtrace on, a line under every cell; %memtrace alone says whether that is on.
+
+        Example: %%memtrace --lines 10
         """
         if cell is None:
-            with refusing("memtrace"):
-                self._set_line(parse_line(self.memtrace, line))
+            with _refusing("memtrace"):
+                self._set_line(_parse_line(self.memtrace, line))
             return
-        with refusing("%memtrace"):
+        with _refusing("%memtrace"):
             self._read(line)
         # The line is valid, so IPython did not read this cell as typed (then the transformer would
         # have taken the line out): code has called the magic. Do what is done to a typed cell.
         self._shell.run_cell(f"%%memtrace {line}\n{cell}").raise_error()
 
-    def read_options(self, text: str) -> MemtraceOptions | None:
-        """What stands behind ``%%memtrace``; ``None`` where it is not valid."""
+    def read_request(self, text: str) -> TraceRequest | None:
+        """Return what stands behind ``%%memtrace``; ``None`` if it is not valid."""
         try:
             return self._read(text)
         except (UsageError, GpuMemError):
             return None
         except Exception as exc:  # noqa: BLE001 - this runs before the cell, which must not fail by it
-            self._extension.report_failure("reading the options of %%memtrace", exc)
-            return MemtraceOptions()
+            self._session.report_failure("reading the options of %%memtrace", exc)
+            return TraceRequest()
 
-    def _read(self, text: str) -> MemtraceOptions:
-        args = parse_line(self.memtrace, text)
+    def _read(self, text: str) -> TraceRequest:
+        args = _parse_line(self.memtrace, text)
         if args.state:
             raise BadInputError(
                 f"{' '.join(args.state)!r} has no place above a cell: give options only, or write "
@@ -395,66 +578,102 @@ class MemMagics(Magics):
             )
         if args.load is not None:
             raise BadInputError("--load goes into a cell of its own: %memtrace --load FILE")
-        from gpumemwidget.jupyter.traceapi import (  # noqa: PLC0415 - when it is used
-            check_options,
-        )
+        from gpumemwidget.session.tracer import make_trace_request  # noqa: PLC0415 - when it is used
 
-        return check_options(
-            self._extension.monitor.hardware,
-            device=None if args.device is None else unquote(args.device),
+        return make_trace_request(
+            self._session.hardware,
+            device=args.device,
             n_lines=args.lines,
             depth=args.depth,
             n_events=args.events,
-            snapshot=None if args.snapshot is None else unquote(args.snapshot),
-            export=None if args.export is None else unquote(args.export),
+            snapshot=args.snapshot,
+            export=args.export,
             force=args.force,
             live=not args.no_live,
         )
 
     def _set_line(self, args: argparse.Namespace) -> None:
-        misplaced = [
-            option
-            for option, value in (
-                ("--device", args.device),
-                ("--events", args.events),
-                ("--export", args.export),
-                ("--snapshot", args.snapshot),
-                ("--force", args.force or None),
-                ("--no-live", args.no_live or None),
-            )
-            if value is not None
-        ]
-        if misplaced:
-            raise BadInputError(f"{misplaced[0]} goes above a cell, with %%memtrace")
+        for key in _CELL_OPTIONS:
+            if getattr(args, key) not in (None, False):
+                option = key.replace("_", "-")
+                raise BadInputError(f"--{option} goes above a cell, with %%memtrace")
+        state = " ".join(args.state)
         if args.load is not None:
-            self._load(args)
+            self._load(args, state)
             return
         if args.lines is not None or args.depth is not None:
             raise BadInputError("--lines and --depth go above a cell, or with --load FILE")
-        outputs = self._extension.outputs
-        state = " ".join(args.state)
+        session = self._session
         if state == "":
-            print(f"memtrace is {'on' if outputs.line_is_on else 'off'}")
+            print(f"memtrace is {'on' if session.shows_line else 'off'}")
         elif state == "on":
-            outputs.line_is_on = True
-            print("memtrace is on: a line under every cell from the next one on")
+            session.shows_line = True
+            print("memtrace is on: one summary line after every cell, starting with the next.")
         elif state == "off":
-            outputs.line_is_on = False
+            session.shows_line = False
             print("memtrace is off")
         elif state == "sites":
-            print(f"memtrace sites: {self._extension.sites}")
+            print(f"memtrace sites: {session.site_state}")
         elif state in ("sites on", "sites off"):
-            print(f"memtrace sites: {self._extension.keep_sites(is_on=state == 'sites on')}")
+            print(f"memtrace sites: {session.keep_sites(is_on=state == 'sites on')}")
         else:
             raise BadInputError(f"{state!r} is none of: on, off, sites, sites on, sites off")
 
-    def _load(self, args: argparse.Namespace) -> None:
-        if args.state:
-            raise BadInputError(f"--load takes a file alone, without {' '.join(args.state)!r}")
-        name = unquote(args.load)
-        if not name:
+    def _load(self, args: argparse.Namespace, state: str) -> None:
+        if state:
+            raise BadInputError(f"--load takes a file alone, without {state!r}")
+        if not args.load:
             raise BadInputError("--load needs a file's name: --load cell.json")
-        from gpumemwidget.jupyter.traceapi import load_trace  # noqa: PLC0415 - when it is used
-        from gpumemwidget.report.report import report_trace  # noqa: PLC0415
+        from gpumemwidget.report.report import report_trace  # noqa: PLC0415 - when it is used
+        from gpumemwidget.session.trace_block import load_trace  # noqa: PLC0415
 
-        display(report_trace(load_trace(name).trace, (), n_lines=args.lines, depth=args.depth))
+        trace = load_trace(args.load).trace
+        display(report_trace(trace, (), n_lines=args.lines, depth=args.depth))
+
+
+# -- What the magics share -------------------------------------------------------------------------
+
+
+def list_magics(magics: Magics) -> list[tuple[str, str]]:
+    """Return the kind (``line``, ``cell``) and the name of each magic of an object."""
+    return [(kind, name) for kind, table in magics.magics.items() for name in table]
+
+
+def _describe_magics(magics: Magics) -> Iterator[MagicHelp]:
+    """Describe each magic of an object, from its own docstring and parser."""
+    tables = magics.magics
+    for name in dict.fromkeys(name for _, name in list_magics(magics)):
+        method = tables["line"].get(name) or tables["cell"][name]
+        parser: argparse.ArgumentParser = method.parser
+        text = " ".join((parser.description or "").split())
+        summary, example = text.partition(". ")[0], text.rpartition("Example: ")[2]
+        prefix = "%%" if example.startswith("%%") else "%"
+        yield MagicHelp(
+            f"{prefix}{name}", summary, example, parser.format_help().removeprefix("::").strip()
+        )
+
+
+def show_release(report: ReleaseReport) -> None:
+    """Display what a release did, and end the cell if a Ctrl-C came meanwhile.
+
+    Raises:
+        ReleaseInterrupt: the release was interrupted.
+    """
+    from gpumemwidget.report.report import report_release  # noqa: PLC0415 - when it is used
+
+    display(report_release(report))
+    if report.is_interrupted:
+        raise ReleaseInterrupt(report)
+
+
+def show_restore(report: RestoreReport) -> None:
+    """Display what was brought back, and end the cell if a Ctrl-C came meanwhile.
+
+    Raises:
+        ReleaseInterrupt: the restore was interrupted.
+    """
+    from gpumemwidget.report.report import report_restore  # noqa: PLC0415 - when it is used
+
+    display(report_restore(report))
+    if report.is_interrupted:
+        raise ReleaseInterrupt(report)

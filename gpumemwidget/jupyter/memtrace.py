@@ -1,9 +1,9 @@
-"""``%%memtrace``: the line above a cell that asks for its report.
+"""Trace cells with a ``%%memtrace`` line: take the line out, show the chart and the report.
 
-The line is taken out of the cell by an input transformer, and the measuring is done by the cell
-events. So the cell runs as if the line were not there: ``await``, other cell magics, the last
-value, tracebacks with their line numbers and the status that stops "Run All" stay its own. (A cell
-magic that runs its body itself loses one or the other of these.)
+An input transformer takes the line out and the cell events do the measuring, so the cell runs as if
+the line were not there: ``await``, other cell magics, the last value, tracebacks with their line
+numbers and the status that stops "Run All" stay its own. (A cell magic that runs its body itself
+loses one or the other of these.) The summary lines of ``%memtrace on`` are shown here too.
 """
 
 from __future__ import annotations
@@ -12,72 +12,33 @@ import dataclasses
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from gpumemwidget.errors import BusyError, FileError
+from gpumemwidget.model.cells import CellRecord
+from gpumemwidget.model.devices import Sample
+from gpumemwidget.model.ownership import BlockNames
+from gpumemwidget.model.requests import TraceRequest
+from gpumemwidget.model.traces import CellTrace
+from gpumemwidget.session.cell_sources import find_cell_sources, make_is_entry
+from gpumemwidget.widgets.progress_line import show_progress
+from gpumemwidget.widgets.static_copies import NOTHING
 
 if TYPE_CHECKING:
-    from IPython.core.interactiveshell import InteractiveShell
+    from gpumemwidget.session.session import Session
+    from gpumemwidget.session.tracer import Tracer
+    from gpumemwidget.widgets.live_chart import LiveChart
 
-__all__ = ["MemtraceLine", "MemtraceOptions", "parse_head"]
+__all__ = ["MemtraceLine", "Outputs"]
 
 _LINE = re.compile(r"%%memtrace(?![\w?])[ \t]*(?P<options>.*?)[ \t]*\r?\n?")
 _IDENTIFIER = re.compile(r"[^\W\d]")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MemtraceOptions:
-    """What stands behind ``%%memtrace``."""
-
-    #: The one device that the report shows; ``None`` for all.
-    device: str | None = None
-    #: Whether a chart stands in the output while the cell runs.
-    live: bool = True
-    #: How many of a source's lines are shown, and how many calls deep; ``None``: the report's own.
-    n_lines: int | None = None
-    depth: int | None = None
-    #: How many events of the allocators are kept.
-    n_events: int | None = None
-    #: A file for PyTorch's own memory viewer, and one for the trace itself.
-    snapshot: Path | None = None
-    export: Path | None = None
-    #: Whether they may take the places of files that are there.
-    force: bool = False
-
-
-def parse_head(
-    source: str, parse: Callable[[str], MemtraceOptions | None]
-) -> MemtraceOptions | None:
-    """The options of a cell that begins with ``%%memtrace``.
-
-    Args:
-        source: the cell as it was typed.
-        parse: reads the text behind the magic's name; ``None`` where it is not valid.
-
-    Returns:
-        ``None`` where the cell begins with something else, or with options that are not valid.
-    """
-    if "%%memtrace" not in source:
-        return None
-    # As IPython takes the first line's indentation away; a body of blanks stays a body.
-    lines = [line.lstrip(" \t") for line in source.splitlines(keepends=True)]
-    found = _split_head(lines, parse)
-    return None if found is None else found[0]
-
-
-def _split_head(
-    lines: Sequence[str], parse: Callable[[str], MemtraceOptions | None]
-) -> tuple[MemtraceOptions, int] | None:
-    """The options in the first line that is not blank, and the number of lines up to its end."""
-    for n_blank, line in enumerate(lines):
-        if line.isspace():
-            continue
-        match = _LINE.fullmatch(line) if line.startswith("%%") else None
-        # Nothing below it: IPython's own message for a cell magic without a body says it best.
-        if match is None or n_blank + 1 == len(lines):
-            return None
-        options = parse(match["options"])
-        return None if options is None else (options, n_blank + 1)
-    return None
+# -- The line above a cell -------------------------------------------------------------------------
 
 
 class MemtraceLine:
@@ -90,7 +51,8 @@ class MemtraceLine:
     Args:
         shell: whose rules for one-line cells (``ls``, ``exit``) the body keeps.
         parse: reads the text behind the magic's name; ``None`` where it is not valid.
-        on_removed: is told the options of each line that was taken out.
+        take_request: is called for each cell with what its line asks for; with ``None`` for a cell
+            without a valid line.
     """
 
     #: IPython then leaves it out when it only asks whether a cell is complete, which for cell
@@ -100,31 +62,33 @@ class MemtraceLine:
     def __init__(
         self,
         shell: InteractiveShell,
-        parse: Callable[[str], MemtraceOptions | None],
-        on_removed: Callable[[MemtraceOptions], None],
+        parse: Callable[[str], TraceRequest | None],
+        take_request: Callable[[TraceRequest | None], None],
     ) -> None:
         self._shell = shell
         self._parse = parse
-        self._on_removed = on_removed
+        self._take_request = take_request
 
     def __call__(self, lines: list[str]) -> list[str]:
-        """The lines of a cell without the magic's."""
+        """Return the lines of a cell without the magic's."""
         found = _split_head(lines, self._parse)
-        if found is None:
-            return lines
-        options, n_head = found
-        self._on_removed(options)
+        self._take_request(None if found is None else found[0])
+        return lines if found is None else self._remove(lines, found[1])
+
+    def _remove(self, lines: list[str], n_head: int) -> list[str]:
         # IPython has removed the indentation that all lines shared; the body may have more of it.
         body = textwrap.dedent("".join(lines[n_head:])).splitlines(keepends=True)
         first = next((line for line in body if not line.isspace()), "")
         if first.startswith("%%"):
             # Another cell magic, which IPython looks for in the first line only.
-            return self([*body[body.index(first) :]])
+            body = body[body.index(first) :]
+            again = _split_head(body, self._parse)
+            return body if again is None else self._remove(body, again[1])
         # An empty line in its stead, so that a traceback names the lines that the notebook shows.
         return ["\n" * n_head, *self._prefilter(body)]
 
     def _prefilter(self, body: list[str]) -> list[str]:
-        """What IPython does to a cell of one line only (``ls``, ``exit``), done to such a body."""
+        """Do to a body of one line what IPython does to such a cell (``ls``, ``exit``)."""
         prefilter = self._shell.prefilter_manager
         if len(body) != 1 or not _IDENTIFIER.match(body[0]) or prefilter is None:
             return body
@@ -134,3 +98,305 @@ class MemtraceLine:
             return body
         with self._shell.builtin_trap:
             return [prefilter.prefilter_lines(body[0].rstrip("\n")) + "\n"]
+
+
+def _split_head(
+    lines: Sequence[str], parse: Callable[[str], TraceRequest | None]
+) -> tuple[TraceRequest, int] | None:
+    """Return the request in the first line that is not blank, and the number of lines up to it.
+
+    ``None``: the cell begins with something else, or with options that are not valid.
+    """
+    for n_blank, line in enumerate(lines):
+        if line.isspace():
+            continue
+        match = _LINE.fullmatch(line) if line.startswith("%%") else None
+        # Nothing below it: IPython's own message for a cell magic without a body says it best.
+        if match is None or n_blank + 1 == len(lines):
+            return None
+        request = parse(match["options"])
+        return None if request is None else (request, n_blank + 1)
+    return None
+
+
+# -- What is shown under a cell --------------------------------------------------------------------
+
+
+class Outputs:
+    """Shows the reports of ``%%memtrace`` and ``%memtrace on``, one cell after the other.
+
+    Attributes:
+        next_request: the request above the cell that is about to run.
+
+    Args:
+        shell: where it is shown.
+        session: whose cells these are.
+    """
+
+    def __init__(self, shell: InteractiveShell, session: Session) -> None:
+        self.next_request: TraceRequest | None = None
+        self._shell = shell
+        self._session = session
+        self._shows_line = False
+        self._source = ""
+        self._trace: _CellTrace | None = None
+
+    @property
+    def is_tracing(self) -> bool:
+        """True if the cell that runs will get its report."""
+        return self._trace is not None
+
+    def open(self, source: str) -> None:
+        """Prepare for a cell that begins; nothing of it has been measured yet."""
+        self._shows_line = self._session.shows_line
+        self._source = source
+        request, self.next_request = self.next_request, None
+        if request is not None and "%%memtrace" in source:
+            self.trace(request)
+
+    def trace(self, request: TraceRequest) -> None:
+        """Give the cell that begins or runs its report; once for each."""
+        if self._trace is None:
+            # First of all, so that a chart that can't be shown costs the chart alone.
+            self._trace = _CellTrace(self._shell, self._session, request, self._source)
+            self._trace.open()
+
+    def close(self, record: CellRecord | None, *, has_run: bool = True) -> None:
+        """Show what belongs under a cell that has ended.
+
+        Args:
+            record: ``None`` if it could not be recorded.
+            has_run: whether any line of it ran; ``False`` for a syntax error.
+        """
+        trace, self._trace = self._trace, None
+        if trace is not None:
+            trace.close(record, has_run=has_run)
+        elif record is not None and self._shows_line and self._session.shows_line:
+            from gpumemwidget.report.report import report_cell_line  # noqa: PLC0415 - when needed
+
+            _display(report_cell_line(record))
+        # The report of a trace of all devices has the budgets among the rest.
+        tells_all = trace is not None and trace.tells_all_devices
+        has_budgets = self._session.monitor.budgets.table is not None
+        if record is not None and has_budgets and not tells_all:
+            from gpumemwidget.report.report import report_crossings  # noqa: PLC0415 - when needed
+
+            report = report_crossings(record)
+            if report is not None:
+                _display(report)
+
+
+class _CellTrace:
+    """One cell's live chart, trace and report."""
+
+    def __init__(
+        self, shell: InteractiveShell, session: Session, request: TraceRequest, source: str
+    ) -> None:
+        self._shell = shell
+        self._session = session
+        self._monitor = session.monitor
+        self._request = request
+        self._source = source
+        self._chart: LiveChart | None = None
+        self._chart_output: Any = None
+        self._copy_output: Any = None
+        self._tracer: Tracer | None = None
+        self._notes: tuple[str, ...] = ()
+        #: Ends the callbacks from the monitor.
+        self._listening = ExitStack()
+
+    @property
+    def tells_all_devices(self) -> bool:
+        """True if the report is of all devices."""
+        return self._request.device is None
+
+    def open(self) -> None:
+        """Begin to trace, and show the live chart where there is somebody to see it."""
+        self._monitor.want_samples(self)
+        try:
+            self._prepare()
+        finally:
+            if self._request.live and _can_show_live(self._shell):
+                self._show_chart()
+            # Last, so that nothing of ours comes between its readings and the cell.
+            self._listening.callback(self._monitor.cell_started.add(lambda _: self._begin()))
+            self._listening.callback(self._monitor.cell_ended.add(lambda _: self._stop_tracing()))
+            if self._monitor.running is not None:
+                self._begin()
+
+    def _stop_tracing(self) -> None:
+        if self._tracer is not None:
+            self._tracer.stop()
+
+    def close(self, record: CellRecord | None, *, has_run: bool) -> None:
+        """Take the live chart away, and show the report below what the cell has displayed.
+
+        Displayed anew, so that it is there also if the cell has cleared its output.
+        """
+        self._listening.close()
+        self._stop_tracing()
+        self._monitor.unwant_samples(self)
+        try:
+            if record is not None and has_run:
+                for thing in self._describe_or_stop(record):
+                    _display(thing)
+            elif has_run and self._chart is not None:
+                _display(_Text("%%memtrace: this cell was not recorded to its end"))
+        finally:
+            if self._chart is not None:
+                self._remove_chart(self._chart)
+
+    # -- The trace ---------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        from gpumemwidget.session.tracer import Tracer  # noqa: PLC0415 - when needed
+
+        tracer = Tracer(self._session.hardware, self._request)
+        try:
+            tracer.prepare()
+        except BusyError as exc:
+            self._notes = (f"Which lines took it is not told: {exc}.",)
+        else:
+            self._tracer = tracer
+
+    def _begin(self) -> None:
+        if self._tracer is not None:
+            run_code = InteractiveShell.run_code.__code__
+            self._tracer.begin_at(make_is_entry(run_code, self._source))
+
+    def _describe_or_stop(self, record: CellRecord) -> Sequence[object]:
+        """Return what to show in the end: one line if a Ctrl-C stopped the work for it."""
+        try:
+            with show_progress("The report of %%memtrace"):
+                return self._describe(record)
+        except KeyboardInterrupt as exc:
+            return [_Text(str(exc) or "A Ctrl-C stopped the report of %%memtrace.")]
+
+    def _describe(self, record: CellRecord) -> Sequence[object]:
+        """Return what to show in the end: the plain report if nothing was traced."""
+        from gpumemwidget.report.report import (  # noqa: PLC0415 - at the first report
+            list_displays,
+            report_cell,
+            report_trace,
+        )
+
+        samples: Sequence[Sample] = self._monitor.samples_of(record)
+        device = self._request.device
+        trace = None
+        try:
+            trace = self._trace_lines(record)
+        except Exception as exc:  # noqa: BLE001 - the plain report is there all the same
+            self._session.report_failure("telling which lines took it", exc)
+        if trace is None:
+            plain, samples = _limit_to_device(CellTrace(record, ()), samples, device)
+            return [report_cell(plain.record, samples), *map(_Text, self._notes)]
+        for line in self._write(trace):
+            print(line)
+        trace, samples = _limit_to_device(trace, samples, device)
+        n_lines, depth = self._request.n_lines, self._request.depth
+        if self._chart is not None:
+            return list_displays(trace, samples, n_lines=n_lines, depth=depth)
+        return [report_trace(trace, samples, n_lines=n_lines, depth=depth)]
+
+    def _trace_lines(self, record: CellRecord) -> CellTrace | None:
+        if self._tracer is None:
+            return None
+        number = record.execution_count
+        sources = find_cell_sources(
+            self._source,
+            self._shell.execution_count if number is None else number,
+            self._session.shell.read_cell_numbers(),
+            self._tracer.files,
+        )
+        return self._tracer.describe(record, sources, self._find_names)
+
+    def _find_names(self) -> dict[str, BlockNames]:
+        if self._tracer is None or not self._tracer.needs_names:
+            return {}
+        return self._session.name_blocks()
+
+    def _write(self, trace: CellTrace) -> list[str]:
+        """Write the files that were asked for; return a line on what became of each."""
+        said = []
+        request = self._request
+        if request.snapshot is not None:
+            if self._tracer is not None and self._tracer.has_snapshot:
+                said.append(f"snapshot written to {request.snapshot}")
+            else:
+                said.append("no snapshot was written: no GPU's allocations were traced")
+        if request.export is not None:
+            from gpumemwidget.tracing.trace_file import write_trace  # noqa: PLC0415 - when needed
+
+            try:
+                path = write_trace(trace, request.export, force=request.force)
+            except FileError as exc:
+                said.append(f"%%memtrace: {exc}")
+            else:
+                said.append(f"trace written to {path}")
+        return said
+
+    # -- The chart ---------------------------------------------------------------------------------
+
+    def _show_chart(self) -> None:
+        from gpumemwidget.widgets.live_chart import LiveChart  # noqa: PLC0415 - brings ipywidgets
+
+        self._chart = LiveChart(
+            self._monitor,
+            # IPython has counted on already: the number of this cell is the one before.
+            execution_count=self._shell.execution_count - 1,
+            device=self._request.device,
+        )
+        self._chart_output = _display(self._chart, display_id=True)
+        self._copy_output = _display(self._chart.describe_copy(), display_id=True, raw=True)
+        self._chart.on_copy = lambda bundle: self._copy_output.update(bundle, raw=True)
+
+    def _remove_chart(self, chart: LiveChart) -> None:
+        for output in (self._chart_output, self._copy_output):
+            if output is not None:
+                output.update(NOTHING, raw=True)
+        chart.close()
+
+
+class _Text:
+    """A line of plain text as an output."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _display(thing: object, **options: Any) -> Any:
+    from IPython.display import display  # noqa: PLC0415 - only where something is shown
+
+    return display(thing, **options)  # type: ignore[no-untyped-call]
+
+
+def _limit_to_device(
+    trace: CellTrace, samples: Sequence[Sample], device: str | None
+) -> tuple[CellTrace, Sequence[Sample]]:
+    """Return the trace and samples of one device, or of all for ``None``."""
+    if device is None:
+        return trace, samples
+    record = dataclasses.replace(
+        trace.record, devices=tuple(part for part in trace.record.devices if part.device == device)
+    )
+    devices = tuple(part for part in trace.devices if part.device == device)
+    return (
+        dataclasses.replace(trace, record=record, devices=devices),
+        [
+            dataclasses.replace(
+                sample, readings=tuple(one for one in sample.readings if one.device == device)
+            )
+            for sample in samples
+        ],
+    )
+
+
+def _can_show_live(shell: InteractiveShell) -> bool:
+    """Tell whether what is displayed now goes to a front end, and can be updated there later.
+
+    Under ``%%capture`` another publisher stands in the kernel's place; a terminal has no kernel.
+    """
+    return hasattr(shell, "kernel") and hasattr(shell.display_pub, "register_hook")

@@ -1,37 +1,37 @@
-"""What IPython itself holds of the user's objects: displayed values and the last exception.
+"""List and drop IPython's own references to the user's displayed values and last exception.
 
 A displayed value lives on in up to nine places and an exception in up to eight; memory is freed
-only when the last of them lets go. This module knows them all, on IPython 8 and 9, so that the
-walk can account for each and the release can drop exactly those that it announced.
+only when the last of them lets go. All of them are known here, on IPython 8 and 9, so that a walk
+can account for each and a release can drop exactly those that it announced.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, MutableMapping, Sequence
+from collections.abc import Collection, MutableMapping
 from types import ModuleType, TracebackType
 from typing import Any, Literal
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from gpumemwidget.owners.base import LAST_EXCEPTION, ShellReference
-from gpumemwidget.records import IPythonReference
+from gpumemwidget.model.releases import IPythonReference
+from gpumemwidget.ownership.shell import LAST_EXCEPTION, ShellReference
 
 __all__ = ["IPythonShell"]
 
 _UNDERSCORES = ("_", "__", "___")
-#: ``_5``: what ``Out[5]`` is called in the namespace.
+#: The name of ``Out[5]`` in the namespace: ``_5``.
 _OUT_NAME = re.compile(r"_(?P<number>\d+)")
-#: What only a row may be called, though ``globals()`` takes any text.
+#: Names that belong to rows alone, though ``globals()`` takes any text.
 _ROW_NAME = re.compile(rf"Out\[.*\]|{LAST_EXCEPTION}", re.DOTALL)
-#: IPython's own: the inputs, the histories. (What it puts there to be called is "hidden" as well.)
+#: IPython's own names: the inputs, the histories. (Its functions are "hidden" as well.)
 _OWN_NAME = re.compile(r"_i\d+|_i{1,3}|_ih|_oh|_dh|In|Out|_exit_code|_sh|__\w+__")
 _SYS_NAMES = ("last_value", "last_exc", "last_traceback")
 
 
 class IPythonShell:
-    """The real shell behind ``owners.Shell``.
+    """The running IPython as a ``Shell``, for walks and releases.
 
     Args:
         shell: the running ``InteractiveShell``, in a kernel or a terminal.
@@ -42,12 +42,12 @@ class IPythonShell:
 
     @property
     def user_ns(self) -> MutableMapping[str, object]:
-        """The notebook's namespace itself, not a copy."""
+        """Return the notebook's namespace itself, not a copy."""
         namespace: MutableMapping[str, object] = self._shell.user_ns
         return namespace
 
     def list_user_names(self) -> list[str]:
-        """The names that the user bound, in the order of their making.
+        """Return the names that the user bound, in the order of their making.
 
         A name that begins with an underscore is the user's too, and so is ``_`` once they have
         bound it themselves (``for _ in loader``).
@@ -66,7 +66,7 @@ class IPythonShell:
         ]
 
     def read_cell_numbers(self) -> dict[str, int]:
-        """The numbers of the cells that ran, by the names of their compiled files.
+        """Return the numbers of the cells that ran, by the names of their compiled files.
 
         IPython's own tracebacks say ``In[7]`` by the same map.
         """
@@ -74,7 +74,7 @@ class IPythonShell:
         return numbers
 
     def list_own_objects(self) -> list[object]:
-        """The shell, its parts and its dictionaries: they reach everything and own nothing."""
+        """Return the shell with its parts, which reach everything and own nothing."""
         shell = self._shell
         own: list[object] = [
             self,
@@ -96,30 +96,14 @@ class IPythonShell:
         return [part for part in own if part is not None]
 
     def list_references(self) -> list[ShellReference]:
-        """Every reference to a displayed value or an exception, each once."""
+        """Return every reference to a displayed value or an exception, each once."""
         return [*self._list_out_references(), *self._list_exception_references()]
 
-    def list_out(self) -> list[tuple[str, object]]:
-        """The displayed values that are still held, each row once."""
-        rows: dict[str, object] = {}
-        for reference in self._list_out_references():
-            rows.setdefault(reference.row, reference.target)
-        return list(rows.items())
-
-    def list_exceptions(self) -> list[tuple[str, BaseException]]:
-        """The exceptions that are still held, each once."""
-        found: dict[int, BaseException] = {}
-        for reference in self._list_exception_references():
-            if issubclass(type(reference.target), BaseException):
-                found.setdefault(id(reference.target), reference.target)  # type: ignore[arg-type]
-        return [(LAST_EXCEPTION, exception) for exception in found.values()]
-
-    def drop_references(self, objects: Sequence[object]) -> list[IPythonReference]:
-        """Drop what is held of displayed values that are exactly these objects, and no other."""
-        return self.drop_ids([id(each) for each in objects])
-
     def drop_ids(self, ids: Collection[int]) -> list[IPythonReference]:
-        """As ``drop_references``, for a caller that holds only the ``id`` of the objects."""
+        """Drop the references to displayed values with exactly these ids, and no other.
+
+        Ids, so that the caller need not hold the objects.
+        """
         wanted = frozenset(ids)
         return self._drop([ref for ref in self._list_out_references() if id(ref.target) in wanted])
 
@@ -136,7 +120,7 @@ class IPythonShell:
     # -- displayed values --------------------------------------------------------------------------
 
     def _is_own_underscore(self, name: str, value: object) -> bool:
-        """Whether ``_`` still is the last displayed value, and was not bound by the user."""
+        """Tell whether ``_`` still is the last displayed value, and was not bound by the user."""
         hook = self._shell.displayhook
         return value is getattr(hook, name, None) or value is self._shell.user_ns_hidden.get(name)
 
@@ -217,7 +201,7 @@ class IPythonShell:
         elif not owner:
             namespace = shell.user_ns_hidden if kind == "hidden" else shell.user_ns
             if name in _UNDERSCORES:
-                # The same value in all three places, or IPython would take `_` for the user's own.
+                # All three places get the same value, or IPython takes `_` for the user's own.
                 namespace[name] = ""
             else:
                 namespace.pop(name, None)

@@ -1,1 +1,1 @@
-"""Records become text, HTML and figures. Nothing here computes or asks hardware."""
+"""Records as text and HTML: all words and all static pictures."""

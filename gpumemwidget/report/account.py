@@ -1,44 +1,119 @@
-"""Who owns what is allocated: for each device lines that add up to the allocator's own figure."""
+"""The owners of what is allocated, and what the user's variables hold."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.records import (
-    HOST,
-    DeviceAccount,
-    Holding,
-    MemoryAccount,
+from gpumemwidget.model.devices import HOST, rank_device
+from gpumemwidget.model.ownership import DeviceAccount, DeviceBytes, MemoryAccount, Variable
+from gpumemwidget.report.account_tree import (
+    ITSELF,
+    UNKNOWN,
+    Group,
+    Line,
+    Node,
+    check_rows,
+    list_groups,
+    list_lines,
 )
-from gpumemwidget.report.document import Block, Cell, Column, Document, Note, Table, Tone
-from gpumemwidget.report.holdings import describe_shape
-from gpumemwidget.report.html import render_html
-from gpumemwidget.report.output import Report
-from gpumemwidget.report.pieces import bytes_cell, share_cell
-from gpumemwidget.report.rows import UNKNOWN, Group, check_rows, list_groups
-from gpumemwidget.report.text import render_text
-from gpumemwidget.report.tree import ITSELF, Line, Node, list_lines
-from gpumemwidget.report.words import count_kind, join_words, rank_device
+from gpumemwidget.report.render.cells import (
+    AT_LEAST_MARK,
+    bytes_cell,
+    device_bytes_cell,
+    explain_lower_bounds,
+    share_cell,
+)
+from gpumemwidget.report.render.document import Block, Cell, Column, Document, Note, Table, Tone
+from gpumemwidget.report.render.output import Report
+from gpumemwidget.report.wording.words import (
+    bind_bytes,
+    count_kind,
+    format_device_bytes,
+    join_words,
+)
 from gpumemwidget.units import format_bytes, format_duration
 
-__all__ = ["MOST", "report_account"]
+__all__ = ["MAX_PARTS", "report_account", "report_variables"]
 
-#: So many parts of one thing are listed unless all are asked for.
-MOST = 20
-
-#: How far a row that was asked for is opened: it, its parts and theirs.
+#: Maximum number of rows, and of parts of one row, unless all are asked for.
+MAX_PARTS = 20
+#: Number of levels that are shown of a row which was asked for.
 _LEVELS_OF_NAMES = 3
+#: Maximum number of names that are listed of those that share a row's memory.
+_MAX_SHARERS = 3
 
-#: Names that are listed of those that share a row's memory.
-_MOST_ROWS = 3
+_FREES_NOTE = Note(
+    "frees: memory freed by releasing only this row; shared memory stays until every owner is "
+    "released."
+)
 
-_OWNER = Column("owner", "code", fold=24)
+
+# -- Variables -------------------------------------------------------------------------------------
+
+_VARIABLE_COLUMNS = (
+    Column("name", "code"),
+    Column("device", "words"),
+    Column("holds"),
+    Column("frees"),
+    Column("what", "words", last="wrap"),
+)
+
+
+def report_variables(variables: Sequence[Variable]) -> Report:
+    """Report what variables hold, and what releasing each would free, with a row for each device.
+
+    Args:
+        variables: in the order in which they are shown.
+    """
+    if not variables:
+        return Report(Document((Note("No variable holds a tensor."),)))
+    table = Table(
+        caption="What the variables hold, and what releasing each alone would free",
+        columns=_VARIABLE_COLUMNS,
+        groups=tuple(_list_variable_rows(variable) for variable in variables),
+        n_shared=1,
+    )
+    is_shared = any(variable.held_bytes != variable.frees_bytes for variable in variables)
+    bounds = explain_lower_bounds(
+        amounts for each in variables for amounts in (each.held_bytes, each.frees_bytes)
+    )
+    return Report(Document((table, *((_FREES_NOTE,) if is_shared else ()), *bounds)))
+
+
+def _list_variable_rows(variable: Variable) -> tuple[tuple[Cell, ...], ...]:
+    held, frees = variable.held_bytes, variable.frees_bytes
+    # The device with most comes first, as in the record.
+    devices = [device for device, _ in held.by_device]
+    devices += sorted({device for device, _ in frees.by_device} - {*devices}, key=rank_device)
+    words = _describe_shape(variable)
+    if variable.shared_with:
+        words += f"; shared with {', '.join(variable.shared_with)}"
+    if variable.held_elsewhere:
+        words += "; also held elsewhere"
+    first, *others = [
+        (Cell(device), device_bytes_cell(held, device), device_bytes_cell(frees, device))
+        for device in devices or [""]
+    ]
+    return ((Cell(variable.name), *first, Cell(words)), *others)
+
+
+def _describe_shape(variable: Variable) -> str:
+    """Return ``tensor 1024×1024 float32``, or ``module`` if there is no shape."""
+    words = [variable.kind]
+    if variable.shape is not None:
+        words.append("×".join(map(str, variable.shape)) or "scalar")
+    if variable.dtype is not None:
+        words.append(variable.dtype.removeprefix("torch."))
+    return " ".join(words)
+
+
+# -- The account of owners -------------------------------------------------------------------------
+
 _BYTES = (Column("bytes"), Column("share"))
-_FREES = Column("frees")
 _WHAT = Column("what", "words", last="wrap")
-_COLUMNS = (_OWNER, *_BYTES, _FREES, _WHAT)
+_COLUMNS = (Column("owner", "code", fold=24), *_BYTES, Column("frees"), _WHAT)
 _COLUMNS_OF_NAMES = (Column("owner", "code", fold=36), *_BYTES, _WHAT)
 
 
@@ -48,17 +123,17 @@ def report_account(
     *,
     device: str | None = None,
     depth: int | None = 0,
-    most: int | None = MOST,
+    most: int | None = MAX_PARTS,
 ) -> Report:
-    """What is allocated on each device, by who owns it; the lines add up to all of it.
+    """Report what is allocated on each device by owner; the rows add up to all of it.
 
     Args:
-        account: the account.
-        names: rows to open; all others are one line then.
-        device: the one device to show.
-        depth: how many levels are shown, the rows' own being the first; 0 for 1, and for 3 where
+        account: the owners.
+        names: rows to open; all others become one row.
+        device: the one device to show; ``None`` for all.
+        depth: how many levels are shown, the rows' own being the first; 0 for 1, and for 3 if
             ``names`` are given; ``None`` for all.
-        most: how many parts of one thing are listed; a line tells of the rest. ``None`` for all.
+        most: maximum number of parts of one row, the rest being one line; ``None`` for all.
 
     Raises:
         BadInputError: the account has no such device.
@@ -68,251 +143,223 @@ def report_account(
     devices = _choose_devices(account, device)
     if depth == 0:
         depth = _LEVELS_OF_NAMES if names else 1
-    holdings = {holding.name: holding for holding in account.holdings}
+    variables = {variable.name: variable for variable in account.variables}
     blocks: list[Block] = []
     for each in devices:
         groups = list_groups(each)
-        chosen = [group for group in groups if not names or group.name in names]
-        if names and not chosen:
-            continue
-        drawing = _Drawing(each, holdings, has_frees=not names)
-        others = [group for group in groups if names and group.name not in names]
-        blocks.extend(drawing.draw(chosen, others, levels=depth, most=most))
+        chosen = [group for group in groups if not names or {group.name, group.label} & {*names}]
+        others = [group for group in groups if group not in chosen]
+        if chosen:
+            table = _AccountTable(each, variables, not names, account.is_complete, depth, most)
+            blocks.extend(table.list_blocks(chosen, others))
     if not account.devices:
         blocks.append(Note("No device was found."))
     if names:
         blocks.extend(_tell_of_names(account, names, devices))
-    elif any(holding.frees_bytes != holding.held_bytes for holding in account.holdings):
-        blocks.append(
-            Note("frees: what goes if this alone is released; what is shared stays until all go.")
+    elif any(variable.frees_bytes != variable.held_bytes for variable in account.variables):
+        blocks.append(_FREES_NOTE)
+    if account.is_complete:
+        blocks.extend(explain_lower_bounds(each.frees_bytes for each in account.variables))
+    else:
+        words = (
+            f"There were too many objects to look at in {format_duration(account.duration_s)}: "
+            "some memory shown without a variable has one."
         )
-    if not account.is_complete:
-        blocks.append(
-            Note(
-                f"There was too much to look at in {format_duration(account.duration_s)}: some of "
-                "what stands here without a name has one, and less may be freed than is said.",
-                tone="warn",
-            )
-        )
+        blocks.append(Note(words, tone="warn"))
+        blocks.append(Note("at least: the owner may hold more", mark=AT_LEAST_MARK))
     blocks.extend(Note(note, tone="warn") for note in account.notes)
-    document = Document(tuple(blocks))
-    return Report(text=render_text(document), html=render_html(document))
+    return Report(Document(tuple(blocks)))
 
 
 def _choose_devices(account: MemoryAccount, device: str | None) -> list[DeviceAccount]:
     devices = sorted(account.devices, key=lambda each: rank_device(each.device))
-    if device is None:
-        return devices
     known = [each.device for each in devices]
-    if device not in known:
+    if device is not None and device not in known:
         raise BadInputError(f"no device {device!r} here: choose from {', '.join(known) or 'none'}")
-    return [each for each in devices if each.device == device]
+    return [each for each in devices if device in (None, each.device)]
 
 
-@dataclass(slots=True)
-class _Drawing:
-    """Draws the table of one device."""
+@dataclass(frozen=True, slots=True)
+class _AccountTable:
+    """The table of one device."""
 
     account: DeviceAccount
-    holdings: dict[str, Holding]
+    variables: dict[str, Variable]
     has_frees: bool
-
-    @property
-    def total_bytes(self) -> int:
-        """What all is a share of."""
-        return max(self.account.allocated_bytes or 0, self.sum_bytes)
+    #: The search met everything: if not, the bytes of a path are a lower bound.
+    is_complete: bool
+    levels: int | None
+    max_parts: int | None
 
     @property
     def sum_bytes(self) -> int:
+        """Bytes of all owners."""
         return sum(owned.n_bytes for owned in self.account.owned)
 
-    def draw(
-        self,
-        groups: Sequence[Group],
-        others: Sequence[Group],
-        *,
-        levels: int | None,
-        most: int | None,
-    ) -> list[Block]:
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that shares are a part of."""
+        return max(self.account.allocated_bytes or 0, self.sum_bytes)
+
+    def list_blocks(self, groups: Sequence[Group], others: Sequence[Group]) -> list[Block]:
         device, allocated = self.account.device, self.account.allocated_bytes
-        shown, rest = _cut_groups(groups, most)
-        rows = [self._list_rows(group, levels, most) for group in shown]
+        shown, rest = groups, groups[:0]
+        if self.max_parts is not None and len(groups) > self.max_parts + 2:
+            # The last group is what is unattributed, and always shown.
+            shown = [*groups[: self.max_parts], groups[-1]]
+            rest = groups[self.max_parts : -1]
+        rows = [self._list_rows(group) for group in shown]
         if rest:
             n_bytes = sum(group.n_bytes for group in rest)
-            # What is unknown stays the last.
-            rows.insert(-1, (self._draw_rest(f"… {len(rest)} more", n_bytes),))
+            rows.insert(-1, (self._list_rest(f"… {len(rest)} more", n_bytes),))
         if others:
             n_bytes = sum(group.n_bytes for group in others)
-            rows.append((self._draw_rest("everything else", n_bytes),))
-        rows.append(tuple(self._draw_sums()))
-        blocks: list[Block] = [
-            Table(
-                caption=f"{device}: {_describe_total(self.account)}",
-                columns=_COLUMNS if self.has_frees else _COLUMNS_OF_NAMES,
-                groups=tuple(rows),
-                last_is_shared=False,
-                caption_is_seen=True,
-            )
-        ]
+            rows.append((self._list_rest("everything else", n_bytes),))
+        missing = (allocated or 0) - self.sum_bytes
+        sums = [self._list_rest("not accounted for", missing)] if missing > 0 else []
+        name = "total" if allocated is None or missing < 0 else "allocated"
+        rows.append((*sums, self._list_cells(Cell(name, tone="strong"), self.total_bytes)))
+        detail = " (malloc)" if device == HOST else ""
+        total = "owners" if allocated is None else f"{format_bytes(allocated)} allocated{detail}"
+        table = Table(
+            caption=f"{device}: {total}",
+            columns=_COLUMNS if self.has_frees else _COLUMNS_OF_NAMES,
+            groups=tuple(rows),
+            last_is_shared=False,
+            caption_is_seen=True,
+        )
         if allocated is None:
-            blocks.append(
-                Note(f"What is allocated on {device} can't be read; this is what was found.")
+            return [table, Note(f"How much is allocated on {device} can't be read.")]
+        if missing > 0:
+            words = f"No owner was found for {format_bytes(missing)} allocated on {device}."
+        elif missing < 0:
+            words = (
+                f"The owners found on {device} have {format_bytes(-missing)} more than the "
+                "allocator counts: memory was freed meanwhile, or counted twice."
             )
-        elif allocated != self.sum_bytes:
-            blocks.append(Note(_describe_difference(self.account, self.sum_bytes), tone="warn"))
-        return blocks
+        else:
+            return [table]
+        return [table, Note(words, tone="warn")]
 
-    def _list_rows(
-        self, group: Group, levels: int | None, most: int | None
-    ) -> tuple[tuple[Cell, ...], ...]:
-        if _find_words(group):
-            # They are said beside it.
-            levels = 1
+    def _list_rows(self, group: Group) -> tuple[tuple[Cell, ...], ...]:
+        # Words that describe the whole row stand beside it.
+        levels = 1 if _find_words(group) else self.levels
         root = Node(group.name, group.entries, 0)
-        lines = list_lines([root], levels=levels, most=most)
-        return tuple(self._draw_line(line, group) for line in lines)
+        lines = list_lines([root], levels=levels, most=self.max_parts)
+        return tuple(self._list_line(line, group) for line in lines)
 
-    def _draw_line(self, line: Line, group: Group) -> tuple[Cell, ...]:
+    def _list_line(self, line: Line, group: Group) -> tuple[Cell, ...]:
         node = line.node
         if node is None:
-            return self._draw_rest(f"… {line.n_more} more", line.more_bytes, level=line.level)
+            return self._list_rest(f"… {line.n_more} more", line.more_bytes, level=line.level)
         is_row = line.level == 0
-        is_path = node.label != ITSELF and (group.is_path or not is_row)
-        tone: Tone = "bad" if is_row and group.name == UNKNOWN and node.n_bytes else "plain"
-        if not is_path and tone == "plain":
+        tone: Tone = "plain"
+        if is_row and group.name == UNKNOWN and node.n_bytes:
+            tone = "bad"
+        elif node.label == ITSELF or (is_row and not group.is_path):
             tone = "muted"
-        owner = Cell(node.label.removeprefix(": "), tone=tone, level=line.level)
-        what = Cell(self._describe(node, group, above=line.above))
-        return self._draw_row(owner, node.n_bytes, what, row=group.name if is_row else None)
+        label = (is_row and group.label) or node.label.removeprefix(": ")
+        variable = self.variables.get(group.name) if is_row else None
+        return self._list_cells(
+            Cell(label, tone=tone, level=line.level),
+            node.n_bytes,
+            self._describe(node, group, above=line.above),
+            variable=variable,
+            mark=AT_LEAST_MARK if group.is_path and not self.is_complete else "",
+        )
 
-    def _draw_rest(self, words: str, n_bytes: int, *, level: int = 0) -> tuple[Cell, ...]:
-        return self._draw_row(Cell(words, tone="muted", level=level), n_bytes, Cell(""))
+    def _list_rest(self, words: str, n_bytes: int, *, level: int = 0) -> tuple[Cell, ...]:
+        return self._list_cells(Cell(words, tone="muted", level=level), n_bytes)
 
-    def _draw_sums(self) -> Iterable[tuple[Cell, ...]]:
-        allocated = self.account.allocated_bytes
-        if allocated is not None and allocated > self.sum_bytes:
-            yield self._draw_rest("not accounted for", allocated - self.sum_bytes)
-        name = "together" if allocated is None or allocated < self.sum_bytes else "allocated"
-        yield self._draw_row(Cell(name, tone="strong"), self.total_bytes, Cell(""))
-
-    def _draw_row(
-        self, owner: Cell, n_bytes: int, what: Cell, *, row: str | None = None
+    def _list_cells(
+        self,
+        owner: Cell,
+        n_bytes: int,
+        what: str = "",
+        *,
+        variable: Variable | None = None,
+        mark: str = "",
     ) -> tuple[Cell, ...]:
-        numbers = (bytes_cell(n_bytes), share_cell(n_bytes, self.total_bytes))
+        numbers = (bytes_cell(n_bytes, mark=mark), share_cell(n_bytes, self.total_bytes))
         if not self.has_frees:
-            return (owner, *numbers, what)
-        holding = self.holdings.get(row) if row is not None else None
+            return (owner, *numbers, Cell(what))
         frees = Cell("")
-        if holding is not None:
-            frees = bytes_cell(dict(holding.frees_bytes).get(self.account.device, 0))
-        return (owner, *numbers, frees, what)
+        if variable is not None:
+            frees = device_bytes_cell(variable.frees_bytes, self.account.device)
+        return (owner, *numbers, frees, Cell(what))
 
     def _describe(self, node: Node, group: Group, *, above: Node | None) -> str:
-        """What a line is; a part says only what its whole does not say already."""
+        """Return what a node is; a part repeats nothing that its whole says."""
         parts = []
         is_row = above is None
         if node.n_alike:
-            each = "" if node.each_bytes is None else f", {_bind(node.each_bytes)} each"
-            parts.append(f"{node.n_alike} alike{each}")
+            size = "" if node.each_bytes is None else f", {bind_bytes(node.each_bytes)} each"
+            parts.append(f"{node.n_alike} similar{size}")
         if is_row:
             parts.extend((group.remark, _find_words(group)))
-        holding = self.holdings.get(group.name) if is_row and group.is_holding else None
-        if holding is not None and holding.shape is not None and len(node.entries) == 1:
-            parts.append(describe_shape(holding))
+        variable = self.variables.get(group.name) if is_row and group.is_variable else None
+        if variable is not None and variable.shape is not None and len(node.entries) == 1:
+            parts.append(_describe_shape(variable))
         elif above is None or node.kinds.keys() != above.kinds.keys():
             kinds = _describe_kinds(node)
-            parts.append("" if kinds == group.name else kinds)
+            parts.append("" if kinds in (group.name, group.label) else kinds)
         others = [name for name in node.rows if name != group.name]
         if others and (above is None or node.rows.keys() != above.rows.keys()):
-            parts.append(f"shared with {_join_some(others)}")
+            parts.append(f"shared with {_join_sharers(others)}")
         elif above is not None and not others and len(above.rows) > 1:
             parts.append("not shared")
         is_new = above is None or False in above.held_elsewhere
-        if is_new and group.is_holding and True in node.held_elsewhere:
+        if is_new and group.is_variable and True in node.held_elsewhere:
             parts.append("also held elsewhere")
         if len(node.places) == 1 and (above is None or len(above.places) > 1):
             parts.extend(f"from {place}" for place in node.places)
         return "; ".join(part for part in parts if part)
 
 
-def _cut_groups(
-    groups: Sequence[Group], most: int | None
-) -> tuple[Sequence[Group], Sequence[Group]]:
-    """The rows to show, and those that are one line; what is unknown is always shown."""
-    if most is None or len(groups) <= most + 2:
-        return groups, ()
-    return [*groups[:most], groups[-1]], groups[most:-1]
-
-
-def _describe_total(account: DeviceAccount) -> str:
-    detail = " (malloc)" if account.device == HOST else ""
-    if account.allocated_bytes is None:
-        return "what was found"
-    return f"{format_bytes(account.allocated_bytes)} allocated{detail}"
-
-
-def _describe_difference(account: DeviceAccount, sum_bytes: int) -> str:
-    allocated = account.allocated_bytes or 0
-    if allocated > sum_bytes:
-        return (
-            f"{format_bytes(allocated - sum_bytes)} on {account.device} are allocated, and nothing "
-            "was found that they belong to."
-        )
-    return (
-        f"{format_bytes(sum_bytes - allocated)} more was found on {account.device} than the "
-        "allocator counts: something was freed or counted twice meanwhile."
-    )
-
-
 def _find_words(group: Group) -> str:
-    """What is said of all that has no name, where it is one thing."""
+    """Return the words that describe all of a row without a name, if they are the same."""
     words = {"".join(steps) for steps, _ in group.entries} if not group.is_path else set()
     return words.pop() if len(words) == 1 else ""
 
 
 def _describe_kinds(node: Node) -> str:
-    kinds = node.kinds.items()
-    if len(kinds) == 1:
+    if len(node.kinds) == 1:
         number = len(node.entries)
         return count_kind(next(iter(node.kinds)), None if number == node.n_alike else number)
-    return ", ".join(f"{count_kind(kind)} {_bind(n_bytes)}" for kind, n_bytes in kinds)
+    return ", ".join(f"{count_kind(kind)} {bind_bytes(n)}" for kind, n in node.kinds.items())
 
 
-def _bind(n_bytes: int) -> str:
-    """An amount that no line end parts from its unit."""
-    return format_bytes(n_bytes).replace(" ", "\xa0")
-
-
-def _join_some(names: Sequence[str]) -> str:
-    if len(names) <= _MOST_ROWS + 1:
+def _join_sharers(names: Sequence[str]) -> str:
+    if len(names) <= _MAX_SHARERS + 1:
         return join_words(names)
-    return join_words([*names[:_MOST_ROWS], f"{len(names) - _MOST_ROWS} more"])
+    return join_words([*names[:_MAX_SHARERS], f"{len(names) - _MAX_SHARERS} more"])
 
 
 def _tell_of_names(
     account: MemoryAccount, names: Sequence[str], devices: Sequence[DeviceAccount]
 ) -> list[Note]:
-    """What each name frees, and what it holds that is listed under another."""
+    """Return what releasing each name frees, and what it holds that is listed under another."""
     notes = []
-    holdings = {holding.name: holding for holding in account.holdings}
+    variables = {variable.name: variable for variable in account.variables}
     for name in dict.fromkeys(names):
-        holding = holdings.get(name)
-        if holding is not None:
-            frees = _join_amounts(dict(holding.frees_bytes), devices)
-            notes.append(Note(f"{name} released alone frees {frees or 'nothing'}.", tone="plain"))
+        variable = variables.get(name)
+        if variable is not None:
+            frees = _format_shown(variable.frees_bytes, devices) or "nothing"
+            notes.append(Note(f"Releasing only {name} frees {frees}.", tone="plain"))
         sums: dict[str, dict[str, int]] = {}
         for each in devices:
             for owned in each.owned:
                 if name in owned.rows[1:] and owned.rows[0] not in names:
                     amounts = sums.setdefault(owned.rows[0], {})
                     amounts[each.device] = amounts.get(each.device, 0) + owned.n_bytes
-        notes.extend(
-            Note(f"{name} also holds {_join_amounts(amounts, devices)}, listed under {row}.")
-            for row, amounts in sums.items()
-        )
+        for row, amounts in sums.items():
+            held = DeviceBytes(tuple(amounts.items()), is_at_least=not account.is_complete)
+            text = _format_shown(held, devices)
+            notes.append(Note(f"{name} also holds {text}, listed under {row}."))
     return notes
 
 
-def _join_amounts(amounts: Mapping[str, int], devices: Sequence[DeviceAccount]) -> str:
-    known = [(each.device, amounts.get(each.device)) for each in devices]
-    return join_words([f"{format_bytes(n)} on {device}" for device, n in known if n])
+def _format_shown(amounts: DeviceBytes, devices: Sequence[DeviceAccount]) -> str:
+    """Return the amounts on the devices that are shown, in their order."""
+    shown = tuple((each.device, amounts.on(each.device)) for each in devices)
+    return format_device_bytes(replace(amounts, by_device=shown))

@@ -1,24 +1,15 @@
-"""The report under one cell: the whole of it, or one line."""
+"""The report under one cell, whole or in one line, and the words on budgets."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from gpumemwidget.records import HOST, CellDevice, CellRecord, Sample, Span
-from gpumemwidget.report.budget import list_crossings
-from gpumemwidget.report.document import (
-    Block,
-    Cell,
-    Column,
-    Document,
-    Heading,
-    Note,
-    Sparklines,
-    Table,
-)
-from gpumemwidget.report.html import render_html, render_html_line
-from gpumemwidget.report.output import Report
-from gpumemwidget.report.pieces import (
+from gpumemwidget.model.cells import CellDevice, CellRecord, Span
+from gpumemwidget.model.devices import HOST, Sample
+from gpumemwidget.report.charts.counters import CounterCharts, plot_device
+from gpumemwidget.report.limits import list_crossings
+from gpumemwidget.report.render.cells import (
     bytes_cell,
     change_cell,
     explain_marks,
@@ -29,12 +20,28 @@ from gpumemwidget.report.pieces import (
     rise_cell,
     sort_devices,
 )
-from gpumemwidget.report.sparkline import plot_device
-from gpumemwidget.report.text import render_text, render_text_line
-from gpumemwidget.report.words import name_cell, name_counters
+from gpumemwidget.report.render.document import (
+    Block,
+    Cell,
+    Column,
+    Document,
+    Heading,
+    Line,
+    Note,
+    Run,
+    Table,
+)
+from gpumemwidget.report.render.output import Report
+from gpumemwidget.report.wording.words import count, name_cell, name_counters, say_peak
 from gpumemwidget.units import format_bytes, format_change, format_duration
 
-__all__ = ["explain_host", "list_cell_blocks", "report_cell", "report_cell_line"]
+__all__ = [
+    "explain_host",
+    "list_cell_blocks",
+    "report_cell",
+    "report_cell_line",
+    "report_unfinished",
+]
 
 _COLUMNS = (
     Column("device", "name"),
@@ -47,25 +54,51 @@ _COLUMNS = (
 )
 
 
+# -- The whole report ------------------------------------------------------------------------------
+
+
 def report_cell(record: CellRecord, samples: Sequence[Sample]) -> Report:
-    """What one cell did: each device's counters before, after and at their peak, and its chart.
+    """Report each device's counters before, after and at their peak, with its chart.
 
     Args:
         record: the cell.
-        samples: readings taken while it ran, in order of time; others are left out. May be empty.
+        samples: readings in order of time; those from outside of the cell are left out.
     """
-    devices = sort_devices(record.devices)
     blocks = list_cell_blocks(record, samples)
-    blocks.extend(explain_marks(blocks))
-    blocks.extend(explain_host(devices))
-    document = Document(tuple(blocks))
-    return Report(text=render_text(document), html=render_html(document))
+    return Report(Document((*blocks, *explain_marks(blocks), *explain_host(record.devices))))
+
+
+def report_unfinished(record: CellRecord, samples: Sequence[Sample]) -> Report:
+    """Report what is known of a running cell, for a page that never hears of it again.
+
+    Args:
+        record: the cell up to now; its status is not told.
+        samples: readings taken while it ran.
+    """
+    _, *blocks = list_cell_blocks(record, samples)
+    blocks = _rename_after(blocks, "last reading")
+    heading = (
+        Run(name_cell(record.execution_count), "strong"),
+        Run("not finished", "warn"),
+        Run(f"as of {format_duration(record.duration_s)}", "muted"),
+    )
+    why = "The kernel ended, or this page was saved, while the cell was running."
+    return Report(Document((Heading(heading), Note(why), *blocks, *explain_marks(blocks))))
+
+
+def _rename_after(blocks: Sequence[Block], title: str) -> list[Block]:
+    columns = tuple(
+        replace(column, title=title) if column.title == "after" else column for column in _COLUMNS
+    )
+    return [
+        replace(block, columns=columns) if isinstance(block, Table) else block for block in blocks
+    ]
 
 
 def list_cell_blocks(
     record: CellRecord, samples: Sequence[Sample], *, without: Collection[str] = ()
 ) -> list[Block]:
-    """The report's heading, its table, its charts and what went wrong.
+    """Return a cell's heading, its table, its charts, and notes on what went wrong.
 
     Args:
         record: the cell.
@@ -93,8 +126,9 @@ def list_cell_blocks(
     ]
     drawn = tuple(chart for chart in charts if chart is not None)
     if drawn:
-        blocks.append(Sparklines(drawn))
-    blocks.extend(_list_troubles(devices))
+        blocks.append(CounterCharts(drawn))
+    for device in devices:
+        blocks.extend(_list_troubles(device))
     blocks.extend(list_crossings(record, names_lines=True))
     return blocks
 
@@ -112,46 +146,44 @@ def _list_rows(device: CellDevice) -> tuple[tuple[Cell, ...], ...]:
             rise_cell(span.rise_bytes, device.peak_is),
         )
 
+    allocated = Cell(names.allocated, detail=names.allocated_detail)
     return (
-        (
-            Cell(device.device),
-            Cell(names.allocated, detail=names.allocated_detail),
-            *list_numbers(device.allocated),
-        ),
+        (Cell(device.device), allocated, *list_numbers(device.allocated)),
         (Cell(names.reserved), *list_numbers(device.reserved)),
     )
 
 
-def _list_troubles(devices: Sequence[CellDevice]) -> list[Note]:
+def _list_troubles(device: CellDevice) -> list[Note]:
     notes = []
-    for device in devices:
-        if device.num_alloc_retries:
-            times = _count_times(device.num_alloc_retries)
-            notes.append(
-                Note(
-                    f"{device.device} was full: the allocator emptied its cache and tried again "
-                    f"{times}.",
-                    tone="warn",
-                )
-            )
-        if device.num_ooms:
-            times = _count_times(device.num_ooms)
-            notes.append(Note(f"{device.device} ran out of memory {times}.", tone="bad"))
+    if device.num_alloc_retries:
+        times = _count_times(device.num_alloc_retries)
+        words = f"{device.device} was full: the allocator emptied its cache and retried {times}."
+        notes.append(Note(words, tone="warn"))
+    if device.num_ooms:
+        times = _count_times(device.num_ooms)
+        notes.append(Note(f"{device.device} ran out of memory {times}.", tone="bad"))
     return notes
 
 
+def _count_times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
 def explain_host(devices: Sequence[CellDevice]) -> list[Note]:
-    """Why the host's first row has gaps, where it has."""
+    """Return a note on the gaps in the host's first row, if it has any."""
     host = next((device for device in devices if device.device == HOST), None)
     if host is None or host.allocated.peak_bytes is not None:
         return []
     if host.allocated.before_bytes is None and host.allocated.after_bytes is None:
-        return [Note("host allocated: this system's malloc tells no figure.")]
-    return [Note("host allocated: what malloc has handed out; of this it keeps no peak.")]
+        return [Note("host allocated: this system's malloc gives no figure.")]
+    return [Note("host allocated: memory handed out by malloc (no peak available).")]
+
+
+# -- One line --------------------------------------------------------------------------------------
 
 
 def report_cell_line(record: CellRecord) -> Report:
-    """What one cell did, in one line: GPUs that stood still are only counted."""
+    """Report a cell in one line, in which unchanged GPUs are only counted."""
     devices = sort_devices(record.devices)
     gpus = [device for device in devices if device.device != HOST]
     shown = [device for device in gpus if has_moved(device)] or gpus[:1]
@@ -162,50 +194,31 @@ def report_cell_line(record: CellRecord) -> Report:
     pieces.extend(_describe_device(device, is_alone=len(shown) == 1) for device in shown)
     n_still = len(gpus) - len(shown)
     if n_still:
-        pieces.append(f"{n_still} more GPU{'s' if n_still > 1 else ''} unchanged")
+        pieces.append(f"{count(n_still, 'more GPU')} unchanged")
     pieces.extend(
         _describe_host_change(device) if gpus else _describe_device(device, is_alone=True)
         for device in devices
         if device.device == HOST
     )
-    return Report(text=render_text_line(pieces), html=render_html_line(pieces))
+    return Report(Document((Line(tuple(pieces)),)))
 
 
 def _describe_device(device: CellDevice, *, is_alone: bool) -> str:
-    """``cuda:0 allocated 1.20 GiB (+512.00 MiB), peak 3.40 GiB · reserved 4.00 GiB (0 B)``."""
+    """Return ``cuda:0 allocated 1.20 GiB (+512.00 MiB), peak 3.40 GiB · reserved 4.00 GiB (0 B)``.
+
+    Args:
+        device: a device of the cell.
+        is_alone: whether there is room for its second counter.
+    """
     names = name_counters(device.device)
     parts = [_describe_span(names.allocated, device.allocated, device)]
     if is_alone:
         parts.append(_describe_span(names.reserved, device.reserved, device))
     if device.num_alloc_retries:
-        parts.append(_count(device.num_alloc_retries, "retry", "retries"))
+        parts.append(count(device.num_alloc_retries, "retry", "retries"))
     if device.num_ooms:
-        parts.append(_count(device.num_ooms, "OOM", "OOMs"))
+        parts.append(count(device.num_ooms, "OOM"))
     return f"{device.device} {' · '.join([*parts, *_describe_budget(device)])}"
-
-
-def _describe_budget(device: CellDevice) -> list[str]:
-    budget = format_bytes(device.budget_bytes)
-    if device.stopped_at_bytes is not None:
-        return [f"! stopped by its budget of {budget}"]
-    return [f"! beyond its budget of {budget}"] if device.is_over_budget else []
-
-
-def _describe_span(name: str, span: Span, device: CellDevice) -> str:
-    words = f"{name} {format_bytes(span.after_bytes)} ({format_change(span.change_bytes)})"
-    # A peak that the end reached again says nothing new.
-    if span.peak_bytes is None or span.peak_bytes == span.after_bytes:
-        return words
-    kind = "" if device.peak_is in ("exact", None) else f"{device.peak_is} "
-    return f"{words}, peak {kind}{format_bytes(span.peak_bytes)}"
-
-
-def _count_times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
 
 
 def _describe_host_change(device: CellDevice) -> str:
@@ -214,3 +227,16 @@ def _describe_host_change(device: CellDevice) -> str:
     if device.allocated.change_bytes is not None:
         words = f"host {names.allocated} {format_change(device.allocated.change_bytes)}"
     return " · ".join([words, *_describe_budget(device)])
+
+
+def _describe_span(name: str, span: Span, device: CellDevice) -> str:
+    words = f"{name} {format_bytes(span.after_bytes)} ({format_change(span.change_bytes)})"
+    # A peak that the end reached again says nothing new.
+    if span.peak_bytes is None or span.peak_bytes == span.after_bytes:
+        return words
+    return f"{words}, peak {say_peak(span.peak_bytes, device.peak_is)}"
+
+
+def _describe_budget(device: CellDevice) -> list[str]:
+    budget = format_bytes(device.budget_bytes)
+    return [f"! above its budget of {budget}"] if device.is_over_budget else []

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpumemwidget.records import CellDevice, CellRecord
-from gpumemwidget.report.document import Block, Cell, Column, Document, Heading, Note, Run, Table
-from gpumemwidget.report.html import render_html
-from gpumemwidget.report.output import Report
-from gpumemwidget.report.pieces import (
+from gpumemwidget.model.cells import CellDevice, CellRecord
+from gpumemwidget.report.render.cells import (
     change_cell,
     explain_marks,
     has_moved,
@@ -18,13 +15,23 @@ from gpumemwidget.report.pieces import (
     sort_devices,
     status_tone,
 )
-from gpumemwidget.report.text import render_text
-from gpumemwidget.report.words import name_cell
+from gpumemwidget.report.render.document import (
+    Block,
+    Cell,
+    Column,
+    Document,
+    Heading,
+    Note,
+    Run,
+    Table,
+)
+from gpumemwidget.report.render.output import Report
+from gpumemwidget.report.wording.words import count, name_cell
 from gpumemwidget.units import UNKNOWN, format_duration
 
 __all__ = ["N_SHOWN", "report_ledger"]
 
-#: A longer ledger is shown by its end.
+#: Number of cells that are shown: a longer ledger is shown by its end.
 N_SHOWN = 50
 
 _COLUMNS = (
@@ -39,47 +46,49 @@ _COLUMNS = (
 
 
 def report_ledger(
-    records: Sequence[CellRecord], *, dropped: int = 0, last: int | None = None
+    records: Sequence[CellRecord],
+    *,
+    dropped: int = 0,
+    last: int | None = None,
+    shows_own_magics: bool = True,
 ) -> Report:
-    """The cells, the most recent last, with what each did to each device.
+    """Report the cells with what each did to each device, the most recent last.
 
     Args:
         records: in the order in which the cells ran.
         dropped: how many older records the ledger has let go.
-        last: how many of them to show at most; ``N_SHOWN`` unless told otherwise.
+        last: maximum number of cells; ``N_SHOWN`` if it is not given.
+        shows_own_magics: show cells that have nothing but gpumemwidget's own magics as well.
     """
-    shown = records[-(N_SHOWN if last is None else last) :]
-    n_before = len(records) - len(shown) + dropped
-    title = f"{len(records) + dropped} cell{'' if len(records) + dropped == 1 else 's'} recorded"
-    heading = [Run(title, "strong")]
+    listed = [each for each in records if shows_own_magics or not each.is_only_own_magics]
+    n_hidden = len(records) - len(listed)
+    shown = listed[-(N_SHOWN if last is None else last) :]
+    n_before = len(listed) - len(shown) + dropped
+    title = Run(f"{count(len(records) + dropped, 'cell')} recorded", "strong")
+    what = Run("change and peak of allocated memory, per cell", "muted")
+    blocks: list[Block] = [Heading((title, what) if shown else (title,))]
+    if shown and n_before:
+        words = f"The last {len(shown)} are shown; {n_before} came before"
+        gone = f", of which the oldest {dropped} are no longer kept" if dropped else ""
+        blocks.append(Note(f"{words}{gone}."))
     if shown:
-        heading.append(Run("change and peak of allocated", "muted"))
-    blocks: list[Block] = [Heading(tuple(heading))]
-    if shown:
-        if n_before:
-            blocks.append(Note(_tell_more(len(shown), n_before, dropped)))
         blocks.append(
             Table(
-                caption="The recorded cells, with the change and the peak of allocated",
+                caption="The recorded cells, with change and peak of allocated memory",
                 columns=_COLUMNS,
                 groups=tuple(_list_rows(record) for record in shown),
                 n_shared=3,
             )
         )
     else:
-        blocks.append(Note("Each cell that you run from here on is recorded."))
+        blocks.append(Note("Every cell that you run from now on is recorded."))
+    if n_hidden:
+        cells = count(n_hidden, "gpumemwidget cell")
+        blocks.append(Note(f"{cells} hidden: %memledger --all shows everything."))
     blocks.extend(explain_marks(blocks))
     if any(len(_list_moved(record)) < len(record.devices) for record in shown):
-        blocks.append(Note("A device that stood still over a cell has no line there."))
-    document = Document(tuple(blocks))
-    return Report(text=render_text(document), html=render_html(document))
-
-
-def _tell_more(n_shown: int, n_before: int, dropped: int) -> str:
-    text = f"The last {n_shown} are shown; {n_before} came before"
-    if not dropped:
-        return f"{text}."
-    return f"{text}, of which the oldest {dropped} are no longer kept."
+        blocks.append(Note("Devices that a cell did not change are left out."))
+    return Report(Document(tuple(blocks)))
 
 
 def _list_rows(record: CellRecord) -> tuple[tuple[Cell, ...], ...]:
@@ -88,23 +97,19 @@ def _list_rows(record: CellRecord) -> tuple[tuple[Cell, ...], ...]:
         Cell(format_duration(record.duration_s)),
         Cell(record.status, tone=status_tone(record.status)),
     )
-    first_line = Cell(record.first_line)
-    devices = _list_moved(record)
-    if not devices:
-        nothing = (Cell(UNKNOWN, tone="muted"),) * 3
-        return ((*cell, *nothing, first_line),)
-    first, *others = (_list_device(device) for device in devices)
-    return ((*cell, *first, first_line), *others)
+    unknown = (Cell(UNKNOWN, tone="muted"),) * 3
+    first, *others = [_list_device(device) for device in _list_moved(record)] or [unknown]
+    return ((*cell, *first, Cell(record.first_line)), *others)
 
 
 def _list_moved(record: CellRecord) -> list[CellDevice]:
-    """The devices to which the cell did something, or the first one where it did nothing."""
+    """Return the devices that the cell changed, or the first one if it changed none."""
     devices = sort_devices(record.devices)
     return [device for device in devices if has_moved(device)] or devices[:1]
 
 
 def _list_device(device: CellDevice) -> tuple[Cell, ...]:
-    """What the cell did to one device; where *allocated* has no peak, *reserved* lends its own."""
+    """Return a device's change and peak; the peak of *reserved* stands in for an unknown one."""
     peak = peak_cell(device.allocated.peak_bytes, device.peak_is)
     if device.allocated.peak_bytes is None and device.reserved.peak_bytes is not None:
         reserved = peak_cell(device.reserved.peak_bytes, device.peak_is)

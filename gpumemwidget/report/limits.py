@@ -1,13 +1,22 @@
-"""What PyTorch may reserve of each GPU, and what a limit means for what is reserved already."""
+"""Limits and budgets, and peaks that were reset."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from gpumemwidget.devices import Limit
-from gpumemwidget.records import Reading
-from gpumemwidget.report.bridgewords import name_library
-from gpumemwidget.report.document import (
+from gpumemwidget.model.cells import CellDevice, CellRecord
+from gpumemwidget.model.devices import (
+    EVERY_GPU,
+    HOST,
+    Budget,
+    DeviceReport,
+    Limit,
+    Reading,
+    rank_device,
+)
+from gpumemwidget.report.render.cells import bytes_cell, explain_marks, peak_cell, sort_devices
+from gpumemwidget.report.render.document import (
     Block,
     Cell,
     Column,
@@ -17,14 +26,19 @@ from gpumemwidget.report.document import (
     Options,
     Table,
 )
-from gpumemwidget.report.html import render_html
-from gpumemwidget.report.output import Report
-from gpumemwidget.report.pieces import bytes_cell, explain_marks, peak_cell
-from gpumemwidget.report.text import render_text
-from gpumemwidget.report.words import join_words, rank_device
+from gpumemwidget.report.render.output import Report
+from gpumemwidget.report.wording.parts import name_library
+from gpumemwidget.report.wording.words import join_words, name_counters, say_peak
 from gpumemwidget.units import format_bytes
 
-__all__ = ["report_limits", "report_reset"]
+__all__ = [
+    "describe_budgets",
+    "describe_removed_budgets",
+    "list_crossings",
+    "report_crossings",
+    "report_limits",
+    "report_reset",
+]
 
 _COLUMNS = (
     Column("device", "name"),
@@ -41,155 +55,205 @@ _RESET_COLUMNS = (
 
 
 def report_limits(limits: Sequence[Limit], notes: Sequence[str] = ()) -> Report:
-    """The limits as a table; below it what one means that is under what is reserved.
+    """Report the limits, with advice for each that is below what is reserved already.
 
     Args:
-        limits: of each GPU, those without one too.
+        limits: one for each GPU, also for those that have none.
         notes: sentences on what could not be set or read.
     """
     ordered = sorted(limits, key=lambda limit: rank_device(limit.device))
-    blocks: list[Block] = []
+    blocks: list[Block] = [Note("There is no GPU that PyTorch could limit.")]
     if ordered:
-        blocks.append(
-            Table(
-                caption="What PyTorch may reserve in this process",
-                columns=_COLUMNS,
-                groups=tuple((_list_row(limit),) for limit in ordered),
-            )
-        )
-    else:
-        blocks.append(Note("There is no GPU that PyTorch could limit."))
+        caption = "What PyTorch may reserve in this process"
+        blocks = [Table(caption, _COLUMNS, tuple((_list_cells(limit),) for limit in ordered))]
     for limit in ordered:
         blocks.extend(_explain(limit))
     blocks.extend(Note(note, tone="warn") for note in notes)
-    document = Document(tuple(blocks))
-    return Report(text=render_text(document), html=render_html(document))
+    return Report(Document(tuple(blocks)))
 
 
-def report_reset(devices: Sequence[str], before: Sequence[Reading]) -> Report:
-    """On which devices the peaks begin anew, and what they were.
-
-    Args:
-        devices: where it was done.
-        before: readings with the peaks that the user's own calls told.
-    """
-    was = {reading.device: reading for reading in before}
-    blocks: list[Block] = []
-    if devices:
-        rows = []
-        for device in sorted(devices, key=rank_device):
-            reading = was.get(device) or Reading(device, None, None)
-            rows.append(
-                (
-                    Cell(device),
-                    peak_cell(reading.allocated_peak_bytes, reading.peak_is),
-                    peak_cell(reading.reserved_peak_bytes, reading.peak_is),
-                )
-            )
-        blocks.append(
-            Table(
-                caption="PyTorch's peaks, which begin anew",
-                columns=_RESET_COLUMNS,
-                groups=tuple((row,) for row in rows),
-                caption_is_seen=True,
-            )
-        )
-        blocks.extend(explain_marks(blocks))
-        # It is the one call that torch.mps leaves to torch.accelerator.
-        names = [name_library(each).replace("torch.mps", "torch.accelerator") for each in devices]
-        calls = join_words([f"{each}.reset_peak_memory_stats()" for each in dict.fromkeys(names)])
-        blocks.append(Note(f"As {calls}; the cells' own peaks stay."))
-    else:
-        blocks.append(Note("No GPU is in use yet, so there are no peaks to begin anew."))
-    document = Document(tuple(blocks))
-    return Report(text=render_text(document), html=render_html(document))
-
-
-def _list_row(limit: Limit) -> tuple[Cell, ...]:
+def _list_cells(limit: Limit) -> tuple[Cell, ...]:
     name = Cell(limit.device)
     amount = bytes_cell(limit.limit_bytes)
     if limit.is_waiting:
-        share = "" if limit.share is None else f"{100 * limit.share:.10g} %"
-        return (
-            name,
-            Cell(share) if share else amount,
-            Cell("not in use yet: set as soon as it is", tone="muted", spans_rest=True),
-        )
+        if limit.share is not None:
+            amount = Cell(f"{100 * limit.share:.10g} %")
+        waiting = Cell("not in use yet: set as soon as it is", tone="muted", spans_rest=True)
+        return (name, amount, waiting)
     is_told = limit.total_bytes is not None or limit.reserved_bytes is None
     if limit.limit_bytes is None and is_told:
         amount = Cell("none", tone="muted")
     if limit.reserved_bytes is None:
-        return (
-            name,
-            amount,
-            *((bytes_cell(limit.total_bytes),) if limit.total_bytes is not None else ()),
-            Cell("not in use yet", tone="muted", spans_rest=True),
-        )
+        total = (bytes_cell(limit.total_bytes),) if limit.total_bytes is not None else ()
+        return (name, amount, *total, Cell("not in use yet", tone="muted", spans_rest=True))
     top = limit.total_bytes if limit.limit_bytes is None else limit.limit_bytes
-    left = None if top is None else max(top - limit.reserved_bytes, 0)
-    is_tight = limit.limit_bytes is not None and limit.reserved_bytes > limit.limit_bytes
-    return (
-        name,
-        amount,
-        bytes_cell(limit.total_bytes),
-        bytes_cell(limit.reserved_bytes),
-        Cell(format_bytes(left), tone="bad") if is_tight else bytes_cell(left),
-    )
+    left = bytes_cell(None if top is None else max(top - limit.reserved_bytes, 0))
+    if _is_exceeded(limit):
+        left = replace(left, tone="bad")
+    return (name, amount, bytes_cell(limit.total_bytes), bytes_cell(limit.reserved_bytes), left)
+
+
+def _is_exceeded(limit: Limit) -> bool:
+    cap, reserved = limit.limit_bytes, limit.reserved_bytes
+    return not limit.is_waiting and cap is not None and reserved is not None and reserved > cap
 
 
 def _explain(limit: Limit) -> list[Block]:
-    """What happens where more is reserved than the limit leaves; nothing of any other."""
+    """Return what happens on a device with more reserved than its limit, and what can be done."""
     cap, reserved = limit.limit_bytes, limit.reserved_bytes
-    if limit.is_waiting or cap is None or reserved is None or reserved <= cap:
+    if not _is_exceeded(limit) or cap is None or reserved is None:
         return []
-    sentences = [
-        f"{limit.device} has {format_bytes(reserved)} reserved already, "
-        f"{format_bytes(reserved - cap)} more than its limit: what is allocated stays, and "
-        f"{_say_cache(limit)}"
-    ]
-    released = limit.releasable_bytes
-    options = []
+    words = (
+        f"{limit.device} already has {format_bytes(reserved)} reserved, "
+        f"{format_bytes(reserved - cap)} more than its limit. What is allocated stays allocated. "
+    )
+    largest, released = limit.largest_free_block_bytes, limit.releasable_bytes
+    if largest is None:
+        words += "Requests that fit into the cache still succeed; "
+    elif largest:
+        words += f"Requests that fit into the cache succeed (up to {format_bytes(largest)}); "
+    words += "any other request" if largest != 0 else "The cache has no free block: any request"
     if released is None:
-        sentences.append("any other request is an out-of-memory error.")
-    elif reserved - released > cap:
-        sentences.append(
-            "any other request is an out-of-memory error until at least "
-            f"{format_bytes(reserved - released - cap)} of tensors are released: "
-            f"{_say_given(released)}"
+        words += " is an out-of-memory error."
+    elif reserved - released <= cap:
+        room = format_bytes(cap - reserved + released)
+        words += (
+            f" first makes PyTorch give back {format_bytes(released)} of cached segments, and is "
+            f"an out-of-memory error if it is larger than {room}."
         )
     else:
-        sentences.append(
-            f"for anything else PyTorch first gives back the {format_bytes(released)} that it "
-            f"caches whole, and beyond the {format_bytes(cap - reserved + released)} that there is "
-            "room for then a request is an out-of-memory error."
-        )
+        needed = format_bytes(reserved - released - cap)
+        words += f" is an out-of-memory error until at least {needed} of tensors are released"
+        gives = f"gives back only {format_bytes(released)}" if released else "gives back nothing"
+        words += f" (empty_cache() {gives})."
+    options = [
+        Option("", "see what holds the rest", f"%memvars --device {limit.device}"),
+        Option("", "remove the limit", f"%memlimit off --device {limit.device}"),
+    ]
     if released:
-        options.append(
-            Option(
-                format_bytes(released),
-                "give back now what is cached and whole",
-                "torch.cuda.empty_cache()",
-            )
-        )
-    options.append(Option("", "see who holds the rest", f"%memvars --device {limit.device}"))
-    options.append(Option("", "take the limit away", f"%memlimit off --device {limit.device}"))
+        empty = "give back cached segments now"
+        options.insert(0, Option(format_bytes(released), empty, "torch.cuda.empty_cache()"))
+    caption = f"What you can do on {limit.device}"
+    return [Note(words, tone="warn"), Options(caption, tuple(options))]
+
+
+def report_reset(devices: Sequence[str], before: Sequence[Reading]) -> Report:
+    """Report on which devices the peaks were reset, and what they were.
+
+    Args:
+        devices: where the peaks were reset.
+        before: readings with the peaks that the user's own calls returned.
+    """
+    if not devices:
+        return Report(Document((Note("No GPU in use yet: nothing to reset."),)))
+    readings = {reading.device: reading for reading in before}
+    groups = []
+    for device in sorted(devices, key=rank_device):
+        reading = readings.get(device) or Reading(device, None, None)
+        allocated = peak_cell(reading.allocated_peak_bytes, reading.peak_is)
+        reserved = peak_cell(reading.reserved_peak_bytes, reading.peak_is)
+        groups.append(((Cell(device), allocated, reserved),))
+    caption = "PyTorch's peaks, now reset"
+    table = Table(caption, _RESET_COLUMNS, tuple(groups), caption_is_seen=True)
+    # torch.mps leaves this one call to torch.accelerator.
+    names = [name_library(each).replace("torch.mps", "torch.accelerator") for each in devices]
+    calls = join_words([f"{each}.reset_peak_memory_stats()" for each in dict.fromkeys(names)])
+    note = Note(f"Reset by {calls}; the recorded cells keep their peaks.")
+    return Report(Document((table, *explain_marks([table]), note)))
+
+
+# -- Budgets ---------------------------------------------------------------------------------------
+
+
+def report_crossings(record: CellRecord) -> Report | None:
+    """Report each device on which a cell exceeded its budget; ``None`` if there is none."""
+    notes = list_crossings(record)
+    return Report(Document(tuple(notes))) if notes else None
+
+
+def list_crossings(record: CellRecord, *, names_lines: bool = False) -> list[Note]:
+    """Return a sentence on each device on which a cell exceeded its budget, with what can be done.
+
+    Args:
+        record: the cell.
+        names_lines: whether the report tells which lines took the memory.
+    """
+    advice = "" if names_lines else "%%memtrace above the cell shows which line took it; "
     return [
-        Note(" ".join(sentences), tone="warn"),
-        Options(f"What can be done on {limit.device}", tuple(options)),
+        Note(
+            f"{device.device} exceeded its budget: {_say_budgeted_peak(device)} "
+            f"{_name_budgeted(device.device)} at the peak, {format_bytes(device.budget_bytes)} "
+            f"allowed. {advice}%membudget off ends the budget.",
+            tone="warn",
+        )
+        for device in sort_devices(record.devices)
+        if device.is_over_budget
     ]
 
 
-def _say_cache(limit: Limit) -> str:
-    largest = limit.largest_free_block_bytes
-    if largest is None:
-        return "what fits into the cache can still be had;"
-    if largest == 0:
-        return "nothing is cached that could be used again;"
-    block = format_bytes(largest)
-    return f"what fits into the cache (its largest block: {block}) can still be had;"
+def _say_budgeted_peak(device: CellDevice) -> str:
+    peak_bytes = device.budgeted.peak_bytes
+    return format_bytes(None) if peak_bytes is None else say_peak(peak_bytes, device.peak_is)
 
 
-def _say_given(released: int) -> str:
-    if released == 0:
-        return "empty_cache() has nothing to give back."
-    return f"the {format_bytes(released)} that empty_cache() gives back are not enough."
+def _name_budgeted(device: str) -> str:
+    """Return which counter a device's budget limits: ``allocated``, or ``resident`` of the host."""
+    names = name_counters(device)
+    return names.reserved if device == HOST else names.allocated
+
+
+def _tell_budgets(budgets: Sequence[Budget]) -> str:
+    """Return the budgets that are set, in one line: ``every GPU 10.00 GiB; host 20.00 GiB``."""
+    if not budgets:
+        return "no budget is set"
+    return "; ".join(f"{each.device} {format_bytes(each.budget_bytes)}" for each in budgets)
+
+
+def describe_removed_budgets(before: Sequence[Budget], after: Sequence[Budget]) -> str:
+    """Return what ``%membudget off`` answers, from the budgets before and after it."""
+    removed = [budget for budget in before if budget not in after]
+    if not removed:
+        return f"membudget: nothing to remove, {_tell_budgets(tuple(after))}"
+    rest = f"; still set: {_tell_budgets(tuple(after))}" if after else ""
+    return f"membudget: off (was {_tell_budgets(removed)}){rest}"
+
+
+def describe_budgets(
+    shown: Sequence[Budget],
+    devices: Sequence[tuple[DeviceReport, Budget | None]] = (),
+    *,
+    is_new: bool,
+    device: str | None = None,
+) -> str:
+    """Return what ``%membudget`` answers.
+
+    Args:
+        shown: the budgets that are set.
+        devices: every device now with its budget, if a budget was set just now.
+        is_new: whether one was.
+        device: the device that was asked for; ``None`` for every GPU.
+    """
+    lines = [f"membudget: {_tell_budgets(tuple(shown))}"]
+    if not is_new:
+        return lines[0]
+    where = EVERY_GPU if device is None else device
+    new = next(budget for budget in shown if budget.device == where)
+    lines.append(
+        f"From the next cell on, cells that exceed {format_bytes(new.budget_bytes)} "
+        f"{_name_budgeted(where)} on {device or 'any GPU'} are marked."
+    )
+    for report, budget in devices:
+        name, reading = report.info.device, report.reading
+        if reading is None or budget is None:
+            continue
+        n_bytes = reading.reserved_bytes if name == HOST else reading.allocated_bytes
+        if n_bytes is not None and n_bytes > budget.budget_bytes:
+            lines.append(
+                f"{name} has {format_bytes(n_bytes)} {_name_budgeted(name)} already: a cell "
+                "counts once it rises above what stood at its start."
+            )
+    if device is None and all(report.info.device == HOST for report, _ in devices):
+        lines.append(
+            "There is no GPU here yet: --device host is for the memory of this process itself."
+        )
+    return "\n".join(lines)

@@ -1,16 +1,23 @@
-"""The card of an OOM: what was asked for and where, who has the memory, and the ways out.
+"""The card of an out-of-memory error: the request, who has the memory, and the remedies.
 
-It stands below a person's own traceback, so it is short: one line on what happened, one bar, the
-biggest owners, and what to do about it.
+The card stands below a person's own traceback, so it is short: one line on what happened, one bar,
+the biggest owners, and what to do about it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from gpumemwidget.records import HOST, Owned, ReleaseReport
-from gpumemwidget.report.division import divide_device
-from gpumemwidget.report.document import (
+from gpumemwidget.breakdowns.oom_breakdown import build_oom_breakdown
+from gpumemwidget.model.devices import HOST, ProcessUse
+from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy, RemedyKind
+from gpumemwidget.model.ownership import Owned
+from gpumemwidget.model.releases import ReleaseReport
+from gpumemwidget.report.charts.bar import DeviceBar
+from gpumemwidget.report.release import describe_stays
+from gpumemwidget.report.render.cells import bytes_cell, share_cell
+from gpumemwidget.report.render.document import (
     Block,
     Cell,
     Column,
@@ -22,25 +29,80 @@ from gpumemwidget.report.document import (
     Run,
     Table,
 )
-from gpumemwidget.report.escape import clean
-from gpumemwidget.report.html import render_html
-from gpumemwidget.report.output import Report
-from gpumemwidget.report.pieces import bytes_cell, share_cell
-from gpumemwidget.report.text import cut, cut_middle, render_text
-from gpumemwidget.report.theme import CARD_CLASS
-from gpumemwidget.report.words import name_counters
-from gpumemwidget.traces import OomCard, OomEvent, WayOut
+from gpumemwidget.report.render.html import CARD_CLASS
+from gpumemwidget.report.render.markup import clean
+from gpumemwidget.report.render.output import Report
+from gpumemwidget.report.render.text import cut, cut_middle
+from gpumemwidget.report.wording.parts import name_one_kind
+from gpumemwidget.report.wording.words import join_words, name_counters
 from gpumemwidget.units import format_bytes
 
-__all__ = ["describe_cached", "describe_released", "report_oom", "sort_ways"]
+__all__ = [
+    "describe_cached",
+    "describe_now",
+    "describe_released",
+    "judge_now",
+    "judge_shortage",
+    "report_oom",
+    "sort_ways",
+    "word_remedy",
+]
 
-#: The account tells them all.
-_MOST_OWNERS = 10
-#: One part in so many is the least that has a row.
-_LEAST_SHARE = 1000
-#: A longer path loses its middle: the card is read at a glance.
-_WIDEST_PATH = 72
-_WIDEST_LINE = 160
+#: Maximum number of owners; the account has all of them.
+_MAX_OWNERS = 10
+#: Owners with less than one part in this many get no row.
+_SMALLEST_PART = 1000
+#: Maximum numbers of columns of a path and of a line: the card is read at a glance.
+_MAX_PATH, _MAX_LINE = 72, 160
+#: Maximum number of names of one remedy in the first line.
+_MAX_NAMES = 3
+
+#: Names of the remedies in the first line.
+_ACTS = {
+    "last exception": "Releasing the last exception",
+    "out": "Dropping the displayed values",
+    "gradients": "Setting the gradients to None",
+    "cached blocks": "Emptying PyTorch's cache",
+    "expandable segments": "Letting segments grow",
+    "limit": "A higher limit",
+    "other processes": "Ending other processes",
+    "smaller batch": "A smaller batch",
+    "no_grad": "Using torch.no_grad()",
+    "checkpointing": "Checkpointing",
+    "lower precision": "Lower precision",
+}
+
+#: Sentences of the remedies that name nothing.
+_TEXTS: dict[RemedyKind, str] = {
+    "last exception": "Release the last exception, with all that its frames hold",
+    "out": "Drop the displayed values (Out)",
+    "gradients": "Set the gradients to None, as zero_grad(set_to_none=True) does",
+    "cached blocks": "Empty PyTorch's cache",
+    "expandable segments": (
+        "Let segments grow, so that free memory does not lie in pieces: restart the kernel and "
+        "set this before torch is imported"
+    ),
+    "limit": "Take away or raise the limit of this process",
+    "other processes": "End other processes that take memory",
+    "smaller batch": "Halve the batch: half of what activations took",
+    "no_grad": "Use torch.no_grad(): this cell never calls backward()",
+    "checkpointing": (
+        "Recompute activations in backward (torch.utils.checkpoint) instead of keeping them"
+    ),
+    "lower precision": (
+        "Compute in bfloat16 (torch.autocast, or .to(torch.bfloat16)): half of what is in float32"
+    ),
+}
+
+#: The lines to type for them.
+_COMMANDS: dict[RemedyKind, str] = {
+    "last exception": "%memrelease --exceptions",
+    "out": "%memrelease --out",
+    "gradients": "%memrelease --grads",
+}
+
+#: Maximum number of other processes that are named.
+_MAX_PROCESSES = 3
 
 _COLUMNS = (
     Column("owner", "code", fold=36),
@@ -51,52 +113,60 @@ _COLUMNS = (
 
 
 def report_oom(card: OomCard, *, name: str = "") -> Report:
-    """Why a cell ran out of memory, and the ways out, biggest first.
+    """Report why a cell ran out of memory, with the remedies, the largest first.
 
     Args:
-        card: what is known of it.
+        card: what is known of the error.
         name: a class of its own for the HTML, by which a page finds this card among others.
     """
     event = card.event
-    blocks: list[Block] = [Heading(_describe_request(event))]
+    blocks: list[Block] = [
+        Heading((Run(judge_shortage(event, sort_ways(card.ways)), "strong"),)),
+        Heading(_describe_request(event)),
+    ]
     place = _describe_place(card)
     if place:
         blocks.append(Heading(place))
-    bar, trouble = divide_device(event, card.kinds)
-    if bar is not None:
-        blocks.append(bar)
+    breakdown = build_oom_breakdown(event, card.kinds)
+    if breakdown is not None:
+        name_of_device = "host memory" if event.device == HOST else event.device
+        blocks.append(DeviceBar(breakdown, f"{name_of_device}, as of the error"))
+        if event.is_fragmented:
+            largest = format_bytes(event.largest_free_block_bytes)
+            words = f"Reserved memory is fragmented: its largest free block is {largest}."
+            blocks.append(Note(words))
     else:
         blocks.append(Note(_describe_known(event)))
     if card.owners:
         blocks.append(_tabulate_owners(card))
     if card.ways:
-        ways = [_describe_way(way) for way in sort_ways(card.ways)]
+        ways = [_describe_way(way, event) for way in sort_ways(card.ways)]
         blocks.append(Options(_name_ways(event), tuple(ways)))
-    if trouble:
-        blocks.append(Note(trouble))
     if card.n_caught:
         blocks.append(Note(_describe_caught(card.n_caught)))
     blocks.extend(Note(note if note.endswith(".") else f"{note}.") for note in card.notes)
     classes = (CARD_CLASS, name) if name else (CARD_CLASS,)
-    document = Document(tuple(blocks), classes)
-    return Report(text=render_text(document), html=render_html(document))
+    return Report(Document(tuple(blocks), classes))
 
 
-def sort_ways(ways: Sequence[WayOut]) -> list[WayOut]:
-    """The ways that give most first; those of which that is not known last, in their order."""
-    return sorted(ways, key=lambda way: (way.gives_bytes is None, -(way.gives_bytes or 0)))
+def sort_ways(ways: Sequence[Remedy]) -> list[Remedy]:
+    """Return the remedies that free most first, then those of which that is not known.
+
+    What loses training state comes last, however much it frees.
+    """
+    return sorted(ways, key=lambda way: way.rank)
 
 
 def _describe_request(event: OomEvent) -> tuple[Run, ...]:
     where = "the host" if event.device == HOST else event.device
-    runs = [Run(f"Out of memory on {where}", "strong")]
+    runs = [Run(f"Out of memory on {where}")]
     if event.requested_bytes is not None:
-        runs.append(Run(f"{format_bytes(event.requested_bytes)} asked for", "strong"))
+        runs.append(Run(f"{format_bytes(event.requested_bytes)} requested"))
     else:
-        runs.append(Run("the error does not say how much was asked for"))
+        runs.append(Run("the error does not say how much was requested"))
     if _is_hopeless(event):
-        # Then it does not matter how full it was.
-        runs.append(Run(f"there are {format_bytes(event.device_total_bytes)} in all"))
+        # How full the device was does not matter.
+        runs.append(Run(f"{format_bytes(event.device_total_bytes)} in total"))
         return tuple(runs)
     room = event.room_bytes
     if room != event.device_free_bytes:
@@ -110,35 +180,74 @@ def _describe_request(event: OomEvent) -> tuple[Run, ...]:
 
 
 def _is_hopeless(event: OomEvent) -> bool:
-    """Whether more was asked for than the device has."""
+    """Return whether the request is larger than the device."""
     asked, total = event.requested_bytes, event.device_total_bytes
     return asked is not None and total is not None and 0 < total < asked
 
 
-def _name_ways(event: OomEvent) -> str:
-    """What stands above the ways out: how much would do."""
+def judge_shortage(event: OomEvent, ways: Sequence[Remedy]) -> str:
+    """Return the card's first line: how much was missing, and what would be enough.
+
+    Args:
+        event: the readings at the error.
+        ways: the remedies, the best first.
+    """
     if _is_hopeless(event):
-        return "Ways out: none gives that much"
+        whole = "all memory of the host" if event.device == HOST else "the whole device"
+        return f"This request is larger than {whole}: ask for less at a time."
+    missing = find_missing(event)
+    if missing is None:
+        where = "the host" if event.device == HOST else event.device
+        return f"Not enough memory on {where} for this request."
+    short = f"You are about {format_bytes(missing)} short."
+    for words, degrees in (("would", ("exact", "at least")), ("may", ("about", "at most"))):
+        for way in ways:
+            is_enough = way.gives_bytes is not None and way.gives_bytes >= missing
+            if is_enough and way.gives_is in degrees:
+                cost = ", but lose training state" if way.loses_training_state else ""
+                return f"{short} {_name_act(way)} {words} be enough{cost}."
+    return f"{short} Nothing listed here frees enough by itself."
+
+
+def find_missing(event: OomEvent) -> int | None:
+    """Return how many bytes the request was short of; ``None`` if that is unknown."""
     room, asked = event.room_bytes, event.requested_bytes
     if asked is None or room is None or not 0 <= room < asked:
-        return "Ways out"
-    return f"Ways out: about {format_bytes(asked - room)} more would do"
+        return None
+    return asked - room
+
+
+def _name_act(way: Remedy) -> str:
+    if way.kind == "names":
+        names = way.names[:_MAX_NAMES]
+        more = len(way.names) - len(names)
+        words = [*names, f"{more} more"] if more else names
+        return f"Releasing {clean(join_words(words))}"
+    return _ACTS[way.kind]
+
+
+def _name_ways(event: OomEvent) -> str:
+    """Return the caption of the remedies: how much would be enough."""
+    missing = find_missing(event)
+    if missing is None or _is_hopeless(event):
+        return "What you can do"
+    return f"What you can do (any one that frees at least about {format_bytes(missing)} is enough)"
 
 
 def _describe_place(card: OomCard) -> tuple[Run, ...]:
     runs = []
-    text = cut(clean(card.text).strip(), _WIDEST_LINE)
+    text = cut(clean(card.text).strip(), _MAX_LINE)
     if card.place is not None:
         runs.append(Run(card.place, "strong"))
     if text:
         runs.append(Run(text, "code"))
     if card.function:
-        runs.append(Run(f"in {cut_middle(clean(card.function), _WIDEST_PATH)}", "muted"))
+        runs.append(Run(f"in {cut_middle(clean(card.function), _MAX_PATH)}", "muted"))
     return tuple(runs)
 
 
 def _describe_known(event: OomEvent) -> str:
-    """What stood, where there is no whole that it could be a part of."""
+    """Return the counters at the error, for a device whose total is unknown."""
     names = name_counters(event.device)
     known = [
         f"{format_bytes(n_bytes)} {name}"
@@ -149,23 +258,23 @@ def _describe_known(event: OomEvent) -> str:
         if n_bytes is not None
     ]
     if not known:
-        return "How full it was is not known."
-    return f"{', '.join(known)}; how big the device is, is not known."
+        return "How full the device was is unknown."
+    return f"{', '.join(known)}; the size of the device is unknown."
 
 
 def _tabulate_owners(card: OomCard) -> Table:
-    owners = sorted(card.owners, key=lambda owned: -owned.n_bytes)[:_MOST_OWNERS]
+    owners = sorted(card.owners, key=lambda owned: -owned.n_bytes)[:_MAX_OWNERS]
     whole = card.event.allocated_bytes
     named = sum(owned.n_bytes for owned in owners)
     if whole is None or whole < named:
         whole = max(card.owned_bytes or 0, named)
-    # A row of next to nothing helps nobody, unless there is nothing else.
-    owners = [each for each in owners if _LEAST_SHARE * each.n_bytes >= whole] or owners
+    # Tiny owners help nobody, unless there are no others.
+    owners = [each for each in owners if _SMALLEST_PART * each.n_bytes >= whole] or owners
     shown = sum(owned.n_bytes for owned in owners)
     rows = [
         (
             _name_owner(owned),
-            Cell(owned.kind),
+            Cell(name_one_kind(owned.kind, owned.device)),
             bytes_cell(owned.n_bytes),
             share_cell(owned.n_bytes, whole),
         )
@@ -182,7 +291,7 @@ def _tabulate_owners(card: OomCard) -> Table:
             )
         )
     return Table(
-        caption=f"Biggest owners of the {format_bytes(whole)} allocated",
+        caption=f"Biggest owners of the {format_bytes(whole)} allocated, as of the error",
         columns=_COLUMNS,
         groups=(tuple(rows),),
         last_is_shared=False,
@@ -191,57 +300,147 @@ def _tabulate_owners(card: OomCard) -> Table:
 
 
 def _name_owner(owned: Owned) -> Cell:
-    path = cut_middle(clean(owned.owner), _WIDEST_PATH)
+    path = cut_middle(clean(owned.owner), _MAX_PATH)
     if owned.root != "nowhere":
         return Cell(path)
-    # No path to be typed; where it was allocated says most then.
+    # Without a path that could be typed, the line that allocated the memory says most.
     place = f", from {owned.allocated_at}" if owned.allocated_at else ""
     return Cell(f"{path}{place}", tone="muted")
 
 
-def _describe_way(way: WayOut) -> Option:
-    text = way.text[:1].upper() + way.text[1:]
+def _describe_way(way: Remedy, event: OomEvent) -> Option:
+    text, command = word_remedy(way, event)
+    if way.loses_training_state:
+        text += " (loses training state)"
+    return Option(_word_amount(way), text, command)
+
+
+def _word_amount(way: Remedy) -> str:
     if way.gives_bytes is None:
-        return Option("", text, way.command or "")
+        return ""
     kind = "" if way.gives_is == "exact" else f"{way.gives_is} "
-    return Option(f"{kind}{format_bytes(way.gives_bytes)}", text, way.command or "")
+    return f"{kind}{format_bytes(way.gives_bytes)}"
+
+
+def word_remedy(way: Remedy, event: OomEvent) -> tuple[str, str]:
+    """Return what to do, and the line to type for it (``""`` if it is no single line).
+
+    Args:
+        way: the remedy.
+        event: the error that it is a remedy for.
+    """
+    if way.kind == "names":
+        return _word_names(way.names)
+    text, command = _TEXTS[way.kind], _COMMANDS.get(way.kind, "")
+    if way.kind == "cached blocks":
+        kind = event.device.partition(":")[0]
+        module = kind if kind in ("cuda", "xpu", "mps") else "accelerator"
+        command = f"torch.{module}.empty_cache()"
+        command = command if way.is_torch_bound else f"import torch; {command}"
+    elif way.kind == "expandable segments":
+        command = f"%env {way.setting}"
+    elif way.kind == "limit" and event.device == HOST:
+        text = "Raise the cap on the process's addresses (ulimit -v), where it was started"
+    elif way.kind == "limit":
+        command = f"%memlimit off --device {event.device}"
+    elif way.kind == "other processes":
+        command = "!ps aux --sort=-rss | head" if event.device == HOST else "!nvidia-smi"
+        if event.others:
+            names = ", ".join(_name_processes(event.others))
+            text = f"End what else is on the device: {names}"
+    elif way.kind == "last exception" and way.has_earlier:
+        text = (
+            "Release the last exception and what is left of the one before it, with all that "
+            "their frames hold"
+        )
+    return text, command
+
+
+def _word_names(names: Sequence[str]) -> tuple[str, str]:
+    shown = [*names[:_MAX_NAMES]]
+    if len(names) > len(shown):
+        shown.append(f"{len(names) - len(shown)} more")
+    together = " together" if len(names) > 1 else ""
+    text = f"Release {join_words(shown)}{together}, not mentioned in this cell"
+    # A name that is no identifier, which code can make, can't be typed after the magic.
+    can_be_typed = all(map(str.isidentifier, names))
+    return text, f"%memrelease {' '.join(names)}" if can_be_typed else ""
+
+
+def _name_processes(processes: Sequence[ProcessUse]) -> list[str]:
+    names = [
+        f"{each.name} (pid {each.pid})" if each.name else f"process {each.pid}"
+        for each in processes[:_MAX_PROCESSES]
+    ]
+    n_more = len(processes) - len(names)
+    return [*names, f"{n_more} more"] if n_more else names
 
 
 def _describe_caught(number: int) -> str:
-    times = "once" if number == 1 else f"{number} times"
-    return f"The cell had run out of memory {times} before; its own code caught that."
+    times, errors = ("once", "error") if number == 1 else (f"{number} times", "errors")
+    return f"The cell had run out of memory {times} before; its own code caught the {errors}."
 
 
-# -- What a way out came to ------------------------------------------------------------------------
+# -- After a remedy was used -----------------------------------------------------------------------
 
 
 def describe_released(
-    way: WayOut, report: ReleaseReport, device: str
+    way: Remedy, report: ReleaseReport, device: str
 ) -> tuple[str, tuple[str, ...]]:
-    """What a release on the card did: one line, and sentences on what was not as promised.
+    """Return what a release on the card did in one line, and sentences on what remains.
 
     Args:
-        way: as it stands on the card.
-        report: of the release.
-        device: the card's.
+        way: the remedy, as on the card.
+        report: what the release did.
+        device: the card's device.
     """
+    remains = (*describe_stays(report.plan.stays, is_done=True), *report.remains)
     if report.stopped is not None:
-        return f"Stopped: {report.stopped}", report.remains
-    promised = _describe_way(way).amount
+        return f"Stopped: {report.stopped}", remains
+    promised = _word_amount(way)
     if not promised:
-        promised = format_bytes(dict(report.plan.frees_bytes).get(device, 0))
+        plan = report.plan.frees_bytes
+        promised = format_bytes(plan.on(device), is_at_least=plan.is_at_least)
     freed = dict(report.allocated_freed_bytes).get(device)
     names = name_counters(device)
     after = next((each for each in report.after if each.device == device), None)
-    line = f"Freed {format_bytes(freed)} on {device}, where {promised} were promised."
+    line = f"Freed {format_bytes(freed)} on {device} (predicted: {promised})."
     if after is not None and after.allocated_bytes is not None:
         line += f" Now {format_bytes(after.allocated_bytes)} {names.allocated}"
         line += f", {format_bytes(after.reserved_bytes)} {names.reserved}."
-    return line, report.remains
+    return line, remains
+
+
+def describe_now(before: Remedy, now: Remedy) -> str:
+    """Return what a remedy frees now; ``""`` if that is what the card says."""
+    if (before.gives_bytes, before.gives_is) == (now.gives_bytes, now.gives_is):
+        return ""
+    return f"Frees {_word_amount(now)} now; the figure beside it is as of the error."
+
+
+def judge_now(event: OomEvent, ways: Sequence[Remedy]) -> str:
+    """Return the card's first line after some of its remedies were used.
+
+    Args:
+        event: the request, with what is free, allocated and reserved now.
+        ways: the remaining remedies with what they free now, the best first.
+    """
+    room, asked = event.room_bytes, event.requested_bytes
+    if room is None or asked is None:
+        return "Released. How much is available now is unknown."
+    # The cache is free for the next request.
+    room += (event.unallocated_bytes or 0) if event.device != HOST else 0
+    if room < asked:
+        short = replace(event, device_free_bytes=room, limit_bytes=None)
+        return f"Now: {judge_shortage(short, ways)}"
+    return (
+        f"There is room now: the cell requested {format_bytes(asked)}, and about "
+        f"{format_bytes(room)} is available."
+    )
 
 
 def describe_cached(device: str, before_bytes: int | None, after_bytes: int | None) -> str:
-    """What giving back the cached blocks did to what is reserved."""
+    """Return what emptying the cache did to the reserved memory."""
     name = name_counters(device).reserved
     if before_bytes is None or after_bytes is None:
         return f"Cached blocks were given back; what is {name} on {device} can't be read."

@@ -1,22 +1,27 @@
-"""A release before it happens, and after."""
+"""The report of a release or a restore: its plan, and what it did."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 
-from gpumemwidget.owners.base import LAST_EXCEPTION
-from gpumemwidget.owners.naming import describe_references
-from gpumemwidget.records import (
-    Reading,
+from gpumemwidget.model.devices import Reading, rank_device
+from gpumemwidget.model.ownership import DeviceBytes, JointRelease
+from gpumemwidget.model.releases import (
+    IPythonReference,
     ReleaseMove,
     ReleasePlan,
     ReleaseReport,
+    ReleaseStay,
     ReleaseStep,
+    ReleaseStepKind,
     RestorePlan,
     RestoreReport,
+    StepResult,
 )
-from gpumemwidget.report.document import (
+from gpumemwidget.ownership.shell import LAST_EXCEPTION
+from gpumemwidget.report.render.cells import bytes_cell, device_bytes_cell, explain_lower_bounds
+from gpumemwidget.report.render.document import (
     Block,
     Cell,
     Column,
@@ -29,32 +34,43 @@ from gpumemwidget.report.document import (
     Table,
     Tone,
 )
-from gpumemwidget.report.html import render_html
-from gpumemwidget.report.output import Report
-from gpumemwidget.report.pieces import bytes_cell
-from gpumemwidget.report.text import render_text
-from gpumemwidget.report.words import join_words, name_counters, rank_device
+from gpumemwidget.report.render.output import Report
+from gpumemwidget.report.wording.words import format_device_bytes, join_words, name_counters
 from gpumemwidget.units import format_bytes
 
 __all__ = [
     "N_MOVES_SHOWN",
+    "describe_joint",
+    "describe_references",
+    "describe_result",
+    "describe_stays",
     "report_plan",
     "report_release",
     "report_restore",
     "report_restore_plan",
 ]
 
-#: An optimizer alone can be hundreds of tensors.
+#: Maximum number of moves that are listed: an optimizer alone can be hundreds of tensors.
 N_MOVES_SHOWN = 12
 
-#: Rows that are no variables, so that there is nothing to be set to ``None``.
+#: Names of rows that are no variables, so that nothing is set to ``None``.
 _ROW_NAME = re.compile(rf"Out\[.*\]|_{{1,3}}|{LAST_EXCEPTION}", re.DOTALL)
 
-#: A table of six columns has no room for more in a terminal.
-_SHORT_NAMES = {
-    "drop IPython's references": "drop IPython's own",
-    "set gradients to None": "gradients to None",
+#: Names of steps: a table of six columns has no room for longer ones in a terminal.
+_STEP_NAMES = {
+    ReleaseStepKind.MOVE: "move to CPU",
+    ReleaseStepKind.UNBIND: "set to None",
+    ReleaseStepKind.CLEAR_GRADIENTS: "gradients to None",
+    ReleaseStepKind.DROP_REFERENCES: "drop IPython's own",
+    ReleaseStepKind.CLEAR_CACHES: "clear caches",
+    ReleaseStepKind.COLLECT: "gc.collect",
+    ReleaseStepKind.EMPTY_CACHE: "empty_cache",
 }
+
+#: Maximum number of IPython's references that are listed.
+_MOST_REFERENCES = 5
+#: Changes below this are due to the measuring itself, unless some were planned.
+_NOISE_BYTES = 1024
 
 _STEP_COLUMNS = (
     Column("step", "name"),
@@ -81,8 +97,8 @@ _TOTAL_COLUMNS = (
 
 
 def report_plan(plan: ReleasePlan) -> Report:
-    """What a release would do, step by step; if it may not be done, that comes first."""
-    title = Run(f"Release {join_words(plan.names)}".rstrip(), "strong")
+    """Report what a release would do, step by step; a refusal comes first."""
+    title = Run(f"Release {join_words(plan.request.names)}".rstrip(), "strong")
     if plan.refusal:
         blocks: list[Block] = [Heading((title, Run("refused", "bad")))]
         blocks.append(Note(plan.refusal, tone="bad"))
@@ -90,33 +106,72 @@ def report_plan(plan: ReleasePlan) -> Report:
         blocks = [Heading((title, Run("plan, nothing is changed yet", "muted")))]
     blocks.append(Steps(_list_steps(plan)))
     verb = "Would" if plan.refusal else "Will"
-    amounts = _join_amounts(plan.frees_bytes) or "nothing"
+    amounts = format_device_bytes(plan.frees_bytes) or "nothing"
     blocks.append(Note(f"{verb} free {amounts}.", tone="plain"))
-    if plan.host_needed_bytes:
-        needed = format_bytes(plan.host_needed_bytes)
+    needs_bytes = plan.host_needed_bytes
+    if needs_bytes.total_bytes:
+        needed = format_bytes(needs_bytes.total_bytes, is_at_least=needs_bytes.is_at_least)
         available = format_bytes(plan.host_available_bytes)
         blocks.append(Note(f"Needs {needed} of host memory; {available} available.", tone="plain"))
-    blocks.extend(Note(sentence, tone="warn") for sentence in plan.remains)
-    document = Document(tuple(blocks))
-    return Report(text=render_text(document), html=render_html(document))
+    sentences = [*describe_stays(plan.stays, is_done=False), *plan.remains]
+    blocks.extend(Note(sentence, tone="warn") for sentence in sentences)
+    blocks.extend(describe_joint(plan.joint))
+    return Report(Document(tuple(blocks)))
+
+
+def describe_stays(stays: Sequence[ReleaseStay], *, is_done: bool) -> list[str]:
+    """Return a sentence on each part that a release leaves where it is.
+
+    Args:
+        stays: the parts, as the plan lists them.
+        is_done: whether the release is over.
+    """
+    verb = "was not freed" if is_done else "will not be freed"
+    return [
+        f"{format_bytes(stay.held_bytes.total_bytes, is_at_least=stay.held_bytes.is_at_least)} "
+        f"of {stay.name} on {stay.device} {verb}: {stay.reason}"
+        for stay in stays
+    ]
+
+
+def describe_joint(joint: JointRelease | None, *, done: Sequence[str] = ()) -> list[Block]:
+    """Return the command that frees what names share with others, with what that frees.
+
+    Args:
+        joint: what has to be released together; ``None`` gives no command.
+        done: names that are released already, and need not be typed.
+    """
+    if joint is None:
+        return []
+    names = [name for name in joint.names if name not in done]
+    # A name that is no identifier (``globals()["a b"] = …``) can't be typed after the magic.
+    if not all(name.isidentifier() or _ROW_NAME.fullmatch(name) for name in names):
+        return []
+    words = " ".join(f'"{name}"' if " " in name else name for name in names)
+    amounts = format_device_bytes(joint.frees_bytes)
+    return [Note(f"To free it: %memrelease {words} ({amounts})", tone="plain")]
 
 
 def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
-    """The release sequence, always in its order."""
-    names = [name for name in plan.names if not _ROW_NAME.fullmatch(name)]
+    """Return the steps of a release in their order."""
+    names = [name for name in plan.request.names if not _ROW_NAME.fullmatch(name)]
     moves = _list_moves(plan.moves)
     if not names:
-        rebinding = "no name to set"
-    elif plan.keep:
-        rebinding = f"{', '.join(names)}: not done, for the copies on the CPU keep the names"
+        rebinding = "no name"
+    elif plan.request.keep:
+        rebinding = f"not done: {join_words(names)} will name the copies on the CPU"
     else:
         rebinding = ", ".join(names)
     return (
-        Step("move to CPU", "" if moves else "nothing that anybody would keep", tuple(moves)),
-        Step("set to None", rebinding),
-        *([Step("set gradients to None", _count_gradients(plan.n_grads))] if plan.grads else []),
-        Step("drop IPython's references", describe_references(plan.drops) or "it holds none"),
-        *([Step("clear caches", "", plan.costs)] if plan.costs else []),
+        Step("Move to CPU", "" if moves else "nothing to move", tuple(moves)),
+        Step("Set to None", rebinding),
+        *(
+            [Step("Set gradients to None", _count_gradients(plan.n_grads))]
+            if plan.request.grads
+            else []
+        ),
+        Step("Drop IPython's references (Out, _)", describe_references(plan.drops) or "none"),
+        *([Step("Clear caches", "", plan.costs)] if plan.costs else []),
         Step("gc.collect()"),
         Step("empty_cache()"),
     )
@@ -124,7 +179,7 @@ def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
 
 def _count_gradients(number: int) -> str:
     if not number:
-        return "no variable leads to one"
+        return "no variable has any"
     return "that of one tensor" if number == 1 else f"those of {number} tensors"
 
 
@@ -140,21 +195,15 @@ def _describe_move(move: ReleaseMove) -> str:
     return f"{move.path} ({size}): {move.reason}" if move.reason else f"{move.path} ({size})"
 
 
-def _join_amounts(frees_bytes: Iterable[tuple[str, int]]) -> str:
-    """``1.40 GiB on cuda:0 and 12.00 MiB on host``, without devices on which nothing was freed."""
-    return join_words(
-        [f"{format_bytes(n_bytes)} on {device}" for device, n_bytes in frees_bytes if n_bytes > 0]
-    )
-
-
 def report_release(report: ReleaseReport) -> Report:
-    """What a release did: the totals beside the plan, each step, and what remains and why."""
-    title = Run(f"Release {join_words(report.plan.names)}".rstrip(), "strong")
+    """Report what a release did: the totals beside the plan, each step, what remains and why."""
+    title = Run(f"Release {join_words(report.plan.request.names)}".rstrip(), "strong")
     if report.stopped:
         blocks: list[Block] = [Heading((title, Run("stopped", "bad")))]
         blocks.append(Note(report.stopped, tone="bad"))
     else:
-        freed = _join_amounts(report.allocated_freed_bytes) or "nothing"
+        freed_bytes = _drop_noise(report.allocated_freed_bytes, report.plan.frees_bytes)
+        freed = format_device_bytes(DeviceBytes(tuple(freed_bytes.items()))) or "nothing"
         blocks = [Heading((title, Run(f"done, {freed} freed")))]
     totals = _list_totals(report)
     if totals:
@@ -176,16 +225,19 @@ def report_release(report: ReleaseReport) -> Report:
             caption_is_seen=True,
         )
     )
+    blocks.extend(explain_lower_bounds([report.plan.frees_bytes]))
     if _has_risen(report):
-        blocks.append(Note("Less than zero freed: so much more is in use there than before."))
-    blocks.extend(Note(sentence, tone="warn") for sentence in report.remains)
+        blocks.append(Note("A negative value means that memory use grew during this step."))
+    sentences = [*describe_stays(report.plan.stays, is_done=True), *report.remains]
+    blocks.extend(Note(sentence, tone="warn") for sentence in sentences)
+    if report.stopped is None:
+        blocks.extend(describe_joint(report.plan.joint, done=report.plan.request.names))
     blocks.extend(Note(sentence) for sentence in report.notes)
-    document = Document(tuple(blocks))
-    return Report(text=render_text(document), html=render_html(document))
+    return Report(Document(tuple(blocks)))
 
 
 def report_restore_plan(plan: RestorePlan) -> Report:
-    """What would be brought back from the CPU; if it may not be done, that comes first."""
+    """Report what would be brought back from the CPU; a refusal comes first."""
     title = Run(f"Restore {join_words(plan.names)}".rstrip(), "strong")
     if plan.refusal:
         blocks: list[Block] = [Heading((title, Run("refused", "bad")))]
@@ -195,25 +247,24 @@ def report_restore_plan(plan: RestorePlan) -> Report:
     if plan.moves:
         blocks.append(Steps((_step_back(plan),)))
     available = dict(plan.available_bytes)
-    for device, n_bytes in plan.needs_bytes:
+    for device, n_bytes in plan.needs_bytes.by_device:
+        needs = format_bytes(n_bytes, is_at_least=plan.needs_bytes.is_at_least)
         room = format_bytes(available[device]) if device in available else "an unknown amount"
-        blocks.append(
-            Note(f"Needs {format_bytes(n_bytes)} on {device}; {room} available.", tone="plain")
-        )
+        blocks.append(Note(f"Needs {needs} on {device}; {room} available.", tone="plain"))
     blocks.extend(Note(sentence, tone="warn") for sentence in plan.remains)
-    document = Document(tuple(blocks))
-    return Report(text=render_text(document), html=render_html(document))
+    return Report(Document(tuple(blocks)))
 
 
 def report_restore(report: RestoreReport) -> Report:
-    """What was brought back: what each device held before and holds now."""
+    """Report what was brought back, with what each device held before and holds now."""
     plan = report.plan
     title = Run(f"Restore {join_words(plan.names)}".rstrip(), "strong")
     if report.stopped:
         blocks: list[Block] = [Heading((title, Run("stopped", "bad")))]
         blocks.append(Note(report.stopped, tone="bad"))
     else:
-        blocks = [Heading((title, Run(f"done, {report.detail} brought back")))]
+        moved = describe_result(ReleaseStepKind.MOVE, report.result)
+        blocks = [Heading((title, Run(f"done, {moved} brought back")))]
         blocks.append(Steps((_step_back(plan),)))
         blocks.append(
             Table(
@@ -230,35 +281,35 @@ def report_restore(report: RestoreReport) -> Report:
             )
         )
     blocks.extend(Note(sentence, tone="warn") for sentence in (*plan.remains, *report.remains))
-    document = Document(tuple(blocks))
-    return Report(text=render_text(document), html=render_html(document))
+    return Report(Document(tuple(blocks)))
 
 
 def _step_back(plan: RestorePlan) -> Step:
-    return Step("move to where it was", "", tuple(_list_moves(plan.moves)))
+    return Step("Move back", "", tuple(_list_moves(plan.moves)))
 
 
 def _describe_restored(device: str, plan: RestorePlan, report: RestoreReport) -> tuple[Cell, ...]:
-    needs = dict(plan.needs_bytes)
+    needs = {needed for needed, _ in plan.needs_bytes.by_device}
 
     def find(readings: Sequence[Reading]) -> int | None:
         return next((each.allocated_bytes for each in readings if each.device == device), None)
 
     return (
         Cell(device),
-        bytes_cell(needs[device]) if device in needs else Cell(""),
+        device_bytes_cell(plan.needs_bytes, device) if device in needs else Cell(""),
         bytes_cell(find(report.before)),
         bytes_cell(find(report.after)),
     )
 
 
 def _list_totals(report: ReleaseReport) -> tuple[tuple[tuple[Cell, ...], ...], ...]:
-    planned = dict(report.plan.frees_bytes)
-    allocated = dict(report.allocated_freed_bytes)
-    reserved = dict(report.reserved_freed_bytes)
+    frees_bytes = report.plan.frees_bytes
+    planned = {device for device, _ in frees_bytes.by_device}
+    allocated = _drop_noise(report.allocated_freed_bytes, frees_bytes)
+    reserved = _drop_noise(report.reserved_freed_bytes, frees_bytes)
     before = {reading.device: reading for reading in report.before}
     after = {reading.device: reading for reading in report.after}
-    devices = planned.keys() | allocated.keys() | reserved.keys()
+    devices = planned | allocated.keys() | reserved.keys()
 
     def list_rows(device: str) -> tuple[tuple[Cell, ...], ...]:
         names = name_counters(device)
@@ -267,7 +318,7 @@ def _list_totals(report: ReleaseReport) -> tuple[tuple[tuple[Cell, ...], ...], .
             (
                 Cell(device),
                 Cell(names.allocated, detail=names.allocated_detail),
-                bytes_cell(planned[device]) if device in planned else Cell(""),
+                device_bytes_cell(frees_bytes, device) if device in planned else Cell(""),
                 bytes_cell(allocated.get(device)),
                 bytes_cell(start.allocated_bytes if start else None),
                 bytes_cell(end.allocated_bytes if end else None),
@@ -284,30 +335,75 @@ def _list_totals(report: ReleaseReport) -> tuple[tuple[tuple[Cell, ...], ...], .
     return tuple(list_rows(device) for device in sorted(devices, key=rank_device))
 
 
+def describe_references(references: Iterable[IPythonReference]) -> str:
+    """Return ``"Out[3], Out[5] and 14 other references"``, or ``""`` for none.
+
+    One displayed value is held under up to a dozen names, most of them IPython's own affair; those
+    that a person has seen come first.
+    """
+    paths = list(dict.fromkeys(reference.path for reference in references))
+    known = [path for path in paths if path.startswith(("Out[", "sys."))] or paths
+    shown = known[:_MOST_REFERENCES]
+    n_more = len(paths) - len(shown)
+    if not n_more:
+        return ", ".join(shown)
+    return f"{', '.join(shown)} and {_count(n_more, 'other reference')}"
+
+
+def _describe_outcome(step: ReleaseStep) -> str:
+    if step.status == "failed":
+        return f"failed: {step.result.error}"
+    if step.status == "skipped":
+        is_move = step.kind is ReleaseStepKind.MOVE
+        return "skipped: nothing to move" if is_move else "skipped: nothing to do"
+    if step.status == "not reached":
+        return "not reached"
+    return describe_result(step.kind, step.result)
+
+
+def describe_result(kind: ReleaseStepKind, result: StepResult) -> str:
+    """Return what a step did, in a few words: ``2 tensors, 479.00 MiB``."""
+    n_tensors = _count(result.n_tensors, "tensor")
+    words = {
+        ReleaseStepKind.MOVE: f"{n_tensors}, {format_bytes(result.n_bytes)}",
+        ReleaseStepKind.UNBIND: ", ".join(result.names),
+        ReleaseStepKind.CLEAR_GRADIENTS: _count(result.n_tensors, "gradient"),
+        ReleaseStepKind.DROP_REFERENCES: describe_references(result.references),
+        ReleaseStepKind.CLEAR_CACHES: "; ".join(result.notes),
+        ReleaseStepKind.COLLECT: f"{result.n_objects} objects",
+        ReleaseStepKind.EMPTY_CACHE: "cached memory given back",
+    }
+    if kind is ReleaseStepKind.COLLECT and result.n_tensors:
+        return f"{words[kind]}; gradients cut off whose graphs held {n_tensors}"
+    return words[kind]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def _list_step_rows(step: ReleaseStep) -> tuple[tuple[Cell, ...], ...]:
-    allocated, reserved = dict(step.allocated_freed_bytes), dict(step.reserved_freed_bytes)
-    planned = dict(step.planned_bytes)
+    allocated = _drop_noise(step.allocated_freed_bytes, step.planned_bytes)
+    reserved = _drop_noise(step.reserved_freed_bytes, step.planned_bytes)
+    planned = {device for device, n_bytes in step.planned_bytes.by_device if n_bytes}
     devices = sorted(
         (
             device
-            for device in allocated.keys() | reserved.keys() | planned.keys()
-            if allocated.get(device) or reserved.get(device) or planned.get(device)
+            for device in allocated.keys() | reserved.keys() | planned
+            if allocated.get(device) or reserved.get(device) or device in planned
         ),
         key=rank_device,
     )
     tones: dict[str, Tone] = {"failed": "bad", "done": "plain"}
     tone = tones.get(step.status, "muted")
-    detail = step.detail
-    if step.status != "done":
-        detail = f"{step.status}: {detail}" if detail else step.status
-    name = Cell(_SHORT_NAMES.get(step.name, step.name), tone=tone)
-    what = Cell(detail, tone=tone)
+    name = Cell(_STEP_NAMES[step.kind], tone=tone)
+    what = Cell(_describe_outcome(step), tone=tone)
     if not devices:
         return ((name, Cell(""), Cell(""), Cell(""), Cell(""), what),)
     rows = [
         (
             Cell(device),
-            bytes_cell(planned[device]) if device in planned else Cell(""),
+            device_bytes_cell(step.planned_bytes, device) if device in planned else Cell(""),
             bytes_cell(allocated.get(device)),
             bytes_cell(reserved.get(device)),
         )
@@ -317,7 +413,20 @@ def _list_step_rows(step: ReleaseStep) -> tuple[tuple[Cell, ...], ...]:
 
 
 def _has_risen(report: ReleaseReport) -> bool:
-    falls = [report.allocated_freed_bytes, report.reserved_freed_bytes]
+    planned = report.plan.frees_bytes
+    falls = [
+        _drop_noise(report.allocated_freed_bytes, planned),
+        _drop_noise(report.reserved_freed_bytes, planned),
+    ]
     for step in report.steps:
-        falls += [step.allocated_freed_bytes, step.reserved_freed_bytes]
-    return any(n_bytes < 0 for fall in falls for _, n_bytes in fall)
+        falls.append(_drop_noise(step.allocated_freed_bytes, step.planned_bytes))
+        falls.append(_drop_noise(step.reserved_freed_bytes, step.planned_bytes))
+    return any(n_bytes < 0 for fall in falls for n_bytes in fall.values())
+
+
+def _drop_noise(freed: Iterable[tuple[str, int]], planned: DeviceBytes) -> dict[str, int]:
+    """Return what was freed on each device, small changes being 0 where nothing was planned."""
+    return {
+        device: 0 if abs(n_bytes) < _NOISE_BYTES and not planned.on(device) else n_bytes
+        for device, n_bytes in freed
+    }

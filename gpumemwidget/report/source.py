@@ -1,53 +1,92 @@
-"""A unit's source as a listing: which lines are shown, what stands beside them, and the sums."""
+"""The listing of a traced cell: which lines and which calls are shown, with what they allocated.
+
+A line that runs a model has hundreds of calls below it. A person wants to see where its memory
+went, which is a few paths down the tree: so the biggest call in sight is opened, again and again,
+until there are enough rows. A call that does nothing but call another is one row with it, and so
+are modules that differ in a number alone: the layers of a model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import heapq
+import itertools
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import TypeVar
 
-from gpumemwidget.report.calls import CallRow, list_calls, name_file
-from gpumemwidget.report.document import Cell, Listing, ListingRow
-from gpumemwidget.traces import DeviceTrace, LineUse, SourceLine, SourceUnit
-from gpumemwidget.units import format_bytes
+from gpumemwidget.model.traces import (
+    Call,
+    DeviceTrace,
+    HostLine,
+    HostLines,
+    LineUse,
+    SourceLine,
+    SourceUnit,
+)
+from gpumemwidget.report.render.document import Cell, Listing, ListingRow
+from gpumemwidget.report.wording.words import count, join_words, name_range
+from gpumemwidget.units import format_bytes, format_change
 
-__all__ = ["list_unit", "sum_uses"]
+__all__ = ["RESOLUTION_BYTES", "list_host", "list_unit", "name_file", "sum_uses"]
+
+#: Changes on the host below this are shown in grey: malloc keeps small pieces that were freed for
+#: their next use and counts them as in use, and Python's own tables come and go.
+RESOLUTION_BYTES = 4096
 
 _COLUMNS = ("allocated", "net", "at peak", "highest")
 
-#: A cell of so many lines is shown whole; of longer ones, so many that allocated.
-_MOST_WHOLE = 50
-_MOST_LINES = 30
-#: Of another unit.
-_MOST_OTHER_WHOLE = 30
-_MOST_OTHER = 12
-#: Calls below one line, and the part of its bytes that a call must have to be among them.
-_MOST_CALLS = 8
-_MOST_CALLS_ASKED = 60
-_LEAST_PART = 0.02
+#: Maximum number of lines up to which a unit is shown whole, and number of lines that allocated
+#: which are shown of a longer one: of the traced cell, and of another unit.
+_CELL_LINES = (50, 30)
+_OTHER_LINES = (30, 12)
+#: Maximum number of calls below one line, and the number if a depth was asked for.
+_MAX_CALLS, _MAX_CALLS_ASKED = 8, 60
+#: Minimum share of a line's bytes that a call is shown for.
+_MIN_CALL_SHARE = 0.02
+#: Maximum number of line numbers that are named in one row.
+_MAX_NUMBERS = 5
+#: Maximum number of functions that are named of a chain of calls.
+_MAX_FUNCTIONS = 3
+
+#: Functions of PyTorch's between every module and its ``forward``.
+_PLUMBING = frozenset({"_wrapped_call_impl", "_call_impl", "_fn", "decorate_context"})
+#: The function of a call that stands for several which were not kept apart.
+_OTHER = "other"
+_FOLDERS = ("site-packages", "dist-packages")
+_NUMBER = re.compile(r"\d+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class _Totals:
-    """What the bars are a part of."""
+    """The amounts that bars are drawn as a share of."""
 
     allocated_bytes: int
     peak_bytes: int
 
 
-def sum_uses(device: DeviceTrace) -> LineUse:
-    """What the traced cell's lines and what has no line come to, with what stood before.
-
-    The highest is that of no moment, so it is 0.
-    """
-    lines = device.units[0].lines if device.units else ()
-    uses = [device.unplaced, *(line.use for line in lines if line.use is not None)]
+def _add_up(uses: Iterable[LineUse]) -> LineUse:
+    """Return the sum; ``highest_bytes`` is 0, as the highest points are of different moments."""
+    listed = list(uses)
     return LineUse(
-        allocated_bytes=sum(use.allocated_bytes for use in uses),
-        n_allocs=sum(use.n_allocs for use in uses),
-        net_bytes=sum(use.net_bytes for use in uses) + device.before.net_bytes,
-        at_peak_bytes=sum(use.at_peak_bytes for use in uses) + device.before.at_peak_bytes,
+        allocated_bytes=sum(use.allocated_bytes for use in listed),
+        n_allocs=sum(use.n_allocs for use in listed),
+        net_bytes=sum(use.net_bytes for use in listed),
+        at_peak_bytes=sum(use.at_peak_bytes for use in listed),
         highest_bytes=0,
     )
+
+
+def sum_uses(device: DeviceTrace) -> LineUse:
+    """Return the sum of the traced cell's lines, of what has no line, and of what stood before.
+
+    Args:
+        device: what was traced.
+    """
+    lines = device.units[0].lines if device.units else ()
+    before = replace(device.before, allocated_bytes=0, n_allocs=0)
+    return _add_up([before, device.unplaced, *(line.use for line in lines if line.use is not None)])
 
 
 def list_unit(
@@ -58,86 +97,140 @@ def list_unit(
     n_lines: int | None,
     depth: int | None,
 ) -> Listing:
-    """A unit's lines with what they did; of the traced cell with the rows that make it add up.
+    """Return a unit's lines with what they did, and for the traced cell the rows of a sum.
 
     Args:
         device: what was traced.
         unit: one of its units.
-        bands: the keys of the lines' colours.
-        n_lines: how many lines are shown at most, those that matter most; ``None`` for a usual
-            number.
+        bands: keys of the lines' colours.
+        n_lines: maximum number of lines, those that matter most; ``None`` for a usual number.
         depth: how many levels of calls are shown below a line; ``None`` for a usual number, and
-            for none in the other units, which show them as lines of their own.
+            for none in other units than the cell, which show them as lines of their own.
     """
     total = sum_uses(device)
     totals = _Totals(total.allocated_bytes, total.at_peak_bytes)
-    is_traced = bool(device.units) and unit is device.units[0]
+    is_cell = bool(device.units) and unit is device.units[0]
+    files = {each.filename: name_file(each.name) for each in device.units}
     rows: list[ListingRow] = []
-    shown = _choose_lines(unit, n_lines, is_traced=is_traced)
-    for lines in _group(unit.lines, shown):
+    weights = {line.line: _weigh_line(line.use) for line in unit.lines if line.use is not None}
+    shown = _choose_lines(unit.lines, weights, n_lines, is_cell=is_cell)
+    for lines in _group_lines(unit.lines, weights, shown, lambda number: SourceLine(number, "")):
         if lines[0].line in shown:
             band = bands.get((unit.name, lines[0].line), "")
-            levels = 0 if depth is None and not is_traced else depth
-            rows.append(_row_of(device, lines[0], totals, band=band, depth=levels))
-        elif is_traced:
-            rows.append(_row_of_hidden(lines, totals))
+            levels = 0 if depth is None and not is_cell else depth
+            rows.append(_list_line(lines[0], totals, files, band=band, depth=levels))
+        elif is_cell:
+            rows.append(_list_hidden(lines, totals))
         elif rows and rows[-1].kind != "words":
             rows.append(ListingRow("words", "…"))
-    if not is_traced and rows and rows[-1].kind == "words":
+    if not is_cell and rows and rows[-1].kind == "words":
         rows.pop()
-    if is_traced:
+    if is_cell:
         rows.extend(_list_sums(device, total, totals))
-    name = "the cell" if is_traced else unit.name
+    name = "the cell" if is_cell else unit.name
     return Listing(f"What the lines of {name} did on {device.device}", _COLUMNS, tuple(rows))
+
+
+def list_host(host: HostLines, *, n_lines: int | None) -> Listing:
+    """Return the traced cell's lines with what changed while each ran, and the rows of a sum.
+
+    Args:
+        host: what was read.
+        n_lines: maximum number of lines, those that matter most; ``None`` for a usual number.
+    """
+    changes = {line.line: line.net_bytes for line in host.lines if line.net_bytes}
+    weights = {line: (-abs(n_bytes), 0) for line, n_bytes in changes.items()}
+    shown = _choose_lines(host.lines, weights, n_lines, is_cell=True)
+    rows = []
+    for lines in _group_lines(host.lines, weights, shown, lambda number: HostLine(number, "", 0)):
+        changed = [line.line for line in lines if line.line in changes]
+        amounts = (_show_change(sum(changes[line] for line in changed)),) if changed else ()
+        if lines[0].line in shown:
+            rows.append(ListingRow("line", lines[0].text, lines[0].line, amounts))
+        else:
+            words = _count_hidden(len(lines)) if changed else _count_idle(len(lines), "changed")
+            rows.append(ListingRow("words", words, amounts=amounts))
+    if host.unread_bytes:
+        words = f"{_name_lines(host.unread_lines)}, not read one by one"
+        rows.append(ListingRow("words", words, amounts=(_show_change(host.unread_bytes),)))
+    if host.outside_bytes:
+        amounts = (_show_change(host.outside_bytes),)
+        rows.append(ListingRow("words", "outside the cell's lines", amounts=amounts))
+    total = _show_change(host.after_bytes - host.before_bytes)
+    rows.append(ListingRow("sum", "total", amounts=(total,)))
+    return Listing("What the lines of the cell changed on host", ("change",), tuple(rows))
+
+
+def _name_lines(numbers: Sequence[int]) -> str:
+    if len(numbers) > _MAX_NUMBERS:
+        return f"{len(numbers)} lines from {numbers[0]} to {numbers[-1]}"
+    return f"line{'s' * (len(numbers) != 1)} {join_words([str(each) for each in numbers])}".strip()
+
+
+def _show_change(n_bytes: int) -> Cell:
+    is_small = abs(n_bytes) < RESOLUTION_BYTES
+    return Cell(format_change(n_bytes), tone="muted" if is_small else "plain")
 
 
 # -- Which lines -----------------------------------------------------------------------------------
 
+_Line = TypeVar("_Line", SourceLine, HostLine)
 
-def _choose_lines(unit: SourceUnit, n_lines: int | None, *, is_traced: bool) -> frozenset[int]:
-    lines = _strip_blank(unit.lines)
-    if n_lines is None and len(lines) <= (_MOST_WHOLE if is_traced else _MOST_OTHER_WHOLE):
+
+def _choose_lines(
+    lines: Sequence[_Line],
+    weights: Mapping[int, tuple[int, int]],
+    n_lines: int | None,
+    *,
+    is_cell: bool,
+) -> frozenset[int]:
+    """Return the numbers of the lines to show: all of a short unit, else those that matter most.
+
+    ``weights`` has the sort keys of the lines that did something.
+    """
+    lines = _strip_blank(lines, weights)
+    max_whole, max_lines = _CELL_LINES if is_cell else _OTHER_LINES
+    if n_lines is None and len(lines) <= max_whole:
         return frozenset(line.line for line in lines)
-    most = n_lines if n_lines is not None else _MOST_LINES if is_traced else _MOST_OTHER
-    used = [(line.use, line.line) for line in lines if line.use is not None]
-    used.sort(key=lambda each: (*_weigh(each[0]), each[1]))
-    chosen = {line for _, line in used[:most]}
-    if is_traced:
+    n_chosen = max_lines if n_lines is None else n_lines
+    chosen = set(sorted(weights, key=lambda line: (*weights[line], line))[:n_chosen])
+    if is_cell:
         # A row that stands for one line alone says less than the line.
-        places = {line.line: place for place, line in enumerate(lines)}
-        for number in sorted(chosen):
-            following = lines[places[number] + 1 : places[number] + 3]
-            if len(following) == 2 and following[0].use is None and following[1].line in chosen:
-                chosen.add(following[0].line)
+        chosen |= {
+            middle.line
+            for before, middle, after in zip(lines, lines[1:], lines[2:], strict=False)
+            if {before.line, after.line} <= chosen and middle.line not in weights
+        }
     return frozenset(chosen)
 
 
-def _weigh(use: LineUse) -> tuple[int, int]:
-    """The key to sort lines by: those that matter most first."""
+def _weigh_line(use: LineUse) -> tuple[int, int]:
+    """Return the sort key of a line: those that matter most come first."""
     most = max(use.at_peak_bytes, use.highest_bytes, abs(use.net_bytes))
     return -most, -use.allocated_bytes
 
 
-def _strip_blank(lines: Sequence[SourceLine]) -> Sequence[SourceLine]:
-    """The lines without the blank ones at both ends: ``%%memtrace`` leaves one."""
-    start, end = 0, len(lines)
-    while start < end and not lines[start].text.strip() and lines[start].use is None:
-        start += 1
-    while end > start and not lines[end - 1].text.strip() and lines[end - 1].use is None:
-        end -= 1
-    return lines[start:end]
+def _strip_blank(lines: Sequence[_Line], used: Container[int]) -> Sequence[_Line]:
+    """Return the lines without the blank ones at both ends: ``%%memtrace`` leaves one."""
+    places = [place for place, line in enumerate(lines) if line.text.strip() or line.line in used]
+    return lines[places[0] : places[-1] + 1] if places else ()
 
 
-def _group(lines: Sequence[SourceLine], shown: frozenset[int]) -> Iterator[list[SourceLine]]:
-    """Each line that is shown alone, those between together; in a unit with gaps those too."""
-    hidden: list[SourceLine] = []
-    before: int | None = None
-    for line in _strip_blank(lines):
-        is_gap = before is not None and line.line != before + 1
-        before = line.line
+def _group_lines(
+    lines: Sequence[_Line],
+    used: Container[int],
+    shown: frozenset[int],
+    make_blank: Callable[[int], _Line],
+) -> Iterator[list[_Line]]:
+    """Return each line that is shown alone, and the hidden lines between two of them together."""
+    hidden: list[_Line] = []
+    previous: int | None = None
+    for line in _strip_blank(lines, used):
+        is_gap = previous is not None and line.line != previous + 1
+        previous = line.line
         if is_gap and not hidden:
-            # Lines that the unit does not have: a row of ours stands for them.
-            hidden.append(SourceLine(line.line - 1, ""))
+            # The unit does not have the lines between: one blank line stands for them.
+            hidden.append(make_blank(line.line - 1))
         if line.line not in shown:
             hidden.append(line)
             continue
@@ -149,102 +242,238 @@ def _group(lines: Sequence[SourceLine], shown: frozenset[int]) -> Iterator[list[
         yield hidden
 
 
+def _count_idle(n_lines: int, verb: str) -> str:
+    return f"{count(n_lines, 'line')} that {verb} nothing"
+
+
+def _count_hidden(n_lines: int) -> str:
+    return "1 line that matters less" if n_lines == 1 else f"{n_lines} lines that matter less"
+
+
 # -- Rows ------------------------------------------------------------------------------------------
 
 
-def _row_of(
-    device: DeviceTrace, line: SourceLine, totals: _Totals, *, band: str, depth: int | None
+def _list_line(
+    line: SourceLine,
+    totals: _Totals,
+    files: Mapping[str, str],
+    *,
+    band: str,
+    depth: int | None,
 ) -> ListingRow:
-    amounts: tuple[Cell, ...] = ()
-    calls: tuple[ListingRow, ...] = ()
-    if line.use is not None:
-        amounts = _list_amounts(line.use, totals)
-        least = 0 if depth is not None else int(_LEAST_PART * line.use.allocated_bytes)
-        calls = tuple(
-            _row_of_call(call, line.use)
-            for call in list_calls(
-                line.calls,
-                depth=depth,
-                most=_MOST_CALLS if depth is None else _MOST_CALLS_ASKED,
-                least_bytes=least,
-                files={unit.filename: name_file(unit.name) for unit in device.units},
-            )
-        )
+    if line.use is None:
+        return ListingRow("line", line.text, line.line, band=band)
+    amounts = _list_amounts(line.use, totals)
+    calls = tuple(_list_calls(line.calls, line.use, depth, files))
     return ListingRow("line", line.text, line.line, amounts, band=band, calls=calls)
 
 
-def _row_of_hidden(lines: Sequence[SourceLine], totals: _Totals) -> ListingRow:
+def _list_hidden(lines: Sequence[SourceLine], totals: _Totals) -> ListingRow:
     uses = [line.use for line in lines if line.use is not None]
-    count = "1 line" if len(lines) == 1 else f"{len(lines)} lines"
     if not uses:
-        return ListingRow("words", f"{count} that allocated nothing")
-    return ListingRow(
-        "words",
-        f"{count} that matter less" if len(lines) > 1 else f"{count} that matters less",
-        amounts=_list_sum(
-            sum(use.allocated_bytes for use in uses),
-            sum(use.net_bytes for use in uses),
-            sum(use.at_peak_bytes for use in uses),
-            totals,
-        ),
-    )
-
-
-def _row_of_call(call: CallRow, above: LineUse) -> ListingRow:
-    amounts: tuple[Cell, ...]
-    if call.use is None:
-        amounts = (*map(_amount, call.more_bytes), Cell(""))
-        return ListingRow("words", call.name, amounts=amounts, level=call.level)
-    amounts = _list_amounts(call.use, None)
-    if not call.use.highest_bytes and call.use.allocated_bytes:
-        amounts = (*amounts[:-1], Cell(""))
-    if call.use == above:
-        # It says where, and nothing new of how much.
-        amounts = ()
-    return ListingRow("call", call.name, amounts=amounts, detail=call.detail, level=call.level)
+        return ListingRow("words", _count_idle(len(lines), "allocated"))
+    amounts = _list_amounts(_add_up(uses), totals, has_highest=False)
+    return ListingRow("words", _count_hidden(len(lines)), amounts=amounts)
 
 
 def _list_sums(device: DeviceTrace, total: LineUse, totals: _Totals) -> Iterator[ListingRow]:
     before, unplaced = device.before, device.unplaced
-    amounts: tuple[Cell, ...]
     if any((before.net_bytes, before.at_peak_bytes, before.highest_bytes)):
-        amounts = (
-            Cell(""),
-            _amount(before.net_bytes),
-            _amount(before.at_peak_bytes, totals.peak_bytes),
-            _amount(before.highest_bytes),
-        )
+        amounts = (Cell(""), *_list_amounts(before, totals)[1:])
         yield ListingRow("words", "before the cell", amounts=amounts)
     if any((unplaced.allocated_bytes, unplaced.net_bytes, unplaced.at_peak_bytes)):
-        yield ListingRow("words", "no line", amounts=_list_amounts(unplaced, totals))
-    amounts = _list_sum(total.allocated_bytes, total.net_bytes, total.at_peak_bytes, None)
+        amounts = _list_amounts(unplaced, totals)
+        yield ListingRow("words", "outside the cell's lines", amounts=amounts)
     counters = (device.allocated.after_bytes, device.allocated.peak_bytes)
-    # The host's peak is no counter's, but the highest of what was read.
-    agrees = counters == (total.net_bytes, total.at_peak_bytes) and device.source == "history"
-    yield ListingRow("sum", "all together" + ", as the counters say" * agrees, amounts=amounts)
+    agrees = counters == (total.net_bytes, total.at_peak_bytes)
+    amounts = _list_amounts(total, None, has_highest=False)
+    yield ListingRow("sum", "total" + ", as the counters say" * agrees, amounts=amounts)
 
 
-def _list_amounts(use: LineUse, totals: _Totals | None) -> tuple[Cell, ...]:
+def _list_amounts(
+    use: LineUse, totals: _Totals | None, *, has_highest: bool = True
+) -> tuple[Cell, ...]:
     return (
-        _amount(use.allocated_bytes, totals.allocated_bytes if totals else None),
-        _amount(use.net_bytes),
-        _amount(use.at_peak_bytes, totals.peak_bytes if totals else None),
-        _amount(use.highest_bytes),
+        _show_amount(use.allocated_bytes, totals.allocated_bytes if totals else 0),
+        _show_amount(use.net_bytes),
+        _show_amount(use.at_peak_bytes, totals.peak_bytes if totals else 0),
+        _show_amount(use.highest_bytes) if has_highest else Cell(""),
     )
 
 
-def _list_sum(allocated: int, net: int, at_peak: int, totals: _Totals | None) -> tuple[Cell, ...]:
-    """Amounts of several lines, whose highest points are of different moments."""
-    return (
-        _amount(allocated, totals.allocated_bytes if totals else None),
-        _amount(net),
-        _amount(at_peak, totals.peak_bytes if totals else None),
-        Cell(""),
-    )
-
-
-def _amount(n_bytes: int, total_bytes: int | None = None) -> Cell:
+def _show_amount(n_bytes: int, total_bytes: int = 0) -> Cell:
     share = None
-    if n_bytes and total_bytes and total_bytes > 0:
+    if n_bytes and total_bytes > 0:
         share = min(max(n_bytes / total_bytes, 0.0), 1.0)
     return Cell(format_bytes(n_bytes), tone="plain" if n_bytes else "muted", share=share)
+
+
+# -- Calls below a line ----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Node:
+    """A call, or a chain of calls of which each makes only the next."""
+
+    chain: tuple[Call, ...]
+    #: The parts that are rows.
+    shown: list[_Node] = field(default_factory=list)
+
+    @property
+    def use(self) -> LineUse:
+        return self.chain[0].use
+
+    @property
+    def module(self) -> str | None:
+        return next((call.module for call in reversed(self.chain) if call.module), None)
+
+    def open(self) -> list[_Node]:
+        return [_follow(call) for call in self.chain[-1].calls]
+
+
+def _list_calls(
+    calls: Sequence[Call], use: LineUse, depth: int | None, files: Mapping[str, str]
+) -> Iterator[ListingRow]:
+    """Return the rows below a line, each followed by those below it."""
+    min_bytes, max_rows = 0, _MAX_CALLS_ASKED
+    if depth is None:
+        calls = _merge_alike(calls)
+        min_bytes, max_rows = int(_MIN_CALL_SHARE * use.allocated_bytes), _MAX_CALLS
+    root = _Node(())
+    nodes = [_follow(call) for call in calls]
+    _open_biggest(root, nodes, depth=depth, max_rows=max_rows, min_bytes=min_bytes)
+    yield from _iter_calls(root, nodes, 1, use, files)
+
+
+def _merge_alike(calls: Iterable[Call]) -> tuple[Call, ...]:
+    """Return the calls, with those whose modules differ in a number alone as one, biggest first."""
+    alike: dict[tuple[str, str, str], list[Call]] = {}
+    merged = []
+    for call in calls:
+        # The module of a layer is often known only one or two calls further down.
+        module = _follow(call).module
+        if module is None:
+            merged.append(replace(call, calls=_merge_alike(call.calls)))
+        else:
+            key = (_NUMBER.sub("#", module), call.function, call.filename)
+            alike.setdefault(key, []).append(call)
+    merged.extend(map(_join_calls, alike.values()))
+    return tuple(sorted(merged, key=lambda call: -_weigh_call(call.use)))
+
+
+def _join_calls(calls: Sequence[Call]) -> Call:
+    below = _merge_alike(each for call in calls for each in call.calls)
+    if len(calls) == 1:
+        return replace(calls[0], calls=below)
+    modules = [call.module for call in calls if call.module is not None]
+    module = name_range(modules) if len(modules) == len(calls) else None
+    use = _add_up(call.use for call in calls)
+    return replace(calls[0], use=use, module=module, calls=below)
+
+
+def _follow(call: Call) -> _Node:
+    chain = [call]
+    while len(call.calls) == 1:
+        only = call.calls[0]
+        if (call.use.allocated_bytes, call.use.n_allocs) != (
+            only.use.allocated_bytes,
+            only.use.n_allocs,
+        ):
+            break
+        call = only
+        chain.append(call)
+    return _Node(tuple(chain))
+
+
+def _weigh_call(use: LineUse) -> int:
+    return max(use.allocated_bytes, use.at_peak_bytes, abs(use.net_bytes))
+
+
+def _open_biggest(
+    root: _Node, nodes: list[_Node], *, depth: int | None, max_rows: int, min_bytes: int
+) -> None:
+    order = itertools.count()
+    waiting = [(-_weigh_call(node.use), next(order), 1, root, node) for node in nodes]
+    heapq.heapify(waiting)
+    n_shown = 0
+    while waiting and n_shown < max_rows:
+        weight, _, level, above, node = heapq.heappop(waiting)
+        if -weight < min_bytes or (depth is not None and level > depth):
+            continue
+        above.shown.append(node)
+        n_shown += 1
+        for part in node.open():
+            heapq.heappush(waiting, (-_weigh_call(part.use), next(order), level + 1, node, part))
+
+
+def _iter_calls(
+    node: _Node, parts: Sequence[_Node], level: int, line_use: LineUse, files: Mapping[str, str]
+) -> Iterator[ListingRow]:
+    for part in node.shown:
+        name, detail = _describe_call(part, files)
+        # The highest of several layers together is not known.
+        has_highest = bool(part.use.highest_bytes or not part.use.allocated_bytes)
+        amounts = _list_amounts(part.use, None, has_highest=has_highest)
+        if part.use == line_use:
+            # The row says where the line allocated, and nothing new of how much.
+            amounts = ()
+        yield ListingRow("call", name, amounts=amounts, detail=detail, level=level)
+        yield from _iter_calls(part, part.open(), level + 1, line_use, files)
+    n_more = len(parts) - len(node.shown)
+    if node.shown and n_more:
+        whole = _add_up(part.use for part in parts)
+        seen = _add_up(part.use for part in node.shown)
+        rest = LineUse(
+            allocated_bytes=whole.allocated_bytes - seen.allocated_bytes,
+            n_allocs=whole.n_allocs - seen.n_allocs,
+            net_bytes=whole.net_bytes - seen.net_bytes,
+            at_peak_bytes=whole.at_peak_bytes - seen.at_peak_bytes,
+            highest_bytes=0,
+        )
+        amounts = _list_amounts(rest, None, has_highest=False)
+        yield ListingRow("words", count(n_more, "more call"), amounts=amounts, level=level)
+
+
+def _describe_call(node: _Node, files: Mapping[str, str]) -> tuple[str, str]:
+    """Return a call's name, and what is said of it more quietly."""
+    last = node.chain[-1]
+    if last.function == _OTHER and not last.filename:
+        return "other calls", ""
+    module = node.module
+    names = [call.function for call in node.chain if call.function not in _PLUMBING]
+    names = list(dict.fromkeys(names))
+    if not names:
+        return module or last.function, ""
+    if len(names) > _MAX_FUNCTIONS:
+        names = [names[0], "…", names[-1]]
+    functions = " › ".join(names)
+    place = _name_place(node.chain, files)
+    if module is None:
+        return functions, place
+    return module, f"{functions}, {place}" if place else functions
+
+
+def _name_place(chain: Sequence[Call], files: Mapping[str, str]) -> str:
+    """Return the user's own innermost line, or ``torch/nn/functional.py:134``."""
+    for call in reversed(chain):
+        if call.filename in files:
+            return f"{files[call.filename]}, line {call.line}"
+    last = chain[-1]
+    name = name_file(last.filename)
+    # ``torch.nn.functional.linear`` says as much.
+    is_told = name.startswith(last.function.rpartition(".")[0].replace(".", "/") or "/")
+    return "" if is_told or not name else f"{name}:{last.line}"
+
+
+def name_file(filename: str) -> str:
+    """Return a file's path in its package, or its own name with its folder's.
+
+    Args:
+        filename: the path that Python has.
+    """
+    parts = PurePath(filename.replace("\\", "/")).parts
+    for folder in _FOLDERS:
+        if folder in parts[:-1]:
+            last = len(parts) - 1 - parts[::-1].index(folder)
+            return "/".join(parts[last + 1 :])
+    return "/".join(parts[-2:]).lstrip("/")

@@ -1,84 +1,70 @@
 """The report of a traced cell: which line took the memory, and what made the peak.
 
-It is one report (``report_trace``), or the pieces that stand under a cell (``list_displays``): the
-cell's own table, in which its live chart has just told the numbers; the timeline, which a front end
-with plotly draws so that the pointer can ask it; and the lines.
+``report_trace`` makes one report, ``list_displays`` the pieces that stand under a cell: the cell's
+own table, in place of its live chart; the timeline, which front ends with plotly draw as a figure;
+and the lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-from gpumemwidget.records import HOST, Sample
-from gpumemwidget.report.bands import describe_device, map_bands
-from gpumemwidget.report.calls import name_file
+from gpumemwidget.model.devices import HOST, Sample, rank_device
+from gpumemwidget.model.traces import CellTrace, DeviceTrace, HostLines, SourceUnit
 from gpumemwidget.report.cell import explain_host, list_cell_blocks
-from gpumemwidget.report.document import (
+from gpumemwidget.report.charts.figures import plot_trace
+from gpumemwidget.report.charts.timeline import describe_device, map_bands, plot_timeline
+from gpumemwidget.report.render.cells import bytes_cell, explain_marks, share_cell
+from gpumemwidget.report.render.document import (
     Block,
+    Cell,
+    Column,
     Document,
     Fold,
     Heading,
     Note,
     Run,
-    Timelines,
+    Table,
 )
-from gpumemwidget.report.html import render_html
-from gpumemwidget.report.output import Report
-from gpumemwidget.report.peak import list_peak
-from gpumemwidget.report.pieces import explain_marks
-from gpumemwidget.report.source import list_unit, sum_uses
-from gpumemwidget.report.text import render_text
-from gpumemwidget.report.timeline import plot_timeline
-from gpumemwidget.report.traceplot import CONFIG, PLOTLY_TYPE, plot_trace
-from gpumemwidget.report.words import join_words, rank_device, say_peak
-from gpumemwidget.traces import CellTrace, DeviceTrace, LineUse, SourceUnit
+from gpumemwidget.report.render.output import FigureReport, Report
+from gpumemwidget.report.source import RESOLUTION_BYTES, list_host, list_unit, name_file, sum_uses
+from gpumemwidget.report.wording.trace_notes import name_origin, word_note
+from gpumemwidget.report.wording.words import count, join_words, say_peak
 from gpumemwidget.units import format_bytes
 
-__all__ = ["TimelineReport", "list_displays", "report_trace"]
+__all__ = ["list_displays", "report_trace"]
 
-#: Units beside the traced cell that are shown.
-_MOST_UNITS = 6
-#: On the host, what no line did may be Python's own and is not worth a table.
+#: Maximum number of units that are shown besides the traced cell.
+_MAX_UNITS = 6
+#: Changes on the host outside of the lines below this may be Python's own: they get no table.
 _NOISE_BYTES = 65_536
 
-#: What is said where there is nothing to tell.
-_STILL = {
-    "history": "no line of the cell allocated anything.",
-    # What a line takes and gives back itself is not seen: ``x = load()`` in a cell run twice.
-    "lines": "no line of the cell changed what is in use by 4 KiB or more.",
-}
 _COLUMNS_NOTE = (
-    "allocated: all of it, however soon it went; net: what of it is still held; at peak: what of "
-    "it was held when the peak was reached; highest: the most of it that was held at any moment."
+    "allocated: everything the line allocated, however soon it was freed; net: still allocated "
+    "after the cell; at peak: still allocated when the peak was reached; highest: its maximum at "
+    "any time."
 )
-_COLUMNS_NOTE_HOST = (
-    "host: bytes in use, read as each line of the cell begins. allocated: what the line added; "
-    "net: what of it is still held; highest: the most of it that was held at any moment."
+_HOST_NOTE = (
+    "change: how the memory handed out by malloc changed while the line ran, summed over all its "
+    "runs. A free counts where it happens, whichever line had allocated the memory. What a line "
+    "allocates and frees again is not seen; the resident peak in the table includes it."
+)
+_UNREAD_NOTE = (
+    "not read one by one: reading these lines each time they ran would have slowed the cell, so "
+    "part of what they changed is one sum."
 )
 
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TimelineReport(Report):
-    """The timeline of a traced cell: plotly's where it can be drawn, else the static chart.
-
-    Attributes:
-        figure: plotly's JSON, data and layout.
-    """
-
-    figure: Mapping[str, Any]
-
-    def _repr_mimebundle_(
-        self,
-        include: object = None,  # noqa: ARG002 - IPython's protocol
-        exclude: object = None,  # noqa: ARG002
-    ) -> dict[str, Any]:
-        return {
-            PLOTLY_TYPE: {**self.figure, "config": CONFIG},
-            "text/html": self.html,
-            "text/plain": self.text,
-        }
+#: Maximum number of parts of a peak that are shown.
+_MAX_PARTS = 12
+_PEAK_COLUMNS = (
+    Column("allocated at", "name"),
+    Column("bytes"),
+    Column("share"),
+    Column("blocks"),
+    Column("what it is", "name", fold=24),
+    Column("held by", "code", last="cut"),
+)
 
 
 def report_trace(
@@ -88,18 +74,20 @@ def report_trace(
     n_lines: int | None = None,
     depth: int | None = None,
 ) -> Report:
-    """What a traced cell did: the cell's table, its timelines, its lines and what made the peak.
+    """Report a traced cell: its table, its timelines, its lines, and what made the peak.
 
     Args:
         trace: the traced cell.
         samples: readings taken while it ran, for the devices that were not traced.
-        n_lines: how many lines of a unit are shown, those that matter most; the rest is folded.
+        n_lines: maximum number of lines of a unit, those that matter most.
         depth: how many levels of calls are shown below a line; 0 for none.
     """
     blocks = _list_head(trace, samples)
     for device in _list_moved(trace):
         blocks.extend(_list_timeline(trace, device))
         blocks.extend(_list_lines(device, n_lines=n_lines, depth=depth))
+    if trace.host is not None and not _is_host_still(trace.host):
+        blocks.append(list_host(trace.host, n_lines=n_lines))
     blocks.extend(_list_still(trace))
     blocks.extend(_list_notes(trace, blocks))
     return _render(blocks)
@@ -111,16 +99,16 @@ def list_displays(
     *,
     n_lines: int | None = None,
     depth: int | None = None,
-) -> tuple[Report | TimelineReport, ...]:
-    """The same in pieces, one display each: the head, the timelines, the lines.
+) -> tuple[Report, ...]:
+    """Return the report in pieces, one display each: the head, the timelines, the lines.
 
     The head begins as the report of a cell does, so it can take the place of the cell's live chart.
-    Where there is no timeline, all is one piece.
+    Without a timeline, there is only one piece.
 
     Args:
         trace: the traced cell.
         samples: readings taken while it ran.
-        n_lines: how many lines of a unit are shown.
+        n_lines: maximum number of lines of a unit.
         depth: how many levels of calls are shown below a line.
     """
     moved = _list_moved(trace)
@@ -136,13 +124,11 @@ def list_displays(
         lines.extend(_list_lines(device, n_lines=n_lines, depth=depth))
     lines.extend(_list_still(trace))
     lines.extend(_list_notes(trace, [*head, *lines]))
-    drawn = _render(timelines)
-    return _render(head), TimelineReport(drawn.text, drawn.html, figure), _render(lines)
+    return _render(head), FigureReport(Document(tuple(timelines)), figure), _render(lines)
 
 
 def _render(blocks: Sequence[Block]) -> Report:
-    document = Document(tuple(blocks))
-    return Report(text=render_text(document), html=render_html(document))
+    return Report(Document(tuple(blocks)))
 
 
 def _sort(devices: Sequence[DeviceTrace]) -> list[DeviceTrace]:
@@ -167,23 +153,23 @@ def _list_timeline(trace: CellTrace, device: DeviceTrace) -> list[Block]:
         return []
     peak, *rest, events = describe_device(device, trace.record.duration_s)
     runs = [Run(device.device, "strong"), *map(Run, (peak, *rest)), Run(events, "muted")]
-    return [Heading(tuple(runs)), Timelines((chart,))]
+    return [Heading(tuple(runs)), chart]
 
 
 def _list_lines(device: DeviceTrace, *, n_lines: int | None, depth: int | None) -> list[Block]:
     bands = map_bands(device.timeline)
     blocks: list[Block] = []
-    for place, unit in enumerate(device.units[: _MOST_UNITS + 1]):
+    for place, unit in enumerate(device.units[: _MAX_UNITS + 1]):
         listing = list_unit(device, unit, bands=bands, n_lines=n_lines, depth=depth)
         if place == 0:
             blocks.append(listing)
             blocks.extend(_compare(device))
         else:
             blocks.append(Fold(_describe_unit(unit), (listing,)))
-    n_more = len(device.units) - 1 - _MOST_UNITS
+    n_more = len(device.units) - 1 - _MAX_UNITS
     if n_more > 0:
-        blocks.append(Note(f"{n_more} more {'file' if n_more == 1 else 'files'} allocated less."))
-    blocks.extend(list_peak(device))
+        blocks.append(Note(f"{count(n_more, 'more file')} allocated less."))
+    blocks.extend(_list_peak(device))
     return blocks
 
 
@@ -192,42 +178,50 @@ def _list_moved(trace: CellTrace) -> list[DeviceTrace]:
 
 
 def _list_still(trace: CellTrace) -> list[Block]:
-    """A line for all devices that there is nothing to tell of."""
-    names: dict[str, list[str]] = {}
-    for device in _sort(trace.devices):
-        if _is_still(device):
-            names.setdefault(_STILL[device.source], []).append(device.device)
-    return [Note(f"{join_words(each)}: {text}") for text, each in names.items()]
+    """Return a note on the devices that no line changed."""
+    names = [device.device for device in _sort(trace.devices) if _is_still(device)]
+    notes: list[Block] = []
+    if names:
+        notes.append(Note(f"{join_words(names)}: no line of the cell allocated anything."))
+    if trace.host is not None and _is_host_still(trace.host):
+        notes.append(Note("host: no line of the cell changed what is in use by 4 KiB or more."))
+    return notes
 
 
 def _is_still(device: DeviceTrace) -> bool:
-    """Whether there is nothing to tell of it."""
+    """Return whether no line allocated or freed anything on a device."""
     uses = [line.use for unit in device.units for line in unit.lines if line.use is not None]
-    unplaced = device.unplaced
-    if device.source == "lines" and abs(unplaced.net_bytes) < _NOISE_BYTES:
-        unplaced = LineUse(0, 0, 0, 0, 0)
     return not any(
-        use.allocated_bytes or use.net_bytes or use.at_peak_bytes for use in (*uses, unplaced)
+        use.allocated_bytes or use.net_bytes or use.at_peak_bytes
+        for use in (*uses, device.unplaced)
     )
+
+
+def _is_host_still(host: HostLines) -> bool:
+    changes = [*(line.net_bytes for line in host.lines), host.unread_bytes]
+    is_still = all(abs(n_bytes) < RESOLUTION_BYTES for n_bytes in changes)
+    return is_still and abs(host.outside_bytes) < _NOISE_BYTES
 
 
 def _describe_unit(unit: SourceUnit) -> tuple[Run, ...]:
     uses = [line.use for line in unit.lines if line.use is not None]
     n_bytes = sum(use.allocated_bytes for use in uses)
     name = unit.name if unit.kind == "earlier cell" else name_file(unit.name)
-    count = "1 line" if len(uses) == 1 else f"{len(uses)} lines"
     what = "by functions defined there" if unit.kind == "earlier cell" else "by its functions"
-    return (Run(name, "strong"), Run(f"{format_bytes(n_bytes)} allocated {what}, {count}"))
+    return (
+        Run(name, "strong"),
+        Run(f"{format_bytes(n_bytes)} allocated {what}, {count(len(uses), 'line')}"),
+    )
 
 
 def _compare(device: DeviceTrace) -> list[Note]:
-    """Where what the lines come to is not what the counters say, which nobody else would see."""
+    """Return a warning if the sum of the lines is not what the counters say."""
     total = sum_uses(device)
     wrong = []
     after_bytes, peak_bytes = device.allocated.after_bytes, device.allocated.peak_bytes
     if after_bytes is not None and after_bytes != total.net_bytes:
         wrong.append(f"{format_bytes(after_bytes)} allocated after the cell")
-    # Where the oldest events are lost, a note says of which peak the lines tell.
+    # If the oldest events are lost, a note says which peak the lines tell of.
     is_whole = device.complete_since_s is None
     if is_whole and peak_bytes is not None and peak_bytes != total.at_peak_bytes:
         wrong.append(f"a peak of {say_peak(peak_bytes, device.peak_is)}")
@@ -238,18 +232,56 @@ def _compare(device: DeviceTrace) -> list[Note]:
 
 
 def _list_notes(trace: CellTrace, blocks: Sequence[Block]) -> list[Block]:
-    """What the marks and the columns mean, what is inferred and what is missing."""
+    """Return what marks and columns mean, what is inferred and what is missing."""
     notes: list[Block] = list(explain_marks(blocks))
     moved = _list_moved(trace)
-    if any(device.source == "history" for device in moved):
+    if moved:
         notes.append(Note(_COLUMNS_NOTE))
-    if any(device.source == "lines" for device in moved):
-        notes.append(Note(_COLUMNS_NOTE_HOST))
+    if trace.host is not None and not _is_host_still(trace.host):
+        notes.append(Note(_HOST_NOTE))
+        if trace.host.unread_bytes:
+            notes.append(Note(_UNREAD_NOTE))
     for device in _sort(trace.devices):
-        for text in device.notes:
-            named = text if device.device in text else f"{device.device}: {text}"
-            notes.append(Note(named))
+        for text in map(word_note, device.notes):
+            notes.append(Note(text if device.device in text else f"{device.device}: {text}"))
+    if trace.host is not None:
+        notes.extend(Note(f"host: {word_note(note)}") for note in trace.host.notes)
     notes.extend(Note(text) for text in trace.notes)
     if any(device.device == HOST for device in trace.record.devices):
         notes.extend(explain_host(trace.record.devices))
     return notes
+
+
+# -- What made the peak ----------------------------------------------------------------------------
+
+
+def _list_peak(device: DeviceTrace) -> list[Block]:
+    if not device.peak:
+        return []
+    total = sum(part.n_bytes for part in device.peak)
+    shown = device.peak if len(device.peak) <= _MAX_PARTS + 1 else device.peak[:_MAX_PARTS]
+    rows = []
+    for part in shown:
+        place = name_origin(part.origin, part.line)
+        place = place if part.unit is None else f"{part.unit}, {place}"
+        kind = Cell(part.kind, tone="muted" if part.kind == "freed since" else "plain")
+        amounts = _list_amounts(part.n_bytes, part.n_blocks, total)
+        rows.append((Cell(place), *amounts, kind, Cell(part.owner or "")))
+    rest = device.peak[len(shown) :]
+    if rest:
+        n_bytes, n_blocks = (sum(p.n_bytes for p in rest), sum(p.n_blocks for p in rest))
+        more = Cell(f"{len(rest)} more", tone="muted")
+        rows.append((more, *_list_amounts(n_bytes, n_blocks, total), Cell(""), Cell("")))
+    return [
+        Table(
+            caption=f"What made the peak of {device.device}: {format_bytes(total)}",
+            columns=_PEAK_COLUMNS,
+            groups=(tuple(rows),),
+            last_is_shared=False,
+            caption_is_seen=True,
+        )
+    ]
+
+
+def _list_amounts(n_bytes: int, n_blocks: int, total: int) -> tuple[Cell, ...]:
+    return bytes_cell(n_bytes), share_cell(n_bytes, total), Cell(f"{n_blocks:,}")

@@ -1,30 +1,55 @@
-"""Why some memory is still there: each path that holds it, and how to cut it."""
+"""Why memory is still held: each path that holds it, and what makes the holder let go."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from gpumemwidget.model.ownership import Explanation, Fix, FixKind, Holder
+from gpumemwidget.report.release import describe_joint
+from gpumemwidget.report.render.document import (
+    Block,
+    Document,
+    Heading,
+    Note,
+    Run,
+    Step,
+    Steps,
+    Tone,
+)
+from gpumemwidget.report.render.output import Report
+from gpumemwidget.report.wording.words import format_device_bytes
 
-from gpumemwidget.records import Explanation, Holder
-from gpumemwidget.report.document import Block, Document, Heading, Note, Run, Step, Steps, Tone
-from gpumemwidget.report.html import render_html
-from gpumemwidget.report.output import Report
-from gpumemwidget.report.text import render_text
-from gpumemwidget.report.words import join_words
-from gpumemwidget.units import format_bytes
+__all__ = ["report_explanation", "word_fix"]
 
-__all__ = ["report_explanation"]
-
-#: What ``Explanation.name`` is where it was asked what no name reaches.
-_NO_NAME = "no name"
-
-#: What a way to cut it begins or ends with where it is to be typed; others are sentences.
-_COMMANDS = ("%", "del ", "import ")
-_COMMANDS_END = (" = None", ".close()", ".cache_clear()", ".set(None)")
+#: Code to type for each fix; ``{}`` is its path.
+_COMMANDS = {
+    FixKind.RELEASE_ROW: "%memrelease {}",
+    FixKind.RELEASE_EXCEPTIONS: "%memrelease --exceptions",
+    FixKind.RELEASE_CUBLAS: "%memrelease --cublas",
+    FixKind.RELEASE_COMPILED: "%memrelease --compile",
+    FixKind.DELETE: "del {}",
+    FixKind.CLEAR_GRADIENT: "{} = None",
+    FixKind.CLEAR_CACHE: "{}.cache_clear()",
+    FixKind.CLOSE_GENERATOR: "{}.close()",
+    FixKind.SET_CONTEXT_VARIABLE: "{}.set(None)",
+    FixKind.COLLECT: "import gc; gc.collect()",
+}
+#: Sentences for the fixes that are no single line of code.
+_SENTENCES = {
+    FixKind.RELEASE_OPTIMIZER: "also release {}: an optimizer references its parameters",
+    FixKind.DELETE_FUNCTION: "delete the function {}",
+    FixKind.DELETE_CUDA_GRAPH: "delete the graph, or call its reset()",
+    FixKind.DELETE_LENDER: "delete the array or the file that it shows",
+    FixKind.DROP_GRAPH: "call backward(), or drop {0} (keep {0}.detach() or .item())",
+    FixKind.END_FUNCTION: "let the function return, or set its variable to None",
+    FixKind.END_UNSEEN: (
+        "torch.clear_autocast_cache() if an autocast was left open; otherwise it goes with what "
+        "holds it in C++, or with the kernel"
+    ),
+}
 
 
 def report_explanation(explanation: Explanation) -> Report:
-    """What it is, what it holds, who else holds that, and what a person does about each."""
-    is_unnamed = explanation.name == _NO_NAME
+    """Report what holds some memory: its size, its other holders, and a fix for each."""
+    is_unnamed = explanation.is_unnamed
     blocks: list[Block] = [Heading(_list_title(explanation, is_unnamed=is_unnamed))]
     holders = [each for each in explanation.holders if each.path != explanation.name]
     amounts = _tell_amounts(explanation, is_unnamed=is_unnamed, is_alone=not holders)
@@ -34,27 +59,31 @@ def report_explanation(explanation: Explanation) -> Report:
         if explanation.n_more:
             paths = "path" if explanation.n_more == 1 else "paths"
             blocks.append(Note(f"and {explanation.n_more} more {paths}"))
-    elif explanation.held_bytes:
+    elif explanation.held_bytes.total_bytes:
         blocks.append(Note(_tell_alone(explanation, is_unnamed=is_unnamed), tone="plain"))
     own = next((each for each in explanation.holders if each.path == explanation.name), None)
-    if own is not None and own.cut:
-        words = "To cut this one" if holders else "To release it"
-        blocks.append(Note(f"{words}: {own.cut}", tone="plain"))
+    joint = describe_joint(explanation.joint)
+    if joint:
+        blocks.extend(joint)
+    elif own is not None:
+        words = "To release it"
+        if holders:
+            frees = explanation.frees_bytes.total_bytes
+            words = "To release this one" if frees else "When nothing else holds it"
+        blocks.append(Note(f"{words}: {word_fix(own.fix).text}", tone="plain"))
     if not explanation.is_complete:
         blocks.append(
             Note(
-                "There was too much to look at all of it: it holds at least this, and there may "
-                "be more that holds it.",
+                "There were too many objects to look at in time: there may be more holders.",
                 tone="warn",
             )
         )
-    document = Document(tuple(blocks))
-    return Report(text=render_text(document), html=render_html(document))
+    return Report(Document(tuple(blocks)))
 
 
 def _list_title(explanation: Explanation, *, is_unnamed: bool) -> tuple[Run, ...]:
     if is_unnamed:
-        return (Run("What no name reaches", "strong"),)
+        return (Run("Memory without a variable", "strong"),)
     kind = explanation.kind
     if explanation.type_name and explanation.type_name != kind:
         kind = f"{kind}, {explanation.type_name}" if kind else explanation.type_name
@@ -62,19 +91,22 @@ def _list_title(explanation: Explanation, *, is_unnamed: bool) -> tuple[Run, ...
 
 
 def _tell_amounts(explanation: Explanation, *, is_unnamed: bool, is_alone: bool) -> str:
-    at_least = "" if explanation.is_complete else "at least "
-    held = _join_amounts(explanation.held_bytes)
+    held = format_device_bytes(explanation.held_bytes)
     if is_unnamed:
-        return f"It is {at_least}{held}." if held else "Nothing: a name leads to all there is."
+        # More time might find a variable that leads to some of it.
+        about = "" if explanation.is_complete else "about "
+        return f"It is {about}{held}." if held else "None: all memory is reachable from variables."
     if not held:
         return "It holds no tensor memory."
-    if is_alone and not explanation.frees_bytes:
-        # A part of something: what goes with it was not asked.
-        return f"It holds {at_least}{held}."
-    frees = _join_amounts(explanation.frees_bytes)
+    frees = format_device_bytes(explanation.frees_bytes)
+    if is_alone and not explanation.frees_bytes.total_bytes:
+        # The account does not know what releasing a part of something frees.
+        return f"Holds {held}."
     if explanation.frees_bytes == explanation.held_bytes:
-        frees = "all of it"
-    return f"It holds {at_least}{held}; released alone it frees {frees or 'nothing'}."
+        return f"Holds {held}. Releasing it frees all of that."
+    if not frees:
+        return f"Holds {held}. Releasing only this frees nothing: it is shared."
+    return f"Holds {held}. Releasing only this frees {frees}."
 
 
 def _tell_alone(explanation: Explanation, *, is_unnamed: bool) -> str:
@@ -85,15 +117,23 @@ def _tell_alone(explanation: Explanation, *, is_unnamed: bool) -> str:
     return "Nothing else holds it."
 
 
+def word_fix(fix: Fix) -> Run:
+    """Return what a person types, as code, or does, as a sentence."""
+    if fix.kind is FixKind.RELEASE_DISPLAYED:
+        # Only ``Out[7]`` can be named; ``_`` is another value after each cell.
+        is_row = fix.path.startswith("Out[")
+        return Run(f"%memrelease {fix.path}" if is_row else "%memrelease --out", "code")
+    command = _COMMANDS.get(fix.kind)
+    if command is None:
+        return Run(_SENTENCES[fix.kind].format(fix.path))
+    command = command.format(fix.path)
+    if fix.module and "…" not in command:
+        command = f"import {fix.module}; {command}"
+    return Run(command, "code")
+
+
 def _describe_holder(holder: Holder) -> Step:
-    details: tuple[tuple[Run, ...], ...] = ()
-    if holder.cut:
-        is_code = holder.cut.startswith(_COMMANDS) or holder.cut.endswith(_COMMANDS_END)
-        details = ((Run("to cut it: "), Run(holder.cut, "code" if is_code else "plain")),)
-    amounts = _join_amounts(holder.held_bytes)
+    details = ((Run("fix: "), word_fix(holder.fix)),)
+    amounts = format_device_bytes(holder.held_bytes)
     tone: Tone = "plain" if holder.root == "nowhere" else "code"
     return Step(holder.path, f"holds {amounts}" if amounts else "", details, tone)
-
-
-def _join_amounts(amounts: Iterable[tuple[str, int]]) -> str:
-    return join_words([f"{format_bytes(n_bytes)} on {device}" for device, n_bytes in amounts])

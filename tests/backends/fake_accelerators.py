@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from gpumemwidget.backends.allocator import ReplayAllocator
+from gpumemwidget.testing import SimulatedGpus
 
 __all__ = ["BroughtIntoUse", "make_mps", "make_old_mps", "make_other", "make_xpu"]
 
@@ -33,7 +33,7 @@ class _Forbidden:
         raise BroughtIntoUse(self._name)
 
 
-def _guard(allocator: ReplayAllocator, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+def _guard(allocator: SimulatedGpus, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     """A call that is forbidden as long as the device is not in use."""
 
     def ask(*arguments: Any, **options: Any) -> Any:
@@ -53,7 +53,7 @@ def _make_torch(version: str, bindings: SimpleNamespace) -> Any:
     return torch
 
 
-def _add_general(bindings: SimpleNamespace, allocator: ReplayAllocator, keys: tuple[str, ...] = ()):
+def _add_general(bindings: SimpleNamespace, allocator: SimulatedGpus, keys: tuple[str, ...] = ()):
     """The bindings behind ``torch.accelerator``'s memory functions, since 2.9."""
 
     def read(index: int) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def _add_general(bindings: SimpleNamespace, allocator: ReplayAllocator, keys: tu
     )
 
 
-def make_xpu(allocator: ReplayAllocator, *, version: str = "2.13.0", is_bad_fork: bool = False):
+def make_xpu(allocator: SimulatedGpus, *, version: str = "2.13.0", is_bad_fork: bool = False):
     """Intel GPUs: all of them are initialised together, as a first tensor lands on one."""
 
     def read(index: int) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def make_xpu(allocator: ReplayAllocator, *, version: str = "2.13.0", is_bad_fork
     return torch
 
 
-def make_mps(allocator: ReplayAllocator, *, version: str = "2.13.0"):
+def make_mps(allocator: SimulatedGpus, *, version: str = "2.13.0"):
     """Apple's GPU, where ``torch.accelerator`` reaches it: two statistics, one pool."""
     bindings = SimpleNamespace(
         _has_mps=True,
@@ -128,10 +128,8 @@ def make_mps(allocator: ReplayAllocator, *, version: str = "2.13.0"):
     return torch
 
 
-def make_old_mps(allocator: ReplayAllocator, *, version: str = "2.5.0"):
-    """Apple's GPU before: one figure, and nothing tells whether the device is in use."""
-    import torch as real
-
+def make_old_mps(allocator: SimulatedGpus, *, version: str = "2.5.0"):
+    """Apple's GPU before: nothing tells whether the device is in use."""
     torch = make_mps(allocator, version=version)
     bindings = torch._C
     for name in list(vars(bindings)):
@@ -145,25 +143,10 @@ def make_old_mps(allocator: ReplayAllocator, *, version: str = "2.5.0"):
         bindings._accelerator_isAllocatorInitialized = refuse
         bindings._accelerator_getDeviceStats = _Forbidden("getDeviceStats")
         bindings._accelerator_resetPeakStats = _Forbidden("resetPeakStats")
-    bindings.TensorBase = SimpleNamespace(device=_Device())
-    bindings.DisableTorchFunction = real._C.DisableTorchFunction
-    torch.Tensor, torch.nn = MpsTensor, SimpleNamespace(Parameter=int, Module=real.nn.Module)
-    torch.backends = SimpleNamespace(mps=SimpleNamespace())
     return torch
 
 
-class MpsTensor:
-    """Stands for a tensor on MPS."""
-
-
-class _Device:
-    """Stands for ``TensorBase.device``."""
-
-    def __get__(self, *_: object) -> Any:
-        return SimpleNamespace(type="mps")
-
-
-def make_other(allocator: ReplayAllocator, *, version: str = "2.13.0"):
+def make_other(allocator: SimulatedGpus, *, version: str = "2.13.0"):
     """An extension's own device, with functions of its own that no overlay of ours covers."""
     bindings = SimpleNamespace()
     torch = _make_torch(version, bindings)

@@ -12,6 +12,7 @@ class FakeProc:
     def __init__(self, root: Path) -> None:
         self.root = root
         (root / "self").mkdir(parents=True)
+        (root / "stat").write_text("btime 1000\n")
 
     def write_status(self, *, resident_kib: int, mark_kib: int | None, n_groups: int = 0) -> None:
         mark = "" if mark_kib is None else f"VmHWM:\t{mark_kib:8} kB\n"
@@ -50,8 +51,8 @@ class FakeProc:
         """One process; written again it is replaced, its open files apart."""
         folder = self.root / str(pid)
         (folder / "fd").mkdir(parents=True, exist_ok=True)
-        # From the 4th to the 22nd field; those that nobody reads are 0.
-        fields = [parent, 0, session, *[0] * 15, start, 0, 0]
+        # From the 4th field on, see proc(5); those that nobody reads are 0.
+        fields = [parent, 0, session, *[0] * 15, start, *[0] * 30]
         (folder / "stat").write_text(f"{pid} ({thread_name}) {state} {' '.join(map(str, fields))}")
         (folder / "statm").write_text(f"9999 {resident_pages} 3 4 0 5 0\n")
         (folder / "cmdline").write_text("".join(f"{word}\0" for word in command))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumemwidget.backends.cgroup import read_headroom_bytes, read_limit_bytes
+from gpumemwidget.backends.host.cgroup import read_headroom_bytes, read_limit_bytes
 from tests.backends.procfs import FakeProc, write_group
 
 

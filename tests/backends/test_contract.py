@@ -1,4 +1,4 @@
-"""What ``backends/base.py`` promises, held against every implementation.
+"""What ``backends/protocol.py`` promises, held against every implementation.
 
 The same tests run on real process memory, on recordings, on scripts, on the CUDA backend over
 simulated allocators, and on a real GPU where there is one. So what is shown with a recording is
@@ -18,31 +18,54 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pynvml
 import pytest
 
-from gpumemwidget.backends.accelerator import AcceleratorBackend
-from gpumemwidget.backends.allocator import ReplayAllocator
-from gpumemwidget.backends.base import DeviceMonitor, MemoryBackend, ProcessSource
-from gpumemwidget.backends.cuda import CudaBackend
-from gpumemwidget.backends.host import HostBackend
-from gpumemwidget.backends.nvml import NvmlMonitor
-from gpumemwidget.backends.processes import ProcessTree
-from gpumemwidget.backends.procfiles import ProcFiles, PsutilReader
-from gpumemwidget.backends.recorder import Recorder
-from gpumemwidget.backends.recording import Recording, load_recording, save_recording
-from gpumemwidget.backends.replay import Playback, ReplayBackend, ReplayMonitor
-from gpumemwidget.backends.scenes import SceneKind, play_scene
-from gpumemwidget.backends.script import Step, demo_script, play_script
-from gpumemwidget.devices import ChildProcess, Limit
+from gpumemwidget.backends.accelerators import AcceleratorBackend
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.driver.nvml import NvmlMonitor
+from gpumemwidget.backends.driver.processes import ProcessTree
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.backends.protocol import (
+    Blocks,
+    DeviceMemory,
+    DeviceMonitor,
+    History,
+    HostMemory,
+    Limits,
+    MemoryBackend,
+    OwnMemory,
+    PinnedMemory,
+    ProcessSource,
+    Workspaces,
+)
 from gpumemwidget.errors import BackendError
-from gpumemwidget.records import HOST, Block, DeviceInfo, PeakIs, Reading, Segment
-from gpumemwidget.traces import ACTIONS, AllocatorTrace
+from gpumemwidget.model.devices import HOST, ChildProcess, DeviceInfo, Limit, PeakIs, Reading
+from gpumemwidget.model.segments import Block, Segment
+from gpumemwidget.model.traces import ACTIONS, AllocatorTrace
+from gpumemwidget.testing import (
+    DriverKind,
+    Recorder,
+    Recording,
+    RecordingPlayer,
+    ReplayBackend,
+    ReplayMonitor,
+    SceneKind,
+    SimulatedDriver,
+    SimulatedGpus,
+    Step,
+    demo_script,
+    load_recording,
+    play_scene,
+    play_script,
+    save_recording,
+)
 from tests.backends.fake_accelerators import make_mps, make_xpu
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
-from tests.backends.test_overlay import make_torch
+from tests.backends.test_peak_overlay import make_torch
 
 DATA = Path(__file__).parents[1] / "data"
 MIB = 1024 * 1024
@@ -52,11 +75,20 @@ SLACK_BYTES = 4 * MIB
 METHODS = (
     *("list_devices", "read", "start_span", "end_span", "read_as_user"),
     *("read_segments", "release_workspaces", "empty_cache", "take_notes"),
-    *("start_trace", "end_trace", "set_sites", "read_pinned", "read_limits", "reset_peaks"),
-    "close",
+    *("start_trace", "end_trace", "keep_sites", "read_pinned", "read_limits", "reset_peaks"),
+    *("list_lost_peaks", "close"),
 )
+CAPABILITIES = (
+    *(Blocks, History, Limits, PinnedMemory, Workspaces, DeviceMemory, OwnMemory, HostMemory),
+)
+_OF_CUDA = (Blocks, History, Limits, PinnedMemory, Workspaces, DeviceMemory)
+_OF_ACCELERATORS = (Blocks, Limits, DeviceMemory, OwnMemory)
+_OF_REPLAYS = (Blocks, History, Limits, PinnedMemory, Workspaces)
 #: What the calls need to be told.
-OPTIONS: dict[str, dict[str, int]] = {"start_trace": {"n_events": 1000}, "set_sites": {"is_on": 1}}
+OPTIONS: dict[str, dict[str, int]] = {
+    "start_trace": {"n_events": 1000},
+    "keep_sites": {"is_on": 1},
+}
 
 
 @dataclass
@@ -71,6 +103,18 @@ class Subject:
     #: Whether it tells of the allocator's blocks, and of its events.
     tells_blocks: bool = True
     is_traced: bool = True
+    #: The protocols that it fulfils beside ``MemoryBackend``.
+    capabilities: tuple[type, ...] = _OF_REPLAYS
+
+    def ask(self, capability: type) -> Any:
+        """Return the backend, if it has a capability; else the test has nothing to hold."""
+        if capability not in self.capabilities:
+            pytest.skip(f"the backend has no {capability.__name__}")
+        return self.backend
+
+    def list_methods(self) -> list[str]:
+        """Return the methods of all protocols that the backend has; ``close`` is the last."""
+        return [name for name in METHODS if hasattr(self.backend, name)]
 
 
 def make_host(_tmp_path: Path) -> Subject:
@@ -78,7 +122,9 @@ def make_host(_tmp_path: Path) -> Subject:
         block = bytearray(WORK_BYTES)
         del block
 
-    return Subject(HostBackend(), work, tells_blocks=False, is_traced=False)
+    return Subject(
+        HostBackend(), work, tells_blocks=False, is_traced=False, capabilities=(HostMemory,)
+    )
 
 
 def make_steps(n_rounds: int = 400) -> list[Step]:
@@ -91,35 +137,40 @@ def make_steps(n_rounds: int = 400) -> list[Step]:
     return steps
 
 
-def make_replay(backend: ReplayBackend) -> Subject:
-    playback = backend.playback
-    playback.advance()
+def make_replay(recording: Recording) -> Subject:
+    player = RecordingPlayer(recording)
+    player.advance()
 
     def work() -> None:
-        playback.advance(2)
+        player.advance(2)
 
     def touch() -> None:
-        playback.advance(playback.n_events)
+        player.advance(player.n_events)
 
-    return Subject(backend, work, touch)
+    return Subject(ReplayBackend(player), work, touch)
+
+
+@functools.cache
+def record_script() -> Recording:
+    return play_script(make_steps(), history=True)
 
 
 def make_script(_tmp_path: Path) -> Subject:
-    return make_replay(ReplayBackend.from_script(make_steps(), history=True))
+    return make_replay(record_script())
 
 
 def make_file(tmp_path: Path) -> Subject:
-    path = tmp_path / "script.json"
-    save_recording(play_script(make_steps(), history=True), path)
-    return make_replay(ReplayBackend.from_file(path))
+    path = tmp_path / "script.json.gz"
+    save_recording(record_script(), path)
+    return make_replay(load_recording(path))
 
 
 @functools.cache
 def record_host() -> Recording:
     """Real memory, recorded once: it takes a while to touch so much."""
     host = HostBackend()
-    recorder = Recorder(host)
-    recorder.start_span()
+    recorder = Recorder(Hardware([host]))
+    recorder.tick()
     for _ in range(10):
         block = bytearray(WORK_BYTES)
         del block
@@ -129,27 +180,28 @@ def record_host() -> Recording:
 
 
 def make_recorded_host(_tmp_path: Path) -> Subject:
-    backend = ReplayBackend(Playback(record_host()))
+    backend = ReplayBackend(RecordingPlayer(record_host()))
 
     def work() -> None:
-        backend.playback.advance()
+        backend.player.advance()
 
     return Subject(backend, work, tells_blocks=False, is_traced=False)
 
 
 def make_simulated_cuda(_tmp_path: Path) -> Subject:
-    allocator = ReplayAllocator(2)
+    allocator = SimulatedGpus(2)
     allocator.allocate(3 * MIB)
 
     def work() -> None:
         allocator.free(allocator.allocate(WORK_BYTES))
         allocator.empty_cache()
 
-    return Subject(CudaBackend(make_torch(allocator)), work, lambda: allocator.touch(1))
+    backend = CudaBackend(make_torch(allocator))
+    return Subject(backend, work, lambda: allocator.touch(1), capabilities=_OF_CUDA)
 
 
 def make_simulated_xpu(_tmp_path: Path) -> Subject:
-    allocator = ReplayAllocator(2)
+    allocator = SimulatedGpus(2)
     allocator.allocate(3 * MIB)
 
     def work() -> None:
@@ -157,11 +209,17 @@ def make_simulated_xpu(_tmp_path: Path) -> Subject:
         allocator.empty_cache()
 
     backend = AcceleratorBackend(make_xpu(allocator))
-    return Subject(backend, work, lambda: allocator.touch(1), is_traced=False)
+    return Subject(
+        backend,
+        work,
+        lambda: allocator.touch(1),
+        is_traced=False,
+        capabilities=_OF_ACCELERATORS,
+    )
 
 
 def make_simulated_mps(_tmp_path: Path) -> Subject:
-    allocator = ReplayAllocator()
+    allocator = SimulatedGpus()
     allocator.allocate(3 * MIB)
 
     def work() -> None:
@@ -169,7 +227,9 @@ def make_simulated_mps(_tmp_path: Path) -> Subject:
         allocator.empty_cache()
 
     backend = AcceleratorBackend(make_mps(allocator))
-    return Subject(backend, work, tells_blocks=False, is_traced=False)
+    return Subject(
+        backend, work, tells_blocks=False, is_traced=False, capabilities=_OF_ACCELERATORS
+    )
 
 
 def make_real_cuda(_tmp_path: Path) -> Subject:
@@ -181,7 +241,7 @@ def make_real_cuda(_tmp_path: Path) -> Subject:
         torch.empty(WORK_BYTES, dtype=torch.uint8, device=kept.device)
         torch.cuda.empty_cache()
 
-    return Subject(CudaBackend(torch), work)
+    return Subject(CudaBackend(torch), work, capabilities=_OF_CUDA)
 
 
 WITH_A_SECOND_DEVICE = [
@@ -258,9 +318,11 @@ def check_segments(segments: tuple[Segment, ...], readings: tuple[Reading, ...])
 
 
 def test_it_is_a_memory_backend(subject: Subject) -> None:
-    """It has every method of the protocol, and a kind that is known."""
+    """It has every method of the protocol, the capabilities that it shall have, a known kind."""
     assert isinstance(subject.backend, MemoryBackend)
     assert subject.backend.kind in ("cuda", "host", "mps", "replay", "xpu")
+    found = {each for each in CAPABILITIES if isinstance(subject.backend, each)}
+    assert found == set(subject.capabilities)
 
 
 def test_devices_are_described(subject: Subject) -> None:
@@ -421,11 +483,12 @@ def test_a_device_touched_within_a_span_is_in_its_end(subject: Subject) -> None:
 
 def test_blocks_are_what_is_allocated_and_segments_what_is_reserved(subject: Subject) -> None:
     """To the byte, before, within and after work, and of every device that is in use."""
-    check_segments(subject.backend.read_segments(), subject.backend.read())
+    backend = subject.ask(Blocks)
+    check_segments(backend.read_segments(), backend.read())
     subject.work()
     if subject.touch is not None:
         subject.touch()
-    segments, readings = subject.backend.read_segments(), subject.backend.read()
+    segments, readings = backend.read_segments(), backend.read()
 
     check_segments(segments, readings)
     if subject.tells_blocks:
@@ -434,8 +497,8 @@ def test_blocks_are_what_is_allocated_and_segments_what_is_reserved(subject: Sub
 
 
 def test_who_tells_no_blocks_has_none(subject: Subject) -> None:
-    """The host has no segments, live or played back, and MPS has none."""
-    assert bool(subject.backend.read_segments()) is subject.tells_blocks
+    """The host has no segments, played back, and MPS has none."""
+    assert bool(subject.ask(Blocks).read_segments()) is subject.tells_blocks
 
 
 def check_trace(trace: AllocatorTrace, readings: dict[str, tuple[Reading, Reading]]) -> None:
@@ -457,15 +520,14 @@ def check_trace(trace: AllocatorTrace, readings: dict[str, tuple[Reading, Readin
 
 
 def test_a_trace_tells_what_was_allocated(subject: Subject) -> None:
-    """One for each GPU in use, with what stood at its ends; why not, save for the host."""
-    devices = [info.device for info in subject.backend.list_devices() if info.device != HOST]
-    reasons = subject.backend.start_trace(n_events=1000)
-    assert len(reasons) == (0 if subject.is_traced else len(devices))
-    devices = devices if subject.is_traced else []
-    starts = {reading.device: reading for reading in subject.backend.read()}
+    """One for each GPU in use, with what stood at its ends; none of the host."""
+    backend = subject.ask(History)
+    devices = [info.device for info in backend.list_devices() if info.device != HOST]
+    assert backend.start_trace(n_events=1000) == ()
+    starts = {reading.device: reading for reading in backend.read()}
     subject.work()
-    ends = {reading.device: reading for reading in subject.backend.read()}
-    traces = subject.backend.end_trace()
+    ends = {reading.device: reading for reading in backend.read()}
+    traces = backend.end_trace()
 
     assert [trace.device for trace in traces] == devices
     for trace in traces:
@@ -480,22 +542,24 @@ def test_a_trace_tells_what_was_allocated(subject: Subject) -> None:
 
 def test_a_trace_runs_from_its_start_to_its_end(subject: Subject) -> None:
     """Where there is something to trace; a second end gives nothing."""
-    assert not subject.backend.is_tracing
-    assert subject.backend.end_trace() == ()
-    subject.backend.start_trace(n_events=1000)
-    assert subject.backend.is_tracing is subject.is_traced
-    subject.backend.end_trace()
+    backend = subject.ask(History)
+    assert not backend.is_tracing
+    assert backend.end_trace() == ()
+    backend.start_trace(n_events=1000)
+    assert backend.is_tracing is subject.is_traced
+    backend.end_trace()
 
-    assert not subject.backend.is_tracing
-    assert subject.backend.end_trace() == ()
+    assert not backend.is_tracing
+    assert backend.end_trace() == ()
 
 
 def test_a_trace_keeps_no_more_events_than_asked_for(subject: Subject) -> None:
     """The newest; and says that others are missing."""
-    subject.backend.start_trace(n_events=2)
+    backend = subject.ask(History)
+    backend.start_trace(n_events=2)
     subject.work()
     subject.work()
-    traces = subject.backend.end_trace()
+    traces = backend.end_trace()
 
     assert all(len(trace.events) <= 2 and not trace.is_whole for trace in traces)
     assert len(traces) == (1 if subject.is_traced else 0)
@@ -503,16 +567,17 @@ def test_a_trace_keeps_no_more_events_than_asked_for(subject: Subject) -> None:
 
 def test_closing_ends_a_trace(subject: Subject) -> None:
     """Nothing runs on."""
-    subject.backend.start_trace(n_events=1000)
+    backend = subject.ask(History)
+    backend.start_trace(n_events=1000)
 
-    subject.backend.close()
+    backend.close()
 
-    assert not subject.backend.is_tracing
+    assert not backend.is_tracing
 
 
 def test_what_is_done_about_lines_is_said(subject: Subject) -> None:
     """In one line, where there is such a history."""
-    said = [subject.backend.set_sites(is_on=is_on) for is_on in (True, True, False, False)]
+    said = [subject.ask(History).keep_sites(is_on=is_on) for is_on in (True, True, False, False)]
 
     assert all("\n" not in each for each in said)
     assert all(bool(each) is subject.is_traced for each in said)
@@ -521,8 +586,9 @@ def test_what_is_done_about_lines_is_said(subject: Subject) -> None:
 def test_no_order_of_calls_fails(subject: Subject) -> None:
     """All methods may follow one another in any order, ``close`` in between too."""
     rng = random.Random(20_261_121)
-    calls = [rng.choice(METHODS[:-1]) for _ in range(60)]
-    calls += [rng.choice(METHODS) for _ in range(60)]
+    methods = subject.list_methods()
+    calls = [rng.choice(methods[:-1]) for _ in range(60)]
+    calls += [rng.choice(methods) for _ in range(60)]
 
     for name in calls:
         answer = getattr(subject.backend, name)(**OPTIONS.get(name, {}))
@@ -563,7 +629,8 @@ def test_all_may_be_called_from_other_threads(subject: Subject) -> None:
                 check_readings(subject.backend.read())
                 check_readings(subject.backend.read_as_user())
                 subject.backend.list_devices()
-                assert type(subject.backend.read_segments()) is tuple
+                if isinstance(subject.backend, Blocks):
+                    assert type(subject.backend.read_segments()) is tuple
             except BaseException as error:  # noqa: BLE001 - whatever it is, the test is to fail
                 failures.append(error)
                 return
@@ -593,7 +660,7 @@ def test_a_forked_child_reads_without_failing(subject: Subject) -> None:
     if pid == 0:
         status = 1
         try:
-            for name in METHODS:
+            for name in subject.list_methods():
                 getattr(subject.backend, name)(**OPTIONS.get(name, {}))
             status = 0
         finally:
@@ -609,17 +676,18 @@ def test_a_forked_child_reads_without_failing(subject: Subject) -> None:
 
 def test_a_limit_is_told_or_refused(subject: Subject) -> None:
     """What was set is read, until it is taken away; who can't says so in one line."""
-    for info in subject.backend.list_devices():
-        before = subject.backend.read_limits()
+    backend = subject.ask(Limits)
+    for info in backend.list_devices():
+        before = backend.read_limits()
         try:
-            subject.backend.set_limit(info.device, 80 * MIB)
+            backend.set_limit(info.device, 80 * MIB)
         except BackendError as error:
             assert "\n" not in str(error)  # noqa: PT017 - either outcome is right, none other is
-            assert subject.backend.read_limits() == before
+            assert backend.read_limits() == before
             continue
-        limits = {limit.device: limit for limit in subject.backend.read_limits()}
-        subject.backend.set_limit(info.device, None)
-        after = {limit.device: limit.limit_bytes for limit in subject.backend.read_limits()}
+        limits = {limit.device: limit for limit in backend.read_limits()}
+        backend.set_limit(info.device, None)
+        after = {limit.device: limit.limit_bytes for limit in backend.read_limits()}
 
         assert limits[info.device].limit_bytes == 80 * MIB
         assert after.get(info.device) is None
@@ -627,7 +695,7 @@ def test_a_limit_is_told_or_refused(subject: Subject) -> None:
 
 def test_limits_are_those_of_its_devices(subject: Subject) -> None:
     """In their order; with what is reserved, where a device is in use."""
-    limits = subject.backend.read_limits()
+    limits = subject.ask(Limits).read_limits()
 
     devices = [info.device for info in subject.backend.list_devices()]
     reserved = {each.device: each.reserved_bytes for each in subject.backend.read()}
@@ -643,10 +711,11 @@ def test_limits_are_those_of_its_devices(subject: Subject) -> None:
 @pytest.mark.parametrize("device", ["cuda:99", "cuda:", "cuda:x", "disk", ""])
 def test_what_is_no_device_has_no_limit(subject: Subject, device: str) -> None:
     """It is refused, and nothing waits for it."""
+    backend = subject.ask(Limits)
     with pytest.raises(BackendError):
-        subject.backend.set_limit(device, 80 * MIB)
+        backend.set_limit(device, 80 * MIB)
 
-    assert device not in [limit.device for limit in subject.backend.read_limits()]
+    assert device not in [limit.device for limit in backend.read_limits()]
 
 
 def test_peaks_begin_anew_for_the_user_alone(subject: Subject) -> None:
@@ -680,7 +749,7 @@ def test_peaks_of_other_devices_stay(subject: Subject) -> None:
 
 def test_pinned_memory_is_known_or_not(subject: Subject) -> None:
     """No more is held than the allocator has; nobody begins it by asking."""
-    told = [subject.backend.read_pinned() for _ in range(2)]
+    told = [subject.ask(PinnedMemory).read_pinned() for _ in range(2)]
 
     assert told[0] == told[1]
     for pinned in told:
@@ -699,18 +768,41 @@ def make_instance() -> NvmlMonitor:
     return make_nvml(FakeGpu(uuid="GPU-b", instances=[instance]), CUDA_VISIBLE_DEVICES="MIG-1")
 
 
+def make_simulated(kind: DriverKind = "plain") -> SimulatedDriver:
+    """Two simulated GPUs: one in use, beside another process and a child."""
+    total_bytes = 80 * 1024 * MIB
+    gpus = SimulatedGpus(2, total_bytes=SimulatedDriver.leave_for_pytorch(total_bytes))
+    gpus.allocate(3 * MIB)
+    driver = SimulatedDriver(gpus, total_bytes, kind=kind)
+    driver.set_process(2**30 + 1, 5 * MIB)
+    driver.set_process(2**30 + 2, 7 * MIB, 1, name="python rank.py", relation="child")
+    driver.processes.set_child(2**30 + 2, "python rank.py", 9 * MIB)
+    return driver
+
+
+def make_lost() -> SimulatedDriver:
+    driver = make_simulated()
+    driver.lose(1)
+    return driver
+
+
+@functools.cache
+def record_scene(kind: SceneKind) -> Recording:
+    return play_scene(2, kind, n_steps=2)
+
+
 def make_played(kind: SceneKind) -> ReplayMonitor:
     """In the middle of a scene."""
-    playback = Playback(play_scene(2, kind, n_steps=2))
-    playback.advance(playback.n_events * 2 // 3)
-    return ReplayMonitor(playback)
+    player = RecordingPlayer(record_scene(kind))
+    player.advance(player.n_events * 2 // 3)
+    return ReplayMonitor(player)
 
 
 def play_to_the_end(name: str) -> ReplayMonitor:
     """A recording of real GPUs, where it ends."""
-    playback = Playback(load_recording(DATA / "h200-devices" / f"{name}.json"))
-    playback.advance(playback.n_events)
-    return ReplayMonitor(playback)
+    player = RecordingPlayer(load_recording(DATA / "h200-devices" / f"{name}.json.gz"))
+    player.advance(player.n_events)
+    return ReplayMonitor(player)
 
 
 TELLING = [
@@ -725,11 +817,14 @@ TELLING = [
     ),
     pytest.param(make_instance, id="instance"),
     pytest.param(
-        lambda: ReplayMonitor(Playback(play_script(demo_script(2, n_steps=1)))), id="replay"
+        lambda: ReplayMonitor(RecordingPlayer(play_script(demo_script(2, n_steps=1)))), id="replay"
     ),
     pytest.param(lambda: play_to_the_end("two-gpus"), id="recorded-gpus"),
-    pytest.param(lambda: make_played("whole"), id="scene"),
+    pytest.param(lambda: make_played("plain"), id="scene"),
     pytest.param(lambda: make_played("MIG"), id="scene-of-an-instance"),
+    pytest.param(make_simulated, id="simulated"),
+    pytest.param(lambda: make_simulated("MIG"), id="simulated-instance"),
+    pytest.param(lambda: make_simulated("host PIDs"), id="simulated-container"),
     pytest.param(lambda: make_played("host PIDs"), id="scene-in-a-container"),
     pytest.param(NvmlMonitor, id="real-nvml", marks=pytest.mark.gpu),
 ]
@@ -757,6 +852,8 @@ SILENT = [
     ),
     pytest.param(lambda: make_played("lost GPU"), id="scene-of-a-lost-one"),
     pytest.param(lambda: make_played("no permission"), id="scene-without-permission"),
+    pytest.param(make_lost, id="simulated-lost-one"),
+    pytest.param(lambda: make_simulated("no permission"), id="simulated-without-permission"),
 ]
 
 
@@ -810,8 +907,8 @@ def test_what_is_not_told_has_a_reason(any_monitor: DeviceMonitor) -> None:
     for info in any_monitor.list_infos():
         told = any_monitor.read_use(info.device), any_monitor.list_processes(info.device)
         failures = any_monitor.list_failures(info.device)
-        was_recorded = isinstance(any_monitor, NvmlMonitor) or any(
-            event.change.failures for event in any_monitor._playback.recording.events
+        was_recorded = not isinstance(any_monitor, ReplayMonitor) or any(
+            event.change.failures for event in any_monitor._player.recording.events
         )
         assert bool(failures) is (None in told and was_recorded)
         assert failures == any_monitor.list_failures(info.device)
@@ -856,9 +953,9 @@ def test_a_closed_monitor_lists_nothing(monitor: DeviceMonitor) -> None:
 
 @pytest.fixture(
     params=[
-        pytest.param(lambda: ProcessTree(ProcFiles()), id="procfs"),
-        pytest.param(lambda: ProcessTree(PsutilReader()), id="psutil"),
-        pytest.param(lambda: make_played("whole").processes, id="scene"),
+        pytest.param(ProcessTree, id="this-machine"),
+        pytest.param(lambda: make_played("plain").processes, id="scene"),
+        pytest.param(lambda: make_simulated().processes, id="simulated"),
         pytest.param(lambda: play_to_the_end("two-gpus").processes, id="recorded-gpus"),
     ]
 )
@@ -875,7 +972,7 @@ def test_it_is_a_process_source(source: ProcessSource) -> None:
     assert isinstance(source, ProcessSource)
     assert type(source.own_pid) is int
     assert source.own_pid > 0
-    assert type(source.are_numbers_certain) is bool
+    assert type(source.are_pids_certain) is bool
 
 
 def test_children_are_told_by_their_numbers(source: ProcessSource) -> None:

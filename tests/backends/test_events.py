@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpumemwidget.backends.events import parse_events, parse_rules, parse_traces
-from gpumemwidget.backends.snapshot import parse_segments
-from gpumemwidget.backends.stacks import StackTable
-from gpumemwidget.records import Frame
-from gpumemwidget.traces import ACTIONS, AllocatorRules
+from gpumemwidget.backends.cuda.events import parse_events, parse_rules, parse_traces
+from gpumemwidget.backends.cuda.snapshot import StackTable, parse_segments
+from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.traces import ACTIONS, AllocatorRules
 
 _MIB = 1 << 20
 _LINE = {"name": "<module>", "filename": "cell.py", "line": 3}

@@ -8,21 +8,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpumemwidget.backends.allocator import ReplayAllocator
-from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host import HostBackend
-from gpumemwidget.backends.nvml import NvmlMonitor
+from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.errors import BackendError
+from gpumemwidget.testing import SimulatedGpus
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
-from tests.backends.test_overlay import make_torch
+from tests.backends.test_peak_overlay import make_torch
 
 GIB = 1 << 30
 SMALL = FakeGpu(name="Small", uuid="GPU-small", total_bytes=8 * GIB, used_bytes=1 * GIB)
 LARGE = FakeGpu(name="Large", uuid="GPU-large", total_bytes=80 * GIB, used_bytes=30 * GIB)
 
 
-def make_two_gpus(allocator: ReplayAllocator) -> SimpleNamespace:
+def make_two_gpus(allocator: SimulatedGpus) -> SimpleNamespace:
     """CUDA puts the fastest first; the driver goes by the bus, where the small one is first."""
     torch = make_torch(allocator)
     torch.cuda.get_device_properties = lambda index: SimpleNamespace(
@@ -34,13 +34,13 @@ def make_two_gpus(allocator: ReplayAllocator) -> SimpleNamespace:
 
 
 @pytest.fixture
-def allocator() -> ReplayAllocator:
+def allocator() -> SimulatedGpus:
     """Two simulated devices."""
-    return ReplayAllocator(2)
+    return SimulatedGpus(2)
 
 
 @pytest.fixture
-def hardware(allocator: ReplayAllocator) -> Iterator[Hardware]:
+def hardware(allocator: SimulatedGpus) -> Iterator[Hardware]:
     """Two GPUs and the host."""
     hardware = Hardware(
         [CudaBackend(make_two_gpus(allocator)), HostBackend()],
@@ -52,7 +52,7 @@ def hardware(allocator: ReplayAllocator) -> Iterator[Hardware]:
 
 
 def test_gpus_come_first_and_untouched_ones_are_not_read(
-    hardware: Hardware, allocator: ReplayAllocator
+    hardware: Hardware, allocator: SimulatedGpus
 ) -> None:
     """Counters are read of what the user touched, in the order of the devices, the host last."""
     assert [reading.device for reading in hardware.start_span()] == ["host"]
@@ -64,9 +64,7 @@ def test_gpus_come_first_and_untouched_ones_are_not_read(
     assert [info.device for info in hardware.list_devices()] == ["cuda:1", "host"]
 
 
-def test_blocks_are_those_of_the_gpus_in_use(
-    hardware: Hardware, allocator: ReplayAllocator
-) -> None:
+def test_blocks_are_those_of_the_gpus_in_use(hardware: Hardware, allocator: SimulatedGpus) -> None:
     """The host adds none, and a GPU's are there from its first use on."""
     before = hardware.read_segments()
     allocator.allocate(1000)
@@ -78,31 +76,74 @@ def test_blocks_are_those_of_the_gpus_in_use(
     assert [block.requested_bytes for block in after[0].blocks] == [1000, None]
 
 
-def test_workspaces_are_released_where_a_gpu_is_in_use(allocator: ReplayAllocator) -> None:
+def test_workspaces_are_released_where_a_gpu_is_in_use(allocator: SimulatedGpus) -> None:
     """Not while a CUDA graph is alive, which may use them; without a GPU there is nothing."""
 
     class Graph:
         pass
 
     torch = make_torch(allocator)
-    cleared = []
-    torch._C._cuda_clearCublasWorkspaces = lambda: cleared.append(True)
+    workspaces = [allocator.allocate(32 << 20)]
+
+    def clear() -> None:
+        while workspaces:
+            allocator.free(workspaces.pop())
+
+    torch._C._cuda_clearCublasWorkspaces = clear
     torch._C._CUDAGraph = Graph
     hardware = Hardware([CudaBackend(torch), HostBackend()])
     graph = [type("CUDAGraph", (Graph,), {})()]
 
     with pytest.raises(BackendError, match="stay while a CUDA graph is alive"):
         hardware.release_workspaces()
-    assert cleared == []
+    assert len(workspaces) == 1
     graph.clear()
     done = hardware.release_workspaces()
+    again = hardware.release_workspaces()
     hardware.close()
 
-    assert (done, cleared) == ("cuBLAS workspaces freed", [True])
+    assert (done, workspaces) == ("cuBLAS workspaces freed", [])
+    assert again == "no cuBLAS workspaces to free"
     assert Hardware([]).release_workspaces() == "there are no cuBLAS workspaces here"
 
 
-def test_whole_devices_are_matched_by_uuid(hardware: Hardware, allocator: ReplayAllocator) -> None:
+@pytest.mark.parametrize(
+    ("version", "cache", "words"),
+    [
+        ("2.13.0", None, "no cuBLAS workspaces to free"),
+        ("2.15.0", "1", "no cuBLAS workspaces to free"),
+        (
+            "2.15.0",
+            None,
+            "no cuBLAS workspaces to free: PyTorch 2.15.0 takes them for each operation and keeps "
+            "none",
+        ),
+    ],
+)
+def test_a_release_that_keeps_no_workspaces_says_so(
+    allocator: SimulatedGpus,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    cache: str | None,
+    words: str,
+) -> None:
+    """Nothing is said to be freed that was not."""
+    monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE", raising=False)
+    if cache is not None:
+        monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", cache)
+    torch = make_torch(allocator)
+    torch.__version__ = version
+    torch._C._cuda_clearCublasWorkspaces = lambda: None
+    torch._C._CUDAGraph = type("Graph", (), {})
+    hardware = Hardware([CudaBackend(torch)])
+
+    done = hardware.release_workspaces()
+    hardware.close()
+
+    assert done == words
+
+
+def test_whole_devices_are_matched_by_uuid(hardware: Hardware, allocator: SimulatedGpus) -> None:
     """The driver's first is not CUDA's first: each counter stands beside its own device."""
     allocator.allocate(100, 0)
     allocator.allocate(100, 1)
@@ -118,7 +159,7 @@ def test_whole_devices_are_matched_by_uuid(hardware: Hardware, allocator: Replay
     assert host.used_bytes + host.free_bytes == host.total_bytes
 
 
-def test_a_visible_device_that_nobody_touched_has_no_reading(allocator: ReplayAllocator) -> None:
+def test_a_visible_device_that_nobody_touched_has_no_reading(allocator: SimulatedGpus) -> None:
     """It is shown with the driver's figures alone."""
     hardware = Hardware(
         [CudaBackend(make_torch(allocator))], NvmlMonitor(FakeNvml(LARGE), environ={})
@@ -133,7 +174,7 @@ def test_a_visible_device_that_nobody_touched_has_no_reading(allocator: ReplayAl
 
 
 def test_peaks_of_the_present_are_the_users_own(
-    hardware: Hardware, allocator: ReplayAllocator
+    hardware: Hardware, allocator: SimulatedGpus
 ) -> None:
     """``read_devices`` tells the peak that torch would tell, not the running span's."""
     allocator.free(allocator.allocate(5 << 20, 0))
@@ -147,7 +188,7 @@ def test_peaks_of_the_present_are_the_users_own(
     assert hardware.list_lost_peaks()[0] == ("cuda:0", 5 << 20)
 
 
-def test_torch_joins_in_the_middle_of_a_span(allocator: ReplayAllocator) -> None:
+def test_torch_joins_in_the_middle_of_a_span(allocator: SimulatedGpus) -> None:
     """The backend of a torch that is imported later stands first, its counters from 0."""
     hardware = Hardware([HostBackend()])
     hardware.start_span()
@@ -185,7 +226,7 @@ def test_broken_torch_never_fails_the_users_import() -> None:
     hardware.close()
 
 
-def test_closed_before_torch_arrived(allocator: ReplayAllocator) -> None:
+def test_closed_before_torch_arrived(allocator: SimulatedGpus) -> None:
     """A torch that is imported after unload finds nobody, and its bindings stay its own."""
     torch = make_torch(allocator)
     before = dict(vars(torch._C))
@@ -212,7 +253,7 @@ class _OneDevice(CudaBackend):
     """A backend whose device does not tell its total."""
 
     def __init__(self) -> None:
-        allocator = ReplayAllocator()
+        allocator = SimulatedGpus()
         allocator.touch(0)
         super().__init__(make_torch(allocator))  # type: ignore[arg-type]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumemwidget.backends.host import HostBackend
-from gpumemwidget.backends.malloc import Glibc, find_malloc
-from gpumemwidget.records import HOST, Reading
+from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.backends.host.malloc import Glibc, find_malloc
+from gpumemwidget.model.devices import HOST, Reading
 from tests.backends.procfs import FakeProc, write_group
 
 MIB = 1024 * 1024

@@ -10,8 +10,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gpumemwidget.backends.nvml import NvmlMonitor
-from gpumemwidget.records import DeviceInfo, DeviceUse
+from gpumemwidget.backends.driver.nvml import NvmlMonitor
+from gpumemwidget.model.devices import DeviceInfo, DeviceUse
 from tests.backends.fake_nvml import GIB, FakeGpu, FakeNvml
 
 A, B, C = "GPU-aaaa-1", "GPU-bbbb-2", "GPU-cccc-3"

@@ -1,4 +1,4 @@
-"""The processes below this one: on a procfs of plain files, and real trees on this machine."""
+"""The processes below this one: real trees, and on Linux a procfs made of plain files."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from gpumemwidget.backends.processes import ProcessTree
-from gpumemwidget.backends.procfiles import ProcFiles, PsutilReader, find_reader
-from gpumemwidget.devices import ChildProcess
+from gpumemwidget.backends.driver.processes import ProcessTree
+from gpumemwidget.model.devices import ChildProcess
 from tests.backends.procfs import FakeProc
 
 OWN = 500
@@ -30,8 +26,11 @@ LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there i
 
 
 @pytest.fixture
-def proc(tmp_path: Path) -> FakeProc:
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProc:
     """The machine: an init, a shell of somebody's, and this process."""
+    if not psutil.LINUX:
+        pytest.skip("there is no procfs")
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
     proc = FakeProc(tmp_path)
     proc.write_process(1, 0, "/sbin/init")
     proc.write_process(400, 1, "/bin/bash")
@@ -40,14 +39,11 @@ def proc(tmp_path: Path) -> FakeProc:
 
 
 class Machine:
-    """A tree over a procfs of plain files, with a clock."""
+    """The tree of processes below one of a procfs of plain files."""
 
-    def __init__(self, proc: FakeProc) -> None:
+    def __init__(self) -> None:
         self.pid = OWN
-        self.now_s = 0.0
-        self.tree = ProcessTree(
-            ProcFiles(proc.root), get_own_pid=lambda: self.pid, clock=lambda: self.now_s
-        )
+        self.tree = ProcessTree(get_own_pid=lambda: self.pid)
 
     def list_pids(self) -> list[int]:
         return [child.pid for child in self.tree.list_children()]
@@ -56,7 +52,7 @@ class Machine:
 @pytest.fixture
 def machine(proc: FakeProc) -> Machine:
     """This process on that machine."""
-    return Machine(proc)
+    return Machine()
 
 
 # -- The tree ----------------------------------------------------------------------------------
@@ -90,56 +86,17 @@ def test_a_child_that_is_adopted_by_another_stays_one(proc: FakeProc, machine: M
     assert [(child.pid, child.parent_pid) for child in after] == [(601, 1), (602, 601)]
 
 
-def test_an_adopted_child_that_nobody_had_seen_is_known_by_its_session(
-    proc: FakeProc, machine: Machine
-) -> None:
-    """A kernel leads a session of its own, and what it starts is in it."""
-    proc.write_process(600, 1, "python", "left.py", session=OWN)
-    proc.write_process(601, 1, "python", "somebody.py", session=400)
-
-    assert machine.list_pids() == [600]
-
-
-def test_a_session_that_another_leads_says_nothing(proc: FakeProc, machine: Machine) -> None:
-    """In a terminal the shell leads it, with all that it has started."""
-    proc.write_process(OWN, 400, "python", session=400)
-    proc.write_process(600, 400, "python", "before.py", session=400)
-
-    assert machine.list_pids() == []
-
-
 def test_a_number_that_is_given_again_is_another_process(proc: FakeProc, machine: Machine) -> None:
-    """The start tells them apart, whichever of both was the child."""
+    """The start time tells them apart, whichever of both was the child."""
     proc.write_process(600, OWN, "python", "mine.py", start=100)
     proc.write_process(601, 400, "python", "theirs.py", start=100)
     before = machine.list_pids()
     proc.write_process(600, 400, "python", "theirs.py", start=200)
     proc.write_process(601, OWN, "python", "mine.py", start=200)
 
-    between = machine.list_pids()
-    machine.now_s = 31.0
     after = machine.list_pids()
 
-    # Who was nobody of ours is looked at again only from time to time.
-    assert (before, between, after) == ([600], [], [601])
-
-
-def test_of_many_others_each_look_looks_at_some_again(proc: FakeProc, machine: Machine) -> None:
-    """A machine of thousands of processes is not read all at once, and none is forgotten."""
-    for pid in range(1000, 1300):
-        proc.write_process(pid, 400, "python", "theirs.py")
-    machine.list_pids()
-    for pid in range(1000, 1300):
-        proc.write_process(pid, OWN, "python", "mine.py", start=200)
-    machine.now_s = 31.0
-
-    found = [len(machine.list_pids()) for _ in range(6)]
-
-    # Two of those that are looked at again stay what they are: init and the shell.
-    assert found[0] <= 64
-    assert [after - before for before, after in pairwise(found)][:3] == [64, 64, 64]
-    assert found[-1] == 256
-    assert len(machine.tree.describe(range(1000, 1300), are_ours=True)) == 300
+    assert (before, after) == ([600], [601])
 
 
 def test_a_zombie_is_not_running(proc: FakeProc, machine: Machine) -> None:
@@ -254,11 +211,11 @@ def test_outside_of_containers_numbers_are_the_machines(
     proc: FakeProc, machine: Machine, name: str, is_certain: bool
 ) -> None:
     """Linux gives the first namespace the same number on every machine."""
-    assert machine.tree.are_numbers_certain is False
+    assert machine.tree.are_pids_certain is False
 
     proc.write_namespace(f"pid:[{name}]")
 
-    assert machine.tree.are_numbers_certain is is_certain
+    assert machine.tree.are_pids_certain is is_certain
 
 
 def test_others_are_told_by_program_and_script_alone(proc: FakeProc, machine: Machine) -> None:
@@ -287,8 +244,6 @@ def test_a_process_that_is_gone_half_way(proc: FakeProc, machine: Machine) -> No
     (proc.root / "600" / "statm").unlink()
     (proc.root / "601" / "cmdline").unlink()
     (proc.root / "602").mkdir()
-    (proc.root / "603").mkdir()
-    (proc.root / "603" / "stat").write_text("603 (cut")
 
     told = machine.tree.list_children()
 
@@ -296,47 +251,6 @@ def test_a_process_that_is_gone_half_way(proc: FakeProc, machine: Machine) -> No
         ChildProcess(600, OWN, "python rank.py", None),
         ChildProcess(601, OWN, "odd ) (name", 1000 * PAGE_BYTES),
     )
-
-
-@given(st.binary(max_size=200), st.binary(max_size=20))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_stands_in_the_files(tmp_path: Path, stat: bytes, statm: bytes) -> None:
-    """It is a process or it is none."""
-    folder = tmp_path / "600"
-    folder.mkdir(exist_ok=True)
-    (folder / "stat").write_bytes(b"600 (x) S " + stat)
-    (folder / "statm").write_bytes(statm)
-    reader = ProcFiles(tmp_path)
-
-    facts = reader.read(600)
-
-    assert facts is None or facts.pid == 600
-    assert type(reader.read_resident_bytes(600)) in (int, type(None))
-
-
-def test_no_procfs_at_all(tmp_path: Path) -> None:
-    """An empty folder has no processes; without one psutil is asked."""
-    tree = ProcessTree(ProcFiles(tmp_path / "none"))
-
-    assert tree.list_children() == ()
-    assert tree.describe([1], are_ours=None) == {1: ("other", None)}
-    assert type(find_reader(tmp_path / "none")) is PsutilReader
-
-
-@pytest.mark.parametrize("error", [psutil.AccessDenied(), PermissionError("no")])
-def test_a_system_that_tells_psutil_nothing(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    """Then nobody is known, and nothing fails."""
-
-    def refuse(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(psutil, "Process", refuse)
-    by_process = ProcessTree(PsutilReader()).list_children()
-    monkeypatch.setattr(psutil, "pids", refuse)
-
-    assert by_process == ProcessTree(PsutilReader()).list_children() == ()
 
 
 # -- Real trees --------------------------------------------------------------------------------
@@ -350,16 +264,11 @@ def wait_for(ask: Callable[[], bool]) -> None:
         threading.Event().wait(0.02)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(ProcFiles, id="procfs", marks=LINUX),
-        pytest.param(PsutilReader, id="psutil"),
-    ]
-)
-def tree(request: pytest.FixtureRequest) -> Iterator[ProcessTree]:
-    """This process's own tree, by each of the readers; whatever a test starts is ended."""
+@pytest.fixture
+def tree() -> Iterator[ProcessTree]:
+    """This process's own tree; whatever a test starts is ended."""
     before = {each.pid for each in psutil.Process().children(recursive=True)}
-    made = ProcessTree(request.param())
+    made = ProcessTree()
     yield made
     for child in made.list_children():
         if child.pid not in before:
@@ -445,7 +354,7 @@ def test_processes_of_multiprocessing(method: str, name: str) -> None:
 
 
 @LINUX
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_of_a_data_loader(method: str) -> None:
     """Each is told by PyTorch's own name for it."""
     data = pytest.importorskip("torch.utils.data")
@@ -465,6 +374,7 @@ def test_workers_of_a_data_loader(method: str) -> None:
     assert find(tree, "pt_data_worker") == []
 
 
+@pytest.mark.slow
 @LINUX
 def test_ranks_that_torchrun_has_started(tmp_path: Path) -> None:
     """As from a cell: the launcher, and below it two ranks by their script."""
@@ -486,16 +396,3 @@ def test_ranks_that_torchrun_has_started(tmp_path: Path) -> None:
 
     assert launcher.pid == started.pid
     assert {rank.parent_pid for rank in ranks} == {started.pid}
-
-
-@LINUX
-def test_a_look_is_cheap() -> None:
-    """Far below a hundredth of a second, so that one may look each second."""
-    tree = ProcessTree()
-    tree.list_children()
-    start_s = time.thread_time()
-    for _ in range(50):
-        tree.list_children()
-    mean_s = (time.thread_time() - start_s) / 50
-
-    assert mean_s < 0.01

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.recording import load_recording
-from gpumemwidget.backends.replay import Playback, ReplayBackend, ReplayMonitor
-from gpumemwidget.devices import DeviceState
+from gpumemwidget.model.devices import DeviceState
+from gpumemwidget.testing import RecordingPlayer, ReplayBackend, ReplayMonitor, load_recording
 
 DEVICES = Path(__file__).parents[1] / "data" / "h200-devices"
 NAMES = ("one-gpu", "two-gpus", "expandable")
@@ -28,13 +27,13 @@ class Session:
         truth = json.loads((DEVICES / f"{name}-moments.json").read_text())
         self.own_pid: int = truth["own_pid"]
         self.moments: list[dict[str, Any]] = truth["moments"]
-        self.playback = Playback(load_recording(DEVICES / f"{name}.json"))
-        backend, monitor = ReplayBackend(self.playback), ReplayMonitor(self.playback)
+        self.player = RecordingPlayer(load_recording(DEVICES / f"{name}.json.gz"))
+        backend, monitor = ReplayBackend(self.player), ReplayMonitor(self.player)
         self.hardware = Hardware([backend], monitor)
 
     def take(self, moment: dict[str, Any]) -> dict[str, DeviceState]:
         """What stands at a moment, which must not lie behind."""
-        self.playback.advance(moment["event"] - self.playback.position)
+        self.player.advance(moment["event"] - self.player.position)
         return {state.info.device: state for state in self.hardware.take_device_states()}
 
 

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from gpumemwidget.backends.allocator import ReplayAllocator
-from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.simulated import simulate_torch
-from gpumemwidget.traces import ACTIONS, AllocatorTrace
+from gpumemwidget.model.traces import ACTIONS, AllocatorTrace
+from gpumemwidget.testing import SimulatedGpus, simulate_torch
 
 MIB = 1 << 20
 IS_USERS = "a memory history was running already, and was used as it is"
@@ -27,7 +26,7 @@ class Gpu:
     """A simulated GPU, its torch, and our backend over it."""
 
     def __init__(self, n_devices: int = 1) -> None:
-        self.allocator = ReplayAllocator(n_devices)
+        self.allocator = SimulatedGpus(n_devices)
         self.torch: Any = simulate_torch(self.allocator)
         self.memory = self.torch.cuda.memory
         self.allocator.touch(0)
@@ -199,7 +198,7 @@ def test_nothing_waits_for_cuda_after_unloading(gpu: Gpu) -> None:
     gpu.torch.cuda.is_initialized = lambda: False
     gpu.torch.cuda._queued_calls = calls
     gpu.torch.cuda._lazy_call = lambda call: calls.append((call, []))
-    gpu.backend.set_sites(is_on=True)
+    gpu.backend.keep_sites(is_on=True)
     assert len(calls) == 2
     late = calls[1][0]
 
@@ -214,7 +213,7 @@ def test_torch_that_comes_within_the_trace_joins_it(monkeypatch: pytest.MonkeyPa
     """With the lines of blocks, too, where they are kept."""
     gpu = Gpu()
     hardware = Hardware([])
-    hardware.set_sites(is_on=True)
+    hardware.keep_sites(is_on=True)
     hardware.start_trace()
     assert hardware.is_tracing
 
@@ -240,19 +239,9 @@ def test_other_allocators_say_why(gpu: Gpu, name: str) -> None:
     (note,) = gpu.backend.start_trace(n_events=100)
 
     assert f"the CUDA allocator {name} keeps no history" in note
-    assert note == gpu.backend.set_sites(is_on=True)
+    assert note == gpu.backend.keep_sites(is_on=True)
     assert gpu.trace() == []
     assert gpu.is_clean
-
-
-def test_a_torch_that_does_not_tell_is_left_alone(gpu: Gpu) -> None:
-    """Without knowing whether the user has a history, none is started."""
-    del gpu.torch._C._cuda_isHistoryEnabled
-
-    (note,) = gpu.backend.start_trace(n_events=100)
-
-    assert "upgrade to 2.4" in note
-    assert gpu.trace() == []
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
@@ -394,7 +383,7 @@ def test_what_a_history_of_the_users_lacks_is_said(
 
 @pytest.mark.parametrize("enabled", ["all", "state", None])
 def test_what_is_set_within_the_cell_is_anothers(gpu: Gpu, enabled: str | None) -> None:
-    """The trace is not whole, and what was set stays."""
+    """The trace ends there, with all that came before, and what was set stays."""
     gpu.backend.start_trace(n_events=100)
     gpu.make(1)
     gpu.memory._record_memory_history(enabled)
@@ -402,10 +391,85 @@ def test_what_is_set_within_the_cell_is_anothers(gpu: Gpu, enabled: str | None) 
 
     (trace,) = gpu.trace()
 
-    assert not trace.is_whole
-    assert "left as it is now" in trace.notes[0]
+    assert list_sizes(trace) == [1]
+    assert trace.ends_early
+    assert "this trace ends where that began" in trace.notes[0]
     assert gpu.allocator.is_history_on == (enabled is not None)
     assert gpu.torch._C._cuda_record_memory_history == gpu.binding
+
+
+def _record_own(gpu: Gpu, max_entries: int) -> list[list[tuple[str, int]]]:
+    """A cell that records its own history, looks twice, and switches it off: what it has seen."""
+    seen = []
+    gpu.make(5)
+    gpu.memory._record_memory_history("all", max_entries=max_entries)
+    kept = gpu.make(7 * MIB)
+    seen.append(list_entries(gpu))
+    gpu.allocator.free(kept)
+    gpu.make(9)
+    seen.append(list_entries(gpu))
+    gpu.memory._record_memory_history(None)
+    seen.append(list_entries(gpu))
+    return seen
+
+
+def list_entries(gpu: Gpu) -> list[tuple[str, int]]:
+    """The entries that the user finds in a snapshot of theirs."""
+    (events,) = gpu.memory._snapshot()["device_traces"]
+    return [(each["action"], each["size"]) for each in events]
+
+
+@pytest.mark.parametrize("max_entries", [1000, 3])
+def test_a_cell_that_records_a_history_finds_its_own(max_entries: int) -> None:
+    """Entry by entry what it finds without us, whatever bound it has set."""
+    alone, traced = Gpu(), Gpu()
+    expected = _record_own(alone, max_entries)
+
+    traced.backend.start_trace(n_events=100)
+    found = _record_own(traced, max_entries)
+    (trace,) = traced.trace()
+
+    assert found == expected
+    assert len(expected[1]) >= 3
+    assert list_sizes(trace) == [5]
+    assert traced.is_clean
+
+
+def test_a_history_that_ran_before_has_no_entries_of_ours(gpu: Gpu) -> None:
+    """Neither those of a trace, at its start and end, nor those of a look at the blocks."""
+    alone = Gpu()
+    for each in (alone, gpu):
+        each.memory._record_memory_history("all", context="all")
+        each.make(1)
+
+    gpu.backend.start_trace(n_events=100)
+    for each in (alone, gpu):
+        each.make(2)
+    within = list_entries(alone), list_entries(gpu)
+    gpu.backend.read_segments()
+    (trace,) = gpu.trace()
+    after = list_entries(alone), list_entries(gpu)
+
+    assert within[0] == within[1]
+    assert after[0] == after[1]
+    assert list_sizes(trace) == [2]
+    gpu.memory._record_memory_history(None)
+    gpu.backend.close()
+    assert gpu.is_clean
+
+
+def test_a_snapshot_without_a_history_of_the_users_has_none(gpu: Gpu) -> None:
+    """No events, and no lines of the blocks, though a trace is running."""
+    gpu.backend.start_trace(n_events=100)
+    gpu.make(3)
+
+    snapshot = gpu.memory._snapshot()
+
+    assert snapshot["device_traces"] == [[]]
+    blocks = [block for each in snapshot["segments"] for block in each["blocks"]]
+    assert [block["frames"] for block in blocks] == [[]] * len(blocks)
+    (trace,) = gpu.trace()
+    assert list_sizes(trace) == [3]
 
 
 def test_a_binding_that_was_replaced_meanwhile_stays(gpu: Gpu) -> None:
@@ -429,7 +493,7 @@ def test_a_binding_that_was_replaced_meanwhile_stays(gpu: Gpu) -> None:
 def test_sites_are_kept_until_they_are_switched_off(gpu: Gpu) -> None:
     """Between traces, too; and without events."""
     before = gpu.make(1)
-    said = [gpu.backend.set_sites(is_on=True), gpu.backend.set_sites(is_on=True)]
+    said = [gpu.backend.keep_sites(is_on=True), gpu.backend.keep_sites(is_on=True)]
     one = gpu.make(2)
     gpu.backend.start_trace(n_events=100)
     two = gpu.make(3)
@@ -445,7 +509,7 @@ def test_sites_are_kept_until_they_are_switched_off(gpu: Gpu) -> None:
     ]
     assert list_sizes(trace) == [3]
     assert trace.notes == ()
-    said += [gpu.backend.set_sites(is_on=False), gpu.backend.set_sites(is_on=False)]
+    said += [gpu.backend.keep_sites(is_on=False), gpu.backend.keep_sites(is_on=False)]
     assert said == [
         "the line of each block is kept from now on",
         "the line of each block was kept already",
@@ -458,7 +522,7 @@ def test_sites_are_kept_until_they_are_switched_off(gpu: Gpu) -> None:
 def test_sites_may_be_switched_while_a_trace_runs(gpu: Gpu) -> None:
     """It goes on; what was asked for holds afterwards."""
     gpu.backend.start_trace(n_events=100)
-    gpu.backend.set_sites(is_on=True)
+    gpu.backend.keep_sites(is_on=True)
     gpu.make(1)
     (trace,) = gpu.trace()
     kept = gpu.make(2)
@@ -468,14 +532,14 @@ def test_sites_may_be_switched_while_a_trace_runs(gpu: Gpu) -> None:
     assert find_line(gpu, kept) == "make"
 
     gpu.backend.start_trace(n_events=100)
-    gpu.backend.set_sites(is_on=False)
+    gpu.backend.keep_sites(is_on=False)
     gpu.trace()
     assert gpu.is_clean
 
 
 def test_unloading_switches_sites_off(gpu: Gpu) -> None:
     """With or without a trace, and twice."""
-    gpu.backend.set_sites(is_on=True)
+    gpu.backend.keep_sites(is_on=True)
     gpu.backend.start_trace(n_events=100)
 
     gpu.backend.close()
@@ -487,10 +551,10 @@ def test_unloading_switches_sites_off(gpu: Gpu) -> None:
 def test_sites_are_not_forced_on_a_history_of_the_users(gpu: Gpu) -> None:
     """It has been running, or he starts one afterwards."""
     gpu.memory._record_memory_history("all", context="all", max_entries=9)
-    assert gpu.backend.set_sites(is_on=True) == IS_USERS.replace("was used", "is used")
+    assert gpu.backend.keep_sites(is_on=True) == IS_USERS.replace("was used", "is used")
     gpu.memory._record_memory_history(None)
 
-    gpu.backend.set_sites(is_on=True)
+    gpu.backend.keep_sites(is_on=True)
     gpu.memory._record_memory_history("all", context="all", max_entries=7)
     gpu.backend.start_trace(n_events=100)
     gpu.make(1)
@@ -508,9 +572,9 @@ def test_blocks_can_be_read_where_only_their_lines_are_kept(gpu: Gpu) -> None:
     """Also by a torch that fetches all events with them, since there are none."""
     gpu.memory.memory_snapshot = lambda: gpu.allocator.take_snapshot()["segments"]
     gpu.make(1)
-    gpu.backend.set_sites(is_on=True)
+    gpu.backend.keep_sites(is_on=True)
     with_sites = gpu.backend.read_segments()
-    gpu.backend.set_sites(is_on=False)
+    gpu.backend.keep_sites(is_on=False)
     gpu.memory._record_memory_history("all")
 
     assert len(with_sites) == 1
@@ -521,7 +585,7 @@ def test_no_gpu_has_no_lines() -> None:
     """Where there is only the host, it is said."""
     hardware = Hardware([])
 
-    assert "no memory of a GPU" in hardware.set_sites(is_on=True)
+    assert "no memory of a GPU" in hardware.keep_sites(is_on=True)
     assert hardware.start_trace() == ()
     assert hardware.end_trace() == ()
 
@@ -570,14 +634,14 @@ def test_other_threads_calls_are_others(gpu: Gpu) -> None:
 
     (trace,) = gpu.trace()
 
-    assert not trace.is_whole
+    assert trace.ends_early
     assert gpu.allocator.is_history_on
 
 
 def test_a_forked_child_leaves_the_history_alone(gpu: Gpu) -> None:
     """There CUDA can't be used, and says that it is not initialised."""
     gpu.backend.start_trace(n_events=100)
-    gpu.backend.set_sites(is_on=True)
+    gpu.backend.keep_sites(is_on=True)
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -586,7 +650,7 @@ def test_a_forked_child_leaves_the_history_alone(gpu: Gpu) -> None:
             gpu.torch.cuda._lazy_call = print
             gpu.memory._record_memory_history = _refuse
             traces = gpu.backend.end_trace()
-            gpu.backend.set_sites(is_on=False)
+            gpu.backend.keep_sites(is_on=False)
             gpu.backend.close()
             status = 0 if traces == () and gpu.backend.take_notes() == () else 2
         finally:

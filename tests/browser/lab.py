@@ -23,9 +23,9 @@ from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, sync_playwright
 
-from tests.chromium import find_chromium
+from tools.chromium import find_chromium
 
-__all__ = ["Lab", "Notebook", "start_browser", "start_lab"]
+__all__ = ["BUSY", "Lab", "Notebook", "start_browser", "start_lab"]
 
 _FLAGS = (
     "--no-browser",
@@ -43,8 +43,11 @@ _SETTINGS = {
     "notebook-extension/tracker.jupyterlab-settings": {"windowingMode": "none"},
 }
 _START_S = 60.0
-#: Patience for what the page does by itself; cells have their own.
-_PAGE_MS = 30_000
+#: Patience with a busy machine: what is waited for is a state, and it is there sooner as a rule.
+_PATIENCE_S = 60.0
+
+#: Computes until the test says that it is enough (``Notebook.finish``).
+BUSY = "import pathlib\nwhile not pathlib.Path('enough').exists(): sum(range(100_000))"
 
 
 class Lab:
@@ -76,18 +79,32 @@ class Lab:
         self._n_notebooks += 1
         name = f"notebook{self._n_notebooks}.ipynb"
         _write_notebook(self.folder / name, cells, kernel)
+        with self.open_file(name, width=width, height=height, theme=theme) as opened:
+            yield opened
+
+    @contextlib.contextmanager
+    def open_file(
+        self,
+        name: str,
+        *,
+        width: int = 1280,
+        height: int = 1000,
+        theme: str = "JupyterLab Light",
+    ) -> Iterator[Notebook]:
+        """A notebook of the server's folder, as it was saved; its kernel ends with it."""
         context = self.browser.new_context(
             viewport={"width": width, "height": height}, color_scheme="light"
         )
         try:
             page = context.new_page()
-            page.set_default_timeout(_PAGE_MS)
+            page.set_default_timeout(1000 * _PATIENCE_S)
             opened = Notebook(self, context, page, name)
             opened.load(theme=theme)
             yield opened
         finally:
             context.close()
             self._end_kernels()
+            (self.folder / "enough").unlink(missing_ok=True)
 
     def request(self, path: str, method: str = "GET") -> Any:
         """Ask the server's own interface."""
@@ -179,7 +196,7 @@ class Notebook:
         """The cell's input prompt."""
         return self.cell(number).locator(".jp-InputPrompt").inner_text()
 
-    def wait_for_end(self, number: int, *, timeout_s: float = 30.0) -> None:
+    def wait_for_end(self, number: int, *, timeout_s: float = _PATIENCE_S) -> None:
         """Wait until the cell's prompt has a number."""
         self.wait_until(
             lambda: bool(re.fullmatch(r"\[\d+\]:", self.prompt(number))),
@@ -187,7 +204,18 @@ class Notebook:
             timeout_s=timeout_s,
         )
 
-    def run(self, number: int, *, timeout_s: float = 30.0) -> str:
+    def finish(self, number: int) -> str:
+        """Let a cell with ``BUSY`` go on, to its end; the text of its output."""
+        self.let_finish()
+        self.wait_for_end(number)
+        (self._lab.folder / "enough").unlink()
+        return self.output(number)
+
+    def let_finish(self) -> None:
+        """Let a cell with ``BUSY`` go on: a page that was loaded anew can't see its end."""
+        (self._lab.folder / "enough").touch()
+
+    def run(self, number: int, *, timeout_s: float = _PATIENCE_S) -> str:
         """Run a cell to its end; the text of its output."""
         self.start(number)
         self.page.wait_for_timeout(100)
@@ -199,7 +227,7 @@ class Notebook:
         return self.cell(number).locator(".jp-OutputArea").first.inner_text()
 
     def wait_until(
-        self, condition: Callable[[], bool], what: str, *, timeout_s: float = 15.0
+        self, condition: Callable[[], bool], what: str, *, timeout_s: float = _PATIENCE_S
     ) -> None:
         """Wait until something is so, and fail with ``what`` if it never is."""
         end = time.monotonic() + timeout_s
@@ -248,8 +276,8 @@ class Notebook:
         )
 
     def save(self) -> None:
-        """Save the notebook with its outputs."""
-        self.command("docmanager:save")
+        """Save the notebook with its outputs, and wait until the server has it."""
+        self.page.evaluate("() => window.jupyterapp.shell.currentWidget.context.save()")
 
     def restart_kernel(self) -> None:
         """Restart the kernel, as a person does who confirms it."""
@@ -263,7 +291,7 @@ def start_browser() -> Iterator[Browser]:
     """The machine's Chromium, headless."""
     path = find_chromium()
     if path is None:
-        raise RuntimeError("no Chromium on this machine: `python -m tests.chromium` installs one")
+        raise RuntimeError("no Chromium on this machine: `python -m tools.chromium` installs one")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=path, args=["--no-sandbox", "--disable-background-networking"]

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from gpumemwidget.backends.allocator import ReplayAllocator
-from gpumemwidget.backends.base import Relation
-from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.driver.processes import ProcessTree
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host import HostBackend
-from gpumemwidget.backends.processes import ProcessTree
-from gpumemwidget.backends.simulated import simulate_torch
+from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.backends.protocol import Relation
 from gpumemwidget.jupyter import extension
-from gpumemwidget.owners import entries
-from gpumemwidget.records import DeviceAccount, DeviceInfo, DeviceUse, MemoryAccount, Owned
+from gpumemwidget.model.devices import DeviceInfo, DeviceUse
+from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned
+from gpumemwidget.ownership import account as entries
+from gpumemwidget.testing import SimulatedGpus, simulate_torch
 
 __all__ = ["MIB", "Stage"]
 
@@ -53,7 +53,7 @@ class Stage:
     """
 
     def __init__(self, n_devices: int, *, n_used: int | None = None) -> None:
-        self.gpu = ReplayAllocator(n_devices, total_bytes=_TOTAL_BYTES - _DRIVER_BYTES)
+        self.gpu = SimulatedGpus(n_devices, total_bytes=_TOTAL_BYTES - _DRIVER_BYTES)
         for index in range(n_devices if n_used is None else n_used):
             self.gpu.touch(index)
         self.torch = simulate_torch(self.gpu)
@@ -151,7 +151,7 @@ class Stage:
 class _Processes(ProcessTree):
     """The machine's own, and somebody else's."""
 
-    are_numbers_certain = True
+    are_pids_certain = True
 
     def describe(
         self, pids: Collection[int], *, are_ours: bool | None

@@ -9,7 +9,7 @@ import pytest
 
 from tests.browser.lab import Lab, Notebook
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 _LOAD = "%load_ext gpumemwidget\nimport pathlib, time, torch"
 _MODEL = """\
@@ -26,7 +26,7 @@ globals()[name] = {name: [torch.ones(1000, 1000), torch.ones(1000, 1000)]}
 """
 #: The account waits for a file, as it would take its time on a heap of millions of objects.
 _SLOW = """\
-import gpumemwidget.owners.entries as entries
+import gpumemwidget.ownership.account as entries
 take = entries.take_memory_account
 def take_slowly(*args):
     while not pathlib.Path("go on").exists():
@@ -68,7 +68,7 @@ def test_row_is_opened_and_the_whole_adds_up(lab: Lab) -> None:
 
         page.locator(".gmd-variables .gmd-part").first.wait_for()
         assert _list_names(notebook)[:2] == ["batch", "optimizer"]
-        assert _list_names(notebook)[-2:] == ["other", "unknown"]
+        assert _list_names(notebook)[-2:] == ["Python & libraries", "unattributed"]
         assert page.locator(".gmd-share").count() > 4
         opener = page.locator(f"{_row(notebook, 'model')} button.gmd-opener")
         assert opener.get_attribute("aria-expanded") == "true"

@@ -13,14 +13,13 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Locator
 
-from tests.browser.cards import HOST_CARD, LOAD
-from tests.browser.lab import Lab, Notebook
-from tests.notebooks import execute
+from tests.browser.lab import BUSY, Lab, Notebook
+from tools.notebooks import execute
+from tools.oom_card_picture import HOST_CARD, LOAD
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 _FAIL = "failing.append(card)\nfail()"
-_BUSY = "end = time.monotonic() + {seconds}\nwhile time.monotonic() < end: sum(range(100_000))"
 _BIG_BYTES = 64 * 1024 * 1024 * 4
 
 
@@ -83,6 +82,7 @@ def test_card_stands_below_the_traceback(lab: Lab) -> None:
         assert _card(notebook).bounding_box() == with_buttons
 
 
+@pytest.mark.story
 def test_click_releases_what_was_promised(lab: Lab) -> None:
     """The names go and then the exception; each says what was freed, and the system sees it."""
     with _open_card(lab) as notebook:
@@ -94,9 +94,7 @@ def test_click_releases_what_was_promised(lab: Lab) -> None:
         _wait_for(notebook, "last exception", "done")
         after = _read_resident_bytes(notebook)
 
-        assert re.match(
-            r"Freed 256\.\d\d MiB on host, where 256\.00 MiB were promised\. Now ", said
-        )
+        assert re.match(r"Freed 25[56]\.\d\d MiB on host \(predicted: 256\.00 MiB\)\. Now ", said)
         assert before - between > 0.95 * _BIG_BYTES
         assert between - after > 0.95 * _BIG_BYTES
         assert notebook.ask("big") == "None"
@@ -108,18 +106,17 @@ def test_click_releases_what_was_promised(lab: Lab) -> None:
 
 def test_click_during_a_cell_waits_for_its_end(lab: Lab) -> None:
     """It is said at once that it waits; nothing goes before the cell has ended."""
-    with _open_card(lab, _BUSY.format(seconds=8) + "\nprint(big is None)") as notebook:
+    with _open_card(lab, f"{BUSY}\nprint(big is None)") as notebook:
         notebook.start(3)
         notebook.wait_until(lambda: notebook.is_running(3), "the cell has started")
         _way(notebook, "%memrelease big").click()
         said = _wait_for(notebook, "%memrelease big", "queued")
         assert said == "Waits until the running cell has ended."
-        notebook.page.wait_for_timeout(500)
         assert notebook.is_running(3)
-        notebook.wait_for_end(3)
+        said = notebook.finish(3)
         _wait_for(notebook, "%memrelease big", "done")
 
-        assert notebook.output(3).strip() == "False"
+        assert said.strip() == "False"
         assert notebook.ask("big") == "None"
 
 
@@ -184,7 +181,6 @@ def test_reloaded_page_has_its_buttons_again(lab: Lab) -> None:
         _way(notebook, "%memrelease big").click()
         said = _wait_for(notebook, "%memrelease big", "done")
         notebook.save()
-        notebook.page.wait_for_timeout(500)
 
         notebook.load()
         notebook.wait_for_kernel()
@@ -201,7 +197,6 @@ def test_restarted_kernel_leaves_the_static_card(lab: Lab) -> None:
         _way(notebook, "%memrelease big").click()
         _wait_for(notebook, "%memrelease big", "done")
         notebook.save()
-        notebook.page.wait_for_timeout(500)
         notebook.restart_kernel()
         notebook.wait_until(lambda: not _card(notebook).locator("button").count(), "no buttons")
         text = _card(notebook).inner_text()
@@ -221,7 +216,6 @@ def test_saved_notebook_holds_the_static_card_alone(lab: Lab) -> None:
     """Beside the traceback one output, HTML and text, with no script and no widget."""
     with _open_card(lab) as notebook:
         notebook.save()
-        notebook.page.wait_for_timeout(800)
 
         saved = json.loads((lab.folder / notebook.name).read_text(encoding="utf-8"))
         error, card = saved["cells"][2]["outputs"]
@@ -279,12 +273,12 @@ def test_keys_press_the_button(lab: Lab) -> None:
 def test_failure_of_ours_is_said_in_its_place(lab: Lab) -> None:
     """And the way can be tried again."""
     breaking = (
-        "import gpumemwidget.jupyter.oombuttons as oombuttons\n"
-        "def fail_to_plan(*args, **options):\n"
-        "    oombuttons.plan_release = plan\n"
+        "import gpumemwidget.releasing.release as releasing\n"
+        "def fail_to_release(*args, **options):\n"
+        "    releasing.execute_release = execute\n"
         "    raise RuntimeError('made to fail ' + '<b>' * 3)\n"
-        "plan = oombuttons.plan_release\n"
-        "oombuttons.plan_release = fail_to_plan"
+        "execute = releasing.execute_release\n"
+        "releasing.execute_release = fail_to_release"
     )
     with _open_card(lab, breaking) as notebook:
         notebook.run(3)
@@ -298,7 +292,7 @@ def test_failure_of_ours_is_said_in_its_place(lab: Lab) -> None:
 
 def test_card_is_text_whatever_is_on_it(lab: Lab) -> None:
     """No text becomes an element, and a long one leaves the card its width."""
-    with lab.open([LOAD, "show_card(examples.make_hostile_card(), current_extension())"]) as opened:
+    with lab.open([LOAD, "show_card(examples.make_hostile_card(), current_session())"]) as opened:
         opened.wait_for_kernel()
         opened.run(0, timeout_s=60)
         opened.run(1)

@@ -1,6 +1,6 @@
 """A training step, a live graph and a CUDA graph, whose blocks are recorded at the end.
 
-    python -m gpumemwidget.backends.record OUT.json --snapshot -- tests/data/blocks.py
+    python -m tools.record OUT.json.gz --snapshot -- tests/data/blocks.py
 
 The history knows the line of each block; it records Python's stacks alone, as C++'s take seconds.
 """

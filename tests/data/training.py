@@ -1,4 +1,4 @@
-"""A few training steps, to be recorded with ``python -m gpumemwidget.backends.record``.
+"""A few training steps, to be recorded with ``python -m tools.record``.
 
 On the first GPU where there is one, else on the CPU.
 """

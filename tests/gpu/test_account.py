@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
-from gpumemwidget.owners.entries import take_memory_account
-from gpumemwidget.records import DeviceAccount, MemoryAccount, Owned
+from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned
+from gpumemwidget.ownership.account import take_memory_account
 from gpumemwidget.units import format_bytes
 from tests.gpu.test_cuda import run_python
 from tests.gpu.workloads import WORKLOADS
-from tests.owners.conftest import notebook  # noqa: F401 - a fixture
-from tests.owners.notebook import Notebook
+from tests.ownership.conftest import notebook  # noqa: F401 - a fixture
+from tests.ownership.notebook import Notebook
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
 

@@ -56,18 +56,18 @@ print(json.dumps({
 
 
 def test_a_process_of_torch_multiprocessing() -> None:
-    """It has its bytes on the device as our child, in the list and in the bridge, until it ends."""
+    """Its bytes are listed as our child's, also in the breakdown, until it ends."""
     found = run_program(
         SHELL
         + """
-from gpumemwidget.measure.bridge import build_bridge
+from gpumemwidget.breakdowns.breakdown import build_breakdown
 def look(device):
     state = next(s for s in hardware.take_device_states() if s.info.device == device)
-    bridge = build_bridge(state)
+    breakdown = build_breakdown(state)
     own = [[p.pid, p.relation, p.n_bytes] for p in state.processes]
-    parts = [[p.process.pid, p.n_bytes] for part in bridge.parts if part.key == "children"
+    parts = [[p.process.pid, p.n_bytes] for part in breakdown.parts if part.key == "children"
              for p in part.parts]
-    return own, parts, sum(p.n_bytes for p in bridge.parts) == bridge.total_bytes
+    return own, parts, sum(p.n_bytes for p in breakdown.parts) == breakdown.total_bytes
 cell('''
 import torch, time
 import torch.multiprocessing as mp

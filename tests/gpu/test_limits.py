@@ -12,15 +12,16 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 
 import gpumemwidget
-from gpumemwidget.backends.cuda import CudaBackend
-from gpumemwidget.backends.cudalimits import Wish
+from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host import HostBackend
-from gpumemwidget.jupyter.extension import current_extension
-from gpumemwidget.jupyter.feed import FULL, Feed
-from gpumemwidget.measure.limits import read_limits, set_limits
-from gpumemwidget.traces import OomCard
+from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.model.devices import LimitRequest
+from gpumemwidget.model.ooms import OomCard
+from gpumemwidget.recording.limits import read_limits, set_limits
+from gpumemwidget.report.oom import word_remedy
+from gpumemwidget.session.session import current_session
 from gpumemwidget.units import format_bytes
+from gpumemwidget.widgets.feed import FULL, Feed
 from tests.gpu.test_cuda import SHELL, run_python
 from tests.gpu.test_oom import cards, find_gives, run, shell  # noqa: F401 - fixtures
 
@@ -109,7 +110,7 @@ def test_under_what_is_reserved(hardware: Hardware) -> None:
     del cached
     reserved = torch.cuda.memory_reserved(0)
 
-    (limit,) = set_limits(hardware, Wish(50 * MIB), "cuda:0")
+    (limit,) = set_limits(hardware, LimitRequest(50 * MIB), "cuda:0")
 
     assert limit.reserved_bytes == reserved > 50 * MIB
     assert limit.largest_free_block_bytes == 40 * MIB
@@ -130,7 +131,7 @@ def test_pytorch_gives_its_cache_back_for_a_request(hardware: Hardware) -> None:
     cached = take(50 * MIB), take(50 * MIB)
     del cached
     reserved = torch.cuda.memory_reserved(0)
-    (limit,) = set_limits(hardware, Wish(reserved - 10 * MIB), "cuda:0")
+    (limit,) = set_limits(hardware, LimitRequest(reserved - 10 * MIB), "cuda:0")
 
     kept = take(80 * MIB)
 
@@ -291,11 +292,12 @@ def test_the_card_of_an_oom_says_the_limit(
     assert card.event.limit_bytes == limit_bytes
     assert find_gives(card, "limit") > 0
     (way,) = (each for each in card.ways if each.kind == "limit")
-    assert way.command == "%memlimit off --device cuda:0"
+    _, command = word_remedy(way, card.event)
+    assert command == "%memlimit off --device cuda:0"
     # The text's lines are as narrow as a page's.
     shown = " ".join(capsys.readouterr().out.split())
     assert f"left below the limit of {format_bytes(limit_bytes)}" in shown
-    run(shell, str(way.command))
+    run(shell, str(command))
     run(shell, f"kept = torch.empty({256 * MIB}, dtype=torch.uint8, device='cuda')")
     assert shell.user_ns["kept"].numel() == 256 * MIB
     assert len(cards) == 1
@@ -312,7 +314,7 @@ def test_peaks_begin_anew_as_by_the_users_own_call(shell: InteractiveShell) -> N
         )
         (device,) = (
             each
-            for each in current_extension().monitor.ledger.records[-1].devices
+            for each in current_session().monitor.ledger.records[-1].devices
             if each.device == "cuda:0"
         )
         before = shell.user_ns["before"]
@@ -327,7 +329,7 @@ def test_the_limit_stands_in_the_plot_and_the_tables(
 ) -> None:
     """What the user has set too."""
     torch.cuda.set_per_process_memory_fraction(0.5, 0)
-    feed = Feed(current_extension().monitor, lambda *_: None)
+    feed = Feed(current_session().monitor, lambda *_: None)
     described = [each for each in feed.take_snapshot(FULL)["devices"] if each["device"] == "cuda:0"]
     feed.close()
     capsys.readouterr()

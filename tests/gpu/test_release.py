@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
-from gpumemwidget.owners.restore import apply_restore, plan_restore
-from gpumemwidget.records import RestoreReport
-from tests.owners.conftest import notebook  # noqa: F401 - a fixture
-from tests.owners.notebook import Notebook, Tracker
+from gpumemwidget.model.ownership import DeviceBytes
+from gpumemwidget.model.releases import RestoreReport
+from gpumemwidget.releasing.restore import execute_restore
+from tests.ownership.conftest import notebook  # noqa: F401 - a fixture
+from tests.ownership.notebook import Notebook, Tracker
 
 pytestmark = pytest.mark.gpu
 
@@ -44,7 +45,7 @@ def _release_exactly(notebook: Notebook, *names: str, **options: bool) -> int:  
     report = notebook.release(*names, **options)
     freed = before - _allocated()
     assert report.stopped is None
-    assert dict(plan.frees_bytes).get("cuda:0", 0) == freed
+    assert dict(plan.frees_bytes.by_device).get("cuda:0", 0) == freed
     return freed
 
 
@@ -62,8 +63,8 @@ def test_tensors_are_dropped_and_the_cache_is_given_back(notebook: Notebook) -> 
 
     freed = _release_exactly(notebook, "x", "v", "Out[2]", "small")
 
-    assert rows["small"].frees_bytes == (("cuda:0", 512),)
-    assert rows["x"].held_bytes == (("cuda:0", 64 * MIB),)
+    assert rows["small"].frees_bytes == DeviceBytes((("cuda:0", 512),))
+    assert rows["x"].held_bytes == DeviceBytes((("cuda:0", 64 * MIB),))
     assert freed == 64 * MIB + 512
     assert torch.cuda.memory_reserved(0) <= reserved - 64 * MIB
 
@@ -109,7 +110,7 @@ def test_keep_leaves_a_model_that_goes_on_on_the_cpu(notebook: Notebook) -> None
 
     model, opt = notebook.ip.user_ns["model"], notebook.ip.user_ns["opt"]
     assert report.stopped is None
-    assert before - _allocated() == dict(report.plan.frees_bytes)["cuda:0"]
+    assert before - _allocated() == dict(report.plan.frees_bytes.by_device)["cuda:0"]
     assert model[2].weight is model[0].weight
     found = list(model.parameters())
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
@@ -142,7 +143,7 @@ def test_an_out_of_memory_error_is_released(notebook: Notebook) -> None:  # noqa
 
     freed = _release_exactly(notebook, exceptions=True)
 
-    assert row.frees_bytes == (("cuda:0", 32 * MIB),)
+    assert row.frees_bytes == DeviceBytes((("cuda:0", 32 * MIB),))
     assert freed == 32 * MIB
 
 
@@ -159,8 +160,7 @@ def test_looking_changes_nothing_on_the_device(notebook: Notebook) -> None:  # n
 
 
 def _restore(notebook: Notebook, *names: str) -> RestoreReport:  # noqa: F811
-    plan = plan_restore(notebook.shell, notebook.hardware, names)
-    return apply_restore(plan, notebook.shell, notebook.hardware)
+    return execute_restore(notebook.shell, notebook.hardware, names)
 
 
 def test_what_was_kept_comes_back_to_the_byte(notebook: Notebook) -> None:  # noqa: F811
@@ -181,8 +181,8 @@ def test_what_was_kept_comes_back_to_the_byte(notebook: Notebook) -> None:  # no
     report = _restore(notebook, "model", "opt")
 
     assert (released.stopped, report.stopped, report.remains) == (None, None, ())
-    assert before - between == dict(released.plan.frees_bytes)["cuda:0"]
-    assert between + dict(report.plan.needs_bytes)["cuda:0"] == before == _allocated()
+    assert before - between == dict(released.plan.frees_bytes.by_device)["cuda:0"]
+    assert between + dict(report.plan.needs_bytes.by_device)["cuda:0"] == before == _allocated()
     assert [each.device for each in tensors] == devices
     assert [each.stride() for each in tensors] == strides
     assert all(torch.equal(each.cpu(), value) for each, value in zip(tensors, values, strict=True))
@@ -222,7 +222,7 @@ def test_a_model_on_two_gpus_comes_back_to_each(notebook: Notebook) -> None:  # 
     report = _restore(notebook, "first", "second", "opt")
 
     assert (released.stopped, report.stopped, report.remains) == (None, None, ())
-    planned = dict(released.plan.frees_bytes)
+    planned = dict(released.plan.frees_bytes.by_device)
     freed = [was - now for was, now in zip(allocated, between, strict=True)]
     assert freed == [planned["cuda:0"], planned["cuda:1"]]
     assert min(freed) > 0
@@ -356,8 +356,8 @@ def test_cublas_workspaces_are_freed(notebook: Notebook) -> None:  # noqa: F811
     notebook.run("c = torch.nn.functional.linear(a, a)")
 
     assert report.stopped is None
-    step = next(each for each in report.steps if each.name == "clear caches")
-    assert (step.status, step.detail) == ("done", "cuBLAS workspaces freed")
+    step = next(each for each in report.steps if each.kind.value == "clear caches")
+    assert (step.status, step.result.notes) == ("done", ("cuBLAS workspaces freed",))
     assert freed == dict(step.allocated_freed_bytes)["cuda:0"] > 0
     assert torch.equal(notebook.ip.user_ns["b"], notebook.ip.user_ns["c"])
 

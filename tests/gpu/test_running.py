@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from gpumemwidget.backends.cuda.oom_observer import OomMoment, OomObserver
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.ooms import OomMoment, OomObserver
-from gpumemwidget.owners.entries import name_blocks, take_running_account
-from gpumemwidget.records import DeviceAccount, MemoryAccount
+from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount
+from gpumemwidget.ownership.account import name_blocks, take_running_account
 from tests.gpu.test_account import hardware  # noqa: F401 - a fixture
-from tests.owners.conftest import notebook  # noqa: F401 - a fixture
-from tests.owners.notebook import Notebook
+from tests.ownership.conftest import notebook  # noqa: F401 - a fixture
+from tests.ownership.notebook import Notebook
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
 
@@ -52,7 +52,7 @@ def seen(notebook: Notebook, hardware: Hardware) -> Iterator[list[MemoryAccount]
         assert torch.cuda.memory_stats(0) == before
         seen.append(account)
 
-    observer = OomObserver(hardware, look, lambda _, exc: failures.append(exc))
+    observer = OomObserver(look, lambda _, exc: failures.append(exc))
     observer.open()
     yield seen
     observer.close()

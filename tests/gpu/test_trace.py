@@ -16,15 +16,15 @@ import pytest
 import torch
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
-from gpumemwidget.measure.replaying import replay
-from gpumemwidget.measure.sources import Source, Sources
-from gpumemwidget.measure.tracing import describe_device
-from gpumemwidget.records import HOST, Reading
-from gpumemwidget.traces import ACTIONS, AllocatorTrace
+from gpumemwidget.model.devices import HOST, Reading
+from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, Origin
+from gpumemwidget.tracing.allocator.replay import replay
+from gpumemwidget.tracing.device_trace import describe_device
+from gpumemwidget.tracing.sources import Source, Sources
 from tests.gpu.test_cuda import run_python
 from tests.gpu.workloads import WORKLOADS
-from tests.owners.conftest import notebook  # noqa: F401 - a fixture
-from tests.owners.notebook import Notebook
+from tests.ownership.conftest import notebook  # noqa: F401 - a fixture
+from tests.ownership.notebook import Notebook
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 
@@ -80,11 +80,10 @@ class Traced:
         """The events, played, come to the counters, to the byte."""
         trace = self.traces[device]
         found = replay(trace)
-        played = found.played
         assert trace.is_whole
-        assert (found.agrees, found.n_odd, found.n_dropped) == (True, 0, 0)
-        allocated = list(accumulate(played.changes, initial=played.start_allocated_bytes))
-        reserved = list(accumulate(played.reserved_changes, initial=played.start_reserved_bytes))
+        assert (found.agrees, found.n_contradictions, found.n_dropped) == (True, 0, 0)
+        allocated = list(accumulate(found.changes, initial=found.start_allocated_bytes))
+        reserved = list(accumulate(found.reserved_changes, initial=found.start_reserved_bytes))
         end = self.end[device]
         if device in self.start:
             assert allocated[0] == self.start[device].allocated_bytes
@@ -127,9 +126,9 @@ def test_events_come_to_the_counters_and_lines_to_the_peak(
             traced.trace, sources=Sources(cell), start_us=traced.trace.start_us
         )
         peak_bytes = sum(part.n_bytes for part in described.peak)
-        unknown = sum(part.n_bytes for part in described.peak if part.place == "no line")
+        outside = [part for part in described.peak if part.origin is Origin.OUTSIDE_LINES]
         assert peak_bytes == traced.end["cuda:0"].allocated_peak_bytes
-        assert unknown <= 0.01 * peak_bytes, described.peak
+        assert sum(part.n_bytes for part in outside) <= 0.01 * peak_bytes, described.peak
 
 
 def test_streams_and_threads_add_up(hardware: Hardware) -> None:
@@ -184,7 +183,7 @@ def test_a_full_ring_is_not_whole(hardware: Hardware) -> None:
 
     assert not traced.trace.is_whole
     assert len(traced.trace.events) == 1000
-    assert replay(traced.trace).played.events.times_us
+    assert replay(traced.trace).events.times_us
 
 
 def test_expandable_segments_add_up() -> None:
@@ -331,19 +330,21 @@ def test_a_history_that_keeps_no_lines_says_so(
 
 
 def test_what_the_user_sets_within_the_cell_is_his(hardware: Hardware) -> None:
-    """He starts one of his own, or stops ours: the trace is not whole, and his choice stays."""
+    """He starts one of his own, or stops ours: the trace ends there, and his choice stays."""
     with Traced(hardware) as traced:
         one = make(MIB)
         memory._record_memory_history("all", stacks="python", max_entries=100)
         two = make(2 * MIB)
-    assert not traced.trace.is_whole
-    assert "left as it is now" in traced.trace.notes[0]
+    assert traced.trace.ends_early
+    assert MIB in traced.trace.events.sizes
+    assert 2 * MIB not in traced.trace.events.sizes
+    assert "this trace ends where that began" in traced.trace.notes[0]
     assert torch._C._cuda_isHistoryEnabled()
     memory._record_memory_history(None)
 
     with Traced(hardware) as traced:
         memory._record_memory_history(None)
-    assert not traced.trace.is_whole
+    assert traced.trace.ends_early
     assert not torch._C._cuda_isHistoryEnabled()
     del one, two
 
@@ -360,14 +361,14 @@ def find_line(hardware: Hardware, tensor: torch.Tensor) -> str | None:
 def test_sites_are_kept_between_traces_and_after_one(hardware: Hardware) -> None:
     """A block's line is known while they are on, with traces in between; then no longer."""
     before = make(MIB)
-    said = [hardware.set_sites(is_on=True), hardware.set_sites(is_on=True)]
+    said = [hardware.keep_sites(is_on=True), hardware.keep_sites(is_on=True)]
     one = make(2 * MIB)
     assert len(memory._snapshot()["device_traces"][0]) <= 1
     with Traced(hardware) as traced:
         two = make(3 * MIB)
     three = make(4 * MIB)
     lines = [find_line(hardware, each) for each in (before, one, two, three)]
-    said.append(hardware.set_sites(is_on=False))
+    said.append(hardware.keep_sites(is_on=False))
     four = make(5 * MIB)
 
     traced.check()
@@ -381,9 +382,83 @@ def test_sites_are_kept_between_traces_and_after_one(hardware: Hardware) -> None
     assert not torch._C._cuda_isHistoryEnabled()
 
 
+def _work_and_look() -> list[list[tuple[str, int, bool]]]:
+    """A cell that records its own history, works, looks, and works again: the entries it found."""
+    seen = []
+    first = [make(MIB) for _ in range(20)]
+    memory._record_memory_history("all", context="all", stacks="python", max_entries=500)
+    second = [make(3 * MIB) for _ in range(20)]
+    seen.append(_list_entries())
+    del first
+    third = [make(1000) for _ in range(200)]
+    seen.append(_list_entries())
+    del second, third
+    seen.append(_list_entries())
+    memory._record_memory_history(None)
+    seen.append(_list_entries())
+    return seen
+
+
+def _list_entries() -> list[tuple[str, int, bool]]:
+    return [
+        (each["action"], each["size"], bool(each.get("frames")))
+        for each in memory._snapshot()["device_traces"][0]
+        # What the cache has to give depends on what was there before.
+        if not each["action"].startswith("segment")
+    ]
+
+
+def test_a_cell_that_records_a_history_finds_its_own(hardware: Hardware) -> None:
+    """Entry by entry what it finds without us."""
+    _work_and_look()
+    expected = _work_and_look()
+
+    with Traced(hardware) as traced:
+        found = _work_and_look()
+
+    assert found == expected
+    assert len(expected[1]) > 200
+    assert traced.trace.ends_early
+    assert not torch._C._cuda_isHistoryEnabled()
+
+
+def test_a_history_that_ran_before_has_no_entries_of_ours(hardware: Hardware) -> None:
+    """Two traced cells and a look at the blocks leave nothing in the user's snapshots."""
+    memory._record_memory_history("all", stacks="python", max_entries=10_000)
+    for _ in range(2):
+        with Traced(hardware):
+            kept = make(MIB)
+            hardware.read_segments()
+            n_within = len([each for each in _list_entries() if each[0] == "snapshot"])
+    n_after = len([each for each in _list_entries() if each[0] == "snapshot"])
+    memory._record_memory_history(None)
+
+    # The user's own: the first two looks, each an entry of the next ones.
+    assert (n_within, n_after) == (1, 2)
+    del kept
+
+
+def test_a_snapshot_without_a_history_of_the_users_has_none(hardware: Hardware) -> None:
+    """No events, and no lines of what was allocated while a trace runs."""
+    with Traced(hardware) as traced:
+        kept = make(5 * MIB)
+        snapshot = memory._snapshot()
+
+    assert not any(snapshot["device_traces"])
+    frames = [
+        block["frames"]
+        for each in snapshot["segments"]
+        for block in each["blocks"]
+        if "frames" in block
+    ]
+    assert not any(frames)
+    assert 5 * MIB in traced.trace.events.sizes
+    del kept
+
+
 def test_sites_end_when_the_user_takes_the_history(hardware: Hardware) -> None:
     """What he has set is not set again, not by a trace and not by unloading."""
-    hardware.set_sites(is_on=True)
+    hardware.keep_sites(is_on=True)
     memory._record_memory_history("all", stacks="python", max_entries=77)
 
     with Traced(hardware) as traced:
@@ -466,12 +541,12 @@ from tests.gpu.test_trace import find_line
 from torch import cuda
 n_calls = len(cuda._queued_calls)
 hardware = detect_hardware()
-hardware.set_sites(is_on=True)
+hardware.keep_sites(is_on=True)
 assert not cuda.is_initialized()
 hardware.close()
 assert len(cuda._queued_calls) == n_calls
 hardware = detect_hardware()
-hardware.set_sites(is_on=True)
+hardware.keep_sites(is_on=True)
 x = make(1 << 20)
 assert find_line(hardware, x) == "make"
 hardware.close()
@@ -506,7 +581,7 @@ import torch
 from gpumemwidget.backends.hardware import detect_hardware
 x = torch.ones(1000, device="cuda")
 hardware = detect_hardware()
-print(hardware.start_trace(), hardware.end_trace(), hardware.set_sites(is_on=True))
+print(hardware.start_trace(), hardware.end_trace(), hardware.keep_sites(is_on=True))
 """
     )
 
@@ -523,7 +598,7 @@ def test_a_forked_child_leaves_the_trace_alone(hardware: Hardware) -> None:
             status = 1
             try:
                 is_empty = hardware.end_trace() == ()
-                hardware.set_sites(is_on=True)
+                hardware.keep_sites(is_on=True)
                 hardware.close()
                 status = 0 if is_empty else 2
             except BaseException:  # noqa: BLE001 - the child has no other way to tell

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from tests.jupyter.notebook import Notebook, open_notebook
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
     """The process's shell, new for each test, without a history file."""
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    # IPython puts its own module there, with which no process can be spawned.
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     config = Config()
     config.HistoryManager.enabled = False
     shell = InteractiveShell.instance(config=config)
@@ -28,6 +32,9 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Interacti
     atexit.unregister(shell.atexit_operations)
     shell.atexit_operations()
     InteractiveShell.clear_instance()
+    # What the test imported need not be looked at by the collections of the next.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

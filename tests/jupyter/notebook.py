@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,13 +40,6 @@ class Cell:
     @property
     def kinds(self) -> list[str]:
         return [output["output_type"] for output in self.outputs]
-
-    def list_html(self) -> list[str]:
-        return [
-            output["data"]["text/html"]
-            for output in self.outputs
-            if "text/html" in output.get("data", {})
-        ]
 
     def list_messages(self, kind: str) -> list[dict[str, Any]]:
         return [each for _, each in self.messages if each["msg_type"] == kind]
@@ -152,6 +145,17 @@ class Notebook:
     def interrupt(self) -> None:
         self.manager.interrupt_kernel()
 
+    def interrupt_until(self, is_done: Callable[[], bool]) -> None:
+        """Interrupt the kernel between two messages again and again until something is so."""
+        deadline = time.monotonic() + _TIMEOUT_S
+        while True:
+            # Time enough for the kernel to become idle, and to begin what waits for that.
+            time.sleep(0.5)
+            self.interrupt()
+            if is_done():
+                return
+            assert time.monotonic() < deadline, "the interrupt did not help"
+
     def evaluate(self, expression: str) -> Any:
         """The value of an expression in the kernel, without a cell."""
         msg_id = self.client.execute(
@@ -225,14 +229,22 @@ def _to_text(output: dict[str, Any]) -> str:
 
 
 @contextmanager
-def open_notebook(folder: Path) -> Iterator[Notebook]:
-    """A kernel of this interpreter, whose files stay in ``folder``."""
+def open_notebook(folder: Path, *, ignores_sigint: bool = False) -> Iterator[Notebook]:
+    """A kernel of this interpreter, whose files stay in ``folder``.
+
+    Args:
+        folder: where its files go.
+        ignores_sigint: start it with SIGINT ignored, as ``nohup`` and a shell's background do.
+    """
     manager = KernelManager(connection_file=str(folder / "kernel.json"))
     # The kernelspec that is found may be another environment's.
     manager.kernel_spec.argv = [
         *(sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher"),
         *("-f", "{connection_file}"),
     ]
+    if ignores_sigint:
+        shell = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
+        manager.kernel_spec.argv = [*shell, *manager.kernel_spec.argv]
     manager.start_kernel(
         env=_make_env(folder), cwd=str(folder), extra_arguments=["--HistoryManager.enabled=False"]
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-Figures = tuple[float, float, float]
+Figures = tuple[float, ...]
 
 
 def unpack_update(
@@ -16,11 +16,11 @@ def unpack_update(
 
 
 def unpack_rows(data: bytes, n_devices: int) -> list[tuple[float, list[Figures]]]:
-    """Each row as its time, then allocated, reserved and peak of each device."""
-    width = 1 + 3 * n_devices
+    """Each row as its time, then of each device allocated, reserved and the peaks of both."""
+    width = 1 + 4 * n_devices
     rows: list[tuple[float, list[Figures]]] = []
     for start in range(0, len(data), 8 * width):
         time_s, *figures = struct.unpack_from(f"<{width}d", data, start)
-        devices = [(figures[k], figures[k + 1], figures[k + 2]) for k in range(0, len(figures), 3)]
+        devices = [tuple(figures[k : k + 4]) for k in range(0, len(figures), 4)]
         rows.append((time_s, devices))
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import subprocess
 import sys
@@ -13,26 +14,26 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from gpumemwidget.devices import (
-    MOST_CHILDREN,
-    Bridge,
-    BridgePart,
-    ChildProcess,
+from gpumemwidget.errors import BackendError
+from gpumemwidget.model.breakdowns import (
+    Breakdown,
+    BreakdownPart,
     MapBlock,
     MapSegment,
     PartKey,
-    PinnedUse,
-    ProcessUse,
     SegmentMap,
 )
-from gpumemwidget.errors import BackendError
-from gpumemwidget.jupyter.dashboard import Dashboard
-from gpumemwidget.jupyter.devicemessages import describe_bridge, describe_children, describe_map
-from gpumemwidget.jupyter.devicepanel import DevicePanel
-from gpumemwidget.jupyter.extension import current_extension
-from gpumemwidget.measure.monitor import Monitor
-from gpumemwidget.records import Sample
-from gpumemwidget.report.bridgewords import list_pinned
+from gpumemwidget.model.devices import MOST_CHILDREN, ChildProcess, PinnedUse, ProcessUse, Sample
+from gpumemwidget.recording.monitor import Monitor
+from gpumemwidget.report.wording.parts import list_pinned
+from gpumemwidget.session.session import current_session
+from gpumemwidget.widgets.dashboard import Dashboard, open_dashboard
+from gpumemwidget.widgets.device_panel import (
+    DevicePanel,
+    describe_breakdown,
+    describe_children,
+    describe_map,
+)
 from tests.browser.stage import MIB, Stage
 from tests.clock import ManualClock
 
@@ -46,8 +47,8 @@ class _Page:
     def __init__(self, shell: InteractiveShell, stage: Stage) -> None:
         self.shell = shell
         self.stage = stage
-        self.dashboard: Dashboard = current_extension().open_dashboard()
-        self.monitor: Monitor = current_extension().monitor
+        self.dashboard: Dashboard = open_dashboard(current_session())
+        self.monitor: Monitor = current_session().monitor
         self.sent: list[dict[str, Any]] = []
         self.dashboard.send = self._keep
 
@@ -89,15 +90,15 @@ def test_parts_are_computed_when_the_tab_is_opened(page: _Page) -> None:
 
     assert [message["state"] for message in page.list("device")] == ["running", "done"]
     done = page.list("device")[-1]
-    bridges = {bridge["device"]: bridge for bridge in done["bridges"]}
-    assert list(bridges) == ["cuda:0", "cuda:1", "host"]
-    for bridge in bridges.values():
-        assert sum(part["bytes"] for part in bridge["parts"]) == bridge["total"]
-        assert all(part["tell"] for part in bridge["parts"])
-    assert bridges["cuda:0"]["total"] == _TOTAL_BYTES
+    breakdowns = {breakdown["device"]: breakdown for breakdown in done["breakdowns"]}
+    assert list(breakdowns) == ["cuda:0", "cuda:1", "host"]
+    for breakdown in breakdowns.values():
+        assert sum(part["bytes"] for part in breakdown["parts"]) == breakdown["total"]
+        assert all(part["tell"] for part in breakdown["parts"])
+    assert breakdowns["cuda:0"]["total"] == _TOTAL_BYTES
     assert list(done["maps"]) == ["cuda:0"]
     segments = done["maps"]["cuda:0"]["segments"]
-    assert sum(segment["bytes"] for segment in segments) == bridges["cuda:0"]["reserved"]
+    assert sum(segment["bytes"] for segment in segments) == breakdowns["cuda:0"]["reserved"]
     for segment in segments:
         assert sum(block[0] for block in segment["blocks"]) == segment["bytes"]
 
@@ -108,10 +109,8 @@ def test_untouched_device_has_the_drivers_figures_and_stays_untouched(page: _Pag
 
     page.see("cuda:1")
 
-    # The sampler's own ticks may bring more.
-    info = page.list("live")[0]["devices"][1]
-    assert (info["device"], info["is_touched"]) == ("cuda:1", False)
-    assert info["used"] == 109 * MIB
+    breakdown = page.list("device")[-1]["breakdowns"][1]
+    assert (breakdown["device"], breakdown["used"]) == ("cuda:1", 109 * MIB)
     assert page.stage.gpu.list_touched() == (0,)
 
 
@@ -119,12 +118,12 @@ def test_nothing_is_computed_while_the_tab_is_closed(page: _Page) -> None:
     """Neither after a cell nor with time; nor for a view that can't be seen."""
     page.see(None, look=False)
     page.run("x = 1")
-    page.dashboard._watcher.on_samples(_NO_SAMPLES)
+    page.monitor.sampled.call(_NO_SAMPLES)
     assert page.list("device") + page.list("live") == []
 
     page.see("cuda:0", look=False, visible=False)
     page.run("x = 2")
-    page.dashboard._watcher.on_samples(_NO_SAMPLES)
+    page.monitor.sampled.call(_NO_SAMPLES)
 
     assert page.list("device") + page.list("live") == []
 
@@ -132,16 +131,16 @@ def test_nothing_is_computed_while_the_tab_is_closed(page: _Page) -> None:
 def test_parts_are_computed_anew_after_a_cell(page: _Page) -> None:
     """While they are seen, what the cell allocated is among them."""
     page.see("cuda:0")
-    before = page.list("device")[-1]["bridges"][0]["allocated"]
+    before = page.list("device")[-1]["breakdowns"][0]["allocated"]
 
     page.run("stage.take(1024, 'tensor', 'batch')")
 
-    after = page.list("device")[-1]["bridges"][0]["allocated"]
+    after = page.list("device")[-1]["breakdowns"][0]["allocated"]
     assert after - before == 1024 * MIB
 
 
 def test_wish_in_mid_cell_waits_for_its_end(page: _Page) -> None:
-    """It is answered that it is queued; several are one. What is live comes at once."""
+    """It is answered that it is queued; several are one. The children come at once."""
     page.see("cuda:0", look=False)
     n_live: list[int] = []
 
@@ -185,7 +184,7 @@ def test_children_are_told_while_a_cell_runs(page: _Page) -> None:
         )
         page.stage.processes["cuda:0", child.pid] = 700 * MIB
         page.sent.clear()
-        page.dashboard._device.tell_live(anyway=True)
+        page.dashboard._device.send_children(anyway=True)
         pids.append(child.pid)
         child.communicate(b"\n")
 
@@ -215,25 +214,24 @@ def test_failure_is_told_where_the_click_was(page: _Page, monkeypatch: pytest.Mo
     assert page.list("device")[-1]["state"] == "done"
 
 
-def test_what_is_live_is_asked_for_once_a_second(page: _Page) -> None:
+def test_children_are_asked_for_once_a_second() -> None:
     """However often samples come, and only while somebody looks."""
     clock = ManualClock()
     seen = {"cuda:0"}
     sent: list[dict[str, Any]] = []
-    monitor: Any = SimpleNamespace(clock=clock, hardware=page.stage.hardware, running=None)
-    shell: Any = None
-    panel = DevicePanel(
-        monitor, shell, sent.append, guard=lambda action: action(), seen=lambda: seen
-    )
+    # The children differ each time, else nothing is sent.
+    children = ((ChildProcess(pid, 1, "worker", pid * MIB, ()),) for pid in itertools.count(10))
+    hardware = SimpleNamespace(list_children=lambda: next(children))
+    monitor: Any = SimpleNamespace(clock=clock, hardware=hardware, running=None)
+    session: Any = SimpleNamespace(monitor=monitor)
+    panel = DevicePanel(session, sent.append, guard=lambda action: action(), seen=lambda: seen)
 
     for _ in range(31):
-        # The driver's figures differ each time, else nothing is sent.
-        page.stage.take(1024, "tensor", "x")
-        panel.tell_live()
+        panel.send_children()
         clock.advance(0.1)
     seen.clear()
     clock.advance(10)
-    panel.tell_live()
+    panel.send_children()
 
     assert len(sent) == 4
 
@@ -270,24 +268,24 @@ def test_map_stays_small_and_adds_up(n_segments: int, n_blocks: int) -> None:
 def test_processes_beyond_a_dozen_are_one_line() -> None:
     """With what they have together."""
     others = tuple(
-        BridgePart("process", (n + 1) * MIB, process=ProcessUse(n, None, "other", (n + 1) * MIB))
+        BreakdownPart("process", (n + 1) * MIB, process=ProcessUse(n, None, "other", (n + 1) * MIB))
         for n in range(40)
     )
     taken = sum(part.n_bytes for part in others)
-    bridge = Bridge(
+    breakdown = Breakdown(
         device="cuda:0",
         name="Simulated GPU",
         total_bytes=_TOTAL_BYTES,
         parts=(
-            BridgePart("others", taken, parts=others),
-            BridgePart("free", _TOTAL_BYTES - taken),
+            BreakdownPart("others", taken, parts=others),
+            BreakdownPart("free", _TOTAL_BYTES - taken),
         ),
         allocated_bytes=None,
         reserved_bytes=None,
         used_bytes=taken,
     )
 
-    told = describe_bridge(bridge)
+    told = describe_breakdown(breakdown)
 
     part = told["parts"][0]
     assert part["look"] == "others"
@@ -298,26 +296,26 @@ def test_processes_beyond_a_dozen_are_one_line() -> None:
 
 def test_pinned_memory_is_told_as_the_report_tells_it() -> None:
     """In its own rows, with the report's words; none where there is no pinned memory."""
-    bridge = Bridge(
+    breakdown = Breakdown(
         device="host",
         name="host memory",
         total_bytes=_TOTAL_BYTES,
-        parts=(BridgePart("free", _TOTAL_BYTES),),
+        parts=(BreakdownPart("free", _TOTAL_BYTES),),
         allocated_bytes=None,
         reserved_bytes=None,
         used_bytes=None,
     )
-    uncounted = dataclasses.replace(bridge, pinned=PinnedUse(None, 3 * MIB))
-    counted = dataclasses.replace(bridge, pinned=PinnedUse(MIB, 3 * MIB, 2 * MIB))
+    uncounted = dataclasses.replace(breakdown, pinned=PinnedUse(None, 3 * MIB))
+    counted = dataclasses.replace(breakdown, pinned=PinnedUse(MIB, 3 * MIB, 2 * MIB))
 
-    assert describe_bridge(bridge)["pinned"] == []
+    assert describe_breakdown(breakdown)["pinned"] == []
     for told in (uncounted, counted):
         assert told.pinned is not None
         rows = [
-            (row["label"], row["bytes"], row["tell"]) for row in describe_bridge(told)["pinned"]
+            (row["label"], row["bytes"], row["tell"]) for row in describe_breakdown(told)["pinned"]
         ]
         assert rows == list_pinned(told.pinned)
-    sizes = [row["bytes"] for row in describe_bridge(counted)["pinned"]]
+    sizes = [row["bytes"] for row in describe_breakdown(counted)["pinned"]]
     assert sizes == [MIB, 2 * MIB]
 
 
@@ -330,7 +328,7 @@ def test_names_of_blocks_are_cut() -> None:
     told = describe_map(SegmentMap("cuda:0", 2 * MIB, 2 * MIB, 0, 0, (segment,)))
 
     assert max(map(len, told["words"])) == 200
-    looks = [("tensor", "other tensors", MIB), ("unnamed", "no name", MIB)]
+    looks = [("tensor", "other tensors", MIB), ("unnamed", "no variable", MIB)]
     assert [tuple(each) for each in told["looks"]] == looks
 
 
@@ -357,17 +355,17 @@ def test_children_beyond_those_that_are_read_are_at_least_so_many() -> None:
 @pytest.mark.parametrize("merged", [(), ("children", "others")])
 def test_children_that_may_be_among_others_are_told_to_be_so(merged: tuple[PartKey, ...]) -> None:
     """Then that one stands on no device is no news of it."""
-    bridge = Bridge(
+    breakdown = Breakdown(
         device="cuda:0",
         name="Simulated GPU",
         total_bytes=_TOTAL_BYTES,
-        parts=(BridgePart("rest", _TOTAL_BYTES, merged=merged),),
+        parts=(BreakdownPart("rest", _TOTAL_BYTES, merged=merged),),
         allocated_bytes=None,
         reserved_bytes=None,
         used_bytes=None,
     )
 
-    assert describe_bridge(bridge)["hides_children"] == bool(merged)
+    assert describe_breakdown(breakdown)["hides_children"] == bool(merged)
 
 
 def test_hostile_names_are_told_as_text() -> None:

@@ -16,7 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import gpumemwidget
 from gpumemwidget.errors import NotLoadedError
-from gpumemwidget.jupyter.extension import current_extension
+from gpumemwidget.session.session import current_session
 
 
 def _take_stock(shell: InteractiveShell) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def test_nothing_keeps_the_extension_alive_after_unload(shell: InteractiveShell)
     """Nor what it holds: the ledger, the history, the hardware."""
     shell.run_cell("%load_ext gpumemwidget", store_history=True)
     shell.run_cell("%%memtrace\n1", store_history=True)
-    extension = weakref.ref(current_extension())
+    extension = weakref.ref(current_session())
 
     shell.run_cell("%unload_ext gpumemwidget", store_history=True)
     shell.run_cell("1", store_history=True)
@@ -83,7 +83,7 @@ def test_loading_twice_doubles_nothing(shell: InteractiveShell, again: str) -> N
 
     shell.run_cell(again, store_history=True)
 
-    assert _count_ours(shell) == once == (2, 1, 12)
+    assert _count_ours(shell) == once == (4, 1, 13)
 
 
 def test_loading_by_hand_beside_the_extension_manager_doubles_nothing(
@@ -93,7 +93,7 @@ def test_loading_by_hand_beside_the_extension_manager_doubles_nothing(
     gpumemwidget.load_ipython_extension(shell)
     shell.run_cell("%load_ext gpumemwidget", store_history=True)
 
-    assert _count_ours(shell) == (2, 1, 12)
+    assert _count_ours(shell) == (4, 1, 13)
 
 
 def _count_ours(shell: InteractiveShell) -> tuple[int, int, int]:
@@ -141,11 +141,11 @@ def test_cells_are_recorded_between_load_and_unload(shell: InteractiveShell) -> 
     "call",
     [
         gpumemwidget.monitor,
-        gpumemwidget.holdings,
+        gpumemwidget.variables,
         gpumemwidget.dashboard,
         lambda: gpumemwidget.release("x"),
         lambda: gpumemwidget.plan_release("x"),
-        current_extension,
+        current_session,
     ],
 )
 def test_without_it_every_function_says_what_to_do(call: Callable[[], object]) -> None:
@@ -180,7 +180,7 @@ def test_loading_says_what_was_found(
 
     assert first.startswith("gpumemwidget records every cell from here on: ")
     assert "host memory" in first
-    assert first.endswith("%memdash opens the dashboard.\n")
+    assert first.endswith("%memdash opens the dashboard, %memhelp lists all commands.\n")
     assert len(first.splitlines()) == 1
     assert second == ""
 

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.replay import ReplayBackend
-from gpumemwidget.backends.script import Step
-from gpumemwidget.jupyter.feed import FULL, OPENING, Feed
-from gpumemwidget.measure.monitor import Monitor
-from gpumemwidget.records import Sample
+from gpumemwidget.model.devices import Sample
+from gpumemwidget.recording.monitor import Monitor
+from gpumemwidget.testing import RecordingPlayer, ReplayBackend, Step, play_script
+from gpumemwidget.widgets.feed import FULL, OPENING, Feed
 from tests.clock import ManualClock
 from tests.jupyter.rows import unpack_rows, unpack_update
 
@@ -36,12 +35,12 @@ class _Session:
 
     def __init__(self) -> None:
         self.clock = ManualClock(now_s=10.0, wall_s=5000.0)
-        self.backend = ReplayBackend.from_script(_STEPS)
+        self.backend = ReplayBackend(RecordingPlayer(play_script(_STEPS)))
         self.failures: list[str] = []
         self.monitor = Monitor(
             Hardware([self.backend]), clock=self.clock, on_failure=self.failures.append
         )
-        self.backend.playback.advance()
+        self.backend.player.advance()
         self.sent: list[dict[str, Any]] = []
         self.objects: list[object] = []
         self.feed = Feed(self.monitor, self._keep)
@@ -54,7 +53,7 @@ class _Session:
         self.clock.advance(seconds)
         sample = Sample(self.clock.now(), self.monitor.hardware.read())
         self.monitor.history.append(sample)
-        self.feed.on_samples([sample])
+        self.feed.send_samples([sample])
 
     def run_cell(self) -> None:
         self.monitor.start_cell(execution_count=3, cell_id="c", source="train()")
@@ -98,7 +97,7 @@ def test_sample_is_one_row_in_a_binary_message(session: _Session) -> None:
     number, running_s, rows = unpack_update(first["buffers"][0], 1)
     assert number == devices["seq"] + 1
     assert math.isnan(running_s)
-    assert rows == [(10.5, [(100 * _MIB, 100 * _MIB, 100 * _MIB)])]
+    assert rows == [(10.5, [(100 * _MIB,) * 4])]
     assert unpack_update(second["buffers"][0], 1)[0] == number + 1
 
 
@@ -112,7 +111,7 @@ def test_samples_of_one_tick_are_one_message(session: _Session) -> None:
     session.monitor.start_cell(execution_count=4, cell_id="d", source="more()")
     started = session.take_sent()[-1]
 
-    session.feed.on_samples(session.monitor.history.samples()[-201:])
+    session.feed.send_samples(session.monitor.history.samples()[-201:])
 
     (message,) = session.take_sent()
     number, running_s, rows = unpack_update(message["buffers"][0], 1)
@@ -121,16 +120,14 @@ def test_samples_of_one_tick_are_one_message(session: _Session) -> None:
     assert len(rows) == 201
 
 
-def test_update_is_small_and_packed_once(session: _Session) -> None:
-    """Its binary part is 8 bytes a figure; the rest is the same object, for ``wire.py``."""
+def test_update_is_small(session: _Session) -> None:
+    """Its binary part is 8 bytes a figure."""
     session.see()
     session.sample()
 
     session.sample()
 
-    *_, first, second = session.objects
-    assert first is second
-    assert len(session.take_sent()[-1]["buffers"][0]) == (4 + 4) * 8
+    assert len(session.take_sent()[-1]["buffers"][0]) == (4 + 5) * 8
 
 
 def test_new_device_is_told_before_its_first_row(session: _Session) -> None:
@@ -139,7 +136,7 @@ def test_new_device_is_told_before_its_first_row(session: _Session) -> None:
     session.sample()
     session.take_sent()
 
-    session.backend.playback.advance(2)
+    session.backend.player.advance(2)
     session.sample()
 
     devices, rows = session.take_sent()
@@ -155,7 +152,12 @@ def test_cell_is_told_at_both_ends(session: _Session) -> None:
     session.run_cell()
 
     started, ended = session.take_sent()
-    assert started["cell"] == {"execution_count": 3, "first_line": "train()", "start_s": 10.0}
+    assert started["cell"] == {
+        "execution_count": 3,
+        "first_line": "train()",
+        "start_s": 10.0,
+        "own": False,
+    }
     assert ended["record"]["status"] == "ok"
     assert ended["record"]["duration_s"] == 2.0
     assert ended["record"]["devices"] == [
@@ -163,10 +165,10 @@ def test_cell_is_told_at_both_ends(session: _Session) -> None:
             "device": "cuda:0",
             "change": 0,
             "peak": 100 * _MIB,
+            "rise": 0,
             "peak_of": "allocated",
             "peak_is": "exact",
             "crossed": None,
-            "stopped_at": None,
         }
     ]
 

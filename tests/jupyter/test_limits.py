@@ -9,16 +9,16 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import gpumemwidget
-from gpumemwidget.backends.allocator import DeviceFullError, ReplayAllocator
-from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host import HostBackend
-from gpumemwidget.backends.nvml import NvmlMonitor
-from gpumemwidget.backends.simulated import simulate_torch
-from gpumemwidget.devices import Limit
+from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.errors import NotLoadedError
 from gpumemwidget.jupyter import extension
-from gpumemwidget.jupyter.feed import FULL, Feed
+from gpumemwidget.model.devices import Limit
+from gpumemwidget.session.session import current_session
+from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
+from gpumemwidget.widgets.feed import FULL, Feed
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
 
 MIB = 1 << 20
@@ -39,7 +39,7 @@ class Gpus:
         is_initialized: bool,
         version: str,
     ) -> None:
-        self.allocator = ReplayAllocator(2, total_bytes=TOTAL)
+        self.allocator = SimulatedGpus(2, total_bytes=TOTAL)
         self.torch: Any = simulate_torch(
             self.allocator, version=version, is_initialized=is_initialized
         )
@@ -99,7 +99,7 @@ def test_a_share_an_amount_and_off(gpus: Gpus) -> None:
         "12.50 GiB 80.00 GiB 0 B 12.50 GiB",
         "none 80.00 GiB 0 B 80.00 GiB cuda:1 none not in use yet",
     ]
-    assert gpus.allocator._devices[0].allowed_bytes == TOTAL
+    assert gpus.allocator.get_allowed(0) == TOTAL
 
 
 def test_the_limits_are_shown(gpus: Gpus) -> None:
@@ -124,7 +124,7 @@ def test_a_cell_runs_into_the_limit(gpus: Gpus) -> None:
     assert gpus.run("kept = gpu.allocate(80 << 20)") == ""
     assert "DeviceFullError" in gpus.run("more = gpu.allocate(30 << 20)")
 
-    device = extension.current_extension().monitor.ledger.records[-1].devices[0]
+    device = current_session().monitor.ledger.records[-1].devices[0]
     assert (device.device, device.num_ooms) == ("cuda:0", 1)
 
 
@@ -134,13 +134,13 @@ def test_a_limit_under_what_is_reserved(gpus: Gpus) -> None:
 
     shown = gpus.run("%memlimit 50MiB")
 
-    assert shown.partition("cuda:0 has ")[2] == (
-        "100.00 MiB reserved already, 50.00 MiB more than its limit: what is allocated stays, and "
-        "what fits into the cache (its largest block: 40.00 MiB) can still be had; any other "
-        "request is an out-of-memory error until at least 10.00 MiB of tensors are released: the "
-        "40.00 MiB that empty_cache() gives back are not enough. What can be done on cuda:0 "
-        "40.00 MiB give back now what is cached and whole torch.cuda.empty_cache() "
-        "see who holds the rest %memvars --device cuda:0 take the limit away "
+    assert shown.partition("cuda:0 already has ")[2] == (
+        "100.00 MiB reserved, 50.00 MiB more than its limit. What is allocated stays allocated. "
+        "Requests that fit into the cache succeed (up to 40.00 MiB); any other request is an "
+        "out-of-memory error until at least 10.00 MiB of tensors are released (empty_cache() gives "
+        "back only 40.00 MiB). What you can do on cuda:0 "
+        "40.00 MiB give back cached segments now torch.cuda.empty_cache() "
+        "see what holds the rest %memvars --device cuda:0 remove the limit "
         "%memlimit off --device cuda:0"
     )
     assert "DeviceFullError" in gpus.run("c = gpu.allocate(41 << 20)")
@@ -167,7 +167,7 @@ def test_refusals_are_one_line(gpus: Gpus, line: str, refusal: str) -> None:
 
     assert shown.startswith(f"UsageError: {refusal}")
     assert "Traceback" not in shown
-    assert gpus.allocator._devices[0].allowed_bytes == TOTAL
+    assert gpus.allocator.get_allowed(0) == TOTAL
 
 
 def test_the_functions_do_the_same(gpus: Gpus) -> None:
@@ -178,7 +178,7 @@ def test_the_functions_do_the_same(gpus: Gpus) -> None:
     gone = gpumemwidget.limit("off", device="cuda:0")
 
     assert exact == (Limit("cuda:0", 12 * GIB + 1, TOTAL, 0),)
-    assert gpus.allocator._devices[0].allowed_bytes == TOTAL
+    assert gpus.allocator.get_allowed(0) == TOTAL
     assert share == (Limit("cuda:1", 40 * GIB, TOTAL, None),)
     assert shown == exact + share
     assert gone == (Limit("cuda:0", None, TOTAL, 0),)
@@ -202,7 +202,7 @@ def test_a_limit_waits_for_the_first_use(load: Load) -> None:
 def test_older_releases_get_it_within_the_cell_that_uses_the_gpu(load: Load) -> None:
     """The devices are read meanwhile; between cells, and from then on, nothing runs."""
     gpus = load(version="2.6.0")
-    monitor = extension.current_extension().monitor
+    monitor = current_session().monitor
     gpus.run("%memlimit 12GiB --device cuda:0")
     between = monitor.is_sampling
 
@@ -211,7 +211,7 @@ def test_older_releases_get_it_within_the_cell_that_uses_the_gpu(load: Load) -> 
         "gpu.touch(0)\n"
         "late = time.monotonic() + 20\n"
         "while gpu.get_fraction(0) == 1 and time.monotonic() < late:\n    time.sleep(0.01)\n"
-        "found = gpu.get_fraction(0) * gpu.total_bytes(0)"
+        "found = gpu.get_fraction(0) * gpu.get_total(0)"
     )
     after = monitor.is_sampling
     gpus.run("during = gpumemwidget.monitor().is_sampling")
@@ -223,7 +223,7 @@ def test_older_releases_get_it_within_the_cell_that_uses_the_gpu(load: Load) -> 
 def test_what_could_not_be_set_is_told(load: Load) -> None:
     """With the next look at the limits."""
     gpus = load(is_initialized=False)
-    gpus.allocator._devices[0].total_bytes = 8 * GIB
+    gpus.allocator._allocators[0].total_bytes = 8 * GIB
     gpus.run("%memlimit 12GiB --device cuda:0")
     gpus.run("torch.cuda.init(); gpu.touch(0)")
 
@@ -244,7 +244,7 @@ def test_unloading_leaves_what_is_set_and_forgets_what_waits(load: Load) -> None
         "gpumemwidget: the limit that waited for cuda:0 is forgotten. "
         "gpumemwidget: the limit that waited for cuda:1 is forgotten."
     )
-    assert [each.allowed_bytes for each in gpus.allocator._devices] == [TOTAL, TOTAL]
+    assert [gpus.allocator.get_allowed(index) for index in range(2)] == [TOTAL, TOTAL]
     assert gpus.torch.cuda._queued_calls == []
 
     other = load()
@@ -258,14 +258,14 @@ def test_unloading_leaves_what_is_set_and_forgets_what_waits(load: Load) -> None
         "gpumemwidget: cuda:0 keeps its limit of 12.00 GiB, until "
         "torch.cuda.set_per_process_memory_fraction(1.0, 0)."
     )
-    assert [each.allowed_bytes for each in other.allocator._devices] == [12 * GIB, 40 * GIB]
+    assert [other.allocator.get_allowed(index) for index in range(2)] == [12 * GIB, 40 * GIB]
     with pytest.raises(DeviceFullError):
         other.allocator.allocate(13 * GIB)
 
 
 def _drop_host_peak(said: str) -> str:
     """What is said of limits: whether the process has had more memory is the tests' before."""
-    return said.partition(" gpumemwidget: this process's own peak")[0]
+    return said.partition(" gpumemwidget: this process's peak-RSS")[0]
 
 
 def test_reloading_keeps_a_limit(gpus: Gpus) -> None:
@@ -284,7 +284,7 @@ def test_memstat_and_the_dashboard_show_it(gpus: Gpus) -> None:
     """The limit stands in the table, and the plot is told of it at the cell's end."""
     gpus.run("kept = gpu.allocate(1)")
     told: list[Any] = []
-    monitor = extension.current_extension().monitor
+    monitor = current_session().monitor
     feed = Feed(monitor, lambda message, _: told.append(message))
 
     gpus.run("%memlimit 12GiB")
@@ -308,12 +308,12 @@ def test_peaks_begin_anew(gpus: Gpus) -> None:
     )
 
     assert shown == (
-        "PyTorch's peaks, which begin anew device allocated, peak was reserved, peak was "
+        "PyTorch's peaks, now reset device allocated, peak was reserved, peak was "
         "cuda:0 60.00 MiB 100.00 MiB "
-        "As torch.cuda.reset_peak_memory_stats(); the cells' own peaks stay."
+        "Reset by torch.cuda.reset_peak_memory_stats(); the recorded cells keep their peaks."
     )
     assert gpus._shell.user_ns["peak"] == 0
-    record = extension.current_extension().monitor.ledger.records[-1]
+    record = current_session().monitor.ledger.records[-1]
     assert record.devices[0].allocated.peak_bytes == 60 * MIB
     assert record.devices[0].peak_is == "exact"
 
@@ -337,7 +337,7 @@ def test_no_peaks_and_no_such_gpu(load: Load) -> None:
     """It says so in one line."""
     gpus = load()
 
-    assert gpus.run("%memreset") == "No GPU is in use yet, so there are no peaks to begin anew."
+    assert gpus.run("%memreset") == "No GPU in use yet: nothing to reset."
     assert gpus.run("%memreset --device cuda:1") == (
         "UsageError: cuda:1 is not in use yet, so it has no peaks: use it first"
     )

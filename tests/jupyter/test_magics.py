@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import csv
-import gc
 import re
+import signal
+import sys
 import threading
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import RichOutput, capture_output
 
 import gpumemwidget
-from gpumemwidget.errors import BusyError
+from gpumemwidget.errors import BusyError, ReleaseInterrupt
+from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.report.report import (
     report_cell,
     report_cell_line,
@@ -52,7 +56,7 @@ def _get_text(output: RichOutput) -> str:
         ("memstat now", "%memstat: unrecognized arguments: now; %memstat? shows what it takes"),
         (
             "memledger --last 0",
-            "%memledger: argument --last: '0' is no count: give a whole number above 0; "
+            "%memledger: argument --last: '0' is not a whole number above 0; "
             "%memledger? shows what it takes",
         ),
         (
@@ -65,6 +69,30 @@ def _get_text(output: RichOutput) -> str:
             "--export writes all cells: leave --last out (or slice "
             "gpumemwidget.monitor().ledger.to_dataframe())",
         ),
+        (
+            "memrelease --dryrun x",
+            "%memrelease: unrecognized arguments: --dryrun: did you mean --dry-run?; "
+            "%memrelease? shows what it takes",
+        ),
+        (
+            "memrelease whole.T",
+            "'whole.T' is a part of whole, and only whole variables can be released: "
+            "%memrelease whole; nothing was changed",
+        ),
+        (
+            "memwhy whole[",
+            "'whole[' is an incomplete expression: close its brackets and quotes, or take a path "
+            "from %memvars whole",
+        ),
+        (
+            "memlimit 12 GB",
+            "a limit needs a GPU with CUDA, and this PyTorch was built without CUDA: for a budget "
+            "of the host's memory use %membudget AMOUNT --device host",
+        ),
+        (
+            "memledger --export foo.xlsx",
+            "can't write 'foo.xlsx': give a name that ends in .csv, .json or .parquet",
+        ),
         ("memrelease", None),
         ("memrelease none_such", None),
         ("memrelease 'open", "%memrelease: No closing quotation; %memrelease? shows what it takes"),
@@ -76,7 +104,7 @@ def _get_text(output: RichOutput) -> str:
         ("memvars none_such", None),
         (
             "memvars --depth deep",
-            "%memvars: argument --depth: 'deep' is no count: give a whole number above 0; "
+            "%memvars: argument --depth: 'deep' is not a whole number above 0; "
             "%memvars? shows what it takes",
         ),
         ("memvars --device cuda:77", "no device 'cuda:77' here: choose from host"),
@@ -106,6 +134,7 @@ def test_bad_input_is_refused_in_one_line(
     loaded: InteractiveShell, line: str, message: str | None
 ) -> None:
     """With IPython's own error, which it shows without a traceback; ``None``: any message."""
+    loaded.user_ns["whole"] = torch.ones(1000)
     name, _, rest = line.partition(" ")
 
     with pytest.raises(UsageError) as caught:
@@ -148,11 +177,11 @@ def test_memvars_shows_who_owns_what_is_allocated(loaded: InteractiveShell) -> N
     assert re.search(r"^  \.weight +351\.56 KiB", _get_text(opened), re.M)
     assert re.search(r"^x +976\.56 KiB", _get_text(opened), re.M)
     assert "  .weight" not in _get_text(closed)
-    account = gpumemwidget.account()
+    account = gpumemwidget.owners()
     owned = {each.owner: each for each in account.devices[-1].owned}
     assert owned["model.weight"].n_bytes == 300 * 300 * 4
     assert owned["model.weight"].kind == "parameter"
-    assert {each.name for each in account.holdings} == {"model", "x"}
+    assert {each.name for each in account.variables} == {"model", "x"}
 
 
 def test_memvars_of_a_variable_without_memory_says_so(loaded: InteractiveShell) -> None:
@@ -193,7 +222,7 @@ def test_memwhy_shows_each_holder_and_how_to_cut_it(loaded: InteractiveShell) ->
     assert 'history[0]["a"]: holds 976.56 KiB on host' in _get_text(whole)
     assert re.search(r"^1\. x: holds 976\.56 KiB on host", _get_text(part), re.M)
     assert "2. " not in _get_text(part)
-    assert gpumemwidget.why("x").held_bytes == (("host", 1_000_000),)
+    assert gpumemwidget.why("x").held_bytes == DeviceBytes((("host", 1_000_000),))
 
 
 def test_memwhy_runs_no_code_to_find_a_part(loaded: InteractiveShell) -> None:
@@ -213,21 +242,19 @@ def test_memwhy_runs_no_code_to_find_a_part(loaded: InteractiveShell) -> None:
 
 
 def test_memwhy_unnamed_tells_what_no_name_leads_to(
-    loaded: InteractiveShell, request: pytest.FixtureRequest
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table of an imported library's, by its path in there."""
-    # The libraries are put aside while tests run (``tests/conftest.py``).
-    gc.unfreeze()
-    request.addfinalizer(gc.freeze)
-    loaded.run_cell("import torch, json\njson._CACHE = [torch.ones(700, 700)]", store_history=True)
-    try:
-        (output,) = _run(loaded, "%memwhy --unnamed")
-        explanation = gpumemwidget.why(unnamed=True)
-    finally:
-        loaded.run_cell("del json._CACHE", store_history=True)
+    # One of its own: what was imported before is put aside while tests run (``tests/conftest.py``).
+    monkeypatch.setitem(sys.modules, "library", ModuleType("library"))
+    cell = "import torch, library\nlibrary._CACHE = [torch.ones(700, 700)]\ndel library"
+    loaded.run_cell(cell, store_history=True)
 
-    assert "json._CACHE" in _get_text(output)
-    assert any(each.path.startswith("json._CACHE") for each in explanation.holders)
+    (output,) = _run(loaded, "%memwhy --unnamed")
+    explanation = gpumemwidget.why(unnamed=True)
+
+    assert "library._CACHE" in _get_text(output)
+    assert any(each.path.startswith("library._CACHE") for each in explanation.holders)
 
 
 def test_memledger_shows_the_recorded_cells(loaded: InteractiveShell) -> None:
@@ -237,6 +264,7 @@ def test_memledger_shows_the_recorded_cells(loaded: InteractiveShell) -> None:
 
     (everything,) = _run(loaded, "%memledger")
     (last,) = _run(loaded, "%memledger --last 1")
+    (with_ours,) = _run(loaded, "%memledger --all --last 3")
 
     records = gpumemwidget.monitor().ledger.records
     assert [record.first_line for record in records] == [
@@ -245,9 +273,14 @@ def test_memledger_shows_the_recorded_cells(loaded: InteractiveShell) -> None:
         "y = 2",
         "%memledger",
         "%memledger --last 1",
+        "%memledger --all --last 3",
     ]
-    assert _get_text(everything) == report_ledger(records[:3]).text
-    assert _get_text(last) == report_ledger(records[:4], last=1).text
+    hides = {"shows_own_magics": False}
+    assert _get_text(everything) == report_ledger(records[:3], **hides).text
+    assert "1 gpumemwidget cell hidden" in _get_text(everything)
+    assert _get_text(last) == report_ledger(records[:4], last=1, **hides).text
+    assert "y = 2" in _get_text(last)
+    assert _get_text(with_ours) == report_ledger(records[:5], last=3).text
 
 
 @pytest.mark.parametrize("quote", ["", "'", '"'])
@@ -298,6 +331,56 @@ def test_memrelease_sets_the_names_to_none_and_reports(loaded: InteractiveShell)
     assert loaded.user_ns["Out"] == {}
 
 
+@pytest.mark.parametrize("code", ["%memrelease x", "gpumemwidget.release('x')"])
+def test_ctrl_c_in_a_release_ends_the_cell_behind_its_report(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    """What was done is shown, and the lines behind it do not run."""
+    loaded.run_cell("import gpumemwidget; x = bytearray(10)", store_history=True)
+    hardware = gpumemwidget.monitor().hardware
+    monkeypatch.setattr(hardware, "empty_cache", lambda: signal.raise_signal(signal.SIGINT))
+
+    with capture_output() as captured:
+        result = loaded.run_cell(f"{code}\nafter = 1", store_history=True)
+
+    (output,) = captured.outputs
+    assert "empty_cache: interrupted" in _get_text(output)
+    assert isinstance(result.error_in_exec, ReleaseInterrupt)
+    assert isinstance(result.error_in_exec, KeyboardInterrupt)
+    assert result.error_in_exec.report.stopped == "empty_cache: interrupted"
+    assert gpumemwidget.monitor().ledger[-1].status == "interrupted"
+    assert "after" not in loaded.user_ns
+    assert loaded.user_ns["x"] is None
+
+
+@pytest.mark.parametrize("code", ["%memrestore x", "gpumemwidget.restore('x')"])
+def test_ctrl_c_while_restoring_ends_the_cell_with_all_where_it_was(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    """All of it or nothing; the report says which, and the lines behind it do not run."""
+    monkeypatch.setattr("gpumemwidget.ownership.partition.HOST", "no device")
+    loaded.run_cell(
+        "import gpumemwidget, torch; x = torch.ones(10); kept = [x]; gpumemwidget.release('x')\n"
+        "x = kept[0]",
+        store_history=True,
+    )
+    address = loaded.user_ns["x"].data_ptr()
+
+    def interrupt(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("gpumemwidget.releasing.move._copy_storage", interrupt)
+    with capture_output() as captured:
+        result = loaded.run_cell(f"{code}\nafter = 1", store_history=True)
+
+    (output,) = captured.outputs
+    assert "interrupted; everything is where it was" in _get_text(output)
+    assert isinstance(result.error_in_exec, ReleaseInterrupt)
+    assert gpumemwidget.monitor().ledger[-1].status == "interrupted"
+    assert "after" not in loaded.user_ns
+    assert loaded.user_ns["x"].data_ptr() == address
+
+
 def test_memrelease_clears_torchs_caches_on_request(loaded: InteractiveShell) -> None:
     """No name is needed, and what it costs stands in the plan."""
     (plan,) = _run(loaded, "%memrelease --dry-run --cublas --compile")
@@ -321,7 +404,7 @@ def test_memrelease_sets_gradients_to_none(loaded: InteractiveShell) -> None:
     planned = loaded.user_ns["x"].grad is not None
     (report,) = _run(loaded, "%memrelease --grads")
 
-    assert "3. set gradients to None: that of one tensor\n" in _get_text(plan)
+    assert "3. Set gradients to None: that of one tensor\n" in _get_text(plan)
     assert planned
     assert loaded.user_ns["x"].grad is None
     assert "gradients to None" in _get_text(report)
@@ -332,9 +415,9 @@ def test_memrestore_brings_back_what_a_release_moved(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plan, then the move; unloading forgets what was where."""
-    from gpumemwidget.owners.whereabouts import whereabouts
+    from gpumemwidget.releasing.move import whereabouts
 
-    monkeypatch.setattr("gpumemwidget.owners.sorting.HOST", "no device")
+    monkeypatch.setattr("gpumemwidget.ownership.partition.HOST", "no device")
     loaded.run_cell("import torch\nx = torch.ones(10)\ny = torch.ones(10)", store_history=True)
     x = loaded.user_ns["x"]
     _run(loaded, "%memrelease --keep x y")
@@ -402,7 +485,7 @@ def test_memtrace_alone_says_how_it_stands(
 
     assert capsys.readouterr().out.splitlines() == [
         "memtrace is off",
-        "memtrace is on: a line under every cell from the next one on",
+        "memtrace is on: one summary line after every cell, starting with the next.",
         "memtrace is on",
     ]
 
@@ -449,9 +532,56 @@ def test_every_magic_has_help_with_its_options(loaded: InteractiveShell) -> None
         ("memtrace", "--device D"),
         ("memlimit", "--device D"),
         ("memreset", "--device D"),
-        ("membudget", "--stop"),
+        ("membudget", "--device D"),
     ]:
         assert option in magics[name].__doc__
     for name in ("memrelease", "memrestore", "memlimit", "membudget"):
         assert "%%" not in magics[name].__doc__
     assert "default: 0.1" in magics["memdash"].__doc__
+
+
+def test_memhelp_lists_every_magic_with_an_example_that_works(loaded: InteractiveShell) -> None:
+    """Its own line, and one that the magic's own parser takes."""
+    (output,) = _run(loaded, "%memhelp")
+    text = _get_text(output)
+    tables = loaded.magics_manager.magics
+    ours = {
+        name: magic
+        for kind in ("line", "cell")
+        for name, magic in tables[kind].items()
+        if name.startswith("mem") and hasattr(magic, "parser")
+    }
+
+    assert len(ours) == 12
+    for name, magic in ours.items():
+        [example] = re.findall(rf"^%%?{name} +%%?{name} ?(.*)$", text, re.M)
+        magic.parser.parse_argstring(example)
+    assert "<table" in output.data["text/html"]
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", ["memwhy", "%memwhy", "%%memwhy"])
+def test_memhelp_shows_all_options_of_one(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    loaded.run_line_magic("memhelp", name)
+
+    said = capsys.readouterr().out
+    assert "Show what holds some memory" in said
+    assert "--unnamed" in said
+
+
+def test_readme_has_every_magic_in_its_table(loaded: InteractiveShell) -> None:
+    """One that was added or removed is in the README too."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    tables = loaded.magics_manager.magics
+    ours = {name for table in tables.values() for name in table if name.startswith("mem")}
+
+    rows = [line for line in readme.splitlines() if line.startswith("| `%")]
+
+    assert set(re.findall(r"%(mem[a-z]+)", "\n".join(rows))) == ours
+
+
+def test_memhelp_of_no_magic_of_ours(loaded: InteractiveShell) -> None:
+    with pytest.raises(UsageError, match="no magic 'memvar': try %memvars"):
+        loaded.run_line_magic("memhelp", "memvar")

@@ -15,18 +15,17 @@ import torch as real_torch
 from IPython.core.interactiveshell import InteractiveShell
 
 import gpumemwidget
-from gpumemwidget.backends import ooms
-from gpumemwidget.backends.allocator import DeviceFullError, ReplayAllocator
-from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.cuda import oom_observer as ooms
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host import HostBackend
-from gpumemwidget.backends.nvml import NvmlMonitor
-from gpumemwidget.backends.simulated import simulate_torch
-from gpumemwidget.jupyter import extension, oom, oomcard
-from gpumemwidget.measure.tracefile import read_trace
-from gpumemwidget.owners.ooms import format_as_torch
-from gpumemwidget.records import CellDevice
-from gpumemwidget.traces import OomCard
+from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.jupyter import extension, oom
+from gpumemwidget.model.cells import CellDevice
+from gpumemwidget.model.ooms import OomCard
+from gpumemwidget.oom.detection import format_as_torch
+from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
+from gpumemwidget.tracing.trace_file import read_trace
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
 
 MIB = 1 << 20
@@ -38,7 +37,7 @@ class Gpus:
     """Three GPUs that the extension takes for the machine's; the last one nobody touches."""
 
     def __init__(self, shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
-        self.allocator = ReplayAllocator(3, total_bytes=TOTAL_BYTES)
+        self.allocator = SimulatedGpus(3, total_bytes=TOTAL_BYTES)
         self.torch: Any = simulate_torch(self.allocator)
         self.torch.cuda.get_device_properties = lambda index: SimpleNamespace(
             name="NVIDIA H200", total_memory=TOTAL_BYTES, uuid=str(index)
@@ -134,7 +133,7 @@ def test_an_oom_is_of_the_device_that_ran_out(gpus: Gpus, monkeypatch: pytest.Mo
     cards: list[OomCard] = []
     monkeypatch.setattr(oom, "_ACCOUNT_BUDGET_S", 60.0)
     monkeypatch.setattr(oom, "_CARD_BUDGET_S", 120.0)
-    monkeypatch.setattr(oomcard, "show_card", lambda card, _extension: cards.append(card))
+    monkeypatch.setattr(oom, "show_card", lambda card, _extension: cards.append(card))
     gpus.run("full = make(1900 << 20, 0); some = make(500 << 20, 1)")
 
     gpus.run("more = make(1800 << 20, 1)")
@@ -149,18 +148,21 @@ def test_an_oom_is_of_the_device_that_ran_out(gpus: Gpus, monkeypatch: pytest.Mo
     assert [card.event.device for card in cards] == ["cuda:1", "cuda:0"]
 
 
-def test_each_device_has_its_own_bridge(gpus: Gpus) -> None:
+def test_each_device_has_its_own_breakdown(gpus: Gpus) -> None:
     """The untouched one is the driver's alone, and stays untouched."""
     gpus.run("kept = make(300 << 20, 1)")
 
-    bridges = {each.device: each for each in gpumemwidget.bridge().records}
+    breakdowns = {each.device: each for each in gpumemwidget.breakdown().records}
     shown = gpus.run("%memstat --device cuda:1")
 
-    assert list(bridges) == ["cuda:0", "cuda:1", "cuda:2", "host"]
-    for bridge in bridges.values():
-        assert sum(part.n_bytes for part in bridge.parts) == bridge.total_bytes
-    assert bridges["cuda:1"].allocated_bytes == 300 * MIB + 1024
-    assert (bridges["cuda:2"].allocated_bytes, bridges["cuda:2"].used_bytes) == (None, 200 * MIB)
+    assert list(breakdowns) == ["cuda:0", "cuda:1", "cuda:2", "host"]
+    for breakdown in breakdowns.values():
+        assert sum(part.n_bytes for part in breakdown.parts) == breakdown.total_bytes
+    assert breakdowns["cuda:1"].allocated_bytes == 300 * MIB + 1024
+    assert (breakdowns["cuda:2"].allocated_bytes, breakdowns["cuda:2"].used_bytes) == (
+        None,
+        200 * MIB,
+    )
     assert "cuda:1" in shown
     assert "cuda:0" not in shown
     assert gpus.allocator.list_touched() == (0, 1)

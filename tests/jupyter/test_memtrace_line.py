@@ -5,22 +5,23 @@ from __future__ import annotations
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from gpumemwidget.jupyter.memtrace import MemtraceLine, MemtraceOptions, parse_head
+from gpumemwidget.jupyter.memtrace import MemtraceLine
+from gpumemwidget.model.requests import TraceRequest
 
 
-def _parse(text: str) -> MemtraceOptions | None:
+def _parse(text: str) -> TraceRequest | None:
     """Takes ``--no-live`` and nothing else."""
-    return {"": MemtraceOptions(), "--no-live": MemtraceOptions(live=False)}.get(text)
+    return {"": TraceRequest(), "--no-live": TraceRequest(live=False)}.get(text)
 
 
 @pytest.fixture
-def removed() -> list[MemtraceOptions]:
+def asked() -> list[TraceRequest | None]:
     return []
 
 
 @pytest.fixture
-def line(shell: InteractiveShell, removed: list[MemtraceOptions]) -> MemtraceLine:
-    return MemtraceLine(shell, _parse, removed.append)
+def line(shell: InteractiveShell, asked: list[TraceRequest | None]) -> MemtraceLine:
+    return MemtraceLine(shell, _parse, asked.append)
 
 
 @pytest.mark.parametrize(
@@ -41,13 +42,13 @@ def line(shell: InteractiveShell, removed: list[MemtraceOptions]) -> MemtraceLin
     ],
 )
 def test_a_line_that_is_valid_goes(
-    line: MemtraceLine, removed: list[MemtraceOptions], cell: str, left: str
+    line: MemtraceLine, asked: list[TraceRequest | None], cell: str, left: str
 ) -> None:
     """An empty line stands for it, unless another cell magic follows, which has to come first."""
     lines = line(cell.splitlines(keepends=True))
 
     assert "".join(lines) == left
-    assert removed[0] == MemtraceOptions()
+    assert asked == [TraceRequest()]
 
 
 @pytest.mark.parametrize(
@@ -66,36 +67,17 @@ def test_a_line_that_is_valid_goes(
     ],
 )
 def test_every_other_cell_is_left_alone(
-    line: MemtraceLine, removed: list[MemtraceOptions], cell: str
+    line: MemtraceLine, asked: list[TraceRequest | None], cell: str
 ) -> None:
     lines = cell.splitlines(keepends=True)
 
     assert line(lines) is lines
-    assert removed == []
+    assert asked == [None]
 
 
 def test_what_the_line_says_is_passed_on(
-    line: MemtraceLine, removed: list[MemtraceOptions]
+    line: MemtraceLine, asked: list[TraceRequest | None]
 ) -> None:
     line(["%%memtrace --no-live\n", "x = 1\n"])
 
-    assert removed == [MemtraceOptions(live=False)]
-
-
-@pytest.mark.parametrize(
-    ("source", "options"),
-    [
-        ("%%memtrace\nx", MemtraceOptions()),
-        ("\n\n  %%memtrace --no-live\n  x", MemtraceOptions(live=False)),
-        ("%%memtrace\n   ", MemtraceOptions()),
-        ("%%memtrace\n", None),
-        ("%%memtrace --nonsense\nx", None),
-        ("%%time\n%%memtrace\nx", None),
-        ("x = '%%memtrace'", None),
-        ("", None),
-    ],
-)
-def test_the_head_of_a_cell_as_typed_is_read_the_same_way(
-    source: str, options: MemtraceOptions | None
-) -> None:
-    assert parse_head(source, _parse) == options
+    assert asked == [TraceRequest(live=False)]

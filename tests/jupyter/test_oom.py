@@ -17,19 +17,20 @@ import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
 
-from gpumemwidget.backends import ooms
-from gpumemwidget.backends.allocator import DeviceFullError
-from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.cuda import oom_observer as ooms
+from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host import HostBackend
-from gpumemwidget.jupyter import oom, oomcard
-from gpumemwidget.jupyter.extension import current_extension
-from gpumemwidget.libraries import is_library
-from gpumemwidget.owners import places, storages
-from gpumemwidget.owners.ooms import format_as_torch
-from gpumemwidget.records import HOST
-from gpumemwidget.traces import OomCard
-from tests.backends.test_ooms import FakeCuda
+from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.jupyter import oom
+from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.ooms import OomCard
+from gpumemwidget.oom.detection import format_as_torch
+from gpumemwidget.ownership import source_lines as places
+from gpumemwidget.ownership.graph import torch_reader as storages
+from gpumemwidget.session.session import current_session
+from gpumemwidget.testing import DeviceFullError
+from gpumemwidget.tracing.sources import is_library
+from tests.backends.test_oom_observer import FakeCuda
 
 MIB = 1 << 20
 
@@ -105,7 +106,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> list[OomCard]:
     cards: list[OomCard] = []
     monkeypatch.setattr(oom, "_ACCOUNT_BUDGET_S", 60.0)
     monkeypatch.setattr(oom, "_CARD_BUDGET_S", 120.0)
-    monkeypatch.setattr(oomcard, "show_card", lambda card, _extension: cards.append(card))
+    monkeypatch.setattr(oom, "show_card", lambda card, _extension: cards.append(card))
     return cards
 
 
@@ -218,7 +219,7 @@ def test_an_exception_that_is_raised_from_another(
     )
 
     (way,) = (way for way in cards[1].ways if way.kind == "last exception")
-    assert (way.gives_bytes, "before" in way.text) == (80 * MIB, False)
+    assert (way.gives_bytes, way.has_earlier) == (80 * MIB, False)
 
 
 def test_nothing_is_held(loaded: InteractiveShell, cards: list[OomCard]) -> None:
@@ -259,13 +260,13 @@ def test_the_traceback_is_the_users_own(
     without = strip_ansi(capsys.readouterr().out)
 
     number = loaded.execution_count - 1
-    traceback, _, card = with_us.partition("\nOut of memory on cuda:0")
+    traceback, _, card = with_us.partition("\nYou are about 10.00 MiB short.")
     assert traceback.rstrip().replace(f"In[{number - 2}]", "") == without.rstrip().replace(
         f"In[{number}]", ""
     ).replace(f"In [{number}]", f"In [{number - 2}]").replace(
         f"Cell In[{number}]", f"Cell In[{number - 2}]"
     )
-    assert "Ways out" in card
+    assert "What you can do" in card
 
 
 def test_ooms_that_are_caught(loaded: InteractiveShell, cards: list[OomCard]) -> None:
@@ -277,7 +278,7 @@ def test_ooms_that_are_caught(loaded: InteractiveShell, cards: list[OomCard]) ->
     )
 
     assert cards == []
-    record = list(current_extension().monitor.ledger)[-1]
+    record = list(current_session().monitor.ledger)[-1]
     assert record.status == "ok"
     assert record.devices[0].num_ooms == 2
 
@@ -311,8 +312,8 @@ def test_whoever_catches_many_waits_for_none(
     assert card.owned_bytes == 24 * MIB
     assert [each.owner for each in card.owners] == ["last exception: search() line 7: h"]
     assert card.notes == (
-        "The owners and the free blocks are those at the cell's end, with its traceback still "
-        "standing",
+        "Owners and free blocks were measured after the error, while the traceback still holds "
+        "its frames",
     )
 
 
@@ -340,7 +341,7 @@ def test_one_of_an_earlier_cell(loaded: InteractiveShell, cards: list[OomCard]) 
     (card,) = cards
     assert (card.event.requested_bytes, card.n_caught) == (300 * MIB, 0)
     assert card.notes == (
-        "The owners are those at the cell's end, with its traceback still standing",
+        "Owners were measured after the error, while the traceback still holds its frames",
     )
 
 
@@ -429,7 +430,7 @@ def test_below_capture_and_time(loaded: InteractiveShell, cards: list[OomCard]) 
 
     assert [card.text for card in cards[:1]] == ["gpu.make(300)"]
     assert cards[0].place == f"In[{cards[0].execution_count}], line 2"
-    if list(current_extension().monitor.ledger)[-1].status == "ok":
+    if list(current_session().monitor.ledger)[-1].status == "ok":
         assert len(cards) == 1  # IPython 8 shows the error itself, and takes the cell for done.
         return
     assert (cards[1].place or "").endswith("], line 3")
@@ -505,7 +506,7 @@ def test_a_card_that_fails(
     assert out.rstrip().splitlines()[-1].startswith("OutOfMemoryError: CUDA out of memory.")
     (line,) = err.splitlines()
     assert line.startswith("gpumemwidget: showing the card of an OOM failed (KeyError: 'ours')")
-    assert list(current_extension().monitor.ledger)[-1].status == "error"
+    assert list(current_session().monitor.ledger)[-1].status == "error"
 
 
 @pytest.mark.parametrize("where", ["main", "thread"])
@@ -560,7 +561,7 @@ def test_an_interrupt_within_it(
     )
 
     assert loaded.user_ns["was_raised"]
-    assert list(current_extension().monitor.ledger)[-1].status == "interrupted"
+    assert list(current_session().monitor.ledger)[-1].status == "interrupted"
     assert cards == []
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import json
+import re
+import signal
 import threading
 import weakref
 from typing import Any, cast
@@ -12,19 +13,21 @@ from typing import Any, cast
 import pytest
 import torch
 
-from gpumemwidget.backends.allocator import ReplayAllocator
-from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.simulated import simulate_torch
-from gpumemwidget.jupyter.extension import Extension, current_extension
-from gpumemwidget.jupyter.oombuttons import CardButtons
-from gpumemwidget.jupyter.oomcard import show_card
+from gpumemwidget.jupyter.oom import show_card
 from gpumemwidget.jupyter.references import IPythonShell
-from gpumemwidget.measure.monitor import Monitor
-from gpumemwidget.owners.base import Shell
-from gpumemwidget.owners.plan import plan_release
-from gpumemwidget.records import ReleaseMove, ReleasePlan
-from gpumemwidget.traces import OomCard, WayOut
+from gpumemwidget.model.ooms import OomCard, Remedy
+from gpumemwidget.ownership.holdings import Account, take_account
+from gpumemwidget.ownership.shell import Shell
+from gpumemwidget.progress import Stage, report_progress
+from gpumemwidget.releasing import plan
+from gpumemwidget.session.session import Session, current_session
+from gpumemwidget.testing import SimulatedGpus, simulate_torch
+from gpumemwidget.widgets import progress_line as progress
+from gpumemwidget.widgets.dashboard import open_dashboard
+from gpumemwidget.widgets.messages import Message
+from gpumemwidget.widgets.oom_buttons import CardButtons
 from tests.report.oom_examples import make_card, make_host_card
 
 _MIB = 1024**2
@@ -35,11 +38,8 @@ class _Page:
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
-        self.extension: Extension = current_extension()
-        self.buttons = CardButtons(
-            self.extension.monitor, self.extension.shell, on_release=self.extension.note_change
-        )
-        self.extension.card_buttons = self.buttons
+        self.session: Session = current_session()
+        self.buttons = self.session.attach(CardButtons, lambda: CardButtons(self.session))
 
     def run(self, source: str, *, fails: bool = False) -> None:
         result = self.shell.run_cell(source, store_history=True)
@@ -63,12 +63,12 @@ def page(shell: Any) -> _Page:
     return _Page(shell)
 
 
-def _make_way(kind: str, *names: str, **more: object) -> WayOut:
+def _make_way(kind: str, *names: str, **more: object) -> Remedy:
     values: dict[str, object] = {"gives_bytes": 64 * _MIB, "gives_is": "exact", **more}
-    return WayOut(kind, "Release it", can_do=True, names=names, **values)  # type: ignore[arg-type]
+    return Remedy(kind, names=names, **values)  # type: ignore[arg-type]
 
 
-def _make_card(*ways: WayOut) -> OomCard:
+def _make_card(*ways: Remedy) -> OomCard:
     return make_host_card(ways=ways)
 
 
@@ -95,7 +95,7 @@ def test_buttons_are_told_to_a_page_that_asks(page: _Page) -> None:
 
     page.buttons._handle_custom_msg({"kind": "hello"}, [])
 
-    assert sent == [{"cards": page.buttons.describe()}]
+    assert sent == [{"cards": page.buttons.describe(), "verdicts": {}}]
     assert not [
         value for value in page.buttons.get_state().values() if "last exception" in str(value)
     ]
@@ -112,8 +112,139 @@ def test_names_are_released(page: _Page) -> None:
     state, (line, *_) = page.read("one")
     assert state == "done"
     assert line.startswith("Freed 64.0")
-    assert "on host, where 64.00 MiB were promised" in line
+    assert "on host (predicted: 64.00 MiB)" in line
     assert page.shell.user_ns["big"] is None
+
+
+def test_a_long_release_says_how_far_it_is(page: _Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below its button, until what came of it stands there."""
+    monkeypatch.setattr(progress, "_PATIENCE_S", 0.0)
+    page.run("kept = [[number] for number in range(5000)]; big = torch.ones(16, 1024, 1024)")
+    page.run("for each in kept: each.append(each)")
+    page.buttons.add("one", _make_card(_make_way("names", "big")))
+    told: list[Message] = []
+    page.buttons.send = lambda content, _buffers=None: told.append(content["cards"]["one"][0])
+
+    page.click("one")
+
+    running = [each["lines"] for each in told if each["state"] == "running"]
+    assert running[0] == []
+    assert running[1][0].startswith("Looking through objects: ")
+    assert told[-1]["state"] == "done"
+    assert re.match(r"Freed 6[34]\.\d\d MiB on host", told[-1]["lines"][0])
+
+
+def test_an_interrupted_release_can_be_tried_again(
+    page: _Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Ctrl-C before anything was changed leaves the button, also where SIGINT is ignored."""
+    page.run("big = torch.ones(16, 1024, 1024)")
+    page.buttons.add("one", _make_card(_make_way("names", "big")))
+    hardware = page.session.monitor.hardware
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(hardware, "available_host_bytes", _interrupt)
+            page.click("one")
+            stopped = page.read("one")
+        page.click("one")
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert stopped == ("failed", ["Interrupted: nothing was changed."])
+    assert page.read("one")[0] == "done"
+
+
+def _interrupt() -> int:
+    signal.raise_signal(signal.SIGINT)
+    report_progress(Stage.WALK_OBJECTS, 1)
+    return 1 << 40
+
+
+def test_what_a_release_changed_is_told_anew(page: _Page) -> None:
+    """The first line, and what the other buttons free now; the rest is as of the error."""
+    page.run("part = torch.ones(16, 1024, 1024); big = [part, torch.ones(8, 1024, 1024)]")
+    page.buttons.add(
+        "one",
+        _make_card(_make_way("names", "part"), _make_way("names", "big", gives_bytes=32 * _MIB)),
+    )
+    before = page.buttons.list_verdicts()
+
+    page.click("one", 0)
+
+    assert before == {}
+    assert page.read("one", 1) == (
+        "ready",
+        ["Frees 96.00 MiB now; the figure beside it is as of the error."],
+    )
+    assert page.buttons.list_verdicts()["one"].startswith("Now: ")
+
+
+def test_all_other_buttons_are_judged_in_one_walk(
+    page: _Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are: a walk may take ten seconds."""
+    n_walks = 0
+
+    def take(*args: Any, **options: Any) -> Account | None:
+        nonlocal n_walks
+        n_walks += 1
+        return take_account(*args, **options)
+
+    monkeypatch.setattr(plan, "take_account", take)
+    page.run("big, second, third = (torch.ones(16, 1024, 1024) for _ in range(3))")
+    page.run("second.grad = torch.ones_like(second)")
+    ways = [_make_way("names", name, gives_bytes=1) for name in ("big", "second", "third")]
+    page.buttons.add("one", _make_card(*ways, _make_way("gradients", gives_bytes=1)))
+
+    page.click("one", 0)
+
+    told = [page.read("one", way)[1][0].partition(" now")[0] for way in (1, 2, 3)]
+    assert told == ["Frees 128.00 MiB", "Frees 64.00 MiB", "Frees 64.00 MiB"]
+    # The release, and all other buttons.
+    assert n_walks == 2
+
+
+def test_an_interrupt_while_the_others_are_judged_is_heeded(
+    page: _Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where SIGINT is ignored; what the release did stands on its button all the same."""
+    monkeypatch.setattr(progress, "_PATIENCE_S", 0.0)
+    page.run("big, second, third = (torch.ones(16, 1024, 1024) for _ in range(3))")
+    ways = [_make_way("names", name) for name in ("big", "second", "third")]
+    page.buttons.add("one", _make_card(*ways))
+    judging: list[list[str]] = []
+
+    def hear(content: Message, _buffers: object = None) -> None:
+        button = content["cards"]["one"][0]
+        if button["state"] == "done" and len(button["lines"]) > 1 and not judging:
+            judging.append(button["lines"])
+            signal.raise_signal(signal.SIGINT)
+
+    page.buttons.send = hear
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        page.click("one")
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    state, lines = page.read("one")
+    assert state == "done"
+    assert judging[0][0] == lines[0]
+    assert lines[0].startswith("Freed 64.0")
+    assert lines[-1] == "Interrupted: the other figures are as they were before."
+    assert page.read("one", 1) == ("ready", [])
+
+
+def test_only_what_loses_training_state_asks(page: _Page) -> None:
+    """Once, in place: the page shows the question that it is sent."""
+    state = _make_way("names", "model", loses_training_state=True)
+    page.buttons.add("one", _make_card(_make_way("names", "x"), _make_way("out"), state))
+
+    questions = [each["question"] for each in page.buttons.describe()["one"]]
+
+    assert questions == ["", "", "Release model? This loses training state."]
 
 
 def test_second_click_does_nothing(page: _Page) -> None:
@@ -154,11 +285,8 @@ def test_name_that_is_shared_by_now_is_left_alone(
     page.run("big = torch.ones(16, 1024, 1024)")
     page.buttons.add("one", _make_card(_make_way("names", "big")))
 
-    def plan_move(*args: Any, **options: Any) -> ReleasePlan:
-        move = ReleaseMove("big", "tensor", "cuda:0", 64 * _MIB, "also held by kept")
-        return dataclasses.replace(plan_release(*args, **options), moves=(move,))
-
-    monkeypatch.setattr("gpumemwidget.jupyter.oombuttons.plan_release", plan_move)
+    page.run("kept = [big]")
+    monkeypatch.setattr("gpumemwidget.ownership.partition.HOST", "no device")
     page.click("one")
 
     assert page.read("one") == (
@@ -226,12 +354,13 @@ def test_cached_blocks_are_given_back(page: _Page) -> None:
 
 def test_cached_blocks_of_a_gpu_are_given_back(shell: Any) -> None:
     """On a simulated GPU: what is reserved falls by what lay unused, to the byte."""
-    gpu = ReplayAllocator(1)
+    gpu = SimulatedGpus(1)
     kept, freed = gpu.allocate(3 * 1024 * _MIB), gpu.allocate(1024 * _MIB)
     gpu.free(freed)
     hardware = Hardware([CudaBackend(simulate_torch(gpu))])
-    monitor = Monitor(hardware, on_failure=pytest.fail)
-    buttons = CardButtons(monitor, cast("Shell", IPythonShell(shell)))
+    references = cast("Shell", IPythonShell(shell))
+    session = Session(references, hardware, on_failure=pytest.fail)
+    buttons = CardButtons(session)
     way = _make_way("cached blocks", gives_bytes=1024 * _MIB)
     buttons.add("one", make_card(ways=(way,)))
 
@@ -242,7 +371,7 @@ def test_cached_blocks_of_a_gpu_are_given_back(shell: Any) -> None:
     assert told["lines"] == ["Gave back 1.00 GiB on cuda:0. Now 3.00 GiB reserved."]
     gpu.free(kept)
     buttons.close()
-    monitor.close()
+    session.close()
 
 
 def test_release_takes_the_cached_blocks_with_it(page: _Page) -> None:
@@ -288,7 +417,7 @@ def test_later_failure_ends_the_exception(page: _Page) -> None:
 
     assert before == ("ready", [])
     assert page.read("one")[0] == "gone"
-    assert any(each.root == "exception" for each in page.extension.shell.list_references())
+    assert any(each.root == "exception" for each in page.session.shell.list_references())
 
 
 def test_refusal_is_told_and_can_be_tried_again(
@@ -297,7 +426,7 @@ def test_refusal_is_told_and_can_be_tried_again(
     """A release that stops says where, and what was not released is as it was."""
     page.run("big = torch.ones(16, 1024, 1024)")
     page.buttons.add("one", _make_card(_make_way("names", "big")))
-    hardware = page.extension.monitor.hardware
+    hardware = page.session.monitor.hardware
     with monkeypatch.context() as patch:
         patch.setattr(hardware, "available_host_bytes", _raise)
         page.click("one")
@@ -316,7 +445,7 @@ def _raise() -> int:
 def test_dashboard_is_told_of_a_release(page: _Page) -> None:
     """Its list of variables would show what is gone, for no cell has run."""
     page.run("big = torch.ones(16, 1024, 1024)")
-    dashboard = page.extension.open_dashboard()
+    dashboard = open_dashboard(page.session)
     sent: list[dict[str, Any]] = []
     dashboard.send = lambda content, _buffers=None: sent.append(content)
     view = {"kind": "view", "view": "a", "visible": True, "variables": True, "snapshot": False}
@@ -327,7 +456,7 @@ def test_dashboard_is_told_of_a_release(page: _Page) -> None:
     page.click("one")
 
     [variables] = [message for message in sent if message["kind"] == "variables"]
-    assert [row for row in variables["holdings"] if row["name"] == "big"] == []
+    assert [row for row in variables["variables"] if row["name"] == "big"] == []
 
 
 def test_nothing_that_a_card_is_about_is_held(page: _Page) -> None:
@@ -369,7 +498,7 @@ def test_unloading_ends_the_buttons(page: _Page, shell: Any) -> None:
 
 def _show(shell: Any, card: OomCard, capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
-    show_card(card, current_extension())
+    show_card(card, current_session())
     return capsys.readouterr().out
 
 
@@ -377,13 +506,12 @@ def test_terminal_shows_the_text_alone(
     shell: Any, page: _Page, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """There is nothing to click in it."""
-    page.extension.card_buttons = None
+    before = page.buttons.describe()
 
     out = _show(shell, make_card(), capsys)
 
-    assert out.startswith("Out of memory on cuda:0")
-    assert page.extension.card_buttons is None
-    page.buttons.close()
+    assert out.startswith("You are about 1.40 GiB short.")
+    assert page.buttons.describe() == before
 
 
 def test_failing_buttons_leave_the_card(
@@ -396,7 +524,7 @@ def test_failing_buttons_leave_the_card(
     monkeypatch.setattr(CardButtons, "add", lambda *_: _raise())
     monkeypatch.setattr(shell, "kernel", object(), raising=False)
 
-    show_card(make_card(), current_extension())
+    show_card(make_card(), current_session())
 
     captured = capsys.readouterr()
     assert "Out of memory on cuda:0" in captured.out

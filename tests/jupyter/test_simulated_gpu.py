@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from gpumemwidget.backends.allocator import ReplayAllocator
-from gpumemwidget.backends.cuda import CudaBackend
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.cuda.snapshot_file import load_snapshot
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host import HostBackend
-from gpumemwidget.backends.simulated import simulate_torch
-from gpumemwidget.backends.snapread import load_snapshot
+from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.jupyter import extension
-from gpumemwidget.measure.tracefile import read_trace
-from gpumemwidget.records import Span
-from gpumemwidget.traces import LineUse
+from gpumemwidget.model.cells import Span
+from gpumemwidget.model.traces import LineUse
+from gpumemwidget.session.session import current_session
+from gpumemwidget.testing import SimulatedGpus, simulate_torch
+from gpumemwidget.tracing import device_trace as tracing
+from gpumemwidget.tracing.trace_file import read_trace
 
 MIB = 1 << 20
 
@@ -26,7 +28,7 @@ class Gpu:
     """A simulated GPU that the extension takes for the machine's."""
 
     def __init__(self, shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
-        self.allocator = ReplayAllocator()
+        self.allocator = SimulatedGpus()
         self.allocator.touch(0)
         self.torch: Any = simulate_torch(self.allocator)
         self.hardware = Hardware([CudaBackend(self.torch), HostBackend()])
@@ -66,7 +68,7 @@ def test_each_line_has_its_bytes(gpu: Gpu, tmp_path: Path) -> None:
     )
 
     (told,) = read_trace(tmp_path / "cell.json").devices
-    assert (told.device, told.source) == ("cuda:0", "history")
+    assert told.device == "cuda:0"
     cell = told.units[0]
     uses = {line.line: line.use for line in cell.lines if line.use is not None}
     # Blocks from 100 MiB on have segments of their own, whose sizes are even numbers of MiB.
@@ -78,6 +80,25 @@ def test_each_line_has_its_bytes(gpu: Gpu, tmp_path: Path) -> None:
     assert told.before.net_bytes == 500 * MIB
     assert told.allocated == Span(500 * MIB, 900 * MIB, 500 * MIB + sum(taken))
     assert told.notes == ()
+
+
+def test_a_ctrl_c_stops_the_report_in_one_line(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cell ends by it, as what waits behind it must not run; the next one has its report."""
+    real = tracing.describe_device
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return real(*args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tracing, "describe_device", interrupted)
+        said = gpu.run("%%memtrace --no-live\nkept = gpu.allocate(1 << 20)")
+    after = gpu.run("%%memtrace --no-live\nkept = gpu.allocate(1 << 20)")
+
+    assert said.startswith("A Ctrl-C stopped the report of %%memtrace.\n")
+    assert "Error in callback" not in said
+    assert "+1.00 MiB" in after
+    assert [each.status for each in current_session().monitor.ledger][1:] == ["ok"] * 2
 
 
 def test_nothing_runs_between_traced_cells(gpu: Gpu) -> None:
@@ -93,7 +114,7 @@ def test_nothing_runs_between_traced_cells(gpu: Gpu) -> None:
 
 
 def test_a_history_that_the_cell_starts_is_its_own(gpu: Gpu) -> None:
-    """The report says that events may be missing, and the history goes on."""
+    """The report says that the trace ends where that history began, which goes on."""
     shown = gpu.run(
         "%%memtrace\n"
         "one = gpu.allocate(1 << 20)\n"
@@ -101,7 +122,7 @@ def test_a_history_that_the_cell_starts_is_its_own(gpu: Gpu) -> None:
         "two = gpu.allocate(2 << 20)\n"
     )
 
-    assert "a memory history was started or stopped within the cell" in " ".join(shown.split())
+    assert "this trace ends where that began" in " ".join(shown.split())
     assert gpu.allocator.is_history_on
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpumemwidget.jupyter.tree import AccountTree
-from gpumemwidget.records import DeviceAccount, Holding, MemoryAccount, Owned
+from gpumemwidget.model.ownership import DeviceAccount, DeviceBytes, MemoryAccount, Owned, Variable
+from gpumemwidget.widgets.account_tree import AccountTree
 
 _MIB = 1024**2
 
@@ -18,13 +18,13 @@ def _own(path: str, mib: int, *, device: str = "cuda:0", **options: Any) -> Owne
     return Owned(device=device, n_bytes=mib * _MIB, steps=steps, **given)
 
 
-def _make_tree(*owned: Owned, holdings: tuple[Holding, ...] = ()) -> AccountTree:
+def _make_tree(*owned: Owned, variables: tuple[Variable, ...] = ()) -> AccountTree:
     devices = dict.fromkeys(each.device for each in owned)
     accounts = []
     for device in devices:
         own = tuple(each for each in owned if each.device == device)
         accounts.append(DeviceAccount(device, sum(each.n_bytes for each in own), own))
-    return AccountTree(MemoryAccount(tuple(accounts), holdings, is_complete=True, duration_s=0.1))
+    return AccountTree(MemoryAccount(tuple(accounts), variables, is_complete=True, duration_s=0.1))
 
 
 def _find_row(tree: AccountTree, label: str) -> dict[str, Any]:
@@ -48,9 +48,9 @@ def test_rows_add_up_to_what_is_allocated() -> None:
     message = tree.describe()
 
     rows = {row["label"]: row for row in message["rows"]}
-    assert list(rows) == ["model", "cuBLAS workspace", "unknown"]
+    assert list(rows) == ["model", "cuBLAS workspace", "unattributed"]
     assert rows["model"]["owns"] == [["cuda:0", 30 * _MIB], ["host", 10 * _MIB]]
-    assert [row["is_holding"] for row in rows.values()] == [True, False, False]
+    assert [row["is_variable"] for row in rows.values()] == [True, False, False]
     assert rows["cuBLAS workspace"]["hint"] == "%memrelease --cublas frees it"
     for each in message["devices"]:
         own = [
@@ -145,7 +145,7 @@ def test_many_rows_are_bounded_and_what_is_unknown_stays() -> None:
     message = tree.describe()
 
     assert len(message["rows"]) == 501
-    assert message["rows"][-1]["label"] == "unknown"
+    assert message["rows"][-1]["label"] == "unattributed"
     shown = sum(n_bytes for row in message["rows"] for _, n_bytes in row["owns"])
     ((_, more),) = message["more"]
     assert message["n_more"] == 500
@@ -154,9 +154,18 @@ def test_many_rows_are_bounded_and_what_is_unknown_stays() -> None:
 
 def test_a_name_that_is_listed_has_its_row() -> None:
     """What it owns is told, however little that is."""
-    small = Holding("small", "name", "tensor", "Tensor", None, None, (("cuda:0", 1),), ())
+    small = Variable(
+        "small",
+        "name",
+        "tensor",
+        "Tensor",
+        None,
+        None,
+        DeviceBytes((("cuda:0", 1),)),
+        DeviceBytes(),
+    )
     tree = _make_tree(
-        *[_own(f"name_{n}", 9) for n in range(999)], _own("small", 1), holdings=(small,)
+        *[_own(f"name_{n}", 9) for n in range(999)], _own("small", 1), variables=(small,)
     )
 
     assert _find_row(tree, "small")["owns"] == [["cuda:0", _MIB]]
@@ -181,3 +190,31 @@ def test_paths_are_found_whatever_is_open() -> None:
         ".layers[1].bias"
     ]
     assert tree.find("<script>")["found"] == []
+
+
+def test_rows_have_the_reports_words() -> None:
+    """What the host's own objects hold, what has no variable; a variable's name stays its own."""
+    tree = _make_tree(
+        _own("other .weight", 9),
+        _own("libraries", 5, kind="other", root="nowhere", rows=(), device="host"),
+        _own("graphs", 4, kind="other", root="nowhere", rows=()),
+        _own("(held where Python can't see)", 3, root="nowhere", rows=()),
+        _own("unknown", 2, kind="unknown", root="nowhere", rows=()),
+    )
+
+    rows = tree.describe()["rows"]
+
+    assert [(row["label"], row["is_variable"]) for row in rows] == [
+        ("other", True),
+        ("Python & libraries", False),
+        ("other", False),
+        ("no variable", False),
+        ("unattributed", False),
+    ]
+    assert [row["kinds"] for row in rows[1:]] == [
+        ["Python & libraries"],
+        ["other"],
+        ["tensor"],
+        ["unattributed"],
+    ]
+    assert [found["row"] for found in tree.find("libraries")["found"]] == [rows[1]["node"]]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from gpumemwidget.records import (
+from gpumemwidget.model.ownership import (
     DeviceAccount,
+    DeviceBytes,
     Explanation,
+    Fix,
+    FixKind,
     Holder,
-    Holding,
     MemoryAccount,
     MemoryKind,
     Owned,
+    Variable,
 )
 from tests.report.examples import HOSTILE, KIB, MIB
 
@@ -77,9 +80,15 @@ def make_gpu_account() -> DeviceAccount:
             root="exception",
         ),
         _own(("torchmodels._CACHE", '["rope"]'), 4 * MIB, rows=(), root="module"),
-        _own(("thread loader: load() line 30: x",), MIB, rows=(), root="thread"),
         _own(
-            ("no name (held where Python can't see)", "[1]"),
+            ("thread loader: load() line 30: x",),
+            MIB,
+            rows=(),
+            root="thread",
+            thread="thread loader",
+        ),
+        _own(
+            ("held where Python can't see", "[1]"),
             5 * MIB,
             rows=(),
             root="nowhere",
@@ -113,19 +122,19 @@ def make_account(**changes: object) -> MemoryAccount:
     n_parameters = sum(n_bytes for _, n_bytes in _list_parameters())
     values: dict[str, object] = {
         "devices": (host, gpu),
-        "holdings": (
+        "variables": (
             _hold("optimizer", "optimizer", 4 * n_parameters, 2 * n_parameters),
             _hold("model", "module", 2 * n_parameters, 2 * n_parameters),
             _hold("losses", "container", n_parameters + 120 * MIB, 120 * MIB + 40 * 512),
-            Holding(
+            Variable(
                 "batch",
                 "name",
                 "tensor",
                 "torch.Tensor",
                 (64, 1024, 1024),
                 "torch.float32",
-                (("cuda:0", 256 * MIB),),
-                (("cuda:0", 256 * MIB),),
+                DeviceBytes((("cuda:0", 256 * MIB),)),
+                DeviceBytes((("cuda:0", 256 * MIB),)),
                 ("Out[7]",),
             ),
             _hold("Out[7]", "view", 256 * MIB, 0, root="out"),
@@ -147,9 +156,9 @@ def _hold(
     *,
     device: str = "cuda:0",
     root: str = "name",
-) -> Holding:
-    amounts = ((device, held),), ((device, frees),) if frees else ()
-    return Holding(name, root, kind, kind, None, None, *amounts)  # type: ignore[arg-type]
+) -> Variable:
+    amounts = DeviceBytes(((device, held),)), DeviceBytes(((device, frees),) if frees else ())
+    return Variable(name, root, kind, kind, None, None, *amounts)  # type: ignore[arg-type]
 
 
 def make_big_account() -> MemoryAccount:
@@ -179,32 +188,40 @@ def make_explanation(**changes: object) -> Explanation:
         "name": "model.transformer.h[3].mlp.c_fc.weight",
         "kind": "parameter",
         "type_name": "torch.nn.Parameter",
-        "held_bytes": (("cuda:0", 18 * MIB),),
-        "frees_bytes": (),
+        "held_bytes": DeviceBytes((("cuda:0", 18 * MIB),)),
+        "frees_bytes": DeviceBytes(),
         "holders": (
             Holder(
                 "model.transformer.h[3].mlp.c_fc.weight",
                 "name",
-                "%memrelease model",
-                (("cuda:0", 18 * MIB),),
+                Fix(FixKind.RELEASE_ROW, "model"),
+                DeviceBytes((("cuda:0", 18 * MIB),)),
             ),
             Holder(
                 "optimizer.param_groups[0]['params'][39]",
                 "name",
-                "%memrelease model optimizer",
-                (("cuda:0", 18 * MIB),),
+                Fix(FixKind.RELEASE_OPTIMIZER, "optimizer"),
+                DeviceBytes((("cuda:0", 18 * MIB),)),
             ),
             Holder(
                 "last exception: train_one_epoch_with_gradient_accumulation() line 212: self.model"
                 ".transformer.h[3].mlp.c_fc.weight",
                 "exception",
-                "%memrelease --exceptions",
-                (("cuda:0", 18 * MIB),),
+                Fix(FixKind.RELEASE_EXCEPTIONS),
+                DeviceBytes((("cuda:0", 18 * MIB),)),
             ),
             Holder(
-                "losses[0…39].grad_fn", "name", "del losses", (("cuda:0", 9 * MIB), ("host", KIB))
+                "losses[0…39].grad_fn",
+                "name",
+                Fix(FixKind.DROP_GRAPH, "losses[0…39]"),
+                DeviceBytes((("cuda:0", 9 * MIB), ("host", KIB))),
             ),
-            Holder("a C++ object that Python does not see", "nowhere", "", (("cuda:0", 9 * MIB),)),
+            Holder(
+                "a C++ object that Python does not see",
+                "nowhere",
+                Fix(FixKind.END_UNSEEN),
+                DeviceBytes((("cuda:0", 9 * MIB),)),
+            ),
         ),
         "n_more": 3,
     }
@@ -217,9 +234,11 @@ def make_lone_explanation(**changes: object) -> Explanation:
         "name": "x",
         "kind": "tensor",
         "type_name": "torch.Tensor",
-        "held_bytes": (("cuda:0", 4 * MIB),),
-        "frees_bytes": (("cuda:0", 4 * MIB),),
-        "holders": (Holder("x", "name", "del x", (("cuda:0", 4 * MIB),)),),
+        "held_bytes": DeviceBytes((("cuda:0", 4 * MIB),)),
+        "frees_bytes": DeviceBytes((("cuda:0", 4 * MIB),)),
+        "holders": (
+            Holder("x", "name", Fix(FixKind.RELEASE_ROW, "x"), DeviceBytes((("cuda:0", 4 * MIB),))),
+        ),
     }
     return Explanation(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -228,22 +247,23 @@ def make_unnamed_explanation(**changes: object) -> Explanation:
     """What no name reaches: a table in a library's C++, and workspaces."""
     values: dict[str, object] = {
         "name": "no name",
+        "is_unnamed": True,
         "kind": "",
         "type_name": "",
-        "held_bytes": (("cuda:0", 38 * MIB),),
-        "frees_bytes": (),
+        "held_bytes": DeviceBytes((("cuda:0", 38 * MIB),)),
+        "frees_bytes": DeviceBytes(),
         "holders": (
             Holder(
                 "cuBLAS workspace",
                 "nowhere",
-                "%memrelease --workspaces",
-                (("cuda:0", 33 * MIB),),
+                Fix(FixKind.RELEASE_CUBLAS),
+                DeviceBytes((("cuda:0", 33 * MIB),)),
             ),
             Holder(
                 "a tuple of 2 held by a closure of functools.lru_cache",
                 "nowhere",
-                "call its cache_clear()",
-                (("cuda:0", 5 * MIB),),
+                Fix(FixKind.CLEAR_CACHE, "library.load", "library"),
+                DeviceBytes((("cuda:0", 5 * MIB),)),
             ),
         ),
     }

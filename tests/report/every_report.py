@@ -6,17 +6,19 @@ them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from gpumemwidget.model.ownership import DeviceBytes
+from gpumemwidget.model.releases import StepResult
 from gpumemwidget.report.report import (
     Report,
     report_account,
-    report_bridge,
+    report_breakdown,
     report_cell,
     report_cell_line,
     report_crossings,
     report_explanation,
-    report_holdings,
     report_ledger,
     report_limits,
     report_oom,
@@ -27,6 +29,8 @@ from gpumemwidget.report.report import (
     report_restore_plan,
     report_stat,
     report_trace,
+    report_unfinished,
+    report_variables,
 )
 from tests.report.account_examples import (
     make_account,
@@ -36,22 +40,22 @@ from tests.report.account_examples import (
     make_unnamed_explanation,
     make_unread_account,
 )
-from tests.report.bridge_examples import (
-    make_busy_bridge,
+from tests.report.breakdown_examples import (
+    make_busy_breakdown,
     make_children,
-    make_container_bridge,
-    make_host_bridge,
-    make_idle_bridge,
+    make_container_breakdown,
+    make_host_breakdown,
+    make_idle_breakdown,
     make_map,
-    make_untouched_bridge,
+    make_untouched_breakdown,
 )
 from tests.report.examples import (
     GIB,
     HOSTILE,
     MIB,
+    cut_short,
     make_budget_cell,
     make_gpu_cell,
-    make_holdings,
     make_host_cell,
     make_plan,
     make_release,
@@ -61,6 +65,7 @@ from tests.report.examples import (
     make_stat,
     make_stopped_release,
     make_two_gpu_cell,
+    make_variables,
 )
 from tests.report.limit_examples import make_limits, make_peaks, make_tight_limits
 from tests.report.oom_examples import (
@@ -92,28 +97,25 @@ def make_every_report() -> dict[str, Report]:
     short = make_host_cell(duration_s=0.0008)
     trace = make_trace()
     over = make_budget_cell(host_budget_bytes=GIB)
-    stopped = make_budget_cell(
-        execution_count=10, status="interrupted", stopped_at_bytes=int(3.2 * GIB)
-    )
-    caught = make_budget_cell(stopped_at_bytes=int(3.4 * GIB))
     return {
         "cell_gpu": report_cell(gpu, make_samples(gpu)),
         "cell_host": report_cell(host, make_samples(host)),
         "cell_two_gpus": report_cell(two, make_samples(two, 500)),
         "cell_short": report_cell(short, []),
         "cell_over_budget": report_cell(over, []),
-        "cell_stopped": report_cell(stopped, []),
+        "cell_unfinished": report_unfinished(host, make_samples(host)),
         "line_gpu": report_cell_line(gpu),
         "line_host": report_cell_line(host),
         "line_two_gpus": report_cell_line(two),
         "line_over_budget": report_cell_line(over),
-        "line_stopped": report_cell_line(stopped),
         "ledger": report_ledger([gpu, host, interrupted, two, hostile]),
-        "ledger_budget": report_ledger([gpu, over, stopped]),
+        "ledger_budget": report_ledger([gpu, over]),
         "ledger_empty": report_ledger([]),
+        "ledger_hidden": report_ledger(
+            [gpu, replace(host, first_line="%memstat", is_only_own_magics=True)],
+            shows_own_magics=False,
+        ),
         "budget": _take(report_crossings(over)),
-        "budget_stopped": _take(report_crossings(stopped)),
-        "budget_caught": _take(report_crossings(caught)),
         "stat": report_stat(make_stat(), ["NVML gave no permission to read processes."]),
         "stat_kinds": report_stat(make_stat()[:2], account=make_account()),
         "account": report_account(make_account()),
@@ -122,27 +124,42 @@ def make_every_report() -> dict[str, Report]:
             make_account(), ["model", "optimizer"], device="cuda:0", depth=None, most=None
         ),
         "account_big": report_account(make_big_account(), depth=2, most=12),
+        "account_cut": report_account(
+            make_account(
+                is_complete=False, variables=tuple(map(cut_short, make_account().variables))
+            )
+        ),
         "account_unread": report_account(make_unread_account()),
-        "bridge": report_bridge([make_busy_bridge()], make_children(), {"cuda:0": make_map()}),
-        "bridge_container": report_bridge([make_container_bridge()]),
-        "bridge_devices": report_bridge(
-            [make_host_bridge(), make_untouched_bridge(), make_idle_bridge()]
+        "breakdown": report_breakdown(
+            [make_busy_breakdown()], make_children(), {"cuda:0": make_map()}
         ),
-        "bridge_map": report_bridge(
-            [make_idle_bridge()], maps={"cuda:0": make_map(n_segments=120, n_blocks=40)}
+        "breakdown_container": report_breakdown([make_container_breakdown()]),
+        "breakdown_devices": report_breakdown(
+            [make_host_breakdown(), make_untouched_breakdown(), make_idle_breakdown()]
         ),
-        "bridge_nothing": report_bridge([], notes=["The driver did not answer."]),
+        "breakdown_map": report_breakdown(
+            [make_idle_breakdown()], maps={"cuda:0": make_map(n_segments=120, n_blocks=40)}
+        ),
+        "breakdown_nothing": report_breakdown([], notes=["The driver did not answer."]),
         "why": report_explanation(make_explanation()),
         "why_alone": report_explanation(make_lone_explanation()),
         "why_cut": report_explanation(
-            make_lone_explanation(holders=(), frees_bytes=(), is_complete=False)
+            make_lone_explanation(
+                held_bytes=DeviceBytes((("cuda:0", 4 * MIB),), is_at_least=True),
+                frees_bytes=DeviceBytes(is_at_least=True),
+                holders=(),
+                is_complete=False,
+            )
         ),
-        "why_nothing": report_explanation(make_lone_explanation(held_bytes=(), holders=())),
+        "why_nothing": report_explanation(
+            make_lone_explanation(held_bytes=DeviceBytes(), holders=())
+        ),
         "why_unnamed": report_explanation(make_unnamed_explanation()),
         "why_unnamed_nothing": report_explanation(
-            make_unnamed_explanation(held_bytes=(), holders=())
+            make_unnamed_explanation(held_bytes=DeviceBytes(), holders=())
         ),
-        "holdings": report_holdings(make_holdings()),
+        "variables": report_variables(make_variables()),
+        "variables_cut": report_variables(list(map(cut_short, make_variables()))),
         "limits": report_limits(make_limits()),
         "limits_none": report_limits([], ["The driver did not answer."]),
         "limits_tight": report_limits(
@@ -158,6 +175,12 @@ def make_every_report() -> dict[str, Report]:
         "oom_host": report_oom(make_host_card()),
         "oom_hostile": report_oom(make_hostile_card()),
         "plan": report_plan(make_plan()),
+        "plan_cut": report_plan(
+            make_plan(
+                frees_bytes=DeviceBytes((("cuda:0", 1429 * MIB),), is_at_least=True),
+                host_needed_bytes=DeviceBytes((("host", 479 * MIB),), is_at_least=True),
+            )
+        ),
         "plan_refused": report_plan(
             make_plan(
                 refusal="The moves need 479.00 MiB of host memory and there are 100.00 MiB: "
@@ -169,7 +192,7 @@ def make_every_report() -> dict[str, Report]:
             make_plan(
                 names=("odd name", "Out[7]", "last exception"),
                 moves=(),
-                remains=(),
+                stays=(),
                 cublas=True,
                 compile_caches=True,
                 costs=(
@@ -195,7 +218,7 @@ def make_every_report() -> dict[str, Report]:
         "restore_stopped": report_restore(
             make_restore(
                 stopped="OutOfMemoryError: CUDA out of memory; everything is where it was",
-                detail="",
+                result=StepResult(),
             )
         ),
         "trace": report_trace(trace, make_samples(trace.record)),

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 
-from gpumemwidget.records import (
-    CellDevice,
-    CellRecord,
-    DeviceInfo,
-    DeviceReport,
-    DeviceUse,
-    Holding,
+from gpumemwidget.model.cells import CellDevice, CellRecord, Span
+from gpumemwidget.model.devices import DeviceInfo, DeviceReport, DeviceUse, Reading, Sample
+from gpumemwidget.model.ownership import DeviceBytes, Variable
+from gpumemwidget.model.releases import (
     IPythonReference,
-    Reading,
     ReleaseMove,
     ReleasePlan,
     ReleaseReport,
+    ReleaseStay,
     ReleaseStep,
+    ReleaseStepKind,
     RestorePlan,
     RestoreReport,
-    Sample,
-    Span,
+    StepResult,
 )
+from gpumemwidget.model.requests import ReleaseRequest
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
@@ -125,12 +124,10 @@ def make_two_gpu_cell(**changes: object) -> CellRecord:
     return make_gpu_cell(**{"status": "error", "devices": devices, **changes})
 
 
-def make_budget_cell(
-    *, stopped_at_bytes: int | None = None, host_budget_bytes: int | None = None, **changes: object
-) -> CellRecord:
+def make_budget_cell(*, host_budget_bytes: int | None = None, **changes: object) -> CellRecord:
     """A training step that went beyond 3 GiB, which is what it was allowed."""
     gpu, host = make_gpu_cell().devices
-    gpu = dataclasses.replace(gpu, budget_bytes=3 * GIB, stopped_at_bytes=stopped_at_bytes)
+    gpu = dataclasses.replace(gpu, budget_bytes=3 * GIB)
     host = dataclasses.replace(host, budget_bytes=host_budget_bytes)
     return make_gpu_cell(**{"execution_count": 9, "devices": (gpu, host), **changes})
 
@@ -162,80 +159,100 @@ def make_stat() -> list[DeviceReport]:
     ]
 
 
-def make_holdings() -> list[Holding]:
+def make_variables() -> list[Variable]:
     """A model with its optimizer, a view, what ``Out`` and an exception hold."""
     return [
-        Holding(
+        Variable(
             "model",
             "name",
             "module",
             "transformers.GPT2LMHeadModel",
             None,
             None,
-            (("cuda:0", 475 * MIB), ("host", 12 * MIB)),
-            (("cuda:0", 0), ("host", 12 * MIB)),
+            DeviceBytes((("cuda:0", 475 * MIB), ("host", 12 * MIB))),
+            DeviceBytes((("cuda:0", 0), ("host", 12 * MIB))),
             ("optimizer",),
         ),
-        Holding(
+        Variable(
             "optimizer",
             "name",
             "optimizer",
             "torch.optim.AdamW",
             None,
             None,
-            (("cuda:0", 1425 * MIB),),
-            (("cuda:0", 950 * MIB),),
+            DeviceBytes((("cuda:0", 1425 * MIB),)),
+            DeviceBytes((("cuda:0", 950 * MIB),)),
             ("model",),
         ),
-        Holding(
+        Variable(
             "batch",
             "name",
             "tensor",
             "torch.Tensor",
             (64, 1024, 1024),
             "torch.float32",
-            (("cuda:0", 256 * MIB),),
-            (("cuda:0", 256 * MIB),),
+            DeviceBytes((("cuda:0", 256 * MIB),)),
+            DeviceBytes((("cuda:0", 256 * MIB),)),
         ),
-        Holding(
+        Variable(
             "Out[7]",
             "out",
             "view",
             "torch.Tensor",
             (1024, 1024),
             "torch.float32",
-            (("cuda:0", 256 * MIB),),
-            (("cuda:0", 0),),
+            DeviceBytes((("cuda:0", 256 * MIB),)),
+            DeviceBytes((("cuda:0", 0),)),
             ("batch", "history"),
             held_elsewhere=True,
         ),
-        Holding(
+        Variable(
             "last exception",
             "exception",
             "object",
             "torch.OutOfMemoryError",
             None,
             None,
-            (("cuda:0", 64 * MIB),),
-            (("cuda:0", 64 * MIB),),
+            DeviceBytes((("cuda:0", 64 * MIB),)),
+            DeviceBytes((("cuda:0", 64 * MIB),)),
         ),
     ]
 
 
+def cut_short(variable: Variable) -> Variable:
+    """The row as a search that ran out of time tells of it."""
+    return replace(
+        variable,
+        held_bytes=replace(variable.held_bytes, is_at_least=True),
+        frees_bytes=replace(variable.frees_bytes, is_at_least=True),
+    )
+
+
+_ASKED = ("names", "keep", "out", "exceptions", "grads", "cublas", "compile_caches")
+
+
 def make_plan(**changes: object) -> ReleasePlan:
-    """The release of a model, its optimizer and an output."""
+    """The release of a model, its optimizer and an output, but for some changes."""
+    asked: dict[str, object] = {"names": ("model", "optimizer", "Out[7]")}
+    asked |= {name: changes.pop(name) for name in _ASKED if name in changes}
     values: dict[str, object] = {
-        "names": ("model", "optimizer", "Out[7]"),
-        "keep": False,
+        "request": ReleaseRequest(**asked),  # type: ignore[arg-type]
         "moves": (
             ReleaseMove("model", "module", "cuda:0", 475 * MIB, "also held by trainer"),
             ReleaseMove("history[3]", "tensor", "cuda:0", 4 * MIB, "also held by history"),
         ),
         "drops": (IPythonReference("Out[7]"), IPythonReference("_7"), IPythonReference("_")),
-        "frees_bytes": (("cuda:0", 1429 * MIB),),
-        "host_needed_bytes": 479 * MIB,
+        "frees_bytes": DeviceBytes((("cuda:0", 1429 * MIB),)),
+        "host_needed_bytes": DeviceBytes((("host", 479 * MIB),)),
         "host_available_bytes": 44 * GIB,
-        "remains": ("trainer keeps model: it is moved to the CPU.",),
+        "stays": (
+            ReleaseStay(
+                "model",
+                "cuda:0",
+                DeviceBytes((("cuda:0", 9 * MIB),)),
+                "a computation saved it for backward; run backward() or drop its output",
+            ),
+        ),
     }
     return ReleasePlan(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -246,26 +263,35 @@ def make_release(**changes: object) -> ReleaseReport:
         "plan": make_plan(),
         "steps": (
             ReleaseStep(
-                "move to CPU",
-                "2 tensors, 479.00 MiB",
+                ReleaseStepKind.MOVE,
                 "done",
+                StepResult(n_tensors=2, n_bytes=479 * MIB),
                 (("cuda:0", 479 * MIB), ("host", -479 * MIB)),
                 (("cuda:0", 0), ("host", -481 * MIB)),
                 0.21,
-                (("cuda:0", 479 * MIB),),
+                DeviceBytes((("cuda:0", 479 * MIB),)),
             ),
             ReleaseStep(
-                "set to None",
-                "model, optimizer",
+                ReleaseStepKind.UNBIND,
                 "done",
+                StepResult(names=("model", "optimizer")),
                 (("cuda:0", 950 * MIB),),
                 (),
-                planned_bytes=(("cuda:0", 950 * MIB),),
+                planned_bytes=DeviceBytes((("cuda:0", 950 * MIB),)),
             ),
-            ReleaseStep("drop IPython's references", "Out[7], _7, _", "done"),
-            ReleaseStep("gc.collect", "12 objects", "done"),
             ReleaseStep(
-                "empty_cache", "", "done", (("cuda:0", 0),), (("cuda:0", 1480 * MIB),), 0.01
+                ReleaseStepKind.DROP_REFERENCES,
+                "done",
+                StepResult(references=tuple(map(IPythonReference, ("Out[7]", "_7", "_")))),
+            ),
+            ReleaseStep(ReleaseStepKind.COLLECT, "done", StepResult(n_objects=12)),
+            ReleaseStep(
+                ReleaseStepKind.EMPTY_CACHE,
+                "done",
+                StepResult(),
+                (("cuda:0", 0),),
+                (("cuda:0", 1480 * MIB),),
+                0.01,
             ),
         ),
         "before": (
@@ -291,7 +317,7 @@ def make_restore_plan(**changes: object) -> RestorePlan:
             ReleaseMove("model", "module", "cuda:0", 475 * MIB, ""),
             ReleaseMove("optimizer", "optimizer", "cuda:1", 950 * MIB, ""),
         ),
-        "needs_bytes": (("cuda:0", 475 * MIB), ("cuda:1", 950 * MIB)),
+        "needs_bytes": DeviceBytes((("cuda:0", 475 * MIB), ("cuda:1", 950 * MIB))),
         "available_bytes": (("cuda:0", 12 * GIB),),
         "remains": ("4.00 MiB of model stays on the CPU: a computation saved it for backward",),
     }
@@ -302,7 +328,7 @@ def make_restore(**changes: object) -> RestoreReport:
     """That, done."""
     values: dict[str, object] = {
         "plan": make_restore_plan(),
-        "detail": "297 tensors, 1.39 GiB",
+        "result": StepResult(n_tensors=297, n_bytes=1423 * MIB),
         "before": (
             Reading("cuda:0", 0, 0),
             Reading("cuda:1", 8 * MIB, 20 * MIB),
@@ -324,11 +350,13 @@ def make_stopped_release() -> ReleaseReport:
     return make_release(
         stopped="Moving model to the CPU failed: no host memory. Nothing was released.",
         steps=(
-            ReleaseStep("move to CPU", "model: OutOfMemoryError", "failed"),
-            ReleaseStep("set to None", "", "not reached"),
-            ReleaseStep("drop IPython's references", "", "not reached"),
-            ReleaseStep("gc.collect", "", "not reached"),
-            ReleaseStep("empty_cache", "", "not reached"),
+            ReleaseStep(
+                ReleaseStepKind.MOVE, "failed", StepResult(error="model: OutOfMemoryError")
+            ),
+            ReleaseStep(ReleaseStepKind.UNBIND, "not reached"),
+            ReleaseStep(ReleaseStepKind.DROP_REFERENCES, "not reached"),
+            ReleaseStep(ReleaseStepKind.COLLECT, "not reached"),
+            ReleaseStep(ReleaseStepKind.EMPTY_CACHE, "not reached"),
         ),
         after=before,
         allocated_freed_bytes=(("cuda:0", 0), ("host", 0)),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpumemwidget.devices import Limit
-from gpumemwidget.records import Reading
+from gpumemwidget.model.devices import Limit, Reading
 
 __all__ = ["make_limits", "make_peaks", "make_tight_limits"]
 

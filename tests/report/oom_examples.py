@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gpumemwidget.records import MemoryKind, Owned
-from gpumemwidget.traces import OomCard, OomEvent, WayOut
+from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy
+from gpumemwidget.model.ownership import MemoryKind, Owned
 from tests.report.examples import HOSTILE, MIB
 
 GIB = 1024 * MIB
@@ -21,67 +21,19 @@ _KINDS: tuple[tuple[MemoryKind, int], ...] = (
     ("cuBLAS workspace", 33 * MIB),
 )
 _WAYS = (
-    WayOut(
-        "last exception",
-        "release the last exception, with all that its frames hold",
-        41 * GIB,
-        "exact",
-        "%memrelease --exceptions",
-        can_do=True,
-    ),
-    WayOut(
-        "smaller batch",
-        "halve the batch: half of what activations took",
-        19 * GIB,
-        "about",
-    ),
-    WayOut(
-        "names",
-        "release validation_losses and old_model, which this cell does not mention",
-        3 * GIB + 200 * MIB,
-        "at least",
-        "%memrelease validation_losses old_model",
-        can_do=True,
-        names=("validation_losses", "old_model"),
-    ),
-    WayOut(
-        "gradients",
-        "set the gradients to None, as zero_grad(set_to_none=True) does",
-        6 * GIB,
-        "exact",
-        "%memrelease --grads",
-        can_do=True,
-    ),
-    WayOut(
-        "out",
-        "drop the displayed values (Out)",
-        64 * MIB,
-        "exact",
-        "%memrelease --out",
-        can_do=True,
-    ),
-    WayOut(
-        "cached blocks",
-        "empty PyTorch's cache",
-        2 * GIB,
-        "at most",
-        "torch.cuda.empty_cache()",
-        can_do=True,
-    ),
-    WayOut(
+    Remedy("last exception", 41 * GIB, "exact"),
+    Remedy("smaller batch", 19 * GIB, "about"),
+    Remedy("names", 3 * GIB + 200 * MIB, "at least", names=("validation_losses", "old_model")),
+    Remedy("gradients", 6 * GIB, "exact"),
+    Remedy("out", 64 * MIB, "exact"),
+    Remedy("cached blocks", 2 * GIB, "at most", is_torch_bound=True),
+    Remedy(
         "expandable segments",
-        "let segments grow, so that free memory does not lie in pieces: restart the kernel and "
-        "set this before torch is imported",
         None,
         "at most",
-        "%env PYTORCH_ALLOC_CONF=expandable_segments:True",
+        setting="PYTORCH_ALLOC_CONF=expandable_segments:True",
     ),
-    WayOut(
-        "no_grad",
-        "compute under torch.no_grad(), for nothing in this cell mentions backward",
-        None,
-        "about",
-    ),
+    Remedy("no_grad", None, "about"),
 )
 
 
@@ -126,7 +78,7 @@ def make_card(**changes: object) -> OomCard:
         _own("model|.lm_head|.weight|.grad", 590 * MIB, "gradient"),
         _own("validation_losses|[12]", 512 * MIB),
         _own(
-            "no name (held where Python can't see)",
+            "held where Python can't see",
             400 * MIB,
             root="nowhere",
             rows=(),
@@ -169,16 +121,8 @@ def make_host_card(**changes: object) -> OomCard:
         Owned("host", 200 * MIB, "tensor", ("dataset", ".tensors", "[0]"), "name", ("dataset",)),
     )
     ways = (
-        WayOut(
-            "names",
-            "release dataset, which this cell does not mention",
-            200 * MIB,
-            "exact",
-            "%memrelease dataset",
-            can_do=True,
-            names=("dataset",),
-        ),
-        WayOut("lower precision", "Ask for less: float32 instead of float64", 4096 * GIB, "about"),
+        Remedy("names", 200 * MIB, "exact", names=("dataset",)),
+        Remedy("lower precision", 4096 * GIB, "about"),
     )
     values: dict[str, object] = {
         "event": event,
@@ -228,10 +172,12 @@ def read_recorded_card() -> OomCard:
         owned.update(steps=tuple(owned["steps"]), rows=tuple(owned["rows"]))
     for way in card["ways"]:
         way.update(names=tuple(way["names"]))
+        for words in ("text", "command", "can_do"):
+            del way[words]
     card.update(
         event=OomEvent(**{**card["event"], "frames": ()}),
         owners=tuple(Owned(**owned) for owned in card["owners"]),
-        ways=tuple(WayOut(**way) for way in card["ways"]),
+        ways=tuple(Remedy(**way) for way in card["ways"]),
         kinds=tuple((kind, n_bytes) for kind, n_bytes in card["kinds"]),
         notes=tuple(card["notes"]),
     )
@@ -252,8 +198,8 @@ def make_hostile_card() -> OomCard:
         function="torch.<script>alert(1)</script>\u202e",
         owners=(_own(HOSTILE, 9 * GIB), _own(path, 8 * GIB, "parameter")),
         ways=(
-            WayOut("names", f"Release {HOSTILE}", GIB, "exact", f"%memrelease {HOSTILE}" * 2),
-            WayOut("limit", "Raise this process's limit", 9 * GIB, "at most", "%memlimit off"),
+            Remedy("names", GIB, "exact", names=(HOSTILE, HOSTILE)),
+            Remedy("limit", 9 * GIB, "at most"),
         ),
         kinds=(),
         n_caught=1,

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import unicodedata
+from enum import EnumMeta
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpumemwidget.records import (
-    CellRecord,
-    DeviceReport,
-    Explanation,
-    Holding,
-    MemoryAccount,
-    ReleasePlan,
-    ReleaseReport,
-    Sample,
-)
-from gpumemwidget.report.figures import figure_trace
+from gpumemwidget.model.cells import CellRecord
+from gpumemwidget.model.devices import DeviceReport, Sample
+from gpumemwidget.model.ooms import OomCard
+from gpumemwidget.model.ownership import DeviceBytes, Explanation, MemoryAccount, Variable
+from gpumemwidget.model.releases import ReleasePlan, ReleaseReport
+from gpumemwidget.model.requests import ReleaseRequest
+from gpumemwidget.model.traces import Call, CellTrace, Layer, LineUse, Origin, Timeline
+from gpumemwidget.report.charts.figures import figure_trace
 from gpumemwidget.report.report import (
     Report,
     list_displays,
@@ -27,15 +25,14 @@ from gpumemwidget.report.report import (
     report_cell,
     report_cell_line,
     report_explanation,
-    report_holdings,
     report_ledger,
     report_oom,
     report_plan,
     report_release,
     report_stat,
     report_trace,
+    report_variables,
 )
-from gpumemwidget.traces import Call, CellTrace, Layer, LineUse, OomCard, Timeline
 from tests.report.pages import Page, list_amounts, list_charts
 
 _HOSTILE = st.text(
@@ -50,6 +47,14 @@ _LEAVES: dict[object, st.SearchStrategy[object]] = {
     bool: st.booleans(),
     type(None): st.none(),
 }
+_REQUESTS = st.builds(
+    ReleaseRequest,
+    st.lists(_LEAVES[str], min_size=1, max_size=4),
+    keep=st.booleans(),
+    out=st.booleans(),
+    exceptions=st.booleans(),
+) | st.just(ReleaseRequest(grads=True))
+_LEAVES[ReleaseRequest] = _REQUESTS
 
 
 def _make(kind: Any) -> st.SearchStrategy[Any]:
@@ -60,8 +65,8 @@ def _make(kind: Any) -> st.SearchStrategy[Any]:
         hints = get_type_hints(kind)
         return st.builds(kind, **{name: _make(hint) for name, hint in hints.items()})
     inner = get_args(kind)
-    if get_origin(kind) is Literal:
-        return st.sampled_from(inner)
+    if isinstance(kind, EnumMeta) or get_origin(kind) is Literal:
+        return st.sampled_from(inner or list(kind))
     if get_origin(kind) is tuple and inner[-1] is ...:
         return st.lists(_make(inner[0]), max_size=4).map(tuple)
     if get_origin(kind) is tuple:
@@ -79,7 +84,7 @@ def _make_timeline(draw: st.DrawFn) -> Timeline:
     times = sorted(draw(st.lists(st.floats(0, 1e6), min_size=n, max_size=n)))
     layers = tuple(
         Layer(
-            draw(_LEAVES[str]),  # type: ignore[arg-type]
+            draw(st.sampled_from(Origin)),
             draw(_HOSTILE),
             draw(st.none() | _HOSTILE),
             draw(st.none() | st.integers(1, 9)),
@@ -114,8 +119,6 @@ def _make_calls() -> st.SearchStrategy[tuple[Call, ...]]:
 #: Control, format, surrogate, line and paragraph separator.
 _ACTING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
-_settings = settings(max_examples=60, deadline=None)
-
 
 def _check(report: Report) -> None:
     page = Page(report.html)
@@ -136,7 +139,7 @@ _LEAVES[Timeline] = _make_timeline()
 _LEAVES[tuple[Call, ...]] = _make_calls()
 
 
-@settings(_settings, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(_make(CellTrace), st.none() | st.integers(0, 9), st.none() | st.integers(0, 9))
 def test_any_trace(trace: CellTrace, n_lines: int | None, depth: int | None) -> None:
     """A traced cell, whole and as plotly's figure."""
@@ -144,11 +147,10 @@ def test_any_trace(trace: CellTrace, n_lines: int | None, depth: int | None) -> 
 
     _check(report)
     for piece in list_displays(trace, [], n_lines=n_lines, depth=depth):
-        _check(Report(piece.text, piece.html))
+        _check(piece)
     assert "<script" not in figure_trace(trace).to_json()
 
 
-@_settings
 @given(_make(CellRecord), st.lists(_make(Sample), max_size=5))
 def test_any_cell(record: CellRecord, samples: list[Sample]) -> None:
     """The report under a cell, with its charts, and the one line."""
@@ -161,75 +163,65 @@ def test_any_cell(record: CellRecord, samples: list[Sample]) -> None:
     assert "\n" not in line.text
 
 
-@_settings
 @given(st.lists(_make(CellRecord), max_size=5), st.integers(0, 100))
 def test_any_ledger(records: list[CellRecord], dropped: int) -> None:
     """The table of the cells."""
     _check(report_ledger(records, dropped=dropped))
 
 
-@_settings
 @given(st.lists(_make(DeviceReport), max_size=5), st.lists(_make(str), max_size=3))
 def test_any_stat(devices: list[DeviceReport], notes: list[str]) -> None:
     """The present."""
     _check(report_stat(devices, notes))
 
 
-@_settings
 @given(_make(MemoryAccount), st.none() | st.integers(0, 4), st.none() | st.integers(1, 3))
 def test_any_account(account: MemoryAccount, levels: int | None, most: int | None) -> None:
     """The account of owners, opened or not, and its kinds."""
     _check(report_account(account, depth=levels, most=most))
-    _check(report_account(account, [each.name for each in account.holdings], depth=levels))
+    _check(report_account(account, [each.name for each in account.variables], depth=levels))
     _check(report_stat([], account=account))
 
 
-@_settings
 @given(_make(Explanation))
 def test_any_explanation(explanation: Explanation) -> None:
     """Why something is still there."""
     _check(report_explanation(explanation))
 
 
-@_settings
 @given(_make(OomCard))
 def test_any_oom(card: OomCard) -> None:
     """Why a cell ran out of memory."""
     _check(report_oom(card))
 
 
-@_settings
-@given(st.lists(_make(Holding), max_size=5))
-def test_any_holdings(holdings: list[Holding]) -> None:
+@given(st.lists(_make(Variable), max_size=5))
+def test_any_variables(variables: list[Variable]) -> None:
     """The rows of the variables panel."""
-    _check(report_holdings(holdings))
+    _check(report_variables(variables))
 
 
-@_settings
 @given(_make(ReleasePlan))
 def test_any_plan(plan: ReleasePlan) -> None:
     """A release before it happens."""
     _check(report_plan(plan))
 
 
-@_settings
 @given(_make(ReleaseReport))
 def test_any_release(report: ReleaseReport) -> None:
     """A release after it happened."""
     _check(report_release(report))
 
 
-@_settings
 @given(st.lists(st.integers(min_value=0, max_value=2**50), min_size=4, max_size=4))
 def test_text_and_html_agree_on_any_amount(amounts: list[int]) -> None:
     """Both forms are drawn from one document, so no rounding can tell them apart."""
     plan = ReleasePlan(
-        ("model",),
-        False,
+        ReleaseRequest(("model",)),
         (),
         (),
-        (("cuda:0", amounts[0]), ("host", amounts[1])),
-        amounts[2],
+        DeviceBytes((("cuda:0", amounts[0]), ("host", amounts[1]))),
+        DeviceBytes((("host", amounts[2]),)),
         amounts[3],
     )
 

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from gpumemwidget.model.traces import CellTrace
 from gpumemwidget.report.report import list_displays, report_trace
-from gpumemwidget.traces import CellTrace
-from tests.measure.test_recordings import CELLS, describe
 from tests.report.examples import make_gpu_cell
 from tests.report.pages import Page
+from tests.tracing.test_recordings import CELLS, describe
 
 
 def _trace(name: str) -> CellTrace:
@@ -33,7 +33,7 @@ def test_rows_add_up(name: str) -> None:
     report = report_trace(trace, [])
 
     lines = report.text.split("\n")
-    total = [line for line in lines if line.endswith("all together, as the counters say")]
+    total = [line for line in lines if line.endswith("total, as the counters say")]
     assert len(total) == 1
     assert "do not add up" not in report.text
     assert max(map(len, lines)) <= 100

@@ -1,4 +1,4 @@
-"""The ledger, the present, the holdings and the releases: what each says beside its numbers."""
+"""The ledger, the present, the variables and the releases: what each says beside its numbers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import dataclasses
 
 import pytest
 
-from gpumemwidget.records import CellDevice, Holding, ReleaseMove, ReleaseStep, Span
+from gpumemwidget.model.cells import CellDevice, Span
+from gpumemwidget.model.ownership import DeviceBytes, JointRelease, Variable
+from gpumemwidget.model.releases import ReleaseMove, ReleaseStep, ReleaseStepKind, StepResult
 from gpumemwidget.report.ledger import N_SHOWN
 from gpumemwidget.report.release import N_MOVES_SHOWN
 from gpumemwidget.report.report import (
-    report_holdings,
     report_ledger,
     report_plan,
     report_release,
     report_stat,
+    report_variables,
 )
 from tests.report.examples import (
     GIB,
@@ -53,14 +55,6 @@ def test_ledger_shows_as_many_as_are_asked_for(last: int) -> None:
     assert text.count("In [") == last
 
 
-def test_ledger_that_fits_says_nothing_of_more() -> None:
-    """No line about what is not there."""
-    text = report_ledger([make_host_cell()]).text
-
-    assert text.startswith("1 cell recorded · ")
-    assert "came before" not in text
-
-
 def test_ledger_leaves_out_devices_that_stood_still() -> None:
     """Of eight GPUs those that worked, and a note that the others did not."""
     still = Span(GIB, GIB, GIB)
@@ -70,7 +64,7 @@ def test_ledger_leaves_out_devices_that_stood_still() -> None:
 
     assert "cuda:0" in text
     assert "cuda:1" not in text
-    assert text.endswith("A device that stood still over a cell has no line there.")
+    assert text.endswith("Devices that a cell did not change are left out.")
 
 
 def test_hostile_first_line_stays_text() -> None:
@@ -97,13 +91,13 @@ def test_users_text_is_no_formula() -> None:
 
 def test_wide_letters_keep_the_columns() -> None:
     """A name in Chinese takes two columns a letter, one with a joined accent no more than one."""
-    holdings = [
-        Holding(name, "name", "tensor", "torch.Tensor", (2,), None, held, held)
+    variables = [
+        Variable(name, "name", "tensor", "torch.Tensor", (2,), None, held, held)
         for name in ("模型", "n\u0303", "batch")
-        for held in [(("cuda:0", MIB),)]
+        for held in [DeviceBytes((("cuda:0", MIB),))]
     ]
 
-    lines = report_holdings(holdings).text.splitlines()
+    lines = report_variables(variables).text.splitlines()
 
     assert lines[1] == "模型   cuda:0  1.00 MiB  1.00 MiB  tensor 2"
     assert lines[2] == "n\u0303      cuda:0  1.00 MiB  1.00 MiB  tensor 2"
@@ -112,7 +106,7 @@ def test_wide_letters_keep_the_columns() -> None:
 
 def test_nothing_held_is_said() -> None:
     """An empty table would leave the reader to guess."""
-    assert report_holdings([]).text == "No name holds a tensor."
+    assert report_variables([]).text == "No variable holds a tensor."
 
 
 def test_no_device_is_said() -> None:
@@ -137,15 +131,15 @@ def test_plan_with_kept_names_says_that_they_stay() -> None:
     """``--keep`` sets no name to ``None``."""
     text = report_plan(make_plan(keep=True)).text
 
-    assert "2. set to None: model, optimizer: not done, for the copies on the CPU keep" in text
+    assert "2. Set to None: not done: model and optimizer will name the copies on the CPU" in text
 
 
 def test_plan_of_outputs_alone_sets_no_name() -> None:
     """``Out[7]`` and the last exception are no names."""
     text = report_plan(make_plan(names=("Out[7]", "last exception"), moves=())).text
 
-    assert "2. set to None: no name to set" in text
-    assert "1. move to CPU: nothing that anybody would keep" in text
+    assert "2. Set to None: no name" in text
+    assert "1. Move to CPU: nothing to move" in text
 
 
 def test_long_plan_is_cut_with_its_count() -> None:
@@ -160,7 +154,7 @@ def test_long_plan_is_cut_with_its_count() -> None:
 
 def test_plan_that_frees_nothing_says_so() -> None:
     """The point of a plan is to know that before."""
-    assert "Will free nothing." in report_plan(make_plan(frees_bytes=())).text
+    assert "Will free nothing." in report_plan(make_plan(frees_bytes=DeviceBytes())).text
 
 
 def test_stopped_release_says_where_first() -> None:
@@ -168,8 +162,8 @@ def test_stopped_release_says_where_first() -> None:
     report = make_release(
         stopped="Moving model failed: no host memory.",
         steps=(
-            ReleaseStep("move to CPU", "model: MemoryError", "failed"),
-            ReleaseStep("set to None", "", "not reached"),
+            ReleaseStep(ReleaseStepKind.MOVE, "failed", StepResult(error="model: MemoryError")),
+            ReleaseStep(ReleaseStepKind.UNBIND, "not reached"),
         ),
     )
 
@@ -178,6 +172,59 @@ def test_stopped_release_says_where_first() -> None:
     assert lines[0].endswith(" · stopped")
     assert lines[2] == "Moving model failed: no host memory."
     assert any(line.startswith("set to None") and line.endswith("not reached") for line in lines)
+
+
+def test_a_plan_that_frees_nothing_has_the_command_that_does() -> None:
+    """As it is typed; behind the release only what is left of it."""
+    names = ("x", "model", "Out[7]", "last exception")
+    joint = JointRelease(names, DeviceBytes((("cuda:0", 66 * MIB),), is_at_least=True))
+    plan = make_plan(names=("x",), frees_bytes=DeviceBytes(), joint=joint)
+    odd = JointRelease(("x", "--out"), DeviceBytes())
+
+    text = " ".join(report_plan(plan).text.split())
+    done = " ".join(report_release(dataclasses.replace(make_release(), plan=plan)).text.split())
+
+    command = (
+        'To free it: %memrelease {}model Out[7] "last exception" (at least 66.00 MiB on cuda:0)'
+    )
+    assert command.format("x ") in text
+    assert command.format("") in done
+    assert "To free it" not in report_plan(make_plan(joint=odd)).text
+
+
+def test_release_leaves_out_noise() -> None:
+    """Of what was not planned, less than 1 KiB is our own: it is 0, and no rise."""
+    step = ReleaseStep(
+        ReleaseStepKind.COLLECT,
+        "done",
+        StepResult(),
+        (("host", -352), ("cuda:0", -2048)),
+        (("host", 96),),
+    )
+    planned = ReleaseStep(
+        ReleaseStepKind.UNBIND,
+        "done",
+        StepResult(names=("x",)),
+        (("host", 40),),
+        (),
+        0.0,
+        DeviceBytes((("host", 40),)),
+    )
+    quiet = dataclasses.replace(
+        make_release(),
+        steps=(dataclasses.replace(step, allocated_freed_bytes=(("host", -352),)),),
+        allocated_freed_bytes=(("host", -352),),
+        reserved_freed_bytes=(),
+    )
+
+    text = report_release(dataclasses.replace(quiet, steps=(planned, step))).text
+
+    assert "352 B" not in text
+    assert "96 B" not in text
+    assert "40 B" in text
+    assert "-2.00 KiB" in text
+    assert "A negative value" in text
+    assert "A negative value" not in report_release(quiet).text
 
 
 def test_release_explains_a_rise() -> None:
@@ -189,5 +236,5 @@ def test_release_explains_a_rise() -> None:
         )
     ).text
 
-    assert "Less than zero freed" in risen
-    assert "Less than zero freed" not in fallen
+    assert "A negative value means that memory use grew" in risen
+    assert "A negative value means that memory use grew" not in fallen

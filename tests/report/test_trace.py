@@ -8,10 +8,11 @@ import re
 
 import pytest
 
-from gpumemwidget.report.report import Report, TimelineReport, list_displays, report_trace
-from gpumemwidget.traces import Call, CellTrace, LineUse, SourceLine, SourceUnit
-from gpumemwidget.units import format_bytes, parse_bytes
-from tests.report.examples import MIB
+from gpumemwidget.model.traces import Call, CellTrace, LineUse, SourceLine, SourceUnit
+from gpumemwidget.report.render.output import FigureReport
+from gpumemwidget.report.report import Report, list_displays, report_trace
+from gpumemwidget.units import format_bytes, format_change, parse_bytes
+from tests.report.examples import MIB, make_samples
 from tests.report.pages import Page
 from tests.report.trace_examples import (
     LOOP,
@@ -23,7 +24,6 @@ from tests.report.trace_examples import (
     make_trace,
     make_training_device,
     make_two_gpu_trace,
-    make_untraced,
 )
 
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -52,7 +52,7 @@ def test_columns_add_up_to_the_counters() -> None:
 
     rows = _list_rows(report_trace(trace, []).text)
 
-    assert rows[-1].split("  ")[-1] == "all together, as the counters say"
+    assert rows[-1].split("  ")[-1] == "total, as the counters say"
     lines = [row for row in rows[:-1] if not row.endswith("before the cell")]
     [before] = [row for row in rows if row.endswith("before the cell")]
     held = [_read_column(row, 1) or 0 for row in lines]
@@ -69,7 +69,7 @@ def test_a_sum_that_the_counters_do_not_say_is_told() -> None:
 
     text = report_trace(trace, []).text
 
-    assert "all together\n" in text
+    assert "total\n" in text
     text = " ".join(text.split())
     assert "do not add up to what the counters say: 200.00 MiB allocated after" in text
 
@@ -82,7 +82,7 @@ def test_a_peak_from_before_the_first_event_is_no_contradiction() -> None:
 
     text = report_trace(trace, []).text
 
-    assert "all together\n" in text
+    assert "total\n" in text
     assert "do not add up" not in text
 
 
@@ -106,7 +106,7 @@ def test_tabs_and_wide_letters_keep_their_places() -> None:
 
     assert any(row.endswith("1  if 模型:") for row in _list_rows(report.text))
     assert any(row.endswith("2      x = '🤗' * 1000") for row in _list_rows(report.text))
-    assert '<code dir="auto">    x = &#x27;🤗&#x27; * 1000</code>' in report.html
+    assert 'white-space:pre">    x = &#x27;🤗&#x27; * 1000</code>' in report.html
 
 
 def test_a_long_line_is_cut() -> None:
@@ -128,7 +128,7 @@ def test_lines_that_allocated_nothing_are_folded_in_a_long_cell() -> None:
 
     assert len(rows) < 80
     assert any(row.endswith("8 lines that allocated nothing") for row in rows)
-    assert rows[-1].endswith("all together, as the counters say")
+    assert rows[-1].endswith("total, as the counters say")
 
 
 def test_as_many_lines_as_are_asked_for_are_shown() -> None:
@@ -143,19 +143,10 @@ def test_as_many_lines_as_are_asked_for_are_shown() -> None:
         "1 line that matters less",
         "x32",
         "before the cell",
-        "all together, as the counters say",
+        "total, as the counters say",
     ]
     assert _read_column(rows[0], 0) == 3 * MIB
     assert _read_column(rows[2], 0) == 4 * MIB
-
-
-def test_layers_of_a_model_are_one_row() -> None:
-    """Twelve modules that differ in their number alone, and their parts likewise."""
-    text = report_trace(make_trace(), []).text
-
-    assert "> transformer.h.0…11 " in text
-    assert "> transformer.h.0…11.mlp.c_fc " in text
-    assert "transformer.h.3" not in text
 
 
 def test_depth_shows_each_module_alone() -> None:
@@ -203,15 +194,6 @@ def test_the_users_own_place_is_told_of_a_call() -> None:
     assert "  In[3], line 5\n" in text
 
 
-def test_a_cell_that_allocated_nothing_says_so_in_a_line() -> None:
-    """No table of zeros."""
-    text = report_trace(make_still_trace(), []).text
-
-    assert "cuda:0: no line of the cell allocated anything." in text
-    assert "all together" not in text
-    assert "at peak" not in text
-
-
 def test_devices_that_stood_still_share_a_line() -> None:
     """Of eight GPUs one is used, mostly."""
     [still] = make_still_trace().devices
@@ -224,31 +206,43 @@ def test_devices_that_stood_still_share_a_line() -> None:
 
 def test_on_the_host_that_is_told_of_what_is_seen_there() -> None:
     """``x = load()`` run twice allocates, and leaves as much in use as there was."""
-    [device] = make_still_trace().devices
-    trace = make_trace(dataclasses.replace(device, device="host", source="lines"))
+    trace = make_host_trace()
+    assert trace.host is not None
+    lines = tuple(dataclasses.replace(line, net_bytes=320) for line in trace.host.lines)
+    still = dataclasses.replace(trace.host, lines=lines, unread_bytes=0, outside_bytes=0)
 
-    text = report_trace(trace, []).text
+    text = report_trace(dataclasses.replace(trace, host=still), []).text
 
     assert "host: no line of the cell changed what is in use by 4 KiB or more." in text
     assert "allocated anything" not in text
 
 
-def test_an_untraced_device_says_why() -> None:
-    """The plain report, and the reason."""
-    report = report_trace(make_untraced(), [])
+def test_the_host_s_lines_have_their_change_and_no_peak() -> None:
+    """What each changed, frees too, adds up to the change that the table has."""
+    trace = make_host_trace()
 
-    assert report.text.endswith("cudaMallocAsync keeps no history of single blocks.") or (
-        "cudaMallocAsync" in report.text
-    )
-    assert list_displays(make_untraced(), [])[0] == report
+    text = report_trace(trace, []).text
+
+    assert trace.host is not None
+    for line in trace.host.lines:
+        if line.net_bytes:
+            assert f"{format_change(line.net_bytes)}  {line.line}  {line.text}" in text
+    assert _list_rows(text)[-1].split() == ["+203.00", "MiB", "total"]
+    assert "-300.00 MiB  3  del rows" in text
+    assert "lines 5 and 6, not read one by one" in text
+    assert not {"at peak", "highest"} & set(re.split(r"  +|\n", text))
+    assert "the resident peak in the table includes it" in " ".join(text.split())
 
 
-def test_a_reading_is_no_exact_peak() -> None:
-    """On the host the peak is the highest of the readings, and says so."""
-    text = report_trace(make_host_trace(), []).text
+def test_a_host_s_report_is_one_piece() -> None:
+    """Its chart is that of the sampler's readings, from the start to the end."""
+    trace = make_host_trace()
 
-    assert "host · peak sampled 660.00 MiB allocated" in text
-    assert "read as each line of the cell begins" in text
+    [report] = list_displays(trace, make_samples(trace.record))
+
+    assert report == report_trace(trace, make_samples(trace.record))
+    assert report.html.count("<figure") == 1
+    assert "<span>0 s</span>" in report.html
 
 
 def test_displays_are_the_report_in_pieces() -> None:
@@ -257,7 +251,7 @@ def test_displays_are_the_report_in_pieces() -> None:
 
     head, timeline, lines = list_displays(trace, [])
 
-    assert isinstance(timeline, TimelineReport)
+    assert isinstance(timeline, FigureReport)
     assert isinstance(head, Report)
     assert head.text.split("\n")[2].startswith("device  memory")
     assert "peak 4.22 GiB allocated" in timeline.text
@@ -289,7 +283,7 @@ def test_a_tiny_cell_takes_little_room() -> None:
     assert sum(sizes) < 40_000
 
 
-@pytest.mark.parametrize("make", [make_trace, make_two_gpu_trace, make_host_trace])
+@pytest.mark.parametrize("make", [make_trace, make_two_gpu_trace])
 def test_parts_of_the_peak_are_all_of_it(make: object) -> None:
     """The table's rows are what was held then, and the title says how much that is."""
     trace: CellTrace = make()  # type: ignore[operator]

@@ -5,17 +5,22 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from gpumemwidget.records import CellDevice, Span
-from gpumemwidget.traces import (
+from gpumemwidget.model.cells import CellDevice, Span
+from gpumemwidget.model.traces import (
     Call,
     CellTrace,
     DeviceTrace,
+    HostLine,
+    HostLines,
     Layer,
     LineUse,
+    NoteKind,
+    Origin,
     PeakPart,
     SourceLine,
     SourceUnit,
     Timeline,
+    TraceNote,
 )
 from tests.report.examples import GIB, HOSTILE, MIB, make_gpu_cell, make_host_cell
 
@@ -61,7 +66,7 @@ def _use(allocated: float, n_allocs: int, net: float, at_peak: float, highest: f
 
 
 def make_timeline(
-    layers: Sequence[tuple[str, str, str | None, int | None, Callable[[float], float]]],
+    layers: Sequence[tuple[Origin, str, str | None, int | None, Callable[[float], float]]],
     *,
     n: int = 900,
     duration_s: float = _DURATION_S,
@@ -71,8 +76,8 @@ def make_timeline(
     times = [duration_s * index / (n - 1) for index in range(n)]
     parts = [index / (n - 1) for index in range(n)]
     drawn = tuple(
-        Layer(label, text, unit, line, tuple(int(hold(part) * MIB) for part in parts))
-        for label, text, unit, line, hold in layers
+        Layer(origin, text, unit, line, tuple(int(hold(part) * MIB) for part in parts))
+        for origin, text, unit, line, hold in layers
     )
     allocated = tuple(map(sum, zip(*(layer.held_bytes for layer in drawn), strict=True)))
     most = 0
@@ -144,17 +149,19 @@ def make_training_device(**changes: object) -> DeviceTrace:
     """A training loop of sixteen lines on one GPU."""
     lines = LOOP.split("\n")
     layers: list[tuple[str, str, str | None, int | None, Callable[[float], float]]] = [
-        ("before the cell", "", None, None, _stay(BEFORE / MIB)),
-        ("no line", "", None, None, lambda part: 33 if part > 0.05 else 0),
-        ("other lines", "", None, None, _stay(8)),
+        (Origin.BEFORE_CELL, "", None, None, _stay(BEFORE / MIB)),
+        (Origin.OUTSIDE_LINES, "", None, None, lambda part: 33 if part > 0.05 else 0),
+        (Origin.OTHER_LINES, "", None, None, _stay(8)),
     ]
-    layers.append(("line 12", lines[11], CELL, 12, lambda part: 950 if part > 0.24 else 0))
+    layers.append((Origin.LINE, lines[11], CELL, 12, lambda part: 950 if part > 0.24 else 0))
     layers.extend(
-        (f"line {line}", lines[line - 1], CELL, line, _hold_in_steps(start, end, most))
+        (Origin.LINE, lines[line - 1], CELL, line, _hold_in_steps(start, end, most))
         for line, start, end, most in sorted(_HOLDS[2:], key=lambda hold: -hold[3])
     )
     timeline = make_timeline(layers)
-    peak = {(layer.label, layer.line): layer.held_bytes[timeline.peak] for layer in timeline.layers}
+    peak = {
+        (layer.origin, layer.line): layer.held_bytes[timeline.peak] for layer in timeline.layers
+    }
     highest = {line: max(layer.held_bytes) for layer in timeline.layers for line in [layer.line]}
     end = {layer.line: layer.held_bytes[-1] for layer in timeline.layers}
     uses: dict[int, LineUse] = {
@@ -165,7 +172,7 @@ def make_training_device(**changes: object) -> DeviceTrace:
     for line, count in n_allocs.items():
         times = 1 if line == 12 else _N_STEPS
         uses[line] = LineUse(
-            times * highest[line], count, end[line], peak[f"line {line}", line], highest[line]
+            times * highest[line], count, end[line], peak[Origin.LINE, line], highest[line]
         )
     calls = {
         7: _make_model_calls(),
@@ -208,30 +215,30 @@ def make_training_device(**changes: object) -> DeviceTrace:
         ),
     )
     parts = [
-        PeakPart("line 7", CELL, 7, "saved for backward", "loss.grad_fn", 0, 402),
-        PeakPart("before the cell", None, None, "parameter", "model", 475 * MIB, 148),
-        PeakPart("before the cell", None, None, "optimizer state", "optimizer", 725 * MIB, 296),
-        PeakPart("line 12", CELL, 12, "optimizer state", "optimizer", 0, 296),
-        PeakPart("line 8", CELL, 8, "freed since", None, 0, 6),
-        PeakPart("line 10", CELL, 10, "gradient", "model", 0, 60),
-        PeakPart("no line", None, None, "cuBLAS workspace", None, 33 * MIB, 2),
-        PeakPart("line 4", CELL, 4, "tensor", "inputs", 4 * MIB, 1),
-        PeakPart("line 5", CELL, 5, "tensor", "labels", 4 * MIB, 1),
+        PeakPart(Origin.LINE, CELL, 7, "saved for backward", "loss.grad_fn", 0, 402),
+        PeakPart(Origin.BEFORE_CELL, None, None, "parameter", "model", 475 * MIB, 148),
+        PeakPart(Origin.BEFORE_CELL, None, None, "optimizer state", "optimizer", 725 * MIB, 296),
+        PeakPart(Origin.LINE, CELL, 12, "optimizer state", "optimizer", 0, 296),
+        PeakPart(Origin.LINE, CELL, 8, "freed since", None, 0, 6),
+        PeakPart(Origin.LINE, CELL, 10, "gradient", "model", 0, 60),
+        PeakPart(Origin.OUTSIDE_LINES, None, None, "cuBLAS workspace", None, 33 * MIB, 2),
+        PeakPart(Origin.LINE, CELL, 4, "tensor", "inputs", 4 * MIB, 1),
+        PeakPart(Origin.LINE, CELL, 5, "tensor", "labels", 4 * MIB, 1),
     ]
     peak_parts = tuple(
         sorted(
             (
                 PeakPart(
-                    each.place,
+                    each.origin,
                     each.unit,
                     each.line,
                     each.kind,
                     each.owner,
-                    each.n_bytes or peak[each.place, each.line],
+                    each.n_bytes or peak[each.origin, each.line],
                     each.n_blocks,
                 )
                 for each in parts
-                if each.n_bytes or peak[each.place, each.line]
+                if each.n_bytes or peak[each.origin, each.line]
             ),
             key=lambda each: -each.n_bytes,
         )
@@ -240,7 +247,6 @@ def make_training_device(**changes: object) -> DeviceTrace:
     after_bytes = timeline.allocated_bytes[-1]
     values: dict[str, object] = {
         "device": "cuda:0",
-        "source": "history",
         "allocated": Span(BEFORE, after_bytes, peak_bytes),
         "reserved": Span(2 * GIB, timeline.reserved_bytes[-1], timeline.reserved_bytes[-1]),
         "peak_is": "exact",
@@ -250,10 +256,7 @@ def make_training_device(**changes: object) -> DeviceTrace:
         "unplaced": unplaced,
         "peak": peak_parts,
         "n_events": 18_432,
-        "notes": (
-            "cuda:0: 480.00 MiB were allocated on autograd's threads, which is line 10: it called "
-            "backward() meanwhile.",
-        ),
+        "notes": (TraceNote(NoteKind.BACKWARD_BEGUN, n_bytes=480 * MIB),),
     }
     return DeviceTrace(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -284,7 +287,7 @@ def make_lines_device(
     lines = tuple(SourceLine(number, text, use) for number, (text, use) in enumerate(sources, 1))
     uses = [(line, line.use) for line in lines if line.use is not None]
     layers = [
-        (f"line {line.line}", line.text, CELL, line.line, _begin_at(place / (len(uses) + 1), use))
+        (Origin.LINE, line.text, CELL, line.line, _begin_at(place / (len(uses) + 1), use))
         for place, (line, use) in enumerate(uses, 1)
     ]
     biggest = sorted(uses, key=lambda each: -each[1].at_peak_bytes)[:8]
@@ -292,14 +295,13 @@ def make_lines_device(
     rest = [use.net_bytes / MIB for line, use in uses if all(line is not one for one, _ in biggest)]
     if rest:
         layers.append(
-            ("other lines", "", None, None, lambda part: sum(rest[: int(part * len(rest))]))
+            (Origin.OTHER_LINES, "", None, None, lambda part: sum(rest[: int(part * len(rest))]))
         )
-    layers.insert(0, ("before the cell", "", None, None, _stay(64)))
+    layers.insert(0, (Origin.BEFORE_CELL, "", None, None, _stay(64)))
     timeline = make_timeline(layers, n=40)
     peak_bytes = timeline.allocated_bytes[timeline.peak]
     values: dict[str, object] = {
         "device": device,
-        "source": "history",
         "allocated": Span(64 * MIB, timeline.allocated_bytes[-1], peak_bytes),
         "reserved": Span(80 * MIB, timeline.reserved_bytes[-1], timeline.reserved_bytes[-1]),
         "peak_is": "exact",
@@ -308,10 +310,10 @@ def make_lines_device(
         "before": LineUse(64 * MIB, 3, 64 * MIB, 64 * MIB, 64 * MIB),
         "unplaced": LineUse(0, 0, 0, 0, 0),
         "peak": (
-            PeakPart("before the cell", None, None, "tensor", "x", 64 * MIB, 3),
+            PeakPart(Origin.BEFORE_CELL, None, None, "tensor", "x", 64 * MIB, 3),
             *(
                 PeakPart(
-                    f"line {line.line}",
+                    Origin.LINE,
                     CELL,
                     line.line,
                     "tensor",
@@ -347,56 +349,38 @@ def make_still_trace() -> CellTrace:
 
 
 def make_host_trace() -> CellTrace:
-    """A cell on the host, read at each line."""
+    """A cell on the host, read at each line, and one line of it in part."""
     sources = [
-        ("rows = [load(name) for name in names]", _use(300, 20, 0, 180, 220)),
-        ("table = pd.concat(rows)", _use(180, 1, 180, 180, 180)),
-        ("del rows", None),
-        ("table.describe()", None),
+        ("rows = [load(name) for name in names]", 300 * MIB),
+        ("table = pd.concat(rows)", 180 * MIB),
+        ("del rows", -300 * MIB),
+        ("seen = 0", 320),
+        ("for row in table.itertuples():", 0),
+        ("    kept.append(row)", 2 * MIB),
+        ("table.describe()", 0),
     ]
-    lines = tuple(SourceLine(number, text, use) for number, (text, use) in enumerate(sources, 1))
-    timeline = make_timeline(
-        [
-            ("before the cell", "", None, None, _stay(300)),
-            (
-                "line 1",
-                sources[0][0],
-                CELL,
-                1,
-                lambda part: 180 * min(1, int(part * 40) / 20) if part < 0.8 else 0,
-            ),
-            ("line 2", sources[1][0], CELL, 2, lambda part: 180 if part > 0.6 else 0),
-        ],
-        n=60,
-        reserved=lambda part: 700 + 360 * min(part * 1.6, 1),
+    host = HostLines(
+        name=CELL,
+        filename=FILENAME,
+        kind="cell",
+        lines=tuple(HostLine(line, text, n) for line, (text, n) in enumerate(sources, 1)),
+        before_bytes=300 * MIB,
+        after_bytes=503 * MIB,
+        outside_bytes=MIB // 2 - 320,
+        unread_bytes=20 * MIB + MIB // 2,
+        unread_lines=(5, 6),
+        n_readings=60,
+        notes=(TraceNote(NoteKind.OTHER_THREADS),),
     )
-    return make_trace(
-        make_lines_device(
-            [],
-            "host",
-            source="lines",
-            allocated=Span(300 * MIB, 480 * MIB, None),
-            reserved=Span(700 * MIB, 1060 * MIB, 1060 * MIB),
-            timeline=timeline,
-            units=(SourceUnit(CELL, FILENAME, "cell", lines),),
-            before=LineUse(300 * MIB, 0, 300 * MIB, 300 * MIB, 300 * MIB),
-            unplaced=LineUse(0, 0, 0, 0, 0),
-            peak=(),
-            n_events=60,
-        ),
-        record=make_host_cell(
-            devices=(
-                CellDevice(
-                    "host",
-                    Span(300 * MIB, 480 * MIB, None),
-                    Span(700 * MIB, 1060 * MIB, 1060 * MIB),
-                    "exact",
-                    None,
-                    None,
-                ),
-            )
-        ),
+    device = CellDevice(
+        "host",
+        Span(300 * MIB, 503 * MIB, None),
+        Span(700 * MIB, 1060 * MIB, 1060 * MIB),
+        "exact",
+        None,
+        None,
     )
+    return CellTrace(make_host_cell(devices=(device,)), (), host)
 
 
 def make_two_gpu_trace() -> CellTrace:
@@ -409,7 +393,7 @@ def make_two_gpu_trace() -> CellTrace:
         "cuda:1",
         peak_is="at least",
         complete_since_s=0.9,
-        notes=("The ring of 1,000 events lost the oldest 4,120.",),
+        notes=(TraceNote(NoteKind.OLDEST_EVENTS_LOST, seconds=0.9),),
     )
     return make_trace(second, make_training_device(notes=()))
 
@@ -432,17 +416,22 @@ def make_hostile_trace() -> CellTrace:
         (long, _use(128, 500, 128, 128, 128)),
         ("    " * 30 + "deep = 1", None),
     ]
-    device = make_lines_device(sources, notes=(HOSTILE,))
+    device = make_lines_device(sources, notes=(TraceNote(NoteKind.MESSAGE, HOSTILE),))
     call = Call(HOSTILE, f"/x/{HOSTILE}.py", 1, _use(64, 1, 64, 64, 64), HOSTILE)
     cell = device.units[0]
     lines = (SourceLine(1, HOSTILE, cell.lines[0].use, (call,)), *cell.lines[1:])
-    part = PeakPart("line 1", CELL, 1, "tensor", HOSTILE * 3, 64 * MIB, 1)
+    part = PeakPart(Origin.LINE, CELL, 1, "tensor", HOSTILE * 3, 64 * MIB, 1)
     units = (
         SourceUnit(CELL, FILENAME, "cell", lines),
         SourceUnit(f"/x/{HOSTILE}.py", f"/x/{HOSTILE}.py", "file", (lines[0],)),
     )
     return make_trace(
-        make_lines_device(sources, units=units, notes=(HOSTILE,), peak=(part, *device.peak[2:]))
+        make_lines_device(
+            sources,
+            units=units,
+            notes=(TraceNote(NoteKind.MESSAGE, HOSTILE),),
+            peak=(part, *device.peak[2:]),
+        )
     )
 
 

@@ -1,6 +1,6 @@
-"""Plays the zoo: ``python -m tests.zoo [ID ...] [--device cuda] [--readme] [--json FILE]``.
+"""Plays the zoo: ``python -m tests.zoo [ID ...] [--device cuda] [--docs] [--json FILE]``.
 
-Prints the README's table, or of the patterns that are named what was planned, freed and named.
+Prints the table of ``docs/zoo.md``, or what was planned, freed and named for some patterns.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.machine import describe_machine
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
-from tests.bench.machine import describe_machine
 from tests.zoo.measure import is_named, measure_ours
 from tests.zoo.pattern import Pattern
 from tests.zoo.patterns import PATTERNS
-from tests.zoo.table import Row, format_table, measure_row, read_gpu_rows, write_readme, write_rows
+from tests.zoo.table import Row, format_table, measure_row, read_gpu_rows, write_rows, write_table
 
 _MACHINE = ("GPU", "Python", "torch")
 
@@ -37,8 +37,8 @@ def main() -> int:
     if options.device == "cpu":
         table = format_table(PATTERNS, {**read_gpu_rows(PATTERNS), **{row.id: row for row in rows}})
         print(table)
-        if options.readme:
-            write_readme(table)
+        if options.docs:
+            write_table(table)
     return 0
 
 
@@ -46,7 +46,7 @@ def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
     parser.add_argument("ids", nargs="*", metavar="ID", help="only these, with what was seen")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--readme", action="store_true", help="put the table into the README")
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/zoo.md")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     return parser.parse_args()
 

@@ -27,12 +27,13 @@ from torch.utils._pytree import tree_leaves
 from traitlets.config import Config
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host import HostBackend
+from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.jupyter.references import IPythonShell
-from gpumemwidget.owners.entries import take_memory_account
-from gpumemwidget.owners.why import explain, explain_unnamed
-from gpumemwidget.records import Explanation, ReleaseReport
-from tests.owners.notebook import Notebook
+from gpumemwidget.model.ownership import Explanation
+from gpumemwidget.model.releases import ReleaseReport
+from gpumemwidget.ownership.account import take_memory_account
+from gpumemwidget.ownership.why import explain, explain_unnamed
+from tests.ownership.notebook import Notebook
 from tests.zoo.pattern import NO_NAME, Pattern
 
 __all__ = ["Scene", "Watch", "play"]

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.records import HOST
+from gpumemwidget.model.devices import HOST
+from gpumemwidget.report.release import describe_stays
 from tests.zoo.harness import Scene, play
 from tests.zoo.pattern import Pattern
 
@@ -83,11 +84,11 @@ def measure_ours(pattern: Pattern, *, device: str, hardware: Hardware | None = N
     name = HOST if device == "cpu" or pattern.is_on_host else f"{device}:0"
     return Outcome(
         paths=paths,
-        planned_bytes=dict(report.plan.frees_bytes).get(name, 0),
+        planned_bytes=dict(report.plan.frees_bytes.by_device).get(name, 0),
         freed_bytes=sum(gone),
         rounded_bytes=sum(-(-n_bytes // _CUDA_GRAIN) * _CUDA_GRAIN for n_bytes in gone),
         stopped=report.stopped,
-        remains=report.remains,
+        remains=(*describe_stays(report.plan.stays, is_done=True), *report.remains),
         allocator_freed_bytes=explained - released,
         left_bytes=released,
         explaining_took_bytes=explained - allocated,

@@ -24,7 +24,7 @@ class Pattern:
 
     #: What it is called in tests: ``total-loss``.
     id: str
-    #: As the README's table has it, in Markdown.
+    #: As the table in docs/zoo.md has it, in Markdown.
     title: str
     #: A report of it.
     link: str

@@ -1,4 +1,4 @@
-"""All patterns of the zoo, in the order of the README's table."""
+"""All patterns of the zoo, in the order of the table in docs/zoo.md."""
 
 from __future__ import annotations
 

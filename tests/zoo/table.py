@@ -1,4 +1,4 @@
-"""The README's table of the zoo, written and read."""
+"""The table of the zoo in ``docs/zoo.md``, written and read."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ __all__ = [
     "format_table",
     "measure_row",
     "read_gpu_rows",
-    "read_readme",
-    "write_readme",
+    "read_table",
     "write_rows",
+    "write_table",
 ]
 
-_README = Path(__file__).parents[2] / "README.md"
-_START = "<!-- zoo: python -m tests.zoo --readme -->\n"
+_PAGE = Path(__file__).parents[2] / "docs" / "zoo.md"
+_START = "<!-- zoo: python -m tests.zoo --docs -->\n"
 _END = "<!-- end of zoo -->"
 #: What only a GPU shows, as ``python -m tests.zoo --device cuda --json FILE`` measured it there.
 _ON_GPU = Path(__file__).with_name("on_gpu.json")
 _MOST_OWNERS = 2
 _SUMMARY_HEAD = (
-    "| on | patterns | we free all | we name who holds it | `del`, `gc.collect()`, `empty_cache()` "
-    "free all | accelerate's `release_memory` frees all |"
+    "| measured on | patterns | freed entirely | holder named | freed entirely by `del`, "
+    "`gc.collect()`, `empty_cache()` | freed entirely by accelerate's `release_memory` |"
 )
-_HEAD = "| what keeps memory | we free | we name | `del` | accelerate |"
+_HEAD = "| what keeps memory | freed | named | by `del` | by accelerate |"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,7 @@ def format_table(patterns: Sequence[Pattern], rows: Mapping[str, Row]) -> str:
     Args:
         patterns: in the order of the table.
         rows: by the pattern's id. Where there is none, or no figure of accelerate's in it, that of
-            the README is kept: not every machine can run everything. What was never run is left
-            out.
+            the page is kept: not every machine can run everything. What was never run is left out.
     """
     kept = _read_rows()
     known = [each for each in patterns if each.id in rows or _format_title(each) in kept]
@@ -97,29 +96,29 @@ def format_table(patterns: Sequence[Pattern], rows: Mapping[str, Row]) -> str:
     gpu, on_gpu = _read_on_gpu()
     if on_gpu:
         summary.append(_format_sums(gpu, _sum_rows(on_gpu)))
-    opening = ["<details><summary>All of them</summary>", "", _HEAD, "|---|---|---|---|---|"]
-    return "\n".join([*summary, "", *opening, *lines, "", "</details>"])
+    opening = ["## Each pattern", "", _HEAD, "|---|---|---|---|---|"]
+    return "\n".join([*summary, "", *opening, *lines])
 
 
-def read_readme() -> str:
-    """The README's table, as ``format_table`` gave it."""
-    _, _, rest = _README.read_text(encoding="utf-8").partition(_START)
+def read_table() -> str:
+    """The table as ``format_table`` gave it, from the page."""
+    _, _, rest = _PAGE.read_text(encoding="utf-8").partition(_START)
     return rest.partition(_END)[0].strip("\n")
 
 
 def _read_rows() -> dict[str, tuple[str, ...]]:
-    """The README's rows: the cells by the first one."""
-    lines = [line for line in read_readme().splitlines() if line.startswith("| [")]
+    """The rows of the page: the cells of each by its first cell."""
+    lines = [line for line in read_table().splitlines() if line.startswith("| [")]
     rows = [tuple(line.removeprefix("| ").removesuffix(" |").split(" | ")) for line in lines]
     return {row[0]: row for row in rows}
 
 
-def write_readme(table: str) -> None:
-    """Replace what stands between the two marks of the README."""
-    text = _README.read_text(encoding="utf-8")
+def write_table(table: str) -> None:
+    """Replace the table between the two marks of the page."""
+    text = _PAGE.read_text(encoding="utf-8")
     before, start, rest = text.partition(_START)
     _, end, after = rest.partition(_END)
-    _README.write_text("".join((before, start, f"\n{table}\n\n", end, after)), encoding="utf-8")
+    _PAGE.write_text("".join((before, start, f"\n{table}\n\n", end, after)), encoding="utf-8")
 
 
 def read_gpu_rows(patterns: Sequence[Pattern]) -> dict[str, Row]:

@@ -8,18 +8,19 @@ from dataclasses import replace
 
 import pytest
 
+from gpumemwidget.report.why import word_fix
 from tests.zoo.harness import play
 from tests.zoo.measure import Outcome, is_named, measure_ours, put_aside
 from tests.zoo.pattern import Pattern
 from tests.zoo.patterns import PATTERNS
-from tests.zoo.table import format_table, measure_row, read_gpu_rows, read_readme
+from tests.zoo.table import format_table, measure_row, read_gpu_rows, read_table
 
 HERE = [pattern for pattern in PATTERNS if pattern.runs_here("cpu")]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small_heap() -> Iterator[None]:
-    """``python -m tests.zoo`` goes without, and what it writes into the README is compared here."""
+    """``python -m tests.zoo`` goes without, and what it writes into the page is compared here."""
     with put_aside():
         yield
 
@@ -77,7 +78,7 @@ def test_who_holds_it_is_named(pattern: Pattern) -> None:
 def test_the_way_out_that_is_told_works(pattern: Pattern) -> None:
     """What no release of names frees goes once the person has done what the answer says."""
     with play(pattern, device="cpu") as scene:
-        told = [holder.cut for holder in scene.ask().holders]
+        told = [word_fix(holder.fix).text for holder in scene.ask().holders]
         before = scene.watch.count_bytes()
         scene.run(f"{pattern.cut};")
         scene.release()
@@ -87,22 +88,22 @@ def test_the_way_out_that_is_told_works(pattern: Pattern) -> None:
     assert freed == pattern.keeps
 
 
-def test_the_readme_has_this_table() -> None:
-    """Its figures are those of a run; ``python -m tests.zoo --readme`` writes them."""
+def test_the_page_has_this_table() -> None:
+    """Its figures are those of a run; ``python -m tests.zoo --docs`` writes them."""
     rows = read_gpu_rows(PATTERNS)
     for pattern in HERE:
         rows[pattern.id] = measure_row(pattern, _play(pattern), device="cpu")
 
     table = format_table(PATTERNS, rows)
 
-    assert read_readme() == table
+    assert read_table() == table
 
 
-def test_what_was_not_run_is_kept_from_the_readme() -> None:
+def test_what_was_not_run_is_kept_from_the_page() -> None:
     """Without accelerate its column stays as it was measured elsewhere, and so do whole rows."""
     known = HERE[0]
     row = measure_row(known, _play(known), device="cpu")
 
     table = format_table(PATTERNS, {known.id: replace(row, accelerate=None)})
 
-    assert table == read_readme()
+    assert table == read_table()

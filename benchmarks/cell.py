@@ -1,0 +1,157 @@
+"""What a recorded cell costs beyond plain IPython, beside the reads that it can't do without.
+
+Blocks of empty cells take turns: plain, with the extension, and with nothing but the counter reads
+in the same two events, so that whatever else the machine does falls on all three.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.metadata
+import importlib.util
+import io
+import os
+import subprocess
+import sys
+from statistics import median
+from time import perf_counter
+
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+
+from benchmarks.machine import list_devices
+from benchmarks.rows import Row, emit
+from benchmarks.shell import run, start_shell
+
+#: Beyond this many times the bare reads, recording is not "at a cost that nobody notices".
+MOST_TIMES_THE_READS = 3.0
+_EMPTY_CELL = "pass"
+_BLOCK = 25
+
+
+class _MallInfo2(ctypes.Structure):
+    """``struct mallinfo2``: https://man7.org/linux/man-pages/man3/mallinfo.3.html."""
+
+    _fields_ = tuple((f"field_{index}", ctypes.c_size_t) for index in range(10))
+
+
+class BareReads:
+    """The counter reads of one recorded cell and nothing else.
+
+    At the start: malloc's counters, the process's status, a reset of its high-water mark; for each
+    GPU the allocator's counters and a reset of theirs. At the end the same without the resets.
+    """
+
+    def __init__(self) -> None:
+        self._mallinfo2 = ctypes.CDLL(None).mallinfo2
+        self._mallinfo2.restype = _MallInfo2
+        # Opened once: the cheapest way there is.
+        self._status = os.open("/proc/self/status", os.O_RDONLY)
+        self._clear_refs = os.open("/proc/self/clear_refs", os.O_WRONLY)
+        self._devices = list_devices()
+
+    def read_start(self, _info: object) -> None:
+        """What must be read before the cell."""
+        self._read()
+        os.write(self._clear_refs, b"5")
+        for device in self._devices:
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def read_end(self, _result: object) -> None:
+        """What must be read after it."""
+        self._read()
+
+    def _read(self) -> None:
+        self._mallinfo2()
+        status = os.pread(self._status, 4096, 0)
+        _find_number(status, b"VmHWM:")
+        _find_number(status, b"VmRSS:")
+        for device in self._devices:
+            torch.cuda.memory_stats_as_nested_dict(device)
+
+
+def _find_number(status: bytes, key: bytes) -> int:
+    start = status.index(key) + len(key)
+    return int(status[start : status.index(b"kB", start)])
+
+
+def measure(quick: bool) -> list[Row]:
+    """The cost of a recorded cell, in seconds and in bare reads."""
+    shell = start_shell()
+    for device in list_devices():
+        torch.zeros(1, device=device)
+    reads = BareReads()
+    plain_s: list[float] = []
+    read_s: list[float] = []
+    recorded_s: list[float] = []
+    for _ in range(2 if quick else 40):
+        plain_s += _time_block(shell)
+        shell.events.register("pre_run_cell", reads.read_start)
+        shell.events.register("post_run_cell", reads.read_end)
+        read_s += _time_block(shell)
+        shell.events.unregister("pre_run_cell", reads.read_start)
+        shell.events.unregister("post_run_cell", reads.read_end)
+        run(shell, "%load_ext gpumemwidget")
+        recorded_s += _time_block(shell)
+        run(shell, "%unload_ext gpumemwidget")
+    reads_cost_s = median(read_s) - median(plain_s)
+    cost_s = median(recorded_s) - median(plain_s)
+    times = cost_s / reads_cost_s
+    return [
+        Row("empty cell in plain IPython", f"{median(plain_s) * 1e6:.0f} µs"),
+        Row("the bare counter reads of a cell", f"{reads_cost_s * 1e6:.0f} µs"),
+        Row(
+            "what a recorded cell costs beyond plain IPython",
+            f"{cost_s * 1e6:.0f} µs = {times:.2f} × the reads",
+            value=times,
+            limit=MOST_TIMES_THE_READS,
+            target="≤ 3 × the reads",
+        ),
+        _measure_ipyexperiments(),
+    ]
+
+
+def _time_block(shell: InteractiveShell) -> list[float]:
+    """Seconds of each cell but the first, which finds cold caches after the change of sides."""
+    seconds = []
+    for _ in range(_BLOCK + 1):
+        start_s = perf_counter()
+        run(shell, _EMPTY_CELL)
+        seconds.append(perf_counter() - start_s)
+    return seconds[1:]
+
+
+def _measure_ipyexperiments() -> Row:
+    """The same cell under ipyexperiments, in a process of its own."""
+    what = "the same beside ipyexperiments"
+    if importlib.util.find_spec("ipyexperiments") is None:
+        return Row(what, "not installed here")
+    answer = subprocess.run(
+        [sys.executable, "-m", "benchmarks.cell", "--ipyexperiments"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    version = importlib.metadata.version("ipyexperiments")
+    return Row(f"{what} {version}", f"{float(answer.stdout.splitlines()[-1]) * 1e3:.0f} ms")
+
+
+def _run_ipyexperiments() -> None:
+    """Print what an empty cell costs beyond plain IPython there, in seconds."""
+    shell = start_shell()
+    kind = "Pytorch" if list_devices() else "CPU"
+    with contextlib.redirect_stdout(io.StringIO()):
+        plain_s = median(_time_block(shell))
+        run(shell, f"from ipyexperiments import IPyExperiments{kind} as Experiment")
+        run(shell, "experiment = Experiment()")
+        observed_s = median(_time_block(shell))
+        run(shell, "del experiment")
+    print(observed_s - plain_s)
+
+
+if __name__ == "__main__":
+    if "--ipyexperiments" in sys.argv[1:]:
+        _run_ipyexperiments()
+    else:
+        emit(measure)

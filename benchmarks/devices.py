@@ -1,0 +1,127 @@
+"""What eight devices cost the kernel: an open dashboard at 10 Hz, and what its Device tab computes.
+
+In a real kernel whose eight devices are simulated, with a front end that counts in the browser's
+place. Cells in which nothing but time goes by, with the dashboard seen and hidden, take turns: what
+they differ in is the watching, the simulation of what is watched included.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from statistics import median
+from typing import TYPE_CHECKING
+
+from benchmarks.rows import Row, emit
+
+if TYPE_CHECKING:
+    from benchmarks.kernel import CountedKernel, Message
+
+N_DEVICES = 8
+MOST_SHARE = 0.02
+
+_SETUP = f"""
+import json, time
+import torch
+from gpumemwidget.testing import demo_script, play_script, replay
+recording = play_script(demo_script({N_DEVICES}, n_steps=60), snapshots=True)
+began_s, stopped_at = time.monotonic(), []
+gpus = replay(recording, clock=lambda: stopped_at[0] if stopped_at else time.monotonic())
+tensors = [torch.ones(256) for _ in range(2000)]
+
+def measure(seconds):
+    '''Processor time of this process while nothing happens in it.'''
+    cpu_s = time.process_time()
+    time.sleep(seconds)
+    return time.process_time() - cpu_s
+"""
+#: From when it is asked for: what of it is the walk through the objects is told beside it.
+_TIME_BREAKDOWNS = """
+from gpumemwidget.session.session import current_session
+from gpumemwidget.ownership.account import take_block_account
+def time_call(call):
+    took_s = []
+    for _ in range({n_runs}):
+        start_s = time.perf_counter()
+        call()
+        took_s.append(time.perf_counter() - start_s)
+    return sorted(took_s)[len(took_s) // 2]
+session = current_session()
+# As on an idle machine: in the middle of training.
+stopped_at.append(began_s + 8.0)
+print(json.dumps([
+    time_call(lambda: session.breakdown()),
+    time_call(
+        lambda: take_block_account(session.shell, session.monitor.hardware, budget_s=10)),
+    time_call(session.monitor.hardware.take_device_states),
+]))
+"""
+
+
+def measure(quick: bool) -> list[Row]:
+    """The dashboard at work, then one look at all devices."""
+    if importlib.util.find_spec("jupyter_client") is None:
+        return [Row("eight devices' cost to the kernel", "no Jupyter kernel here")]
+    from benchmarks.kernel import start_kernel
+
+    with start_kernel() as kernel:
+        kernel.run(_SETUP)
+        kernel.run("%load_ext gpumemwidget")
+        kernel.open_dashboard()
+        sizes = {"pairs": 1 if quick else 4, "seconds": 1 if quick else 4}
+        return [
+            _measure_share(kernel, "its plot and cells", device=None, **sizes),
+            _measure_share(kernel, "its Device tab", device="cuda:0", **sizes),
+            _measure_breakdowns(kernel, n_runs=3 if quick else 15),
+        ]
+
+
+def _measure_share(
+    kernel: CountedKernel, what: str, *, device: str | None, pairs: int, seconds: int
+) -> Row:
+    """The median of what a visible dashboard adds to one core's work."""
+    shares: list[float] = []
+    n_updates = 0
+    cell = f"print(json.dumps(measure({seconds})))"
+    for _ in range(pairs):
+        kernel.set_visible(False)
+        hidden_s = json.loads(_read_text(kernel.run(cell)))
+        kernel.set_visible(True, device=device)
+        messages = kernel.run(cell)
+        n_updates += sum(_is_update(message) for message in messages)
+        shares.append((json.loads(_read_text(messages)) - hidden_s) / seconds)
+    share = median(shares)
+    return Row(
+        f"kernel's processor time with {N_DEVICES} simulated devices, {what} open",
+        f"{share:.1%} of a core at {n_updates / (pairs * seconds):.1f} updates a second",
+        value=share,
+        limit=MOST_SHARE,
+        target="≤ 2% of a core at 10 Hz",
+    )
+
+
+def _measure_breakdowns(kernel: CountedKernel, *, n_runs: int) -> Row:
+    kernel.set_visible(False)
+    all_s, account_s, states_s = json.loads(
+        _read_text(kernel.run(_TIME_BREAKDOWNS.format(n_runs=n_runs)))
+    )
+    return Row(
+        f"the breakdowns and maps of {N_DEVICES} simulated devices, when they are asked for",
+        f"{all_s * 1e3:.0f} ms, of it {account_s * 1e3:.0f} ms to see who owns what and "
+        f"{states_s * 1e3:.0f} ms to read the devices",
+        value=all_s,
+    )
+
+
+def _is_update(message: Message) -> bool:
+    if message.kind != "comm_msg":
+        return False
+    return bool(message.content["data"].get("content", {}).get("kind") == "rows")
+
+
+def _read_text(messages: list[Message]) -> str:
+    return "".join(message.content["text"] for message in messages if message.kind == "stream")
+
+
+if __name__ == "__main__":
+    emit(measure)

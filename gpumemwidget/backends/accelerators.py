@@ -1,0 +1,466 @@
+"""Counters of accelerators other than CUDA: XPU, MPS, and what extensions of PyTorch bring.
+
+Releases of PyTorch differ in what they tell; what they don't tell is ``None``:
+
+- XPU has the caching allocator's statistics since 2.6, and its blocks in later releases.
+- MPS has statistics since ``torch.accelerator``'s memory functions reach it (2.13). In earlier
+  releases nothing tells whether it is in use, and it is not read.
+- Extensions have what they hand to ``torch.accelerator``, whose functions came with 2.9.
+
+Peaks are exact where the marks can be reset unseen by the user, as on XPU and MPS (see
+``cuda/peak_overlay.py``). Elsewhere nothing is reset, and a peak is the highest that was seen.
+
+Nothing here brings a device into use: whether one is, is always asked first. Much of what is asked
+is an extension's own code, which may fail with whatever it likes: then a figure is unknown, a note
+says why once, and recording goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+from gpumemwidget.backends.cuda.peak_overlay import NestedStats, PeakOverlay, find_extension
+from gpumemwidget.backends.cuda.snapshot import parse_segments
+from gpumemwidget.errors import BackendError
+from gpumemwidget.failures import Notes, describe_exception, read_first_line
+from gpumemwidget.model.devices import BytesByDevice, DeviceInfo, Limit, PeakIs, Reading
+from gpumemwidget.model.segments import Segment
+
+__all__ = ["AcceleratorBackend"]
+
+_T = TypeVar("_T")
+#: Allocated and reserved bytes, or their peaks.
+_Pair = tuple[int | None, int | None]
+_UNKNOWN: _Pair = (None, None)
+#: Kinds whose peaks the user reads only through calls that an overlay covers.
+_COVERED = ("xpu", "mps")
+#: Bindings that tell the statistics of all accelerators, since PyTorch 2.9.
+_GENERAL_STATS = "_accelerator_getDeviceStats"
+
+
+class AcceleratorBackend:
+    """Counters of the touched devices of the accelerator.
+
+    Args:
+        torch: the imported module ``torch``; it is never imported from here.
+
+    Raises:
+        BackendError: this build of PyTorch has no accelerator, or it is CUDA.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        kind = _find_kind(torch)
+        if kind in (None, "cuda", "cpu"):
+            raise BackendError(
+                f"PyTorch {torch.__version__} was built without a GPU's support: what is on one "
+                "can't be read, install a build for it to record it"
+            )
+        #: ``"xpu"``, ``"mps"``: the beginning of its devices' names.
+        self.kind: str = str(kind)
+        self._torch = torch
+        self._bindings = torch._C  # noqa: SLF001 - the public functions may start the device
+        self._module: Any = getattr(torch, self.kind, None)
+        self._stats_binding = self._find_stats_binding()
+        self._overlay: PeakOverlay | None = None
+        if self.kind in _COVERED and self._stats_binding is not None:
+            self._overlay = PeakOverlay(self._bindings, kind=self.kind)
+            self._overlay.install()
+        self._touched: list[int] = []
+        #: Without an overlay: the highest values that were seen in the running span, and ever.
+        self._highest: dict[int, _Pair] = {}
+        self._highest_ever: dict[int, _Pair] = {}
+        self._infos: dict[int, DeviceInfo] = {}
+        self._notes = Notes(max_sentences=20)
+
+    # -- Counters ----------------------------------------------------------------------------------
+
+    def list_devices(self) -> tuple[DeviceInfo, ...]:
+        """Return the touched devices, by index."""
+        return tuple(self._describe(index) for index in self._list_touched())
+
+    def read(self) -> tuple[Reading, ...]:
+        """Return a reading of each touched device, with the peaks of the running span."""
+        return tuple(self._read(index) for index in self._list_touched())
+
+    def start_span(self) -> tuple[Reading, ...]:
+        """Reset the peaks of the touched devices, where the user does not see it."""
+        self._highest.clear()
+        return tuple(self._read(index, starts=True) for index in self._list_touched())
+
+    def end_span(self) -> tuple[Reading, ...]:
+        """Return what ``read`` does: the span's marks stay until the next span begins."""
+        return self.read()
+
+    def read_as_user(self) -> tuple[Reading, ...]:
+        """Return readings whose peaks are what PyTorch's own functions tell the user.
+
+        Where PyTorch tells none, the peak is the highest that was seen.
+        """
+        return tuple(self._read_as_user(index) for index in self._list_touched())
+
+    def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
+        """Reset the peaks as the user's own call does, on each touched device that has one.
+
+        Raises:
+            BackendError: PyTorch refuses.
+        """
+        # The bindings are looked up anew, as the overlay wraps them.
+        names = (f"_{self.kind}_resetPeakMemoryStats", "_accelerator_resetPeakStats")
+        calls = [call for name in names if (call := getattr(self._bindings, name, None))]
+        if self._stats_binding is None or not calls:
+            return ()
+        reset = []
+        for index in self._list_touched():
+            device = self._name(index)
+            if devices is not None and device not in devices:
+                continue
+            try:
+                calls[0](index)
+            except Exception as exc:
+                raise BackendError(
+                    f"the peaks of {device} could not be reset ({_describe(exc)}): restart the "
+                    "kernel if the device is in error"
+                ) from exc
+            self._highest_ever.pop(index, None)
+            reset.append(device)
+        return tuple(reset)
+
+    def list_lost_peaks(self) -> BytesByDevice:
+        """Return devices and the peaks, in bytes, that ``close`` takes from the user's view."""
+        if self._overlay is None or not self._list_touched():
+            return ()
+        marks: tuple[tuple[int, int], ...] = self._ask(
+            self._overlay.list_lost_marks, f"the peaks of {self.kind} can't be read", ()
+        )
+        return tuple((self._name(index), peak) for index, peak in marks)
+
+    def empty_cache(self) -> None:
+        """Call PyTorch's own ``empty_cache``, where the accelerator is in use.
+
+        Raises:
+            BackendError: PyTorch refuses, as after a fault on the device.
+        """
+        owners = (self._module, getattr(self._torch, "accelerator", None))
+        calls = [call for owner in owners if (call := getattr(owner, "empty_cache", None))]
+        try:
+            if calls and self._is_in_use():
+                calls[0]()
+        except Exception as exc:
+            raise BackendError(
+                f"{self.kind} could not empty its cache ({_describe(exc)}): restart the kernel "
+                "if the device is in error"
+            ) from exc
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Return sentences on what failed, each once."""
+        return self._notes.take()
+
+    def close(self) -> None:
+        """Take the overlay of the peaks away. May be called twice."""
+        if self._overlay is not None:
+            self._overlay.uninstall()
+
+    # -- Blocks, limits, whole devices -------------------------------------------------------------
+
+    def read_segments(self) -> tuple[Segment, ...]:
+        """Return the segments of touched devices, where this release of PyTorch tells them."""
+        read = getattr(getattr(self._module, "memory", None), "memory_snapshot", None)
+        touched = self._list_touched()
+        if read is None or not touched:
+            return ()
+        return self._ask(
+            lambda: parse_segments(
+                (raw for raw in read() if raw["device"] in touched), kind=self.kind
+            ),
+            f"the allocator's blocks on {self.kind} can't be read",
+            (),
+        )
+
+    def set_limit(
+        self,
+        device: str,
+        limit_bytes: int | None,  # noqa: ARG002 - the protocol's
+        *,
+        share: float | None = None,  # noqa: ARG002 - the protocol's
+    ) -> NoReturn:
+        """Refuse: limits are set on CUDA alone.
+
+        Raises:
+            BackendError: always.
+        """
+        set_share = f"torch.{self.kind}.set_per_process_memory_fraction"
+        raise BackendError(
+            f"{device} can't be limited from here: limits are set on CUDA alone; PyTorch itself "
+            f"may have {set_share}"
+        )
+
+    def read_limits(self) -> tuple[Limit, ...]:
+        """Return the limits that the user has set on touched devices, where PyTorch tells them."""
+        if not hasattr(self._bindings, f"_{self.kind}_getMemoryFraction"):
+            return ()
+        reserved = {reading.device: reading.reserved_bytes for reading in self.read_as_user()}
+        return tuple(
+            Limit(info.device, info.limit_bytes, info.total_bytes, reserved.get(info.device))
+            for info in self.list_devices()
+        )
+
+    def read_memory(self, device: str) -> tuple[int, int] | None:
+        """Return the free and total bytes of a touched device, other processes included.
+
+        ``None`` where PyTorch does not ask the driver, as on MPS.
+        """
+        ask_driver = getattr(self._module, "mem_get_info", None)
+        index = self._find_index(device)
+        if ask_driver is None or index is None:
+            return None
+
+        def read() -> tuple[int, int] | None:
+            try:
+                free_bytes, total_bytes = ask_driver(index)
+            except RuntimeError:
+                return None  # Not every driver lets everybody ask.
+            return int(free_bytes), int(total_bytes)
+
+        return self._ask(read, f"{device} does not tell what is free", None)
+
+    def read_own_use(self, device: str) -> int | None:
+        """Return the bytes of this process on a touched device, which MPS alone tells."""
+        read = getattr(self._module, "driver_allocated_memory", None)
+        if read is None or self._find_index(device) is None:
+            return None
+        return self._ask(lambda: int(read()), f"{device} does not tell what this process has", None)
+
+    # -- One device --------------------------------------------------------------------------------
+
+    def _read(self, index: int, *, starts: bool = False) -> Reading:
+        try:
+            if self._overlay is None:
+                return self._keep_highest(index, self._read_stats(index))
+            if starts:
+                stats = self._overlay.start_span(index)
+                # After the reset a peak is the current value.
+                return self._to_reading(index, stats, _pick(stats, "current"), "exact")
+            stats, is_exact = self._overlay.read(index)
+        except Exception as exc:  # noqa: BLE001 - a note tells it
+            return self._fail(index, exc)
+        return self._to_reading(
+            index, stats, _pick(stats, "peak"), "exact" if is_exact else "at least"
+        )
+
+    def _read_as_user(self, index: int) -> Reading:
+        try:
+            if self._overlay is not None:
+                stats = self._overlay.read_as_user(index)
+            else:
+                stats = self._read_stats(index)
+                self._keep_highest(index, stats)
+        except Exception as exc:  # noqa: BLE001 - a note tells it
+            return self._fail(index, exc)
+        peaks = _pick(stats, "peak")
+        if peaks == _UNKNOWN:
+            highest = self._highest_ever.get(index, _UNKNOWN)
+            return self._to_reading(index, stats, highest, "sampled")
+        return self._to_reading(index, stats, peaks, "exact")
+
+    def _keep_highest(self, index: int, stats: NestedStats) -> Reading:
+        """Return a reading whose peaks are the highest values seen in the span."""
+        now = _pick(stats, "current")
+        self._highest[index] = _take_higher(self._highest.get(index, _UNKNOWN), now)
+        self._highest_ever[index] = _take_higher(self._highest_ever.get(index, _UNKNOWN), now)
+        return self._to_reading(index, stats, self._highest[index], "sampled")
+
+    def _to_reading(self, index: int, stats: NestedStats, peaks: _Pair, peak_is: PeakIs) -> Reading:
+        allocated_bytes, reserved_bytes = _pick(stats, "current")
+        return Reading(
+            device=self._name(index),
+            allocated_bytes=allocated_bytes,
+            reserved_bytes=reserved_bytes,
+            allocated_peak_bytes=peaks[0],
+            reserved_peak_bytes=peaks[1],
+            peak_is=None if peaks == _UNKNOWN else peak_is,
+        )
+
+    def _read_stats(self, index: int) -> NestedStats:
+        """Return the statistics of a device in use, without those that torch does not tell."""
+        if self._stats_binding is None:
+            return {}
+        # Looked up anew, as an overlay may wrap the binding.
+        stats: NestedStats = getattr(self._bindings, self._stats_binding)(index)
+        return stats
+
+    def _describe(self, index: int) -> DeviceInfo:
+        device = self._name(index)
+        info = self._infos.get(index)
+        if info is None:
+            unknown = DeviceInfo(device, self.kind.upper(), None)
+            find = self._describe_mps if self.kind == "mps" else partial(self._describe_any, index)
+            info = self._infos[index] = self._ask(find, f"{device} has no name", unknown)
+        # The user may set a limit at any time.
+        find_limit = partial(self._read_limit, index, info.total_bytes)
+        limit_bytes = self._ask(find_limit, f"{device} does not tell its limit", None)
+        if limit_bytes != info.limit_bytes:
+            info = self._infos[index] = dataclasses.replace(info, limit_bytes=limit_bytes)
+        return info
+
+    def _describe_mps(self) -> DeviceInfo:
+        read_name = getattr(self._torch.backends.mps, "get_name", None)
+        # Metal's recommended maximum: the memory is the machine's own.
+        read_total = getattr(self._module, "recommended_max_memory", None)
+        return DeviceInfo(
+            device="mps:0",
+            name="Apple GPU" if read_name is None else str(read_name()),
+            total_bytes=None if read_total is None else int(read_total()),
+        )
+
+    def _describe_any(self, index: int) -> DeviceInfo:
+        properties = None
+        if hasattr(self._module, "get_device_properties"):
+            properties = self._module.get_device_properties(index)
+        total_bytes = getattr(properties, "total_memory", None)
+        uuid = getattr(properties, "uuid", None)
+        return DeviceInfo(
+            device=self._name(index),
+            name=str(getattr(properties, "name", self.kind.upper())),
+            total_bytes=None if total_bytes is None else int(total_bytes),
+            uuid=None if uuid is None else str(uuid),
+        )
+
+    def _read_limit(self, index: int, total_bytes: int | None) -> int | None:
+        """Return the user's limit, which XPU alone tells; ``None`` where there is no limit too."""
+        read_share = getattr(self._bindings, f"_{self.kind}_getMemoryFraction", None)
+        if read_share is None or total_bytes is None:
+            return None
+        try:
+            share = read_share(index)
+        except RuntimeError:
+            return None
+        return round(share * total_bytes) if share < 1.0 else None
+
+    # -- Devices in use ----------------------------------------------------------------------------
+
+    def _list_touched(self) -> list[int]:
+        """Return the indices of the devices that the user has used."""
+        failure = f"it is not known which devices of {self.kind} are in use"
+        return self._ask(self._find_touched, failure, [])
+
+    def _find_touched(self) -> list[int]:
+        # Once an accelerator is in use, all of its devices can be asked at no cost. A device is
+        # touched once its allocator has had memory.
+        if not self._is_in_use():
+            return []
+        count = 1 if self.kind == "mps" else self._count_devices()
+        if len(self._touched) < count:
+            fresh = (index for index in range(count) if index not in self._touched)
+            self._touched = sorted([*self._touched, *filter(self._has_had_memory, fresh)])
+        return self._touched
+
+    def _is_in_use(self) -> bool:
+        is_bad_fork = getattr(self._module, "_is_in_bad_fork", None)
+        if is_bad_fork is not None and is_bad_fork():
+            return False
+        is_initialized = getattr(self._module, "is_initialized", None)
+        if is_initialized is not None:
+            return bool(is_initialized())
+        if self._stats_binding is None:
+            return False
+        return bool(self._bindings._accelerator_isAllocatorInitialized())  # noqa: SLF001 - has no public name
+
+    def _find_stats_binding(self) -> str | None:
+        """Return the name of the binding that tells the statistics; ``None`` where none does."""
+        own = f"_{self.kind}_memoryStats"
+        if hasattr(self._bindings, own):
+            return own
+        if not hasattr(self._bindings, _GENERAL_STATS):
+            return None
+        try:
+            self._bindings._accelerator_isAllocatorInitialized()  # noqa: SLF001 - has no public name
+        except (AttributeError, RuntimeError):
+            return None  # The allocator is of a kind that tells nothing: MPS before 2.13.
+        return _GENERAL_STATS
+
+    def _count_devices(self) -> int:
+        count = getattr(self._module, "device_count", None)
+        if count is None:
+            count = self._torch.accelerator.device_count
+        return int(count())
+
+    def _has_had_memory(self, index: int) -> bool:
+        if self._stats_binding is None:
+            return True
+        try:
+            stats = self._read_stats(index)
+        except RuntimeError:
+            return False
+        for key in ("reserved_bytes", "allocated_bytes"):
+            figures = stats.get(key, {}).get("all", {})
+            if any(figures.get(name) for name in ("current", "peak", "allocated")):
+                return True
+        return False
+
+    def _name(self, index: int) -> str:
+        return f"{self.kind}:{index}"
+
+    def _find_index(self, device: str) -> int | None:
+        """Return the index of a touched device; ``None`` for any other device."""
+        touched = self._list_touched()
+        return next((index for index in touched if device == self._name(index)), None)
+
+    # -- Failures ----------------------------------------------------------------------------------
+
+    def _ask(self, ask: Callable[[], _T], failure: str, unknown: _T) -> _T:
+        """Return the answer; ``unknown``, with a note, where there is none."""
+        try:
+            return ask()
+        except Exception as exc:  # noqa: BLE001 - a note tells it
+            self._notes.add(f"{failure}: {_describe(exc)}")
+            return unknown
+
+    def _fail(self, index: int, exc: Exception) -> Reading:
+        """Return a reading of unknown counters, and note why."""
+        self._notes.add(f"{self._name(index)} gives no counters: {_describe(exc)}")
+        return Reading(self._name(index), allocated_bytes=None, reserved_bytes=None)
+
+
+def _find_kind(torch: Any) -> str | None:
+    """Return the accelerator of this build: ``"xpu"``, ``"mps"``; ``None`` where it has none.
+
+    CUDA does not count, but an extension may bring a device beside it. PyTorch is not asked whether
+    the machine has such a device: in some releases that starts CUDA or XPU, and forking fails then.
+    """
+    bindings = torch._C  # noqa: SLF001 - the public functions may start the device
+    extension = find_extension(bindings)
+    if extension is not None:
+        return extension
+    if hasattr(bindings, "_cuda_memoryStats"):
+        return None
+    if hasattr(bindings, "_xpu_init"):
+        return "xpu"
+    if getattr(bindings, "_has_mps", False):
+        return "mps"
+    find = getattr(bindings, "_accelerator_getAccelerator", None)
+    device = None if find is None else find()
+    return None if device is None or device.type in ("cpu", "cuda") else str(device.type)
+
+
+def _pick(stats: NestedStats, which: str) -> _Pair:
+    """Return allocated and reserved of all pools together, as far as PyTorch tells them."""
+    allocated = stats.get("allocated_bytes", {}).get("all", {}).get(which)
+    reserved = stats.get("reserved_bytes", {}).get("all", {}).get(which)
+    return allocated, reserved
+
+
+def _take_higher(one: _Pair, other: _Pair) -> _Pair:
+    """Return the higher allocated and the higher reserved bytes."""
+    higher = [
+        max((value for value in pair if value is not None), default=None)
+        for pair in zip(one, other, strict=True)
+    ]
+    return higher[0], higher[1]
+
+
+def _describe(exc: Exception) -> str:
+    """Return an exception's first line, with its type unless it is PyTorch's ``RuntimeError``."""
+    return read_first_line(exc) if type(exc) is RuntimeError else describe_exception(exc)

@@ -1,0 +1,1 @@
+"""PyTorch's caching allocator on CUDA and ROCm: counters, peaks, limits, snapshots, history."""

@@ -1,0 +1,406 @@
+"""Read the caching allocator's counters on each CUDA (or ROCm) device that the user has touched.
+
+PyTorch's nested statistics are read, one dictionary for each device: the public functions flatten
+it, which takes five times as long. A device is touched once it has a primary context; to ask
+anything else of a device without one would create it, hundreds of MB of the user's memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+from gpumemwidget.backends.cuda.history_control import HistoryControl
+from gpumemwidget.backends.cuda.limits import CudaLimits, read_release
+from gpumemwidget.backends.cuda.peak_overlay import NestedStats, PeakOverlay
+from gpumemwidget.backends.cuda.snapshot import SnapshotReader
+from gpumemwidget.backends.cuda.tracer import CudaTracer
+from gpumemwidget.errors import BackendError
+from gpumemwidget.failures import Notes, read_first_line
+from gpumemwidget.model.devices import (
+    BytesByDevice,
+    DeviceInfo,
+    Limit,
+    LimitRequest,
+    PinnedUse,
+    Reading,
+)
+from gpumemwidget.model.segments import Segment
+from gpumemwidget.model.traces import AllocatorTrace
+
+__all__ = ["CudaBackend", "keeps_workspaces"]
+
+#: The first release of PyTorch whose count of pinned memory in use falls when it is freed.
+_COUNTS_FREED_PINS = (2, 13)
+#: The first release of PyTorch that keeps no cuBLAS workspaces from one operation to the next.
+_FREES_WORKSPACES = (2, 15)
+
+
+class CudaBackend:
+    """Counters of the touched CUDA devices.
+
+    Args:
+        torch: the imported module ``torch``; it is never imported from here.
+
+    Raises:
+        BackendError: this build of PyTorch has no CUDA.
+    """
+
+    kind = "cuda"
+
+    def __init__(self, torch: ModuleType) -> None:
+        if not hasattr(torch._C, "_cuda_memoryStats"):  # noqa: SLF001 - the one sign of a CUDA build that initialises nothing
+            raise BackendError(
+                f"PyTorch {torch.__version__} was built without CUDA: its GPU can't be read, "
+                "install a CUDA build to record it"
+            )
+        self._torch = torch
+        self._overlay = PeakOverlay(torch._C)  # noqa: SLF001 - see the overlay
+        self._overlay.install()
+        history = HistoryControl(torch)
+        self._snapshots = SnapshotReader(torch, history)
+        self._tracer = CudaTracer(torch, self._snapshots, history)
+        self._notes = Notes()
+        self._limits = CudaLimits(torch, self._notes.add)
+        self._touched: list[int] = []
+        self._infos: dict[int, DeviceInfo] = {}
+
+    def list_devices(self) -> tuple[DeviceInfo, ...]:
+        """Return the touched devices, by index."""
+        return tuple(self._describe(index) for index in self._find_touched())
+
+    def read(self) -> tuple[Reading, ...]:
+        """Return a reading of each touched device, with the peaks of the running span."""
+
+        def read(index: int) -> Reading:
+            stats, exact = self._overlay.read(index)
+            return _to_reading(index, stats, exact=exact)
+
+        return self._read_touched(read)
+
+    def start_span(self) -> tuple[Reading, ...]:
+        """Reset the peaks of the touched devices behind the overlay, and return their readings."""
+
+        def start(index: int) -> Reading:
+            stats = self._overlay.start_span(index)
+            # After the reset a peak is the current value.
+            return _to_reading(index, stats, exact=True, peak="current")
+
+        return self._read_touched(start)
+
+    def end_span(self) -> tuple[Reading, ...]:
+        """Return what ``read`` does: the span's marks stay until the next span begins."""
+        return self.read()
+
+    def read_as_user(self) -> tuple[Reading, ...]:
+        """Return readings whose peaks are those of ``torch.cuda.max_memory_allocated()``."""
+        return self._read_touched(
+            lambda index: _to_reading(index, self._overlay.read_as_user(index), exact=True)
+        )
+
+    def read_segments(self) -> tuple[Segment, ...]:
+        """Return the segments of the touched devices: 2 ms with 600 blocks.
+
+        Where the user records a history, or did, torch tells which line allocated each block. The
+        first time that takes torch some seconds, and it notes the snapshot in the history.
+
+        ``()``, with a note, where CUDA refuses, or where the snapshot would have all events of a
+        history that the user records.
+        """
+        touched = self._find_touched()
+        if not touched:
+            return ()
+        if self._snapshots.is_costly and not self._tracer.keeps_no_events:
+            self._notes.add(
+                "the allocator's blocks are not read while a memory history is recorded: "
+                f"PyTorch {self._torch.__version__} would fetch all of its events with them"
+            )
+            return ()
+        try:
+            return self._snapshots.read(touched)
+        except RuntimeError as exc:
+            self._notes.add(f"the allocator's blocks can't be read: {read_first_line(exc)}")
+            return ()
+
+    @property
+    def is_tracing(self) -> bool:
+        """True if a trace was started and not ended."""
+        return self._tracer.is_tracing
+
+    def start_trace(self, *, n_events: int) -> tuple[str, ...]:
+        """Start the allocator's history; a history that the user runs is used as it is.
+
+        The first time this takes some seconds, where CUDA is in use. Devices that come into use
+        later, and CUDA itself, are traced from their first event on.
+        """
+        return self._tracer.start(self._find_touched(), n_events=n_events)
+
+    def end_trace(self, *, snapshot_to: Path | None = None) -> tuple[AllocatorTrace, ...]:
+        """Return the touched devices' events since the start: 2.5 s for a million of them."""
+        return self._tracer.end(self._find_touched(), snapshot_to=snapshot_to)
+
+    def keep_sites(self, *, is_on: bool) -> str:
+        """Keep the line that allocated each live block, between traces too: 2 µs an allocation."""
+        return self._tracer.keep_sites(is_on=is_on)
+
+    def read_memory(self, device: str) -> tuple[int, int] | None:
+        """Return the free and total bytes of a touched device, other processes included: 5 µs.
+
+        ``None`` where the device is not touched, or CUDA refuses.
+        """
+        index = int(device.partition(":")[2])
+        if index not in self._find_touched():
+            return None
+        try:
+            free_bytes, total_bytes = self._torch.cuda.mem_get_info(index)
+        except RuntimeError as exc:
+            self._notes.add(f"{device} does not tell what is free: {read_first_line(exc)}")
+            return None
+        return free_bytes, total_bytes
+
+    def read_pinned(self) -> PinnedUse | None:
+        """Return the counts of PyTorch's allocator of pinned host memory: 10 µs.
+
+        ``None`` before its first use, and before PyTorch 2.7, which does not tell. The bytes that
+        tensors hold are known from 2.13 on: before, that counter seldom fell when tensors were
+        freed (https://github.com/pytorch/pytorch/pull/171662).
+        """
+        read_stats = getattr(self._torch._C, "_cuda_hostMemoryStats", None)  # noqa: SLF001 - the public call flattens
+        if read_stats is None or not self._torch.cuda.is_initialized():
+            return None
+        try:
+            stats = read_stats()
+        except RuntimeError as exc:
+            self._notes.add(f"pinned host memory is not told: {read_first_line(exc)}")
+            return None
+        # The bytes that the allocator has from the system had another name before 2.9.
+        is_old = "reserved_bytes" in stats
+        held = stats.get("allocated_bytes" if is_old else "active_bytes")
+        taken = stats.get("reserved_bytes" if is_old else "allocated_bytes")
+        if held is None or taken is None or not any(taken.values()):
+            return None
+        if read_release(self._torch) < _COUNTS_FREED_PINS:
+            return PinnedUse(None, taken["current"], None, taken["peak"])
+        return PinnedUse(held["current"], taken["current"], held["peak"], taken["peak"])
+
+    def set_limit(
+        self, device: str, limit_bytes: int | None, *, share: float | None = None
+    ) -> None:
+        """Set ``torch.cuda.set_per_process_memory_fraction``, to the byte; see ``CudaLimits``.
+
+        Raises:
+            BackendError: there is no such device, or it refuses.
+        """
+        touched = self._find_touched()
+        kind, _, index = device.partition(":")
+        is_known = kind == self.kind and index.isascii() and index.isdigit()
+        if is_known and self._torch.cuda.is_initialized():
+            is_known = int(index) < self._torch.cuda.device_count()
+        if not is_known:
+            raise BackendError(f"there is no {device} here: name one that %memstat lists")
+        self._limits.set(int(index), LimitRequest(limit_bytes, share), touched)
+
+    def read_limits(self) -> tuple[Limit, ...]:
+        """Return the limits of touched devices, and of others that have a limit, set or waiting."""
+        touched = self._find_touched()
+        waiting = self._limits.waiting
+        limits = []
+        for index in sorted({*touched, *waiting, *self._limits.list_limited()}):
+            device, request = f"cuda:{index}", waiting.get(index)
+            if request is not None:
+                limits.append(request.to_waiting_limit(device))
+            elif self._torch.cuda.is_initialized():
+                limits.append(
+                    Limit(
+                        device,
+                        self._limits.read(index),
+                        self._read_total(index),
+                        self._read_reserved(index) if index in touched else None,
+                    )
+                )
+        return tuple(limits)
+
+    def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
+        """Reset the peaks as ``torch.cuda.reset_peak_memory_stats()`` does, on touched devices."""
+        reset = []
+        for index in self._find_touched():
+            if devices is None or f"cuda:{index}" in devices:
+                self._torch._C._cuda_resetPeakMemoryStats(index)  # noqa: SLF001 - the overlay's binding, which the user's call finds too
+                reset.append(f"cuda:{index}")
+        return tuple(reset)
+
+    def empty_cache(self) -> None:
+        """Call ``torch.cuda.empty_cache()``, where CUDA is in use.
+
+        Raises:
+            BackendError: CUDA refuses, as it does after a fault on the device.
+        """
+        if not self._torch.cuda.is_initialized():
+            return
+        try:
+            self._torch.cuda.empty_cache()
+        except RuntimeError as exc:
+            raise BackendError(
+                f"CUDA could not empty its cache ({read_first_line(exc)}): restart the kernel if "
+                "the device is in error"
+            ) from exc
+
+    def release_workspaces(self) -> str | None:
+        """Free the workspaces of cuBLAS, which has 32 MiB and more for each handle and stream.
+
+        Raises:
+            BackendError: CUDA refuses, as it does after a fault on the device; or a CUDA graph is
+                alive. A graph that was captured after a warm-up on the same stream writes into that
+                stream's workspace whenever it is replayed: freed, that could be another's memory.
+        """
+        if not self._torch.cuda.is_initialized():
+            return None
+        if self._has_graphs():
+            raise BackendError(
+                "cuBLAS's workspaces stay while a CUDA graph is alive, which may use them: delete "
+                "the graphs first (those of torch.compile with torch._dynamo.reset())"
+            )
+        clear = getattr(self._torch._C, "_cuda_clearCublasWorkspaces", None)  # noqa: SLF001 - has no public name
+        if clear is None:
+            return f"PyTorch {self._torch.__version__} can't free cuBLAS workspaces"
+        before = self._sum_allocated()
+        try:
+            clear()
+        except RuntimeError as exc:
+            raise BackendError(
+                f"CUDA could not free cuBLAS's workspaces ({read_first_line(exc)}): restart the "
+                "kernel if the device is in error"
+            ) from exc
+        if self._sum_allocated() < before:
+            return "cuBLAS workspaces freed"
+        return f"no cuBLAS workspaces to free{_tell_unkept(self._torch)}"
+
+    def _sum_allocated(self) -> int:
+        """Return the bytes allocated on all touched devices."""
+        return sum(reading.allocated_bytes or 0 for reading in self.read())
+
+    def _has_graphs(self) -> bool:
+        """Return whether any ``torch.cuda.CUDAGraph`` is alive."""
+        graph_type = getattr(self._torch._C, "_CUDAGraph", None)  # noqa: SLF001 - the base class of all graphs
+        read_bases = vars(type)["__mro__"].__get__
+        # By identity: a class of the user's may have an == or a hash of its own.
+        classes = {id(cls): cls for cls in map(type, gc.get_objects())}
+        return any(base is graph_type for cls in classes.values() for base in read_bases(cls))
+
+    def list_lost_peaks(self) -> BytesByDevice:
+        """Return devices and the peaks, in bytes, that ``close`` takes from the user's view."""
+        if not self._torch.cuda.is_initialized():
+            return ()
+        return tuple((f"cuda:{index}", peak) for index, peak in self._overlay.list_lost_marks())
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Return sentences on what failed, each once."""
+        return self._notes.take() + self._tracer.take_notes()
+
+    def close(self) -> None:
+        """Take the overlay away, forget limits that wait, and end our history.
+
+        Limits that are set stay. May be called twice.
+        """
+        self._tracer.close()
+        self._limits.close()
+        self._overlay.uninstall()
+
+    def _find_touched(self) -> list[int]:
+        cuda = self._torch.cuda
+        # False in a forked child too, where the parent's CUDA can't be used.
+        if not cuda.is_initialized():
+            return []
+        count = cuda.device_count()
+        if len(self._touched) < count:
+            has_context = self._torch._C._cuda_hasPrimaryContext  # noqa: SLF001 - no public call asks without creating one
+            self._touched = [index for index in range(count) if has_context(index)]
+        # Also for known devices: another thread may have asked for a limit meanwhile.
+        self._limits.set_waiting(self._touched)
+        return self._touched
+
+    def _describe(self, index: int) -> DeviceInfo:
+        info = self._infos.get(index)
+        if info is None:
+            properties = self._torch.cuda.get_device_properties(index)
+            uuid = getattr(properties, "uuid", None)
+            info = self._infos[index] = DeviceInfo(
+                device=f"cuda:{index}",
+                name=properties.name,
+                total_bytes=properties.total_memory,
+                uuid=None if uuid is None else f"GPU-{uuid}",
+            )
+        # The user may set a limit at any time.
+        limit_bytes = self._limits.read(index)
+        if limit_bytes != info.limit_bytes:
+            info = self._infos[index] = dataclasses.replace(info, limit_bytes=limit_bytes)
+        return info
+
+    def _read_total(self, index: int) -> int | None:
+        try:
+            return self._limits.read_total(index)
+        except RuntimeError as exc:
+            self._notes.add(f"cuda:{index} does not tell its total: {read_first_line(exc)}")
+            return None
+
+    def _read_reserved(self, index: int) -> int | None:
+        try:
+            stats = self._overlay.read_as_user(index)
+        except RuntimeError:
+            return None  # the readings say why
+        reserved: int = stats["reserved_bytes"]["all"]["current"]
+        return reserved
+
+    def _read_touched(self, read: Callable[[int], Reading]) -> tuple[Reading, ...]:
+        """Return a reading of each touched device; where CUDA refuses, it is unknown.
+
+        Pluggable allocators have no statistics: https://pytorch.org/docs/stable/notes/cuda.html
+        """
+        readings = []
+        for index in self._find_touched():
+            try:
+                readings.append(read(index))
+            except RuntimeError as exc:
+                self._notes.add(f"cuda:{index} gives no counters: {read_first_line(exc)}")
+                readings.append(Reading(f"cuda:{index}", allocated_bytes=None, reserved_bytes=None))
+        return tuple(readings)
+
+
+def _to_reading(
+    index: int, stats: NestedStats, *, exact: bool, peak: Literal["peak", "current"] = "peak"
+) -> Reading:
+    allocated = stats["allocated_bytes"]["all"]
+    reserved = stats["reserved_bytes"]["all"]
+    return Reading(
+        device=f"cuda:{index}",
+        allocated_bytes=allocated["current"],
+        reserved_bytes=reserved["current"],
+        allocated_peak_bytes=allocated[peak],
+        reserved_peak_bytes=reserved[peak],
+        peak_is="exact" if exact else "at least",
+        num_alloc_retries=stats["num_alloc_retries"],
+        num_ooms=stats["num_ooms"],
+    )
+
+
+def keeps_workspaces(torch: ModuleType) -> bool:
+    """Return whether PyTorch keeps cuBLAS's workspaces from one operation to the next.
+
+    From 2.15 on it takes them anew for each operation, unless the environment says otherwise:
+    https://docs.pytorch.org/docs/main/notes/cuda.html#cublas-workspaces
+    """
+    is_told = os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE")
+    if is_told is not None:
+        return is_told == "1"
+    return read_release(torch) < _FREES_WORKSPACES
+
+
+def _tell_unkept(torch: ModuleType) -> str:
+    if keeps_workspaces(torch):
+        return ""
+    return f": PyTorch {torch.__version__} takes them for each operation and keeps none"

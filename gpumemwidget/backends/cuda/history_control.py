@@ -1,0 +1,180 @@
+"""Start and stop the allocator's history, and notice when the user does.
+
+There is one history in a process. Whoever starts it sets it for all, and nobody can ask how it is
+set. So while that matters, the bindings of ``torch._C`` that set and read the history are wrapped.
+A history of the user's is theirs alone: ours ends before theirs begins, and what they read has
+nothing of ours in it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from gpumemwidget.backends.patching import Patch
+
+__all__ = ["HistoryControl"]
+
+#: Bindings that ``torch.cuda.memory._record_memory_history`` calls, in its two forms.
+_SETTERS = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
+#: The binding that ``torch.cuda.memory_snapshot``, ``_snapshot`` and ``_dump_snapshot`` call.
+_READER = "_cuda_memorySnapshot"
+#: Maximum number of our snapshots in the user's history that are kept from the user's view.
+_MOST_SNAPSHOTS = 10_000
+#: Maximum difference, in microseconds, of torch's times from the clock's: torch makes them out of
+#: the processor's own counter.
+_CLOCKS_DIFFER_US = 50
+
+
+class HistoryControl:
+    """The allocator's history, and the calls of others that set it.
+
+    Args:
+        torch: the imported module ``torch``.
+        clock_ns: nanoseconds since the epoch, as the events have them.
+    """
+
+    def __init__(self, torch: Any, *, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self._torch = torch
+        self._clock_ns = clock_ns
+        self._patch = Patch()
+        #: Idents of threads within a call of ours.
+        self._own_threads: set[int] = set()
+        #: When our snapshots were taken that are entries of a history of the user's: start and end,
+        #: in microseconds.
+        self._hidden: deque[tuple[int, int]] = deque(maxlen=_MOST_SNAPSHOTS)
+        #: True while a history of ours runs, which nobody has set since.
+        self.is_ours = False
+        #: Number of times that others have set the history while it was watched.
+        self.n_foreign_calls = 0
+        #: Called before somebody else sets a history while ours runs: the last moment to read it.
+        self.before_handing_over: Callable[[], None] = lambda: None
+
+    def is_on(self) -> bool:
+        """Return whether a history runs, ours or the user's."""
+        return bool(self._torch._C._cuda_isHistoryEnabled())  # noqa: SLF001 - no public call tells
+
+    def set(self, enabled: str | None, **options: Any) -> None:
+        """Call ``torch.cuda.memory._record_memory_history``; the history is ours then, if it is on.
+
+        Raises:
+            RuntimeError: CUDA refuses.
+        """
+        with self._calling():
+            self._torch.cuda.memory._record_memory_history(enabled, **options)  # noqa: SLF001 - has no public name
+        self.is_ours = enabled is not None
+
+    @contextlib.contextmanager
+    def taking_snapshot(self) -> Iterator[None]:
+        """Take a snapshot within this context, hidden from a history that the user runs.
+
+        Every snapshot is itself an entry of the history.
+        """
+        is_others = not self.is_ours and self.is_on()
+        if is_others:
+            self.watch()
+        start_us = self._now_us()
+        try:
+            with self._calling():
+                yield
+        finally:
+            if is_others:
+                self._hidden.append((start_us - _CLOCKS_DIFFER_US, self._now_us()))
+
+    def watch(self) -> None:
+        """Notice the calls of others from now on. Nothing changes if that was done already."""
+        if self._patch.is_applied:
+            return
+        bindings = self._torch._C  # noqa: SLF001 - PyTorch has no public seam below its own functions
+        for name in _SETTERS:
+            self._patch.replace(bindings, name, self._wrap_setter)
+        self._patch.replace(bindings, _READER, self._wrap_reader)
+
+    def unwatch(self, *, is_final: bool = False) -> None:
+        """Put the bindings back, save those that somebody has replaced since.
+
+        Nothing changes as long as snapshots of ours have to be hidden in the user's history.
+
+        Args:
+            is_final: put them back in any case; the user sees our snapshots from then on.
+        """
+        if self._hidden and not is_final:
+            return
+        self._hidden.clear()
+        self._patch.undo()
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[None]:
+        ident = threading.get_ident()
+        is_outermost = ident not in self._own_threads
+        self._own_threads.add(ident)
+        try:
+            yield
+        finally:
+            if is_outermost:
+                self._own_threads.discard(ident)
+
+    def _is_calling(self) -> bool:
+        return threading.get_ident() in self._own_threads
+
+    def _now_us(self) -> int:
+        return self._clock_ns() // 1000
+
+    def _wrap_setter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*args: Any, **kwargs: Any) -> Any:
+            # Before the call too: it may fail half-way.
+            if not self._is_calling():
+                if self.is_ours:
+                    self.before_handing_over()
+                self.is_ours = False
+                self.n_foreign_calls += 1
+            result = original(*args, **kwargs)
+            if not self.is_on():
+                # The call has stopped the history and emptied it.
+                self._hidden.clear()
+            return result
+
+        return record
+
+    def _wrap_reader(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def read(*args: Any, **kwargs: Any) -> Any:
+            found = original(*args, **kwargs)
+            if not self._is_calling():
+                if self.is_ours:
+                    _strip_history(found)
+                elif self._hidden:
+                    for events in found.get("device_traces", ()):
+                        self._hide_snapshots(events)
+            return found
+
+        return read
+
+    def _hide_snapshots(self, events: list[dict[str, Any]]) -> None:
+        """Take our own snapshots out of a device's events, the oldest first."""
+        for start_us, end_us in reversed(self._hidden):
+            place = bisect.bisect_left(events, start_us, key=_read_time)
+            while place < len(events) and _read_time(events[place]) <= end_us + _CLOCKS_DIFFER_US:
+                if events[place]["action"] == "snapshot":
+                    del events[place]
+                    break
+                place += 1
+
+
+def _strip_history(snapshot: Mapping[str, Any]) -> None:
+    """Take out of a snapshot what a history has added."""
+    for events in snapshot.get("device_traces", ()):
+        events.clear()
+    for segment in snapshot.get("segments", ()):
+        for entry in (segment, *segment["blocks"]):
+            if "frames" in entry:
+                entry["frames"] = []
+
+
+def _read_time(event: Mapping[str, Any]) -> int:
+    time_us: int = event.get("time_us", 0)
+    return time_us

@@ -1,0 +1,273 @@
+"""Record when calls of modules and of backward begin and end, without a wrapper around them.
+
+``sys.monitoring`` (Python 3.12 and later) tells of two functions of torch's and of nothing else, so
+that all other code runs as fast as ever and no traceback shows a frame of ours. It does not tell
+that an error has left a function: such a call ends when the stack is next seen without it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
+from gpumemwidget.failures import describe_exception
+from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.traces import CallMark
+
+__all__ = ["CallRecorder"]
+
+#: Tool ids of ``sys.monitoring`` that Python reserves for no kind of tool.
+_TOOLS = (4, 3)
+#: Maximum number of a model's modules that get names.
+_MAX_MODULES = 100_000
+#: Maximum number of frames of a stack that are looked through.
+_MAX_FRAMES = 1_000
+
+_NO_NAMES: dict[int, str] = {}
+_read_class_name = vars(type)["__name__"].__get__
+
+
+class CallRecorder:
+    """A recorder of the calls in all threads, from ``start`` to ``stop``.
+
+    Before Python 3.12 nothing is recorded.
+
+    Args:
+        n_marks: maximum number of calls that are kept: the first ones.
+        clock_ns: returns nanoseconds since the epoch.
+    """
+
+    def __init__(
+        self, *, n_marks: int = 200_000, clock_ns: Callable[[], int] = time.time_ns
+    ) -> None:
+        self._n_marks = n_marks
+        self._clock_ns = clock_ns
+        self._monitoring: Any = getattr(sys, "monitoring", None)
+        self._tool: int | None = None
+        self._arrival: TorchImportHook | None = None
+        #: The code of the watched functions, and whether that is backward, by the code's identity:
+        #: to hash code reads all of it.
+        self._codes: dict[int, tuple[CodeType, bool]] = {}
+        self._calls: list[_Call] = []
+        #: Calls that run, the outermost first, by their threads.
+        self._running: dict[int, list[_Call]] = {}
+        self._notes: list[str] = []
+
+    def start(self) -> None:
+        """Begin now, or when the user imports torch."""
+        if self._monitoring is None or self._tool is not None or self._arrival is not None:
+            return
+        torch = find_torch()
+        if torch is not None:
+            self._attach(torch)
+        else:
+            self._arrival = TorchImportHook(self._attach)
+            self._arrival.expect()
+
+    def stop(self) -> tuple[CallMark, ...]:
+        """End the recording, and return the calls in the order in which they began."""
+        if self._arrival is not None:
+            self._arrival.cancel()
+            self._arrival = None
+        self._detach()
+        calls, self._calls = self._calls, []
+        self._running = {}
+        return tuple(
+            CallMark(
+                kind="backward" if call.is_backward else "module",
+                start_us=call.start_us,
+                end_us=call.end_us,
+                thread=call.thread,
+                name=call.name,
+                frames=call.frames,
+            )
+            for call in calls
+        )
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Return sentences on what could not be recorded, each once."""
+        notes, self._notes = tuple(self._notes), []
+        return notes
+
+    # -- On and off --------------------------------------------------------------------------------
+
+    def _attach(self, torch: ModuleType) -> None:
+        codes = _find_codes(torch)
+        free = [tool for tool in _TOOLS if self._monitoring.get_tool(tool) is None]
+        if not codes or not free:
+            why = "other tools use sys.monitoring" if codes else "this PyTorch has other ones"
+            self._notes.append(f"calls of modules and of backward are not seen: {why}")
+            return
+        self._codes = codes
+        self._tool = free[0]
+        monitoring, events = self._monitoring, self._monitoring.events
+        monitoring.use_tool_id(self._tool, "gpumemwidget")
+        monitoring.register_callback(self._tool, events.PY_START, self._on_start)
+        monitoring.register_callback(self._tool, events.PY_RETURN, self._on_return)
+        for code, _ in codes.values():
+            monitoring.set_local_events(self._tool, code, events.PY_START | events.PY_RETURN)
+
+    def _detach(self) -> None:
+        tool, self._tool = self._tool, None
+        codes, self._codes = tuple(self._codes.values()), {}
+        if tool is None or self._monitoring.get_tool(tool) != "gpumemwidget":
+            return  # Somebody else has freed it, and may have it now.
+        monitoring, events = self._monitoring, self._monitoring.events
+        for code, _ in codes:
+            monitoring.set_local_events(tool, code, 0)
+        monitoring.register_callback(tool, events.PY_START, None)
+        monitoring.register_callback(tool, events.PY_RETURN, None)
+        monitoring.free_tool_id(tool)
+
+    # -- Within the user's calls -------------------------------------------------------------------
+
+    def _on_start(self, code: CodeType, _offset: int) -> Any:
+        try:
+            return self._begin(sys._getframe(1), code)  # noqa: SLF001 - inspect's public way takes far longer
+        except RecursionError:
+            return None  # The user's own code is about to fail; there is no room for a note.
+        except Exception as exc:  # noqa: BLE001 - it would be the user's own call that fails
+            self._fail(exc)
+            return self._monitoring.DISABLE
+
+    def _on_return(self, _code: CodeType, _offset: int, _value: object) -> Any:
+        try:
+            self._end(id(sys._getframe(1)))  # noqa: SLF001 - inspect's public way takes far longer
+        except RecursionError:
+            return None
+        except Exception as exc:  # noqa: BLE001 - it would be the user's own call that fails
+            self._fail(exc)
+            return self._monitoring.DISABLE
+        return None
+
+    def _fail(self, exc: Exception) -> None:
+        note = f"calls of modules are not seen: {describe_exception(exc)}"
+        if note not in self._notes:
+            self._notes.append(note)
+
+    def _begin(self, frame: FrameType, code: CodeType) -> Any:
+        if len(self._calls) >= self._n_marks:
+            return self._monitoring.DISABLE
+        now_us = self._clock_ns() // 1000
+        thread = threading.get_ident()
+        running = self._running.get(thread)
+        if running is None:
+            running = self._running[thread] = []
+        is_backward = self._codes[id(code)][1]
+        # Calls that an error has left end here.
+        around = _find_around(frame, self._codes) if running else 0
+        while running and running[-1].frame_id != around:
+            running.pop().end(now_us)
+        call = _Call(id(frame), thread, now_us, is_backward)
+        if is_backward:
+            call.frames = _take_stack(frame.f_back)
+        else:
+            outer = running[-1] if running else None
+            module = frame.f_locals["self"]
+            call.names = _name_modules(module) if outer is None or not outer.names else outer.names
+            call.name = call.names.get(id(module)) or _name_class(module)
+        running.append(call)
+        self._calls.append(call)
+        return None
+
+    def _end(self, frame_id: int) -> None:
+        now_us = self._clock_ns() // 1000
+        running = self._running.get(threading.get_ident())
+        if not running:
+            return  # The call began before the recording, or was one too many.
+        if running[-1].frame_id != frame_id and all(call.frame_id != frame_id for call in running):
+            return  # The call began before the recording, or was one too many.
+        while True:
+            call = running.pop()
+            call.end(now_us)
+            if call.frame_id == frame_id:
+                return
+
+
+class _Call:
+    """A call that was seen to begin."""
+
+    __slots__ = (
+        *("end_us", "frame_id", "frames", "is_backward"),
+        *("name", "names", "start_us", "thread"),
+    )
+
+    def __init__(self, frame_id: int, thread: int, start_us: int, is_backward: bool) -> None:
+        #: The frame itself would hold the user's tensors.
+        self.frame_id = frame_id
+        self.thread = thread
+        self.start_us = start_us
+        self.end_us: int | None = None
+        self.is_backward = is_backward
+        self.name = ""
+        self.frames: tuple[Frame, ...] = ()
+        #: The paths of the modules below the outermost one, by their ids, while that runs.
+        self.names: dict[int, str] = {}
+
+    def end(self, end_us: int) -> None:
+        """Note the time by which the call had ended."""
+        self.end_us = end_us
+        self.names = _NO_NAMES
+
+
+def _find_codes(torch: Any) -> dict[int, tuple[CodeType, bool]]:
+    """Return the code of the watched functions, and whether that is backward, by its id."""
+    found: dict[int, tuple[CodeType, bool]] = {}
+    call = getattr(torch.nn.Module, "_call_impl", None)
+    backward = getattr(torch.autograd.graph, "_engine_run_backward", None)
+    for function, is_backward in ((call, False), (backward, True)):
+        code = getattr(function, "__code__", None)
+        if isinstance(code, CodeType):
+            found[id(code)] = (code, is_backward)
+    return found
+
+
+def _find_around(frame: FrameType, codes: Mapping[int, object]) -> int:
+    """Return the id of the frame of the call around a call; 0 where there is none."""
+    outer = frame.f_back
+    for _ in range(_MAX_FRAMES):
+        if outer is None:
+            return 0
+        if id(outer.f_code) in codes:
+            return id(outer)
+        outer = outer.f_back
+    return 0
+
+
+def _take_stack(frame: FrameType | None) -> tuple[Frame, ...]:
+    stack: list[Frame] = []
+    while frame is not None and len(stack) < _MAX_FRAMES:
+        code = frame.f_code
+        stack.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_name))
+        frame = frame.f_back
+    return tuple(stack)
+
+
+def _name_class(module: object) -> str:
+    name: str = _read_class_name(type(module))
+    return name
+
+
+def _name_modules(module: object) -> dict[int, str]:
+    """Return the path of each module below a module, by its id, without running their code."""
+    names: dict[int, str] = {}
+    left = [(module, "")]
+    while left and len(names) < _MAX_MODULES:
+        each, path = left.pop()
+        fields = object.__getattribute__(each, "__dict__")
+        children = fields.get("_modules") if type(fields) is dict else None
+        if not isinstance(children, dict):
+            continue
+        for key, child in dict.items(children):
+            if type(key) is not str or child is None or child is module or id(child) in names:
+                continue
+            # The module within torch.compile's wrapper answers to the wrapper's own name.
+            is_wrapped = key == "_orig_mod"
+            names[id(child)] = _name_class(child) if is_wrapped else f"{path}{key}"
+            left.append((child, path if is_wrapped else f"{path}{key}."))
+    return names

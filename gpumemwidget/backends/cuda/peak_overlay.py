@@ -1,0 +1,323 @@
+"""Reset the allocator's peaks for our spans, and keep the user's view of them as it was.
+
+A cell's exact peak needs the allocator's high-water marks reset at the cell's start. That wipes out
+marks which the user may still ask for, so they are remembered here and laid over what PyTorch's
+Python functions read. All of these functions (``memory_stats``, ``memory_stats_as_nested_dict``,
+``max_memory_allocated``, ``memory_summary``, …, in ``torch.cuda`` and ``torch.accelerator``) look
+one of a few bindings up in ``torch._C`` when they are called. Only these bindings are replaced:
+code that imported a function before us is covered too.
+
+The user's own resets pass through here as well: they clear what is remembered, and what the marks
+said until then still counts for the running cell.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from gpumemwidget.backends.patching import Patch
+
+__all__ = ["NestedStats", "PeakOverlay", "find_extension"]
+
+#: The result of ``torch.cuda.memory_stats_as_nested_dict()``: ``{"allocated_bytes": {"all":
+#: {"current": …, "peak": …, "allocated": …, "freed": …}, …}, "num_ooms": …}``.
+NestedStats = dict[Any, Any]
+
+#: Peaks alone, nested as the statistics are: ``{"allocated_bytes": {"all": 1024, …}, …}``. Keys may
+#: be other than strings: private pools are keyed by their id, a pair of integers.
+Peaks = dict[Any, Any]
+
+#: Bindings of a kind of device, and those of the accelerator, whichever it is.
+_READERS = ("_{kind}_memoryStats", "_accelerator_getDeviceStats")
+_PEAK_RESETS = ("_{kind}_resetPeakMemoryStats", "_accelerator_resetPeakStats")
+_TOTAL_RESETS = ("_{kind}_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats")
+
+#: PyTorch's name for the devices of an extension that has given them none.
+_NO_EXTENSION = "privateuseone"
+
+_COUNTERS = ("num_alloc_retries", "num_ooms")
+
+
+def find_extension(bindings: Any) -> str | None:
+    """Return the name that an extension gave its devices; ``None`` where there is no extension.
+
+    Args:
+        bindings: ``torch._C``.
+    """
+    find = getattr(bindings, "_get_privateuse1_backend_name", None)
+    name = _NO_EXTENSION if find is None else str(find())
+    return None if name == _NO_EXTENSION else name
+
+
+class _Marks:
+    """The peaks of one device that resets have wiped out."""
+
+    __slots__ = (
+        "at_least",
+        "counters",
+        "last_stats",
+        "span_peaks",
+        "stats_before_span",
+        "user_peaks",
+    )
+
+    def __init__(self) -> None:
+        #: Peaks that our resets wiped out since the user's last reset: the user's view.
+        self.user_peaks: Peaks = {}
+        #: Peaks of the running span that other resets wiped out: the span's view.
+        self.span_peaks: Peaks = {}
+        #: The last raw statistics, which are lower bounds of the peaks until the next reset.
+        self.last_stats: NestedStats = {}
+        #: The raw statistics from just before the span's reset: their current values are lower
+        #: bounds too, until there is something better.
+        self.stats_before_span: NestedStats = {}
+        #: Counts that the user's ``reset_accumulated_memory_stats`` wiped out.
+        self.counters: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
+        #: True if somebody reset the peaks within the span without our seeing it.
+        self.at_least = False
+
+    def update(self, stats: NestedStats) -> None:
+        """Check raw statistics against those that were seen before, and remember them.
+
+        A raw peak only rises until it is reset. A peak below its last known value tells of a reset
+        that we did not see: the known value is then all that is left of the earlier marks, and the
+        user's view starts anew, as it would have without us.
+        """
+        if _has_fallen(stats, self.last_stats):
+            self.at_least = True
+            _raise_marks(self.span_peaks, self.last_stats)
+            self.user_peaks = {}
+        elif self.stats_before_span and _is_below_current(stats, self.stats_before_span):
+            # The user's view stays: a thread that freed memory just before our own reset would
+            # look the same.
+            self.at_least = True
+        self.last_stats = stats
+        self.stats_before_span = {}
+
+    def prepare_span(self, stats: NestedStats) -> None:
+        """Prepare for our own reset: the span's view starts anew, the user's does not."""
+        self.update(stats)
+        _raise_marks(self.user_peaks, stats)
+        self.span_peaks = {}
+        self.last_stats = {}
+        self.stats_before_span = stats
+        self.at_least = False
+
+    def prepare_user_reset(self, stats: NestedStats) -> None:
+        """Prepare for the user's reset: the span's view does not start anew."""
+        self.update(stats)
+        _raise_marks(self.span_peaks, stats)
+
+    def finish_user_reset(self, stats: NestedStats) -> None:
+        """Start the user's view anew after their reset."""
+        self.user_peaks = {}
+        self.last_stats = stats
+        self.stats_before_span = {}
+
+
+class PeakOverlay:
+    """Resets of the peaks for our spans, hidden from the user.
+
+    Args:
+        bindings: ``torch._C``, or anything with the same attributes. Bindings that it lacks (they
+            came with later releases) are left out.
+        kind: the devices' kind.
+    """
+
+    def __init__(self, bindings: Any, *, kind: str = "cuda") -> None:
+        self._bindings = bindings
+        self._kind = kind
+        self._lock = threading.RLock()
+        self._marks: dict[int, _Marks] = {}
+        self._patch = Patch()
+        # PyTorch has no public seam below its own functions.
+        self._read_stats: Callable[[int], NestedStats] = self._list_bindings(_READERS)[0][1]
+        self._reset_peaks: Callable[[int], None] = self._list_bindings(_PEAK_RESETS)[0][1]
+
+    def install(self) -> None:
+        """Replace the bindings. Does nothing where they are replaced already."""
+        with self._lock:
+            if self._patch.is_applied:
+                return
+            for names, wrap in (
+                (_READERS, self._wrap_reader),
+                (_PEAK_RESETS, self._wrap_peak_reset),
+                (_TOTAL_RESETS, self._wrap_total_reset),
+            ):
+                for name, _ in self._list_bindings(names):
+                    self._patch.replace(self._bindings, name, wrap)
+
+    def _list_bindings(self, names: tuple[str, ...]) -> list[tuple[str, Callable[..., Any]]]:
+        """Return the bindings of these names that exist, with their names."""
+        ours = [name.format(kind=self._kind) for name in names]
+        if find_extension(self._bindings) not in (None, self._kind):
+            # An extension's devices come before CUDA: the general bindings are theirs then.
+            ours = [name for name in ours if not name.startswith("_accelerator_")]
+        found = ((name, getattr(self._bindings, name, None)) for name in ours)
+        return [(name, each) for name, each in found if each is not None]
+
+    def uninstall(self) -> None:
+        """Put the bindings back, save those that somebody has replaced since. May be called twice.
+
+        The marks that we wiped out are gone from then on: see ``list_lost_marks``.
+        """
+        with self._lock:
+            self._patch.undo()
+            self._marks.clear()
+
+    def list_lost_marks(self) -> tuple[tuple[int, int], ...]:
+        """Return device indices, and the allocated peaks that the user loses when we unload.
+
+        The allocator's own marks can't be raised again.
+        """
+        lost = []
+        with self._lock:
+            for device, marks in self._marks.items():
+                wiped = marks.user_peaks.get("allocated_bytes", {}).get("all", 0)
+                if wiped > self._read_stats(device)["allocated_bytes"]["all"]["peak"]:
+                    lost.append((device, wiped))
+        return tuple(lost)
+
+    # -- for the backend ---------------------------------------------------------------------------
+
+    def start_span(self, device: int) -> NestedStats:
+        """Reset a device's peaks unseen by the user, and return the raw statistics from before."""
+        with self._lock:
+            marks = self._marks_of(device)
+            stats = self._read_stats(device)
+            # Remembered before the reset, so that an interrupt in between loses nothing.
+            marks.prepare_span(stats)
+            self._reset_peaks(device)
+        return self._add_counters(device, stats)
+
+    def read(self, device: int) -> tuple[NestedStats, bool]:
+        """Return statistics with the span's peaks, and whether these are exact."""
+        with self._lock:
+            stats = self._read_stats(device)
+            marks = self._marks_of(device)
+            marks.update(stats)
+            if marks.span_peaks:
+                stats = copy.deepcopy(stats)
+                _raise_peaks(stats, marks.span_peaks)
+            exact = not marks.at_least
+        return self._add_counters(device, stats), exact
+
+    def read_as_user(self, device: int) -> NestedStats:
+        """Return statistics as the user's own calls give them."""
+        with self._lock:
+            stats = self._read_stats(device)
+            marks = self._marks.get(device)
+            if marks is not None:
+                _raise_peaks(stats, marks.user_peaks)
+        return stats
+
+    def _marks_of(self, device: int) -> _Marks:
+        marks = self._marks.get(device)
+        if marks is None:
+            marks = self._marks[device] = _Marks()
+        return marks
+
+    def _add_counters(self, device: int, stats: NestedStats) -> NestedStats:
+        counters = self._marks[device].counters
+        if any(counters.values()):
+            stats = {**stats, **{name: stats[name] + counters[name] for name in counters}}
+        return stats
+
+    # -- in the place of torch._C's own ------------------------------------------------------------
+
+    def _wrap_reader(self, original: Callable[..., NestedStats]) -> Callable[..., NestedStats]:
+        def read(*args: Any) -> NestedStats:
+            with self._lock:
+                stats = original(*args)
+                marks = self._marks.get(_device_of(args))
+                if marks is not None:
+                    _raise_peaks(stats, marks.user_peaks)
+                return stats
+
+        return read
+
+    def _wrap_peak_reset(self, original: Callable[..., None]) -> Callable[..., None]:
+        def reset(*args: Any) -> None:
+            with self._lock:
+                device = _device_of(args)
+                if device < 0:
+                    original(*args)  # The binding refuses its arguments in its own words.
+                    return
+                marks = self._marks_of(device)
+                marks.prepare_user_reset(self._read_stats(device))
+                original(*args)
+                marks.finish_user_reset(self._read_stats(device))
+
+        return reset
+
+    def _wrap_total_reset(self, original: Callable[..., None]) -> Callable[..., None]:
+        def reset(*args: Any) -> None:
+            with self._lock:
+                device = _device_of(args)
+                if device < 0:
+                    original(*args)
+                    return
+                stats = self._read_stats(device)
+                original(*args)
+                counters = self._marks_of(device).counters
+                for name in counters:
+                    counters[name] += stats.get(name, 0)
+
+        return reset
+
+
+def _device_of(args: tuple[Any, ...]) -> int:
+    """Return the device index in a binding's arguments; -1 where the binding refuses them."""
+    return args[0] if args and isinstance(args[0], int) else -1
+
+
+# The functions below run over some 30 statistics in every cell, and are written for speed.
+
+
+def _has_fallen(stats: NestedStats, seen: NestedStats) -> bool:
+    """Return whether the peak of any statistic is below its last known value.
+
+    Only figures of all pools together count, as a reset resets them all; private pools come and go
+    with their marks.
+    """
+    for key, was in seen.items():
+        if type(was) is dict and "all" in was and stats[key]["all"]["peak"] < was["all"]["peak"]:
+            return True
+    return False
+
+
+def _is_below_current(stats: NestedStats, before: NestedStats) -> bool:
+    """Return whether any peak is below the value that it had when the peaks were reset."""
+    for key, was in before.items():
+        if type(was) is dict and "all" in was and stats[key]["all"]["peak"] < was["all"]["current"]:
+            return True
+    return False
+
+
+def _raise_marks(marks: Peaks, stats: NestedStats) -> None:
+    """Raise marks, in place, to the peaks in statistics that are higher."""
+    for key, now in stats.items():
+        if type(now) is dict:
+            peak = now.get("peak")
+            mark = marks.get(key)
+            if peak is None:
+                if mark is None:
+                    mark = marks[key] = {}
+                _raise_marks(mark, now)
+            elif mark is None or peak > mark:
+                marks[key] = peak
+
+
+def _raise_peaks(stats: NestedStats, marks: Peaks) -> None:
+    """Raise the peaks in statistics, in place, to the marks."""
+    for key, mark in marks.items():
+        now = stats.get(key)
+        if now is None:
+            continue
+        if type(mark) is dict:
+            _raise_peaks(now, mark)
+        elif mark > now["peak"]:
+            now["peak"] = mark

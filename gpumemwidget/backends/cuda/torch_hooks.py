@@ -1,0 +1,148 @@
+"""Call back when the user imports torch, and when CUDA is first used, without doing either.
+
+Loading the extension must not cost an import of torch, and a notebook often imports it in the same
+cell that first touches the GPU. So a finder stands at the front of ``sys.meta_path`` until torch
+comes by: it lets the other finders find it, and calls back once the module has been executed.
+CUDA's own initialisation ends with the calls that PyTorch keeps in a queue for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, TypeGuard
+
+__all__ = ["CudaStartHook", "TorchImportHook", "find_torch"]
+
+
+_read_namespace: Any = vars(ModuleType)["__dict__"].__get__
+
+
+def find_torch() -> ModuleType | None:
+    """Return the module torch once the user has imported it to the end, else ``None``.
+
+    Something else of that name (a stand-in, a module that loads itself when it is first used) is
+    not torch, and none of its code runs.
+    """
+    torch = sys.modules.get("torch")
+    if not _is_torch(torch):
+        return None
+    # In the middle of its own import it is there, but half of it is missing.
+    spec = _read_namespace(torch).get("__spec__")
+    return None if getattr(spec, "_initializing", False) else torch
+
+
+def _is_torch(module: object) -> TypeGuard[ModuleType]:
+    """Return whether a module has torch's bindings to C++, which a stand-in has not."""
+    return issubclass(type(module), ModuleType) and "_C" in _read_namespace(module)
+
+
+class CudaStartHook:
+    """A call that PyTorch makes as the last step of CUDA's initialisation, on the user's thread.
+
+    Args:
+        torch: the imported module ``torch``.
+        on_start: is called, at once where CUDA is initialised already. It must not raise: the
+            user's first use of CUDA would fail.
+    """
+
+    def __init__(self, torch: Any, on_start: Callable[[], None]) -> None:
+        self._torch = torch
+        # One object, by which it is found again.
+        self._on_start = on_start
+
+    def expect(self) -> None:
+        """Begin to wait; nothing changes where it waits already."""
+        if not any(call[0] is self._on_start for call in self._list_queued()):
+            self._torch.cuda._lazy_call(self._on_start)  # noqa: SLF001 - has no public name
+
+    def cancel(self) -> None:
+        """Wait no longer. May be called twice."""
+        queued = self._list_queued()
+        queued[:] = [call for call in queued if call[0] is not self._on_start]
+
+    def _list_queued(self) -> list[Any]:
+        """Return PyTorch's own queue of calls, each with the stack that asked for it."""
+        queued = getattr(self._torch.cuda, "_queued_calls", None)
+        return queued if type(queued) is list else []
+
+
+class TorchImportHook(MetaPathFinder):
+    """A finder that calls back once, when torch has been imported, and then goes.
+
+    Args:
+        on_import: is called with the module.
+    """
+
+    def __init__(self, on_import: Callable[[ModuleType], None]) -> None:
+        self._on_import = on_import
+        self._searching = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if torch may still come."""
+        return self in sys.meta_path
+
+    def expect(self) -> None:
+        """Begin to wait."""
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def cancel(self) -> None:
+        """Wait no longer. May be called twice."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002 - the finders' signature
+        target: ModuleType | None = None,  # noqa: ARG002 - the finders' signature
+    ) -> ModuleSpec | None:
+        """Return the spec that the other finders give for torch, with a loader that calls back."""
+        if fullname != "torch" or self._searching:
+            return None
+        self._searching = True
+        try:
+            spec = find_spec(fullname)
+        finally:
+            self._searching = False
+        if spec is None or spec.loader is None:
+            return None
+        spec.loader = _CallingLoader(spec, spec.loader, self._finish)
+        return spec
+
+    def _finish(self, torch: ModuleType) -> None:
+        if _is_torch(torch):
+            self.cancel()
+            self._on_import(torch)
+
+
+class _CallingLoader(Loader):
+    """A loader that runs the module's own loader, puts that back, and calls back."""
+
+    def __init__(
+        self, spec: ModuleSpec, loader: Loader, on_loaded: Callable[[ModuleType], None]
+    ) -> None:
+        self._spec = spec
+        self._loader = loader
+        self._on_loaded = on_loaded
+
+    def __getattr__(self, name: str) -> Any:
+        # pkgutil and runpy only look torch up, and find all that its own loader can do.
+        if name == "_loader":  # Not set yet, as in a copy that is being made.
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._spec.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._on_loaded(module)

@@ -1,0 +1,376 @@
+"""Record the allocator's history for a cell, and leave the history as it was found.
+
+A history that the user runs is used as it is. Ours is bounded, and begins with a snapshot, which is
+itself an event and marks the start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpumemwidget.backends.cuda.events import parse_traces
+from gpumemwidget.backends.cuda.history_control import HistoryControl
+from gpumemwidget.backends.cuda.snapshot import SnapshotReader
+from gpumemwidget.backends.cuda.snapshot_file import write_snapshot
+from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook
+from gpumemwidget.errors import FileError
+from gpumemwidget.failures import read_first_line
+from gpumemwidget.model.segments import Segment
+from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
+
+__all__ = ["CudaTracer"]
+
+#: Exceptions of CUDA in error, and of calls that another release of PyTorch has otherwise.
+_REFUSALS = (RuntimeError, TypeError, ValueError, AttributeError)
+_STOP = "stop it with torch.cuda.memory._record_memory_history(None) for a trace of our own"
+_IS_USERS = "a memory history was running already, and was used as it is"
+_HAS_NO_EVENTS = f"{_IS_USERS}: it keeps no events; {_STOP}"
+_HAS_NO_STACKS = f'{_IS_USERS}: it keeps no lines of its events, as one of "state"; {_STOP}'
+_WAS_SET = (
+    "a memory history was started or stopped within the cell, and is left as it is now: "
+    "events are missing"
+)
+_HANDED_OVER = (
+    "the cell set a memory history of its own, which has its own entries alone: this trace ends "
+    "where that began"
+)
+
+
+class CudaTracer:
+    """Traces of one process's CUDA allocators.
+
+    Args:
+        torch: the imported module ``torch``.
+        snapshots: reads the segments at the start of a trace.
+        history: starts and stops the allocator's history.
+        clock_ns: returns nanoseconds since the epoch, as the events have them.
+    """
+
+    def __init__(
+        self,
+        torch: Any,
+        snapshots: SnapshotReader,
+        history: HistoryControl,
+        *,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._torch = torch
+        self._snapshots = snapshots
+        self._clock_ns = clock_ns
+        self._lock = threading.RLock()
+        self._history = history
+        self._history.before_handing_over = self._end_for_user
+        self._span: _Span | None = None
+        #: True if the lines of live blocks shall be kept between traces.
+        self._keeps_sites = False
+        self._awaits_cuda = False
+        self._cuda_start = CudaStartHook(torch, self._begin_late)
+        self._notes: list[str] = []
+
+    @property
+    def is_tracing(self) -> bool:
+        """True if a trace was started and not ended."""
+        return self._span is not None
+
+    @property
+    def keeps_no_events(self) -> bool:
+        """True if our history runs, and keeps the lines of live blocks alone."""
+        return self._span is None and self._history.is_ours
+
+    def start(self, touched: Sequence[int], *, n_events: int) -> tuple[str, ...]:
+        """Start a trace, and drop one that was running; return why none was started, if so.
+
+        Args:
+            touched: indices of the devices that are in use.
+            n_events: number of events to keep, of all devices together: the newest.
+        """
+        with self._lock:
+            self._end_span()
+            reason = self._find_obstacle()
+            if reason is not None:
+                return (reason,)
+            self._notice_foreign_history()
+            # The history bounds the events of each device. Others may come into use meanwhile.
+            span = self._span = _Span(max(1, n_events // max(1, len(touched))))
+            try:
+                if self._torch.cuda.is_initialized():
+                    self._warm_up()
+                    self._begin(span)
+                    self._snapshot_start(span, touched)
+                else:
+                    span.start_us = self._now_us()
+            except _REFUSALS as exc:
+                self._end_span()
+                return (f"CUDA refuses a trace: {read_first_line(exc)}",)
+            except BaseException:  # A Ctrl-C: half a trace would tell of half the events.
+                self._end_span()
+                raise
+        self._await_cuda()
+        return ()
+
+    def end(
+        self, touched: Sequence[int], *, snapshot_to: Path | None = None
+    ) -> tuple[AllocatorTrace, ...]:
+        """End the trace, and return it for each device in use; ``()`` where none was running.
+
+        Args:
+            touched: indices of the devices that are in use now.
+            snapshot_to: a file to write torch's own snapshot to, which its memory viewer reads. If
+                it can't be written, a note says so.
+        """
+        with self._lock:
+            span = self._span
+            if span is None or not touched:
+                self._end_span()
+                return ()
+            try:
+                raw = self._take_snapshot() if span.handed_over is None else span.handed_over
+            except _REFUSALS as exc:
+                self._note(f"CUDA gives no trace: {read_first_line(exc)}")
+                return ()
+            finally:
+                end_us = self._now_us() if span.end_us is None else span.end_us
+                was_set = self._history.n_foreign_calls != span.n_foreign_calls
+                self._end_span()
+        if snapshot_to is not None:
+            try:
+                write_snapshot(raw, snapshot_to)
+            except FileError as exc:
+                self._note(str(exc))
+        has_events = any(raw["device_traces"])
+        traces = parse_traces(
+            raw,
+            before=span.before,
+            start_us=span.start_us,
+            end_us=end_us,
+            touched=touched,
+            marked_by_us=span.marked_by_us,
+            max_entries=None if span.is_users else span.n_events,
+        )
+        return _explain_gaps(traces, span, was_set=was_set, has_events=has_events)
+
+    def keep_sites(self, *, is_on: bool) -> str:
+        """Keep the line of each live block from now on, or no longer; return what was done."""
+        with self._lock:
+            self._notice_foreign_history()
+            if is_on == self._keeps_sites:
+                return f"the line of each block was {'' if is_on else 'not '}kept already"
+            if is_on:
+                reason = self._find_obstacle()
+                if reason is not None:
+                    return reason
+                # (To ask before CUDA is in use ends the process.)
+                can_ask = self._torch.cuda.is_initialized()
+                if can_ask and self._history.is_on() and not self._history.is_ours:
+                    return _IS_USERS.replace("was used", "is used")
+            self._keeps_sites = is_on
+            # A running trace goes on, and leaves the history in this state when it ends.
+            if self._span is None:
+                try:
+                    self._restore_between_traces()
+                except _REFUSALS as exc:
+                    self._keeps_sites = False
+                    return f"CUDA refuses to keep lines: {read_first_line(exc)}"
+        self._await_cuda()
+        return f"the line of each block is {'kept from now on' if is_on else 'no longer kept'}"
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Return sentences on what failed since the last call."""
+        notes, self._notes = self._notes, []
+        return tuple(notes)
+
+    def close(self) -> None:
+        """Stop our history. May be called twice."""
+        with self._lock:
+            self._keeps_sites = False
+            self._end_span()
+            self._restore_quietly()
+            self._history.unwatch(is_final=True)
+            self._awaits_cuda = False
+            self._cuda_start.cancel()
+
+    def _take_snapshot(self) -> Any:
+        with self._history.taking_snapshot():
+            return self._torch.cuda.memory._snapshot()  # noqa: SLF001 - has no public name
+
+    def _end_for_user(self) -> None:
+        """End our history, within the user's own call that sets one: nothing may be raised.
+
+        Our events are read first. Then the history is empty, as the user would find it without us.
+        """
+        with self._lock:
+            span = self._span
+            try:
+                if span is not None and span.handed_over is None:
+                    span.handed_over = self._take_snapshot()
+                    span.end_us = self._now_us()
+                self._history.set(None)
+            except Exception as exc:  # noqa: BLE001 - it would be the user's own call that fails
+                self._note(f"CUDA could not end its memory history: {read_first_line(exc)}")
+
+    # -- On and off --------------------------------------------------------------------------------
+
+    def _begin(self, span: _Span) -> None:
+        self._history.watch()
+        span.n_foreign_calls = self._history.n_foreign_calls
+        span.is_users = not self._history.is_ours and self._history.is_on()
+        if not span.is_users:
+            # No stacks of frees ("all"): to take one while an error unwinds a call of C++ loses
+            # the error, as in a recomputation that stops early, where tensors are freed by it.
+            self._history.set("all", context="alloc", stacks="python", max_entries=span.n_events)
+
+    def _snapshot_start(self, span: _Span, touched: Sequence[int]) -> None:
+        span.start_us = self._now_us()
+        if touched:
+            span.before = self._snapshots.read(touched)
+            span.marked_by_us = self._now_us()
+
+    def _end_span(self) -> None:
+        """End the trace, and leave the history as it was before, if it is not another's by now."""
+        span, self._span = self._span, None
+        if span is not None:
+            self._notice_foreign_history()
+            self._restore_quietly()
+
+    def _restore_quietly(self) -> None:
+        """Set what holds between traces, and note a refusal of CUDA's."""
+        try:
+            self._restore_between_traces()
+        except _REFUSALS as exc:
+            self._note(f"CUDA could not end its memory history: {read_first_line(exc)}")
+
+    def _restore_between_traces(self) -> None:
+        """Set what holds between traces: the lines of live blocks are kept, or nothing is."""
+        # False in a forked child, where CUDA can't be used.
+        can_set = self._torch.cuda.is_initialized()
+        if self._history.is_ours and can_set:
+            self._history.set(None)  # drops all events; live blocks keep their lines
+        self._history.is_ours = False
+        if not self._keeps_sites:
+            self._history.unwatch()
+        elif can_set:
+            self._warm_up()
+            self._begin_sites()
+
+    def _begin_sites(self) -> None:
+        self._history.watch()
+        self._history.set("state", context="state", stacks="python", max_entries=1)
+
+    def _notice_foreign_history(self) -> None:
+        """Keep no lines of blocks any more once somebody else has set the history."""
+        if self._keeps_sites and not self._awaits_cuda and not self._history.is_ours:
+            self._keeps_sites = False
+
+    def _await_cuda(self) -> None:
+        """Wait until the user uses CUDA: to ask for anything now would initialise it.
+
+        The caller must not hold our lock: a thread that initialises CUDA holds torch's lock, and
+        waits for ours.
+        """
+        if not self._torch.cuda.is_initialized() and not self._awaits_cuda:
+            self._awaits_cuda = True
+            self._cuda_start.expect()
+
+    def _begin_late(self) -> None:
+        """Start the history within the user's first use of CUDA: nothing may be raised."""
+        with self._lock:
+            if not self._awaits_cuda:
+                return
+            self._awaits_cuda = False
+            try:
+                if self._span is not None:
+                    self._begin(self._span)
+                elif self._keeps_sites and self._history.is_on():
+                    self._keeps_sites = False
+                    self._note(_IS_USERS.replace("was used", "is used"))
+                elif self._keeps_sites:
+                    self._begin_sites()
+            except Exception as exc:  # noqa: BLE001 - it would be the user's own call that fails
+                self._note(f"CUDA refuses a trace: {read_first_line(exc)}")
+
+    def _warm_up(self) -> None:
+        """Have torch import now what it needs to name lines, which takes seconds the first time.
+
+        It looks ``torch._inductor`` up, which imports it, in
+        https://github.com/pytorch/pytorch/blob/main/torch/csrc/profiler/python/combined_traceback.cpp
+        Otherwise it would do so in the middle of a cell, or while an allocation fails.
+        """
+        # Nobody here misses the lines of C++ that torch can't name without it.
+        with contextlib.suppress(Exception):
+            getattr(self._torch, "_inductor", None)
+
+    def _find_obstacle(self) -> str | None:
+        backend = self._torch.cuda.memory.get_allocator_backend()
+        if backend != "native":
+            return (
+                f"the CUDA allocator {backend} keeps no history: for lines start the kernel with "
+                "PyTorch's own (backend:native)"
+            )
+        return None
+
+    def _now_us(self) -> int:
+        return self._clock_ns() // 1000
+
+    def _note(self, note: str) -> None:
+        self._notes.append(note)
+
+
+class _Span:
+    """A running trace."""
+
+    def __init__(self, n_events: int) -> None:
+        self.n_events = n_events
+        self.start_us = 0
+        #: When the snapshot that marks the start was done; ``None`` where none was taken.
+        self.marked_by_us: int | None = None
+        self.before: tuple[Segment, ...] = ()
+        #: True if the history is the user's.
+        self.is_users = False
+        #: Number of times that others had set the history, at the start.
+        self.n_foreign_calls = 0
+        #: The snapshot with our events when the user set a history, and when that was.
+        self.handed_over: Any = None
+        self.end_us: int | None = None
+
+
+def _explain_gaps(
+    traces: tuple[AllocatorTrace, ...], span: _Span, *, was_set: bool, has_events: bool
+) -> tuple[AllocatorTrace, ...]:
+    """Return traces with a note on events or stacks that a history of the user's costs them."""
+    if span.handed_over is not None:
+        return _annotate(traces, _HANDED_OVER, ends_early=True)
+    if was_set:
+        return _annotate(traces, _WAS_SET, is_whole=False)
+    if not span.is_users:
+        return traces
+    if not has_events:
+        return _annotate(traces, _HAS_NO_EVENTS, is_whole=False)
+    return tuple(
+        dataclasses.replace(trace, notes=(*trace.notes, _describe_users_history(trace.events)))
+        for trace in traces
+    )
+
+
+def _annotate(
+    traces: Sequence[AllocatorTrace], note: str, **changes: bool
+) -> tuple[AllocatorTrace, ...]:
+    """Return traces with another note, and with other fields changed."""
+    return tuple(
+        dataclasses.replace(trace, notes=(*trace.notes, note), **changes)  # type: ignore[arg-type]  # fields of bool
+        for trace in traces
+    )
+
+
+def _describe_users_history(events: TraceEvents) -> str:
+    """Return a note on a history of the user's, and on the stacks that it lacks."""
+    allocs = ACTIONS.index("alloc")
+    stacks = {
+        place for code, place in zip(events.actions, events.stacks, strict=True) if code == allocs
+    }
+    return _HAS_NO_STACKS if stacks == {0} else _IS_USERS

@@ -1,0 +1,453 @@
+"""Read whole devices from NVIDIA's driver: names, totals, the memory of all processes.
+
+NVML numbers GPUs by their place on the bus, whatever ``CUDA_VISIBLE_DEVICES`` says, and PyTorch
+numbers what CUDA shows in CUDA's order. The two are matched by UUID. Where the order can't be known
+without starting CUDA, nothing is guessed (see ``NvmlMonitor.match``).
+
+Drivers lack newer functions, MIG instances lack figures that whole GPUs have, and a GPU may be lost
+at any moment: each question falls back on what there is, and a note says what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpumemwidget.backends.driver.visible_devices import (
+    Gpu,
+    correct_numbers,
+    number_gpus,
+    strip_uuid,
+)
+from gpumemwidget.backends.protocol import ProcessesByBytes, ProcessSource
+from gpumemwidget.failures import Notes
+from gpumemwidget.model.devices import DeviceInfo, DeviceUse
+
+__all__ = ["NvmlMonitor"]
+
+#: The question of how busy a device is, which MIG instances don't answer; its memory is known then.
+_BUSY = "utilisation"
+_NO_LIBRARY = (
+    "Whole-device figures are missing: the NVIDIA driver is loaded, but {what} is not found{hint}."
+)
+
+
+class NvmlMonitor:
+    """NVML as a ``DeviceMonitor``.
+
+    On a machine without NVIDIA's driver it knows no device and says nothing. Nothing is asked
+    before the first call, and no CUDA context is ever created.
+
+    Args:
+        library: stands in for the module ``pynvml``.
+        environ: has ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER``.
+        driver: the file that is there when the driver is loaded.
+    """
+
+    def __init__(
+        self,
+        library: Any = None,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        driver: Path = Path("/proc/driver/nvidia/version"),
+    ) -> None:
+        self._library = library
+        self._environ = environ
+        self._driver = driver
+        self._lock = threading.RLock()
+        self._state = "new"  # then "open" or "failed", and "closed"
+        #: GPUs in NVML's order; ``None`` holds the place of a GPU that can't be read.
+        self._gpus: tuple[Gpu | None, ...] = ()
+        self._instances: tuple[Gpu, ...] = ()
+        self._uuids: dict[str, str] = {}
+        self._mapped_for: object = None
+        self._mapped: dict[str, Gpu] = {}
+        self._notes = Notes()
+
+    def list_infos(self) -> tuple[DeviceInfo, ...]:
+        """Return the GPUs that CUDA shows to this process, under PyTorch's names."""
+        with self._lock:
+            return tuple(
+                DeviceInfo(device=device, name=gpu.name, total_bytes=gpu.total_bytes, uuid=gpu.uuid)
+                for device, gpu in self._map().items()
+            )
+
+    def read_use(self, device: str) -> DeviceUse | None:
+        """Return the use of a whole device: two calls of the library, about 9 µs.
+
+        The used bytes are those that ``nvidia-smi`` shows, without what the driver has reserved for
+        itself, where it tells that apart.
+        """
+        with self._lock:
+            gpu = self._map().get(device)
+            if gpu is None:
+                return None
+            nvml, ask = self._library, self._questions
+            memory = ask.ask(gpu, device, "memory in use", ask.read_memory)
+            rates = ask.ask(gpu, device, _BUSY, nvml.nvmlDeviceGetUtilizationRates)
+            if memory is None and rates is None:
+                return None
+            driver = getattr(memory, "reserved", None)
+            return DeviceUse(
+                device=device,
+                used_bytes=None if memory is None else int(memory.used),
+                free_bytes=None if memory is None else int(memory.free),
+                total_bytes=gpu.total_bytes if memory is None else int(memory.total),
+                utilization_percent=None if rates is None else int(rates.gpu),
+                driver_bytes=None if driver is None else int(driver),
+            )
+
+    def read_own_use(self, device: str) -> int | None:
+        """Return the bytes of this process on a device, its CUDA context included: about 60 µs.
+
+        ``None`` where the driver does not list this process's pid, as in a container, or gives no
+        bytes (Windows).
+        """
+        return dict(self.list_processes(device) or ()).get(os.getpid())
+
+    def list_processes(self, device: str) -> ProcessesByBytes | None:
+        """Return the processes that compute or draw on a device, each once: about 60 µs."""
+        with self._lock:
+            gpu = self._map().get(device)
+            return None if gpu is None else self._questions.list_processes(gpu, device)
+
+    def list_failures(self, device: str) -> tuple[str, ...]:
+        """Return a sentence for each figure of memory that could not be read the last time."""
+        with self._lock:
+            gpu = self._map().get(device)
+            if gpu is None:
+                return ()
+            return tuple(why for what, why in gpu.failures.items() if what != _BUSY)
+
+    @property
+    def processes(self) -> ProcessSource | None:
+        """``None``: the pids are the operating system's, or those outside of a container."""
+        return None
+
+    def match(self, uuids: Mapping[str, str]) -> None:
+        """Correct the numbering by what CUDA itself says of the devices that are in use.
+
+        Args:
+            uuids: PyTorch's device names with their UUIDs, with or without ``GPU-``, as in
+                ``torch.cuda.get_device_properties(0).uuid``.
+        """
+        with self._lock:
+            self._uuids.update(
+                (device, strip_uuid(uuid))
+                for device, uuid in uuids.items()
+                if device.startswith("cuda:")
+            )
+            self._mapped_for = None
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Return sentences on what failed since the last call, each failure once in a session."""
+        return self._notes.take()
+
+    def close(self) -> None:
+        """Let go of the library, after which there are no devices. May be called twice."""
+        with self._lock:
+            was_open = self._state == "open"
+            self._state = "closed"
+            self._gpus = self._instances = ()
+            self._mapped = {}
+            if was_open:
+                try:
+                    self._library.nvmlShutdown()
+                except self._library.NVMLError:
+                    # Somebody else has shut the library down already.
+                    return
+
+    # -- The library --------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._state = "failed"
+        if self._library is None:
+            self._library = _import_library()
+        if self._library is None:
+            if self._driver.exists():
+                hint = ": pip install nvidia-ml-py"
+                self._notes.add(
+                    _NO_LIBRARY.format(what="the Python package nvidia-ml-py", hint=hint)
+                )
+            return
+        try:
+            self._library.nvmlInit()
+        except self._library.NVMLError as error:
+            if error.value != _LIBRARY_NOT_FOUND:
+                self._notes.add(f"Whole-device figures are missing: {_explain(error)}.")
+            elif self._driver.exists():
+                hint = " (a container needs the driver capability 'utility')"
+                self._notes.add(_NO_LIBRARY.format(what="its library libnvidia-ml", hint=hint))
+            return
+        self._state = "open"
+        self._questions = _Questions(self._library, self._notes.add)
+        self._gpus = tuple(self._list_gpus())
+        self._instances = tuple(self._list_instances())
+
+    def _list_gpus(self) -> Iterator[Gpu | None]:
+        nvml = self._library
+        try:
+            n_gpus = int(nvml.nvmlDeviceGetCount())
+        except nvml.NVMLError as error:
+            self._notes.add(f"The machine's GPUs can't be counted: {_explain(error)}.")
+            return
+        for index in range(n_gpus):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            except nvml.NVMLError as error:
+                # CUDA does not count GPUs that this user may not open either.
+                if error.value != _NO_PERMISSION:
+                    self._notes.add(f"The machine's GPU {index} can't be read: {_explain(error)}.")
+                    yield None
+                continue
+            yield self._questions.describe(handle, f"The machine's GPU {index}")
+
+    def _list_instances(self) -> Iterator[Gpu]:
+        """Yield the MIG instances of all GPUs; to CUDA an instance is a device of its own."""
+        nvml = self._library
+        for index, gpu in enumerate(self._gpus):
+            if gpu is None:
+                continue
+            try:
+                if not nvml.nvmlDeviceGetMigMode(gpu.handle)[0]:
+                    continue
+                n_places = int(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu.handle))
+            except nvml.NVMLError:
+                continue  # a GPU without MIG: most are
+            for place in range(n_places):
+                try:
+                    handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, place)
+                except nvml.NVMLError:
+                    continue  # an empty place
+                instance = self._questions.describe(
+                    handle, f"An instance of the machine's GPU {index}"
+                )
+                instance.parent = gpu
+                instance.instance_id = self._questions.find_instance_id(handle)
+                yield instance
+
+    # -- PyTorch's numbers --------------------------------------------------------------------
+
+    def _map(self) -> dict[str, Gpu]:
+        """Return the devices under PyTorch's names, as far as these are certain."""
+        if self._state == "new":
+            self._open()
+        if self._state != "open":
+            return {}
+        visible = self._environ.get("CUDA_VISIBLE_DEVICES")
+        by_bus = self._environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+        if self._mapped_for != (visible, by_bus):
+            self._mapped_for = (visible, by_bus)
+            numbered = number_gpus(self._gpus, self._instances, visible, by_bus=by_bus)
+            if numbered is None and not self._uuids:
+                self._notes.add(
+                    "This machine has GPUs of different models, and CUDA numbers the fastest first:"
+                    " their whole-device figures appear once CUDA is in use (CUDA_DEVICE_ORDER="
+                    "PCI_BUS_ID makes the numbers certain from the start)."
+                )
+            known = [gpu for gpu in (*self._gpus, *self._instances) if gpu is not None]
+            self._mapped = correct_numbers(numbered or {}, known, self._uuids)
+        return self._mapped
+
+
+def _import_library() -> Any:
+    try:
+        with warnings.catch_warnings():
+            # The abandoned package "pynvml" beside nvidia-ml-py warns of itself; it does no harm.
+            warnings.simplefilter("ignore", FutureWarning)
+            import pynvml  # noqa: PLC0415 - not before it is needed
+    except ImportError:
+        return None
+    return pynvml
+
+
+_T = TypeVar("_T")
+
+# nvmlReturn_t: https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html
+_UNINITIALIZED = 1
+_NO_PERMISSION = 4
+_LIBRARY_NOT_FOUND = 12
+_NOT_FOUND = 13
+_CAUSES = {
+    _UNINITIALIZED: "something else in this process has shut the driver's library down",
+    3: "the device does not support it",
+    _NO_PERMISSION: "this user has no permission for it",
+    9: "the NVIDIA driver is not loaded",
+    10: "the driver did not answer in time",
+    _NOT_FOUND: "the driver is too old for it",
+    15: "the GPU is lost and does not answer any more (nvidia-smi tells more)",
+    16: "the GPU has to be reset first",
+    18: "the driver and its library are of different versions (a reboot mends that)",
+    999: "the driver gives no reason",
+}
+#: Errors of a call, or of a version of a call, that the driver or the device does not have: an
+#: invalid argument, not supported, no such function, another version of the argument.
+_LACKING = (2, 3, _NOT_FOUND, 25)
+#: NVML's values for a process on no instance, and for bytes that are not told.
+_NO_INSTANCE = 0xFFFFFFFF
+_NO_BYTES = 0xFFFFFFFFFFFFFFFF
+#: Functions that list the processes which compute, and those which draw or compute by NVIDIA's
+#: multi-process service. The binding's newer versions need a newer driver, and its plain functions
+#: raise another kind of error where that is missing, so the newest version comes first.
+_COMPUTE_LIST = "nvmlDeviceGetComputeRunningProcesses"
+_OTHER_LISTS = ("nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
+_VERSIONS = ("_v3", "_v2")
+
+
+class _Questions:
+    """Questions to NVML about one GPU or MIG instance at a time.
+
+    Args:
+        library: the module ``pynvml``, or its stand-in.
+        note: is told of each failure; the same failure may come again.
+    """
+
+    def __init__(self, library: Any, note: Callable[[str], object]) -> None:
+        self._library = library
+        self._note = note
+        self._lacks_v2 = False
+
+    def describe(self, handle: Any, where: str) -> Gpu:
+        """Return a GPU or instance with its name, UUID and total, as far as NVML tells them."""
+        nvml = self._library
+        gpu = Gpu(handle, "", None, None)
+        gpu.name = self.ask(gpu, where, "name", nvml.nvmlDeviceGetName) or "NVIDIA GPU"
+        gpu.uuid = self.ask(gpu, where, "UUID", nvml.nvmlDeviceGetUUID)
+        memory = self.ask(gpu, where, "total memory", self.read_memory)
+        gpu.total_bytes = None if memory is None else int(memory.total)
+        # Only later answers count as failures.
+        gpu.failures.clear()
+        return gpu
+
+    def read_memory(self, handle: Any) -> Any:
+        """Return the memory's figures in their second version, with the driver's own part.
+
+        In the first version, before driver 510, the driver's part is among the used bytes.
+        """
+        nvml = self._library
+        version = getattr(nvml, "nvmlMemory_v2", None)
+        if version is not None and not self._lacks_v2:
+            try:
+                return nvml.nvmlDeviceGetMemoryInfo(handle, version=version)
+            except nvml.NVMLError as error:
+                if error.value not in _LACKING:
+                    raise
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+                # The first version works, so the second one is missing, for all GPUs.
+                self._lacks_v2 = True
+                return memory
+        return nvml.nvmlDeviceGetMemoryInfo(handle)
+
+    def list_processes(self, gpu: Gpu, where: str) -> ProcessesByBytes | None:
+        """Return the processes on a GPU, each once, by pid; ``None`` where they are not told."""
+        listed = self._list_computing(gpu, where)
+        if listed is None:
+            return None
+        found: dict[int, int | None] = {}
+        for process in (*listed, *self._list_more(gpu)):
+            if not _is_elsewhere(process, gpu):
+                # A process that computes and draws is in two lists, each time with all its bytes.
+                each = (process.usedGpuMemory, found.get(process.pid))
+                told = [int(n_bytes) for n_bytes in each if n_bytes not in (None, _NO_BYTES)]
+                found[int(process.pid)] = max(told, default=None)
+        return tuple(sorted(found.items()))
+
+    def _list_computing(self, gpu: Gpu, where: str) -> Sequence[Any] | None:
+        question = self._find_list(_COMPUTE_LIST)
+        parent, instance_id = gpu.parent, gpu.instance_id
+        if parent is None or instance_id is None:
+            return self.ask(gpu, where, "processes", question)
+        try:
+            return question(gpu.handle)
+        except self._library.NVMLError:
+            # The GPU may tell the processes of its instances, where an instance does not.
+            asked = Gpu(parent.handle, gpu.name, parent.uuid, None, failures=gpu.failures)
+            listed = self.ask(asked, where, "processes", question)
+            if listed is None:
+                return None
+            return [process for process in listed if _get_instance(process) == instance_id]
+
+    def _list_more(self, gpu: Gpu) -> Iterator[Any]:
+        """Yield the processes of the other lists, which not every device has."""
+        for name in _OTHER_LISTS:
+            if name in gpu.lacks:
+                continue
+            try:
+                yield from self._find_list(name)(gpu.handle)
+            except self._library.NVMLError as error:
+                # After other errors the list is asked for again. Meanwhile the memory of such
+                # processes counts as that of no listed process.
+                if error.value in _LACKING:
+                    gpu.lacks.add(name)
+
+    def _find_list(self, name: str) -> Callable[[Any], Sequence[Any]]:
+        """Return the function for a list, in the newest version that binding and driver have."""
+        nvml = self._library
+        versions = [
+            function
+            for version in _VERSIONS
+            if (function := getattr(nvml, name + version, None)) is not None
+        ]
+        if not versions and hasattr(nvml, name):
+            versions = [getattr(nvml, name)]
+
+        def ask(handle: Any) -> Sequence[Any]:
+            for function in versions:
+                try:
+                    listed: Sequence[Any] = function(handle)
+                except nvml.NVMLError as error:
+                    if error.value != _NOT_FOUND:
+                        raise
+                else:
+                    return listed
+            raise nvml.NVMLError(_NOT_FOUND)
+
+        return ask
+
+    def find_instance_id(self, handle: Any) -> int | None:
+        """Return an instance's number on its GPU; ``None`` where it is not told."""
+        nvml = self._library
+        try:
+            return int(nvml.nvmlDeviceGetGpuInstanceId(handle))
+        except (nvml.NVMLError, AttributeError):
+            return None  # an older binding, or driver
+
+    def ask(self, gpu: Gpu, where: str, what: str, question: Callable[[Any], _T]) -> _T | None:
+        """Return the answer to a question; ``None`` where there is none, with a note why."""
+        error_type = self._library.NVMLError
+        try:
+            try:
+                answer = question(gpu.handle)
+            except error_type as error:
+                if error.value != _UNINITIALIZED or gpu.uuid is None:
+                    raise
+                # The user's own code has called nvmlShutdown once too often: open it again.
+                self._library.nvmlInit()
+                gpu.handle = self._library.nvmlDeviceGetHandleByUUID(gpu.uuid)
+                answer = question(gpu.handle)
+        except error_type as error:
+            gpu.failures[what] = f"{where}: {what} can't be read: {_explain(error)}."
+            self._note(gpu.failures[what])
+            return None
+        gpu.failures.pop(what, None)
+        return answer
+
+
+def _explain(error: Any) -> str:
+    """Return an error of NVML as the reason in a sentence."""
+    return _CAUSES.get(error.value, f"NVML says {str(error)!r}")
+
+
+def _get_instance(process: Any) -> int | None:
+    """Return the instance of a process; ``None`` where it is on none, or that is not told."""
+    instance_id = getattr(process, "gpuInstanceId", None)
+    return None if instance_id in (None, _NO_INSTANCE) else int(instance_id)
+
+
+def _is_elsewhere(process: Any, gpu: Gpu) -> bool:
+    """Return whether a process is known to be on another instance of the GPU."""
+    return gpu.instance_id is not None and _get_instance(process) not in (None, gpu.instance_id)

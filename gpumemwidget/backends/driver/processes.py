@@ -1,0 +1,383 @@
+"""Find the processes below this one, and the relation of any process on a device to it.
+
+Workers of a ``DataLoader`` and ranks that a cell has launched take memory of their own. They are
+read with psutil. A process that was once below this one counts as its child until it ends, also
+after its parent has ended and another process has adopted it.
+
+A process is named as a person would, by its command line. Command lines may hold passwords, and
+reports are saved with notebooks: other people's processes are named by the program and its script
+alone, and secrets are left out everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import psutil  # type: ignore[import-untyped]  # no types are published with it
+
+from gpumemwidget.backends.protocol import Relation
+from gpumemwidget.model.devices import MOST_CHILDREN, ChildProcess
+
+__all__ = ["ProcessTree", "name_process"]
+
+#: Maximum number of ended children whose pids and names are kept: a driver may go on listing a
+#: process for a while after the system has forgotten it.
+_MAX_ENDED = 1024
+#: The link target of the outermost pid namespace on every Linux (PROC_PID_INIT_INO in the kernel's
+#: include/linux/proc_ns.h). In any other namespace the driver may count processes differently.
+_OUTERMOST_PID_NAMESPACE = "pid:[4026531836]"
+#: Files that CUDA opens for a context, and that a program which only queries the driver does not;
+#: the second one is WSL's.
+_CUDA_CONTEXT_FILES = ("/dev/nvidia-uvm", "/dev/dxg")
+#: Exceptions of psutil for a process that has just ended, or that belongs to another user.
+_UNREADABLE = (psutil.Error, OSError)
+
+
+class ProcessTree:
+    """The operating system as a ``ProcessSource``.
+
+    Args:
+        get_own_pid: returns the pid of the process whose memory is shown; a fork changes it.
+    """
+
+    def __init__(self, *, get_own_pid: Callable[[], int] = os.getpid) -> None:
+        self._get_own_pid = get_own_pid
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = self._get_own_pid()
+        self._children: dict[int, psutil.Process] = {}
+        self._names: dict[int, str | None] = {}
+        #: Names of ended children by pid, the latest last.
+        self._ended: dict[int, str | None] = {}
+
+    @property
+    def own_pid(self) -> int:
+        """The pid of this process."""
+        return self._get_own_pid()
+
+    @property
+    def are_pids_certain(self) -> bool:
+        """True if a pid means the same process here and to the driver, as outside of containers."""
+        if not psutil.LINUX:
+            return True
+        try:
+            return str((_find_procfs() / "self/ns/pid").readlink()) == _OUTERMOST_PID_NAMESPACE
+        except OSError:
+            return False
+
+    def list_children(self) -> tuple[ChildProcess, ...]:
+        """Return the running processes below this one, ordered by pid.
+
+        Of more than ``MOST_CHILDREN``, those with the most host memory are returned.
+        """
+        with self._lock_of_this_process():
+            self._update()
+            found = [
+                child
+                for pid, process in self._children.items()
+                if (child := _read_child(process, self._names[pid])) is not None
+            ]
+        found.sort(key=lambda child: -(child.resident_bytes or 0))
+        return tuple(sorted(found[:MOST_CHILDREN], key=lambda child: child.pid))
+
+    def describe(
+        self, pids: Collection[int], *, are_ours: bool | None
+    ) -> Mapping[int, tuple[Relation, str | None]]:
+        """Return the relation and the name of each pid; see ``ProcessSource``.
+
+        With ``are_ours=None`` a pid is taken for the process that has it here only if that process
+        has opened a file of CUDA's.
+        """
+        if are_ours is False:
+            return dict.fromkeys(pids, ("other", None))
+        with self._lock_of_this_process():
+            self._update()
+            return {
+                pid: self._describe(pid) if are_ours or _has_cuda_context(pid) else ("other", None)
+                for pid in pids
+            }
+
+    def _describe(self, pid: int) -> tuple[Relation, str | None]:
+        if pid in self._children:
+            return "child", self._names[pid]
+        process = _find_process(pid)
+        if process is None and pid in self._ended:
+            return "child", self._ended[pid]
+        # A command line may hold the secrets of others: only children are shown with arguments.
+        name = None if process is None else _name_process(process, with_arguments=False)
+        return ("own" if pid == self._pid else "other"), name
+
+    def _lock_of_this_process(self) -> threading.Lock:
+        """Return the lock; a forked child starts anew, as its copy of the lock may be held."""
+        if self._get_own_pid() != self._pid:
+            self._forget_all()
+        return self._lock
+
+    def _update(self) -> None:
+        """Find new children, remove ended ones, and read the names of all."""
+        for pid, process in list(self._children.items()):
+            if not process.is_running():  # also if another process has this pid by now
+                del self._children[pid]
+                self._ended.pop(pid, None)
+                self._ended[pid] = self._names.pop(pid, None)
+        while len(self._ended) > _MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
+        own = _find_process(self._pid)
+        if own is None:
+            return
+        adopted = [child for child in self._children.values() if self._is_adopted(child)]
+        for root in (own, *adopted):
+            self._add(_list_descendants(root))
+        if self._leads_session(self._pid):
+            # A daemon that left its parent between two reads is still in the kernel's session.
+            self._add(
+                [process for process in psutil.process_iter() if self._is_in_session(process.pid)]
+            )
+        for pid, process in self._children.items():
+            # A zombie has lost its command line and keeps the name that it had.
+            if pid not in self._names or not _is_zombie(process):
+                self._names[pid] = self._name_child(process)
+
+    def _add(self, processes: Collection[psutil.Process]) -> None:
+        for process in processes:
+            if process.pid != self._pid:
+                self._children.setdefault(process.pid, process)
+                self._ended.pop(process.pid, None)
+
+    def _is_adopted(self, child: psutil.Process) -> bool:
+        """Return whether a child's parent is no longer below this process."""
+        return _read_parent_pid(child) not in (self._pid, *self._children)
+
+    def _leads_session(self, pid: int) -> bool:
+        return hasattr(os, "getsid") and self._is_in_session(pid)
+
+    def _is_in_session(self, pid: int) -> bool:
+        try:
+            return os.getsid(pid) == self._pid
+        except OSError:
+            return False
+
+    def _name_child(self, process: psutil.Process) -> str | None:
+        """Return a child's name; a child forked without ``exec`` is named after its parent."""
+        forked_from = None
+        command = _read_command(process)
+        parent = _find_process(_read_parent_pid(process)) if command else None
+        if parent is not None and _read_command(parent) == command:
+            forked_from = name_process(command)
+        return _name_process(process, with_arguments=True, forked_from=forked_from)
+
+
+def _find_procfs() -> Path:
+    return Path(psutil.PROCFS_PATH)
+
+
+def _find_process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except (*_UNREADABLE, OverflowError):
+        return None
+
+
+def _read_child(process: psutil.Process, name: str | None) -> ChildProcess | None:
+    """Return a running child; ``None`` for one that has ended or is a zombie, without memory."""
+    if _is_zombie(process) or not process.is_running():
+        return None
+    return ChildProcess(
+        pid=process.pid,
+        parent_pid=_read_parent_pid(process),
+        name=name or f"process {process.pid}",
+        resident_bytes=_read_resident_bytes(process),
+    )
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except _UNREADABLE:
+        return False
+
+
+def _read_parent_pid(process: psutil.Process) -> int:
+    """Return the pid of a process's parent; 0 where it can't be read."""
+    try:
+        return int(process.ppid())
+    except _UNREADABLE:
+        return 0
+
+
+def _list_descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return list(process.children(recursive=True))
+    except _UNREADABLE:
+        return []
+
+
+def _read_command(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except _UNREADABLE:
+        return []
+
+
+def _name_process(
+    process: psutil.Process, *, with_arguments: bool, forked_from: str | None = None
+) -> str | None:
+    try:
+        thread_name = str(process.name())
+    except _UNREADABLE:
+        thread_name = ""
+    return name_process(
+        _read_command(process),
+        thread_name,
+        with_arguments=with_arguments,
+        forked_from=forked_from,
+    )
+
+
+def _read_resident_bytes(process: psutil.Process) -> int | None:
+    try:
+        return int(process.memory_info().rss)
+    except _UNREADABLE:
+        return None
+
+
+def _has_cuda_context(pid: int) -> bool:
+    """Return whether a process has one of CUDA's files open.
+
+    psutil lists regular files only, so the links below ``/proc`` are read here. Only processes of
+    the same user show theirs; ``False`` for all others, and on systems without procfs.
+    """
+    if not psutil.LINUX:
+        return False
+    try:
+        links = list((_find_procfs() / str(pid) / "fd").iterdir())
+    except OSError:
+        return False
+    for link in links:
+        try:
+            if str(link.readlink()) in _CUDA_CONTEXT_FILES:
+                return True
+        except OSError:
+            continue  # closed since the folder was listed
+    return False
+
+
+# -- Names ----------------------------------------------------------------------------------------
+
+#: Maximum length of a name, in characters.
+_MAX_LENGTH = 60
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*(\.exe)?", re.IGNORECASE)
+#: Python's options that are followed by a value.
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+_SECRET = re.compile(r"token|passw|passphrase|secret|key|credential|auth|://[^/]*@", re.IGNORECASE)
+#: Beginnings of the code behind ``python -c`` in processes that multiprocessing starts.
+_MULTIPROCESSING = {
+    "from multiprocessing.spawn import spawn_main": "multiprocessing spawn",
+    "from multiprocessing.forkserver import main": "multiprocessing fork server",
+    "from multiprocessing.resource_tracker import main": "multiprocessing resource tracker",
+    "from multiprocessing.semaphore_tracker import main": "multiprocessing resource tracker",
+}
+#: Names of main threads that say more than the command does, as PyTorch gives them.
+_TELLING_THREADS = ("pt_data_worker",)
+
+
+def name_process(
+    command: Sequence[str],
+    thread_name: str = "",
+    *,
+    with_arguments: bool = False,
+    forked_from: str | None = None,
+) -> str | None:
+    """Return a process's name in some 60 characters: ``python train.py --lr 0.1``.
+
+    Args:
+        command: the process's command line.
+        thread_name: the main thread's name, which PyTorch's workers set.
+        with_arguments: name the arguments behind the script too.
+        forked_from: the parent's name, if the process has the parent's command.
+
+    Returns:
+        ``None`` where there is nothing to name it by.
+    """
+    if thread_name in _TELLING_THREADS:
+        return thread_name
+    if forked_from is not None:
+        suffix = " (forked)"
+        return _shorten(forked_from.removesuffix(suffix), _MAX_LENGTH - len(suffix)) + suffix
+    words = [_clean(word) for word in command]
+    if not any(words):
+        # A thread of the system's kernel, or a process that shows no more.
+        return _shorten(_clean(thread_name)) or None
+    # The name of the program may be missing in its command line.
+    program, rest = words[0] if words[0].strip() else _clean(thread_name), words[1:]
+    if not rest and " " in program.strip():
+        # The program has set its own title.
+        return _shorten(_leave_out_secrets(program.split()))
+    program = _strip_folders(program)
+    if not _PYTHON.fullmatch(program):
+        return _join([program], rest if with_arguments else [])
+    return _name_python(rest, with_arguments=with_arguments)
+
+
+def _name_python(words: Sequence[str], *, with_arguments: bool) -> str | None:
+    started, arguments = _split_python(words)
+    if started and started[0] == "-c":
+        code = started[1] if len(started) > 1 else ""
+        for beginning, name in _MULTIPROCESSING.items():
+            if code.startswith(beginning):
+                return name
+        # The user knows the code that they typed; of other people's none is shown.
+        started = ["-c", _leave_out_secrets(code.split())] if with_arguments else ["-c"]
+    if started and started[0][:1].isalpha() and "." not in started[0]:
+        # A script that was installed as a command: ``torchrun``, ``jupyter-lab``.
+        return _join(started, arguments if with_arguments else [])
+    return _join(["python", *started], arguments if with_arguments else [])
+
+
+def _split_python(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the script, module or code that Python runs, and the arguments behind that."""
+    place = 0
+    while place < len(words):
+        word = words[place]
+        if word in ("-m", "-c"):
+            return list(words[place : place + 2]), list(words[place + 2 :])
+        if word in _WITH_VALUE:
+            place += 2
+        elif word.startswith("-") and word != "-":
+            place += 1
+        else:
+            return [_strip_folders(word)], list(words[place + 1 :])
+    return [], []
+
+
+def _join(started: Sequence[str], arguments: Sequence[str]) -> str | None:
+    return _shorten(" ".join([*started, *filter(None, [_leave_out_secrets(arguments)])])) or None
+
+
+def _leave_out_secrets(words: Sequence[str]) -> str:
+    """Return the words up to the first that may be, or announce, a secret."""
+    for place, word in enumerate(words):
+        if _SECRET.search(word):
+            return " ".join([*words[:place], "…"])
+    return " ".join(words)
+
+
+def _strip_folders(path: str) -> str:
+    name = PureWindowsPath(path).name if "\\" in path else PurePosixPath(path).name
+    return name or path
+
+
+def _clean(word: str) -> str:
+    """Return a word with blanks for line breaks and other unprintable characters."""
+    return "".join(character if character.isprintable() else " " for character in word)
+
+
+def _shorten(text: str, longest: int = _MAX_LENGTH) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"

@@ -1,0 +1,1 @@
+"""The memory of this process: resident size, malloc, control groups."""

@@ -1,0 +1,224 @@
+"""Read the resident size and reset its high-water mark, in the kernel's own files.
+
+``/proc/self/status`` tells both, and writing 5 to ``/proc/self/clear_refs`` sets the mark back to
+the present (proc(5), Linux 4.0). The files are kept open and read in place: opening them each time
+costs half as much again. Where there are no such files, psutil tells what it can.
+
+The same mark is ``ru_maxrss`` of ``resource.getrusage``. So the marks that were wiped are
+remembered, and as long as somebody resets them, ``resource.getrusage`` is overlaid by a function
+that returns the highest.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]  # no types are published with it
+
+from gpumemwidget.backends.patching import Patch
+
+__all__ = [
+    "MAXRSS",
+    "MaxrssOverlay",
+    "Resident",
+    "ResidentFiles",
+    "read_addresses",
+    "read_available_elsewhere",
+    "read_resident_elsewhere",
+    "read_total_elsewhere",
+]
+
+#: Resident size and its high-water mark, in KiB; the mark is ``None`` where there is none.
+Resident = tuple[int, "int | None"]
+
+_FIRST_READ_BYTES = 4096
+#: Maximum length of a status file: that of a process in 65,536 groups has 600 KB.
+_LONGEST_STATUS_BYTES = 4 * 1024 * 1024
+_RESET_PEAK = b"5"
+#: The two lines, which every kernel writes one below the other.
+_MARK_AND_SIZE = re.compile(rb"\nVmHWM:\s*(\d+) kB\nVmRSS:\s*(\d+) kB")
+
+
+class ResidentFiles:
+    """Files of this process under ``/proc``, held open.
+
+    The files tell of the process that opened them: after a fork, open new ones.
+
+    Args:
+        proc: where procfs is mounted.
+
+    Raises:
+        OSError: there is no status file that may be read.
+        ValueError: the status file holds no resident size.
+    """
+
+    def __init__(self, proc: Path) -> None:
+        self._clear_refs = -1
+        self._status = os.open(proc / "self" / "status", os.O_RDONLY)
+        try:
+            self.read()
+        except (OSError, ValueError):
+            self.close()
+            raise
+        try:
+            self._clear_refs = os.open(proc / "self" / "clear_refs", os.O_WRONLY)
+        except OSError:
+            # A kernel without it, or a container that mounts it read-only: no resets then.
+            self._clear_refs = -1
+
+    @property
+    def resets(self) -> bool:
+        """True if the mark can be set back."""
+        return self._clear_refs >= 0
+
+    def read(self) -> Resident:
+        """Return the resident size and its mark now.
+
+        Raises:
+            OSError: the file can't be read any more.
+            ValueError: the file holds no process's status.
+        """
+        text = os.pread(self._status, _FIRST_READ_BYTES, 0)
+        both = _MARK_AND_SIZE.search(text)
+        if both is not None:
+            return int(both[2]), int(both[1])
+        resident_kib = _parse(text, b"\nVmRSS:")
+        if resident_kib is None and len(text) == _FIRST_READ_BYTES:
+            # The list of groups stands before it and can be long.
+            text = os.pread(self._status, _LONGEST_STATUS_BYTES, 0)
+            resident_kib = _parse(text, b"\nVmRSS:")
+        if resident_kib is None:
+            raise ValueError("no resident size in the process's status")
+        return resident_kib, _parse(text, b"\nVmHWM:")
+
+    def reset(self) -> bool:
+        """Set the mark back to the present resident size; return whether that was done."""
+        if self._clear_refs < 0:
+            return False
+        try:
+            os.write(self._clear_refs, _RESET_PEAK)
+        except OSError:
+            # Before Linux 4.0, or forbidden since the file was opened: it will not work again.
+            os.close(self._clear_refs)
+            self._clear_refs = -1
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the files. May be called twice."""
+        for descriptor in (self._status, self._clear_refs):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._status = self._clear_refs = -1
+
+
+def _parse(text: bytes, key: bytes) -> int | None:
+    """Return the number behind a key of the status file: 1024 of ``VmRSS:  1024 kB``."""
+    start = text.find(key)
+    if start < 0:
+        return None
+    start += len(key)
+    end = text.find(b" kB", start)
+    return int(text[start:end]) if end >= 0 else None
+
+
+class MaxrssOverlay:
+    """The overlay of ``resource.getrusage``, which keeps ``ru_maxrss`` at the marks that we wiped.
+
+    There is one ``resource.getrusage`` in a process, and one overlay: ``MAXRSS``.
+    """
+
+    #: The place of ``ru_maxrss`` in ``struct_rusage``.
+    _PLACE = 2
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._n_holders = 0
+        self._patch = Patch()
+        #: The highest mark that was wiped, in KiB as Linux counts ``ru_maxrss``, and the pid of its
+        #: process: a forked child begins with marks of its own.
+        self._wiped = (0, 0)
+
+    def hold(self) -> None:
+        """Lay the overlay over ``resource.getrusage``. Each call needs one of ``let_go``."""
+        import resource  # noqa: PLC0415 - Windows has no such module
+
+        with self._lock:
+            self._n_holders += 1
+            if not self._patch.is_applied:
+                self._patch.replace(resource, "getrusage", self._wrap)
+
+    def let_go(self) -> None:
+        """Take the overlay away when nobody holds it any more."""
+        with self._lock:
+            self._n_holders -= 1
+            if self._n_holders == 0:
+                self._patch.undo()
+
+    def remember(self, mark_kib: int) -> None:
+        """Note a high-water mark, in KiB, that is about to be wiped."""
+        pid = os.getpid()
+        # No lock: every cell starts with this, and a fork may leave a lock held for ever.
+        if pid != self._wiped[0] or mark_kib > self._wiped[1]:
+            self._wiped = (pid, mark_kib)
+
+    def read_wiped_kib(self) -> int:
+        """Return the highest mark of this process that was wiped, in KiB; 0 where none was."""
+        pid, mark_kib = self._wiped
+        return mark_kib if pid == os.getpid() else 0
+
+    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        import resource  # noqa: PLC0415 - Windows has no such module
+
+        def getrusage(who: int, /) -> resource.struct_rusage:
+            usage: resource.struct_rusage = original(who)
+            mark_kib = self.read_wiped_kib()
+            # A thread's ru_maxrss is the whole process's too; only the children's is another.
+            if who == resource.RUSAGE_CHILDREN or mark_kib <= usage.ru_maxrss:
+                return usage
+            values = list(usage)
+            values[self._PLACE] = mark_kib
+            return resource.struct_rusage(values)
+
+        getrusage.__module__ = original.__module__
+        return getrusage
+
+
+MAXRSS = MaxrssOverlay()
+
+
+def read_addresses() -> int | None:
+    """Return the bytes of this process's addresses, which ``ulimit -v`` counts."""
+    try:
+        return int(psutil.Process().memory_info().vms)
+    except (psutil.Error, OSError):
+        return None
+
+
+def read_resident_elsewhere() -> Resident | None:
+    """Return this process's resident size without procfs, which comes without a mark."""
+    try:
+        return psutil.Process().memory_info().rss // 1024, None
+    except (psutil.Error, OSError):
+        return None
+
+
+def read_total_elsewhere() -> int | None:
+    """Return the machine's memory in bytes without procfs."""
+    try:
+        return int(psutil.virtual_memory().total)
+    except (psutil.Error, OSError):
+        return None
+
+
+def read_available_elsewhere() -> int | None:
+    """Return the machine's available memory in bytes without procfs."""
+    try:
+        return int(psutil.virtual_memory().available)
+    except (psutil.Error, OSError):
+        return None

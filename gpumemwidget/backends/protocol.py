@@ -1,0 +1,360 @@
+"""Protocols of everything that hardware can be asked for: the contract for the door to it.
+
+Every source of counters is a ``MemoryBackend``. What else it can tell or do it shows by having the
+methods of ``Blocks``, ``History``, ``Limits``, ...: ``Hardware`` asks each backend for what it has,
+and nobody asks for a concrete class. A ``DeviceMonitor`` tells of whole devices, a
+``ProcessSource`` of processes. ``tests/backends/test_contract.py`` holds all implementations to
+what is said here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
+
+from gpumemwidget.model.devices import (
+    BytesByDevice,
+    ChildProcess,
+    DeviceInfo,
+    DeviceUse,
+    Limit,
+    PinnedUse,
+    Reading,
+)
+from gpumemwidget.model.segments import Segment
+from gpumemwidget.model.traces import AllocatorTrace
+
+__all__ = [
+    "Blocks",
+    "DeviceMemory",
+    "DeviceMonitor",
+    "History",
+    "HostMemory",
+    "Limits",
+    "MemoryBackend",
+    "OwnMemory",
+    "PinnedMemory",
+    "ProcessSource",
+    "ProcessesByBytes",
+    "Relation",
+    "Workspaces",
+]
+
+#: How a process is related to this one: see ``ProcessUse``.
+Relation = Literal["own", "child", "other"]
+#: Pids with their bytes on a device, by ascending pid; bytes are ``None`` where none are told.
+ProcessesByBytes = tuple[tuple[int, int | None], ...]
+
+
+@runtime_checkable
+class MemoryBackend(Protocol):
+    """A source of this process's memory counters: the caching allocator, malloc, a recording.
+
+    No method of a backend initialises a device, changes the current one, or changes what the user's
+    own calls return. Any thread may call all of them.
+    """
+
+    #: ``"cuda"``, ``"host"``, ``"replay"``, ``"xpu"``: how the names of the devices begin.
+    kind: str
+
+    def list_devices(self) -> tuple[DeviceInfo, ...]:
+        """Return the devices that have counters now, which are those that the user has touched."""
+        ...
+
+    def read(self) -> tuple[Reading, ...]:
+        """Return a reading of each touched device, with the peaks of the running span.
+
+        Outside a span the peaks run since the last span began, or since the process did.
+        """
+        ...
+
+    def start_span(self) -> tuple[Reading, ...]:
+        """Begin a span of high-water marks, unseen by the user, and return its first readings.
+
+        A span that was running ends.
+        """
+        ...
+
+    def end_span(self) -> tuple[Reading, ...]:
+        """Return the readings at the span's end, with its peaks.
+
+        A device that was first touched within the span is among them: its counters began at 0.
+        """
+        ...
+
+    def read_as_user(self) -> tuple[Reading, ...]:
+        """Return readings whose peaks are those that the user's own calls tell.
+
+        Such peaks run since the user's last reset, or since the process began where the user has no
+        call to reset them.
+        """
+        ...
+
+    def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
+        """Reset the peaks as the user's own call would, on each touched device.
+
+        Args:
+            devices: leave all other devices alone.
+
+        Returns:
+            The devices whose peaks begin anew, for the user and for ``read_as_user``; those of the
+            running span are not lost by it.
+        """
+        ...
+
+    def list_lost_peaks(self) -> BytesByDevice:
+        """Return devices and the peaks, in bytes, that ``close`` takes from the user's view."""
+        ...
+
+    def empty_cache(self) -> None:
+        """Give back to the device what is cached and unused, on each touched device.
+
+        Raises:
+            BackendError: a device refuses.
+        """
+        ...
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Return sentences on what failed since the last call, each failure once."""
+        ...
+
+    def close(self) -> None:
+        """Take away whatever the backend added to the process. May be called twice."""
+        ...
+
+
+# -- What a backend may have beside its counters ---------------------------------------------------
+
+
+@runtime_checkable
+class Blocks(Protocol):
+    """A backend whose allocator tells which blocks it has handed out."""
+
+    def read_segments(self) -> tuple[Segment, ...]:
+        """Return the segments of each touched device, and the blocks that they are cut into.
+
+        Of each device that is listed all segments are, by their addresses: together they are what
+        is reserved, and their ``active_allocated`` blocks what is allocated, to the byte, as long
+        as nobody allocates meanwhile. The blocks of a segment lie side by side, from its first
+        byte to its last. ``()`` where the allocator does not tell now.
+        """
+        ...
+
+
+@runtime_checkable
+class History(Protocol):
+    """A backend whose allocator can note each allocation."""
+
+    @property
+    def is_tracing(self) -> bool:
+        """True if a trace was started and not ended."""
+        ...
+
+    def start_trace(self, *, n_events: int) -> tuple[str, ...]:
+        """Begin to note each allocation, and drop a trace that was running.
+
+        Args:
+            n_events: how many events to keep, of all devices together: the newest.
+
+        Returns:
+            Why there is none, a sentence each, where there are devices that can't be traced.
+        """
+        ...
+
+    def end_trace(self, *, snapshot_to: Path | None = None) -> tuple[AllocatorTrace, ...]:
+        """Return what was noted since, on each touched device, and leave the history as it was.
+
+        ``()`` where no trace was running.
+
+        Args:
+            snapshot_to: a file for PyTorch's own memory viewer; one of that name is replaced. If it
+                can't be written, that is a note.
+        """
+        ...
+
+    def keep_sites(self, *, is_on: bool) -> str:
+        """Keep the line of each live block from now on, or no longer; return what was done.
+
+        ``""`` where there are no GPUs.
+        """
+        ...
+
+
+@runtime_checkable
+class Limits(Protocol):
+    """A backend whose allocator has limits."""
+
+    def set_limit(
+        self, device: str, limit_bytes: int | None, *, share: float | None = None
+    ) -> None:
+        """Let this process reserve no more than a limit on a device; ``None``: all of it.
+
+        A device that nobody has touched stays so: the limit waits until the device is in use.
+
+        Args:
+            device: one of this backend's kind.
+            limit_bytes: may be less than what is reserved, which then stays.
+            share: the limit as a share of the device; above 0, up to 1.
+
+        Raises:
+            BackendError: there is no such device, it has no limits, or it refuses.
+        """
+        ...
+
+    def read_limits(self) -> tuple[Limit, ...]:
+        """Return the limits of the devices in use, whoever set them, and those that wait.
+
+        In the order of the devices. A device that can have none is left out.
+        """
+        ...
+
+
+@runtime_checkable
+class PinnedMemory(Protocol):
+    """A backend that counts pinned host memory."""
+
+    def read_pinned(self) -> PinnedUse | None:
+        """Return PyTorch's own count of pinned host memory, which is never begun by us.
+
+        ``None`` where it does not tell, or nobody has pinned memory yet.
+        """
+        ...
+
+
+@runtime_checkable
+class Workspaces(Protocol):
+    """A backend with workspaces of cuBLAS."""
+
+    def release_workspaces(self) -> str | None:
+        """Free cuBLAS's workspaces, for the allocator to give back, and return what was done.
+
+        ``None`` where there are none yet.
+
+        Raises:
+            BackendError: the device refuses, or something alive may use them.
+        """
+        ...
+
+
+@runtime_checkable
+class DeviceMemory(Protocol):
+    """A backend of GPUs whose driver PyTorch asks about whole devices."""
+
+    def read_memory(self, device: str) -> tuple[int, int] | None:
+        """Return the free and the total bytes of a touched device, other processes included.
+
+        ``None`` for a device that nobody has touched, or that does not tell.
+        """
+        ...
+
+
+@runtime_checkable
+class OwnMemory(Protocol):
+    """A backend that knows all that this process takes of a device, other libraries included."""
+
+    def read_own_use(self, device: str) -> int | None:
+        """Return the bytes of this process on a device; ``None`` where that is not told."""
+        ...
+
+
+@runtime_checkable
+class HostMemory(Protocol):
+    """The backend of the host's own memory."""
+
+    def available_bytes(self) -> int | None:
+        """Return how much more this process can take now without swapping or being killed."""
+        ...
+
+    def find_counter(self) -> Callable[[], int] | None:
+        """Return a fast call that gives malloc's bytes in use; ``None`` where that is unknown."""
+        ...
+
+
+# -- Whole devices and processes -------------------------------------------------------------------
+
+
+@runtime_checkable
+class DeviceMonitor(Protocol):
+    """A source for whole devices, other processes too: the driver's management library."""
+
+    def list_infos(self) -> tuple[DeviceInfo, ...]:
+        """Return all devices that this process can see, touched or not, under PyTorch's names."""
+        ...
+
+    def match(self, uuids: Mapping[str, str]) -> None:
+        """Correct the numbering by the UUIDs of the devices that PyTorch has under these names.
+
+        The driver's own order may be another, where PyTorch has not been asked yet. UUIDs of
+        devices that are not the driver's are ignored.
+        """
+        ...
+
+    def read_use(self, device: str) -> DeviceUse | None:
+        """Return the use of the whole device now; ``None`` where it can't be read."""
+        ...
+
+    def read_own_use(self, device: str) -> int | None:
+        """Return the bytes of this process on a device; ``None`` where the driver does not know."""
+        ...
+
+    def list_processes(self, device: str) -> ProcessesByBytes | None:
+        """Return the processes that compute or draw on the device, each once.
+
+        The pids are the driver's: within a container they may be the machine's own, which mean
+        nothing there. ``None`` where the driver does not list the processes at all.
+        """
+        ...
+
+    def list_failures(self, device: str) -> tuple[str, ...]:
+        """Return a sentence for each thing of the device that can't be read now."""
+        ...
+
+    @property
+    def processes(self) -> ProcessSource | None:
+        """Whose pids these are; ``None``: the operating system's, here and now."""
+        ...
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Return sentences on what failed since the last call, each failure once."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the library. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class ProcessSource(Protocol):
+    """A source for processes: the operating system, or a recording."""
+
+    @property
+    def own_pid(self) -> int:
+        """The pid of the process whose memory is shown."""
+        ...
+
+    @property
+    def are_pids_certain(self) -> bool:
+        """True if a pid that the driver tells is certain to be the same process's here.
+
+        It is not within a container, where the driver may count as the machine does.
+        """
+        ...
+
+    def list_children(self) -> tuple[ChildProcess, ...]:
+        """Return the running processes below this one, by their pids, without their devices.
+
+        One that was below it once stays so, whoever is above it now.
+        """
+        ...
+
+    def describe(
+        self, pids: Collection[int], *, are_ours: bool | None
+    ) -> Mapping[int, tuple[Relation, str | None]]:
+        """Return each process's relation to this one, and its name; ``None``: that can't be seen.
+
+        Args:
+            pids: from the driver.
+            are_ours: whether these are the pids that processes have here; ``None``: unknown.
+        """
+        ...

@@ -1,1 +1,0 @@
-"""Readings become records: the sampler, its history, the ledger of cells."""

@@ -1,0 +1,202 @@
+"""A device's memory in parts that add up, and the map of its segments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Literal
+
+from gpumemwidget.model.devices import PinnedUse, ProcessUse
+from gpumemwidget.model.ownership import MemoryKind
+
+__all__ = [
+    "Breakdown",
+    "BreakdownPart",
+    "MapBlock",
+    "MapSegment",
+    "PartKey",
+    "SegmentMap",
+]
+
+
+#: Kinds of parts of a device's memory:
+#:
+#: - ``allocated``: held by tensors and by what else asks PyTorch's allocator; parts: ``kind``
+#: - ``kind``: allocated for one purpose (``BreakdownPart.kind``), without rounding; ``unnamed``:
+#:   allocated, and no name, module or running function leads to it
+#: - ``rounding``: allocated beyond what was requested
+#: - ``pending``: freed, but another stream may still use it
+#: - ``releasable``: reserved, unallocated, and given back by ``empty_cache``
+#: - ``fragmented``: reserved and unallocated, beside blocks that are in use
+#: - ``pools``: reserved and unallocated in pools of CUDA graphs and of ``MemPool``
+#: - ``outside``: this process's, but not PyTorch's allocator's: the context, libraries
+#: - ``children``: processes below this one; parts: ``process``
+#: - ``others``: other processes; parts: ``process``
+#: - ``unlisted``: in use by no process that the driver lists
+#: - ``driver``: reserved by the driver
+#: - ``free``
+#: - ``cached`` (the host): resident, and not handed out by malloc
+#: - ``rest``: several parts together (``BreakdownPart.merged``), where they can't be told
+#:   apart
+PartKey = Literal[
+    "allocated",
+    "kind",
+    "unnamed",
+    "rounding",
+    "pending",
+    "releasable",
+    "fragmented",
+    "pools",
+    "outside",
+    "children",
+    "others",
+    "process",
+    "unlisted",
+    "driver",
+    "free",
+    "cached",
+    "rest",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class BreakdownPart:
+    """One part of a device's memory."""
+
+    key: PartKey
+    n_bytes: int
+    #: The purpose of a part ``kind``.
+    kind: MemoryKind | None = None
+    #: The process of a part ``process``.
+    process: ProcessUse | None = None
+    #: The parts that a part ``rest`` stands for.
+    merged: tuple[PartKey, ...] = ()
+    #: Smaller parts that add up to this part, where they are known.
+    parts: tuple[BreakdownPart, ...] = ()
+
+
+class BreakdownDoubt(Enum):
+    """Why parts of a breakdown are merged, or may not be exact."""
+
+    #: Memory was taken or freed while the device was read.
+    MOVED_MEANWHILE = auto()
+    #: The driver does not tell the use of a device that PyTorch does not use.
+    USE_UNKNOWN = auto()
+    #: The total is PyTorch's, without the driver's own part.
+    TOTAL_OF_PYTORCH = auto()
+    #: The driver does not tell its own part.
+    DRIVER_PART_UNKNOWN = auto()
+    #: The processes have more than is in use.
+    PROCESSES_EXCEED_USE = auto()
+    #: The bytes of this process and the free bytes exceed the total.
+    OWN_OVERLAPS_FREE = auto()
+    #: The bytes of this process exceed the total (``n_bytes``).
+    OWN_EXCEEDS_TOTAL = auto()
+    #: malloc has handed out ``n_bytes``, of which only ``other_bytes`` are resident.
+    NOT_RESIDENT = auto()
+    #: More is allocated (``n_bytes``) than reserved (``other_bytes``).
+    ALLOCATED_EXCEEDS = auto()
+    #: The allocator does not tell its segments.
+    SEGMENTS_UNKNOWN = auto()
+    #: The segments are not those that the counters count.
+    SEGMENTS_OF_ANOTHER_MOMENT = auto()
+    #: Owners of ``n_bytes`` were found, and ``other_bytes`` are allocated.
+    OWNERS_DIFFER = auto()
+    #: The requested bytes of some blocks are not known.
+    ROUNDING_UNKNOWN = auto()
+    #: The account ran out of time.
+    OWNERS_INCOMPLETE = auto()
+    #: The driver's list (``processes``) lacks this process.
+    NOT_LISTED = auto()
+    #: The driver tells fewer bytes of this process (``n_bytes``) than PyTorch (``other_bytes``).
+    PID_OF_ANOTHER = auto()
+    #: The driver does not tell the bytes of ``processes``.
+    BYTES_UNKNOWN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class BreakdownNote:
+    """A doubt with its figures."""
+
+    doubt: BreakdownDoubt
+    n_bytes: int = 0
+    other_bytes: int = 0
+    processes: tuple[ProcessUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """A device's memory in parts that are all of it, to the byte."""
+
+    device: str
+    #: The device's own: ``NVIDIA H200``.
+    name: str
+    total_bytes: int
+    #: None is negative, and together they are ``total_bytes``.
+    parts: tuple[BreakdownPart, ...]
+    #: PyTorch's own figures, where it uses the device.
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    #: The driver's figure, as ``nvidia-smi`` shows it, without the driver's own part.
+    used_bytes: int | None
+    #: The limit of what this process may reserve, and the budget of a cell, where these are set.
+    limit_bytes: int | None = None
+    budget_bytes: int | None = None
+    #: The largest block that is reserved but unallocated, outside of private pools.
+    largest_free_block_bytes: int | None = None
+    #: True if segments grow there (``expandable_segments``).
+    has_expandable: bool = False
+    pinned: PinnedUse | None = None
+    #: Sentences on figures that the driver could not tell.
+    failures: tuple[str, ...] = ()
+    notes: tuple[BreakdownNote, ...] = ()
+
+    @property
+    def may_hide_children(self) -> bool:
+        """True if this notebook's children can't be told from others on the device."""
+        return any("children" in part.merged for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class MapBlock:
+    """A block where it lies in its segment."""
+
+    #: Offset from the segment's first byte.
+    offset_bytes: int
+    n_bytes: int
+    requested_bytes: int | None
+    state: Literal["active_allocated", "active_pending_free", "inactive"]
+    #: The purpose; ``None`` for a block that is not allocated, or if no account was taken.
+    kind: MemoryKind | None = None
+    #: The path that a person would type for the block; ``""`` where no name leads to it.
+    owner: str = ""
+    #: The line that allocated the block, where that was recorded: ``In[7], line 3``.
+    allocated_at: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MapSegment:
+    """A segment with its blocks, side by side from its first byte to its last."""
+
+    address: int
+    n_bytes: int
+    is_private: bool
+    is_expandable: bool
+    #: For requests up to 1 MiB; ``None`` where this release of torch does not tell.
+    is_small: bool | None
+    blocks: tuple[MapBlock, ...]
+    #: Bytes of the pages that a segment which grows consists of; ``None``: as many as by default.
+    page_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentMap:
+    """All of a device's segments, the largest first."""
+
+    device: str
+    reserved_bytes: int
+    allocated_bytes: int
+    #: Bytes beside blocks in use, which ``empty_cache`` can't give back; ``None``: not known.
+    fragmented_bytes: int | None
+    largest_free_block_bytes: int
+    segments: tuple[MapSegment, ...]

@@ -1,0 +1,119 @@
+"""Recorded cells: what each did to the memory of each device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gpumemwidget.model.devices import HOST, PeakIs
+
+__all__ = [
+    "CellDevice",
+    "CellRecord",
+    "Span",
+    "Status",
+    "crosses_budget",
+]
+
+
+#: How a cell ended.
+Status = Literal["ok", "error", "interrupted"]
+
+#: Change of a resident size, in bytes, up to which it says nothing: samples alone move it by some.
+_RESIDENT_SLACK_BYTES = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One counter over a cell, in bytes."""
+
+    before_bytes: int | None
+    after_bytes: int | None
+    peak_bytes: int | None
+
+    @property
+    def change_bytes(self) -> int | None:
+        """The bytes after the cell less those before; ``None`` where either is unknown."""
+        if self.before_bytes is None or self.after_bytes is None:
+            return None
+        return self.after_bytes - self.before_bytes
+
+    @property
+    def rise_bytes(self) -> int | None:
+        """The peak less the bytes before the cell; ``None`` where either is unknown."""
+        if self.before_bytes is None or self.peak_bytes is None:
+            return None
+        return self.peak_bytes - self.before_bytes
+
+
+def crosses_budget(
+    device: str, n_bytes: int, *, budget_bytes: int, start_bytes: int | None
+) -> bool:
+    """Return whether a cell goes beyond its budget on a device.
+
+    A cell that starts beyond its budget crosses it only by rising above the bytes at its start.
+
+    Args:
+        device: the device.
+        n_bytes: the bytes that the cell has, or had at its peak.
+        budget_bytes: the budget.
+        start_bytes: the bytes at the cell's start.
+    """
+    # A resident size moves by itself, in every cell.
+    slack_bytes = _RESIDENT_SLACK_BYTES if device == HOST else 0
+    return n_bytes > budget_bytes and (start_bytes is None or n_bytes > start_bytes + slack_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class CellDevice:
+    """The memory of one device over one cell."""
+
+    device: str
+    allocated: Span
+    reserved: Span
+    #: How exact the peaks are; ``None`` where neither is known.
+    peak_is: PeakIs | None
+    #: Number of times in the cell that the allocator freed its cache to try again, and ran out.
+    num_alloc_retries: int | None
+    num_ooms: int | None
+    #: The cell's budget (``%membudget``), where one was set.
+    budget_bytes: int | None = None
+
+    @property
+    def budgeted(self) -> Span:
+        """The counter of the budget: *allocated*; on the host, which has no peak, *resident*."""
+        return self.reserved if self.device == HOST else self.allocated
+
+    @property
+    def is_over_budget(self) -> bool:
+        """True if the cell is known to have crossed its budget, by its peak."""
+        span = self.budgeted
+        if self.budget_bytes is None or span.peak_bytes is None:
+            return False
+        return crosses_budget(
+            self.device,
+            span.peak_bytes,
+            budget_bytes=self.budget_bytes,
+            start_bytes=span.before_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CellRecord:
+    """One cell that a person ran."""
+
+    #: The number in ``In [n]``; ``None`` where IPython gave none.
+    execution_count: int | None
+    #: The front end's id of the cell; ``None`` in a terminal.
+    cell_id: str | None
+    #: The first line that is not blank, shortened to 120 characters.
+    first_line: str
+    #: Seconds since the epoch, UTC.
+    started_at: float
+    #: Seconds on the monitor's clock, to place the cell in the plot.
+    start_s: float
+    duration_s: float
+    status: Status
+    devices: tuple[CellDevice, ...]
+    #: True if the cell has only gpumemwidget's own magics, none of which moves or frees memory.
+    is_only_own_magics: bool = False

@@ -1,0 +1,259 @@
+"""Records of devices: their counters, their whole use, the processes on them, their limits.
+
+Bytes and seconds throughout. ``None`` is "unknown", never 0. A device is named as PyTorch names it
+(``"cuda:0"``), and the process's own memory is ``"host"``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from gpumemwidget.errors import BadInputError, name_type
+from gpumemwidget.model.segments import Segment
+
+__all__ = [
+    "EVERY_GPU",
+    "HOST",
+    "MOST_CHILDREN",
+    "Budget",
+    "BytesByDevice",
+    "ChildProcess",
+    "DeviceInfo",
+    "DeviceReport",
+    "DeviceState",
+    "DeviceUse",
+    "Limit",
+    "LimitRequest",
+    "PeakIs",
+    "PinnedUse",
+    "ProcessUse",
+    "Reading",
+    "Sample",
+    "check_device_name",
+    "rank_device",
+]
+
+
+#: The name of the process's own memory among the devices.
+HOST = "host"
+
+#: The name that stands for each GPU by itself, as in budgets.
+EVERY_GPU = "every GPU"
+
+#: Pairs of a device's name and bytes.
+BytesByDevice: TypeAlias = tuple[tuple[str, int], ...]
+
+#: Maximum number of children that are listed: those with the most host memory.
+MOST_CHILDREN = 256
+
+#: How exact a peak is. ``exact``: the high-water mark itself. ``at least``: the mark was cut short
+#: (somebody else reset it, or the span began before the recording). ``sampled``: the highest of the
+#: values that were read at intervals.
+PeakIs = Literal["exact", "at least", "sampled"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A device's name, total and limit, which seldom change while the process lives."""
+
+    device: str
+    #: ``"NVIDIA H200"``; for the host ``"host memory"``.
+    name: str
+    #: The whole device's memory; for the host the machine's, or its cgroup's limit.
+    total_bytes: int | None
+    #: The limit of this process, where one below ``total_bytes`` is set.
+    limit_bytes: int | None = None
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The counters of one device at one moment.
+
+    On CUDA these are the caching allocator's own. On the host *allocated* is what malloc has handed
+    out and *reserved* is the resident size.
+    """
+
+    device: str
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    #: High-water marks since the span began (see ``MemoryBackend.start_span``).
+    allocated_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    #: How exact the two peaks are; ``None`` where there is no peak.
+    peak_is: PeakIs | None = None
+    #: Running totals since the process began.
+    num_alloc_retries: int | None = None
+    num_ooms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The readings of all devices at one moment of the session's clock."""
+
+    #: Seconds on the monitor's clock (``Monitor.clock``).
+    time_s: float
+    readings: tuple[Reading, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """The use of a whole device at one moment, other processes included, as its driver tells it."""
+
+    device: str
+    used_bytes: int | None
+    free_bytes: int | None
+    total_bytes: int | None
+    #: Share of the time in which the device was busy, 0 to 100.
+    utilization_percent: int | None = None
+    #: Bytes that the driver keeps for itself, which are not in ``used_bytes``; ``None``: the driver
+    #: does not tell (before 510), and they are in ``used_bytes``.
+    driver_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """One device in ``%memstat``: its counters now, and the whole device if a driver tells it."""
+
+    info: DeviceInfo
+    #: ``None`` where the user has not touched the device, so nothing of it was read.
+    reading: Reading | None
+    use: DeviceUse | None
+    #: One plain sentence where something could not be read.
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """A process on a device, and its bytes there, as the driver tells them."""
+
+    pid: int
+    #: ``python train.py``; ``None`` where the process can't be seen, as from within a container.
+    name: str | None
+    #: ``child``: now or once below this process in the tree of processes.
+    relation: Literal["own", "child", "other"]
+    #: ``None`` where the driver gives no bytes (Windows, or no permission).
+    n_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChildProcess:
+    """A process below this one: a worker of a DataLoader, a rank that a cell has launched."""
+
+    pid: int
+    #: The pid of the process above.
+    parent_pid: int
+    #: The command in some 60 characters: ``python train.py --lr 0.1``.
+    name: str
+    #: The resident size, shared pages included; ``None`` where it can't be read.
+    resident_bytes: int | None
+    #: Devices on which the driver lists the process, with its bytes there.
+    devices: tuple[tuple[str, int | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedUse:
+    """Pinned host memory, as PyTorch's own allocator for it counts it."""
+
+    #: Bytes of blocks that tensors hold, or that a running copy still uses. ``None`` where PyTorch
+    #: does not count freed blocks (before 2.13).
+    allocated_bytes: int | None
+    #: Bytes that the allocator has from the system, its cache included.
+    reserved_bytes: int
+    #: Peaks since the user's last reset.
+    allocated_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """All that was read of one device at one moment, or at nearly one."""
+
+    info: DeviceInfo
+    #: ``None`` where the user has not touched the device, so nothing of it was read.
+    reading: Reading | None
+    #: ``None`` where no driver tells.
+    use: DeviceUse | None
+    #: The processes on the device: this process first, then its children, then the others; each
+    #: biggest first. ``None`` where the driver does not list them.
+    processes: tuple[ProcessUse, ...] | None
+    #: ``()`` where the allocator does not tell.
+    segments: tuple[Segment, ...] = ()
+    #: Pinned memory of the host; ``None`` where nobody has pinned any.
+    pinned: PinnedUse | None = None
+    #: False if the counters changed while the rest was read: then the figures may not fit.
+    is_at_one_moment: bool = True
+    #: False if a child can't be told from other processes: then any of these may be one.
+    are_children_told: bool = True
+    #: Sentences on what could not be read, and why.
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The most that this process may reserve on a device; the allocator holds it."""
+
+    device: str
+    #: ``None``: there is no limit; or PyTorch does not tell, if a device in use has no total here.
+    limit_bytes: int | None
+    #: The device's total, as PyTorch counts it; ``None`` where the device is not in use yet.
+    total_bytes: int | None
+    reserved_bytes: int | None
+    #: The part of the reserved bytes that ``empty_cache`` can give back.
+    releasable_bytes: int | None = None
+    #: The limit is set as soon as the device is in use.
+    is_waiting: bool = False
+    #: A waiting limit that was given as a share of the total, which is not known yet.
+    share: float | None = None
+    #: The largest request that fits into the reserved memory, outside of private pools.
+    largest_free_block_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRequest:
+    """A limit as it was asked for: in bytes, or as a share of the device; neither: no limit."""
+
+    limit_bytes: int | None = None
+    share: float | None = None
+
+    @property
+    def is_off(self) -> bool:
+        """True if no limit is asked for."""
+        return self.limit_bytes is None and self.share is None
+
+    def to_waiting_limit(self, device: str) -> Limit:
+        """Return the limit of a device that is not in use yet."""
+        return Limit(device, self.limit_bytes, None, None, is_waiting=True, share=self.share)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The memory that a cell may have allocated on a device before a warning."""
+
+    #: ``EVERY_GPU`` includes GPUs that come into use later. On the host the resident size counts.
+    device: str
+    budget_bytes: int
+
+
+def check_device_name(device: object) -> None:
+    """Refuse a device that is not given by its name, but as a number or a ``torch.device``.
+
+    Args:
+        device: the value that somebody gave; ``None`` is not refused.
+
+    Raises:
+        BadInputError: the device is no text.
+    """
+    if device is not None and type(device) is not str:
+        raise BadInputError(
+            f"device is a name such as 'cuda:0', and not of type {name_type(device)}: "
+            "%memstat lists them"
+        )
+
+
+def rank_device(device: str) -> tuple[bool, str, int, str]:
+    """Return the key to sort devices by: by kind, ``cuda:10`` after ``cuda:9``, the host last."""
+    kind, _, index = device.partition(":")
+    is_numbered = index.isascii() and index.isdigit() and len(index) < 10
+    return device == HOST, kind, int(index) if is_numbered else -1, device

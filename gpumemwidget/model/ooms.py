@@ -1,0 +1,155 @@
+"""Out-of-memory errors: the state of the device, and the remedies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gpumemwidget.model.devices import HOST, ProcessUse
+from gpumemwidget.model.ownership import MemoryKind, Owned
+from gpumemwidget.model.segments import Frame
+
+__all__ = [
+    "OomCard",
+    "OomEvent",
+    "Remedy",
+    "RemedyKind",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class OomEvent:
+    """The state of a device when an allocation failed, before anything was unwound."""
+
+    device: str
+    #: The bytes that were asked for; ``None`` where the error does not say.
+    requested_bytes: int | None
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    #: The largest free block in the reserved memory.
+    largest_free_block_bytes: int | None
+    #: The whole device, other processes too.
+    device_free_bytes: int | None
+    device_total_bytes: int | None
+    #: The limit of this process, where one is set.
+    limit_bytes: int | None
+    #: Bytes of other processes, children included; ``None`` where the driver does not tell.
+    others_bytes: int | None
+    #: Bytes of this process outside of PyTorch's allocator; ``None`` where they are not known.
+    outside_bytes: int | None
+    #: The Python stack, innermost first.
+    frames: tuple[Frame, ...] = ()
+    #: Reserved bytes that ``empty_cache`` can give back.
+    cached_bytes: int | None = None
+    #: On the host: bytes of all addresses of this process, which count against its limit.
+    addresses_bytes: int | None = None
+    #: The other processes, as the driver lists them, biggest first.
+    others: tuple[ProcessUse, ...] = ()
+    #: In use and of no process that the driver lists; ``None``: it may be among the others'.
+    unlisted_bytes: int | None = None
+    #: Bytes of the total that the driver keeps for itself, where it tells.
+    driver_bytes: int | None = None
+
+    @property
+    def unallocated_bytes(self) -> int | None:
+        """Bytes that are reserved but unallocated."""
+        if self.allocated_bytes is None or self.reserved_bytes is None:
+            return None
+        return self.reserved_bytes - self.allocated_bytes
+
+    @property
+    def room_bytes(self) -> int | None:
+        """Bytes that could be had: those that are free, or those that a limit leaves of them."""
+        free, limit = self.device_free_bytes, self.limit_bytes
+        taken = self.addresses_bytes if self.device == HOST else self.reserved_bytes
+        if limit is None or taken is None:
+            return free
+        left = max(limit - taken, 0)
+        return left if free is None else min(left, free)
+
+    @property
+    def is_fragmented(self) -> bool:
+        """True if the unallocated reserved bytes would have been enough in one piece.
+
+        The room beside them counts too, which growing segments would take in.
+        """
+        free, largest = self.unallocated_bytes, self.largest_free_block_bytes
+        if free is None or largest is None or self.device == HOST:
+            return False
+        if self.requested_bytes is None:
+            return 2 * largest < free
+        return largest < self.requested_bytes <= free + (self.room_bytes or 0)
+
+
+RemedyKind = Literal[
+    "last exception",
+    "out",
+    "names",
+    "gradients",
+    "cached blocks",
+    "expandable segments",
+    "limit",
+    "other processes",
+    "smaller batch",
+    "no_grad",
+    "checkpointing",
+    "lower precision",
+]
+#: Remedies that a button can carry out.
+_DOABLE: tuple[RemedyKind, ...] = ("last exception", "out", "names", "gradients", "cached blocks")
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """Something that frees memory on the device that ran out, or makes do with less of it."""
+
+    kind: RemedyKind
+    #: Bytes that it frees on that device; ``None`` if that is not known.
+    gives_bytes: int | None
+    #: ``at most`` and ``about``: the figure is a bound or an estimate.
+    gives_is: Literal["exact", "at least", "at most", "about"]
+    #: For ``names``: the variables.
+    names: tuple[str, ...] = ()
+    #: For ``names``: true if a module or an optimizer is released with them.
+    loses_training_state: bool = False
+    #: For ``last exception``: true if what is left of an earlier one is freed with it.
+    has_earlier: bool = False
+    #: For ``cached blocks``: true if ``torch`` is the name of PyTorch in the notebook.
+    is_torch_bound: bool = False
+    #: For ``expandable segments``: the environment variable as it has to be set, ``NAME=value``.
+    setting: str = ""
+
+    @property
+    def can_do(self) -> bool:
+        """True if a button can carry it out."""
+        return self.kind in _DOABLE
+
+    @property
+    def rank(self) -> tuple[bool, bool, int]:
+        """The key to sort by: loss of training state comes last, else the most bytes first."""
+        return self.loses_training_state, self.gives_bytes is None, -(self.gives_bytes or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class OomCard:
+    """Why a cell ran out of memory, and the ways out. It holds no object of the user's."""
+
+    event: OomEvent
+    execution_count: int | None
+    #: The line of the user's that asked for it: ``In[7], line 3``; ``None`` where it is not known.
+    place: str | None
+    #: The text of the line.
+    text: str
+    #: The function of a library that asked for it: ``torch.nn.functional.linear``.
+    function: str | None
+    #: The biggest owners on that device, at most ten, biggest first, as rows of the account.
+    owners: tuple[Owned, ...]
+    #: Bytes of all owners on the device; ``None`` where no account was taken.
+    owned_bytes: int | None
+    ways: tuple[Remedy, ...]
+    #: Kinds and their bytes on that device, biggest first.
+    kinds: tuple[tuple[MemoryKind, int], ...] = ()
+    #: OOMs in the same cell that its code caught.
+    n_caught: int = 0
+    #: Sentences on what could not be found out.
+    notes: tuple[str, ...] = ()

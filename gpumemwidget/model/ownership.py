@@ -1,0 +1,268 @@
+"""Owners of memory: the account of all bytes, the rows of variables, explanations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Literal
+
+from gpumemwidget.model.devices import BytesByDevice
+
+__all__ = [
+    "BlockNames",
+    "DeviceAccount",
+    "DeviceBytes",
+    "Explanation",
+    "Fix",
+    "FixKind",
+    "Holder",
+    "JointRelease",
+    "MemoryAccount",
+    "MemoryKind",
+    "Owned",
+    "RootKind",
+    "Variable",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBytes:
+    """Bytes on each device, and whether they are a lower bound.
+
+    A search of the user's objects that ran out of time has found this much or more. The record has
+    no iterator: whoever shows a figure goes through a formatter, which says "at least".
+    """
+
+    #: Pairs of a device and its bytes, biggest first; a device without any is left out.
+    by_device: BytesByDevice = ()
+    #: True if there may be more, as not everything was looked at.
+    is_at_least: bool = False
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes on all devices together."""
+        return sum(n_bytes for _, n_bytes in self.by_device)
+
+    def on(self, device: str) -> int:
+        """Return the bytes on one device; 0 where it has none."""
+        return dict(self.by_device).get(device, 0)
+
+    def combine_bounds(self, others: Iterable[DeviceBytes]) -> DeviceBytes:
+        """Return the largest lower bound of each device; what is exact stays as it is.
+
+        Args:
+            others: lower bounds of the same sum, such as what a part of it comes to.
+        """
+        if not self.is_at_least:
+            return self
+        bounds = dict(self.by_device)
+        for other in others:
+            for device, n_bytes in other.by_device:
+                bounds[device] = max(n_bytes, bounds.get(device, 0))
+        pairs = sorted(bounds.items(), key=lambda item: (-item[1], item[0]))
+        return DeviceBytes(tuple(pairs), is_at_least=True)
+
+
+#: The purpose of memory. ``tensor`` is a plain tensor; ``other`` is memory of no tensor (on the
+#: host that of Python's objects and of libraries); about ``unknown`` nothing could be found.
+MemoryKind = Literal[
+    "parameter",
+    "gradient",
+    "optimizer state",
+    "buffer",
+    "saved for backward",
+    "tensor",
+    "cuBLAS workspace",
+    "CUDA-graph pool",
+    "compile cache",
+    "other",
+    "unknown",
+]
+
+
+#: The beginning of a path. ``module``: a global of an imported library; ``thread``: a variable of a
+#: function that is running; ``nowhere``: no variable leads to it.
+RootKind = Literal["name", "out", "exception", "module", "thread", "nowhere"]
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A line of the account: one storage, or a piece of memory that is no tensor's."""
+
+    device: str
+    #: Bytes as the allocator counts them, so that the lines of a device add up to all of them.
+    n_bytes: int
+    kind: MemoryKind
+    #: The path a person would type, in pieces: ``("model", ".layers", "[0]", ".weight")``. Where no
+    #: name leads to it, the words that say what it is, as one piece.
+    steps: tuple[str, ...]
+    root: RootKind
+    #: The rows (``Variable.name``) that hold it, that of the path first.
+    rows: tuple[str, ...] = ()
+    #: True where something that is not one of the rows holds it as well.
+    held_elsewhere: bool = False
+    #: The line that allocated it, where a history was recorded: ``In[7], line 3``.
+    allocated_at: str | None = None
+    #: How much of it is beyond what was asked for; ``None`` where that is not known.
+    rounding_bytes: int | None = None
+    #: The way to make the holder let go, where no variable leads to the memory.
+    fix: Fix | None = None
+    #: For the variable of a running function: its thread, with which the path begins: ``running``
+    #: (the thread that asks), ``thread loader``.
+    thread: str = ""
+
+    @property
+    def owner(self) -> str:
+        """The path as one text."""
+        return "".join(self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAccount:
+    """The owners of all allocated memory of one device."""
+
+    device: str
+    #: The allocator's own figure, read with the walk; ``None`` where it can't be had.
+    allocated_bytes: int | None
+    #: Biggest first. Together they are ``allocated_bytes``, where that is known.
+    owned: tuple[Owned, ...]
+
+    @property
+    def unknown_bytes(self) -> int:
+        """Bytes about which nothing could be found."""
+        return sum(line.n_bytes for line in self.owned if line.kind == "unknown")
+
+    def sum_kinds(self) -> tuple[tuple[MemoryKind, int], ...]:
+        """Bytes of each kind, biggest first."""
+        sums: dict[MemoryKind, int] = {}
+        for line in self.owned:
+            sums[line.kind] = sums.get(line.kind, 0) + line.n_bytes
+        return tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAccount:
+    """The account of owners: every allocated byte of every device, once."""
+
+    devices: tuple[DeviceAccount, ...]
+    #: The rows of the variables panel, of the same walk.
+    variables: tuple[Variable, ...]
+    #: False where the walk stopped at its budget of time: then more is named than is known.
+    is_complete: bool
+    duration_s: float
+    #: Sentences on what could not be read.
+    notes: tuple[str, ...] = ()
+
+
+class FixKind(Enum):
+    """A way to make a holder let go of memory."""
+
+    RELEASE_ROW = auto()  #: release the variable ``path``
+    RELEASE_DISPLAYED = auto()  #: release the displayed value ``path``
+    RELEASE_EXCEPTIONS = auto()
+    RELEASE_CUBLAS = auto()
+    RELEASE_COMPILED = auto()
+    RELEASE_OPTIMIZER = auto()  #: release the optimizer ``path`` too
+    DELETE = auto()  #: delete ``path``
+    DELETE_FUNCTION = auto()  #: delete the function ``path``
+    DELETE_CUDA_GRAPH = auto()
+    DELETE_LENDER = auto()  #: delete what lent its memory to torch
+    CLEAR_GRADIENT = auto()  #: set the gradient ``path`` to ``None``
+    CLEAR_CACHE = auto()  #: empty the cache of the function ``path``
+    CLOSE_GENERATOR = auto()  #: close the generator ``path``
+    DROP_GRAPH = auto()  #: call backward, or drop ``path``, whose autograd graph holds it
+    SET_CONTEXT_VARIABLE = auto()  #: set the context variable ``path`` to something else
+    END_FUNCTION = auto()  #: let the running function return
+    COLLECT = auto()  #: run the garbage collector
+    END_UNSEEN = auto()  #: end what holds it in C++
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """An action of the user's after which a path no longer holds memory."""
+
+    kind: FixKind
+    #: The object of the action, as it is typed: ``trainer.model``; ``""`` where none is named.
+    path: str = ""
+    #: The module to import first; ``""`` for none.
+    module: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """One path by which memory is held, and what makes it let go."""
+
+    #: ``trainer.model.fc.weight``, ``Out[3][0]``, ``last exception: train() line 12: batch``.
+    path: str
+    root: RootKind
+    #: The action after which the path no longer holds the memory.
+    fix: Fix
+    #: The part of the memory in question that the path holds.
+    held_bytes: DeviceBytes
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why some memory is still there."""
+
+    #: The expression that was asked about: ``x``, ``model.layers[0].weight``, ``no name``.
+    name: str
+    #: ``tensor``, ``module``, …; the class's qualified name.
+    kind: str
+    type_name: str
+    #: The memory that it holds.
+    held_bytes: DeviceBytes
+    #: The memory that is freed if the name alone is released.
+    frees_bytes: DeviceBytes
+    #: Holders of the memory, biggest first; paths that differ by an index are one holder.
+    holders: tuple[Holder, ...]
+    #: Paths beyond those shown.
+    n_more: int = 0
+    #: False where the search ran out of time: other paths may hold it too.
+    is_complete: bool = True
+    #: True for all memory that no variable leads to; ``name`` is ``no name`` then.
+    is_unnamed: bool = False
+    #: Rows to release together, where the name alone frees next to nothing.
+    joint: JointRelease | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JointRelease:
+    """Rows that have to be released together, to free memory that they share."""
+
+    #: All rows, those that were asked about first: ``("x", "model", "Out[7]")``.
+    names: tuple[str, ...]
+    #: The memory that is freed then.
+    frees_bytes: DeviceBytes
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A row of the variables panel: the memory of one name, of ``Out`` or the last exception."""
+
+    #: The text that a user types or ticks: ``model``, ``Out[7]``, ``last exception``.
+    name: str
+    root: Literal["name", "out", "exception"]
+    #: ``tensor``, ``view``, ``parameter``, ``module``, ``optimizer``, ``container``, ``object``.
+    kind: str
+    #: The class's qualified name, for the tooltip.
+    type_name: str
+    shape: tuple[int, ...] | None
+    dtype: str | None
+    #: Bytes of the distinct storages reached.
+    held_bytes: DeviceBytes
+    #: The memory that is freed if exactly this row is released.
+    frees_bytes: DeviceBytes
+    #: Names of other rows that reach some of the same storages.
+    shared_with: tuple[str, ...] = ()
+    #: True where something that is not one of the rows holds part of it as well.
+    held_elsewhere: bool = False
+    #: True if the row is a module or an optimizer, or holds one, as a trainer does.
+    holds_training_state: bool = False
+    #: Rows to release together, where this row alone frees next to nothing.
+    joint: JointRelease | None = None
+
+
+#: For each block's address, on one device: what it is for, and the path that leads to it.
+BlockNames = Mapping[int, tuple[MemoryKind, str]]

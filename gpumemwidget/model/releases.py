@@ -1,0 +1,194 @@
+"""Releases and restores of memory: their plans, steps and measured reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from gpumemwidget.model.devices import BytesByDevice, Reading
+from gpumemwidget.model.ownership import DeviceBytes, JointRelease
+from gpumemwidget.model.requests import ReleaseRequest
+
+__all__ = [
+    "IPythonReference",
+    "ReleaseMove",
+    "ReleasePlan",
+    "ReleaseReport",
+    "ReleaseStay",
+    "ReleaseStep",
+    "ReleaseStepKind",
+    "ReleaseSum",
+    "RestorePlan",
+    "RestoreReport",
+    "StepResult",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSum:
+    """The memory that some rows free if they are released together."""
+
+    frees_bytes: DeviceBytes
+    #: Rows to release together, where these rows free next to nothing.
+    joint: JointRelease | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseMove:
+    """One thing that a plan moves to the CPU in place, because somebody keeps it."""
+
+    #: The path of the object: ``model``, ``history[3]``.
+    path: str
+    kind: str
+    device: str
+    n_bytes: int
+    #: Why it is moved instead of dropped: ``"kept"``, ``"also held by trainer"``.
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class IPythonReference:
+    """A reference of IPython's own that a plan drops: ``Out[3]``, ``_``, ``sys.last_value``."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseStay:
+    """Memory on one device that a release leaves where it is."""
+
+    #: The row that holds it: ``model``, ``Out[7]``; ``gradients`` where those were asked for.
+    name: str
+    device: str
+    held_bytes: DeviceBytes
+    #: Why, as the end of a sentence: ``model and y also use it``.
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePlan:
+    """The effects of a release, before anything is changed."""
+
+    #: The request; its ``exceptions`` is true also if ``"last exception"`` is one of the names.
+    request: ReleaseRequest
+    moves: tuple[ReleaseMove, ...]
+    drops: tuple[IPythonReference, ...]
+    #: Allocated bytes that will be freed.
+    frees_bytes: DeviceBytes
+    #: Host memory that the moves need, under ``host``, and what there is.
+    host_needed_bytes: DeviceBytes
+    host_available_bytes: int | None
+    #: Why the plan may not be executed, in one line; ``None`` where it may.
+    refusal: str | None = None
+    #: Memory that the names hold and the release does not free.
+    stays: tuple[ReleaseStay, ...] = ()
+    #: Sentences on what else is to be known of what it frees.
+    remains: tuple[str, ...] = ()
+    #: A sentence for each cache that is cleared, on what comes after.
+    costs: tuple[str, ...] = ()
+    #: Number of gradients that are set to ``None``.
+    n_grads: int = 0
+    #: Rows to release together, where this plan frees next to nothing of the names' memory.
+    joint: JointRelease | None = None
+
+
+class ReleaseStepKind(Enum):
+    """A step of a release, in their order; the value names it where a release stopped."""
+
+    MOVE = "move to CPU"
+    UNBIND = "set to None"
+    CLEAR_GRADIENTS = "set gradients to None"  #: where asked for
+    DROP_REFERENCES = "drop IPython's references"
+    CLEAR_CACHES = "clear caches"  #: where asked for
+    COLLECT = "gc.collect"
+    EMPTY_CACHE = "empty_cache"
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The outcome of one step; fields that do not belong to its kind are empty."""
+
+    #: Tensors that were moved, whose gradients were cleared, or whose cycles were cut.
+    n_tensors: int = 0
+    #: Bytes that were moved.
+    n_bytes: int = 0
+    #: Variables that were set to ``None``.
+    names: tuple[str, ...] = ()
+    #: References of IPython's that were dropped.
+    references: tuple[IPythonReference, ...] = ()
+    #: Objects that the garbage collector found.
+    n_objects: int = 0
+    #: A sentence on each cache.
+    notes: tuple[str, ...] = ()
+    #: Why the step failed, in one line; ``""`` if it did not.
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseStep:
+    """One step of a release as it was carried out."""
+
+    kind: ReleaseStepKind
+    status: Literal["done", "skipped", "failed", "not reached"]
+    result: StepResult = StepResult()
+    #: Fall of the allocated and of the reserved bytes over the step, for each device; negative
+    #: where they rose (the host, when something moves there).
+    allocated_freed_bytes: BytesByDevice = ()
+    reserved_freed_bytes: BytesByDevice = ()
+    duration_s: float = 0.0
+    #: Bytes that the plan has go with this step. Cycles go with ``COLLECT`` instead.
+    planned_bytes: DeviceBytes = field(default_factory=DeviceBytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseReport:
+    """The measured effects of a release."""
+
+    plan: ReleasePlan
+    steps: tuple[ReleaseStep, ...]
+    before: tuple[Reading, ...]
+    after: tuple[Reading, ...]
+    #: Measured over all steps, for each device.
+    allocated_freed_bytes: BytesByDevice
+    reserved_freed_bytes: BytesByDevice
+    #: Sentences on what still holds what was to be freed; what was to stay is in ``plan.stays``.
+    remains: tuple[str, ...] = ()
+    #: The step and the reason of a stop, in one line; ``None`` if the release went through.
+    stopped: str | None = None
+    notes: tuple[str, ...] = field(default=())
+    #: True if a Ctrl-C came during the release, even if all steps were done by then.
+    is_interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """The tensors to bring back from the CPU, before anything is changed."""
+
+    names: tuple[str, ...]
+    #: Their ``device`` is where each goes, which is where it was.
+    moves: tuple[ReleaseMove, ...]
+    #: Bytes that the devices need, and those that they have available, where these are known.
+    needs_bytes: DeviceBytes
+    available_bytes: BytesByDevice
+    #: Why the plan may not be executed, in one line; ``None`` where it may.
+    refusal: str | None = None
+    #: Sentences on what can't be brought back, and why.
+    remains: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """The measured effects of bringing tensors back."""
+
+    plan: RestorePlan
+    #: The objects that were moved back.
+    result: StepResult
+    before: tuple[Reading, ...]
+    after: tuple[Reading, ...]
+    duration_s: float
+    #: Why it stopped, in one line; everything is as it was then. ``None`` where it went through.
+    stopped: str | None = None
+    remains: tuple[str, ...] = ()
+    #: True if a Ctrl-C came during the restore, even if it had gone through by then.
+    is_interrupted: bool = False

@@ -1,0 +1,377 @@
+"""Records of traces: the allocator's events, and what each line of a cell did to memory.
+
+The allocator's history gives events, replaying them gives each block's bytes, and each block has
+the line that allocated it. The figures add up: on each device the bytes from before the cell, those
+that its lines hold and those without a line are together what is allocated, to the byte.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from gpumemwidget.model.cells import CellRecord, Span
+from gpumemwidget.model.devices import PeakIs
+from gpumemwidget.model.ownership import MemoryKind
+from gpumemwidget.model.segments import Frame, Segment
+
+__all__ = [
+    "ACTIONS",
+    "AllocatorRules",
+    "AllocatorTrace",
+    "Call",
+    "CallMark",
+    "CellTrace",
+    "DeviceTrace",
+    "HostLine",
+    "HostLines",
+    "Layer",
+    "LineUse",
+    "NoteKind",
+    "Origin",
+    "PeakPart",
+    "SourceLine",
+    "SourceUnit",
+    "Timeline",
+    "TraceEvents",
+    "TraceNote",
+]
+
+
+#: Kinds of events; ``TraceEvents.actions`` has their indices.
+ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "oom",
+    "snapshot",
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceEvents:
+    """The events of one device in their order, as columns: a million of them have to fit."""
+
+    #: The index of each event's kind in ``ACTIONS``.
+    actions: bytes
+    #: Type ``Q``; the driver's free bytes for an ``oom``.
+    addresses: array[int]
+    #: Type ``q``, in bytes; the requested bytes of an allocation, before rounding.
+    sizes: array[int]
+    #: Type ``q``: microseconds since the epoch.
+    times_us: array[int]
+    #: Type ``q``: the stream, as torch numbers it.
+    streams: array[int]
+    #: Type ``i``: the index in ``stack_table``; 0 where there is no stack of Python.
+    stacks: array[int]
+    #: Innermost frame first; the first one is ``()``.
+    stack_table: tuple[tuple[Frame, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorRules:
+    """How the caching allocator rounds and splits, as far as its settings change that."""
+
+    #: Blocks from this on are never split; ``None`` without such a limit.
+    max_split_bytes: int | None = None
+    #: ``expandable_segments``: then what remains of a block is always split off.
+    is_expandable: bool = False
+    #: ``roundup_power2_divisions``: from so many bytes on, so many steps to a power of two (0 or 1:
+    #: none), by ascending bytes.
+    roundup_divisions: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllocatorTrace:
+    """One device's history over a span of time, with what stood at its two ends."""
+
+    device: str
+    before: tuple[Segment, ...]
+    events: TraceEvents
+    after: tuple[Segment, ...]
+    #: Microseconds since the epoch, on the clock of the events.
+    start_us: int
+    end_us: int
+    rules: AllocatorRules = field(default_factory=AllocatorRules)
+    #: False if the oldest events were dropped, or somebody else set the history meanwhile.
+    is_whole: bool = True
+    #: True if the trace ends before the cell did, as the user began a history of their own.
+    ends_early: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallMark:
+    """A call that was seen to begin and end while a trace ran: of a module, or of backward."""
+
+    kind: Literal["module", "backward"]
+    #: Microseconds since the epoch; ``None`` where it had not ended.
+    start_us: int
+    end_us: int | None
+    #: The thread's ident.
+    thread: int
+    #: A module's path in the model (``transformer.h.3.mlp``), or the name of its class.
+    name: str = ""
+    #: The calling stack, innermost first.
+    frames: tuple[Frame, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LineUse:
+    """The memory of one device that one place in the code took, as the allocator counts it."""
+
+    #: All bytes that were allocated there, however soon they were freed.
+    allocated_bytes: int
+    n_allocs: int
+    #: Bytes still held at the end.
+    net_bytes: int
+    #: Bytes held when the device's peak was reached.
+    at_peak_bytes: int
+    #: Maximum of the bytes held at any moment.
+    highest_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function below a line, with the memory that it and its callees allocated for that line."""
+
+    function: str
+    filename: str
+    line: int
+    use: LineUse
+    #: The running module of the model, where it is known: ``transformer.h.3.mlp``.
+    module: str | None = None
+    #: Biggest first.
+    calls: tuple[Call, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """A line of source, and the memory that it took."""
+
+    line: int
+    text: str
+    #: ``None`` for a line that allocated nothing.
+    use: LineUse | None = None
+    calls: tuple[Call, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SourceUnit:
+    """A cell's or file's lines.
+
+    In the traced cell (the first unit) each byte belongs to one line: the innermost line of the
+    cell that was running. Other units show the same bytes, by the innermost line of the unit.
+    """
+
+    #: ``In[7]``, ``train.py``.
+    name: str
+    filename: str
+    kind: Literal["cell", "earlier cell", "file"]
+    #: All lines of the traced cell; in other units lines that allocated, and lines around them.
+    lines: tuple[SourceLine, ...]
+
+
+class Origin(Enum):
+    """The origin of memory, seen from the traced cell."""
+
+    BEFORE_CELL = "before the cell"
+    #: At one line of the cell.
+    LINE = "line"
+    #: At lines of the cell that have no layer of their own.
+    OTHER_LINES = "other lines"
+    #: While the cell ran, but at none of its lines.
+    OUTSIDE_LINES = "outside the lines"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One band of the timeline.
+
+    Attributes:
+        origin: where its memory was allocated.
+        text: the line's text; ``""`` if it is no line's.
+        unit: the name of the line's source; ``None`` if it is no line's.
+        line: the line's number; ``None`` if it is no line's.
+        held_bytes: one for each of the timeline's moments.
+    """
+
+    origin: Origin
+    text: str
+    unit: str | None
+    line: int | None
+    held_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One device over the cell, at every event or as many of them as the eye can tell apart.
+
+    Where moments were left out, each stretch keeps its highest and its lowest of allocated and of
+    reserved. The layers, from the bottom up, add up to allocated at every moment.
+    """
+
+    #: Seconds since the cell's start, ascending.
+    times_s: tuple[float, ...]
+    allocated_bytes: tuple[int, ...]
+    #: ``None`` where they are not known.
+    reserved_bytes: tuple[int | None, ...]
+    layers: tuple[Layer, ...]
+    #: The index of the moment with the most allocated.
+    peak: int
+    #: Number of moments before thinning.
+    n_moments: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeakPart:
+    """The blocks of one line, kind and owner that were in use at the peak.
+
+    Attributes:
+        origin: where they were allocated; never ``OTHER_LINES``.
+        unit: the name of the line's source; ``None`` if they are no line's.
+        line: the line's number; ``None`` if they are no line's.
+        kind: what they are for; ``freed since``: they are gone, so that is not known.
+        owner: the path of a name that still leads to them.
+    """
+
+    origin: Origin
+    unit: str | None
+    line: int | None
+    kind: MemoryKind | Literal["freed since"]
+    owner: str | None
+    n_bytes: int
+    n_blocks: int
+
+
+class NoteKind(Enum):
+    """The subject of a note on a trace, with the figures that it has."""
+
+    #: A message of a backend's, in ``text``.
+    MESSAGE = "message"
+    #: The counters (``n_bytes``) and the history (``history_bytes``) differ before the cell, after
+    #: it, or at its peak; ``text`` is ``allocated`` or ``reserved``.
+    START_DIFFERS = "start differs"
+    END_DIFFERS = "end differs"
+    PEAK_DIFFERS = "peak differs"
+    #: The oldest events were lost, or some are missing: lines are complete from ``seconds`` on.
+    OLDEST_EVENTS_LOST = "oldest events lost"
+    EVENTS_MISSING = "events missing"
+    #: The peak (``n_bytes``) came before the first known event; the lines of the peak are those of
+    #: the highest moment since (``history_bytes``).
+    PEAK_NOT_IN_EVENTS = "peak not in events"
+    #: The replay does not end with the blocks at the end.
+    REPLAY_DIFFERS = "replay differs"
+    #: ``n_bytes`` of autograd's threads were attributed to a line that was inferred: the one last
+    #: seen to begin a backward, the only one that can have called it, or the one last seen.
+    BACKWARD_BEGUN = "backward begun"
+    BACKWARD_IN_SOURCE = "backward in source"
+    BACKWARD_AFTER_LINE = "backward after line"
+    #: The history has no stacks.
+    NO_STACKS = "no stacks"
+    #: Reading the host's lines failed with the error in ``text``.
+    READING_FAILED = "reading failed"
+    #: Another tool replaced the trace function.
+    TRACING_REPLACED = "tracing replaced"
+    #: The cell's code ran on other threads, too, where lines are not read.
+    OTHER_THREADS = "other threads"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceNote:
+    """Something that was inferred in a trace, or is missing.
+
+    Attributes:
+        kind: the subject, which says what the other fields are.
+    """
+
+    kind: NoteKind
+    text: str = ""
+    n_bytes: int | None = None
+    history_bytes: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTrace:
+    """The memory of one device over a traced cell, by lines."""
+
+    device: str
+    allocated: Span
+    reserved: Span
+    #: How exact the peaks are, which come from the counters where events are missing.
+    peak_is: PeakIs | None
+    timeline: Timeline | None
+    #: The traced cell first, then earlier cells and files, biggest first.
+    units: tuple[SourceUnit, ...]
+    #: Memory from before the cell; its ``allocated_bytes`` are all of that.
+    before: LineUse
+    #: Memory of no known line.
+    unplaced: LineUse
+    #: Biggest first; together all that was allocated at the peak.
+    peak: tuple[PeakPart, ...]
+    n_events: int
+    #: Seconds after the cell's start from which on no event is missing; ``None`` if all are there.
+    complete_since_s: float | None = None
+    notes: tuple[TraceNote, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HostLine:
+    """A line of source, and how malloc's count changed while it ran."""
+
+    line: int
+    text: str
+    #: The change over all runs of the line, freed bytes of other lines included.
+    net_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostLines:
+    """The change of the host's memory by the lines of a traced cell.
+
+    malloc keeps no history, but its count can be read as each line begins: the difference belongs
+    to the line that ran. So there is no peak here, and nothing says which line's memory a free was
+    of. ``before_bytes``, all lines, ``outside_bytes`` and ``unread_bytes`` add up to
+    ``after_bytes``.
+    """
+
+    #: ``In[7]``, ``train.py``.
+    name: str
+    filename: str
+    kind: Literal["cell", "file"]
+    #: All lines of a cell; in a file lines that changed something, and lines around them.
+    lines: tuple[HostLine, ...]
+    #: malloc's count at both ends.
+    before_bytes: int
+    after_bytes: int
+    #: The change while none of these lines ran.
+    outside_bytes: int
+    #: The change by lines that were not read one by one, as that would have slowed the cell.
+    unread_bytes: int
+    #: The lines that were not read one by one; ``()`` where they are not known.
+    unread_lines: tuple[int, ...]
+    n_readings: int
+    notes: tuple[TraceNote, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CellTrace:
+    """A traced cell, or a traced ``with`` block."""
+
+    record: CellRecord
+    #: Devices whose allocator keeps a history, as far as asked for.
+    devices: tuple[DeviceTrace, ...]
+    #: ``None`` where the host's lines were not read.
+    host: HostLines | None = None
+    #: Reasons why no lines are told.
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,1 @@
+"""A cell that ran out of memory: what was there, and the remedies."""

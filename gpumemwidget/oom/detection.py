@@ -1,0 +1,191 @@
+"""Recognise errors that say that memory ran out, without running code of theirs.
+
+An error may be of a class of the user's, whose ``str``, ``==`` or ``args`` is their code: classes
+are told by identity, and what an error was made with is read from its slots.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import re
+import sys
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType, TracebackType
+from typing import Any, Literal
+
+from gpumemwidget.model.segments import Frame
+from gpumemwidget.ownership.graph.objects import (
+    is_a,
+    is_one_of,
+    list_bases,
+    read_class_attribute,
+    read_namespace,
+)
+
+__all__ = ["OomSign", "find_oom", "format_as_torch"]
+
+#: Maximum number of errors of a chain, and of frames of one error, that are read.
+_MOST_ERRORS = 64
+
+_MOST_FRAMES = 512
+
+_SLOTS: Any = vars(BaseException)
+
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", None)  # Since Python 3.11.
+
+#: Errors of the CUDA libraries' own allocations, and of the driver's.
+_DEVICE_TEXT = re.compile(
+    r"\b(?:CU|HIP|ROC|MIOPEN)[A-Z_]*ALLOC[A-Z]*_FAILED\b"
+    r"|\b(?:CUDA|HIP)(?: driver)?(?: error:)? out of memory\b"
+    r"|\b(?:cuda|hip)ErrorMemoryAllocation\b|\bCUDA_ERROR_OUT_OF_MEMORY\b"
+)
+
+#: Errors of MPS's allocator, which in most releases have no class of their own.
+_MPS_TEXT = re.compile(r"\bMPS backend out of memory\b|\bMPS allocated: ")
+
+#: The device that an allocator's error names: ``CUDA out of memory. … GPU 1 has a total capacity``.
+_PLACE = re.compile(r"\b(CUDA|HIP|XPU) out of memory\. .*?\bGPU (\d+) has a total", re.DOTALL)
+
+#: PyTorch's names of device types, by the names in its errors.
+_KINDS = {"CUDA": "cuda", "HIP": "cuda", "XPU": "xpu"}
+
+#: Libraries whose own class of ``MemoryError`` is a device's.
+_DEVICE_MODULES = ("cupy", "rmm")
+
+_HOST_TEXT = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+) bytes", re.DOTALL)
+
+_REQUEST = re.compile(r"Tried to allocate ((\d+(?:\.\d+)?) (bytes|[KMG]iB))")
+
+_UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+
+
+@dataclass(frozen=True, slots=True)
+class OomSign:
+    """A copy of what an error says of memory that ran out; holds no object of the error's."""
+
+    where: Literal["device", "host"]
+    #: True for an error of PyTorch's own allocator, and not of a library that asked the driver.
+    is_allocators: bool = False
+    #: The request, as exact as the error tells it; ``None`` if the error does not.
+    requested_bytes: int | None = None
+    #: The request as PyTorch's error spells it: ``20.00 MiB``.
+    request: str = ""
+    #: The stack where the error was raised, innermost first.
+    frames: tuple[Frame, ...] = ()
+    #: The device that the error names, as PyTorch does: ``cuda:1``; ``""`` where it names none.
+    device: str = ""
+
+
+def find_oom(error: BaseException | None) -> OomSign | None:
+    """The sign of an OOM in an error, or in those that its traceback shows with it.
+
+    These are its cause, what it was raised in the handling of (unless ``from None`` hides that) and
+    the members of a group.
+    """
+    for each in _list_shown(error):
+        sign = _read(each)
+        if sign is not None:
+            return sign
+    return None
+
+
+def format_as_torch(n_bytes: int) -> str:
+    """Bytes as PyTorch's error for devices puts them."""
+    for exponent, unit in ((1, "KiB"), (2, "MiB")):
+        if n_bytes <= 1024:
+            break
+        if n_bytes <= 1024 ** (exponent + 1):
+            return f"{n_bytes / 1024**exponent:.2f} {unit}"
+    return f"{n_bytes} bytes" if n_bytes <= 1024 else f"{n_bytes / 1024**3:.2f} GiB"
+
+
+def _list_shown(error: BaseException | None) -> Iterator[BaseException]:
+    met: set[int] = set()
+    pending = [error]
+    while pending and len(met) < _MOST_ERRORS:
+        each = pending.pop(0)
+        if each is None or id(each) in met:
+            continue
+        met.add(id(each))
+        yield each
+        cause = _SLOTS["__cause__"].__get__(each)
+        if cause is None and not _SLOTS["__suppress_context__"].__get__(each):
+            cause = _SLOTS["__context__"].__get__(each)
+        pending.append(cause)
+        if _GROUP is not None and is_one_of(type(each), _GROUP):
+            pending.extend(vars(_GROUP)["exceptions"].__get__(each))
+
+
+def _read(error: BaseException) -> OomSign | None:
+    cls = type(error)
+    args = _SLOTS["args"].__get__(error)
+    text = args[0] if type(args) is tuple and args and type(args[0]) is str else ""
+    is_mps = is_one_of(cls, RuntimeError) and _MPS_TEXT.search(text) is not None
+    if is_mps or is_one_of(cls, *_list_torch_classes()):
+        request = _REQUEST.search(text)
+        place = _PLACE.search(text)
+        return OomSign(
+            "device",
+            is_allocators=True,
+            requested_bytes=round(float(request[2]) * _UNITS[request[3]]) if request else None,
+            request=request[1] if request else "",
+            frames=_list_frames(error),
+            device="mps:0" if is_mps else f"{_KINDS[place[1]]}:{place[2]}" if place else "",
+        )
+    if is_one_of(cls, MemoryError):
+        if _DEVICE_TEXT.search(text) or _is_from(cls, _DEVICE_MODULES):
+            return OomSign("device", frames=_list_frames(error))
+        return OomSign("host", requested_bytes=_read_array_bytes(args), frames=_list_frames(error))
+    if is_one_of(cls, RuntimeError):
+        if host := _HOST_TEXT.search(text):
+            return OomSign("host", requested_bytes=int(host[1]), frames=_list_frames(error))
+        if _DEVICE_TEXT.search(text):
+            return OomSign("device", frames=_list_frames(error))
+    return None
+
+
+def _is_from(cls: type, packages: tuple[str, ...]) -> bool:
+    """Return whether a class or one of its bases belongs to one of these packages."""
+    modules = (read_class_attribute(each, "__module__") for each in list_bases(cls))
+    return any(type(name) is str and name.partition(".")[0] in packages for name in modules)
+
+
+def _list_torch_classes() -> list[type]:
+    found: list[type] = []
+    for name in ("torch", "torch.cuda"):
+        module = sys.modules.get(name)
+        if is_a(module, ModuleType):
+            cls = read_namespace(module).get("OutOfMemoryError")
+            if type(cls) is type:
+                found.append(cls)
+    return found
+
+
+def _read_array_bytes(args: object) -> int | None:
+    """Return the bytes that NumPy asked for, from the shape and dtype in its error."""
+    numpy = sys.modules.get("numpy")
+    if not is_a(numpy, ModuleType) or type(args) is not tuple or len(args) != 2:
+        return None
+    dtype_class = read_namespace(numpy).get("dtype")
+    shape, dtype = args
+    if not is_a(dtype_class, type) or not is_one_of(type(dtype), dtype_class):
+        return None
+    if type(shape) is not tuple or not all(type(each) is int for each in shape):
+        return None
+    return math.prod(shape) * int(vars(dtype_class)["itemsize"].__get__(dtype))
+
+
+def _list_frames(error: BaseException) -> tuple[Frame, ...]:
+    traceback: TracebackType | None = _SLOTS["__traceback__"].__get__(error)
+    # The frame that raised the error comes last.
+    frames: deque[Frame] = deque(maxlen=_MOST_FRAMES)
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        # Python 3.10 has no qualified names of functions here.
+        name = getattr(code, "co_qualname", code.co_name)
+        frames.append(Frame(code.co_filename, traceback.tb_lineno, name))
+        traceback = traceback.tb_next
+    return tuple(reversed(frames))

@@ -1,1 +1,0 @@
-"""Who holds which bytes, and their release."""

@@ -1,0 +1,556 @@
+"""Account for every allocated byte of every device, once, with its owner.
+
+Storages come from the walk, blocks from the allocator. On CUDA a storage's bytes are those of the
+block it lies in, so the lines add up to the allocator's own figure; what no storage claims is told
+by the block's size and pool. On the host malloc has no list of what it handed out: what is no
+tensor's is one line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import FrameType
+
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.errors import forgets_frames
+from gpumemwidget.model.devices import HOST, Reading
+from gpumemwidget.model.ownership import BlockNames, DeviceAccount, MemoryAccount, MemoryKind, Owned
+from gpumemwidget.model.segments import Block
+from gpumemwidget.ownership.blocks import (
+    PINNED,
+    BlockMap,
+    find_rounding,
+    group_storages,
+    match_storages_to_blocks,
+    name_pools,
+)
+from gpumemwidget.ownership.fixes import find_fix
+from gpumemwidget.ownership.graph.kinds import Kind
+from gpumemwidget.ownership.graph.objects import (
+    is_a,
+    is_one_of,
+    paused_collector,
+    read_attribute,
+)
+from gpumemwidget.ownership.graph.walk import Graph
+from gpumemwidget.ownership.holdings import ELSEWHERE, Account, take_account
+from gpumemwidget.ownership.labels import PathStep, StepKind
+from gpumemwidget.ownership.paths import Paths
+from gpumemwidget.ownership.shell import Shell
+from gpumemwidget.ownership.source_lines import format_allocation
+from gpumemwidget.ownership.variables import describe_rows
+from gpumemwidget.units import format_bytes
+
+__all__ = [
+    "Purposes",
+    "describe_briefly",
+    "has_backward_beside",
+    "may_read_graphs",
+    "name_blocks",
+    "take_block_account",
+    "take_memory_account",
+    "take_running_account",
+]
+
+#: For each device the kinds and paths of its blocks, by their addresses.
+_Names = dict[str, dict[int, tuple[MemoryKind, str]]]
+
+#: A storage's place, its block and its bytes.
+_Claim = tuple[int, Block | None, int]
+
+#: Seconds for the full account, for which the user waits.
+FULL_BUDGET_S = 10.0
+
+_RUBBISH = PathStep(StepKind.RUBBISH, "rubbish in a cycle (gc.collect() frees it)")
+_NO_NAME = PathStep(StepKind.ROOT, "held where Python can't see")
+_UNNAMED_ROOTS = ("module", "thread", "nowhere")
+
+#: For an account that did not search for other holders.
+_NO_NAME_OF_YOURS = "no name of the notebook's"
+
+_OTHER = "Python's own objects and libraries"
+
+#: Maximum number of storages that have a line of their own in a brief account, the biggest.
+_MOST_ALONE = 128
+
+#: Holders of less than this are not searched for in a brief account (bytes).
+_LEAST_UNMET_BYTES = 1024**2
+
+
+@forgets_frames
+def take_memory_account(
+    shell: Shell, hardware: Hardware, *, budget_s: float = FULL_BUDGET_S
+) -> MemoryAccount:
+    """Return who owns the allocated memory of every device that the process uses.
+
+    Nothing is changed: no hook runs, nothing is computed, and what is allocated on a device is the
+    same before and after.
+
+    Args:
+        shell: the running IPython.
+        hardware: the allocators' figures and blocks.
+        budget_s: seconds after which the walk stops; the account then says that it is not complete.
+
+    Returns:
+        Lines that add up to what each allocator says is allocated.
+    """
+    with paused_collector():
+        started_s = time.perf_counter()
+        account = take_account(shell, budget_s=budget_s, scope="surroundings")
+        taken = _describe_memory(account, shell, hardware, started_s=started_s)
+        if account is None:
+            return taken
+        variables = describe_rows(account, deadline_s=started_s + budget_s)
+        duration_s = time.perf_counter() - started_s
+        return replace(taken, variables=variables, duration_s=duration_s)
+
+
+@forgets_frames
+def take_block_account(
+    shell: Shell, hardware: Hardware, *, budget_s: float
+) -> tuple[MemoryAccount, dict[str, BlockNames]]:
+    """Return who owns the allocated memory, and what is in each block, from one walk.
+
+    Args:
+        shell: the running IPython.
+        hardware: the allocators' figures and blocks.
+        budget_s: seconds after which the walk stops.
+
+    Returns:
+        The account without variables, and what ``name_blocks`` gives.
+    """
+    with paused_collector():
+        started_s = time.perf_counter()
+        account = take_account(shell, budget_s=budget_s, scope="surroundings")
+        names: _Names = {}
+        taken = _describe_memory(account, shell, hardware, started_s=started_s, names=names)
+        return taken, dict(names)
+
+
+@forgets_frames
+def take_running_account(
+    shell: Shell, hardware: Hardware, device: str, *, budget_s: float
+) -> MemoryAccount:
+    """Return who owns the allocated memory of one device, quickly, while a cell is running.
+
+    For the moment of an OOM: on whatever thread, deep in the user's code, before its functions are
+    unwound. Their variables are named as names are (``running: train() line 7: batch``). Nothing
+    is allocated on a device, and nothing is collected. What neither a name nor a running function
+    leads to is told by its kind alone; so is what a graph holds whose backward runs beside this.
+
+    Args:
+        shell: the running IPython.
+        hardware: the allocators' figures and blocks.
+        device: whose memory is told.
+        budget_s: seconds for all of it; half of them for the walk. What was not met by then has no
+            name, and what was not described is told by its row: the biggest come first. Behind
+            these, what has the same row and kind is one line.
+
+    Returns:
+        Lines of that device that add up to what its allocator says is allocated, and no variables.
+    """
+    with paused_collector():
+        started_s = time.perf_counter()
+        account = take_account(
+            shell,
+            budget_s=budget_s / 2,
+            scope="running",
+            reads_graphs=may_read_graphs(hardware),
+            with_host=device == HOST,
+            is_enough=lambda graph: _has_met_all(graph, hardware, device),
+        )
+        return describe_briefly(
+            account,
+            shell,
+            hardware,
+            device,
+            started_s=started_s,
+            budget_s=budget_s,
+        )
+
+
+def may_read_graphs(hardware: Hardware) -> bool:
+    """Return whether no backward beside this thread changes its graph meanwhile."""
+    return not has_backward_beside(sum(each.device != HOST for each in hardware.read()))
+
+
+def describe_briefly(
+    account: Account | None,
+    shell: Shell,
+    hardware: Hardware,
+    device: str,
+    *,
+    started_s: float,
+    budget_s: float,
+) -> MemoryAccount:
+    """Describe one device from a walk, in the few lines of ``take_running_account``.
+
+    Args:
+        account: the walk's result; ``None`` where torch is not imported.
+        shell: the running IPython.
+        hardware: the allocators' figures and blocks.
+        device: whose memory is told.
+        started_s: when the walk began, on ``time.perf_counter``.
+        budget_s: so many seconds later lines are told by their rows.
+    """
+    brief = _Brief(device, started_s + budget_s)
+    return _describe_memory(account, shell, hardware, started_s=started_s, brief=brief)
+
+
+def name_blocks(shell: Shell, hardware: Hardware, *, budget_s: float) -> dict[str, BlockNames]:
+    """Return what each allocated block is for, and the path that a person would type for it.
+
+    Args:
+        shell: the running IPython.
+        hardware: the allocators' blocks.
+        budget_s: seconds after which the walk stops; what was not met by then has no name.
+
+    Returns:
+        For each device whose allocator tells its blocks, by their addresses; the path is ``""``
+        where no name leads to what is in the block.
+    """
+    return take_block_account(shell, hardware, budget_s=budget_s)[1]
+
+
+def _list_kinds(blocks: BlockMap) -> _Names:
+    """Return what each block is if no tensor of the user's is in it."""
+    return {
+        device: {block.address: (kind, "") for block, kind in blocks.list_kinds(device)}
+        for device in blocks.devices
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Brief:
+    """The limits of a brief account: one device, and a deadline."""
+
+    device: str
+    #: On ``time.perf_counter``: from then on lines are told by their rows.
+    deadline_s: float
+
+
+def _describe_memory(
+    account: Account | None,
+    shell: Shell,
+    hardware: Hardware,
+    *,
+    started_s: float,
+    brief: _Brief | None = None,
+    names: _Names | None = None,
+) -> MemoryAccount:
+    """Return the lines of each device, without variables.
+
+    The kind and path of each block are added to ``names``, if given.
+    """
+    segments = hardware.read_segments()
+    readings = hardware.read()
+    if brief is not None:
+        segments = tuple(each for each in segments if each.device == brief.device)
+        readings = tuple(each for each in readings if each.device == brief.device)
+    cells = shell.read_cell_numbers()
+    blocks = BlockMap(segments, cells=cells)
+    if names is not None:
+        names.update(_list_kinds(blocks))
+    pools: dict[tuple[int, int], str] = {}
+    owned: list[Owned] = []
+    claimed: set[tuple[str, int]] = set()
+    outside: dict[str, int] = {}
+    if account is not None:
+        paths = account.find_paths()
+        purposes = Purposes(account.graph, paths)
+        groups = group_storages(account, None if brief is None else brief.device)
+        claims = match_storages_to_blocks(account, paths, blocks, groups, outside)
+        for lot in (
+            [[each] for each in claims]
+            if brief is None
+            else _join_claims(claims, account, paths, purposes, cells)
+        ):
+            place = lot[0][0]
+            is_late = brief is not None and time.perf_counter() > brief.deadline_s
+            line = _describe(
+                account,
+                paths,
+                purposes,
+                place,
+                sum(n_bytes for _, _, n_bytes in lot),
+                by_row=is_late or len(lot) > 1,
+            )
+            if brief is not None and line.steps[0] == _NO_NAME.text:
+                line = replace(line, steps=(_NO_NAME_OF_YOURS, *line.steps[1:]))
+            for _, block, _ in lot:
+                if block is None:
+                    continue
+                claimed.add((line.device, block.address))
+                if names is not None:
+                    path = "" if line.root == "nowhere" else line.owner
+                    names[line.device][block.address] = (line.kind, path)
+            block = lot[0][1]
+            if block is not None:
+                line = replace(
+                    line,
+                    rounding_bytes=_sum_rounding(lot),
+                    allocated_at=format_allocation(block.frames, cells),
+                )
+            owned.append(line)
+        pools = name_pools(
+            (row.name, account.graph.objects[place])
+            for row in account.rows.values()
+            for place in row.places
+        )
+    notes = [_describe_outside(*each) for each in outside.items() if each[1]]
+    owned.extend(blocks.describe_unclaimed(claimed, pools))
+    devices = tuple(_balance_device(reading, owned, notes) for reading in readings)
+    return MemoryAccount(
+        devices=devices,
+        variables=(),
+        is_complete=account is None or account.graph.is_complete,
+        duration_s=time.perf_counter() - started_s,
+        notes=tuple(notes),
+    )
+
+
+def _has_met_all(graph: Graph, hardware: Hardware, device: str) -> bool:
+    """Return whether the walk has met all tensors of a device, judged by its blocks."""
+    blocks = BlockMap(each for each in hardware.read_segments() if each.device == device)
+    if device not in blocks.devices:
+        return False
+    met: set[int] = set()
+    for info in graph.storages.values():
+        block = None if info.device != device else blocks.find(device, info.address)
+        if block is not None:
+            met.add(block.address)
+    unmet = sum(
+        block.n_bytes
+        for block, kind in blocks.list_kinds(device)
+        if kind == "unknown" and block.address not in met
+    )
+    return unmet < _LEAST_UNMET_BYTES
+
+
+def _join_claims(
+    claims: Iterable[_Claim],
+    account: Account,
+    paths: Paths,
+    purposes: Purposes,
+    cells: Mapping[str, int],
+) -> Iterator[list[_Claim]]:
+    """Yield the biggest claims each by itself, then together those that make the same line."""
+    claims = iter(claims)
+    for claim in itertools.islice(claims, _MOST_ALONE):
+        yield [claim]
+    lots: dict[tuple[object, ...], list[_Claim]] = {}
+    for claim in claims:
+        place, block, _ = claim
+        root = paths.find_root(place)
+        key = (
+            root and root.kind,
+            root and root.word,
+            purposes.find(place),
+            account.marks[place],
+            block and format_allocation(block.frames, cells),
+        )
+        lots.setdefault(key, []).append(claim)
+    yield from lots.values()
+
+
+def _sum_rounding(lot: Iterable[_Claim]) -> int | None:
+    found = [find_rounding(block) for _, block, _ in lot if block is not None]
+    return None if None in found else sum(each for each in found if each is not None)
+
+
+def _describe_outside(device: str, n_bytes: int) -> str:
+    if device == PINNED:
+        return (
+            f"{format_bytes(n_bytes)} of tensors are pinned: torch's own allocator for these has "
+            "them, and malloc's figure leaves them out"
+        )
+    return (
+        f"{format_bytes(n_bytes)} of tensors on {device} are no memory of torch's allocator: "
+        "another library's, or a CUDA graph's that it has taken back"
+    )
+
+
+def _describe(
+    account: Account,
+    paths: Paths,
+    purposes: Purposes,
+    place: int,
+    n_bytes: int,
+    *,
+    by_row: bool = False,
+) -> Owned:
+    marks = account.marks[place]
+    root = paths.find_root(place)
+    kind = "nowhere" if root is None else root.kind
+    steps = (root.step,) if root is not None and by_row else paths.list_steps(place)
+    rows = account.name_holders(marks)
+    if root is not None and root.word in rows and rows[0] != root.word:
+        rows = (root.word, *(row for row in rows if row != root.word))
+    if root is None or root.kind == "nowhere":
+        steps = (_NO_NAME if marks & ELSEWHERE else _RUBBISH, *steps[1:])
+    purpose = purposes.find(place)
+    return Owned(
+        device=account.graph.storages[place].device,
+        n_bytes=n_bytes,
+        kind=purpose,
+        steps=tuple(step.text for step in steps),
+        root=kind,
+        rows=rows,
+        held_elsewhere=bool(marks & ELSEWHERE),
+        fix=find_fix(kind, steps, kind=purpose) if kind in _UNNAMED_ROOTS else None,
+        thread="" if root is None else root.thread,
+    )
+
+
+def _balance_device(reading: Reading, owned: Iterable[Owned], notes: list[str]) -> DeviceAccount:
+    """Return the lines of one device, with one for the remainder, so that they add up."""
+    lines = [each for each in owned if each.device == reading.device]
+    allocated = reading.allocated_bytes
+    if allocated is not None:
+        left = allocated - sum(each.n_bytes for each in lines)
+        if left < 0:
+            # Tensors in shared memory are not malloc's; another thread may have freed some.
+            notes.append(
+                f"the tensors on {reading.device} are {format_bytes(-left)} more than its "
+                "allocator says: "
+                "some are not its own, or were freed meanwhile"
+            )
+            allocated = None
+        elif left:
+            lines.append(_describe_rest(reading.device, left))
+    lines.sort(key=lambda each: (-each.n_bytes, each.steps))
+    return DeviceAccount(device=reading.device, allocated_bytes=allocated, owned=tuple(lines))
+
+
+def _describe_rest(device: str, n_bytes: int) -> Owned:
+    rest = Owned(device=device, n_bytes=n_bytes, kind="other", steps=(_OTHER,), root="nowhere")
+    if device == HOST:
+        return rest
+    return replace(rest, kind="unknown", steps=("unknown",))
+
+
+_COMPILER = re.compile(r"torch\._(inductor|dynamo|functorch)\b")
+
+
+class Purposes:
+    """The purpose of each storage of a walk.
+
+    A storage may be several things at once; the first of these is said: parameter, gradient,
+    optimizer state, buffer, saved for backward (and reached in no other way), compile cache.
+
+    Args:
+        graph: what was walked.
+        paths: the best paths in it.
+    """
+
+    def __init__(self, graph: Graph, paths: Paths) -> None:
+        self._graph = graph
+        self._paths = paths
+        self._parameters: set[int] = set()
+        self._states: set[int] = set()
+        self._buffers: set[int] = set()
+        self._parameter_classes: dict[int, bool] = {}
+        for place in paths.list_special("module"):
+            self._note(self._buffers, (self._read(place, "_buffers"),), depth=1)
+        for place in paths.list_special("optimizer"):
+            self._note(self._parameters, (self._read(place, "param_groups"),), depth=3)
+            state = self._read(place, "state")
+            if is_a(state, dict):
+                # The keys are the parameters.
+                self._note(self._states, list(dict.values(state)), depth=8)
+
+    def find(self, storage: int) -> MemoryKind:
+        """Return what the storage at this place is for."""
+        tensors = self._graph.tensors_on.get(storage, ())
+        for each in tensors:
+            if each in self._parameters or self._is_parameter(each):
+                return "parameter"
+        for places, word in (
+            (self._graph.grads, "gradient"),
+            (self._states, "optimizer state"),
+            (self._buffers, "buffer"),
+        ):
+            if not places.isdisjoint(tensors):
+                return word  # type: ignore[return-value]  # the words are the kinds'
+        if storage in self._graph.unseen:
+            return "gradient"
+        if self._paths.passes_graph(storage):
+            return "saved for backward"
+        root = self._paths.find_root(storage)
+        if root is not None and root.kind == "module" and _COMPILER.match(root.word):
+            return "compile cache"
+        return "tensor"
+
+    def _is_parameter(self, place: int) -> bool:
+        cls = type(self._graph.objects[place])
+        known = self._parameter_classes.get(id(cls))
+        if known is None:
+            known = is_one_of(cls, self._graph.reader.parameter_type)
+            self._parameter_classes[id(cls)] = known
+        return known
+
+    def _read(self, place: int, name: str) -> object:
+        return read_attribute(self._graph.objects[place], name)
+
+    def _note(self, into: set[int], targets: Iterable[object], *, depth: int) -> None:
+        """Note the tensors in these containers, so many levels down."""
+        graph = self._graph
+        pending = deque((graph.find(each), depth) for each in targets)
+        met: set[int] = set()
+        while pending:
+            place, left = pending.popleft()
+            if place is None or place in met:
+                continue
+            met.add(place)
+            if graph.kinds[place] is Kind.TENSOR:
+                into.add(place)
+            elif left and graph.kinds[place] is Kind.PLAIN:
+                pending.extend((part, left - 1) for part in graph.edges[place])
+
+
+#: Python's side of a running backward.
+_BACKWARD = "_engine_run_backward"
+
+
+def has_backward_beside(n_devices: int) -> bool:
+    """Return whether a backward may be running beside this thread and changing its graph.
+
+    Autograd has a thread for each device, which needs no interpreter: what a node has saved may go
+    while it is being read. The one backward on one device stands still while its own thread asks,
+    or the thread that called it.
+
+    Args:
+        n_devices: how many devices other than the host are in use.
+    """
+    own = threading.get_ident()
+    # Autograd's threads are no threads of Python's; a dummy stands for one that asked for itself.
+    idents = {
+        each.ident
+        for each in threading.enumerate()
+        if not isinstance(each, threading._DummyThread)  # noqa: SLF001 - has no public name
+    }
+    callers: list[int] = []
+    frame: FrameType | None = None
+    tops = list(sys._current_frames().items())  # noqa: SLF001 - the one way to see them
+    try:
+        while tops:
+            ident, frame = tops.pop()
+            while frame is not None:
+                if frame.f_code.co_name == _BACKWARD and ident in idents:
+                    callers.append(ident)
+                    break
+                frame = frame.f_back
+    finally:
+        # A frame that is kept keeps all that its callers have.
+        del frame, tops
+    if not callers:
+        return False
+    is_ours = own in callers or own not in idents
+    return len(callers) > 1 or n_devices > 1 or not is_ours

@@ -1,0 +1,389 @@
+"""The allocator's side of the account: which block a storage's bytes are, and whose the rest are.
+
+A storage is smaller than its block, which the allocator rounds up and may not have split, and two
+storages may lie in one block. So the account adds up blocks. Blocks that no storage claims are
+PyTorch's own: it allocates them in C++ and keeps them, and no object of Python's leads to them.
+What they are is told by the pool they are in and by the size that was asked for (which was held
+against the C++ stacks of such blocks, on an H100 with torch 2.11).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from typing import Any
+
+from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.ownership import MemoryKind, Owned
+from gpumemwidget.model.segments import Block, Segment
+from gpumemwidget.ownership.graph.objects import is_one_of
+from gpumemwidget.ownership.graph.torch_reader import find_torch
+from gpumemwidget.ownership.holdings import Account
+from gpumemwidget.ownership.paths import Paths
+from gpumemwidget.ownership.source_lines import format_allocation
+
+__all__ = [
+    "PINNED",
+    "BlockMap",
+    "find_rounding",
+    "group_storages",
+    "match_storages_to_blocks",
+    "name_pools",
+    "read_dropout_size",
+    "read_workspace_sizes",
+]
+
+_KIB = 1024
+
+_MIB = 1024 * _KIB
+
+
+class BlockMap:
+    """Finds blocks by address.
+
+    Args:
+        segments: the snapshot, see ``MemoryBackend.read_segments``.
+        cells: the numbers of the notebook's cells by the names of their compiled files, to name
+            the line that allocated a block where a history was recorded.
+        workspace_sizes: how many bytes cuBLAS is given on a device.
+        dropout_size: how many bytes cuDNN's dropout needs on a device.
+    """
+
+    def __init__(
+        self,
+        segments: Iterable[Segment],
+        *,
+        cells: Mapping[str, int] | None = None,
+        workspace_sizes: Callable[[str], Collection[int]] | None = None,
+        dropout_size: Callable[[str], int | None] | None = None,
+    ) -> None:
+        self._cells = cells or {}
+        self._workspace_sizes = functools.cache(workspace_sizes or read_workspace_sizes)
+        self._dropout_size = functools.cache(dropout_size or read_dropout_size)
+        #: For each device the blocks in use, with their segments, in the order of addresses.
+        self._blocks: dict[str, list[tuple[Segment, Block]]] = {}
+        segments = sorted(segments, key=lambda each: each.address)
+        for segment in segments:
+            in_use = ((segment, each) for each in segment.blocks if each.state == _IN_USE)
+            self._blocks.setdefault(segment.device, []).extend(in_use)
+        self._starts = {
+            device: [block.address for _, block in blocks]
+            for device, blocks in self._blocks.items()
+        }
+        self._reserved = sorted(
+            (segment.device, segment.address, segment.address + segment.n_bytes)
+            for segment in segments
+        )
+        self._with_pools = {segment.device for segment in segments if segment.is_private}
+
+    @property
+    def devices(self) -> Set[str]:
+        """The devices that the snapshot tells of."""
+        return self._blocks.keys()
+
+    def find(self, device: str, address: int) -> Block | None:
+        """Return the block in use that contains an address.
+
+        ``None`` where there is none: memory of another library's (DLPack, a C++ extension with an
+        allocator of its own), which the allocator does not count.
+        """
+        place = bisect_right(self._starts.get(device, ()), address) - 1
+        if place < 0:
+            return None
+        _, block = self._blocks[device][place]
+        return block if address < block.address + block.n_bytes else None
+
+    def list_of_size(self, device: str, n_bytes: int) -> list[Block]:
+        """Return the device's blocks in use that were requested with this size."""
+        blocks = self._blocks.get(device, ())
+        return [block for _, block in blocks if _get_asked_bytes(block) == n_bytes]
+
+    def is_reserved(self, device: str, address: int) -> bool:
+        """Return whether an address is the allocator's, in use or not.
+
+        ``torch.compile(mode="reduce-overhead")`` frees the outputs of its CUDA graphs under their
+        tensors: what these look at is the allocator's, but allocated no longer.
+        """
+        place = bisect_right(self._reserved, (device, address, math.inf)) - 1
+        if place < 0:
+            return False
+        found, start, end = self._reserved[place]
+        return found == device and start <= address < end
+
+    def name_state(self, device: str, block: Block) -> tuple[MemoryKind, str] | None:
+        """Name the random state that torch keeps in a block; ``None`` for any other block.
+
+        Their tensors are made in C++, but who looks at all tensors, or at an autograd node that has
+        saved one, makes an object of Python's of them, which then stays too.
+        """
+        asked_bytes = _get_asked_bytes(block)
+        if asked_bytes == _COUNTER_BYTES and device in self._with_pools:
+            return "CUDA-graph pool", f"random state of CUDA graphs on {device}"
+        if asked_bytes == self._dropout_size(device):
+            return "other", f"random state of cuDNN's dropout on {device}"
+        return None
+
+    def sum_allocated(self, device: str) -> int:
+        """Return the bytes of the device's blocks in use: its allocated memory."""
+        return sum(block.n_bytes for _, block in self._blocks.get(device, ()))
+
+    def list_kinds(self, device: str) -> Iterator[tuple[Block, MemoryKind]]:
+        """Yield the device's blocks in use, with what each is if no storage claims it."""
+        for segment, block in self._blocks.get(device, ()):
+            yield block, self._describe(device, segment, block, {})[0]
+
+    def describe_unclaimed(
+        self,
+        claimed: Collection[tuple[str, int]],
+        pools: Mapping[tuple[int, int], str] | None = None,
+    ) -> tuple[Owned, ...]:
+        """Describe the blocks that no storage claims, biggest first; similar ones are one line.
+
+        Args:
+            claimed: devices and addresses of the blocks that storages claim.
+            pools: names of the ``torch.cuda.CUDAGraph`` or ``MemPool`` objects, by their pools.
+
+        Returns:
+            Lines of the account whose root is ``nowhere``.
+        """
+        sums: dict[tuple[str, MemoryKind, str, str | None], tuple[int, int | None]] = {}
+        for device, segment, block in self._list_unclaimed(claimed):
+            kind, words = self._describe(device, segment, block, pools or {})
+            key = (device, kind, words, format_allocation(block.frames, self._cells))
+            n_bytes, rounding = sums.get(key, (0, 0))
+            added = find_rounding(block)
+            rounding = None if rounding is None or added is None else rounding + added
+            sums[key] = n_bytes + block.n_bytes, rounding
+        owned = [
+            Owned(
+                device,
+                n_bytes,
+                kind,
+                (words,),
+                "nowhere",
+                allocated_at=line,
+                rounding_bytes=rounding,
+            )
+            for (device, kind, words, line), (n_bytes, rounding) in sums.items()
+        ]
+        return tuple(sorted(owned, key=lambda each: (each.device, -each.n_bytes, each.owner)))
+
+    def _list_unclaimed(
+        self, claimed: Collection[tuple[str, int]]
+    ) -> Iterator[tuple[str, Segment, Block]]:
+        for device, blocks in self._blocks.items():
+            for segment, block in blocks:
+                if (device, block.address) not in claimed:
+                    yield device, segment, block
+
+    def _describe(
+        self, device: str, segment: Segment, block: Block, pools: Mapping[tuple[int, int], str]
+    ) -> tuple[MemoryKind, str]:
+        is_workspace = _get_asked_bytes(block) in self._workspace_sizes(device)
+        if segment.is_private:
+            name = pools.get(segment.pool_id)
+            of = f"of {name}" if name else f"{segment.pool_id[0]}, {segment.pool_id[1]}"
+            what = "cuBLAS workspace in the private pool" if is_workspace else "private pool"
+            return "CUDA-graph pool", f"{what} {of} on {device}"
+        if is_workspace:
+            return "cuBLAS workspace", f"cuBLAS workspace of {device}"
+        known = self.name_state(device, block)
+        if known is not None:
+            return known
+        return "unknown", f"allocated on {device}, held by nothing that Python sees"
+
+
+_IN_USE = "active_allocated"
+
+#: A generator that CUDA graphs use has its seed and its offset on the device, as long as a graph
+#: is there: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/cuda/CUDAGeneratorImpl.cpp
+_COUNTER_BYTES = 8
+
+
+def find_rounding(block: Block) -> int | None:
+    """Return the bytes of a block beyond its request; ``None`` if the request is unknown."""
+    asked = block.requested_bytes
+    return None if asked is None or asked > block.n_bytes else block.n_bytes - asked
+
+
+def _get_asked_bytes(block: Block) -> int:
+    return block.n_bytes if block.requested_bytes is None else block.requested_bytes
+
+
+def name_pools(named: Iterable[tuple[str, object]]) -> dict[tuple[int, int], str]:
+    """Name the private memory pools of CUDA graphs and ``torch.cuda.MemPool`` objects.
+
+    Args:
+        named: objects and what a person would call them.
+
+    Returns:
+        Names by pools; two graphs of one pool are both named.
+    """
+    torch = find_torch()
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    # Their own classes: what derives from them may be the user's.
+    graph_type = torch._C._CUDAGraph  # noqa: SLF001
+    pool_type = getattr(torch._C, "_MemPool", None)  # noqa: SLF001 - since 2.5
+    pools: dict[tuple[int, int], str] = {}
+    for name, target in named:
+        if is_one_of(type(target), graph_type):
+            try:
+                pool_id = graph_type.pool(target)
+            except RuntimeError:
+                continue  # Nothing was captured yet.
+        elif pool_type is not None and is_one_of(type(target), pool_type):
+            pool_id = pool_type.id.__get__(target)
+        else:
+            continue
+        pools[pool_id] = f"{pools[pool_id]}, {name}" if pool_id in pools else name
+    return pools
+
+
+def read_workspace_sizes(device: str) -> frozenset[int]:
+    """Return the sizes of cuBLAS and cuBLASLt workspaces on a device, for each handle and stream.
+
+    From its own rules, https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/cuda/CublasHandlePool.cpp:
+    the environment's, else by the device's generation.
+    """
+    torch = find_torch()
+    index = device.partition(":")[2]
+    if torch is None or not torch.cuda.is_initialized() or not index.isdigit():
+        return frozenset()
+    is_rocm = torch.version.hip is not None
+    # Since 2.15 it tells, and lets them be set.
+    tell = (
+        getattr(torch._C, "_cuda_getCublasWorkspaceSize", None),  # noqa: SLF001
+        getattr(torch._C, "_cuda_getCublasLtWorkspaceSize", None),  # noqa: SLF001
+    )
+    if None not in tell:
+        return frozenset({each() for each in tell if each is not None} - {0})
+    default = _read_default(torch, int(index), is_rocm=is_rocm)
+    blas = _parse_config(_getenv("CUBLAS_WORKSPACE_CONFIG", "HIPBLAS_WORKSPACE_CONFIG"), default)
+    lt = _getenv("CUBLASLT_WORKSPACE_SIZE", "HIPBLASLT_WORKSPACE_SIZE")
+    lt_default = 76 * _MIB if is_rocm else _MIB
+    lt_bytes = int(lt) * _KIB if lt is not None and lt.isdigit() else lt_default
+    return frozenset({blas, lt_bytes} - {0})
+
+
+def read_dropout_size(device: str) -> int | None:
+    """Return the bytes that cuDNN keeps for the dropout of recurrent layers on a device.
+
+    24 for each thread that the device can run at a time: a generator's state (seen on an H100:
+    132 multiprocessors of 2048 threads, 6,488,064 bytes).
+    """
+    torch = find_torch()
+    index = device.partition(":")[2]
+    if torch is None or not torch.cuda.is_initialized() or not index.isdigit():
+        return None
+    properties = torch.cuda.get_device_properties(int(index))
+    n_threads = getattr(properties, "max_threads_per_multi_processor", None)
+    return None if n_threads is None else 24 * n_threads * properties.multi_processor_count
+
+
+def _read_default(torch: Any, index: int, *, is_rocm: bool) -> int:
+    properties = torch.cuda.get_device_properties(index)
+    if is_rocm:
+        is_large = properties.gcnArchName.startswith(("gfx94", "gfx95"))
+        return (128 if is_large else 32) * _MIB
+    # Hopper and Blackwell, and what came before.
+    return 32 * _MIB if properties.major in (9, 10, 12) else 8 * _MIB + 128 * _KIB
+
+
+def _parse_config(config: str | None, default: int) -> int:
+    """Bytes of ``:4096:2:16:8``: two of 4096 KiB and eight of 16."""
+    pairs = re.findall(r":(\d+):(\d+)", config or "")
+    if not pairs:
+        return default
+    return sum(int(n_kib) * int(count) for n_kib, count in pairs) * _KIB
+
+
+def _getenv(*names: str) -> str | None:
+    return next((os.environ[name] for name in names if name in os.environ), None)
+
+
+#: Stands for the device of host memory that is not malloc's.
+PINNED = "pinned"
+
+
+def group_storages(account: Account, device: str | None = None) -> list[list[int]]:
+    """Group storages over the same memory (DLPack makes a second one).
+
+    Of one device, where one is given, the biggest first.
+    """
+    storages = account.graph.storages
+    groups: dict[tuple[str, int], list[int]] = {}
+    for place, info in storages.items():
+        if device is None or info.device == device:
+            groups.setdefault((info.device, info.address), []).append(place)
+    found = list(groups.values())
+    if device is not None:
+        found.sort(key=lambda places: -max(storages[each].n_bytes for each in places))
+    return found
+
+
+def match_storages_to_blocks(
+    account: Account,
+    paths: Paths,
+    blocks: BlockMap,
+    groups: Iterable[list[int]],
+    outside: dict[str, int],
+) -> Iterator[tuple[int, Block | None, int]]:
+    """Yield the storages that are a line each, with their blocks and bytes.
+
+    What lies in no block of torch's is added to ``outside``, in bytes for each device.
+    """
+    graph = account.graph
+    claimed: set[tuple[str, int]] = set()
+    unseen: list[int] = []
+    for places in groups:
+        place = places[0] if len(places) == 1 else min(places, key=paths.rank)
+        info = graph.storages[place]
+        if place in graph.unseen and info.device in blocks.devices:
+            unseen.append(place)
+            continue
+        # Without a snapshot sizes are rounded as the allocator rounds them, which is nearly right.
+        if info.device in blocks.devices:
+            block = blocks.find(info.device, info.address)
+            if block is None:
+                # A reserved address was freed under its tensor.
+                if not blocks.is_reserved(info.device, info.address):
+                    outside[info.device] = outside.get(info.device, 0) + info.n_bytes
+                continue
+            key = (info.device, block.address)
+            is_named = (root := paths.find_root(place)) is not None and root.kind != "nowhere"
+            if key in claimed or (not is_named and blocks.name_state(info.device, block)):
+                continue
+            claimed.add(key)
+            yield place, block, block.n_bytes
+        elif info.device == HOST and (info.is_borrowed or info.is_pinned):
+            # NumPy's or a file's, or pinned: malloc may not even know of it.
+            outside[PINNED] = outside.get(PINNED, 0) + (info.n_bytes if info.is_pinned else 0)
+        else:
+            yield place, None, info.freed_bytes
+    yield from _match_by_size(account, blocks, unseen, claimed)
+
+
+def _match_by_size(
+    account: Account, blocks: BlockMap, places: Iterable[int], claimed: Set[tuple[str, int]]
+) -> Iterator[tuple[int, Block | None, int]]:
+    """Yield unclaimed blocks of the same size, for storages whose address is not told.
+
+    Only if there are as many blocks as storages, so that none can be another's.
+    """
+    storages = account.graph.storages
+    by_size: dict[tuple[str, int], list[int]] = {}
+    for place in places:
+        by_size.setdefault((storages[place].device, storages[place].n_bytes), []).append(place)
+    for (device, n_bytes), alike in by_size.items():
+        found = [
+            block
+            for block in blocks.list_of_size(device, n_bytes)
+            if (device, block.address) not in claimed
+        ]
+        if len(found) == len(alike):
+            yield from ((p, each, each.n_bytes) for p, each in zip(alike, found, strict=True))

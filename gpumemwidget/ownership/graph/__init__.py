@@ -1,0 +1,1 @@
+"""The walk from names to storages, which runs no code of the user's."""

@@ -1,0 +1,239 @@
+"""Decide how a walk treats an object: by its class, and by whether it can lead to memory at all."""
+
+from __future__ import annotations
+
+import gc
+import re
+import weakref
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from itertools import compress
+from types import CodeType, FrameType, FunctionType, ModuleType
+
+from gpumemwidget.ownership.graph.hidden_holders import HiddenHolders
+from gpumemwidget.ownership.graph.objects import (
+    is_library_class,
+    list_bases,
+    name_class,
+    read_class_attribute,
+)
+from gpumemwidget.ownership.graph.torch_reader import TorchReader
+
+__all__ = [
+    "DeadEnds",
+    "Kind",
+    "KindFinder",
+]
+
+#: Machinery that reaches the whole process and owns no user's memory.
+_FOREIGN_MODULES = re.compile(
+    r"(ipykernel|zmq|tornado|jupyter_client|gpumemwidget)(\..*)?|uvloop"
+    r"|asyncio\.(\w*events|runners)"
+)
+
+#: Classes of logging that lead from one logger to all others; a handler may hold what was logged.
+_FOREIGN_CLASSES = frozenset({"logging.Manager", "logging.RootLogger", "logging.PlaceHolder"})
+
+
+class Kind(Enum):
+    """How the walk treats an object."""
+
+    SKIP = "skip"
+    PLAIN = "plain"
+    CLASS = "class"
+    FUNCTION = "function"
+    FRAME = "frame"
+    TENSOR = "tensor"
+    STORAGE = "storage"
+    NODE = "node"
+    #: Holds others out of the collector's sight.
+    HIDDEN = "hidden"
+    #: A module under ``DistributedDataParallel``.
+    WRAPPER = "wrapper"
+
+
+#: The kinds of the classes that any walk has met, by id; a class that goes takes its entry along.
+_classes: dict[int, tuple[weakref.ref[type], Kind]] = {}
+
+
+def _note_class(cls: type, kind: Kind) -> None:
+    key = id(cls)
+    _classes[key] = (weakref.ref(cls, lambda _: _classes.pop(key, None)), kind)
+
+
+class _Flags(dict[int, bool]):
+    """Flags for wanted objects, by the id of their class; objects of unknown classes are wanted."""
+
+    has_met_others = False
+
+    def __missing__(self, key: int) -> bool:
+        self.has_met_others = True
+        return True
+
+
+class KindFinder:
+    """Finds and remembers how objects of a class are treated.
+
+    Args:
+        reader: tells torch's classes.
+        hidden: classes of holders that the collector does not know.
+        wrappers: classes of modules that have a reducer.
+    """
+
+    def __init__(
+        self, reader: TorchReader, hidden: Iterable[type] = (), wrappers: Iterable[type] = ()
+    ) -> None:
+        self._reader = reader
+        self._kinds: tuple[tuple[type, Kind], ...] = (
+            (reader.tensor_type, Kind.TENSOR),
+            (reader.storage_type, Kind.STORAGE),
+            (ModuleType, Kind.SKIP),
+            (CodeType, Kind.SKIP),
+            (type, Kind.CLASS),
+            (FunctionType, Kind.FUNCTION),
+            (FrameType, Kind.FRAME),
+            *((cls, Kind.HIDDEN) for cls in hidden),
+            *((cls, Kind.WRAPPER) for cls in wrappers),
+        )
+        #: By the class's id; the class is kept beside its kind, so that the id stays its own.
+        self.known: dict[int, tuple[type, Kind]] = {}
+        #: The ids of those classes whose objects have no kind of their own.
+        self._plain_ids: set[int] = set()
+        self._library_classes: dict[int, tuple[object, bool]] = {}
+
+    def find(self, cls: type) -> Kind:
+        """Return how objects of a class are treated."""
+        noted = self.known.get(id(cls))
+        if noted is None:
+            shared = _classes.get(id(cls))
+            kind = shared[1] if shared is not None else self._classify(cls)
+            if shared is None:
+                _note_class(cls, kind)
+            noted = self.known[id(cls)] = (cls, kind)
+            if noted[1] is Kind.PLAIN:
+                self._plain_ids.add(id(cls))
+        return noted[1]
+
+    def are_known_plain(self, targets: Iterable[object]) -> bool:
+        """Return whether all objects are of classes known as plain, at the speed of C."""
+        return self._plain_ids.issuperset(map(id, map(type, targets)))
+
+    def are_plain(self, targets: Sequence[object]) -> bool:
+        """Return whether all objects are plain."""
+        return self.are_known_plain(targets) or all(
+            self.find(type(each)) is Kind.PLAIN for each in targets
+        )
+
+    def list_plain(self, targets: Sequence[object]) -> list[object]:
+        """Return the plain ones of these objects."""
+        if not all(map(self.known.__contains__, map(id, map(type, targets)))):
+            for each in targets:
+                self.find(type(each))
+        is_plain = map(self._plain_ids.__contains__, map(id, map(type, targets)))
+        return list(compress(targets, is_plain))
+
+    def is_library_class(self, cls: object) -> bool:
+        """Return what ``objects.is_library_class`` says of a class, which is remembered."""
+        noted = self._library_classes.get(id(cls))
+        if noted is None:
+            noted = self._library_classes[id(cls)] = (cls, is_library_class(cls))
+        return noted[1]
+
+    def list_living(self, *kinds: Kind) -> list[object]:
+        """Return all objects of these kinds that the collector knows, outside of the walk too.
+
+        Some 100 ns for each object of the process: once a question, never in a loop.
+        """
+        # Once they are listed none of their classes can go, and leave its id to another.
+        living = gc.get_objects()
+        flags = _Flags({key: kind in kinds for key, (_, kind) in list(_classes.items())})
+        # No list of ids: they take more time to be kept than to be made.
+        found = list(compress(living, map(flags.__getitem__, map(id, map(type, living)))))
+        if flags.has_met_others:
+            found = [each for each in found if self.find(type(each)) in kinds]
+        return found
+
+    def count_own_refs(self, cls: object) -> int:
+        """Count the references to a class that the notes here and in the reader hold."""
+        own = (id(cls) in self.known) + (id(cls) in self._library_classes)
+        return own + self._reader.count_own_refs(cls)
+
+    def _classify(self, cls: type) -> Kind:
+        for base in list_bases(cls):
+            for known, kind in self._kinds:
+                if base is known:
+                    return kind
+        module = read_class_attribute(cls, "__module__")
+        if type(module) is str and _FOREIGN_MODULES.fullmatch(module):
+            return Kind.SKIP
+        if name_class(cls) in _FOREIGN_CLASSES:
+            return Kind.SKIP
+        return Kind.NODE if self._reader.is_graph_type(cls) else Kind.PLAIN
+
+
+#: Number of objects in one question; maximum depth, and number of objects on each level.
+_LOT = 32
+
+_MOST_LEVELS, _MOST_ON_LEVEL = 6, 1024
+
+#: When so many of a lot were found to lead on, one after the other, the rest is entered unasked: as
+#: of a list of records that have a tensor each.
+_ENOUGH = 3
+
+#: Classes in which most containers end.
+_SIMPLE = (int, str, float, bool, bytes, type(None))
+
+
+class DeadEnds:
+    """Finds containers that end in numbers and text, and so lead to no memory.
+
+    Args:
+        kind_finder: tells plain objects from others.
+        hidden: tells the holders that the collector does not know.
+    """
+
+    def __init__(self, kind_finder: KindFinder, hidden: HiddenHolders) -> None:
+        self._kind_finder = kind_finder
+        self._hidden = hidden
+        for cls in _SIMPLE:
+            kind_finder.find(cls)
+
+    def find(self, targets: Sequence[object]) -> set[int]:
+        """Return the ids of those plain objects that surely lead to no memory."""
+        found: set[int] = set()
+        for start in range(0, len(targets), _LOT):
+            lot = targets[start : start + _LOT]
+            if self._lead_nowhere(lot):
+                found.update(map(id, lot))
+            elif len(lot) > 1:
+                self._find_alone(lot, found)
+        return found
+
+    def _find_alone(self, lot: Sequence[object], found: set[int]) -> None:
+        n_leading = 0
+        for each in lot:
+            # Most of what a module has is empty: its tables of hooks.
+            if not gc.get_referents(each):
+                found.add(id(each))
+            elif n_leading < _ENOUGH:
+                if self._lead_nowhere((each,)):
+                    found.add(id(each))
+                    n_leading = 0
+                else:
+                    n_leading += 1
+
+    def _lead_nowhere(self, level: Sequence[object]) -> bool:
+        """Return whether containers within containers end in numbers and text."""
+        finder = self._kind_finder
+        for _ in range(_MOST_LEVELS):
+            parts = gc.get_referents(*level)
+            level = list(filter(gc.is_tracked, parts))
+            if not finder.are_known_plain(parts) and (
+                not finder.are_plain(level) or self._hidden.are_any(parts)
+            ):
+                return False
+            if not level:
+                return True
+            if len(level) > _MOST_ON_LEVEL:
+                return False
+        return False

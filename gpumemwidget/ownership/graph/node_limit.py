@@ -1,0 +1,81 @@
+"""Limit how many autograd nodes a walk gives a Python object, which could crash the process.
+
+To look at an autograd node makes a Python object for it, and since torch 2.10 that object stays as
+long as the node. When a chain of such nodes goes, each one's end is called from within that of the
+one before it: at some 45,000 in a row (torch 2.13, a stack of 8 MiB) the process crashes, which
+a chain never seen from Python would survive. ``total_loss += loss`` makes such chains. So there is
+a limit on how many nodes of the process have a Python object because of us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from gpumemwidget.ownership.graph.kinds import Kind, KindFinder
+from gpumemwidget.ownership.graph.torch_reader import TorchReader
+
+__all__ = ["MOST_NODES", "AutogradNodeLimit"]
+
+#: A fifth of what an ordinary stack bears; the graph of one step of a large model has some 5,000.
+MOST_NODES = 10_000
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The autograd nodes that the walks of this process have made Python objects for."""
+
+    #: All nodes that have a Python object because of us are among these, by id; some may be gone.
+    #: Looked up anew when there are many.
+    made: set[int] = field(default_factory=set)
+    #: Nodes that were read, by id: to read them again makes no new objects.
+    read: set[int] = field(default_factory=set)
+
+
+_seen = _Seen()
+
+
+class AutogradNodeLimit:
+    """Decides which autograd nodes one walk may read.
+
+    Args:
+        reader: tells whether this torch keeps the Python objects of nodes at all.
+        kind_finder: tells nodes from other objects.
+    """
+
+    def __init__(self, reader: TorchReader, kind_finder: KindFinder) -> None:
+        self._is_needed = reader.cpp_holds_node
+        self._kind_finder = kind_finder
+        self._living: set[int] | None = None
+        #: True once a node was refused.
+        self.is_spent = False
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Allow no node at all: their graphs may change while they are read."""
+        self._is_closed = True
+
+    def may_read(self, node: object) -> bool:
+        """Return whether a node's neighbours may be asked for."""
+        if self._is_closed:
+            self.is_spent = True
+            return False
+        if not self._is_needed or (self._living is None and len(_seen.made) < MOST_NODES):
+            return True
+        if self._living is None:
+            self._living = set(map(id, self._kind_finder.list_living(Kind.NODE)))
+            _seen.made = set(self._living)
+            _seen.read.intersection_update(self._living)
+        if id(node) in _seen.read or len(self._living) < MOST_NODES:
+            return True
+        self.is_spent = True
+        return False
+
+    def note(self, node: object, following: Collection[object]) -> None:
+        """Remember that a node was read, and the objects that this may have made."""
+        if self._is_needed:
+            _seen.read.add(id(node))
+            _seen.made.add(id(node))
+            _seen.made.update(map(id, following))
+        if self._living is not None:
+            self._living.update(map(id, following))

@@ -1,0 +1,314 @@
+"""Read objects and classes without running a line of their code.
+
+A class may have a metaclass whose ``==``, ``hash`` or ``__mro__`` is user code, and an object may
+lie about its ``__class__``. Everything here goes by identity and by the descriptors of the
+interpreter's own types: attributes, slots, local variables and closure cells are read where the
+interpreter stores them, and no attribute of an object is ever looked up.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import (
+    CellType,
+    FrameType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    ModuleType,
+)
+from typing import Any, TypeGuard, TypeVar
+
+__all__ = [
+    "ClassParts",
+    "describe_class",
+    "is_a",
+    "is_fixed",
+    "is_library_class",
+    "is_one_of",
+    "is_running",
+    "list_bases",
+    "list_items",
+    "list_referrers",
+    "name_class",
+    "paused_collector",
+    "read_attribute",
+    "read_attributes",
+    "read_cell",
+    "read_class_attribute",
+    "read_locals",
+    "read_namespace",
+    "read_type_dict",
+]
+
+_T = TypeVar("_T")
+
+_READ_MRO: Any = type.__dict__["__mro__"].__get__
+
+_TYPE_DICT: Any = type.__dict__["__dict__"]
+
+_QUALNAME: Any = type.__dict__["__qualname__"]
+
+_FLAGS: Any = type.__dict__["__flags__"]
+
+_READ_NAMESPACE: Any = vars(ModuleType)["__dict__"].__get__
+
+#: Set for classes made while the process runs, and not for those of its own C code.
+_HEAP_TYPE = 1 << 9
+
+
+def list_bases(cls: type) -> tuple[type, ...]:
+    """Return the class's method resolution order, whatever its metaclass would answer."""
+    bases: tuple[type, ...] = _READ_MRO(cls)
+    return bases
+
+
+def read_type_dict(cls: type) -> dict[str, object]:
+    """Return a copy of the class's own attributes, whatever its metaclass would answer."""
+    return dict(_TYPE_DICT.__get__(cls))
+
+
+def read_class_attribute(cls: type, name: str) -> object:
+    """Return one of the class's own attributes, or ``None``; its metaclass is not asked."""
+    return _TYPE_DICT.__get__(cls).get(name)
+
+
+def is_one_of(cls: type, *classes: type) -> bool:
+    """Return whether a class is one of these or derives from one, by identity alone."""
+    # No generator: this is asked for every object of a walk.
+    for base in _READ_MRO(cls):
+        for each in classes:
+            if base is each:
+                return True
+    return False
+
+
+def is_a(target: object, cls: type[_T]) -> TypeGuard[_T]:
+    """``isinstance`` by the object's type alone: the builtin asks it for its ``__class__`` too."""
+    return is_one_of(type(target), cls)
+
+
+def read_namespace(module: ModuleType) -> dict[str, object]:
+    """Return a module's globals, whatever its class would answer."""
+    namespace: dict[str, object] = _READ_NAMESPACE(module)
+    return namespace
+
+
+def name_class(cls: type) -> str:
+    """Return the class's qualified name; the notebook's and builtins without their module."""
+    # A name may be of a class of the user's that derives from str: this makes it one.
+    name = str.__str__(_QUALNAME.__get__(cls))
+    module = read_class_attribute(cls, "__module__")
+    if type(module) is not str or module in {"builtins", "__main__"}:
+        return name
+    return f"{module}.{name}"
+
+
+def is_library_class(cls: Any) -> bool:
+    """Return whether a module has the class under its name, and so keeps it for good.
+
+    A class written in the notebook does not; nor does one that a library makes for one object, as
+    ``torch.nn.utils.parametrize`` does, whose properties may lead back to that object.
+    """
+    if not _FLAGS.__get__(cls) & _HEAP_TYPE:
+        return True
+    module = read_class_attribute(cls, "__module__")
+    if type(module) is not str or module == "__main__":
+        return False
+    found: object = sys.modules.get(module)
+    if not is_a(found, ModuleType):
+        return False
+    first, *others = str.split(_QUALNAME.__get__(cls), ".")
+    found = dict.get(read_namespace(found), first)
+    for name in others:
+        found = read_class_attribute(found, name) if is_one_of(type(found), type) else None  # type: ignore[arg-type]
+    return found is cls
+
+
+def is_running(frame: FrameType) -> bool:
+    """Return whether some thread is in the frame now, so that its variables may change."""
+    each: FrameType | None = None
+    tops = list(sys._current_frames().values())  # noqa: SLF001 - the one way to see them
+    try:
+        while tops:
+            each = tops.pop()
+            while each is not None:
+                if each is frame:
+                    return True
+                each = each.f_back
+        return False
+    finally:
+        # A frame that holds itself lives on until the next collection, with all its callers.
+        del each, tops
+
+
+#: References to the dictionary of a frame's variables that only the frame has: its own, that of the
+#: function that looks, and that of the call that counts.
+_FRAMES_OWN_REFS = 3
+
+#: Maximum number of targets with which ``gc.get_referrers`` compares each reference of the process;
+#: beyond it a look-up in a set is faster (measured with a million objects).
+MAX_COMPARED = 64
+#: Number of objects whose references are looked up in one call.
+_SCAN_LOT = 256
+#: The class of the arguments of a dataclass's decorator.
+_DATACLASS_PARAMS: Any = type(vars(dataclass(type("_", (), {})))["__dataclass_params__"])
+
+#: By identity: a class of the user's may be anything.
+_DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
+
+_GENERATOR_FRAMES = ("gi_frame", "cr_frame", "ag_frame")
+
+
+def read_attributes(target: object) -> dict[str, object] | None:
+    """Return an instance's own attributes, as stored; ``None`` if it has no dictionary."""
+    descriptor = _find_dict_descriptor(type(target))
+    if descriptor is None:
+        return None
+    attributes = descriptor.__get__(target)
+    return attributes if is_a(attributes, dict) else None
+
+
+def read_attribute(target: object, name: str) -> object:
+    """Return one of an instance's own attributes as it is stored, or ``None``."""
+    attributes = read_attributes(target)
+    # The dictionary may be of a class of the user's, which would answer otherwise.
+    return None if attributes is None else dict.get(attributes, name)
+
+
+def is_fixed(target: object) -> bool:
+    """Return whether an object can't let go of a part: a tuple, a frozen instance, a partial."""
+    cls = type(target)
+    if is_one_of(cls, tuple, frozenset, functools.partial):
+        return True
+    for base in list_bases(cls):
+        params: Any = read_class_attribute(base, "__dataclass_params__")
+        if params is not None:
+            return type(params) is _DATACLASS_PARAMS and params.frozen is True
+    return False
+
+
+def read_locals(frame: FrameType) -> dict[str, object]:
+    """Return the variables of a frame that is not running or on another thread.
+
+    Before Python 3.13 the frame keeps the dictionary that it gives, and with it what was a variable
+    then: a copy is taken and the frame's is emptied, unless somebody else has it or it is traced.
+    """
+    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        # The namespace of a module or a class body: it is no copy.
+        return {}
+    given = frame.f_locals
+    variables = dict(given)
+    # While a debugger traces the frame its dictionary is written back to the variables. It is also
+    # what `locals()` gave to a function that may have kept it.
+    is_ours = frame.f_trace is None and sys.getrefcount(given) == _FRAMES_OWN_REFS
+    if type(given) is dict and is_ours:
+        given.clear()
+    return variables
+
+
+@dataclass(frozen=True, slots=True)
+class ClassParts:
+    """How to read the objects of a class; with the class, so that its id stays its own."""
+
+    cls: type
+    read_dict: Any | None
+    slots: tuple[tuple[str, Any], ...]
+    #: A named tuple's fields.
+    fields: tuple[str, ...]
+    #: A generator's or coroutine's frame.
+    read_frame: Any | None
+
+
+def describe_class(cls: type) -> ClassParts:
+    """Return how to read the objects of a class."""
+    attributes: dict[str, object] = {}
+    slots: list[tuple[str, Any]] = []
+    for base in list_bases(cls):
+        for name, value in read_type_dict(base).items():
+            attributes.setdefault(name, value)
+            if type(value) is MemberDescriptorType:
+                slots.append((name, value))
+    fields: Any = attributes.get("_fields")
+    is_named = type(fields) is tuple and is_one_of(cls, tuple)
+    frames = (attributes.get(name) for name in _GENERATOR_FRAMES)
+    return ClassParts(
+        cls=cls,
+        read_dict=_find_dict_descriptor(cls),
+        slots=tuple(slots),
+        fields=tuple(each if type(each) is str else "…" for each in fields) if is_named else (),
+        read_frame=next(
+            (each for each in frames if any(type(each) is one for one in _DESCRIPTORS)), None
+        ),
+    )
+
+
+def _find_dict_descriptor(cls: type) -> Any | None:
+    for base in list_bases(cls):
+        found = read_class_attribute(base, "__dict__")
+        if type(found) is GetSetDescriptorType:
+            return found
+    return None
+
+
+def list_items(target: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+    """Return a dictionary's items, whatever its class would answer, in one undisturbed step."""
+    return list(dict.items(target)) if is_a(target, dict) else list(target.items())
+
+
+def read_cell(cell: CellType) -> object:
+    """Return the content of a closure's cell; ``None`` if the variable is not bound."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        # A variable that is not bound yet.
+        return None
+
+
+def list_referrers(targets: Sequence[object]) -> list[object]:
+    """Return all that the collector knows to refer to any of these, in one pass over the process.
+
+    The caller's own containers of the targets are among them.
+    """
+    if len(targets) > MAX_COMPARED:
+        return _scan_referrers(targets)
+    found = gc.get_referrers(*targets)
+    # Python 3.13 shows the tuple of the call's own arguments, which only this list holds now.
+    counts = list(map(sys.getrefcount, found))
+    alone = next(map(sys.getrefcount, [object()]))
+    return [
+        each
+        for each, count in zip(found, counts, strict=True)
+        if count > alone or type(each) is not tuple
+    ]
+
+
+def _scan_referrers(targets: Sequence[object]) -> list[object]:
+    """Look each reference of the process up among the targets: as slow for one as for thousands."""
+    wanted = set(map(id, targets))
+    living = gc.get_objects()
+    found: list[object] = []
+    for start in range(0, len(living), _SCAN_LOT):
+        lot = living[start : start + _SCAN_LOT]
+        if not wanted.isdisjoint(map(id, gc.get_referents(*lot))):
+            found.extend(
+                each for each in lot if not wanted.isdisjoint(map(id, gc.get_referents(each)))
+            )
+    return found
+
+
+@contextmanager
+def paused_collector() -> Iterator[None]:
+    """Pause the collector, which thousands of new lists would set off again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,482 @@
+"""Read tensors, storages and autograd nodes without running code of the user's.
+
+Memory belongs to storages, not to tensors: a view, a detached copy and a tied weight share one. All
+reading of tensors and autograd graphs is here, in a form that calls no hook, no
+``__torch_function__`` and no ``__torch_dispatch__``: a saved tensor is read through
+``_raw_saved_*`` and its ``.data``, because ``_saved_*`` runs unpack hooks, and under gradient
+checkpointing that recomputes the activations
+(https://docs.pytorch.org/tutorials/intermediate/autograd_saved_tensors_hooks_tutorial.html).
+"""
+
+# ruff: noqa: SLF001 - what torch says of these things it says in private attributes.
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import GetSetDescriptorType, ModuleType
+from typing import Any, NamedTuple
+
+from gpumemwidget.backends.cuda import torch_hooks as arrival
+from gpumemwidget.model.devices import HOST
+from gpumemwidget.ownership.graph.objects import (
+    is_one_of,
+    list_bases,
+    name_class,
+    read_attributes,
+    read_class_attribute,
+    read_type_dict,
+)
+
+__all__ = ["StorageInfo", "TorchReader", "find_torch", "round_up"]
+
+#: Granularity of allocators by the type of the device (bytes); unknown for other types.
+_GRANULARITY_BYTES = {"cuda": 512, "xpu": 512}
+
+#: Alignment of pinned memory (bytes); malloc's memory seldom has it.
+_PINNED_ALIGNMENT = 512
+
+
+def round_up(n_bytes: int, device: str) -> int:
+    """Round a request up as the device's allocator does, if that is known."""
+    granularity = _GRANULARITY_BYTES.get(device.partition(":")[0], 1)
+    return -(-n_bytes // granularity) * granularity
+
+
+def find_torch() -> ModuleType | None:
+    """Return torch once the user's import of it is through and all that is read here is there."""
+    torch = arrival.find_torch()
+    if torch is None or not {"Tensor", "UntypedStorage", "nn", "optim"} <= vars(torch).keys():
+        return None
+    return torch
+
+
+class StorageInfo(NamedTuple):
+    """One storage: memory that exists once, however many tensors look at it."""
+
+    # Ten thousand are made in a walk, and a tuple is made in half the time of a frozen dataclass.
+    device: str
+    n_bytes: int
+    #: Two storages over the same memory (DLPack) have the same address.
+    address: int
+    #: True where the memory is lent by something that we can't see (a NumPy array, a file).
+    is_borrowed: bool
+    #: True for host memory of torch's own that a GPU may copy from; malloc does not know of it.
+    is_pinned: bool = False
+
+    @property
+    def is_host(self) -> bool:
+        """True for the process's own memory."""
+        return self.device == HOST
+
+    @property
+    def freed_bytes(self) -> int:
+        """Bytes that the device's allocator gets back: rounded up to its granularity."""
+        return round_up(self.n_bytes, self.device)
+
+
+@dataclass(slots=True)
+class TensorParts:
+    """The parts of a tensor beside its Python attributes."""
+
+    storage: object | None = None
+    #: Tensors that its C++ part refers to: the gradient, a view's base, a dual number's tangent,
+    #: what a transform of ``torch.func`` has wrapped.
+    tensors: tuple[object, ...] = ()
+    #: The gradient alone.
+    grad: object | None = None
+    #: The tensor that it is a view of, alone.
+    base: object | None = None
+    grad_fn: object | None = None
+    #: Storages of inner tensors that have no Python object (sparse indices and values).
+    inner_storages: tuple[object, ...] = ()
+    #: True for memory of a library's own, which torch does not tell of.
+    is_opaque: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _NodeClass:
+    """How to read autograd nodes of a class; with the class, so that its id stays its own."""
+
+    cls: type
+    #: ``_raw_saved_self`` and the like, and ``variable`` of the node that accumulates a gradient.
+    raw_names: tuple[str, ...]
+    #: True for a ``torch.autograd.Function``, whose node is its context too.
+    is_python: bool
+    #: True if its nodes may have saved tensors that no attribute tells of.
+    is_opaque: bool
+
+
+#: Nodes whose saved tensors Python can't see: of an operation in place on a view, and of autograd
+#: functions that an extension has written in C++.
+_OPAQUE_NODES = frozenset({"CopySlices", "CppFunction"})
+
+
+class TorchReader:
+    """Reads tensors, storages and autograd nodes of one torch module.
+
+    Reference counts tell whether something that we did not reach holds a tensor too. Torch has
+    changed who counts whom, so what a count should be is found out here by experiment.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+        base = torch._C.TensorBase
+        self.tensor_type: type = base
+        self.storage_type: Any = torch.UntypedStorage
+        self.module_type: type = torch.nn.Module
+        self.parameter_type: type = torch.nn.Parameter
+        self.optimizer_type: type = torch.optim.Optimizer
+        self._base = base
+        self._read_grad = base.grad.__get__
+        self._read_base = base._base.__get__
+        self._read_version = base._version.__get__
+        self._functorch = getattr(torch._C, "_functorch", None)
+        self._read_grad_fn = base.grad_fn.__get__
+        self._read_retains_grad = base.retains_grad.__get__
+        self._read_untyped = base.untyped_storage
+        self._read_device = self.storage_type.device.__get__
+        self._read_address = self.storage_type.data_ptr
+        self._read_nbytes = self.storage_type.nbytes
+        self._read_handle = self.storage_type._cdata.__get__
+        self._is_resizable = self.storage_type.resizable
+        #: By torch's own devices; ``None`` for those that have no memory.
+        self._device_names: dict[Any, str | None] = {}
+        self._disabled_dispatch = getattr(torch._C, "_disabled_torch_dispatch_impl", None)
+        # Classes are kept beside what is known of them, so that an id stays its own.
+        self._dispatched: dict[int, tuple[type, bool]] = {}
+        self._node_classes: dict[int, _NodeClass] = {}
+        self._count_storage_users = getattr(torch._C, "_storage_Use_Count", None)
+        self._count_tensor_users = getattr(base, "_use_count", None)
+        #: True if torch tells how many users a tensor and a storage have.
+        self.can_count = None not in (self._count_storage_users, self._count_tensor_users)
+        #: True if the C++ part of a tensor, a storage and an autograd node holds the Python object
+        #: while others use it.
+        self.cpp_holds_tensor, self.cpp_holds_storage, self.cpp_holds_node = _try_counts(torch)
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Keep ``__torch_function__``, ``__torch_dispatch__`` and modes from being called."""
+        with ExitStack() as stack:
+            stack.enter_context(self.torch._C.DisableTorchFunction())
+            no_dispatch = getattr(self.torch._C, "_DisableTorchDispatch", None)
+            if no_dispatch is not None:
+                stack.enter_context(no_dispatch())
+            stack.enter_context(self.torch.no_grad())
+            yield
+
+    def is_dispatched(self, cls: type) -> bool:
+        """Return whether a tensor class has ``__torch_dispatch__``: even its shape may be code."""
+        known = self._dispatched.get(id(cls))
+        if known is None:
+            known = self._dispatched[id(cls)] = (cls, self._find_dispatch(cls))
+        return known[1]
+
+    @property
+    def has_met_dispatched(self) -> bool:
+        """True once a tensor of a class with ``__torch_dispatch__`` was read."""
+        return any(is_dispatched for _, is_dispatched in self._dispatched.values())
+
+    def _find_dispatch(self, cls: type) -> bool:
+        for each in list_bases(cls):
+            if each is self.tensor_type:
+                return False
+            found = read_class_attribute(each, "__torch_dispatch__")
+            if found is not None:
+                found = getattr(found, "__func__", found) if type(found) is classmethod else found
+                return found is not self._disabled_dispatch
+        return False
+
+    def is_graph_type(self, cls: type) -> bool:
+        """Return whether a class is one of autograd nodes (which have no common base in Python)."""
+        for each in list_bases(cls):
+            found = read_class_attribute(each, "next_functions")
+            if type(found) is GetSetDescriptorType:
+                return True
+        return False
+
+    def read_tensor(self, tensor: Any) -> TensorParts:
+        """Return the parts of a tensor; call within ``quiet()``."""
+        parts = TensorParts()
+        dispatched = self.is_dispatched(type(tensor))
+        try:
+            parts.storage = self._read_untyped(tensor)
+        except (RuntimeError, NotImplementedError):
+            # Sparse, mkldnn and functorch tensors have none.
+            if not dispatched:
+                parts.inner_storages = self._read_sparse(tensor)
+                parts.is_opaque = self._base.is_mkldnn.__get__(tensor)
+                parts.tensors = self._read_wrapped(tensor)
+        try:
+            parts.base = self._read_base(tensor)
+            if parts.base is not None:
+                parts.tensors = (*parts.tensors, parts.base)
+            # A view of a dispatched class computes its grad_fn anew after a change in place, and
+            # that runs its code.
+            if dispatched and parts.base is not None and self._read_version(tensor) != 0:
+                return parts
+            parts.grad_fn = self._read_grad_fn(tensor)
+            # To ask a tensor that has no gradient of its own for it makes torch warn.
+            if parts.grad_fn is None or self._read_retains_grad(tensor):
+                parts.grad = self._read_grad(tensor)
+        except RuntimeError:
+            # Views that were changed in place in a way that forbids to derive them.
+            return parts
+        if parts.grad is not None:
+            parts.tensors = (parts.grad, *parts.tensors)
+        if not dispatched and self._has_dual_level():
+            parts.tensors = (*parts.tensors, *self._read_tangent(tensor))
+        return parts
+
+    def _read_wrapped(self, tensor: Any) -> tuple[object, ...]:
+        """Return the tensor inside one of ``torch.func``'s transforms (``grad``, ``vmap``)."""
+        if self._functorch is None or not self._functorch.is_functorch_wrapped_tensor(tensor):
+            return ()
+        return (self._functorch.get_unwrapped(tensor),)
+
+    def _has_dual_level(self) -> bool:
+        """Return whether tensors may be dual numbers now: within a level of forward-mode AD."""
+        forward_ad = sys.modules.get("torch.autograd.forward_ad")
+        level = 0 if forward_ad is None else vars(forward_ad).get("_current_level", -1)
+        return type(level) is int and level >= 0 and forward_ad is not None
+
+    def _read_tangent(self, tensor: Any) -> tuple[object, ...]:
+        # Torch allows one level, whose number is 0.
+        try:
+            _, tangent = self.torch._VF._unpack_dual(tensor, level=0)
+        except (RuntimeError, NotImplementedError):
+            # Whole numbers have none.
+            return ()
+        return () if tangent is None else (tangent,)
+
+    def list_view_arguments(self, tensor: Any, parts: TensorParts) -> list[tuple[object, int]]:
+        """Return the tensors that a jagged tensor's functions hold, each with its C++ references.
+
+        Where it is a view, they derive it from its values and back: the values once, and the
+        offsets and all else of its parts both ways.
+        """
+        module = sys.modules.get("torch.nested._internal.nested_tensor")
+        if module is None or parts.base is None:
+            return []
+        if type(tensor) is not vars(module).get("NestedTensor"):
+            return []
+        attributes = read_attributes(tensor) or {}
+        found: list[tuple[object, int]] = []
+        if dict.get(attributes, "_values") is parts.base:
+            found.append((parts.base, 1))
+        others = [dict.get(attributes, name) for name in ("_offsets", "_lengths")]
+        cache = dict.get(attributes, "_metadata_cache")
+        others.extend(dict.values(cache) if type(cache) is dict else ())
+        found.extend((each, 2) for each in others if is_one_of(type(each), self.tensor_type))
+        return found
+
+    def count_view_refs(self, view: Any, base: Any) -> tuple[int, int]:
+        """Count the references of a view's functions in C++ to its base, and to the base's storage.
+
+        A view that strides alone don't describe (conjugated, complex as real) keeps functions that
+        derive it again, and these keep tensors. Torch does not tell how many; but the same
+        functions, called on a base without memory, make a view that keeps as many, and that base
+        is in nobody else's hands. Call within ``quiet()``.
+        """
+        base_type = self._base
+        if self.is_dispatched(type(view)) or self.is_dispatched(type(base)):
+            return 0, 0
+        if base_type.is_nested.__get__(base):
+            # One for each component that unbind() gave.
+            return int(not base_type.is_nested.__get__(view)), 0
+        may_be_odd = base_type.is_complex(view) or base_type.is_complex(base)
+        derive = getattr(base_type, "_view_func_unsafe", None)
+        if not may_be_odd or derive is None or not self.can_count:
+            return 0, 0
+        try:
+            n_elements = self._read_nbytes(self._read_untyped(base)) // base_type.element_size(base)
+            dtype = base_type.dtype.__get__(base)
+            whole = self.torch.empty(n_elements, dtype=dtype, device="meta")
+            stand_in = whole.as_strided(
+                base_type.size(base), base_type.stride(base), base_type.storage_offset(base)
+            ).detach()
+            del whole
+            derived = derive(view, stand_in)
+            storage = stand_in.untyped_storage()
+        except RuntimeError:
+            return 0, 0
+        # The stand-in itself and the view's base; the same of the storage, and the view.
+        n_users = self.count_tensor_users(stand_in) or 2
+        n_storage_users = self.count_storage_users(storage) or 3
+        del derived
+        return n_users - 2, n_storage_users - 3
+
+    def read_storage(self, storage: Any) -> StorageInfo | None:
+        """Return a storage's address and size; ``None`` if it has no memory of its own."""
+        try:
+            device = self._read_device(storage)
+            name = self._device_names.get(device, "")
+            if name == "":
+                name = self._device_names[device] = _name_device(device)
+            # To ask a fake tensor for its address makes torch warn.
+            if name is None:
+                return None
+            address = self._read_address(storage)
+            n_bytes = self._read_nbytes(storage)
+            is_foreign = not self._is_resizable(storage)
+            # Few other storages begin as pinned memory does, and asking takes microseconds.
+            may_be_pinned = is_foreign or (name == HOST and address % _PINNED_ALIGNMENT == 0)
+            is_pinned = may_be_pinned and self._is_pinned(storage)
+        except (RuntimeError, NotImplementedError):
+            # Fake tensors and wrapper subclasses: "invalid python storage".
+            return None
+        if not address or not n_bytes:
+            return None
+        return StorageInfo(name, n_bytes, address, is_foreign and not is_pinned, is_pinned)
+
+    def _is_pinned(self, storage: Any) -> bool:
+        """Return whether a storage is host memory of torch's own that a GPU may copy from."""
+        # Without a GPU in use nothing is pinned, and to ask would look for one.
+        if not any(_is_in_use(self.torch, kind) for kind in ("cuda", "xpu")):
+            return False
+        # Torch makes a tensor of it to find out.
+        with self.quiet():
+            return bool(self.storage_type.is_pinned(storage))
+
+    def read_node(self, node: Any) -> tuple[list[object], list[object], bool]:
+        """Return what an autograd node holds; call within ``quiet()``.
+
+        Returns:
+            The next nodes; what it saved or accumulates into (tensors, or whatever a pack hook
+            returned); whether the node is a Python function's context.
+        """
+        known = self._node_classes.get(id(type(node)))
+        if known is None:
+            known = self._node_classes[id(type(node))] = self._describe_node_class(type(node))
+        if known.is_python:
+            functions = self.torch._C._FunctionBase.next_functions.__get__(node)
+        else:
+            functions = node.next_functions
+        saved: list[object] = []
+        for name in known.raw_names:
+            try:
+                raw = getattr(node, name)
+                if name == "variable":
+                    if raw is not None:
+                        saved.append(raw)
+                    continue
+                for each in raw if type(raw) is tuple else (raw,):
+                    data = getattr(each, "data", None)
+                    if data is not None:
+                        saved.append(data)
+                    # A hook that is to unpack it holds what it needs for that; it is not called.
+                    hook = getattr(each, "unpack_hook", None)
+                    if hook is not None:
+                        saved.append(hook)
+            except RuntimeError:
+                # "Trying to backward through the graph a second time": it is already freed.
+                continue
+        following = [other for other, _ in functions if other is not None]
+        return following, saved, known.is_python
+
+    def is_opaque_node(self, node: object) -> bool:
+        """Return whether an autograd node may have saved tensors that no attribute tells of."""
+        known = self._node_classes.get(id(type(node)))
+        return known is not None and known.is_opaque
+
+    def read_shape(self, tensor: Any) -> tuple[tuple[int, ...] | None, str | None]:
+        """Shape and ``"float32"``; ``None`` for a nested tensor's shape. Within ``quiet()``."""
+        dtype = str(self._base.dtype.__get__(tensor)).removeprefix("torch.")
+        try:
+            return tuple(int(size) for size in self._base.shape.__get__(tensor)), dtype
+        except RuntimeError:
+            return None, dtype
+
+    def is_view(self, tensor: Any) -> bool:
+        """Return whether a tensor shows a part or another shape of its base. Within ``quiet()``."""
+        if self.is_dispatched(type(tensor)):
+            return False
+        try:
+            storage = self._base.untyped_storage(tensor)
+            own = self._base.numel(tensor) * self._base.element_size(tensor)
+            n_bytes: int = self.storage_type.nbytes(storage)
+            return own < n_bytes or self._base._base.__get__(tensor) is not None
+        except (RuntimeError, NotImplementedError):
+            return False
+
+    def is_plain(self, tensor: Any) -> bool:
+        """Return whether offset, size and strides describe a tensor fully. Within ``quiet()``."""
+        base = self._base
+        # Later releases of torch have no names any more.
+        names = base.names.__get__(tensor) if hasattr(base, "names") else ()
+        is_odd = base.is_quantized.__get__(tensor) or base.is_nested.__get__(tensor)
+        return not is_odd and all(name is None for name in names)
+
+    def count_storage_users(self, storage: Any) -> int | None:
+        """Return how many tensors and objects use a storage; ``None`` if torch can't tell."""
+        if self._count_storage_users is None:
+            return None
+        n_users: int = self._count_storage_users(self._read_handle(storage))
+        return n_users
+
+    def count_tensor_users(self, tensor: Any) -> int | None:
+        """Return how many C++ references a tensor has; ``None`` if torch can't tell."""
+        if self._count_tensor_users is None:
+            return None
+        n_users: int = self._count_tensor_users(tensor)
+        return n_users
+
+    def _describe_node_class(self, cls: type) -> _NodeClass:
+        names = tuple(
+            name
+            for each in list_bases(cls)
+            for name, value in read_type_dict(each).items()
+            if type(value) is GetSetDescriptorType
+            and (name.startswith("_raw_saved_") or name == "variable")
+        )
+        is_python = is_one_of(cls, self.torch._C._FunctionBase)
+        is_opaque = not is_python and name_class(cls).rpartition(".")[2] in _OPAQUE_NODES
+        return _NodeClass(cls, names, is_python, is_opaque)
+
+    def _read_sparse(self, tensor: Any) -> tuple[object, ...]:
+        layout = str(self._base.layout.__get__(tensor))
+        if layout == "torch.sparse_coo":
+            names = ["_indices", "_values"]
+        elif layout in {"torch.sparse_csr", "torch.sparse_bsr"}:
+            names = ["crow_indices", "col_indices", "values"]
+        elif layout in {"torch.sparse_csc", "torch.sparse_bsc"}:
+            names = ["ccol_indices", "row_indices", "values"]
+        else:
+            return ()
+        try:
+            inner = [getattr(self._base, name)(tensor) for name in names]
+            return tuple(self._base.untyped_storage(each) for each in inner)
+        except (RuntimeError, NotImplementedError):
+            return ()
+
+    def count_own_refs(self, cls: object) -> int:
+        """Count the references to a class that the notes here hold."""
+        return (id(cls) in self._dispatched) + (id(cls) in self._node_classes)
+
+
+def _is_in_use(torch: Any, kind: str) -> bool:
+    is_initialized = getattr(getattr(torch, kind, None), "is_initialized", None)
+    return is_initialized is not None and bool(is_initialized())
+
+
+def _name_device(device: Any) -> str | None:
+    if device.type == "meta":
+        return None
+    return HOST if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+
+
+@functools.cache
+def _try_counts(torch: Any) -> tuple[bool, bool, bool]:
+    """Return whether references from C++ show in the counts of tensors, storages and nodes."""
+    # No mode of the user's may see this: neither theirs for functions nor for inference.
+    with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
+        leaf = torch.empty(1, device="cpu", requires_grad=True)
+        before = sys.getrefcount(leaf)
+        graph = leaf * leaf
+        after = sys.getrefcount(leaf)
+        held = [leaf.untyped_storage(), graph.grad_fn, object()]
+        storage, node, plain = map(sys.getrefcount, held)
+        del graph
+    return after > before, storage > plain, node > plain

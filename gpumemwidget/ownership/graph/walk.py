@@ -1,0 +1,599 @@
+"""Walk from the user's names to the storages they hold, without calling a line of their code.
+
+The garbage collector knows which object refers to which: ``gc.get_referents`` answers from C, for
+containers, instances, slots, closures, generators and frames alike, in one step that no other
+thread can disturb. Tensors and autograd nodes refer to each other in C++, which it does not see;
+those edges come from ``storages.py``.
+
+Nothing here asks an object for an attribute, compares it, or tests its truth. The walk is a loop,
+not a recursion, and stops at a budget of time; what it has found is then "at least".
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from types import FrameType, FunctionType, ModuleType
+from typing import Any
+
+from gpumemwidget.ownership.graph.hidden_holders import (
+    Bucket,
+    HiddenHolders,
+    Reducer,
+    find_wrapper_class,
+    read_reducer,
+)
+from gpumemwidget.ownership.graph.kinds import DeadEnds, Kind, KindFinder
+from gpumemwidget.ownership.graph.node_limit import AutogradNodeLimit
+from gpumemwidget.ownership.graph.objects import (
+    is_a,
+    is_running,
+    list_items,
+    list_referrers,
+    paused_collector,
+    read_namespace,
+)
+from gpumemwidget.ownership.graph.torch_reader import StorageInfo, TorchReader
+from gpumemwidget.progress import Stage, report_progress
+
+__all__ = ["Graph", "flag_reaching", "list_namespaces"]
+
+_CHECK_EVERY = 512
+
+#: Number of elements of one container that are followed before others get their turn.
+_MOST_AT_ONCE = 4096
+
+_NO_EDGES: list[int] = []
+
+#: Maximum number of objects that are followed together.
+_MOST_TOGETHER = 64
+
+
+def list_namespaces() -> list[object]:
+    """Return the namespaces of all modules, where every walk stops."""
+    return [
+        read_namespace(module)
+        for module in list(sys.modules.values())
+        if type(module) is ModuleType or is_a(module, ModuleType)
+    ]
+
+
+class Graph:
+    """Objects that the roots reach, who refers to whom, and how often.
+
+    It holds every object it has met: drop it before memory is to be freed.
+
+    Args:
+        reader: reads tensors.
+        boundaries: objects where the walk stops.
+        budget_s: after this many seconds it stops and is no longer ``is_complete``.
+        with_host: whether what leads to host memory alone leads anywhere.
+    """
+
+    def __init__(
+        self,
+        reader: TorchReader,
+        *,
+        boundaries: Iterable[object],
+        budget_s: float,
+        with_host: bool = True,
+    ) -> None:
+        self.reader = reader
+        self._with_host = with_host
+        self.hidden = HiddenHolders(reader.torch)
+        wrapper = find_wrapper_class(reader.torch)
+        self.kind_finder = KindFinder(
+            reader, self.hidden.classes, () if wrapper is None else (wrapper,)
+        )
+        self.kind_finder.known.update((id(cls), (cls, Kind.HIDDEN)) for cls in self.hidden.results)
+        self.allowance = AutogradNodeLimit(reader, self.kind_finder)
+        self.objects: list[object] = []
+        self.kinds: list[Kind] = []
+        #: For each place where it leads; the many that lead nowhere share one empty list.
+        self.edges: list[list[int]] = []
+        #: References to each object that the walk has seen, from Python objects and from C++.
+        self.python_refs: list[int] = []
+        self.cpp_refs: list[int] = []
+        self.storages: dict[int, StorageInfo] = {}
+        #: The tensors on each storage.
+        self.tensors_on: dict[int, list[int]] = {}
+        #: Tensors that an autograd node saved for backward, with those nodes.
+        self.saved_by: dict[int, list[int]] = {}
+        #: Tensors that are another's gradient.
+        self.grads: set[int] = set()
+        #: Nodes that are their own Python function's context.
+        self.contexts: set[int] = set()
+        #: How often autograd is to unpack with a function, by its place.
+        self.n_unpackings: dict[int, int] = {}
+        #: The views that were met, by the places of their bases.
+        self.views_of: dict[int, list[int]] = {}
+        #: Objects that may hold memory which Python can't see.
+        self.opaque: set[int] = set()
+        #: The parameters that reducers hold in C++, with how many do, and the gradients that are
+        #: views of their buckets.
+        self.reduced: dict[int, int] = {}
+        self.bucket_views: set[int] = set()
+        #: The buckets that are the storages of gradients, and those that stand for themselves.
+        self.buckets: set[int] = set()
+        self.unseen: set[int] = set()
+        #: Places that an object held which is not followed: a module's table, a running function.
+        self.told: set[int] = set()
+        self._index: dict[int, int] = {}
+        self._boundaries = {id(each) for each in boundaries}
+        #: The boundaries, and library's classes that were met: by id, as all objects here.
+        self._left_out = set(self._boundaries)
+        self._dead_ends = DeadEnds(self.kind_finder, self.hidden)
+        #: Places to follow: what has memory first, then the rest in the order of its discovery.
+        self._urgent: deque[int] = deque()
+        self._pending: deque[int] = deque()
+        #: The rest of containers too big to be followed at once: others come first.
+        self._rest: deque[tuple[int, Iterator[object], Sequence[object]]] = deque()
+        #: References that were looked at, also those to objects that are not entered: the progress.
+        self._n_references = 0
+        self._leads: bytearray | None = None
+        #: With the number of objects that it was made for.
+        self._n_methods: tuple[int, dict[int, int]] | None = None
+        self._is_cut = False
+        self._deadline = time.perf_counter() + budget_s
+
+    @property
+    def is_complete(self) -> bool:
+        """True if every reference was followed; if not, more is held than was found."""
+        return not self._is_cut and not self.allowance.is_spent
+
+    def add_root(self, target: object, *, is_known_holder: bool = False) -> int | None:
+        """Enter an object; return its place in ``objects``, or ``None`` if it can hold nothing.
+
+        Args:
+            target: the object.
+            is_known_holder: enter it even if it is a library's class, whose end nobody sees.
+        """
+        # The collector leaves out a dictionary or tuple of arrays, as it does the arrays.
+        is_bare = type(target) is dict or type(target) is tuple
+        kind = self.kind_finder.find(type(target))
+        is_followed = gc.is_tracked(target) or is_bare or kind is Kind.HIDDEN
+        if not is_followed or id(target) in self._boundaries:
+            return None
+        is_library_class = kind is Kind.CLASS and self.kind_finder.is_library_class(target)
+        if kind is Kind.SKIP or (is_library_class and not is_known_holder):
+            return None
+        return self._enter(target, kind)
+
+    def is_boundary(self, target: object) -> bool:
+        """Return whether the walk stops at an object."""
+        return id(target) in self._boundaries
+
+    def find(self, target: object) -> int | None:
+        """Return the place of an object; ``None`` if it was not met."""
+        return self._index.get(id(target))
+
+    def list_met(self, targets: Sequence[object]) -> list[int]:
+        """Return the indices of those objects that were met."""
+        is_met = map(self._index.__contains__, map(id, targets))
+        return list(itertools.compress(range(len(targets)), is_met))
+
+    def list_met_items(self, target: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+        """Return the items of a dictionary whose key or value was met."""
+        index = self._index
+        return [item for item in list_items(target) if id(item[1]) in index or id(item[0]) in index]
+
+    def walk(self) -> None:
+        """Follow every reference from the roots, nearest first, as far as the budget allows."""
+        with paused_collector(), self.reader.quiet():
+            n_followed = 0
+            while True:
+                if n_followed >= _CHECK_EVERY or self._rest:
+                    report_progress(Stage.WALK_OBJECTS, self._n_references)
+                    if self.is_late():
+                        break
+                n_followed %= _CHECK_EVERY
+                if self._urgent:
+                    n_followed += self._follow_some(self._urgent)
+                elif self._pending:
+                    n_followed += self._follow_some(self._pending)
+                elif self._rest:
+                    self._add_python(*self._rest.popleft())
+                else:
+                    break
+
+    def is_late(self, ahead_s: float = 0.0) -> bool:
+        """Return whether the time is up, or will be so much later; the walk is cut short then."""
+        if time.perf_counter() + ahead_s > self._deadline:
+            self._is_cut = True
+            for left in (self._urgent, self._pending, self._rest):
+                left.clear()
+        return self._is_cut
+
+    def _follow_some(self, queue: deque[int]) -> int:
+        """Follow the first of these places; return how many that were."""
+        kinds = self.kinds
+        places = [queue.popleft() for _ in range(min(len(queue), _MOST_TOGETHER))]
+        plain: list[int] = []
+        for place in places:
+            kind = kinds[place]
+            if kind is Kind.TENSOR:
+                self._follow_tensor(place)
+            elif kind is Kind.NODE:
+                self._follow_node(place)
+            elif kind is Kind.PLAIN:
+                plain.append(place)
+            else:
+                self._follow_python(place, kind)
+        if plain:
+            self._follow_plain(plain)
+        return len(places)
+
+    def adopt_referrers(self, places: Sequence[int]) -> bool:
+        """Enter and walk what refers to these places, as far as the collector knows it.
+
+        An object with more references than the walk has seen may be held by rubbish that waits for
+        its collection: IPython's own formatting of a traceback leaves cycles that hold each frame.
+        Once such a holder is part of the graph its references are accounted for. It is no root.
+
+        Returns:
+            Whether there was any that the walk had not met.
+        """
+        targets = [self.objects[place] for place in places]
+        met = len(self.objects)
+        own = {id(each) for each in (targets, self.objects)}
+        referrers = list_referrers(targets)
+        for each in referrers:
+            if id(each) in own or (type(each) is FrameType and is_running(each)):
+                continue
+            if self.add_root(each) is None:
+                self._note_told(each, places)
+        del targets, referrers
+        self.walk()
+        return len(self.objects) > met
+
+    def _note_told(self, referrer: object, places: Sequence[int]) -> None:
+        held = {id(each) for each in gc.get_referents(referrer)}
+        self.told.update(each for each in places if id(self.objects[each]) in held)
+
+    def count_methods(self, place: int) -> int:
+        """Return how many of its own methods keep a scripted module that stands beside them."""
+        if not self.hidden.has_methods(type(self.objects[place])):
+            return 0
+        if self._n_methods is None or self._n_methods[0] != len(self.objects):
+            self._n_methods = (len(self.objects), self._count_all_methods())
+        return self._n_methods[1].get(place, 0)
+
+    def _count_all_methods(self) -> dict[int, int]:
+        """For each object with scripted methods beside it in a container, how many there are."""
+        methods = {
+            place
+            for place, kind in enumerate(self.kinds)
+            if kind is Kind.HIDDEN and self.hidden.is_method(type(self.objects[place]))
+        }
+        counts: dict[int, int] = {}
+        for edges in self.edges:
+            if not methods.isdisjoint(edges):
+                n_methods = sum(part in methods for part in edges)
+                for part in set(edges):
+                    counts[part] = counts.get(part, 0) + n_methods
+        return counts
+
+    def flag_reaching_memory(self) -> bytearray:
+        """Return for each place 1 if it leads to a storage, or may lead to one out of sight."""
+        if self._leads is None or len(self._leads) != len(self.objects):
+            ends: Iterable[int] = self.storages
+            if not self._with_host:
+                ends = (place for place, info in self.storages.items() if not info.is_host)
+            self._leads = flag_reaching(self.edges, [*ends, *self.opaque])
+        return self._leads
+
+    # -- what a place refers to --------------------------------------------------------------------
+
+    def _enter(self, target: object, kind: Kind) -> int:
+        key = id(target)
+        place = self._index.get(key)
+        if place is not None:
+            return place
+        place = self._index[key] = len(self.objects)
+        self.objects.append(target)
+        self.kinds.append(kind)
+        self.edges.append(_NO_EDGES)
+        self.python_refs.append(0)
+        self.cpp_refs.append(0)
+        if kind is Kind.TENSOR:
+            self._urgent.append(place)
+        elif kind is Kind.STORAGE:
+            # A storage leads nowhere, so it needs no turn of its own.
+            info = None if type(target) is Bucket else self.reader.read_storage(target)
+            if info is not None:
+                self.storages[place] = info
+        else:
+            self._pending.append(place)
+        return place
+
+    def _follow_python(self, place: int, kind: Kind) -> None:
+        target: Any = self.objects[place]
+        stops: tuple[object, ...] = ()
+        if kind is Kind.FUNCTION:
+            stops = (target.__globals__,)
+        elif kind is Kind.FRAME:
+            if is_running(target):
+                return
+            stops = (target.f_globals, target.f_builtins)
+        referents = gc.get_referents(target)
+        if kind is Kind.WRAPPER:
+            self._follow_wrapper(place, target)
+        if kind is Kind.HIDDEN and not self.hidden.is_result(type(target)):
+            self._follow_hidden(place, target)
+        elif self.hidden.are_among(referents):
+            self._add_hidden(place, referents)
+        self._add_python(place, iter(referents), stops)
+
+    def _follow_wrapper(self, place: int, wrapper: object) -> None:
+        """Enter what a wrapped module's reducer holds in C++."""
+        reducer = read_reducer(wrapper)
+        if reducer is None:
+            return
+        for each in reducer.parameters:
+            if self.kind_finder.find(type(each)) is Kind.TENSOR:
+                found = self._enter(each, Kind.TENSOR)
+                self._add_edges(place, [found])
+                self.reduced[found] = self.reduced.get(found, 0) + 1
+        if reducer.bucket_bytes is None or not reducer.parameters:
+            self.opaque.add(place)
+            return
+        sizes = list(reducer.bucket_bytes)
+        if reducer.has_views:
+            sizes = self._leave_out_met_buckets(place, reducer, sizes)
+        device = self._find_device(reducer.parameters)
+        for n_bytes in sizes if device is not None else ():
+            found = self._enter(Bucket(), Kind.STORAGE)
+            self._add_edges(place, [found])
+            # The address is not told: a made-up one that nothing else has.
+            self.storages[found] = StorageInfo(str(device), n_bytes, -found, is_borrowed=False)
+            self.unseen.add(found)
+
+    def _find_device(self, parameters: Sequence[object]) -> str | None:
+        for each in parameters:
+            storage = self.reader.read_tensor(each).storage
+            info = None if storage is None else self.reader.read_storage(storage)
+            if info is not None:
+                return info.device
+        return None
+
+    def _leave_out_met_buckets(self, place: int, reducer: Reducer, sizes: list[int]) -> list[int]:
+        """The sizes of those buckets that no gradient is a view of."""
+        left = list(sizes)
+        for each in reducer.parameters:
+            grad = self.reader.read_tensor(each).grad
+            if grad is None:
+                continue
+            self.bucket_views.add(self._enter(grad, Kind.TENSOR))
+            storage = self.reader.read_tensor(grad).storage
+            info = None if storage is None else self.reader.read_storage(storage)
+            if storage is None or info is None:
+                continue
+            is_known = self.find(storage) in self.buckets
+            found = self._enter(storage, Kind.STORAGE)
+            if not is_known and info.n_bytes in left:
+                left.remove(info.n_bytes)
+                self.buckets.add(found)
+                self._add_edges(place, [found])
+        return left
+
+    def _follow_plain(self, places: Sequence[int]) -> None:
+        """Follow plain objects, whose parts are asked together whether they lead anywhere."""
+        lots = list(map(gc.get_referents, map(self.objects.__getitem__, places)))
+        if self.hidden.are_within(lots):
+            for place, lot in zip(places, lots, strict=True):
+                if self.hidden.are_among(lot):
+                    self._add_hidden(place, lot)
+        tracked: list[list[object]] = []
+        for place, lot in zip(places, lots, strict=True):
+            if len(lot) < _MOST_AT_ONCE:
+                tracked.append(list(filter(gc.is_tracked, lot)))
+            else:
+                rest = iter(lot)
+                tracked.append(self._take_tracked(place, rest))
+        dead_ends = self._find_dead_ends(list(itertools.chain.from_iterable(tracked)))
+        for place, targets in zip(places, tracked, strict=True):
+            if targets:
+                self._add_tracked(place, targets, dead_ends)
+
+    def _follow_hidden(self, place: int, target: object) -> None:
+        held = self.hidden.list_held(target)
+        lent = self.hidden.list_lent(target)
+        self._add_edges(place, [self._enter(each, Kind.TENSOR) for each in lent])
+        if self.hidden.is_opaque(target):
+            self.opaque.add(place)
+        if self.hidden.is_array(type(target)):
+            # A column of text has millions.
+            self._add_python(place, iter(held))
+            return
+        for each in held:
+            is_tensor = self.kind_finder.find(type(each)) is Kind.TENSOR
+            if is_tensor and not self.hidden.holds_objects(target):
+                # A saved tensor holds it in C++.
+                self._add_cpp(place, each, Kind.TENSOR)
+            else:
+                self._add_python(place, iter((each,)))
+
+    def _add_hidden(self, place: int, referents: Sequence[object]) -> None:
+        find = self.kind_finder.find
+        hidden = [each for each in referents if find(type(each)) is Kind.HIDDEN]
+        found = [self._enter(each, Kind.HIDDEN) for each in hidden]
+        self._add_edges(place, found)
+        for each in found:
+            self.python_refs[each] += 1
+
+    def _add_python(
+        self, place: int, targets: Iterator[object], stops: Sequence[object] = ()
+    ) -> None:
+        tracked = self._take_tracked(place, targets, stops)
+        if tracked:
+            self._add_tracked(place, tracked, self._find_dead_ends(tracked), stops)
+
+    def _take_tracked(
+        self, place: int, targets: Iterator[object], stops: Sequence[object] = ()
+    ) -> list[object]:
+        # A million numbers in a list are filtered out at the speed of C.
+        tracked = list(itertools.islice(filter(gc.is_tracked, targets), _MOST_AT_ONCE))
+        if len(tracked) == _MOST_AT_ONCE:
+            self._rest.append((place, targets, stops))
+        return tracked
+
+    def _find_dead_ends(self, targets: Sequence[object]) -> set[int]:
+        """Return the ids of those objects that need not be entered: they lead to no memory."""
+        index = self._index
+        plain = self.kind_finder.list_plain(targets)
+        return self._dead_ends.find([each for each in plain if id(each) not in index])
+
+    def _add_tracked(
+        self,
+        place: int,
+        targets: Sequence[object],
+        dead_ends: Set[int],
+        stops: Sequence[object] = (),
+    ) -> None:
+        self._n_references += len(targets)
+        index, left_out, python_refs = self._index, self._left_out, self.python_refs
+        edges: list[int] = []
+        for target in targets:
+            key = id(target)
+            found = index.get(key)
+            if found is None:
+                if key in dead_ends or key in left_out:
+                    continue
+                kind = self.kind_finder.find(type(target))
+                if kind is Kind.SKIP:
+                    continue
+                if kind is Kind.CLASS and self.kind_finder.is_library_class(target):
+                    # The finder's note keeps the class, and so its id.
+                    left_out.add(key)
+                    continue
+                if stops and any(target is stop for stop in stops):
+                    continue
+                found = self._enter(target, kind)
+            edges.append(found)
+            python_refs[found] += 1
+        self._add_edges(place, edges)
+
+    def _add_edges(self, place: int, edges: list[int]) -> None:
+        if self.edges[place] is _NO_EDGES:
+            self.edges[place] = edges or _NO_EDGES
+        else:
+            self.edges[place].extend(edges)
+
+    def _add_cpp(self, place: int, target: object, kind: Kind) -> int:
+        self._n_references += 1
+        found = self._index.get(id(target))
+        if found is None:
+            found = self._enter(target, kind)
+        edges = self.edges[place]
+        if edges is _NO_EDGES:
+            self.edges[place] = [found]
+        else:
+            edges.append(found)
+        self.cpp_refs[found] += 1
+        return found
+
+    def _follow_tensor(self, place: int) -> None:
+        tensor = self.objects[place]
+        parts = self.reader.read_tensor(tensor)
+        if parts.storage is not None:
+            self._add_storage(place, parts.storage)
+        if parts.is_opaque:
+            self.opaque.add(place)
+        for storage in parts.inner_storages:
+            self._add_storage(place, storage)
+        for other, n_refs in self.reader.list_view_arguments(tensor, parts):
+            self.cpp_refs[self._enter(other, Kind.TENSOR)] += n_refs
+        for other in parts.tensors:
+            found = self._add_cpp(place, other, Kind.TENSOR)
+            if other is parts.grad:
+                self.grads.add(found)
+            elif other is parts.base:
+                self.views_of.setdefault(found, []).append(place)
+        if parts.grad_fn is not None:
+            self._add_cpp(place, parts.grad_fn, Kind.NODE)
+        referents = gc.get_referents(tensor)
+        if len(referents) == 1 and id(referents[0]) in self._left_out:
+            # Most have nothing but their class.
+            return
+        # The collector shows the node only where it belongs to this tensor alone: taken above.
+        find = self.kind_finder.find
+        self._add_python(place, (each for each in referents if find(type(each)) is not Kind.NODE))
+
+    def _add_storage(self, place: int, storage: object) -> None:
+        found = self._add_cpp(place, storage, Kind.STORAGE)
+        on = self.tensors_on.get(found)
+        if on is None:
+            self.tensors_on[found] = [place]
+        else:
+            on.append(place)
+
+    def _follow_node(self, place: int) -> None:
+        node = self.objects[place]
+        if not self.allowance.may_read(node):
+            return
+        following, saved, is_python = self.reader.read_node(node)
+        self.allowance.note(node, following)
+        if is_python:
+            self.contexts.add(place)
+        if self.reader.is_opaque_node(node):
+            self.opaque.add(place)
+        for other in following:
+            self._add_cpp(place, other, Kind.NODE)
+        for data in saved:
+            if self.kind_finder.find(type(data)) is Kind.TENSOR:
+                found = self._add_cpp(place, data, Kind.TENSOR)
+                self.saved_by.setdefault(found, []).append(place)
+            else:
+                self._add_python(place, iter((data,)))
+                found_hook = self.find(data) if is_a(data, FunctionType) else None
+                if found_hook is not None:
+                    self.n_unpackings[found_hook] = self.n_unpackings.get(found_hook, 0) + 1
+        referents = gc.get_referents(node)
+        if referents:
+            self._add_python(place, iter(referents))
+
+
+def flag_reaching(edges: Sequence[Sequence[int]], ends: Iterable[int]) -> bytearray:
+    """Return for each place 1 if it leads to one of the ends or is one.
+
+    Args:
+        edges: for each place where it leads.
+        ends: the places of storages.
+    """
+    leads = bytearray(len(edges))
+    for place in ends:
+        leads[place] = 1
+    # Holders were mostly met before what they hold: backwards, one pass decides nearly all.
+    undecided: dict[int, Sequence[int]] = {}
+    for place in range(len(leads) - 1, -1, -1):
+        targets = edges[place]
+        for target in targets:
+            if leads[target]:
+                leads[place] = 1
+                break
+        else:
+            if targets:
+                undecided[place] = targets
+    _spread(leads, undecided)
+    return leads
+
+
+def _spread(leads: bytearray, undecided: Mapping[int, Sequence[int]]) -> None:
+    """Mark those of the undecided places from which a marked one is reached: cycles, mostly."""
+    referrers: dict[int, list[int]] = {}
+    pending: list[int] = []
+    for place, targets in undecided.items():
+        for target in targets:
+            if leads[target]:
+                pending.append(place)
+            else:
+                referrers.setdefault(target, []).append(place)
+    while pending:
+        place = pending.pop()
+        if not leads[place]:
+            leads[place] = 1
+            pending.extend(referrers.get(place, ()))

@@ -1,0 +1,485 @@
+"""Find which rows hold which storage, for the rows of variables, plans and releases alike.
+
+All rows are walked at once, into one graph. Then each row's mark runs along the edges, so that a
+storage ends up with the set of all rows that reach it, and with one more mark where something that
+is no row holds it too. What a set of rows frees is then plain: the storages that carry no other
+mark.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpumemwidget.model.devices import BytesByDevice
+from gpumemwidget.model.ownership import DeviceBytes
+from gpumemwidget.ownership.counts import (
+    list_held_elsewhere,
+    list_outside,
+    list_seen_from_outside,
+    needs_outside,
+)
+from gpumemwidget.ownership.graph.kinds import Kind
+from gpumemwidget.ownership.graph.objects import is_one_of
+from gpumemwidget.ownership.graph.torch_reader import StorageInfo, TorchReader, find_torch
+from gpumemwidget.ownership.graph.walk import Graph, list_namespaces
+from gpumemwidget.ownership.other_holders import (
+    enter_running,
+    enter_surroundings,
+    find_module_roots,
+)
+from gpumemwidget.ownership.paths import Paths, Root
+from gpumemwidget.ownership.shell import Shell, ShellReference
+
+__all__ = [
+    "ELSEWHERE",
+    "Account",
+    "Groups",
+    "Row",
+    "Scope",
+    "spread_marks",
+    "sum_storages",
+    "take_account",
+]
+
+#: How far a walk looks. ``names``: as far as the rows lead; it is not noticed that something else
+#: holds an autograd graph too, for that takes a look at every object of the process. ``process``:
+#: with that look. ``surroundings``: it is also found out what holds what no row reaches.
+#: ``running``: what running functions hold too, and no search for holders: as much as can be told
+#: in a moment. ``both``: what ``process`` and ``running`` tell, in one walk.
+Scope = Literal["names", "process", "surroundings", "running", "both"]
+
+#: Maximum number of places whose other holders are searched for.
+_MOST_HOLDERS = 8
+
+#: Kinds whose holders are in C++, unknown to Python. No set: to hash a kind takes long.
+_UNTOLD = (Kind.NODE, Kind.STORAGE)
+
+#: The mark of whatever holds memory without being a row.
+ELSEWHERE = 1
+
+
+@dataclass(slots=True)
+class Row:
+    """One root: a name, a displayed value, the last exception."""
+
+    name: str
+    root: Literal["name", "out", "exception"]
+    #: The row's mark, a bit of its own.
+    mark: int
+    #: The row's objects, as places in the graph, one for each reference.
+    places: list[int] = field(default_factory=list)
+    #: Marks of what goes with it: a name's value is dropped from ``Out`` too.
+    frees_marks: int = 0
+
+
+@dataclass(slots=True)
+class Account:
+    """The storages of a walk, with the rows that hold each.
+
+    An account holds every object of the walk: let go of it before a release.
+    """
+
+    graph: Graph
+    rows: dict[str, Row]
+    #: For each place, the marks of all that reaches it (0 for what leads to no storage).
+    marks: list[int]
+    #: Roots beside the rows that hold memory, as far as they were searched for.
+    outer: list[Root] = field(default_factory=list)
+    #: The places that something beside the rows holds.
+    elsewhere: list[int] = field(default_factory=list)
+    #: Places in ``elsewhere`` whose holder was not met: it may be in C++, and go with a row.
+    untold: list[int] = field(default_factory=list)
+    _groups: Groups | None = None
+    _named: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    _training_marks: int | None = None
+
+    def find_paths(self) -> Paths:
+        """Return the best path to each object that leads to memory, names before all else."""
+        return Paths(self.graph, self.list_roots())
+
+    def list_roots(self) -> list[Root]:
+        """Return the roots of paths: the rows, then what was found around them."""
+        roots = [
+            Root(place, row.name, row.root) for row in self.rows.values() for place in row.places
+        ]
+        return [*roots, *self.outer]
+
+    def list_root_marks(self) -> list[tuple[int, int]]:
+        """Return the places where marks begin: of the rows, and of what else holds memory."""
+        roots = [(place, row.mark) for row in self.rows.values() for place in row.places]
+        return [*roots, *((place, ELSEWHERE) for place in self.elsewhere)]
+
+    def replace_marks(self, marks: list[int]) -> None:
+        """Replace the marks, as if some edges were cut."""
+        self.marks = marks
+        self._groups = None
+
+    @property
+    def groups(self) -> Groups:
+        """The storages, grouped by the marks that they carry."""
+        if self._groups is None:
+            self._groups = Groups(self.graph.storages, self.marks)
+        return self._groups
+
+    @property
+    def training_marks(self) -> int:
+        """The marks of the rows with which a module or an optimizer is released.
+
+        A displayed value, or an exception, that shows what a variable holds too is none of them.
+        """
+        if self._training_marks is None:
+            reader = self.graph.reader
+            names = 0
+            for row in self.rows.values():
+                names |= row.mark if row.root == "name" else 0
+            # Only the few classes of very many objects are asked, and told apart by id: a user's
+            # metaclass may have a hash of its own.
+            classes = {id(cls): cls for cls in map(type, self.graph.objects)}
+            training = {
+                key
+                for key, cls in classes.items()
+                if is_one_of(cls, reader.module_type, reader.optimizer_type)
+            }
+            found = 0
+            for target, marks in zip(self.graph.objects, self.marks, strict=True):
+                if marks and training and id(type(target)) in training:
+                    found |= marks & names or marks
+            self._training_marks = found & ~ELSEWHERE
+        return self._training_marks
+
+    def list_storages(self, marks: int) -> list[int]:
+        """Return the storages that any of these marks reaches."""
+        return self.groups.list_places(self.groups.find(marks))
+
+    def find_marks(self, names: Iterable[str]) -> int:
+        """Return the marks of all that is dropped when these rows are released."""
+        marks = 0
+        for name in names:
+            marks |= self.rows[name].frees_marks
+        return marks
+
+    def sum_held(self, marks: int) -> DeviceBytes:
+        """Return the bytes of the storages that any of these marks reaches."""
+        return self.sum_groups(self.groups.find(marks), rounded=False)
+
+    def sum_frees(self, marks: int) -> DeviceBytes:
+        """Return the bytes of the storages that nothing but these marks reaches.
+
+        On CUDA rounded up to the allocator's 512 bytes, as the allocator counts them.
+        """
+        only = [carried for carried in self.groups.find(marks) if not carried & ~marks]
+        return self.sum_groups(only, rounded=True, dropped=marks)
+
+    def sum_groups(self, groups: Sequence[int], *, rounded: bool, dropped: int = 0) -> DeviceBytes:
+        """Return the bytes of these groups of storages, or a lower bound.
+
+        Args:
+            groups: as ``groups.find`` returns them.
+            rounded: as the allocator counts the storages, and not as they are held.
+            dropped: marks of what is released, if the bytes are those that a release frees.
+        """
+        return self._mark_bound(self.groups.sum(groups, rounded=rounded), dropped)
+
+    def may_free_more(self, marks: int) -> bool:
+        """Return whether more may be freed with these marks than can be told.
+
+        Something among what goes may have memory that Python can't see, or be what holds a thing
+        in C++ that nothing else that is known holds.
+        """
+        return any(
+            self.marks[place] & marks and not self.marks[place] & ~(marks | ELSEWHERE)
+            for place in (*self.graph.opaque, *self.untold)
+        )
+
+    def may_hold_more(self, marks: int) -> bool:
+        """Return whether any of these marks reaches something that may have memory out of sight."""
+        return any(self.marks[place] & marks for place in self.graph.opaque)
+
+    def name_holders(self, marks: int) -> tuple[str, ...]:
+        """Return the names of the rows behind these marks."""
+        found = self._named.get(marks)
+        if found is None:
+            names = [row.name for row in self.rows.values() if row.mark & marks]
+            found = self._named[marks] = tuple(names)
+        return found
+
+    def sum_places(
+        self, places: Iterable[int], *, rounded: bool = True, dropped: int = 0
+    ) -> DeviceBytes:
+        """Return the bytes of these storages, or a lower bound; see ``sum_groups``."""
+        infos = map(self.graph.storages.__getitem__, places)
+        return self._mark_bound(sum_storages(infos, rounded), dropped)
+
+    def _mark_bound(self, sums: BytesByDevice, dropped: int) -> DeviceBytes:
+        is_at_least = not self.graph.is_complete or self.may_free_more(dropped)
+        return DeviceBytes(sums, is_at_least=is_at_least)
+
+
+def take_account(
+    shell: Shell,
+    *,
+    budget_s: float,
+    extra_roots: Sequence[object] = (),
+    scope: Scope = "process",
+    reads_graphs: bool = True,
+    with_host: bool = True,
+    is_enough: Callable[[Graph], bool] | None = None,
+) -> Account | None:
+    """Walk from all of the user's names; return ``None`` if torch is not imported.
+
+    Args:
+        shell: the running IPython.
+        budget_s: seconds after which the walk stops; what it then knows is "at least".
+        extra_roots: objects to enter that no row leads to; they count as held elsewhere.
+        scope: how far it looks.
+        reads_graphs: whether autograd's nodes are asked what they hold.
+        with_host: whether host memory is looked at too, which may have most of the tensors.
+        is_enough: tells of a walk from rows and running functions whether it has met all; where it
+            has, what nobody leads to is not looked for.
+    """
+    torch = find_torch()
+    if torch is None:
+        return None
+    graph = Graph(
+        TorchReader(torch),
+        boundaries=[*shell.list_own_objects(), *list_namespaces()],
+        budget_s=budget_s,
+        with_host=with_host,
+    )
+    if not reads_graphs:
+        graph.allowance.close()
+    rows, root_refs = _enter_rows(shell, graph)
+    elsewhere = [place for each in extra_roots if (place := graph.add_root(each)) is not None]
+    started_s = time.perf_counter()
+    graph.walk()
+    # A look at all of the process takes its time: about as long as the walk, or as the last look.
+    ahead_s = (time.perf_counter() - started_s) / 2 if scope in ("process", "both") else 0.0
+    outer: list[Root] = []
+    outside: list[object] | None = None
+    if scope == "both":
+        outer.extend(enter_running(graph))
+    elif scope in ("surroundings", "running"):
+        outer.extend(enter_running(graph))
+        outside = []
+        if is_enough is None or not is_enough(graph):
+            found, outside = _enter_unmet(graph, budget_s=budget_s, is_brief=scope == "running")
+            outer.extend(found)
+    looked_s = time.perf_counter()
+    held = _find_elsewhere(
+        graph,
+        root_refs,
+        budget_s=0.0 if scope == "running" else budget_s / 4,
+        ahead_s=ahead_s,
+    )
+    ahead_s = max(ahead_s, time.perf_counter() - looked_s) if ahead_s else 0.0
+    if scope == "surroundings":
+        outer.extend(_find_holders(graph, held, outer))
+    elsewhere.extend(held)
+    if scope == "both":
+        # Only now: what is met here would be among those whose holders are searched for.
+        n_known = len(graph.objects)
+        found, outside = _enter_unmet(graph, budget_s=budget_s, is_brief=True, ahead_s=ahead_s)
+        outer.extend(found)
+        elsewhere.extend(list_held_elsewhere(graph, {}, since=n_known))
+    elsewhere.extend(root.place for root in outer if root.kind != "nowhere")
+    if scope != "running" and needs_outside(graph, is_thorough=scope != "names"):
+        if outside is None:
+            outside = [] if graph.is_late(ahead_s) else list_outside(graph)
+        elsewhere.extend(list_seen_from_outside(graph, outside))
+    del outside
+    account = Account(
+        graph=graph,
+        rows=rows,
+        marks=[],
+        outer=outer,
+        elsewhere=elsewhere,
+        untold=[place for place in held if place not in graph.told],
+    )
+    account.marks = spread_marks(graph, account.list_root_marks())
+    return account
+
+
+def _enter_unmet(
+    graph: Graph, *, budget_s: float, is_brief: bool, ahead_s: float = 0.0
+) -> tuple[list[Root], list[object]]:
+    """Enter the tensors that were not met; return their roots, and what is still not met then."""
+    # To look at all of the process takes a moment too, that is not there when the time is up.
+    outside = [] if is_brief and graph.is_late(ahead_s) else list_outside(graph)
+    if is_brief:
+        roots = enter_surroundings(graph, outside, budget_s=budget_s / 2, most_climbs=0)
+    else:
+        roots = enter_surroundings(graph, outside, budget_s=budget_s / 2)
+    # Objects that have been met meanwhile would be held by this list.
+    return roots, [each for each in outside if graph.find(each) is None]
+
+
+def _enter_rows(shell: Shell, graph: Graph) -> tuple[dict[str, Row], dict[int, int]]:
+    """Enter every root; return the rows, and the number of references of the roots to each place.
+
+    Nothing of the user's may stay in a variable after this: it would count as a holder.
+    """
+    rows: dict[str, Row] = {}
+    root_refs: dict[int, int] = {}
+
+    def enter(name: str, root: Literal["name", "out", "exception"], target: object) -> None:
+        place = graph.add_root(target)
+        if place is None:
+            return
+        row = rows.get(name)
+        if row is None:
+            row = rows[name] = Row(name=name, root=root, mark=2 << len(rows))
+            row.frees_marks = row.mark
+        row.places.append(place)
+        root_refs[place] = root_refs.get(place, 0) + 1
+
+    namespace = dict(shell.user_ns)
+    for name in shell.list_user_names():
+        if name in namespace:
+            enter(name, "name", namespace[name])
+    references: list[ShellReference] = shell.list_references()
+    for reference in references:
+        enter(reference.row, reference.root, reference.target)
+
+    marks_of_out: dict[int, int] = {}
+    for row in rows.values():
+        if row.root == "out":
+            for place in row.places:
+                marks_of_out[place] = marks_of_out.get(place, 0) | row.mark
+    for row in rows.values():
+        if row.root == "name":
+            row.frees_marks |= marks_of_out.get(row.places[0], 0)
+    return rows, root_refs
+
+
+def _find_elsewhere(
+    graph: Graph, root_refs: dict[int, int], *, budget_s: float, ahead_s: float
+) -> list[int]:
+    """Return the places that something beside the rows holds, rubbish not counted."""
+    deadline = time.perf_counter() + budget_s
+    found = list_held_elsewhere(graph, root_refs)
+    while True:
+        held = [place for place in found if graph.kinds[place] not in _UNTOLD]
+        late = time.perf_counter() > deadline or not graph.is_complete
+        if late or not held or (ahead_s and graph.is_late(ahead_s)):
+            return found
+        n_known = len(graph.objects)
+        if not graph.adopt_referrers(held):
+            return found
+        # References that were accounted for are so still.
+        again = list_held_elsewhere(graph, root_refs, of=found)
+        found = [*again, *list_held_elsewhere(graph, root_refs, since=n_known)]
+
+
+def _find_holders(graph: Graph, held: Iterable[int], known: Iterable[Root]) -> list[Root]:
+    """Return the modules that hold what is held elsewhere, for the first of these places."""
+    met = {root.place for root in known}
+    places = [place for place in held if place not in met and graph.kinds[place] not in _UNTOLD]
+    return find_module_roots(graph, places[:_MOST_HOLDERS])
+
+
+def spread_marks(graph: Graph, roots: Iterable[tuple[int, int]]) -> list[int]:
+    """Run each root's mark along the edges, through all that leads to a storage."""
+    marks = [0] * len(graph.objects)
+    leads = graph.flag_reaching_memory()
+    pending: deque[int] = deque()
+    # A place that thousands of rows share would be pending as often.
+    is_pending = bytearray(len(graph.objects))
+    for place, mark in roots:
+        if leads[place]:
+            marks[place] |= mark
+            if not is_pending[place]:
+                is_pending[place] = 1
+                pending.append(place)
+    while pending:
+        place = pending.popleft()
+        is_pending[place] = 0
+        mark = marks[place]
+        for target in graph.edges[place]:
+            if leads[target] and marks[target] | mark != marks[target]:
+                marks[target] |= mark
+                if not is_pending[target]:
+                    is_pending[target] = 1
+                    pending.append(target)
+    return marks
+
+
+class Groups:
+    """The storages of an account by the marks that they carry.
+
+    Args:
+        storages: by their places.
+        marks: for each place, the marks of all that reaches it.
+    """
+
+    def __init__(self, storages: Mapping[int, StorageInfo], marks: Sequence[int]) -> None:
+        self._storages = storages
+        #: With each storage's place in the order of all.
+        self._members: dict[int, list[tuple[int, int]]] = {}
+        for number, place in enumerate(storages):
+            self._members.setdefault(marks[place], []).append((number, place))
+        addresses = {(info.device, info.address) for info in storages.values()}
+        #: True if any memory has two storages (DLPack): sums of groups may not be added then.
+        self._has_twins = len(addresses) < len(storages)
+        self._devices = {info.device for info in storages.values()}
+        self._sums: dict[tuple[int, bool], dict[str, int]] = {}
+        self._last: tuple[int, list[int]] = (0, [])
+
+    def find(self, marks: int) -> list[int]:
+        """Return the groups that any of these marks reaches, each by its whole set of marks."""
+        if self._last[0] != marks:
+            # A row is asked several things, one after the other.
+            self._last = marks, [carried for carried in self._members if carried & marks]
+        return self._last[1]
+
+    def list_places(self, groups: Iterable[int]) -> list[int]:
+        """Return the storages of these groups, in the order of all storages."""
+        members = itertools.chain.from_iterable(map(self._members.__getitem__, groups))
+        return [place for _, place in sorted(members)]
+
+    def has_other_than(self, device: str, groups: Iterable[int]) -> bool:
+        """Return whether any of these groups has a storage on another device."""
+        if self._devices <= {device}:
+            return False
+        return any(self._sum(carried, rounded=False).keys() - {device} for carried in groups)
+
+    def sum(self, groups: Sequence[int], *, rounded: bool) -> BytesByDevice:
+        """Return the bytes of these groups for each device, biggest first; see ``sum_storages``."""
+        if self._has_twins:
+            return sum_storages(map(self._storages.__getitem__, self.list_places(groups)), rounded)
+        sums: dict[str, int] = {}
+        for carried in groups:
+            for device, n_bytes in self._sum(carried, rounded=rounded).items():
+                sums[device] = sums.get(device, 0) + n_bytes
+        return tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+
+    def _sum(self, carried: int, *, rounded: bool) -> dict[str, int]:
+        known = self._sums.get((carried, rounded))
+        if known is None:
+            infos = [self._storages[place] for _, place in self._members[carried]]
+            known = self._sums[carried, rounded] = dict(sum_storages(infos, rounded))
+        return known
+
+
+def sum_storages(infos: Iterable[StorageInfo], rounded: bool) -> BytesByDevice:
+    """Return the bytes of storages for each device, biggest first.
+
+    Args:
+        infos: the storages; two over the same memory are counted once.
+        rounded: as the device's allocator counts them, and not as they are held.
+    """
+    by_address: dict[tuple[str, int], int] = {}
+    for info in infos:
+        n_bytes = info.freed_bytes if rounded else info.n_bytes
+        key = (info.device, info.address)
+        known = by_address.get(key)
+        if known is None or known < n_bytes:
+            by_address[key] = n_bytes
+    sums: dict[str, int] = {}
+    for (device, _), n_bytes in by_address.items():
+        sums[device] = sums.get(device, 0) + n_bytes
+    return tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0])))

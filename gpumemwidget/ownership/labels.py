@@ -1,0 +1,473 @@
+"""Name the steps of a path such as ``history[17]["logits"]``: what one object calls another.
+
+The collector says that an object refers to another, and not by what name. That is looked up here,
+only for the objects along a path, in the slots of the interpreter's own types: an instance's
+dictionary and slots, a container's places, a closure's variables, a frame's locals. No attribute is
+asked for in a way that could run code of the user's.
+
+What an object's dictionary means depends on whose it is, so a path is read from its root on, and
+each object on it gets a part to play, its ``Role``.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import deque
+from collections.abc import Iterable
+from enum import Enum, auto
+from types import (
+    BuiltinMethodType,
+    CellType,
+    FrameType,
+    MethodType,
+    TracebackType,
+)
+from typing import Any, NamedTuple
+
+from gpumemwidget.ownership.graph.kinds import Kind
+from gpumemwidget.ownership.graph.objects import (
+    ClassParts,
+    describe_class,
+    is_a,
+    is_one_of,
+    name_class,
+    read_attributes,
+    read_cell,
+    read_locals,
+    read_type_dict,
+)
+from gpumemwidget.ownership.graph.walk import Graph
+
+__all__ = [
+    "LENDER",
+    "Labels",
+    "PathStep",
+    "Role",
+    "StepKind",
+    "find_kind_name",
+    "spell_steps",
+]
+
+_MOST_KEY_LENGTH = 40
+
+#: Keys that are numbers of more bits, and tuples of more parts or within so many others, are not
+#: told: Python refuses to write out a number of some thousand digits.
+_MOST_KEY_BITS, _MOST_KEY_PARTS, _MOST_KEY_LEVELS = 128, 4, 2
+
+_CACHE_TYPE = type(functools.lru_cache(lambda: None))
+
+#: For a place in a container that can't be named.
+_SOME = "[…]"
+
+_OPTIMIZER_TABLES = ("param_groups", "state")
+_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+
+_EXCEPTION_PARTS = ("__traceback__", "__cause__", "__context__", "args")
+
+
+class StepKind(Enum):
+    """How an object holds the next one on a path."""
+
+    ROOT = auto()  #: where the path begins: ``model``, ``Out[7]``, ``running: train() line 3: x``
+    CONTEXT_VARIABLE = auto()  #: where the path begins: a variable of ``contextvars``
+    RUBBISH = auto()  #: where the path begins: in a cycle that waits for the collector
+    LENDER = auto()  #: where the path begins: at what lent its memory to torch
+    PART = auto()  #: an attribute, an element, a variable of a function
+    SAME = auto()  #: no step to a person: a view's base, an instance's dictionary
+    UNNAMED = auto()  #: ``[…]``: somewhere within
+    CLASS = auto()  #: ``.__class__``
+    GRADIENT = auto()  #: ``.grad``
+    GRAPH = auto()  #: the autograd graph of a tensor
+    OPTIMIZER_TABLE = auto()  #: ``.param_groups`` and ``.state`` of an optimizer
+    FUNCTION = auto()  #: a variable in a function's closure, or a default argument
+    CACHE = auto()  #: the entries of ``functools.lru_cache``
+    FRAME = auto()  #: a suspended function: ``: train() line 3``
+    TRACEBACK = auto()  #: a function that failed, in an exception's traceback
+
+
+class PathStep(NamedTuple):
+    """One step of a path, as a person would type it after the step before."""
+
+    # A tuple, which is made in half the time of a frozen dataclass.
+    kind: StepKind
+    text: str
+    #: The name of a context variable.
+    name: str = ""
+
+
+def spell_steps(steps: Iterable[PathStep]) -> str:
+    """Return a path as one text: ``model.layers[0].weight``."""
+    return "".join(step.text for step in steps)
+
+
+class Role(NamedTuple):
+    """The part that an object on a path plays for the one before it."""
+
+    # A tuple, since names are looked up by it: a dataclass's hash takes ten times as long.
+    #: ``""``; ``attributes`` of an instance or class; ``table`` of a module; ``state`` of an
+    #: optimizer; ``variables`` of a closure, ``defaults``; ``transparent``: its parts are named as
+    #: if they were its owner's.
+    name: str = ""
+    #: The names of variables and defaults, by their place.
+    names: tuple[str, ...] = ()
+    #: Whose attributes they are: ``module`` (``module list``, ``module dict``), ``context``.
+    of: str = ""
+
+
+_PLAIN = Role()
+
+#: The step to each part of an object, by the part's id, with the part's role.
+_Names = dict[int, tuple[PathStep, Role]]
+_BUCKET_STEP = PathStep(StepKind.PART, "'s gradient bucket")
+_SAME_STEP = PathStep(StepKind.SAME, "")
+
+
+class Labels:
+    """Names the edges of a graph.
+
+    Args:
+        graph: what was walked.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        #: Names of tensors that are keys: an optimizer's state stands under the parameters.
+        self.key_names: dict[int, str] = {}
+        self._known: dict[tuple[int, Role], _Names] = {}
+        #: Steps to what stands under a text: a record's keys are those of a thousand others.
+        self._key_steps: dict[str, tuple[PathStep, Role]] = {}
+        self._classes: dict[int, ClassParts] = {}
+
+    def name_edge(self, parent: int, role: Role, child: int) -> tuple[PathStep, Role]:
+        """Return the step from an object to a part of it, and the part's role.
+
+        Args:
+            parent: the object's place in the graph.
+            role: its own role.
+            child: the part's place.
+        """
+        graph = self._graph
+        if graph.kinds[child] is Kind.STORAGE:
+            is_bucket = child in graph.unseen
+            return (_BUCKET_STEP if is_bucket else _SAME_STEP), _PLAIN
+        names = self._known.get((parent, role))
+        if names is None:
+            names = self._known[parent, role] = self._list_names(parent, role)
+        target = graph.objects[child]
+        found = names.get(id(target))
+        if found is None and is_a(target, CellType):
+            # A frame tells the content of a cell, and refers to the cell.
+            found = names.get(id(read_cell(target)))
+        return self._name_unlisted(parent, child) if found is None else found
+
+    # -- by the kind of object ---------------------------------------------------------------------
+
+    def _list_names(self, place: int, role: Role) -> _Names:
+        target, kind = self._graph.objects[place], self._graph.kinds[place]
+        cls = type(target)
+        names: _Names = {}
+        # Most are one of these two, and have nothing else.
+        if cls is dict:
+            self._name_items(target, role, names)
+            return names
+        if cls is list:
+            self._name_elements(target, role, names, ())
+            return names
+        if kind is Kind.FRAME:
+            own = read_locals(target).items()  # type: ignore[arg-type]  # by its kind
+            _add(names, ((f": {name}", each) for name, each in own))
+            return names
+        if kind is Kind.TENSOR:
+            self._name_tensor_parts(target, names)
+        elif kind is Kind.NODE:
+            self._name_node_parts(target, names)
+        elif kind is Kind.FUNCTION:
+            self._name_function_parts(target, names)
+        elif kind is Kind.HIDDEN:
+            held = self._graph.hidden.list_held(target)
+            is_array = self._graph.hidden.is_array(cls)
+            _add(names, ((f"[{n}]" if is_array else "", each) for n, each in enumerate(held)))
+        else:
+            self._name_plain_parts(target, role, names)
+        self._name_attributes(target, role, names)
+        return names
+
+    def _name_plain_parts(self, target: Any, role: Role, names: _Names) -> None:
+        cls = type(target)
+        if is_one_of(cls, BaseException):
+            _name_exception_parts(target, names)
+        elif cls is TracebackType:
+            _add(names, [("", target.tb_next)])
+            where = _describe_frame(target.tb_frame, target.tb_lineno)
+            _add(names, [(where, target.tb_frame)], kind=StepKind.TRACEBACK)
+        elif is_one_of(cls, dict):
+            self._name_items(target, role, names)
+        elif is_one_of(cls, list, tuple, deque):
+            self._name_elements(target, role, names, self._describe_class(cls).fields)
+        elif cls is CellType:
+            _add(names, [("", read_cell(target))])
+        else:
+            _name_callable_parts(target, names)
+            self._name_generator_parts(target, names)
+
+    def _describe_class(self, cls: type) -> ClassParts:
+        known = self._classes.get(id(cls))
+        if known is None:
+            known = self._classes[id(cls)] = describe_class(cls)
+        return known
+
+    def _name_unlisted(self, parent: int, child: int) -> tuple[PathStep, Role]:
+        kinds = self._graph.kinds
+        target: Any = self._graph.objects[child]
+        step, role = PathStep(StepKind.UNNAMED, _SOME), _PLAIN
+        if kinds[parent] is Kind.NODE:
+            node = _name_node(type(self._graph.objects[parent]))
+            is_node = kinds[child] is Kind.NODE
+            step = _SAME_STEP if is_node else PathStep(StepKind.PART, f": saved by {node}")
+        elif kinds[child] is Kind.CLASS:
+            step = PathStep(StepKind.CLASS, ".__class__")
+        elif kinds[parent] is Kind.CLASS and type(target) is dict:
+            # The real one; what could be asked for is a proxy.
+            step, role = _SAME_STEP, Role("attributes")
+        elif kinds[child] is Kind.FRAME:
+            step = PathStep(StepKind.FRAME, _describe_frame(target, target.f_lineno))
+        elif kinds[parent] is Kind.FRAME:
+            # The variables as somebody has seen them: a debugger, the traceback's formatting.
+            step, role = _SAME_STEP, Role("locals")
+        elif type(self._graph.objects[parent]) is _CACHE_TYPE:
+            step = PathStep(StepKind.CACHE, "'s cache")
+        return step, role
+
+    def _name_tensor_parts(self, target: Any, names: _Names) -> None:
+        with self._graph.reader.quiet():
+            parts = self._graph.reader.read_tensor(target)
+        _add(names, [(".grad", parts.grad)], kind=StepKind.GRADIENT)
+        # A view and its base are one to a person.
+        _add(names, (("", each) for each in parts.tensors))
+        if parts.grad_fn is not None:
+            _add(names, [("'s graph", parts.grad_fn)], kind=StepKind.GRAPH)
+
+    def _name_node_parts(self, target: Any, names: _Names) -> None:
+        if not self._graph.allowance.may_read(target):
+            return
+        with self._graph.reader.quiet():
+            following, saved, is_python = self._graph.reader.read_node(target)
+        _add(names, (("", each) for each in following))
+        word = _name_node(type(target))
+        _add(names, ((f": saved by {word}", each) for each in saved))
+        if is_python:
+            _add(names, [("", read_attributes(target))], Role("attributes", of="context"))
+
+    def _name_function_parts(self, target: Any, names: _Names) -> None:
+        code = target.__code__
+        closure = target.__closure__
+        if closure is not None:
+            role = Role("variables", code.co_freevars)
+            _add(names, [("'s closure: ", closure)], role, StepKind.FUNCTION)
+        arguments = code.co_varnames[: code.co_argcount]
+        defaults = target.__defaults__
+        if defaults is not None:
+            role = Role("defaults", arguments[len(arguments) - len(defaults) :])
+            _add(names, [("'s default: ", defaults)], role, StepKind.FUNCTION)
+        of_keywords = [("'s default: ", target.__kwdefaults__)]
+        _add(names, of_keywords, Role("defaults"), StepKind.FUNCTION)
+
+    def _name_items(self, target: Any, role: Role, names: _Names) -> None:
+        for key, value in self._graph.list_met_items(target):
+            if role.name == "attributes":
+                self._name_attribute(key, value, role.of, names)
+            elif role.name == "table":
+                word = _SOME
+                if role.of == "dict":
+                    word = f"[{_describe_plain(key)}]"
+                elif type(key) is str:
+                    word = f"[{key}]" if _is_number(key) else f".{key}"
+                _add(names, [(word, value)])
+            elif role.name == "locals":
+                _add(names, [(f": {key}" if type(key) is str else _SOME, value)])
+            elif role.name == "defaults":
+                _add(names, [(str(key) if type(key) is str else _SOME, value)])
+            elif type(key) is str:
+                known = self._key_steps.get(key)
+                if known is None:
+                    step = PathStep(StepKind.PART, f"[{_describe_plain(key)}]")
+                    known = self._key_steps[key] = (step, _PLAIN)
+                if value is not None:
+                    names.setdefault(id(value), known)
+            else:
+                words = self._describe(key)
+                _add(names, [(f"[{words}]", value)])
+                # A key that holds memory is held by the table too.
+                if words == "…":
+                    _add(names, [("'s key", key)])
+
+    def _name_elements(
+        self, target: Any, role: Role, names: _Names, fields: tuple[str, ...]
+    ) -> None:
+        base: Any = next(each for each in (tuple, list, deque) if is_one_of(type(target), each))
+        # One step of C each: no other thread changes the container meanwhile.
+        elements: list[object] = [*base.__iter__(target)]
+        is_named = role.name in {"variables", "defaults"}
+        # A million numbers are skipped at the speed of C.
+        for number in self._graph.list_met(elements):
+            word = f"[{number}]"
+            if is_named:
+                word = role.names[number] if number < len(role.names) else _SOME
+            elif number < len(fields):
+                word = f".{fields[number]}"
+            _add(names, [(word, elements[number])])
+
+    def _name_attribute(self, key: object, value: object, of: str, names: _Names) -> None:
+        if of.startswith("module") and type(key) is str and key in _MODULE_TABLES:
+            _add(names, [("", value)], Role("table", of=of.removeprefix("module").strip()))
+        else:
+            word = f".{key}" if type(key) is str else _SOME
+            is_table = of == "optimizer" and type(key) is str and key in _OPTIMIZER_TABLES
+            kind = StepKind.OPTIMIZER_TABLE if is_table else StepKind.PART
+            _add(names, [(f": ctx{word}" if of == "context" else word, value)], kind=kind)
+
+    def _name_attributes(self, target: object, role: Role, names: _Names) -> None:
+        """Name the values in an instance's dictionary and slots."""
+        cls = type(target)
+        if role.name == "attributes" and is_one_of(cls, dict):
+            return
+        attributes: object = None
+        parts = self._describe_class(cls)
+        if is_one_of(cls, type):
+            attributes = read_type_dict(target)  # type: ignore[arg-type]  # a class, by its type
+        elif parts.read_dict is not None:
+            attributes = parts.read_dict.__get__(target)
+        of = self._find_owner_word(cls)
+        if is_a(attributes, dict):
+            # An instance refers to its dictionary if it has one of its own; if its
+            # values lie in the instance itself (Python 3.11), it refers to these.
+            _add(names, [("", attributes)], Role("attributes", of=of))
+            for key, value in self._graph.list_met_items(attributes):
+                self._name_attribute(key, value, of, names)
+        for name, slot in parts.slots:
+            try:
+                _add(names, [(f".{name}", slot.__get__(target))])
+            except AttributeError:
+                # A slot that was not assigned.
+                continue
+
+    def _name_generator_parts(self, target: object, names: _Names) -> None:
+        read_frame = self._describe_class(type(target)).read_frame
+        frame = None if read_frame is None else read_frame.__get__(target)
+        if is_a(frame, FrameType):
+            where = _describe_frame(frame, frame.f_lineno)
+            _add(names, [(where, frame)], kind=StepKind.FRAME)
+            own = read_locals(frame).items()
+            _add(names, ((f"{where}: {name}", each) for name, each in own), kind=StepKind.FRAME)
+
+    def _find_owner_word(self, cls: type) -> str:
+        reader = self._graph.reader
+        if is_one_of(cls, reader.module_type):
+            nn = reader.torch.nn
+            if is_one_of(cls, nn.ModuleList, nn.Sequential, nn.ParameterList):
+                return "module list"
+            if is_one_of(cls, nn.ModuleDict, nn.ParameterDict):
+                return "module dict"
+            return "module"
+        return "optimizer" if is_one_of(cls, reader.optimizer_type) else ""
+
+    # -- keys --------------------------------------------------------------------------------------
+
+    def _describe(self, key: object) -> str:
+        place = self._graph.find(key)
+        if place is not None and self._graph.kinds[place] is Kind.TENSOR:
+            return self.key_names.get(place, "…")
+        return _describe_plain(key)
+
+
+def _add(
+    names: _Names,
+    parts: Iterable[tuple[str, object]],
+    role: Role = _PLAIN,
+    kind: StepKind = StepKind.PART,
+) -> None:
+    for word, part in parts:
+        if part is not None and id(part) not in names:
+            own = StepKind.SAME if not word else StepKind.UNNAMED if word == _SOME else kind
+            names[id(part)] = PathStep(own, word), role
+
+
+def _name_exception_parts(target: Any, names: _Names) -> None:
+    own: Any = vars(BaseException)
+    steps = {"__context__": " (its context)", "__cause__": " (its cause)", "args": ".args"}
+    for part in _EXCEPTION_PARTS:
+        _add(names, [(steps.get(part, ""), own[part].__get__(target))])
+
+
+def _name_callable_parts(target: Any, names: _Names) -> None:
+    cls = type(target)
+    if cls is MethodType:
+        _add(names, [(".__self__", target.__self__), ("", target.__func__)])
+    elif cls is BuiltinMethodType:
+        _add(names, [(".__self__", target.__self__)])
+    elif is_one_of(cls, functools.partial):
+        own: Any = vars(functools.partial)
+        _add(names, [(f".{part}", own[part].__get__(target)) for part in ("func", "args")])
+        _add(names, [(".keywords", own["keywords"].__get__(target))])
+
+
+def _describe_frame(frame: FrameType, line: int | None) -> str:
+    name = frame.f_code.co_name
+    function = "top level" if name.startswith("<") else f"{name}()"
+    return f": {function}" if line is None else f": {function} line {line}"
+
+
+def _name_node(cls: type) -> str:
+    return name_class(cls).rpartition(".")[2]
+
+
+def _is_number(key: object) -> bool:
+    return type(key) is str and re.fullmatch(r"\d+", key) is not None
+
+
+def _describe_plain(key: object, levels: int = _MOST_KEY_LEVELS) -> str:
+    """A key as one would type it, where it is of a builtin type that can't answer otherwise."""
+    # By identity: to look a class up among others asks its metaclass for a hash.
+    cls = type(key)
+    if cls is str or cls is bytes:
+        part: Any = key[:_MOST_KEY_LENGTH]  # type: ignore[index]  # text, by its class
+        text = repr(part)
+        if cls is str:
+            # With double quotes, as in the README.
+            text = '"' + text[1:-1].replace('"', '\\"') + '"'
+        is_whole = len(part) == len(key)  # type: ignore[arg-type]
+        if is_whole and len(text) <= _MOST_KEY_LENGTH:
+            return text
+        return text[: _MOST_KEY_LENGTH - 1] + "…"
+    is_small = cls is int and key.bit_length() <= _MOST_KEY_BITS  # type: ignore[attr-defined]
+    if is_small or cls is float or cls is bool or key is None:
+        return repr(key)
+    if cls is tuple and levels and len(key) <= _MOST_KEY_PARTS:  # type: ignore[arg-type]
+        parts = [_describe_plain(part, levels - 1) for part in key]  # type: ignore[attr-defined]
+        return f"({', '.join(parts)}{',' * (len(parts) == 1)})"
+    return "…"
+
+
+#: The holder of borrowed memory.
+LENDER = "whatever lent it to torch (NumPy, a file)"
+
+
+def find_kind_name(graph: Graph, place: int) -> str:
+    """Return what a person would call an object: ``tensor``, ``view``, ``module``."""
+    target, reader = graph.objects[place], graph.reader
+    cls = type(target)
+    if graph.kinds[place] is Kind.TENSOR:
+        if is_one_of(cls, reader.parameter_type):
+            return "parameter"
+        with reader.quiet():
+            return "view" if reader.is_view(target) else "tensor"
+    for kind, classes in (
+        ("module", (reader.module_type,)),
+        ("optimizer", (reader.optimizer_type,)),
+        ("exception", (BaseException,)),
+        ("container", (dict, list, tuple, set, frozenset, deque)),
+    ):
+        if is_one_of(cls, *classes):
+            return kind
+    return "object"

@@ -1,0 +1,303 @@
+"""Decide which storages the chosen rows own, and whether each can move to another device in place.
+
+What somebody keeps can't be dropped, but its device memory can still go: each tensor on the storage
+gets other memory through ``tensor.data``, and stays the same object.
+
+Only what a row owns may be moved, not all that it reaches. A released model goes to the CPU
+although its optimizer holds the parameters too. But a released list of losses must not take the
+model along, which its autograd graphs reach; nor a released optimizer the parameters that it
+trains; nor a released trainer the model that has a name of its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpumemwidget.ownership.counts import list_outside
+from gpumemwidget.ownership.graph.kinds import Kind
+from gpumemwidget.ownership.graph.objects import is_a, is_one_of, name_class
+from gpumemwidget.ownership.graph.walk import Graph
+from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row
+
+__all__ = ["Move", "Outside", "find_move", "find_outside", "list_owned"]
+
+#: Kinds that compute with memory, or have seen it, and do not own it.
+_NO_OWNERS = {Kind.NODE, Kind.FUNCTION, Kind.FRAME, Kind.CLASS}
+
+
+def list_owned(account: Account, rows: Sequence[Row], *, keep: bool) -> dict[int, bool]:
+    """Return the storages that these rows own, and whether each is part of a module or optimizer.
+
+    * A module owns its parameters, buffers and their gradients, whoever else names them: half a
+      module on another device is broken.
+    * An optimizer owns its state, and of the parameters those that no other row has.
+    * Anything else owns what it refers to, save what another name is bound to.
+    * Nobody owns through an autograd graph, a function or an exception.
+
+    Args:
+        account: who holds what.
+        rows: the chosen rows.
+        keep: the rows stay, on the CPU; then what is in them belongs to them though another name
+            is bound to it, or they would be torn in two.
+
+    Returns:
+        For each storage, whether it has to stay with others on one device.
+    """
+    graph = account.graph
+    starts = {row.places[0] for row in rows}
+    foreign: set[int] = set()
+    if not keep:
+        foreign = {row.places[0] for row in account.rows.values() if row.root == "name"} - starts
+    chosen = 0
+    for row in rows:
+        chosen |= row.mark
+    owned: dict[int, bool] = {}
+    met = dict.fromkeys(starts, False)
+    pending = deque(starts)
+    while pending:
+        place = pending.popleft()
+        if graph.kinds[place] is Kind.STORAGE:
+            owned[place] = met[place]
+            continue
+        is_joint = met[place] or is_one_of(
+            type(graph.objects[place]), graph.reader.module_type, graph.reader.optimizer_type
+        )
+        for target, is_part in _list_parts(account, place, chosen):
+            # Once met by a lesser way, it is followed again where it turns out to be a part.
+            is_new = target not in met or (is_joint and not met[target])
+            if is_new and (is_part or target in met or target not in foreign):
+                met[target] = is_joint
+                pending.append(target)
+    return {place: is_joint for place, is_joint in owned.items() if place in graph.storages}
+
+
+def _list_parts(account: Account, place: int, chosen: int) -> Iterator[tuple[int, bool]]:
+    """Yield what an object owns, and whether as an inseparable part."""
+    graph = account.graph
+    kind, target = graph.kinds[place], graph.objects[place]
+    cls, reader = type(target), graph.reader
+    if kind in _NO_OWNERS or is_one_of(cls, BaseException):
+        return
+    if kind is Kind.TENSOR:
+        for part in graph.edges[place]:
+            # A tensor's storage and gradient, and its own Python attributes.
+            yield part, graph.kinds[part] in {Kind.TENSOR, Kind.STORAGE}
+        return
+    if is_one_of(cls, reader.optimizer_type):
+        attributes = _read_attributes(reader.optimizer_type, target)
+        state = attributes.get("state")
+        if is_a(state, dict):
+            # The keys are the parameters.
+            yield from _find_all(graph, list(dict.values(state)))
+        for part, is_part in _find_all(graph, _list_parameters(attributes.get("param_groups"))):
+            if not account.marks[part] & ~(chosen | ELSEWHERE):
+                yield part, is_part
+        return
+    if is_one_of(cls, reader.module_type):
+        attributes = _read_attributes(reader.module_type, target)
+        for name in ("_parameters", "_buffers", "_modules"):
+            table = attributes.get(name)
+            if is_a(table, dict):
+                yield from _find_all(graph, list(dict.values(table)))
+    for part in graph.edges[place]:
+        yield part, False
+
+
+def _read_attributes(base: Any, target: object) -> dict[str, object]:
+    """An instance's own attributes, by its base class's descriptor: no code of its own runs."""
+    attributes: dict[str, object] = vars(base)["__dict__"].__get__(target)
+    return attributes
+
+
+def _list_parameters(groups: object) -> list[object]:
+    """Return the parameters of an optimizer's groups, whatever else the user has put there."""
+    found: list[object] = []
+    for group in list(groups) if type(groups) is list else ():
+        listed = dict.get(group, "params") if is_a(group, dict) else None
+        found.extend(listed if type(listed) is list else ())
+    return found
+
+
+def _find_all(graph: Graph, targets: list[object]) -> Iterator[tuple[int, bool]]:
+    for target in targets:
+        place = graph.find(target)
+        if place is not None:
+            yield place, True
+
+
+_HELD_IN_CPP = (
+    "a computation that no name leads to has it, or something in C++ (a traced module, DDP)"
+)
+
+_UNSEEN = "it is held in C++, out of Python's sight"
+
+_SAVED = "a computation saved it for backward; run backward() or drop its output"
+
+
+@dataclass(slots=True)
+class Move:
+    """One storage and the tensors that are to live on without it."""
+
+    #: The storage's place in the account's graph.
+    place: int
+    tensors: list[Any]
+    #: The new device, as torch names it.
+    device: str = "cpu"
+    #: Why it can't be moved, to complete "… will not be freed: "; ``None`` where it can.
+    obstacle: str | None = None
+    #: True for the move at which ``carry_out`` failed.
+    is_failed: bool = False
+
+
+@dataclass(slots=True)
+class Outside:
+    """Tensors and references that matter to a move and are no edges of the walk."""
+
+    #: For each storage, its tensors that the walk has not met.
+    tensors: dict[int, list[Any]] = field(default_factory=dict)
+    #: How often such tensors refer to others in C++ (as view of, as gradient), by the others' ids.
+    refs: dict[int, int] = field(default_factory=dict)
+    #: The storages that rows have themselves, and the marks with which each is let go.
+    roots: list[tuple[int, int]] = field(default_factory=list)
+    #: Tensors that are parts of tensors of another class, which knows their device.
+    inner: set[int] = field(default_factory=set)
+
+
+def find_outside(account: Account, places: Sequence[int]) -> Outside:
+    """Find the tensors and references beside the walk that matter to moves; within ``quiet()``.
+
+    The heap is searched only where torch's counts say that there is something.
+    """
+    graph = account.graph
+    reader = graph.reader
+    places = [place for place in places if place not in graph.unseen]
+    outside = Outside(inner=_find_inner(graph))
+    for row in account.rows.values():
+        if graph.kinds[row.places[0]] is Kind.STORAGE:
+            outside.roots.append((row.places[0], row.frees_marks))
+    if not any(
+        _count_unmet(account, place)
+        or any(
+            _count_unseen(graph, each, place, outside) > 0
+            for each in graph.tensors_on.get(place, ())
+        )
+        for place in places
+    ):
+        return outside
+    for tensor in list_outside(graph, Kind.TENSOR):
+        parts = reader.read_tensor(tensor)
+        for other in parts.tensors:
+            outside.refs[id(other)] = outside.refs.get(id(other), 0) + 1
+        place = None if parts.storage is None else graph.find(parts.storage)
+        if place is not None:
+            outside.tensors.setdefault(place, []).append(tensor)
+    return outside
+
+
+def find_move(account: Account, place: int, *, dropped: int, outside: Outside) -> Move:
+    """Return how a storage would be moved, or why it can't be; call within ``quiet()``.
+
+    Args:
+        account: who holds what.
+        place: the storage.
+        dropped: marks of what is about to be dropped: a tensor that nobody else holds stays as it
+            is and goes with them.
+        outside: what ``find_outside`` found.
+    """
+    graph = account.graph
+    if place in graph.unseen:
+        return Move(place=place, tensors=[], obstacle=_UNSEEN)
+    unmet = outside.tensors.get(place, [])
+    kept = [each for each in graph.tensors_on.get(place, ()) if account.marks[each] & ~dropped]
+    move = Move(place=place, tensors=[*(graph.objects[each] for each in kept), *unmet])
+    move.obstacle = _find_holder_in_the_way(account, place, kept, dropped, outside)
+    if move.obstacle is None and (_count_unmet(account, place) or 0) > len(unmet):
+        move.obstacle = _UNSEEN
+    for tensor in move.tensors:
+        move.obstacle = move.obstacle or _find_obstacle(account, tensor, move.device)
+    return move
+
+
+def _find_holder_in_the_way(
+    account: Account, place: int, kept: Sequence[int], dropped: int, outside: Outside
+) -> str | None:
+    """Return why the holders of a storage's tensors do not let them move; ``None`` if they do."""
+    graph = account.graph
+    is_root = any(root == place and not marks & dropped for root, marks in outside.roots)
+    if graph.python_refs[place] or is_root:
+        return "its storage is held itself (x.untyped_storage()); drop that first"
+    for each in kept:
+        if any(account.marks[node] & ~dropped for node in graph.saved_by.get(each, ())):
+            return _SAVED
+        if each in outside.inner:
+            return "it is a part of a tensor of another class, which can't be moved in place"
+        if _count_unseen(graph, each, place, outside) > 0:
+            return _HELD_IN_CPP
+    return None
+
+
+def _find_inner(graph: Graph) -> set[int]:
+    """Return the tensors inside of those with ``__torch_dispatch__``."""
+    reader = graph.reader
+    inner: set[int] = set()
+    if not reader.has_met_dispatched:
+        return inner
+    pending = [
+        place
+        for place, kind in enumerate(graph.kinds)
+        if kind is Kind.TENSOR and reader.is_dispatched(type(graph.objects[place]))
+    ]
+    while pending:
+        for part in graph.edges[pending.pop()]:
+            is_tensor = graph.kinds[part] is Kind.TENSOR
+            is_container = type(graph.objects[part]) in {dict, list, tuple}
+            if part not in inner and (is_tensor or is_container):
+                inner.add(part)
+                pending.append(part)
+    return inner
+
+
+def _find_obstacle(account: Account, tensor: Any, device: str) -> str | None:
+    reader = account.graph.reader
+    if reader.is_dispatched(type(tensor)):
+        return f"a {name_class(type(tensor))} can't be moved in place"
+    parts = reader.read_tensor(tensor)
+    if parts.storage is None or not reader.is_plain(tensor):
+        return "a sparse, quantised, nested or named tensor can't be moved in place"
+    if parts.grad_fn is not None:
+        return "it is part of a computation (it has a grad_fn); keep x.detach() instead"
+    torch = reader.torch
+    # Torch knows its own kinds of devices there, and none that an extension brings.
+    can_take = getattr(torch, "_has_compatible_shallow_copy_type", None)
+    if can_take is not None and not can_take(tensor, torch.empty(0, device=device)):
+        kind = torch._C.TensorBase.device.__get__(tensor).type  # noqa: SLF001 - see _place_on
+        return (
+            f"PyTorch can't give a tensor on {kind} other memory in place; move it with .{device}()"
+        )
+    return None
+
+
+def _count_unmet(account: Account, place: int) -> int | None:
+    """Return how many users of a storage the walk has not met, if torch tells."""
+    graph = account.graph
+    users = graph.reader.count_storage_users(graph.objects[place])
+    return None if users is None else users - 1 - graph.cpp_refs[place]
+
+
+def _count_unseen(graph: Graph, each: int, place: int, outside: Outside) -> int:
+    """Return how many C++ references to a tensor nothing known accounts for."""
+    tensor = graph.objects[each]
+    users = graph.reader.count_tensor_users(tensor)
+    if users is None:
+        return 0
+    unseen = users - 1 - graph.cpp_refs[each] - outside.refs.get(id(tensor), 0)
+    if unseen > 0:
+        # Some views (a conjugate's) refer to their base twice.
+        views = [graph.objects[one] for one in graph.tensors_on[place]]
+        views += outside.tensors.get(place, [])
+        found = [graph.reader.read_tensor(view).tensors for view in views]
+        unseen -= sum(other is tensor for parts in found for other in parts)
+    return unseen

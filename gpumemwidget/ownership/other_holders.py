@@ -1,0 +1,322 @@
+"""Find holders of tensors without a variable: libraries, running functions, C++.
+
+The walk from the user's names stops at modules, for behind them lies the whole process. Tensors
+that Python can see and that walk did not meet are explained here from the other end: up from the
+tensor, holder by holder, to a module's global or to an object that nobody holds. What stands there
+becomes a root of its own, and its walk explains all else that it holds.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import math
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from types import FrameType, ModuleType
+from typing import Any
+
+from gpumemwidget.ownership.graph.kinds import Kind
+from gpumemwidget.ownership.graph.objects import (
+    is_a,
+    is_running,
+    list_referrers,
+    name_class,
+    read_locals,
+    read_namespace,
+)
+from gpumemwidget.ownership.graph.walk import Graph
+from gpumemwidget.ownership.paths import Root
+from gpumemwidget.progress import Stage, report_progress
+from gpumemwidget.tracing.sources import is_library
+
+__all__ = ["enter_running", "enter_surroundings", "find_module_roots"]
+
+#: Maximum number of objects that one climb follows on each level.
+_MOST_TARGETS = 16
+_MOST_STEPS_UP = 24
+_MOST_CLIMBS = 64
+#: References to a tensor that are our own when its holders are counted.
+_OWN_REFS = 5
+#: Holders of less than this are not searched for (bytes).
+_LEAST_BYTES = 4096
+_MACHINERY = re.compile(
+    r"(IPython|ipykernel|traitlets|tornado|zmq|asyncio|threading|concurrent|selectors|runpy"
+    r"|jupyter_client|debugpy|_?pydevd\w*|gpumemwidget|pytest|_pytest|pluggy)(\..*)?"
+)
+
+
+def enter_running(graph: Graph) -> list[Root]:
+    """Enter and walk what running functions and the context hold; return their roots."""
+    roots = [*_enter_threads(graph), *_enter_context(graph)]
+    graph.walk()
+    return roots
+
+
+def enter_surroundings(
+    graph: Graph, outside: Iterable[object], *, budget_s: float, most_climbs: int = _MOST_CLIMBS
+) -> list[Root]:
+    """Enter and walk what holds the tensors that the graph has not met.
+
+    Args:
+        graph: the walk from all rows and running functions; it is extended.
+        outside: the tensors that it has not met, among other things (``counts.list_outside``).
+        budget_s: seconds after which no other holder is looked for.
+        most_climbs: maximum number of tensors whose holder is looked for, the biggest.
+
+    Returns:
+        The roots that were entered; what was found without a root has the kind ``nowhere``.
+    """
+    deadline_s = time.perf_counter() + budget_s
+    roots: list[Root] = []
+    unmet, sizes = _list_unmet(graph, outside)
+    n_unmet = len(unmet)
+    targets = [
+        tensor
+        for tensor, n_bytes in zip(unmet, sizes, strict=True)
+        # Two lists, the zip's tuple, the variable and the call hold it: if that is all, nothing
+        # else does.
+        if n_bytes >= _LEAST_BYTES and sys.getrefcount(tensor) > _OWN_REFS
+    ][: max(most_climbs, 0)]
+    report_progress(Stage.FIND_HOLDERS, 0, n_unmet)
+    chains = _climb(graph, targets, ours=(unmet, outside), deadline_s=deadline_s)
+    targets.clear()
+    unmet.reverse()
+    while unmet:
+        report_progress(Stage.FIND_HOLDERS, n_unmet - len(unmet), n_unmet)
+        chain, word = chains.pop(id(unmet[-1]), ([unmet[-1]], None))
+        if graph.find(unmet[-1]) is None:
+            root = _enter_first(graph, chain, word)
+            roots.extend([] if root is None else [root])
+            graph.walk()
+        del chain
+        unmet.pop()
+        if time.perf_counter() > deadline_s:
+            break
+    return roots
+
+
+def find_module_roots(graph: Graph, places: Sequence[int]) -> list[Root]:
+    """Return a root for each of these objects that a module holds beside all that was met."""
+    targets = [graph.objects[place] for place in places]
+    chains = _climb(graph, targets)
+    words = {place: chains[id(graph.objects[place])][1] for place in places}
+    return [Root(place, word, "module") for place, word in words.items() if word is not None]
+
+
+def _enter_threads(graph: Graph) -> list[Root]:
+    """Enter the variables of the functions that are running now, on any thread.
+
+    The user's own functions come first: what they pass on has a name of theirs.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    # While autograd's own thread asks, the user's functions stand on the main one.
+    own = {threading.get_ident(), threading.main_thread().ident}
+    roots: list[Root] = []
+    top: FrameType | None = None
+    frame: FrameType | None = None
+    tops = list(sys._current_frames().items())  # noqa: SLF001 - the one way to see them
+    try:
+        for of_library in (False, True):
+            for ident, top in tops:
+                frame = top
+                word = "running" if ident in own else f"thread {names.get(ident, ident)}"
+                while frame is not None:
+                    if is_library(frame.f_code.co_filename) is of_library:
+                        roots.extend(_enter_variables(graph, frame, word))
+                    frame = frame.f_back
+    finally:
+        # A frame that holds itself lives on until the next collection, with all its callers.
+        tops.clear()
+        top = frame = None
+    return roots
+
+
+def _enter_context(graph: Graph) -> list[Root]:
+    """Enter what the context variables of this thread are set to."""
+    roots: list[Root] = []
+    for variable, value in contextvars.copy_context().items():
+        place = graph.add_root(value)
+        if place is not None and not _MACHINERY.fullmatch(name_class(type(value))):
+            word = f"context variable {variable.name}"
+            roots.append(Root(place, word, "thread", context_variable=variable.name))
+    return roots
+
+
+def _enter_variables(graph: Graph, frame: FrameType, word: str) -> Iterator[Root]:
+    # Code may run in a namespace of a class of the user's.
+    module = dict.get(frame.f_globals, "__name__")
+    if type(module) is not str or _MACHINERY.fullmatch(module):
+        return
+    where = f"{word}: {frame.f_code.co_name}() line {frame.f_lineno}"
+    for name, value in read_locals(frame).items():
+        place = graph.add_root(value)
+        if place is not None:
+            yield Root(place, f"{where}: {name}", "thread", thread=word)
+
+
+def _list_unmet(graph: Graph, outside: Iterable[object]) -> tuple[list[object], list[int]]:
+    """Return the tensors whose storages no row reaches, and their bytes; the biggest first."""
+    reader = graph.reader
+    met = {(info.device, info.address) for info in graph.storages.values()}
+    sizes: list[int] = []
+    found: list[object] = []
+    with reader.quiet():
+        for tensor in outside:
+            is_tensor = graph.kind_finder.find(type(tensor)) is Kind.TENSOR
+            if not is_tensor or graph.find(tensor) is not None:
+                continue
+            parts = reader.read_tensor(tensor)
+            for storage in (parts.storage, *parts.inner_storages):
+                info = None if storage is None else reader.read_storage(storage)
+                if info is None or info.is_borrowed or (info.device, info.address) in met:
+                    continue
+                if not info.is_host or info.n_bytes >= _LEAST_BYTES:
+                    sizes.append(info.n_bytes)
+                    found.append(tensor)
+    order = sorted(range(len(found)), key=sizes.__getitem__, reverse=True)
+    return [found[number] for number in order], sorted(sizes, reverse=True)
+
+
+def _enter_first(graph: Graph, chain: Sequence[object], word: str | None) -> Root | None:
+    """Enter the topmost of these objects that can be walked."""
+    for each in chain:
+        place = graph.add_root(each, is_known_holder=True)
+        if place is not None:
+            if word is None:
+                return Root(place, "no name", "nowhere")
+            return Root(place, word, "module")
+    return None
+
+
+class _Climb:
+    """The way up from one object, level by level, to a module or to what nobody holds."""
+
+    __slots__ = ("_below", "_held", "_met", "_target", "chain", "level", "word")
+
+    def __init__(self, target: object) -> None:
+        self._target = target
+        self._met = {id(target)}
+        #: For each object on the way, the one below that it holds.
+        self._below: dict[int, object] = {}
+        self._held: list[object] = []
+        self.level: list[object] = [target]
+        #: The objects on the way, the topmost first, and the module's word for it.
+        self.chain: list[object] = [target]
+        self.word: str | None = None
+
+    def list_own(self) -> Iterator[object]:
+        """Yield our own containers of what is on the way."""
+        yield from (self, self._below, self._held, self.level, self.chain)
+
+    def rise(
+        self, graph: Graph, holders: Iterable[tuple[object, set[int]]], namespaces: dict[int, str]
+    ) -> bool:
+        """Go on to those of these holders, with the ids of what each holds, that hold the level.
+
+        Returns:
+            Whether there is anything above to go on to.
+        """
+        following: list[object] = []
+        for holder, held_ids in holders:
+            part = next((each for each in self.level if id(each) in held_ids), None)
+            if part is None:
+                continue
+            name = namespaces.get(id(holder))
+            if name is not None:
+                found = _find_key(holder, self.level)
+                if found is not None:
+                    self.word = f"{name}.{found[0]}" if type(found[0]) is str else f"{name}[…]"
+                    self.chain = self._list_down(found[1])
+                    return False
+            elif id(holder) not in self._met and not _ends(graph, holder):
+                self._met.add(id(holder))
+                self._below[id(holder)] = part
+                following.append(holder)
+        if following:
+            self._held.extend(following)
+            self.level = following[:_MOST_TARGETS]
+            self.chain = self._list_down(self.level[0])
+        return bool(following)
+
+    def _list_down(self, top: object) -> list[object]:
+        chain = [top]
+        while chain[-1] is not self._target and id(chain[-1]) in self._below:
+            chain.append(self._below[id(chain[-1])])
+        return chain
+
+
+def _climb(
+    graph: Graph,
+    targets: Sequence[object],
+    *,
+    ours: Sequence[object] = (),
+    deadline_s: float = math.inf,
+) -> dict[int, tuple[list[object], str | None]]:
+    """Search upwards from all of these objects together: each level is a look at the whole process.
+
+    Args:
+        graph: what was walked.
+        targets: the objects.
+        ours: our own containers of them.
+        deadline_s: when the search ends, on ``time.perf_counter``.
+
+    Returns:
+        For each object, by its id: the objects on the way, the topmost first, and the module's
+        word for the topmost, if a module holds it.
+    """
+    climbs = [_Climb(target) for target in targets]
+    rising = list(climbs)
+    namespaces = _list_named_namespaces() if climbs else {}
+    for _ in range(_MOST_STEPS_UP):
+        # Without its last steps the account says that it is not complete.
+        if not rising or graph.is_late() or time.perf_counter() > deadline_s:
+            break
+        level = list({id(each): each for climb in rising for each in climb.level}.values())
+        holders = list_referrers(level)
+        own = {id(each) for climb in climbs for each in climb.list_own()}
+        own.update(map(id, (targets, *ours, climbs, rising, level, holders, graph.objects)))
+        with_ids = [
+            (holder, set(map(id, gc.get_referents(holder))))
+            for holder in holders
+            if id(holder) not in own
+        ]
+        rising = [climb for climb in rising if climb.rise(graph, with_ids, namespaces)]
+        # Or the next search would find these lists.
+        holders.clear()
+        level.clear()
+        with_ids.clear()
+    return {
+        id(target): (climb.chain, climb.word) for target, climb in zip(targets, climbs, strict=True)
+    }
+
+
+def _ends(graph: Graph, each: object) -> bool:
+    """Return whether there is nothing to search for above a holder.
+
+    What the graph has met has its own holders there; a function that runs is a root; modules and
+    the notebook's own namespace hold everything.
+    """
+    if graph.find(each) is not None or graph.is_boundary(each):
+        return True
+    return is_a(each, ModuleType) or (type(each) is FrameType and is_running(each))
+
+
+def _list_named_namespaces() -> dict[int, str]:
+    """Return the modules' names by the ids of their namespaces, without the notebook's own."""
+    main = sys.modules.get("__main__")
+    return {
+        id(read_namespace(module)): name
+        for name, module in list(sys.modules.items())
+        if is_a(module, ModuleType) and module is not main and type(name) is str
+    }
+
+
+def _find_key(namespace: Any, level: Sequence[object]) -> tuple[object, object] | None:
+    for key, value in list(dict.items(namespace)):
+        if any(value is each for each in level):
+            return key, value
+    return None

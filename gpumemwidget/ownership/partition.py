@@ -1,0 +1,325 @@
+"""Divide the memory that rows reach into what a release frees, what it moves, and what stays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, cached_property
+
+from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.ownership import DeviceBytes, JointRelease
+from gpumemwidget.model.releases import ReleaseMove, ReleaseStay, ReleaseStepKind
+from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row
+from gpumemwidget.ownership.labels import LENDER, find_kind_name
+from gpumemwidget.ownership.moves import Move, Outside, find_move, find_outside, list_owned
+
+__all__ = [
+    "ReleasePartition",
+    "find_joint",
+    "join_overlapping",
+    "keep_parts_together",
+    "word_use",
+]
+
+_MOST_NAMED = 4
+
+#: Names that free less than one part in so many of what they hold free next to nothing.
+_LEAST_SHARE = 10
+#: Nobody releases more than so many others along.
+_MOST_JOINT = 8
+
+#: A row's name, a device and the reason.
+Group = tuple[str, str, str]
+
+
+class ReleasePartition:
+    """The storages that the chosen rows reach, divided: freed, moved, staying."""
+
+    def __init__(
+        self,
+        account: Account,
+        names: Sequence[str],
+        *,
+        keep: bool = False,
+        out: bool = False,
+        exceptions: bool = False,
+    ) -> None:
+        self._account = account
+        self._keep = keep
+        self._rows = [account.rows[name] for name in names if name in account.rows]
+        #: Marks of what is dropped.
+        self.dropped = 0 if keep else account.find_marks(row.name for row in self._rows)
+        for row in account.rows.values() if out or exceptions else ():
+            if (row.root == "out" and out) or (row.root == "exception" and exceptions):
+                self.dropped |= row.mark
+        chosen = self.dropped
+        for row in self._rows:
+            chosen |= row.mark
+        #: By the marks that their storages carry: what goes with what is dropped, and what others
+        #: hold too.
+        self._dying: list[int] = []
+        self._held: list[int] = []
+        for carried in account.groups.find(chosen):
+            (self._held if carried & ~self.dropped else self._dying).append(carried)
+        self._words: dict[tuple[int, bool], list[str]] = {}
+        #: The moves, in the groups of which a person is told.
+        self._moved: dict[Group, list[Move]] = {}
+        self._units: list[list[Group]] = []
+        self._stays: dict[Group, list[int]] = {}
+        self._is_sorted = False
+
+    @cached_property
+    def _by_mark(self) -> dict[int, Row]:
+        return {row.mark: row for row in self._account.rows.values()}
+
+    @property
+    def dying(self) -> list[int]:
+        """The storages that go with what is dropped."""
+        return self._account.groups.list_places(self._dying)
+
+    @property
+    def moved(self) -> dict[Group, list[Move]]:
+        """The moves, in the groups of which a person is told."""
+        self._sort()
+        return self._moved
+
+    @property
+    def units(self) -> list[list[Group]]:
+        """The groups that are moved together, all or none, in the order of the names."""
+        self._sort()
+        return self._units
+
+    @property
+    def stays(self) -> dict[Group, list[int]]:
+        """The storages that stay, in the groups of which a person is told."""
+        self._sort()
+        return self._stays
+
+    @property
+    def can_move(self) -> bool:
+        """True if others hold memory that is not on the host, which could be moved there."""
+        return self._account.groups.has_other_than(HOST, self._held)
+
+    def sum_dying(self) -> DeviceBytes:
+        """Return the bytes that go with what is dropped, without what is moved."""
+        return self._account.sum_groups(self._dying, rounded=True, dropped=self.dropped)
+
+    def sum_frees(self) -> DeviceBytes:
+        """Return the bytes that will be freed: what dies and what is moved away."""
+        if not self.can_move:
+            return self.sum_dying()
+        moved = [move.place for group in self.moved.values() for move in group]
+        return self._account.sum_places([*self.dying, *moved], dropped=self.dropped)
+
+    def sum_steps(self) -> dict[ReleaseStepKind, DeviceBytes]:
+        """Return the bytes that each step of a release frees."""
+        rows = self._account.rows.values()
+        ipythons = 0
+        for row in rows:
+            ipythons |= 0 if row.root == "name" else row.mark
+        marks = self._account.marks
+        # The last to let go is IPython.
+        late = [place for place in self.dying if marks[place] & ipythons]
+        early = [place for place in self.dying if not marks[place] & ipythons]
+        moved = [move.place for group in self.moved.values() for move in group]
+        steps = {
+            ReleaseStepKind.MOVE: moved,
+            ReleaseStepKind.UNBIND: early,
+            ReleaseStepKind.DROP_REFERENCES: late,
+        }
+        # Only what variables alone hold may have more to it than is known.
+        unbound = ReleaseStepKind.UNBIND
+        return {
+            kind: self._account.sum_places(places, dropped=self.dropped if kind is unbound else 0)
+            for kind, places in steps.items()
+        }
+
+    def describe_moves(self) -> tuple[ReleaseMove, ...]:
+        """Return the moves as a person is told of them, in the order of ``moved``."""
+        account = self._account
+        return tuple(
+            ReleaseMove(
+                path=name,
+                kind=find_kind_name(account.graph, account.rows[name].places[0]),
+                device=device,
+                n_bytes=sum(account.graph.storages[move.place].n_bytes for move in group),
+                reason=reason,
+            )
+            for (name, device, reason), group in self.moved.items()
+        )
+
+    def list_stays(self) -> tuple[ReleaseStay, ...]:
+        """Return the groups that stay, each with its bytes."""
+        account = self._account
+        return tuple(
+            ReleaseStay(name, device, account.sum_places(places), why)
+            for (name, device, why), places in self.stays.items()
+        )
+
+    def _sort(self) -> None:
+        """Sort, once, what others hold too into what is moved and what stays.
+
+        What the chosen names own is moved. What a displayed value or an exception shares is not:
+        to drop ``Out[3]`` is no wish to take the model that it shows off the device.
+        """
+        if self._is_sorted:
+            return
+        self._is_sorted = True
+        account = self._account
+        storages = account.graph.storages
+        held = account.groups.list_places(self._held)
+        if self._keep:
+            names = [row for row in self._rows if row.root != "exception"]
+        else:
+            names = [row for row in self._rows if row.root == "name"]
+        order = {row.name: number for number, row in enumerate(self._rows)}
+        find_row = cache(self._find_row)
+        kept = [
+            (place, row) for place in held if (row := find_row(account.marks[place])) is not None
+        ]
+        # In the order of the names, whichever was met first.
+        kept.sort(key=lambda each: order[each[1].name])
+        owned: dict[int, bool] = {}
+        if any(storages[place].device != HOST for place, _ in kept):
+            owned = list_owned(account, names, keep=self._keep)
+        movable = [p for p, _ in kept if p in owned and storages[p].device != HOST]
+        with account.graph.reader.quiet():
+            outside = find_outside(account, movable) if movable else Outside()
+            moves = {
+                place: find_move(account, place, dropped=self.dropped, outside=outside)
+                for place in movable
+            }
+        chosen = 0
+        for row in names:
+            chosen |= row.mark
+        units = join_overlapping([account.marks[place] & chosen for place in movable])
+        keep_parts_together(account, [moves[place] for place in movable if owned[place]], units)
+        for place, row in kept:
+            device = storages[place].device
+            holders = self._name_holders(place)
+            why = word_use(holders)
+            if place in moves and moves[place].obstacle is None:
+                reason = "kept" if self._keep else f"also held by {_join(holders)}"
+                group = (row.name, device, reason)
+                self._moved.setdefault(group, []).append(moves[place])
+                continue
+            if place in moves:
+                why = moves[place].obstacle or why
+            elif self._keep and device == HOST:
+                why = "it is on the host already"
+            elif self._keep and row.root != "exception":
+                why = "it is reached through a computation, a function or a key, not as a part"
+            self._stays.setdefault((row.name, device, why), []).append(place)
+        self._list_units(units)
+
+    def _list_units(self, units: Sequence[int]) -> None:
+        marks = self._account.marks
+        rows = self._account.rows
+        by_unit: dict[int, list[Group]] = {}
+        for group, moves in self._moved.items():
+            mark = rows[group[0]].mark | marks[moves[0].place]
+            unit = next((each for each in units if each & mark), 0)
+            by_unit.setdefault(unit, []).append(group)
+        self._units = list(by_unit.values())
+
+    def _find_row(self, marks: int) -> Row | None:
+        return next((row for row in self._rows if row.mark & marks), None)
+
+    def _name_holders(self, place: int) -> list[str]:
+        """Return the other holders of a storage: ``["opt", "Out[3] (--out drops it)"]``."""
+        marks = self._account.marks[place] & ~self.dropped
+        is_borrowed = self._account.graph.storages[place].is_borrowed
+        words = self._words.get((marks, is_borrowed))
+        if words is None:
+            words = self._words[marks, is_borrowed] = self._describe_holders(marks, is_borrowed)
+        return words
+
+    def _describe_holders(self, marks: int, is_borrowed: bool) -> list[str]:
+        hints = {"out": " (--out drops it)", "exception": " (--exceptions drops it)"}
+        left = marks & ~ELSEWHERE
+        n_rows = left.bit_count()
+        n_named = n_rows if n_rows <= _MOST_NAMED else _MOST_NAMED - 1
+        holders: list[str] = []
+        # Only these of a thousand rows are looked up; the lowest bit is the first row's.
+        while len(holders) < n_named:
+            row = self._by_mark[left & -left]
+            left &= left - 1
+            holders.append(row.name + hints.get(row.root, ""))
+        if n_named < n_rows:
+            holders.append(f"{n_rows - n_named} more")
+        if is_borrowed:
+            holders.append(LENDER)
+        elif marks & ELSEWHERE:
+            holders.append("something that no variable names")
+        return holders or ["something unknown"]
+
+
+def find_joint(account: Account, names: Sequence[str], frees: DeviceBytes) -> JointRelease | None:
+    """Find what to release together, if these names alone free next to nothing of their memory.
+
+    Args:
+        account: who holds what.
+        names: rows.
+        frees: what they free by themselves.
+
+    Returns:
+        ``None`` where they free enough by themselves, and where the rest would still be held by
+        something that is no row, or by too many.
+    """
+    marks = 0
+    for name in names:
+        marks |= account.rows[name].mark if name in account.rows else 0
+    held = account.sum_held(marks)
+    if not held.total_bytes or frees.total_bytes * _LEAST_SHARE > held.total_bytes:
+        return None
+    holders = 0
+    for carried in account.groups.find(marks):
+        holders |= carried
+    others = account.name_holders(holders & ~marks & ~ELSEWHERE)
+    if not 0 < len(others) <= _MOST_JOINT:
+        return None
+    joint = tuple(dict.fromkeys([*names, *others]))
+    freed = ReleasePartition(account, joint).sum_frees()
+    # Memory that only the others own is freed too, and must not be counted.
+    alone = ReleasePartition(account, others).sum_frees()
+    if 2 * (freed.total_bytes - alone.total_bytes) < held.total_bytes:
+        return None
+    return JointRelease(joint, freed)
+
+
+def word_use(holders: Sequence[str]) -> str:
+    """``"model also uses it"``, ``"model and y also use it"``: why memory is not freed."""
+    return f"{_join(holders)} also {'uses' if len(holders) == 1 else 'use'} it"
+
+
+def _join(holders: Sequence[str]) -> str:
+    *first, last = holders
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def keep_parts_together(account: Account, moves: Sequence[Move], units: Sequence[int]) -> None:
+    """Mark all parts of a module or optimizer as immovable if one of them can't be moved.
+
+    Args:
+        account: who holds what.
+        moves: those of such parts.
+        units: what ``join_overlapping`` gave.
+    """
+    for unit in units:
+        parts = [move for move in moves if account.marks[move.place] & unit]
+        why = next((move.obstacle for move in parts if move.obstacle), None)
+        for move in parts if why else ():
+            move.obstacle = move.obstacle or f"what belongs to it can't be moved: {why}"
+
+
+def join_overlapping(marks: Sequence[int]) -> list[int]:
+    """Return the sets of rows that are connected by shared memory, as marks."""
+    units: list[int] = []
+    for mark in dict.fromkeys(marks):
+        unit, apart = mark, []
+        for each in units:
+            if each & mark:
+                unit |= each
+            else:
+                apart.append(each)
+        units = [*apart, unit]
+    return units

@@ -1,0 +1,350 @@
+"""Find the path by which a person would reach an object: ``model.h[3].attn.weight``.
+
+Many paths lead to one storage. The best one is the shortest of those that say what it is for: a
+parameter belongs to its module and not to the optimizer's list of parameters, a tensor with a name
+to that name and not to the autograd graph that saved it. So references have levels, and a path of a
+lower level comes before any of a higher one, however short.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import compress
+from types import TracebackType
+from typing import Literal
+
+from gpumemwidget.model.ownership import RootKind
+from gpumemwidget.ownership.graph.kinds import Kind
+from gpumemwidget.ownership.graph.objects import is_a, is_fixed, is_one_of, read_attribute
+from gpumemwidget.ownership.graph.walk import Graph
+from gpumemwidget.ownership.labels import Labels, PathStep, Role, StepKind, spell_steps
+
+__all__ = ["Paths", "Root", "Steps"]
+
+Steps = tuple[PathStep, ...]
+
+#: Levels of the roots: well-known ones come first.
+_ROOT_LEVELS: dict[RootKind, int] = {
+    "name": 0,
+    "out": 1,
+    "exception": 2,
+    "thread": 4,
+    "module": 5,
+    "nowhere": 7,
+}
+#: To a parameter that is not its module's own word for it, from a function, through the list of
+#: what an optimizer trains, into an autograd graph.
+_PAST_MODULE, _THROUGH_CODE, _THROUGH_OPTIMIZER, _INTO_GRAPH = 1, 1, 2, 10
+#: From a view, which shows a part of what another tensor holds.
+_FROM_VIEW = 1
+#: From an exception to the one that it was raised in; from the debugger to what it looked at.
+_TO_CONTEXT, _THROUGH_DEBUGGER = 1, 1
+_N_LEVELS = 24
+_NO_PARENT = -1
+#: Longer paths lose their middle: of a list of ten thousand links nobody reads the last one's.
+_MOST_STEPS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """An object where paths begin."""
+
+    place: int
+    #: The name: ``model``, ``Out[7]``, ``last exception``.
+    word: str
+    kind: RootKind
+    #: The name of the variable of ``contextvars`` that it is the value of.
+    context_variable: str = ""
+    #: The thread of a running function, with which ``word`` begins.
+    thread: str = ""
+
+    @property
+    def step(self) -> PathStep:
+        """The first step of a path from here."""
+        if self.context_variable:
+            return PathStep(StepKind.CONTEXT_VARIABLE, self.word, self.context_variable)
+        return PathStep(StepKind.ROOT, self.word)
+
+
+class Paths:
+    """The best path to each object that leads to memory.
+
+    Args:
+        graph: what was walked.
+        roots: where paths may begin, the better of the same kind first.
+    """
+
+    def __init__(self, graph: Graph, roots: Sequence[Root]) -> None:
+        self._graph = graph
+        self._leads = graph.flag_reaching_memory()
+        self._parents: dict[int, int] = {}
+        #: The root of each path, and where one leads through an autograd graph: a path may be long.
+        self._begins: dict[int, int] = {}
+        self._in_graphs: set[int] = set()
+        self._levels: dict[int, int] = {}
+        self._roots: dict[int, Root] = {}
+        self._labels = Labels(graph)
+        self._steps: dict[int, tuple[Steps, Role]] = {}
+        self._find_special_places()
+        self._search(roots)
+        self._name_keys()
+
+    def find_root(self, place: int) -> Root | None:
+        """Return the root of the best path to an object; ``None`` if no path leads to it."""
+        begin = self._begins.get(place)
+        return None if begin is None else self._roots[begin]
+
+    def list_steps(self, place: int) -> Steps:
+        """Return the steps of the best path; ``()`` if no path leads there."""
+        return self._read_steps(place)[0] if place in self._parents else ()
+
+    def rank(self, place: int) -> tuple[int, int]:
+        """Return how good the best path to an object is: less is better."""
+        if place not in self._parents:
+            return (_N_LEVELS, 0)
+        return (self._levels[place], len(self.list_steps(place)))
+
+    def passes_graph(self, place: int) -> bool:
+        """Return whether the best path leads through an autograd graph."""
+        return place in self._in_graphs or self._graph.kinds[place] is Kind.NODE
+
+    def passes(self, place: int, way: int) -> bool:
+        """Return whether the best path to one object leads through the other."""
+        while place != _NO_PARENT:
+            if place == way:
+                return True
+            place = self._parents.get(place, _NO_PARENT)
+        return False
+
+    def name_part(self, parent: int, child: int) -> Steps:
+        """Return the best path to an object, and on to a part of it."""
+        steps, role = self._read_steps(parent)
+        step, _ = self._labels.name_edge(parent, role, child)
+        return _join(steps, step)
+
+    def list_cut_steps(self, parent: int, steps: Steps) -> Steps:
+        """Return the path to a part, or to the nearest whole around it that can be taken away.
+
+        Neither a tuple nor a frozen instance lets go of what it holds.
+
+        Args:
+            parent: the place of the object that has the part.
+            steps: the path to the part.
+        """
+        objects = self._graph.objects
+        while parent != _NO_PARENT:
+            own, above = self.list_steps(parent), self._parents[parent]
+            if type(objects[parent]) is dict and above != _NO_PARENT:
+                # An instance's attributes.
+                parent = above if self.list_steps(above) == own else parent
+            if not is_fixed(objects[parent]):
+                break
+            steps, parent = own, self._parents[parent]
+        return steps
+
+    def list_special(self, word: Literal["module", "optimizer"]) -> list[int]:
+        """Return the modules or the optimizers that lead to memory."""
+        return self._special[word]
+
+    def find_part(self, start: int, word: str, text: str) -> tuple[int, int] | None:
+        """Return the object to which a spelled path leads; nothing of it is evaluated.
+
+        Args:
+            start: the place of its root.
+            word: what the root is called.
+            text: the whole path.
+
+        Returns:
+            The places of the object and of the one that the path comes from.
+        """
+        pending = [(_NO_PARENT, start, Role(), text.removeprefix(word))]
+        met: set[tuple[int, str]] = set()
+        while pending:
+            parent, place, role, rest = pending.pop()
+            if not rest:
+                return place, parent
+            for part in dict.fromkeys(self._graph.edges[place]):
+                if not self._leads[part]:
+                    continue
+                step, part_role = self._labels.name_edge(place, role, part)
+                # A class's attributes are asked for as the instance's own.
+                typed = "" if step.kind is StepKind.CLASS else step.text
+                left = rest.removeprefix(typed)
+                if (not typed or left != rest) and (part, left) not in met:
+                    met.add((part, left))
+                    pending.append((place, part, part_role, left))
+        return None
+
+    # -- the search --------------------------------------------------------------------------------
+
+    def _find_special_places(self) -> None:
+        """Find what decides on levels: the tables of modules and optimizers, and exceptions."""
+        graph, kinds = self._graph, self._graph.kinds
+        objects = graph.objects
+        #: The lists and tables that an optimizer has of what it trains.
+        self._optimizers_lists: set[int] = set()
+        self._module_tables: set[int] = set()
+        words = ("module", "optimizer", "exception", "traceback")
+        self._special: dict[str, list[int]] = {word: [] for word in words}
+        known: dict[int, str] = {}
+        for place in compress(range(len(objects)), self._leads):
+            if kinds[place] is Kind.PLAIN:
+                cls = type(objects[place])
+                word = known.get(id(cls))
+                if word is None:
+                    word = known[id(cls)] = self._find_word(cls)
+                if word:
+                    self._special[word].append(place)
+        self._exceptions = set(self._special["exception"])
+        self._tracebacks = set(self._special["traceback"])
+        for place in self._special["module"]:
+            self._note_tables(objects[place], ("_parameters", "_buffers"), self._module_tables)
+        for place in self._special["optimizer"]:
+            self._note_tables(objects[place], ("param_groups", "state"), self._optimizers_lists)
+        self._module_tensors = {
+            part
+            for table in self._module_tables
+            for part in graph.edges[table]
+            if kinds[part] is Kind.TENSOR
+        }
+
+    def _find_word(self, cls: type) -> str:
+        reader = self._graph.reader
+        for word, known in (
+            ("module", reader.module_type),
+            ("optimizer", reader.optimizer_type),
+            ("exception", BaseException),
+            ("traceback", TracebackType),
+        ):
+            if is_one_of(cls, known):
+                return word
+        return ""
+
+    def _note_tables(self, target: object, names: tuple[str, ...], into: set[int]) -> None:
+        for name in names:
+            place = self._graph.find(read_attribute(target, name))
+            if place is not None:
+                into.add(place)
+
+    def _search(self, roots: Sequence[Root]) -> None:
+        levels: list[deque[tuple[int, int]]] = [deque() for _ in range(_N_LEVELS)]
+        for root in roots:
+            if self._leads[root.place]:
+                self._roots.setdefault(root.place, root)
+                level = _ROOT_LEVELS[root.kind]
+                if root.place in self._module_tensors:
+                    level += _PAST_MODULE
+                elif root.kind == "exception" and not (
+                    root.place in self._exceptions or root.place in self._tracebacks
+                ):
+                    level += _THROUGH_DEBUGGER
+                levels[level].append((root.place, _NO_PARENT))
+        graph, parents, in_graphs = self._graph, self._parents, self._in_graphs
+        for level, pending in enumerate(levels):
+            while pending:
+                place, parent = pending.popleft()
+                if place in parents:
+                    continue
+                parents[place] = parent
+                self._levels[place] = level
+                self._begins[place] = self._begins.get(parent, place)
+                if parent in in_graphs or graph.kinds[place] is Kind.NODE:
+                    in_graphs.add(place)
+                if graph.edges[place]:
+                    self._add_parts(place, level, levels)
+
+    def _add_parts(self, place: int, level: int, levels: Sequence[deque[tuple[int, int]]]) -> None:
+        graph, leads, parents, tensors = (
+            self._graph,
+            self._leads,
+            self._parents,
+            self._module_tensors,
+        )
+        kinds = graph.kinds
+        kind = kinds[place]
+        own = level
+        if kind is Kind.FUNCTION or kind is Kind.FRAME or kind is Kind.CLASS:
+            own += _THROUGH_CODE
+        elif place in self._optimizers_lists:
+            own += _THROUGH_OPTIMIZER
+        in_table = place in self._module_tables
+        is_exception = place in self._exceptions
+        last = len(levels) - 1
+        for part in graph.edges[place]:
+            if not leads[part] or part in parents:
+                continue
+            cost = own
+            part_kind = kinds[part]
+            if part_kind is Kind.NODE and kind is not Kind.NODE:
+                cost += _INTO_GRAPH
+            elif part in tensors and not in_table:
+                cost += _PAST_MODULE
+            elif part_kind is Kind.STORAGE:
+                cost += self._weigh_tensor(place, part)
+            elif is_exception and part in self._exceptions:
+                # An exception's own traceback is nearer than that of the one it was raised in.
+                cost += _TO_CONTEXT
+            levels[cost if cost < last else last].append((part, place))
+
+    def _weigh_tensor(self, place: int, storage: int) -> int:
+        """Return how far a tensor is from being the storage's own, if several look at it."""
+        graph = self._graph
+        others = graph.tensors_on.get(storage, ())
+        if len(others) < 2 or graph.kinds[place] is not Kind.TENSOR:
+            return 0
+        cost = 0
+        if place not in self._module_tensors and not self._module_tensors.isdisjoint(others):
+            cost += _PAST_MODULE
+        with graph.reader.quiet():
+            return cost + (_FROM_VIEW if graph.reader.is_view(graph.objects[place]) else 0)
+
+    # -- the words ---------------------------------------------------------------------------------
+
+    def _read_steps(self, place: int) -> tuple[Steps, Role]:
+        chain: list[int] = []
+        each = place
+        while each not in self._steps and each != _NO_PARENT:
+            chain.append(each)
+            each = self._parents[each]
+        for each in reversed(chain):
+            parent = self._parents[each]
+            if parent == _NO_PARENT:
+                self._steps[each] = ((self._roots[each].step,), Role())
+                continue
+            steps, role = self._steps[parent]
+            step, part_role = self._labels.name_edge(parent, role, each)
+            self._steps[each] = (_join(steps, step), part_role)
+        return self._steps[place]
+
+    def _name_keys(self) -> None:
+        """Name the parameters under which optimizers keep their state."""
+        graph = self._graph
+        for optimizer in self._special["optimizer"]:
+            state = read_attribute(graph.objects[optimizer], "state")
+            for key in list(dict.keys(state)) if is_a(state, dict) else ():
+                place = graph.find(key)
+                if place in self._parents and not self._is_optimizers_own(place):
+                    self._labels.key_names[place] = spell_steps(self._read_steps(place)[0])
+
+    def _is_optimizers_own(self, place: int) -> bool:
+        """Return whether a path leads through an optimizer's tables: there is no better one."""
+        while place != _NO_PARENT:
+            if place in self._optimizers_lists:
+                return True
+            place = self._parents[place]
+        return False
+
+
+def _join(steps: Steps, step: PathStep) -> Steps:
+    """Return the path with one more step, unless the step says nothing.
+
+    A place is not unknown twice.
+    """
+    is_unnamed_again = step.kind is StepKind.UNNAMED and steps[-1].kind is step.kind
+    if step.kind is StepKind.SAME or is_unnamed_again:
+        return steps
+    if len(steps) == _MOST_STEPS:
+        return (*steps[:-2], PathStep(StepKind.PART, "…"), step)
+    return (*steps, step)

@@ -1,0 +1,73 @@
+"""Define what walks and releases need of IPython, as a protocol.
+
+The real one is ``jupyter/references.py``. Keeping it behind a seam lets everything here be tested
+with a plain object, and keeps IPython out of the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, MutableMapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from gpumemwidget.model.releases import IPythonReference
+
+__all__ = ["LAST_EXCEPTION", "Shell", "ShellReference"]
+
+#: The row of all that IPython and Python keep of the last exception.
+LAST_EXCEPTION = "last exception"
+
+
+@dataclass(frozen=True, slots=True)
+class ShellReference:
+    """One strong reference that IPython (or ``sys``) itself holds, and that can be dropped.
+
+    It holds its target: keep it no longer than the question takes.
+    """
+
+    #: The row it belongs to: ``Out[5]``, ``last exception``.
+    row: str
+    root: Literal["out", "exception"]
+    #: The reference's path: ``Out[5]``, ``_5``, ``displayhook._``, ``sys.last_value``.
+    path: str
+    target: object
+
+
+class Shell(Protocol):
+    """IPython, as far as the memory of the user's names is concerned."""
+
+    user_ns: MutableMapping[str, object]
+
+    def list_user_names(self) -> list[str]:
+        """Return the user's own names: not ``In``, ``Out``, ``_5``, ``get_ipython``, modules."""
+        ...
+
+    def list_references(self) -> list[ShellReference]:
+        """Return each reference that IPython has to a displayed value or an exception.
+
+        Complete and without repetition: the walk subtracts them from reference counts.
+        """
+        ...
+
+    def list_own_objects(self) -> list[object]:
+        """Return IPython's own machinery, where a walk through the user's objects has to stop."""
+        ...
+
+    def read_cell_numbers(self) -> dict[str, int]:
+        """Return the numbers of the cells that ran, by the names of their compiled files."""
+        ...
+
+    def drop_ids(self, ids: Collection[int]) -> list[IPythonReference]:
+        """Drop IPython's references to displayed values with exactly these ids.
+
+        Ids, so that the caller need not hold the objects.
+        """
+        ...
+
+    def drop_out(self, rows: Collection[str] | None = None) -> list[IPythonReference]:
+        """Drop all displayed values, or those of the rows named."""
+        ...
+
+    def drop_exceptions(self) -> list[IPythonReference]:
+        """Drop all that is held of the last exception; ``%debug`` has nothing to look at then."""
+        ...

@@ -1,0 +1,406 @@
+"""Explain what holds some memory, as paths that a person can act on.
+
+What was asked about reaches some storages. Whatever leads into that part of the graph from outside
+of it holds them as well, and is named by its own best path. Paths that differ in an index alone are
+told as one.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.errors import BadInputError, UnknownNameError, forgets_frames
+from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.ownership import DeviceBytes, Explanation, Holder, Owned, RootKind
+from gpumemwidget.ownership.account import FULL_BUDGET_S, take_memory_account
+from gpumemwidget.ownership.fixes import find_fix
+from gpumemwidget.ownership.graph.kinds import Kind
+from gpumemwidget.ownership.graph.objects import name_class, paused_collector
+from gpumemwidget.ownership.holdings import Account, take_account
+from gpumemwidget.ownership.labels import LENDER, PathStep, StepKind, find_kind_name, spell_steps
+from gpumemwidget.ownership.partition import find_joint
+from gpumemwidget.ownership.paths import Steps
+from gpumemwidget.ownership.shell import Shell
+
+__all__ = ["explain", "explain_unnamed"]
+
+_MOST_HOLDERS = 20
+_INDEX = re.compile(r"\[(\d+|[^\[\]\"]*\.[^\[\]]*)\]")
+#: Keys that have a number in them, and all keys.
+_NUMBERED = re.compile(r"\[(\d+|[^\[\]\"]*\.[^\[\]]*|\"[^\"]*\d[^\"]*\")\]")
+_KEY = re.compile(r"\[([^\[\]]*)\]")
+_QUOTED = re.compile(r"\['([^'\"\]]*)'\]")
+_UNSEEN = PathStep(StepKind.ROOT, "something that Python can't see")
+_LENDER = PathStep(StepKind.LENDER, LENDER)
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One way into the memory from outside: its path, and the place where it enters."""
+
+    steps: Steps
+    root: RootKind
+    part: int
+    #: The path to what can be taken away: no tuple lets go of an element.
+    cut_steps: Steps = ()
+
+    @property
+    def path(self) -> str:
+        return spell_steps(self.steps)
+
+
+@forgets_frames
+def explain(shell: Shell, hardware: Hardware, expression: str) -> Explanation:
+    """Explain what holds the memory of a variable, or of a part of one.
+
+    Args:
+        shell: the running IPython.
+        hardware: not asked; the same arguments as ``take_memory_account``.
+        expression: a path as ``%memvars`` prints it: ``x``, ``model.layers[0].weight``, ``Out[7]``.
+            It is looked up, not evaluated: no code of the user's runs.
+
+    Raises:
+        UnknownNameError: nothing has the name that it begins with.
+        BadInputError: it goes on with something that can't be found without running code.
+    """
+    del hardware
+    # With double quotes, as paths are spelled.
+    expression = _QUOTED.sub(r'["\1"]', expression.strip())
+    with paused_collector():
+        account = take_account(shell, budget_s=FULL_BUDGET_S, scope="surroundings")
+        if account is None:
+            raise BadInputError("torch is not imported: no name holds a tensor yet")
+        target = _find_target(shell, account, expression)
+        if target is None:
+            value = shell.user_ns.get(expression)
+            name = name_class(type(value))
+            nothing = DeviceBytes()
+            return Explanation(expression, "object", name, nothing, nothing, ())
+        return _Inquiry(account, *target, expression).answer()
+
+
+def explain_unnamed(shell: Shell, hardware: Hardware) -> Explanation:
+    """Explain what holds the memory that no name, displayed value or exception leads to.
+
+    On the host, where most of what is allocated is no tensor's, only tensors are told.
+
+    Args:
+        shell: the running IPython.
+        hardware: the allocators' figures and blocks.
+    """
+    account = take_memory_account(shell, hardware)
+    lines = [
+        each
+        for device in account.devices
+        for each in device.owned
+        if each.root in {"module", "thread", "nowhere"}
+        and not (each.device == HOST and each.kind == "other")
+    ]
+    groups: dict[tuple[str, RootKind], list[Owned]] = {}
+    for each in lines:
+        groups.setdefault((_fold(each.owner), each.root), []).append(each)
+    holders = [
+        Holder(
+            path=_tell_count(owned[0].owner if len(owned) == 1 else path, len(owned)),
+            root=root,
+            fix=owned[0].fix or find_fix(root, (_UNSEEN,), kind=owned[0].kind),
+            held_bytes=_sum_lines(owned),
+        )
+        for (path, root), owned in groups.items()
+    ]
+    holders.sort(key=lambda each: -each.held_bytes.total_bytes)
+    return Explanation(
+        name="no name",
+        is_unnamed=True,
+        kind="memory",
+        type_name="",
+        held_bytes=_sum_lines(lines),
+        frees_bytes=DeviceBytes(),
+        holders=tuple(holders[:_MOST_HOLDERS]),
+        n_more=max(0, len(holders) - _MOST_HOLDERS),
+        is_complete=account.is_complete,
+    )
+
+
+class _Inquiry:
+    """The search for what holds one object."""
+
+    def __init__(self, account: Account, place: int, parent: int | None, expression: str) -> None:
+        self._account = account
+        self._graph = account.graph
+        self._place = place
+        self._parent = parent
+        self._expression = expression
+        self._paths = account.find_paths()
+        self._leads = self._graph.flag_reaching_memory()
+        self._reached = self._reach({place})
+        self._storages = self._find_storages()
+        self._within = self._find_within()
+        self._below: dict[int, set[int]] = {}
+        self._ways: list[_Way] = []
+
+    def answer(self) -> Explanation:
+        """The explanation."""
+        account, graph = self._account, self._graph
+        self._add_roots()
+        self._add_holders()
+        self._add_unseen()
+        holders = [self._describe(*group) for group in _group(self._ways)]
+        holders.sort(key=lambda each: (-each.held_bytes.total_bytes, each.path))
+        frees_bytes = self._sum_frees()
+        is_row = self._expression in account.rows
+        return Explanation(
+            name=self._expression,
+            kind=find_kind_name(graph, self._place),
+            type_name=name_class(type(graph.objects[self._place])),
+            held_bytes=account.sum_places(self._storages, rounded=False),
+            frees_bytes=frees_bytes,
+            holders=tuple(holders[:_MOST_HOLDERS]),
+            n_more=max(0, len(holders) - _MOST_HOLDERS),
+            is_complete=graph.is_complete,
+            joint=find_joint(account, [self._expression], frees_bytes) if is_row else None,
+        )
+
+    def _describe(self, pattern: re.Pattern[str], ways: list[_Way]) -> Holder:
+        first = ways[0]
+        storages: set[int] = set()
+        for way in ways:
+            storages |= self._find_below(way.part)
+        paths = list({way.path: None for way in ways})
+        return Holder(
+            path=_tell_count(_merge(paths, pattern), len(paths)),
+            root=first.root,
+            fix=find_fix(first.root, first.cut_steps or first.steps),
+            held_bytes=self._account.sum_places(storages, rounded=False),
+        )
+
+    def _find_below(self, part: int) -> set[int]:
+        below = self._below.get(part)
+        if below is None:
+            below = self._below[part] = self._reach({part}) & self._storages
+        return below
+
+    def _sum_frees(self) -> DeviceBytes:
+        """Return what is freed if the object's name, or its place in its holder, is dropped."""
+        account = self._account
+        row = account.rows.get(self._expression)
+        if row is not None:
+            return account.sum_frees(row.frees_marks)
+        starts = {root.place for root in account.list_roots()} | set(account.elsewhere)
+        cut = None if self._parent is None else (self._parent, self._place)
+        others = self._reach(starts, through_classes=True, cut=cut)
+        return account.sum_places(self._storages - others)
+
+    # -- the part of the graph that it is about ----------------------------------------------------
+
+    def _reach(
+        self,
+        starts: set[int],
+        *,
+        through_graphs: bool = True,
+        through_classes: bool = False,
+        cut: tuple[int, int] | None = None,
+    ) -> set[int]:
+        """Return all that these places lead to, themselves included, if it leads to memory.
+
+        Args:
+            starts: the places.
+            through_graphs: autograd graphs are part of it.
+            through_classes: an instance's class is part of it, which may keep all instances.
+            cut: one reference, from its place to another, that is left out.
+        """
+        kinds, edges, leads = self._graph.kinds, self._graph.edges, self._leads
+        reached = set(starts)
+        pending = list(starts)
+        while pending:
+            place = pending.pop()
+            for part in edges[place]:
+                if part in reached or not leads[part] or (place, part) == cut:
+                    continue
+                kind = kinds[part]
+                is_left_out = (kind is Kind.NODE and not through_graphs) or (
+                    kind is Kind.CLASS and not through_classes
+                )
+                if not is_left_out:
+                    reached.add(part)
+                    pending.append(part)
+        return reached
+
+    def _find_storages(self) -> set[int]:
+        """Return the object's own storages, and those that only its autograd graphs hold."""
+        storages = self._graph.storages.keys()
+        own = self._reach({self._place}, through_graphs=False) & storages
+        if self._place in self._paths.list_special("optimizer"):
+            # An optimizer reaches the parameters too, and nobody means it by these.
+            own = {each for each in own if self._paths.passes(each, self._place)} or own
+        saved = {each for each in self._reached & storages if self._paths.passes_graph(each)}
+        # Another storage may look at the same memory, as DLPack makes one.
+        infos = self._graph.storages
+        memory = {(infos[each].device, infos[each].address) for each in own | saved}
+        return {each for each, info in infos.items() if (info.device, info.address) in memory}
+
+    def _find_within(self) -> set[int]:
+        """Return all objects on the ways from the target to its storages."""
+        referrers: dict[int, list[int]] = {}
+        for place in self._reached:
+            for part in self._graph.edges[place]:
+                referrers.setdefault(part, []).append(place)
+        within = set(self._storages)
+        pending = deque(within)
+        while pending:
+            for place in referrers.get(pending.popleft(), ()):
+                if place not in within:
+                    within.add(place)
+                    pending.append(place)
+        return within
+
+    # -- what leads into it ------------------------------------------------------------------------
+
+    def _add_roots(self) -> None:
+        for root in self._account.list_roots():
+            if root.place in self._within:
+                self._add((root.step,), root.kind, root.place)
+
+    def _add_holders(self) -> None:
+        within, paths = self._within, self._paths
+        for place, parts in enumerate(self._graph.edges):
+            if not parts or place in self._reached or within.isdisjoint(parts):
+                continue
+            root = paths.find_root(place)
+            if root is None:
+                # The holder was met on the way up from an unknown one, and no root leads to it.
+                continue
+            for part in dict.fromkeys(parts):
+                if part in within:
+                    steps = paths.name_part(place, part)
+                    cut = paths.list_cut_steps(place, steps)
+                    self._ways.append(_Way(steps, root.kind, part, cut))
+
+    def _add_unseen(self) -> None:
+        """Add the holders that reference counts show and no walk has met."""
+        known = {root.place for root in self._account.outer}
+        unseen = [
+            place
+            for place in self._account.elsewhere
+            if place in self._within and place not in known
+        ]
+        for place in unseen:
+            if self._is_lent_within(place):
+                continue
+            info = self._graph.storages.get(place)
+            is_lent = info is not None and info.is_borrowed
+            self._add((_LENDER if is_lent else _UNSEEN,), "nowhere", place)
+
+    def _is_lent_within(self, place: int) -> bool:
+        """Return whether a part is one of two known storages over the same memory."""
+        infos = self._graph.storages
+        below = {infos[each].address for each in self._find_below(place)}
+        same = [info for info in infos.values() if info.address in below]
+        return len(same) > len(below) and any(info.is_borrowed for info in same)
+
+    def _add(self, steps: Steps, root: RootKind, part: int) -> None:
+        self._ways.append(_Way(steps, root, part))
+
+
+def _find_target(shell: Shell, account: Account, text: str) -> tuple[int, int | None] | None:
+    """Return the place of what an expression names, and of what its path comes from.
+
+    ``None`` for a name that holds no memory.
+    """
+    places = {word: row.places for word, row in account.rows.items()}
+    for root in account.outer:
+        if root.kind != "nowhere":
+            # Modules and running functions: %memvars tells their paths too.
+            places.setdefault(root.word, []).append(root.place)
+    words = sorted(places, key=len, reverse=True)
+    word = next((each for each in words if _begins_with(text, each)), None)
+    if word is None:
+        if text in shell.list_user_names():
+            return None
+        raise _describe_unknown(shell, text, words)
+    starts = [place for place in places[word] if account.marks[place]]
+    if text == word:
+        return (starts[0], None) if starts else None
+    paths = account.find_paths()
+    found = (paths.find_part(start, word, text) for start in starts)
+    target = next((each for each in found if each is not None), None)
+    if target is not None:
+        return target
+    if not _is_complete(text):
+        raise BadInputError(
+            f"{text!r} is an incomplete expression: close its brackets and quotes, or take a path "
+            f"from %memvars {word}"
+        )
+    raise BadInputError(
+        f"{text[len(word) :]!r} of {word} was not found, or holds no memory: it may be computed by "
+        f"code, which is not run; bind it to a name, or take a path from %memvars {word}"
+    )
+
+
+def _is_complete(text: str) -> bool:
+    """Return whether an expression is complete, or a path that Python can't read anyway."""
+    if " " in text or "…" in text:
+        return True
+    try:
+        ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _begins_with(text: str, word: str) -> bool:
+    rest = text.removeprefix(word)
+    return text.startswith(word) and not (rest[:1].isalnum() or rest[:1] == "_")
+
+
+def _describe_unknown(shell: Shell, text: str, words: list[str]) -> UnknownNameError:
+    known = dict.fromkeys([*shell.list_user_names(), *words])
+    close = difflib.get_close_matches(text, known, n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else "%memvars lists what holds memory"
+    return UnknownNameError(f"{text!r} is no variable: {hint}")
+
+
+def _group(ways: Iterable[_Way]) -> list[tuple[re.Pattern[str], list[_Way]]]:
+    """Group similar ways: by their indices, and if that leaves many, by their keys."""
+    pattern = _INDEX
+    groups: dict[tuple[str, RootKind], list[_Way]] = {}
+    for pattern in (_INDEX, _NUMBERED, _KEY):
+        groups = {}
+        for way in ways:
+            groups.setdefault((_fold(way.path, pattern), way.root), []).append(way)
+        if len(groups) <= _MOST_HOLDERS:
+            break
+    return [(pattern, group) for group in groups.values()]
+
+
+def _merge(paths: Sequence[str], pattern: re.Pattern[str]) -> str:
+    """Return one path for many that differ in some indices, with just these left open."""
+    columns = zip(*(pattern.findall(path) for path in paths), strict=True)
+    keys = iter([column[0] if len(set(column)) == 1 else "…" for column in columns])
+    return pattern.sub(lambda _: f"[{next(keys)}]", paths[0])
+
+
+def _fold(path: str, pattern: re.Pattern[str] = _INDEX) -> str:
+    """Return a path with its indices, and the parameters that are keys, left open."""
+    return pattern.sub("[…]", path)
+
+
+def _tell_count(path: str, n_paths: int) -> str:
+    return path if n_paths == 1 or "[…]" not in path else f"{path} ({n_paths} of them)"
+
+
+def _sum_lines(lines: Iterable[Owned]) -> DeviceBytes:
+    """Return the bytes of lines that no name leads to.
+
+    Not a lower bound where the search ran out of time: some of these lines may have a name.
+    """
+    sums: dict[str, int] = {}
+    for each in lines:
+        sums[each.device] = sums.get(each.device, 0) + each.n_bytes
+    return DeviceBytes(tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0]))))

@@ -1,0 +1,114 @@
+"""Report how far long work has got, to a listener that shows it to the user.
+
+A loop reports where it looks at the clock anyway, or every few thousand steps. Without a listener a
+report costs the look-up of a context variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import chain, islice
+from typing import TypeVar
+
+__all__ = ["Progress", "Stage", "follow", "listen", "report_progress"]
+
+_T = TypeVar("_T")
+
+#: Number of items of a loop between two reports: a few milliseconds of the fastest loops.
+_ITEMS_PER_REPORT = 1 << 14
+
+
+class Stage(Enum):
+    """The kind of work, and the unit of its progress."""
+
+    #: Objects that a walk has visited, once for each reference; their number is not known.
+    WALK_OBJECTS = auto()
+    #: Tensors without a name, whose holders are searched.
+    FIND_HOLDERS = auto()
+    #: Rows of an account, each with what its release would free.
+    DESCRIBE_ROWS = auto()
+    #: Bytes of storages that were moved to another device.
+    MOVE_BYTES = auto()
+    #: Bytes of a file that were checked, before it is read.
+    CHECK_BYTES = auto()
+    #: Bytes of a file that were read.
+    READ_BYTES = auto()
+    #: Events of an allocator that were replayed.
+    REPLAY_EVENTS = auto()
+    #: Events of an allocator that were attributed to lines.
+    PLACE_EVENTS = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A report of how far a stage has got.
+
+    Attributes:
+        stage: the kind of work.
+        done: how much of it is done, in the stage's unit.
+        total: how much there is; ``None`` if not known.
+    """
+
+    stage: Stage
+    done: int
+    total: int | None
+
+
+_listener: ContextVar[Callable[[Progress], None] | None] = ContextVar("listener", default=None)
+
+
+def report_progress(stage: Stage, done: int, total: int | None = None) -> None:
+    """Tell the listener how far a stage has got.
+
+    An exception of the listener goes through, so that a listener may interrupt the work.
+    """
+    listener = _listener.get()
+    if listener is not None:
+        listener(Progress(stage, done, total))
+
+
+def follow(items: Iterable[_T], stage: Stage, total: int) -> Iterator[_T]:
+    """Iterate over items at C's speed, and report progress every few thousand items.
+
+    Args:
+        items: the items to return.
+        stage: the kind of work that the loop does.
+        total: the number of items.
+    """
+    iterator = iter(items)
+    if _listener.get() is None:
+        return iterator
+
+    def cut() -> Iterator[Iterator[_T]]:
+        for done in range(0, total, _ITEMS_PER_REPORT):
+            report_progress(stage, done, total)
+            yield islice(iterator, _ITEMS_PER_REPORT)
+
+    return chain.from_iterable(cut())
+
+
+@contextmanager
+def listen(listener: Callable[[Progress], None]) -> Iterator[None]:
+    """Call ``listener`` with all progress within the ``with`` block, on this thread.
+
+    A listener of an outer block is called too, and first.
+
+    Args:
+        listener: called often; an exception that it raises ends the work.
+    """
+    outer = _listener.get()
+
+    def tell_both(progress: Progress) -> None:
+        if outer is not None:
+            outer(progress)
+        listener(progress)
+
+    token = _listener.set(tell_both)
+    try:
+        yield
+    finally:
+        _listener.reset(token)

@@ -1,0 +1,1 @@
+"""From readings to recorded cells: monitor, sampler, history, ledger, budgets, export."""

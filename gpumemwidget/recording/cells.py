@@ -1,0 +1,227 @@
+"""Build a cell's record from the readings at its start and end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from gpumemwidget.model.cells import CellDevice, CellRecord, Span, Status
+from gpumemwidget.model.devices import HOST, PeakIs, Reading, rank_device
+from gpumemwidget.recording.budgets import BudgetTable
+
+__all__ = ["RunningCell", "build_record", "find_first_line", "has_only_own_magics", "lift_peaks"]
+
+#: Maximum number of characters of a cell's first line in its record.
+FIRST_LINE_LIMIT = 120
+#: The next line that is not blank, without its indent, and with at most one character too many.
+_LINE = re.compile(rf"\S[^\r\n]{{0,{FIRST_LINE_LIMIT}}}")
+#: The magic that asks for a report, which does not describe the cell.
+_TRACE_MAGIC = "%%memtrace"
+#: A line with one of our magics that neither releases nor restores memory.
+_OWN_MAGIC = re.compile(
+    r"%(?:mem(?:budget|dash|help|ledger|limit|reset|stat|trace|vars|why)"
+    r"|(?:un|re)?load_ext\s+gpumemwidget)\b"
+)
+
+
+@dataclass(slots=True)
+class RunningCell:
+    """A cell that has begun and not yet ended. Not to be changed.
+
+    It is not frozen because making it would take three times as long, in every cell.
+
+    Attributes:
+        started_at: seconds since the epoch, UTC.
+        start_s: seconds on the monitor's clock.
+        before: the readings at the start.
+        partial: whether the cell began before we did, as the one that loads the extension.
+        start_failed: whether nothing could be read at the start, so that ``before`` is empty.
+        budgets: the budgets that were set when it began; ``None`` if there were none.
+        is_only_own_magics: whether it has only our magics; see ``CellRecord``.
+    """
+
+    execution_count: int | None
+    cell_id: str | None
+    first_line: str
+    started_at: float
+    start_s: float
+    before: tuple[Reading, ...]
+    partial: bool = False
+    start_failed: bool = False
+    budgets: BudgetTable | None = None
+    is_only_own_magics: bool = False
+
+
+def find_first_line(source: str) -> str:
+    """Return the first line of a cell that describes it.
+
+    Args:
+        source: the cell as it was typed; it is read no further than needed.
+
+    Returns:
+        The first line that is not blank, stripped, at most 120 characters; a longer one ends in
+        ``…``. ``%%memtrace`` counts only if there is nothing else.
+    """
+    line, end = _cut_line(source, 0)
+    if line.split(maxsplit=1)[:1] == [_TRACE_MAGIC]:
+        end_of_magic = source.find("\n", end)
+        return (end_of_magic >= 0 and _cut_line(source, end_of_magic)[0]) or line
+    return line
+
+
+def has_only_own_magics(source: str) -> bool:
+    """Return whether a cell has only our magics, and none that releases or restores memory.
+
+    Args:
+        source: the cell as it was typed; it is read up to the first line that is something else.
+    """
+    has_magic = False
+    position = 0
+    while True:
+        line, position = _cut_line(source, position)
+        if not line:
+            return has_magic
+        if _OWN_MAGIC.match(line):
+            has_magic = True
+        elif not line.startswith("#"):
+            return False
+
+
+def _cut_line(source: str, position: int) -> tuple[str, int]:
+    """Return the next line that is not blank, and the position after it."""
+    match = _LINE.search(source, position)
+    if match is None:
+        return "", len(source)
+    line = match[0].rstrip()
+    if len(line) > FIRST_LINE_LIMIT:
+        line = f"{line[: FIRST_LINE_LIMIT - 1]}…"
+    return line, match.end()
+
+
+def build_record(
+    cell: RunningCell,
+    after: Iterable[Reading] | None,
+    *,
+    end_s: float,
+    status: Status,
+    execution_count: int | None = None,
+    known_devices: Sequence[str] = (),
+) -> CellRecord:
+    """Return the record of a cell that has ended.
+
+    Args:
+        cell: the cell.
+        after: the readings at the span's end; ``None`` if they could not be read.
+        end_s: when it ended, in seconds on the monitor's clock.
+        status: how it ended.
+        execution_count: the count that IPython gave at the end, if the start had none.
+        known_devices: the devices that were seen before the cell began.
+
+    Returns:
+        A record with every device of the start or the end, the host last. A device that was first
+        used in this cell began at 0. What could not be read is ``None``; if nothing could be read,
+        the record has the known devices with ``None`` for all figures.
+    """
+    starts = {reading.device: reading for reading in cell.before}
+    ends = {reading.device: reading for reading in after or ()}
+    names: Iterable[str] = ends
+    if not ends.keys() >= starts.keys():
+        names = sorted({**starts, **ends}, key=rank_device)
+    elif cell.start_failed and after is None:
+        names = known_devices
+    return CellRecord(
+        execution_count=cell.execution_count if execution_count is None else execution_count,
+        cell_id=cell.cell_id,
+        first_line=cell.first_line,
+        started_at=cell.started_at,
+        start_s=cell.start_s,
+        duration_s=max(0.0, end_s - cell.start_s),
+        status=status,
+        is_only_own_magics=cell.is_only_own_magics,
+        devices=tuple(
+            [
+                _build_device(
+                    name,
+                    starts.get(name),
+                    ends.get(name),
+                    began_here=not cell.start_failed and name not in known_devices and name != HOST,
+                    partial=cell.partial,
+                )
+                for name in names
+            ]
+        ),
+    )
+
+
+def lift_peaks(ends: Iterable[Reading], earlier: Iterable[Reading]) -> tuple[Reading, ...]:
+    """Return readings with the highest peaks of all spans within the same cell.
+
+    Args:
+        ends: the readings; of several of one device the last counts.
+        earlier: the readings at the ends of earlier spans.
+    """
+    lifted: dict[str, Reading] = {}
+    for reading in (*earlier, *ends):
+        known = lifted.get(reading.device)
+        lifted[reading.device] = reading if known is None else _lift(known, reading)
+    return tuple(lifted.values())
+
+
+#: From the surest kind of peak to the least sure.
+_KINDS: tuple[PeakIs | None, ...] = ("exact", "at least", "sampled", None)
+
+
+def _lift(earlier: Reading, reading: Reading) -> Reading:
+    return replace(
+        reading,
+        allocated_peak_bytes=_find_higher(
+            earlier.allocated_peak_bytes, reading.allocated_peak_bytes
+        ),
+        reserved_peak_bytes=_find_higher(earlier.reserved_peak_bytes, reading.reserved_peak_bytes),
+        peak_is=max(earlier.peak_is, reading.peak_is, key=_KINDS.index),
+    )
+
+
+def _find_higher(first: int | None, second: int | None) -> int | None:
+    return None if first is None or second is None else max(first, second)
+
+
+def _build_device(
+    device: str, start: Reading | None, end: Reading | None, *, began_here: bool, partial: bool
+) -> CellDevice:
+    was_there = start is not None
+    if start is None:
+        zero = 0 if began_here else None
+        start = Reading(device, zero, zero, num_alloc_retries=zero, num_ooms=zero)
+    if end is None:
+        end = Reading(device, None, None)
+    allocated = _build_span(start.allocated_bytes, end.allocated_bytes, end.allocated_peak_bytes)
+    reserved = _build_span(start.reserved_bytes, end.reserved_bytes, end.reserved_peak_bytes)
+    peak_is: PeakIs | None = None
+    if allocated.peak_bytes is not None or reserved.peak_bytes is not None:
+        peak_is = "at least" if partial and was_there else end.peak_is
+    return CellDevice(
+        device=device,
+        allocated=allocated,
+        reserved=reserved,
+        peak_is=peak_is,
+        num_alloc_retries=_count(start.num_alloc_retries, end.num_alloc_retries),
+        num_ooms=_count(start.num_ooms, end.num_ooms),
+    )
+
+
+def _build_span(before: int | None, after: int | None, peak: int | None) -> Span:
+    # Without a reading at its start the span is an older one, and so is its peak.
+    if before is None or peak is None:
+        return Span(before, after, None)
+    # The peak is the highest of all, but not every source reads its peak and its present value at
+    # one instant.
+    return Span(before, after, max(before, peak if after is None else max(peak, after)))
+
+
+def _count(start: int | None, end: int | None) -> int | None:
+    # A total that fell was reset by the user (torch.cuda.reset_accumulated_memory_stats).
+    if start is None or end is None or end < start:
+        return None
+    return end - start

@@ -1,0 +1,112 @@
+"""Write the files that a user asks for: refused early, and written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from gpumemwidget.errors import FileError
+
+__all__ = ["find_target", "refuse_target", "write_whole"]
+
+
+def find_target(path: str | os.PathLike[str]) -> Path:
+    """Return the file that a path leads to through links; ``~`` is the home folder.
+
+    Raises:
+        FileError: the path leads nowhere.
+    """
+    try:
+        return Path(path).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as exc:
+        raise FileError(f"{os.fspath(path)!r} leads nowhere ({exc}): give another path") from None
+
+
+def refuse_target(target: Path, *, force: bool) -> None:
+    """Refuse a file that can't be written, or exists already.
+
+    Raises:
+        FileError: its folder does not exist, it is no regular file, or it exists and ``force`` is
+            not set.
+    """
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        if not target.parent.is_dir():
+            raise FileError(
+                f"the folder {target.parent} does not exist: create it first, or choose another"
+            ) from None
+        return
+    except OSError as exc:
+        raise FileError(
+            f"can't write {target}: {exc.strerror or exc}; choose another place"
+        ) from exc
+    if not stat.S_ISREG(mode):
+        raise FileError(f"{target} is there and is no file: give a file's name")
+    if not force:
+        raise _already_there(target)
+
+
+def _already_there(target: Path) -> FileError:
+    return FileError(
+        f"{target} is there already: choose another name, or overwrite it with --force "
+        "(force=True in Python)"
+    )
+
+
+def write_whole(target: Path, content: bytes, *, force: bool) -> None:
+    """Write a file, which appears whole or not at all.
+
+    Raises:
+        FileError: the system refuses, or the file has appeared meanwhile; nothing was written.
+    """
+    try:
+        _write(target, content, force=force)
+    except FileExistsError:
+        raise _already_there(target) from None
+    except OSError as exc:
+        raise FileError(
+            f"can't write {target}: {exc.strerror or exc}; choose another place"
+        ) from exc
+
+
+def _write(target: Path, content: bytes, *, force: bool) -> None:
+    # In the same folder, as a rename is one step only there; with a short name, as the target's may
+    # be as long as names can be.
+    draft = target.with_name(f".gpumemwidget-{secrets.token_hex(8)}.tmp")
+    try:
+        # open() applies the user's umask.
+        with draft.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if force:
+            if target.exists():
+                draft.chmod(stat.S_IMODE(target.stat().st_mode))
+            draft.replace(target)
+        else:
+            _publish(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _publish(draft: Path, target: Path) -> None:
+    """Give the draft the target's name, unless a file of that name exists.
+
+    Raises:
+        FileExistsError: one does.
+    """
+    try:
+        os.link(draft, target)
+    except FileExistsError:
+        raise
+    except OSError:
+        # A file system without hard links (FAT, some network drives): take the name, then fill it.
+        target.open("xb").close()
+        try:
+            draft.replace(target)
+        except OSError:
+            target.unlink(missing_ok=True)
+            raise

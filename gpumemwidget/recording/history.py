@@ -1,0 +1,339 @@
+"""Keep the samples of a whole session in bounded memory.
+
+Recent samples are all kept. Older ones are thinned in blocks: of each block there remain the
+samples that hold its extremes, for every device, and neighbouring blocks are merged when room is
+needed. So a line through what is kept touches every peak, and every point on it was really read.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+from gpumemwidget.model.devices import PeakIs, Reading, Sample, rank_device
+from gpumemwidget.recording.forks import survive_fork
+from gpumemwidget.recording.thinning import find_extremes
+
+__all__ = ["History"]
+
+#: Number of samples in a block.
+_BLOCK = 64
+#: Maximum number of samples that are kept as records before they are packed.
+_MAX_UNPACKED = 32
+#: Share of the capacity for recent samples, which are never thinned.
+_RECENT_SHARE = 0.3
+#: Share of the capacity from which blocks are merged, a few with each full block.
+_SOFT_SHARE = 0.8
+#: Maximum number of merges in one append: together well under a millisecond.
+_MAX_MERGES = 8
+
+#: Stands for ``None`` in packed columns: no counter ever has this value.
+_UNKNOWN = -(2**63)
+#: Codes of the kinds of peak; a device that is missing in a sample has the code ``_ABSENT``.
+_KINDS: tuple[PeakIs | None, ...] = (None, "exact", "at least", "sampled")
+_KIND_CODES = {kind: code for code, kind in enumerate(_KINDS)}
+_ABSENT = -1
+#: Number of values in a reading. The first four have a highest to keep, the very first a lowest.
+_WIDTH = 6
+_N_HIGHEST = 4
+
+
+class History:
+    """The samples of a session.
+
+    Appending takes microseconds, with a little merging once in 64 appends. All methods may be
+    called from any thread.
+
+    Args:
+        capacity: maximum number of samples, at least 1,000.
+    """
+
+    def __init__(self, capacity: int = 20_000) -> None:
+        if capacity < 1000:
+            raise ValueError(f"a history of {capacity} samples is too short: take at least 1000")
+        self.capacity = capacity
+        self._n_recent_blocks = int(capacity * _RECENT_SHARE) // _BLOCK
+        self._soft_limit = int(capacity * _SOFT_SHARE)
+        self._devices: tuple[str, ...] = ()
+        self._open: _Block | None = None
+        #: The newest samples: packing them one by one would take longer, in every cell.
+        self._unpacked: deque[Sample] = deque()
+        self._recent: deque[_Block] = deque()
+        #: Thinned blocks; one of level n was merged of 2**n blocks. Higher levels are older.
+        self._levels: list[deque[_Block]] = []
+        #: Number of samples in full blocks.
+        self._n_sealed = 0
+        self._last_s = float("-inf")
+        self._lock = threading.RLock()
+        survive_fork(self)
+
+    def append(self, sample: Sample) -> bool:
+        """Keep one more sample; return ``False`` if it is older than the last, and not kept."""
+        with self._lock:
+            if sample.time_s < self._last_s:
+                return False
+            self._last_s = sample.time_s
+            self._unpacked.append(sample)
+            if len(self._unpacked) >= _MAX_UNPACKED or self._has_new_device(sample):
+                self._pack()
+            return True
+
+    def __len__(self) -> int:
+        """Return the number of samples that are kept."""
+        with self._lock:
+            self._pack()
+            return self._n_sealed + (0 if self._open is None else len(self._open))
+
+    def devices(self) -> tuple[str, ...]:
+        """Return every device that was ever in a sample: GPUs by their index, the host last."""
+        return self._devices
+
+    def samples(self, since_s: float | None = None, until_s: float | None = None) -> list[Sample]:
+        """Return the samples that are kept, in order of time.
+
+        Args:
+            since_s: leave out older samples, on the monitor's clock.
+            until_s: leave out newer samples.
+        """
+        blocks = self._list_blocks()
+        if since_s is not None:
+            blocks = blocks[bisect.bisect_left(blocks, since_s, key=lambda block: block.end_s) :]
+        if until_s is not None:
+            blocks = blocks[: bisect.bisect_right(blocks, until_s, key=lambda block: block.start_s)]
+        if blocks:
+            blocks[-1] = blocks[-1].cut(since_s, until_s)
+            blocks[0] = blocks[0].cut(since_s, until_s)
+        return list(chain.from_iterable(block.iter_samples() for block in blocks))
+
+    def reset_after_fork(self) -> None:
+        """Renew the lock in a forked child."""
+        self._lock = threading.RLock()
+
+    def _list_blocks(self) -> list[_Block]:
+        """Return all blocks, oldest first; none of them changes any more."""
+        with self._lock:
+            self._pack()
+            blocks = [*chain(*reversed(self._levels)), *self._recent]
+            if self._open is not None:
+                blocks.append(self._open.copy())
+            return blocks
+
+    def _has_new_device(self, sample: Sample) -> bool:
+        for reading in sample.readings:  # noqa: SIM110 - a generator takes twice as long, in every cell
+            if reading.device not in self._devices:
+                return True
+        return False
+
+    def _pack(self) -> None:
+        while self._unpacked:
+            sample = self._unpacked.popleft()
+            block = self._open
+            if block is None:
+                block = self._open = self._begin_block(sample)
+            try:
+                block.append(sample)
+            except KeyError:  # A device that came into use.
+                self._seal(block)
+                block = self._open = self._begin_block(sample)
+                block.append(sample)
+            if len(block) >= _BLOCK:
+                self._seal(block)
+                self._open = None
+
+    def _begin_block(self, sample: Sample) -> _Block:
+        names = [reading.device for reading in sample.readings]
+        if not set(names) <= set(self._devices):
+            self._devices = tuple(sorted({*names, *self._devices}, key=rank_device))
+        return _Block(self._devices, sample.time_s)
+
+    def _seal(self, block: _Block) -> None:
+        """Keep a full block, and thin and merge older ones where room is needed."""
+        self._recent.append(block)
+        self._n_sealed += len(block)
+        if len(self._recent) > self._n_recent_blocks:
+            oldest = self._recent.popleft()
+            self._n_sealed -= len(oldest)
+            self._add_thinned(0, oldest.thin())
+        n_merges = 0
+        while self._n_sealed > self._soft_limit and self._merge_two():
+            n_merges += 1
+            if n_merges >= _MAX_MERGES and self._n_sealed <= self.capacity - _BLOCK:
+                break
+
+    def _add_thinned(self, level: int, block: _Block) -> None:
+        if level == len(self._levels):
+            self._levels.append(deque())
+        self._levels[level].append(block)
+        self._n_sealed += len(block)
+
+    def _merge_two(self) -> bool:
+        """Merge the two oldest blocks of the finest level that has two; ``False`` if none has.
+
+        The result is newer than all of the next level, so the order of the levels stays.
+        """
+        for level, blocks in enumerate(self._levels):
+            if len(blocks) >= 2:
+                older, newer = blocks.popleft(), blocks.popleft()
+                self._n_sealed -= len(older) + len(newer)
+                self._add_thinned(level + 1, older.merge(newer))
+                return True
+        return False
+
+
+class _Block:
+    """Consecutive samples, packed into arrays of 49 bytes a reading.
+
+    Attributes:
+        start_s: first time that the block stands for, whether that sample is kept or not.
+        end_s: last time that the block stands for.
+
+    Args:
+        devices: the devices of all samples.
+        start_s: the first time.
+    """
+
+    __slots__ = ("_kinds", "_values", "devices", "end_s", "start_s", "times")
+
+    def __init__(self, devices: tuple[str, ...], start_s: float) -> None:
+        self.devices = devices
+        self.start_s = self.end_s = start_s
+        self.times, self._values, self._kinds = array("d"), array("q"), array("b")
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def append(self, sample: Sample) -> None:
+        """Pack one more sample.
+
+        Raises:
+            KeyError: it has a device that the block has not.
+        """
+        readings: Sequence[Reading | None] = sample.readings
+        if tuple([reading.device for reading in sample.readings]) != self.devices:
+            readings = self._arrange(sample)
+        kinds: list[int] = []
+        values: list[int | None] = []
+        for reading in readings:
+            if reading is None:
+                kinds.append(_ABSENT)
+                values += (None,) * _WIDTH
+            else:
+                kinds.append(_KIND_CODES[reading.peak_is])
+                values += (
+                    reading.allocated_bytes,
+                    reading.reserved_bytes,
+                    reading.allocated_peak_bytes,
+                    reading.reserved_peak_bytes,
+                    reading.num_alloc_retries,
+                    reading.num_ooms,
+                )
+        packed = _pack(values)
+        # A Ctrl-C may have stopped the last append halfway: the times are written last, and count.
+        n_before = len(self.times) * len(self.devices)
+        self._values[n_before * _WIDTH :] = packed
+        self._kinds[n_before:] = array("b", kinds)
+        self.times.append(sample.time_s)
+        self.end_s = sample.time_s
+
+    def _arrange(self, sample: Sample) -> list[Reading | None]:
+        found = {reading.device: reading for reading in sample.readings}
+        for device in found:
+            if device not in self.devices:
+                raise KeyError(device)
+        return [found.get(device) for device in self.devices]
+
+    def cut(self, since_s: float | None, until_s: float | None) -> _Block:
+        """Return a block with the samples between two times, both included."""
+        first = 0 if since_s is None else bisect.bisect_left(self.times, since_s)
+        end = len(self) if until_s is None else bisect.bisect_right(self.times, until_s)
+        return self if end - first == len(self) else self._select(range(first, end))
+
+    def copy(self) -> _Block:
+        """Return a block of its own with the same samples."""
+        return self._select(range(len(self)))
+
+    def iter_samples(self) -> Iterator[Sample]:
+        """Yield the samples as records, in order of time."""
+        n_devices = len(self.devices)
+        for row, time_s in enumerate(self.times):
+            readings = []
+            for column, device in enumerate(self.devices):
+                cell = row * n_devices + column
+                kind = self._kinds[cell]
+                if kind == _ABSENT:
+                    continue
+                at = cell * _WIDTH
+                allocated, reserved, allocated_peak, reserved_peak, retries, ooms = [
+                    None if value == _UNKNOWN else value for value in self._values[at : at + _WIDTH]
+                ]
+                readings.append(
+                    Reading(
+                        device=device,
+                        allocated_bytes=allocated,
+                        reserved_bytes=reserved,
+                        allocated_peak_bytes=allocated_peak,
+                        reserved_peak_bytes=reserved_peak,
+                        peak_is=_KINDS[kind],
+                        num_alloc_retries=retries,
+                        num_ooms=ooms,
+                    )
+                )
+            yield Sample(time_s, tuple(readings))
+
+    def thin(self) -> _Block:
+        """Return a block for the same time with the samples that hold the extremes of this one.
+
+        For every device: the highest allocated, reserved and peaks, and the lowest allocated.
+        """
+        stride = len(self.devices) * _WIDTH
+        highest = [
+            _read_column(self._values[first + offset :: stride])
+            for first in range(0, stride, _WIDTH)
+            for offset in range(_N_HIGHEST)
+        ]
+        lowest = highest[::_N_HIGHEST]
+        return self._select(find_extremes(range(len(self)), highest=highest, lowest=lowest) or [0])
+
+    def merge(self, newer: _Block) -> _Block:
+        """Return one thinned block for this block and the next."""
+        # The newer block has the older one's devices too.
+        merged = _Block(newer.devices, self.start_s)
+        if self.devices == newer.devices:
+            merged.times = self.times + newer.times
+            merged._values = self._values + newer._values
+            merged._kinds = self._kinds + newer._kinds
+        else:
+            for sample in chain(self.iter_samples(), newer.iter_samples()):
+                merged.append(sample)
+        merged.end_s = newer.end_s
+        return merged.thin()
+
+    def _select(self, rows: Iterable[int]) -> _Block:
+        """Return a block with some of the samples, which stands for the same time."""
+        n_devices = len(self.devices)
+        width = n_devices * _WIDTH
+        selected = _Block(self.devices, self.start_s)
+        selected.end_s = self.end_s
+        for row in rows:
+            selected.times.append(self.times[row])
+            selected._values.extend(self._values[row * width : (row + 1) * width])
+            selected._kinds.extend(self._kinds[row * n_devices : (row + 1) * n_devices])
+        return selected
+
+
+def _pack(values: list[int | None]) -> array[int]:
+    known = [_UNKNOWN if value is None else value for value in values]
+    try:
+        return array("q", known)
+    except OverflowError:  # No machine has that much: the source gave nonsense.
+        return array("q", [value if value.bit_length() <= 63 else _UNKNOWN for value in known])
+
+
+def _read_column(values: array[int]) -> Sequence[int | None]:
+    if _UNKNOWN not in values:
+        return values
+    return [None if value == _UNKNOWN else value for value in values]

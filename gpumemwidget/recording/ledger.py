@@ -1,0 +1,263 @@
+"""Keep the recorded cells, and export them as a table or as a file with a row a cell and device."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from gpumemwidget.errors import FileError, GpuMemError
+from gpumemwidget.model.cells import CellDevice, CellRecord
+from gpumemwidget.recording.files import find_target, refuse_target, write_whole
+from gpumemwidget.recording.forks import survive_fork
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["COLUMNS", "Ledger"]
+
+Row = dict[str, Any]
+
+#: The columns in their order, and what kind of value each has.
+COLUMNS: Mapping[str, Literal["integer", "number", "text", "time", "flag"]] = {
+    "execution_count": "integer",
+    "cell_id": "text",
+    "first_line": "text",
+    "started_at": "time",
+    "duration_s": "number",
+    "status": "text",
+    "device": "text",
+    "allocated_before_bytes": "integer",
+    "allocated_after_bytes": "integer",
+    "allocated_peak_bytes": "integer",
+    "reserved_before_bytes": "integer",
+    "reserved_after_bytes": "integer",
+    "reserved_peak_bytes": "integer",
+    "peak_is": "text",
+    "num_alloc_retries": "integer",
+    "num_ooms": "integer",
+    "budget_bytes": "integer",
+    "is_over_budget": "flag",
+    "is_only_own_magics": "flag",
+}
+
+
+class Ledger:
+    """The recorded cells, oldest first.
+
+    Args:
+        max_records: how many to keep; beyond that the oldest go, and ``dropped`` counts them.
+    """
+
+    def __init__(self, max_records: int = 10_000) -> None:
+        self._records: deque[CellRecord] = deque(maxlen=max_records)
+        self._n_appended = 0
+        self._lock = threading.RLock()
+        survive_fork(self)
+
+    def append(self, record: CellRecord) -> None:
+        """Add the newest record."""
+        with self._lock:
+            self._records.append(record)
+            self._n_appended += 1
+
+    @property
+    def records(self) -> tuple[CellRecord, ...]:
+        """The records that are kept, oldest first."""
+        with self._lock:
+            return tuple(self._records)
+
+    @property
+    def dropped(self) -> int:
+        """Number of oldest records that are no longer kept."""
+        with self._lock:
+            return self._n_appended - len(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[CellRecord]:
+        return iter(self.records)
+
+    @overload
+    def __getitem__(self, index: int) -> CellRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[CellRecord, ...]: ...
+    def __getitem__(self, index: int | slice) -> CellRecord | tuple[CellRecord, ...]:
+        return self.records[index]
+
+    def __repr__(self) -> str:
+        dropped = f", {self.dropped} older ones dropped" if self.dropped else ""
+        return f"<Ledger of {len(self)} cells{dropped}>"
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each cell and device, in order.
+
+        A cell of which no device is known has one row, with ``device`` unknown.
+
+        Returns:
+            Dictionaries with the columns of ``gpumemwidget.recording.ledger.COLUMNS``.
+            ``started_at`` is a ``datetime`` in UTC; unknown is ``None``.
+        """
+        return [
+            _build_row(record, device)
+            for record in self.records
+            for device in (record.devices or (None,))
+        ]
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Return the same rows as a pandas ``DataFrame``; unknown is ``<NA>``.
+
+        Raises:
+            GpuMemError: pandas is not installed.
+        """
+        try:
+            import pandas as pd  # noqa: PLC0415 - optional, and half a second to import
+        except ImportError:
+            raise GpuMemError(
+                "pandas is not installed, so there is no DataFrame: "
+                'pip install "gpumemwidget[parquet]", or take ledger.to_rows()'
+            ) from None
+        types = {
+            "integer": "Int64",
+            "number": "float64",
+            "text": "string",
+            "time": "datetime64[us, UTC]",
+            "flag": "boolean",
+        }
+        rows = self.to_rows()
+        return pd.DataFrame(
+            {
+                name: pd.Series([row[name] for row in rows], dtype=types[kind])
+                for name, kind in COLUMNS.items()
+            }
+        )
+
+    def export(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+        """Write the same rows to a file: ``.csv``, ``.json`` or ``.parquet``, by its suffix.
+
+        The file is there as a whole or not at all. Unknown is empty in CSV and null in the others;
+        ``started_at`` is a timestamp in Parquet, and ISO 8601 with microseconds in the others. Text
+        stands there as it was typed, so tell a spreadsheet that ``first_line`` is no formula.
+
+        Args:
+            path: the file; ``~`` is the home folder, and a link is followed.
+            force: replace a file that is there.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            FileError: the suffix is not one of these, the file is there already, the folder is not,
+                or the system refuses; nothing was written.
+        """
+        target = find_target(path)
+        encode = _ENCODERS.get(target.suffix.lower())
+        if encode is None:
+            *first, last = _ENCODERS
+            raise FileError(
+                f"can't write {target.name!r}: give a name that ends in {', '.join(first)} or "
+                f"{last}"
+            )
+        refuse_target(target, force=force)
+        content = encode([_replace_surrogates(row) for row in self.to_rows()])
+        write_whole(target, content, force=force)
+        return target
+
+    def reset_after_fork(self) -> None:
+        """Renew the lock in a forked child."""
+        self._lock = threading.RLock()
+
+
+def _build_row(record: CellRecord, device: CellDevice | None) -> Row:
+    row: Row = dict.fromkeys(COLUMNS)
+    row.update(
+        execution_count=record.execution_count,
+        cell_id=record.cell_id,
+        first_line=record.first_line,
+        started_at=datetime.datetime.fromtimestamp(record.started_at, datetime.timezone.utc),
+        duration_s=record.duration_s,
+        status=record.status,
+        is_only_own_magics=record.is_only_own_magics,
+    )
+    if device is not None:
+        has_verdict = device.budget_bytes is not None and device.budgeted.peak_bytes is not None
+        row.update(
+            device=device.device,
+            allocated_before_bytes=device.allocated.before_bytes,
+            allocated_after_bytes=device.allocated.after_bytes,
+            allocated_peak_bytes=device.allocated.peak_bytes,
+            reserved_before_bytes=device.reserved.before_bytes,
+            reserved_after_bytes=device.reserved.after_bytes,
+            reserved_peak_bytes=device.reserved.peak_bytes,
+            peak_is=device.peak_is,
+            num_alloc_retries=device.num_alloc_retries,
+            num_ooms=device.num_ooms,
+            budget_bytes=device.budget_bytes,
+            is_over_budget=device.is_over_budget if has_verdict else None,
+        )
+    return row
+
+
+def _replace_surrogates(row: Row) -> Row:
+    """Replace surrogates that belong to no pair: they can't be written as UTF-8."""
+    return {
+        name: value.encode(errors="replace").decode() if isinstance(value, str) else value
+        for name, value in row.items()
+    }
+
+
+# -- File formats ----------------------------------------------------------------------------------
+
+
+def _encode_csv(rows: Sequence[Row]) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(COLUMNS), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(map(_format_time, rows))
+    return text.getvalue().encode()
+
+
+def _encode_json(rows: Sequence[Row]) -> bytes:
+    lines = [json.dumps(_format_time(row), ensure_ascii=False) for row in rows]
+    return ("[\n" + ",\n".join(lines) + "\n]\n").encode() if lines else b"[]\n"
+
+
+def _encode_parquet(rows: Sequence[Row]) -> bytes:
+    try:
+        import pyarrow as pa  # noqa: PLC0415 - optional, and slow to import
+        from pyarrow import parquet  # noqa: PLC0415
+    except ImportError:
+        raise FileError(
+            'pyarrow is not installed, and Parquet needs it: pip install "gpumemwidget[parquet]", '
+            "or export to .csv or .json"
+        ) from None
+    types = {
+        "integer": pa.int64(),
+        "number": pa.float64(),
+        "text": pa.string(),
+        "time": pa.timestamp("us", tz="UTC"),
+        "flag": pa.bool_(),
+    }
+    schema = pa.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
+    buffer = io.BytesIO()
+    parquet.write_table(pa.Table.from_pylist(list(rows), schema=schema), buffer)
+    return buffer.getvalue()
+
+
+def _format_time(row: Row) -> Row:
+    return {**row, "started_at": row["started_at"].isoformat(timespec="microseconds")}
+
+
+_ENCODERS: Mapping[str, Callable[[Sequence[Row]], bytes]] = {
+    ".csv": _encode_csv,
+    ".json": _encode_json,
+    ".parquet": _encode_parquet,
+}

@@ -1,0 +1,402 @@
+"""Record every cell, sample the memory, and tell those who listen.
+
+A cell's start and its end are the hot path: one reading of the hardware and a small, fixed amount
+of work. Exceptions of the hardware and of callbacks are caught, so that no failure of ours becomes
+one of the user's cell.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from gpumemwidget.failures import Notes, describe_exception
+from gpumemwidget.model.cells import CellRecord, Status
+from gpumemwidget.model.devices import Reading, Sample
+from gpumemwidget.recording.budgets import Budgets, mark_budgets
+from gpumemwidget.recording.callbacks import Callbacks, IdleQueue
+from gpumemwidget.recording.cells import (
+    RunningCell,
+    build_record,
+    find_first_line,
+    has_only_own_magics,
+    lift_peaks,
+)
+from gpumemwidget.recording.forks import survive_fork
+from gpumemwidget.recording.history import History
+from gpumemwidget.recording.ledger import Ledger
+from gpumemwidget.recording.sampler import Clock, Sampler, SystemClock
+
+if TYPE_CHECKING:
+    from gpumemwidget.backends.hardware import Hardware
+
+__all__ = ["Monitor", "RunningCell"]
+
+#: Maximum number of samples that wait for the sampler's next tick.
+_MAX_UNSENT = 1000
+#: Rounding error of a cell's end that is computed from its duration, in seconds.
+_ROUNDING_S = 1e-6
+
+_log = logging.getLogger("gpumemwidget")
+
+
+class Monitor:
+    """Records every cell that it is told of, and samples the memory for those who want it.
+
+    Attributes:
+        running: the cell that runs now.
+        budgets: how much each cell may have allocated.
+        cell_started: called with the ``RunningCell``, on the thread that runs it, before its code.
+        cell_ended: called with the ``CellRecord`` once it is in the ledger, on the same thread.
+        sampled: called with the samples of one tick in order of time, on the sampler's thread, and
+            only while somebody wants samples. Readings of cells' starts and ends since the last
+            tick stand before the tick's own.
+
+    Args:
+        hardware: the machine's memory.
+        on_failure: shows one sentence to the user; it gets each failure once.
+        clock: the session's clock; the system's unless told otherwise.
+        interval_s: seconds between samples while something happens.
+
+    Raises:
+        BadInputError: the interval is not a positive number of seconds.
+    """
+
+    def __init__(
+        self,
+        hardware: Hardware,
+        *,
+        on_failure: Callable[[str], None],
+        clock: Clock | None = None,
+        interval_s: float = 0.1,
+    ) -> None:
+        self.hardware = hardware
+        self.clock: Clock = SystemClock() if clock is None else clock
+        self.ledger = Ledger()
+        self.history = History()
+        self.budgets = Budgets()
+        self.running: RunningCell | None = None
+        self._on_failure = on_failure
+        self._failures = Notes()
+        self._failure_kinds = Notes()
+        self.cell_started: Callbacks[RunningCell] = Callbacks(self._report)
+        self.cell_ended: Callbacks[CellRecord] = Callbacks(self._report)
+        self.sampled: Callbacks[Sequence[Sample]] = Callbacks(self._report)
+        self._idle = IdleQueue(lambda exc: self._report("An action after the cell's end", exc))
+        self._sampler = Sampler(
+            hardware.read,
+            clock=self.clock,
+            on_sample=self._take_sample,
+            on_error=self._fail_sample,
+            interval_s=interval_s,
+        )
+        #: For each object that wants samples, a function that returns ``None`` once it is gone.
+        self._wanted_by: dict[object, Callable[[], object]] = {}
+        self._wants_lock = threading.RLock()
+        #: Devices that were seen before the running cell began.
+        self._known_devices: tuple[str, ...] = ()
+        #: True while a cell's start or end is being read: other samples are then left out.
+        self._reads_cell_end = False
+        #: Readings at the ends of spans within the running cell, with their peaks.
+        self._inner_ends: tuple[Reading, ...] = ()
+        self._unsent: deque[Sample] = deque(maxlen=_MAX_UNSENT)
+        self._history_lock = threading.RLock()
+        self._closed = False
+        survive_fork(self)
+
+    # -- Cells -------------------------------------------------------------------------------------
+
+    def start_cell(
+        self,
+        *,
+        execution_count: int | None,
+        cell_id: str | None,
+        source: str,
+        partial: bool = False,
+    ) -> RunningCell:
+        """Begin a cell: start its span of peaks and read the memory.
+
+        A cell that was running and never ended leaves no record.
+
+        Args:
+            execution_count: the number in ``In [n]``.
+            cell_id: the front end's id of the cell.
+            source: the cell as it was typed; its first line goes into the record.
+            partial: it began before we were there, so its peaks are lower bounds.
+        """
+        self._idle.start_cell()
+        self._sampler.start_cell()
+        self._known_devices = self.history.devices()
+        self._inner_ends = ()
+        first_line = find_first_line(source)
+        is_only_own_magics = has_only_own_magics(source)
+        started_at = self.clock.wall()
+        self._begin_cell_end()
+        before = None
+        try:
+            before = self.hardware.start_span()
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the user's cell's
+            self._report("Reading the memory at a cell's start", exc)
+        start_s = self._keep_cell_end(before)
+        cell = self.running = RunningCell(
+            execution_count=execution_count,
+            cell_id=cell_id,
+            first_line=first_line,
+            started_at=started_at,
+            start_s=start_s,
+            before=before or (),
+            partial=partial,
+            start_failed=before is None,
+            budgets=self.budgets.table,
+            is_only_own_magics=is_only_own_magics,
+        )
+        self.cell_started.call(cell)
+        return cell
+
+    def end_cell(self, *, status: Status, execution_count: int | None = None) -> CellRecord | None:
+        """Record the running cell, call ``cell_ended``, then run the actions that waited.
+
+        Args:
+            status: how it ended.
+            execution_count: its number, where it was not known at the start.
+
+        Returns:
+            The record, with ``None`` for what could not be read; ``None`` if no cell was running.
+        """
+        cell = self.running
+        if cell is None:
+            return None
+        end_s = self._begin_cell_end()
+        after = None
+        try:
+            after = self.hardware.end_span()
+            if self._inner_ends:
+                after = lift_peaks(after, self._inner_ends)
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the user's cell's
+            self._report("Reading the memory at a cell's end", exc)
+        finally:  # A Ctrl-C that comes just here must not cost the record.
+            self._keep_cell_end(after, end_s)
+            record = build_record(
+                cell,
+                after,
+                end_s=end_s,
+                status=status,
+                execution_count=execution_count,
+                known_devices=self._known_devices,
+            )
+            if cell.budgets is not None:
+                record = mark_budgets(record, cell.budgets, self.budgets.table)
+            self.running = None
+            self.ledger.append(record)
+            try:
+                self.cell_ended.call(record)
+            finally:
+                self._leave_cell()
+        return record
+
+    def start_span_within(self) -> tuple[Reading, ...]:
+        """Begin a span of peaks within the running cell, and return the readings.
+
+        The cell's own peaks include the span.
+
+        Raises:
+            BackendError: the hardware could not be read.
+        """
+        self._inner_ends += self.hardware.end_span()
+        return self.hardware.start_span()
+
+    def end_span_within(self) -> tuple[Reading, ...]:
+        """Return the readings at the end of a span within the cell, with the span's peaks.
+
+        Raises:
+            BackendError: the hardware could not be read.
+        """
+        ended = self.hardware.end_span()
+        self._inner_ends += ended
+        self.hardware.start_span()
+        # One reading for each device, however many spans the cell has.
+        self._inner_ends = lift_peaks(self._inner_ends, ())
+        return ended
+
+    def end_span(self) -> tuple[Reading, ...]:
+        """Return the readings at the end of the running cell's span, with the cell's peaks.
+
+        Raises:
+            BackendError: the hardware could not be read.
+        """
+        after = self.hardware.end_span()
+        return lift_peaks(after, self._inner_ends) if self._inner_ends else after
+
+    def discard_cell(self) -> None:
+        """Forget the running cell, which leaves no record, and run the actions that waited."""
+        if self.running is not None:
+            self.running = None
+            self._leave_cell()
+
+    def _leave_cell(self) -> None:
+        self._sampler.end_cell()
+        self._idle.end_cell()
+
+    # -- Samples -----------------------------------------------------------------------------------
+
+    def read_now(self) -> Sample:
+        """Read the counters now, and keep the sample in the history.
+
+        Raises:
+            BackendError: the hardware could not be read.
+        """
+        readings = self.hardware.read()
+        with self._history_lock:
+            sample = Sample(self.clock.now(), readings)
+            if not self._reads_cell_end and self.history.append(sample):
+                self._unsent.append(sample)
+        return sample
+
+    def samples_of(self, record: CellRecord) -> list[Sample]:
+        """Return the samples from a cell's start to its end, both included while not thinned."""
+        end_s = record.start_s + record.duration_s
+        return self.history.samples(record.start_s, end_s + _ROUNDING_S)
+
+    def want_samples(self, who: object) -> None:
+        """Sample until ``unwant_samples(who)`` is called, or ``who`` is gone.
+
+        The sampler's thread gets the context of the first call, by which its messages belong to a
+        cell: call this in the cell that shows the view.
+        """
+        with self._wants_lock:
+            if self._closed:
+                return
+            key, alive = _identify(who)
+            self._wanted_by[key] = alive
+            if not self._sampler.is_running:
+                self._unsent.clear()
+                self._sampler.start()
+
+    def unwant_samples(self, who: object) -> None:
+        """Sample no more for ``who``; one sample may still be on its way."""
+        with self._wants_lock:
+            self._wanted_by.pop(_identify(who)[0], None)
+            self._stop_if_unwanted()
+
+    @property
+    def is_sampling(self) -> bool:
+        """Return whether the sampler's thread runs."""
+        return self._sampler.is_running
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between samples while something happens; may be set.
+
+        Raises:
+            BadInputError: set to what is no positive number of seconds.
+        """
+        return self._sampler.interval_s
+
+    @interval_s.setter
+    def interval_s(self, interval_s: float) -> None:
+        self._sampler.interval_s = interval_s
+
+    def _stop_if_unwanted(self) -> bool:
+        gone = [key for key, alive in self._wanted_by.items() if alive() is None]
+        for key in gone:
+            del self._wanted_by[key]
+        if not self._wanted_by:
+            self._sampler.stop(timeout_s=0)
+        return not self._wanted_by
+
+    def _take_sample(self, sample: Sample) -> None:
+        """Keep a sample and call ``sampled``; on the sampler's thread."""
+        with self._wants_lock:
+            if self._stop_if_unwanted():
+                return
+        with self._history_lock:
+            if not self._reads_cell_end and self.history.append(sample):
+                self._unsent.append(sample)
+            unsent = tuple(self._unsent)
+            self._unsent.clear()
+        if unsent:
+            self.sampled.call(unsent)
+
+    def _fail_sample(self, exc: Exception) -> None:
+        """Report a sample that failed, if it is still wanted; on the sampler's thread."""
+        with self._wants_lock:
+            if self._stop_if_unwanted():
+                return
+        self._report("Sampling the memory", exc)
+
+    def _begin_cell_end(self) -> float:
+        """Keep other samples out, so that time goes forward in the history; return the time."""
+        with self._history_lock:
+            self._reads_cell_end = True
+            return self.clock.now()
+
+    def _keep_cell_end(
+        self, readings: tuple[Reading, ...] | None, time_s: float | None = None
+    ) -> float:
+        """Keep the readings of a cell's start or end, as of ``time_s`` or now; return that time."""
+        with self._history_lock:
+            self._reads_cell_end = False
+            if time_s is None:
+                time_s = self.clock.now()
+            if readings:
+                sample = Sample(time_s, readings)
+                self.history.append(sample)
+                self._unsent.append(sample)
+        return time_s
+
+    # -- Actions between cells, failures, the end --------------------------------------------------
+
+    def when_idle(self, action: Callable[[], None]) -> None:
+        """Run ``action`` when no cell runs: now, or at the cell's end after its callbacks.
+
+        Actions run one at a time and in order: now on this thread, else on the thread of the cell
+        that ends (or that of the action before, if that one outlasts a cell). A cell's start does
+        not wait for an action that is under way.
+        """
+        self._idle.add(action)
+
+    def report_failure(self, message: str) -> None:
+        """Show a failure of ours to the user, each message once."""
+        if not self._failures.add(message):
+            return
+        try:
+            self._on_failure(message)
+        except Exception:  # noqa: BLE001 - the log is all that is left
+            _log.exception("could not show: %s", message)
+
+    def close(self) -> None:
+        """Stop sampling, drop callbacks and waiting actions, close the hardware. Twice is fine."""
+        with self._wants_lock:
+            self._closed = True
+            self._wanted_by.clear()
+        self._sampler.stop()
+        for callbacks in (self.cell_started, self.cell_ended, self.sampled):
+            callbacks.clear()
+        self._idle.clear()
+        try:
+            self.hardware.close()
+        except Exception as exc:  # noqa: BLE001 - reported; all else is closed by now
+            self._report("Closing the hardware", exc)
+
+    def reset_after_fork(self) -> None:
+        """Renew the locks in a forked child, and sample for none of the parent's objects."""
+        self._wants_lock = threading.RLock()
+        self._history_lock = threading.RLock()
+        self._wanted_by = {}
+
+    def _report(self, what: str, exc: Exception) -> None:
+        # Once for each type: a message with an address or a count in it would be new each time.
+        if self._failure_kinds.add(f"{what}: {type(exc).__name__}"):
+            self.report_failure(f"{what} failed: {describe_exception(exc)}")
+
+
+def _identify(who: object) -> tuple[object, Callable[[], object]]:
+    """Return a key for ``who``, and a function that returns ``None`` once it is gone."""
+    try:
+        return id(who), weakref.ref(who)
+    except TypeError:  # A string or a number, which is its own key and stays.
+        return who, lambda: who

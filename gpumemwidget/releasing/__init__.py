@@ -1,0 +1,1 @@
+"""A release or a restore: planned, carried out, measured."""

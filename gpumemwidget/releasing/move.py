@@ -1,0 +1,191 @@
+"""Move storages to another device in place, and remember where they were.
+
+Each tensor on a storage is given other memory through ``tensor.data``. The tensor stays the same
+object, so a parameter stays in its module and its optimizer. There is one new storage for each old
+one, and every tensor keeps its offset, size and strides in it: views stay views, and tied weights
+tied. The way back to the device is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from gpumemwidget.errors import GpuMemError
+from gpumemwidget.failures import describe_exception, read_first_line
+from gpumemwidget.ownership.graph.torch_reader import StorageInfo
+from gpumemwidget.ownership.holdings import Account
+from gpumemwidget.ownership.moves import Move
+from gpumemwidget.progress import Stage, report_progress
+
+__all__ = ["Whereabouts", "carry_out", "describe_error", "whereabouts"]
+
+
+def carry_out(account: Account, moves: Sequence[Move]) -> list[Any]:
+    """Move the storages, all of them or none: one object's parts belong together.
+
+    Args:
+        account: who holds what.
+        moves: what is to be moved.
+
+    Returns:
+        The new storages, in the order of the moves.
+
+    Raises:
+        RuntimeError: there was no memory, or a tensor refused; what was moved is back as it was.
+    """
+    graph = account.graph
+    base: Any = graph.reader.tensor_type
+    torch = graph.reader.torch
+    undo: list[tuple[Any, Any]] = []
+    made: list[Any] = []
+    sizes = [graph.storages[move.place].n_bytes for move in moves]
+    done_bytes, total_bytes = 0, sum(sizes)
+    with graph.reader.quiet():
+        try:
+            for move, size in zip(moves, sizes, strict=True):
+                report_progress(Stage.MOVE_BYTES, done_bytes, total_bytes)
+                done_bytes += size
+                move.is_failed = True
+                new = _copy_storage(torch, graph.objects[move.place], move.device)
+                made.append(new)
+                for tensor in move.tensors:
+                    with _mode_of(torch, tensor):
+                        substitute = _place_on(torch, new, tensor, move.device)
+                        undo.append((tensor, base.data.__get__(tensor)))
+                        base.data.__set__(tensor, substitute)
+                move.is_failed = False
+        except BaseException:
+            _put_back(torch, undo)
+            made.clear()
+            raise
+        finally:
+            undo.clear()
+    return made
+
+
+def _put_back(torch: Any, undo: list[tuple[Any, Any]]) -> None:
+    """Give each tensor what it had, the last one first, however often that is interrupted."""
+    while undo:
+        try:
+            while undo:
+                tensor, data = undo[-1]
+                with _mode_of(torch, tensor):
+                    torch._C.TensorBase.data.__set__(tensor, data)  # noqa: SLF001 - see _place_on
+                undo.pop()
+        except KeyboardInterrupt:
+            # Twice the same is the same: half a model on another device is worse than a late end.
+            continue
+
+
+@contextmanager
+def _mode_of(torch: Any, tensor: Any) -> Iterator[None]:
+    """Set the mode in which a tensor was made, whatever is on now.
+
+    Data that was made under ``torch.inference_mode`` makes an inference tensor of the one that it
+    is given to, which can't be trained any more, and the other way round.
+    """
+    is_inference = torch._C.TensorBase.is_inference(tensor)  # noqa: SLF001 - see _place_on
+    with torch.inference_mode(is_inference), torch.no_grad():
+        yield
+
+
+def _copy_storage(torch: Any, storage: Any, device: str) -> Any:
+    """Return a copy of the whole storage, once all that is still writing to it is done."""
+    _synchronize(torch, storage.device)
+    if device == "cpu":
+        copy = storage.cpu()
+        return storage.clone() if copy is storage else copy
+    return torch.UntypedStorage(storage.nbytes(), device=device).copy_(storage)
+
+
+def _synchronize(torch: Any, device: Any) -> None:
+    """Wait for all streams of a device that is in use."""
+    module: Any = getattr(torch, device.type, None)
+    accelerator = getattr(torch, "accelerator", None)
+    if device.type == "mps":
+        # MPS has one device, and takes no argument.
+        module.synchronize()
+    elif hasattr(module, "synchronize"):
+        module.synchronize(device)
+    elif device.type != "cpu" and accelerator is not None:
+        accelerator.synchronize(device)
+
+
+def _place_on(torch: Any, storage: Any, tensor: Any, device: str) -> Any:
+    """Return a tensor on the storage with the other one's offset, size, strides and bits."""
+    base = torch._C.TensorBase  # noqa: SLF001 - a subclass may answer otherwise
+    placed = torch.empty(0, dtype=base.dtype.__get__(tensor), device=device).set_(
+        storage, base.storage_offset(tensor), base.size(tensor), base.stride(tensor)
+    )
+    # A lazily conjugated or negated tensor's bytes mean their opposite: the bit goes along.
+    if base.is_conj(tensor):
+        placed = placed.conj()
+    if base.is_neg(tensor):
+        placed = torch._neg_view(placed)  # noqa: SLF001 - has no public name
+    return placed
+
+
+#: Maximum number of storages that are remembered, the latest; a model has some thousands.
+MOST_NOTED = 100_000
+
+
+class Whereabouts:
+    """The devices where storages were before a release moved them; keeps none of them alive.
+
+    Args:
+        most: so many are remembered, the latest.
+    """
+
+    def __init__(self, most: int = MOST_NOTED) -> None:
+        self._most = most
+        #: The device, by the address of a storage's header, which is also torch's weak reference:
+        #: as long as it is kept no other storage gets this address.
+        self._devices: dict[int, str] = {}
+        self._storage_type: Any = None
+
+    def note(
+        self, storage_type: Any, storages: Sequence[Any], infos: Iterable[StorageInfo]
+    ) -> None:
+        """Remember where the memory of these new storages was."""
+        self._storage_type = storage_type
+        for storage, info in zip(storages, infos, strict=True):
+            self._forget(storage._cdata)  # noqa: SLF001 - its name in torch
+            self._devices[storage._weak_ref()] = info.device  # noqa: SLF001 - has no public name
+        expired = [each for each in self._devices if storage_type._expired(each)]  # noqa: SLF001
+        for each in expired:
+            self._forget(each)
+        while len(self._devices) > self._most:
+            self._forget(next(iter(self._devices)))
+
+    def find(self, storage: Any) -> str | None:
+        """The device where a storage's memory was; ``None`` where that is not known."""
+        return self._devices.get(storage._cdata)  # noqa: SLF001 - its name in torch
+
+    def forget(self, storage: Any) -> None:
+        """Remember this storage no more."""
+        self._forget(storage._cdata)  # noqa: SLF001 - its name in torch
+
+    def forget_all(self) -> None:
+        """Remember nothing; the headers go."""
+        for each in list(self._devices):
+            self._forget(each)
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def _forget(self, handle: int) -> None:
+        if self._devices.pop(handle, None) is not None:
+            self._storage_type._free_weak_ref(handle)  # noqa: SLF001 - has no public name
+
+
+#: The one instance of the process.
+whereabouts = Whereabouts()
+
+
+def describe_error(exc: BaseException) -> str:
+    """Return an exception in one line: an error of ours as it is, others with their types."""
+    if isinstance(exc, KeyboardInterrupt):
+        return "interrupted"
+    return read_first_line(exc) if isinstance(exc, GpuMemError) else describe_exception(exc)

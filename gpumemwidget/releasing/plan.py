@@ -1,0 +1,252 @@
+"""Plan a release: what is freed, what is moved, what remains and why. Changes nothing.
+
+The plan that a person sees is strings and numbers alone, so that holding on to it holds no memory.
+The draft behind it, with the objects themselves, lives only while a release is being carried out.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.errors import forgets_frames
+from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.ownership import DeviceBytes, JointRelease
+from gpumemwidget.model.releases import (
+    IPythonReference,
+    ReleaseMove,
+    ReleasePlan,
+    ReleaseStay,
+    ReleaseStepKind,
+)
+from gpumemwidget.model.requests import ReleaseRequest
+from gpumemwidget.ownership.holdings import Account, take_account
+from gpumemwidget.ownership.moves import Move
+from gpumemwidget.ownership.partition import ReleasePartition, find_joint
+from gpumemwidget.ownership.shell import LAST_EXCEPTION, Shell
+from gpumemwidget.progress import Stage, report_progress
+from gpumemwidget.releasing.caches import describe_costs
+from gpumemwidget.releasing.gradients import Gradients, find_cycles, find_gradients
+from gpumemwidget.releasing.refusals import check_bound, check_functions, find_capture, find_user
+from gpumemwidget.units import format_bytes
+
+__all__ = ["RELEASE_BUDGET_S", "Draft", "draw_up", "plan_release", "sum_releases"]
+
+#: Seconds for the walk: memory that it misses would not be freed.
+RELEASE_BUDGET_S = 10.0
+
+
+@dataclass(slots=True)
+class Draft:
+    """The objects behind a plan. Let go of it before memory is to be freed."""
+
+    account: Account | None
+    #: The names to be set to ``None``, and the ids of what they are bound to.
+    user_names: tuple[str, ...]
+    ids: frozenset[int]
+    #: Rows of displayed values that were named one by one.
+    out_rows: tuple[str, ...]
+    #: The storages of each move, in the order of ``plan.moves``.
+    moves: list[list[Move]] = field(default_factory=list)
+    #: The moves that are carried out together, all or none, by their numbers.
+    units: list[list[int]] = field(default_factory=list)
+    #: The storages that will go without being moved.
+    dying: list[int] = field(default_factory=list)
+    #: The planned bytes of each step.
+    planned: dict[ReleaseStepKind, DeviceBytes] = field(default_factory=dict)
+    #: Tensors among them that hold themselves; weak.
+    cycles: list[weakref.ref[Any]] = field(default_factory=list)
+    #: The leaves whose gradients are set to ``None``; weak.
+    grad_owners: list[weakref.ref[Any]] = field(default_factory=list)
+
+
+@forgets_frames
+def plan_release(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> ReleasePlan:
+    """Return what a release would do; nothing is changed.
+
+    Args:
+        shell: the running IPython.
+        hardware: where host memory is asked for.
+        request: what to release.
+
+    Raises:
+        UnknownNameError: there is no such row.
+        BadInputError: a name is not of the user's memory.
+    """
+    return draw_up(shell, hardware, request)[1]
+
+
+@forgets_frames
+def sum_releases(shell: Shell, requests: Sequence[ReleaseRequest]) -> tuple[DeviceBytes, ...]:
+    """Count what each of several releases would free by itself, in one walk; nothing is changed.
+
+    Args:
+        shell: the running IPython.
+        requests: the releases, each as if it were the only one.
+
+    Returns:
+        The bytes that each request frees, in their order.
+    """
+    account = None if find_capture() else take_account(shell, budget_s=RELEASE_BUDGET_S)
+    if account is None:
+        return (DeviceBytes(),) * len(requests)
+    found = []
+    for number, request in enumerate(requests):
+        report_progress(Stage.DESCRIBE_ROWS, number, len(requests))
+        if request.grads:
+            found.append(account.sum_places(find_gradients(account).dying))
+        else:
+            partition = ReleasePartition(
+                account, request.names, out=request.out, exceptions=request.exceptions
+            )
+            found.append(partition.sum_frees())
+    return tuple(found)
+
+
+def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[Draft, ReleasePlan]:
+    """Return the objects that a release is about, and its plan; see ``plan_release``."""
+    names, keep = request.names, request.keep
+    ipython_rows = {reference.row: reference.root for reference in shell.list_references()}
+    user_names = tuple(name for name in names if name not in ipython_rows)
+    check_bound(shell, user_names, rows=ipython_rows)
+    refusal = find_capture()
+    account = None if refusal else take_account(shell, budget_s=RELEASE_BUDGET_S)
+    if not refusal:
+        check_functions(shell, user_names, account)
+
+    out_rows = () if keep else tuple(name for name in names if ipython_rows.get(name) == "out")
+    if LAST_EXCEPTION in names and not keep:
+        request = replace(request, exceptions=True)
+    # Objects that hold nothing are shared by all who mention them: 5, True, ().
+    ids = frozenset(
+        id(shell.user_ns[name])
+        for name in user_names
+        if not keep and (gc.is_tracked(held := shell.user_ns[name]) or gc.get_referents(held))
+    )
+    drops = tuple(
+        IPythonReference(path=reference.path)
+        for reference in shell.list_references()
+        if (reference.root == "out" and (request.out or id(reference.target) in ids))
+        or reference.row in out_rows
+        or (reference.root == "exception" and request.exceptions)
+    )
+    draft = Draft(account=account, user_names=user_names, ids=ids, out_rows=out_rows)
+    moves: tuple[ReleaseMove, ...] = ()
+    joint: JointRelease | None = None
+    frees = needed = DeviceBytes()
+    stays: list[ReleaseStay] = []
+    remains: list[str] = []
+    if account is not None:
+        gradients = find_gradients(account) if request.grads else None
+        refusal = find_user(shell, account, _list_used(account, names, gradients))
+        if gradients is not None:
+            draft.grad_owners = gradients.watch(account)
+            account.replace_marks(gradients.marks)
+            stays.extend(gradients.stays)
+        partition = ReleasePartition(
+            account, names, keep=keep, out=request.out, exceptions=request.exceptions
+        )
+        draft.dying = partition.dying
+        draft.planned = partition.sum_steps()
+        if gradients is not None:
+            draft.dying.extend(gradients.dying)
+            draft.planned[ReleaseStepKind.CLEAR_GRADIENTS] = account.sum_places(gradients.dying)
+        draft.cycles = find_cycles(account, partition.dropped)
+        draft.moves = list(partition.moved.values())
+        number_of = {group: number for number, group in enumerate(partition.moved)}
+        draft.units = [[number_of[group] for group in unit] for unit in partition.units]
+        moves = partition.describe_moves()
+        stays += partition.list_stays()
+        if not (keep or request.grads):
+            joint = find_joint(account, names, partition.sum_frees())
+        moved = [move.place for group in draft.moves for move in group]
+        frees = account.sum_places([*draft.dying, *moved], dropped=partition.dropped)
+        needed = _sum_host_needed(account, moved)
+        remains += _describe_bounds(account, partition)
+    available = hardware.available_host_bytes()
+    if moves and not request.may_move:
+        refusal = refusal or (
+            f"{moves[0].path} would have to be moved to the CPU ({moves[0].reason}); nothing was "
+            "changed"
+        )
+    plan = ReleasePlan(
+        request=request,
+        moves=moves,
+        drops=drops,
+        frees_bytes=frees,
+        host_needed_bytes=needed,
+        host_available_bytes=available,
+        refusal=refusal or _find_refusal(needed, available),
+        stays=tuple(stays),
+        remains=(*remains, *_describe_empty(shell, draft, keep=keep)),
+        costs=describe_costs(cublas=request.cublas, compile_caches=request.compile_caches),
+        n_grads=len(draft.grad_owners),
+        joint=joint,
+    )
+    return draft, plan
+
+
+def _describe_bounds(account: Account, partition: ReleasePartition) -> list[str]:
+    """Return a sentence on each reason why more may be freed than the plan says."""
+    found = []
+    if account.may_free_more(partition.dropped):
+        found.append(
+            "Something in C++, where Python can't see, may hold memory that is freed too: this "
+            "frees what is said here, or more"
+        )
+    if not account.graph.is_complete:
+        found.append("There was too much to look at in time: this frees what is said here, or more")
+    return found
+
+
+def _sum_host_needed(account: Account, moved: Sequence[int]) -> DeviceBytes:
+    """Return the host memory that the copies of these storages take, or a lower bound of it."""
+    if not moved:
+        return DeviceBytes()
+    found = account.sum_places(moved, rounded=False)
+    return replace(found, by_device=((HOST, found.total_bytes),))
+
+
+def _list_used(
+    account: Account, names: Sequence[str], gradients: Gradients | None
+) -> tuple[str, ...]:
+    """The rows that no other thread may be using: those named, and those with gradients."""
+    marks = 0
+    for place in () if gradients is None else gradients.owners:
+        marks |= account.marks[place]
+    return (*names, *account.name_holders(marks))
+
+
+def _describe_empty(shell: Shell, draft: Draft, *, keep: bool) -> list[str]:
+    """A sentence on each name that holds nothing."""
+    account = draft.account
+    found = []
+    for name in draft.user_names:
+        row = None if account is None else account.rows.get(name)
+        if account is not None and row is not None and account.list_storages(row.mark):
+            continue
+        if shell.user_ns[name] is None:
+            found.append(f"{name} is None already")
+        elif account is not None and row is not None and account.may_hold_more(row.mark):
+            found.append(f"What {name} holds is in C++, where Python can't see it")
+        elif keep:
+            found.append(f"{name} holds no tensor memory")
+        else:
+            found.append(f"{name} holds no tensor memory; it is set to None all the same")
+    return found
+
+
+def _find_refusal(needed: DeviceBytes, available: int | None) -> str | None:
+    n_bytes = needed.total_bytes
+    if available is None or n_bytes <= available:
+        return None
+    amount = format_bytes(n_bytes, is_at_least=needed.is_at_least)
+    return (
+        f"the move to the CPU needs {amount} of host memory and "
+        f"{format_bytes(available)} is available: release fewer names, or what also holds them; "
+        "nothing was changed"
+    )

@@ -1,0 +1,555 @@
+"""plotly's figures: a traced cell over time, a whole device, its map of segments.
+
+Each is made as JSON without plotly, which takes two seconds to import: nobody should wait for that
+at the end of a cell, and its front ends need no more than the JSON. The figures paint no background
+and write in a middle grey, so they can be read on a light and on a dark page.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart, SegmentMap
+from gpumemwidget.model.devices import rank_device
+from gpumemwidget.model.traces import CellTrace, DeviceTrace, Timeline
+from gpumemwidget.report.charts.bar import list_leaves, list_marks, list_rulers
+from gpumemwidget.report.charts.segments import MapPiece, SegmentChart, plot_segments
+from gpumemwidget.report.charts.timeline import (
+    Band,
+    choose_scale,
+    choose_span,
+    choose_ticks,
+    describe_device,
+    format_tick,
+    list_bands,
+    thin_moments,
+)
+from gpumemwidget.report.render.cells import share_cell
+from gpumemwidget.report.render.markup import escape
+from gpumemwidget.report.render.palette import (
+    BLOCK_STATES,
+    NEUTRAL_COLOR,
+    PART_COLORS,
+    PEAK_COLOR,
+    RESERVED_COLOR,
+)
+from gpumemwidget.report.wording.parts import (
+    find_look,
+    name_look,
+    name_part,
+    name_process,
+    tell_part,
+)
+from gpumemwidget.report.wording.words import (
+    count,
+    cut_words,
+    format_peak,
+    name_counters,
+    name_record,
+)
+from gpumemwidget.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+__all__ = ["figure_breakdown", "figure_segments", "figure_trace", "plot_trace"]
+
+_CLEAR = "rgba(0,0,0,0)"
+_AXIS = {
+    "gridcolor": "rgba(128,128,128,0.25)",
+    "linecolor": "rgba(128,128,128,0.45)",
+    "zerolinecolor": "rgba(128,128,128,0.45)",
+}
+
+
+def _start_layout(title: str | None, *, height: int, **more: object) -> dict[str, Any]:
+    layout: dict[str, Any] = {
+        "font": {"color": NEUTRAL_COLOR, "size": 12},
+        "paper_bgcolor": _CLEAR,
+        "plot_bgcolor": _CLEAR,
+        "height": height,
+        # Light text on a dark box, on every page.
+        "hoverlabel": {
+            "align": "left",
+            "bgcolor": "rgba(38,38,38,0.94)",
+            "bordercolor": "rgba(128,128,128,0.6)",
+            "font": {"color": "#f2f2f2", "size": 12},
+        },
+        **more,
+    }
+    if title is not None:
+        layout["title"] = {
+            "text": title,
+            "font": {"size": 14},
+            "x": 0,
+            "xref": "paper",
+            "xanchor": "left",
+            "y": 1,
+            "yref": "container",
+            "yanchor": "top",
+            "pad": {"t": 10},
+        }
+    return layout
+
+
+def _place_ticks(top: int, low: int = 0, unit: int = 1) -> dict[str, Any]:
+    """Return an axis's ticks at round binary amounts: plotly's own would be decimal."""
+    ticks = choose_ticks(top, low)
+    return {
+        "tickmode": "array",
+        "tickvals": [tick / unit if unit > 1 else tick for tick in ticks],
+        "ticktext": [format_tick(tick) for tick in ticks],
+    }
+
+
+# -- A traced cell over time -----------------------------------------------------------------------
+
+_DEVICE_PIXELS, _MARGIN_PIXELS, _TITLE_PIXELS = 250, 60, 30
+#: Share of a figure's height between the charts of two devices.
+_GAP = 0.12
+#: Maximum number of points of all bands of a figure; one takes some 27 characters.
+_MAX_POINTS = 4_800
+#: Maximum number of stretches of time, and of points between moments that are far apart.
+_MAX_STRETCHES, _N_BETWEEN = 500, 100
+#: Maximum numbers of characters of a line's code: under the pointer, and in the legend.
+_HOVER_CODE, _LEGEND_CODE = 32, 22
+#: Units in bytes, with the number of digits that can be told apart in the chart.
+_UNITS = ((1024**3, 4), (1024**2, 2), (1024, 2), (1, 0))
+
+
+def figure_trace(trace: CellTrace, device: str | None = None) -> Figure:
+    """Return a traced cell over time: what its lines held, stacked, what was reserved, the peak.
+
+    Memory changes in steps, and so does the figure. The pointer shows all lines of a moment.
+
+    Args:
+        trace: the traced cell.
+        device: the one to draw; ``None`` for all.
+
+    Returns:
+        a chart for each device that has a timeline; an empty figure if none has.
+    """
+    import plotly.graph_objects as go  # noqa: PLC0415 - at the first figure
+
+    drawn = plot_trace(trace, device)
+    return go.Figure(drawn if drawn is not None else {"layout": {"template": "none"}})
+
+
+def plot_trace(
+    trace: CellTrace, device: str | None = None, *, has_title: bool = True
+) -> dict[str, Any] | None:
+    """Return the figure of a traced cell as JSON; ``None`` if there is no timeline.
+
+    Args:
+        trace: the traced cell.
+        device: the one to draw; ``None`` for all.
+        has_title: whether the figure names the cell.
+    """
+    drawn = [
+        (each, each.timeline)
+        for each in sorted(trace.devices, key=lambda one: rank_device(one.device))
+        if device in (None, each.device) and each.timeline is not None and each.timeline.layers
+    ]
+    if not drawn:
+        return None
+    record = trace.record
+    title_pixels = _TITLE_PIXELS * has_title
+    name = escape(name_record(record))
+    layout = _start_layout(
+        f"{name} · {record.status} · {format_duration(record.duration_s)}" if has_title else None,
+        height=_MARGIN_PIXELS + _DEVICE_PIXELS * len(drawn) + title_pixels,
+        margin={"l": 70, "r": 10, "t": 28 + title_pixels, "b": 32},
+        modebar={
+            "bgcolor": _CLEAR,
+            "color": "rgba(128,128,128,0.7)",
+            "activecolor": NEUTRAL_COLOR,
+        },
+        hovermode="x unified",
+        dragmode="zoom",
+        showlegend=True,
+        annotations=[],
+    )
+    data: list[dict[str, Any]] = []
+    for row, (each, timeline) in enumerate(drawn):
+        number = "" if row == 0 else str(row + 1)
+        span = choose_span(timeline, record.duration_s)
+        max_points = _MAX_POINTS // len(drawn) // (len(timeline.layers) + 1)
+        points = _choose_points(timeline, span, max_points)
+        data.extend(_draw_device(each, timeline, points, number))
+        bottom, top = _place_row(row, len(drawn))
+        layout[f"xaxis{number}"] = {
+            **_AXIS,
+            "range": list(span),
+            "domain": [0, 1],
+            "anchor": f"y{number}",
+            "hoverformat": ".4~f",
+            "ticksuffix": " s",
+            # plotly's own line under the pointer is white on dark.
+            "spikecolor": NEUTRAL_COLOR,
+            "spikethickness": 1,
+            "spikedash": "dot",
+        }
+        layout[f"yaxis{number}"] = {
+            **_AXIS,
+            **_place_bytes(timeline),
+            "domain": [bottom, top],
+            "anchor": f"x{number}",
+        }
+        layout[f"legend{number}"] = {
+            "x": 1.01,
+            "xanchor": "left",
+            "y": top,
+            "yanchor": "top",
+            "traceorder": "reversed",
+            "bgcolor": _CLEAR,
+        }
+        words = (f"<b>{escape(each.device)}</b>", *describe_device(each, record.duration_s))
+        layout["annotations"].append(
+            {
+                "text": " · ".join(words),
+                "x": 0,
+                "xref": "paper",
+                "xanchor": "left",
+                "y": top,
+                "yref": "paper",
+                "yanchor": "bottom",
+                "showarrow": False,
+                "font": {"size": 12, "color": NEUTRAL_COLOR},
+            }
+        )
+    return {"data": data, "layout": layout}
+
+
+def _place_row(row: int, n_rows: int) -> tuple[float, float]:
+    """Return the bottom and the top of a device's chart as shares of the height."""
+    height = (1 - _GAP * (n_rows - 1)) / n_rows
+    top = 1 - row * (height + _GAP)
+    return round(max(top - height, 0), 4), round(top, 4)
+
+
+def _choose_points(
+    timeline: Timeline, span: tuple[float, float], max_points: int
+) -> list[tuple[float, int]]:
+    """Return the seconds of each point, and the moment whose amounts it has.
+
+    The pointer tells of the nearest point. So there are points between moments that are far apart,
+    with the amounts that held then, and not those that came later.
+    """
+    n_stretches = _MAX_STRETCHES
+    while True:
+        kept = thin_moments(timeline, n_stretches)
+        if len(kept) <= max_points - _N_BETWEEN or n_stretches < 10:
+            break
+        n_stretches = n_stretches * 3 // 4
+    start_s, end_s = span
+    step_s = (end_s - start_s) / _N_BETWEEN
+    moments = [(timeline.times_s[index], index) for index in kept]
+    points = list(moments)
+    for (time_s, index), (next_s, _) in pairwise((*moments, (end_s, 0))):
+        begin_s = max(time_s, start_s)
+        steps = range(1, int((next_s - begin_s) / step_s) + 1)
+        between = [(begin_s + step * step_s, index) for step in steps]
+        points += [point for point in between if point[0] < end_s]
+    if moments and moments[-1][0] < end_s:
+        points.append((end_s, moments[-1][1]))
+    return sorted(points)
+
+
+def _draw_device(
+    device: DeviceTrace, timeline: Timeline, points: Sequence[tuple[float, int]], number: str
+) -> list[dict[str, Any]]:
+    unit, digits = _choose_unit(timeline)
+    common: dict[str, Any] = {
+        "type": "scatter",
+        "x": [round(time_s, 6) for time_s, _ in points],
+        "mode": "lines",
+        "xaxis": f"x{number}",
+        "yaxis": f"y{number}",
+        "legend": f"legend{number}",
+    }
+
+    def draw(values: Sequence[int | None], width: float, color: str) -> dict[str, Any]:
+        picked = [values[index] for _, index in points]
+        return {
+            **common,
+            "y": [None if each is None else round(each / unit, digits) for each in picked],
+            "customdata": [format_bytes(each) for each in picked],
+            "line": {"shape": "hv", "width": width, "color": color},
+        }
+
+    traces = [
+        {
+            **draw(layer.held_bytes, 0.5, band.color),
+            **_name_band(band, layer.held_bytes[timeline.peak]),
+            "stackgroup": device.device,
+            "fillcolor": _fade(band.color),
+        }
+        for layer, band in zip(timeline.layers, list_bands(timeline), strict=True)
+        if any(layer.held_bytes)
+    ]
+    if any(value is not None for value in timeline.reserved_bytes):
+        traces.append(
+            {
+                **draw(timeline.reserved_bytes, 1.5, RESERVED_COLOR),
+                "name": name_counters(device.device).reserved,
+                "hovertemplate": "%{customdata}",
+            }
+        )
+    return [*traces, _mark_peak(device, timeline, common, unit)]
+
+
+def _name_band(band: Band, at_peak_bytes: int) -> dict[str, str]:
+    """Return the legend's entry (the line, its bytes at the peak, its code) and the tooltip."""
+    label = escape(band.label)
+    name, told = f"{label} · {format_bytes(at_peak_bytes)}", f"{label}: %{{customdata}}"
+    if band.text:
+        name += f"<br><i>{_escape_code(band.text, _LEGEND_CODE)}</i>"
+        told += f"  {_escape_code(band.text, _HOVER_CODE)}"
+    return {"name": name, "hovertemplate": f"{told}<extra></extra>"}
+
+
+def _escape_code(text: str, max_length: int) -> str:
+    """Return the beginning of a line of code without what plotly would take for its own."""
+    return escape(cut_words(text, max_length)).replace("%{", "%&#123;")
+
+
+def _mark_peak(
+    device: DeviceTrace, timeline: Timeline, common: dict[str, Any], unit: int
+) -> dict[str, Any]:
+    peak_bytes = timeline.allocated_bytes[timeline.peak]
+    is_late = timeline.times_s[timeline.peak] > 0.8 * timeline.times_s[-1]
+    words = f"peak {format_peak(peak_bytes, None)}"
+    if device.allocated.peak_bytes not in (None, peak_bytes):
+        words = f"{words} of what is known"
+    return {
+        **common,
+        "x": [round(timeline.times_s[timeline.peak], 6)],
+        "y": [peak_bytes / unit],
+        "name": "peak",
+        "mode": "markers+text",
+        "text": [words],
+        "textposition": "top left" if is_late else "top right",
+        "textfont": {"color": PEAK_COLOR, "size": 12},
+        "marker": {"color": PEAK_COLOR, "size": 8, "symbol": "diamond"},
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
+
+
+def _choose_unit(timeline: Timeline) -> tuple[int, int]:
+    """Return the unit that makes the numbers short, and their digits."""
+    top = max(timeline.allocated_bytes)
+    return next((each for each in _UNITS if top >= 2 * each[0]), _UNITS[-1])
+
+
+def _place_bytes(timeline: Timeline) -> dict[str, Any]:
+    unit, _ = _choose_unit(timeline)
+    scale = choose_scale(timeline)
+    room = (scale.high_bytes - scale.low_bytes) * 0.12
+    return {
+        **_place_ticks(scale.high_bytes, scale.low_bytes, unit),
+        "range": [scale.low_bytes / unit, (scale.high_bytes + room) / unit],
+    }
+
+
+def _fade(color: str) -> str:
+    red, green, blue = (int(color[start : start + 2], 16) for start in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.8)"
+
+
+# -- A whole device --------------------------------------------------------------------------------
+
+_FREE, _REST = "rgba(128,128,128,0.10)", "rgba(128,128,128,0.35)"
+_EDGE = "rgba(128,128,128,0.55)"
+_BAR_PIXELS, _RULER_PIXELS, _ROW_PIXELS = 200, 30, 16
+#: Number of characters of a line under the pointer.
+_HOVER_WIDTH = 64
+#: Maximum number of processes under the pointer.
+_MAX_PROCESSES = 8
+#: Maximum number of areas of a map; one takes some 120 characters.
+_MAX_PIECES = 2000
+#: Opacity of what is in use in a map, and the share of a row's height that is drawn.
+_KIND_OPACITY, _ROW_SHARE = 0.75, 0.86
+_DEVICE_LAYOUT: dict[str, Any] = {
+    "margin": {"l": 70, "r": 20, "t": 50, "b": 40},
+    "bargap": 0,
+    "hovermode": "closest",
+    "legend": {"orientation": "h", "x": 0, "y": -0.12, "yanchor": "top", "traceorder": "normal"},
+}
+
+
+def figure_breakdown(breakdown: Breakdown) -> Figure:
+    """Return a device as a bar of its parts, with the figures of PyTorch and ``nvidia-smi``.
+
+    The pointer shows what a part is, and what can be done about it.
+
+    Args:
+        breakdown: the device in parts.
+    """
+    import plotly.graph_objects as go  # noqa: PLC0415 - at the first figure
+
+    rulers = list(list_rulers(breakdown))
+    total, bottom = breakdown.total_bytes, len(rulers) + 0.6
+    bars: list[dict[str, Any]] = [
+        {
+            "name": escape(name_part(part, breakdown.device)),
+            "y": [0],
+            "x": [part.n_bytes],
+            "width": [1],
+            "marker": {"color": _find_color(find_look(part)), "line": {"color": _EDGE, "width": 1}},
+            "hovertemplate": _describe(breakdown, part.n_bytes, _list_lines(breakdown, part)),
+        }
+        for part in list_leaves(breakdown.parts)
+    ]
+    bars += [
+        {
+            "name": escape(ruler.label),
+            "y": [number + 0.3],
+            "x": [ruler.n_bytes],
+            "width": [0.16],
+            "marker": {"color": NEUTRAL_COLOR, "line": {"width": 0}},
+            "showlegend": False,
+            "hovertemplate": _describe(
+                breakdown, ruler.n_bytes, [f"<b>{ruler.label}</b>", escape(ruler.teller)]
+            ),
+        }
+        for number, ruler in enumerate(rulers, 1)
+    ]
+    title = f"{breakdown.device} · {breakdown.name} · {format_bytes(total)}"
+    layout = _start_layout(
+        escape(title),
+        height=_BAR_PIXELS + _RULER_PIXELS * len(rulers),
+        **_DEVICE_LAYOUT,
+        barmode="stack",
+        xaxis={**_AXIS, **_place_ticks(total), "range": [0, total], "zeroline": False},
+        yaxis={"range": [bottom, -0.55], "visible": False},
+        annotations=[
+            {
+                "text": f"{ruler.label} <b>{format_bytes(ruler.n_bytes)}</b> · "
+                f"{escape(ruler.teller)}",
+                "x": 0,
+                "xanchor": "left",
+                "y": number - 0.05,
+                "yanchor": "middle",
+                "showarrow": False,
+                "font": {"size": 11},
+            }
+            for number, ruler in enumerate(rulers, 1)
+        ],
+        shapes=[
+            _draw_line(n_bytes, -0.5, bottom, "dash" if is_dashed else "solid")
+            for n_bytes, is_dashed in list_marks(breakdown)
+        ],
+    )
+    data = [{"type": "bar", "orientation": "h", **bar} for bar in bars]
+    return go.Figure({"data": data, "layout": layout})
+
+
+def _draw_line(x: int, top: float, bottom: float, dash: str = "solid") -> dict[str, Any]:
+    line = {"color": NEUTRAL_COLOR, "width": 2, "dash": dash}
+    return {"type": "line", "x0": x, "x1": x, "y0": top, "y1": bottom, "line": line}
+
+
+def _find_color(look: str) -> str:
+    return {"free": _FREE, "rest": _REST}.get(look) or PART_COLORS.get(look, _REST)
+
+
+def _list_lines(breakdown: Breakdown, part: BreakdownPart) -> list[str]:
+    lines = [f"<b>{escape(name_part(part, breakdown.device))}</b>"]
+    lines += [
+        f"{escape(name_process(each.process))} {format_bytes(each.n_bytes)}"
+        for each in part.parts[:_MAX_PROCESSES]
+        if each.process is not None
+    ]
+    lines += map(escape, textwrap.wrap(tell_part(part, breakdown), _HOVER_WIDTH))
+    return lines
+
+
+def _describe(breakdown: Breakdown, n_bytes: int, lines: list[str]) -> str:
+    amount = f"{format_bytes(n_bytes)}, {share_cell(n_bytes, breakdown.total_bytes).text}"
+    # Plotly would read a % with braces as a place to fill.
+    text = "<br>".join((lines[0], escape(amount), *lines[1:]))
+    return text.replace("%{", "% {") + "<extra></extra>"
+
+
+def figure_segments(segment_map: SegmentMap) -> Figure:
+    """Return a device's blocks where they lie; the pointer shows size, owner and line.
+
+    Args:
+        segment_map: the device's segments.
+    """
+    import plotly.graph_objects as go  # noqa: PLC0415 - at the first figure
+
+    chart = plot_segments(segment_map, max_pieces=_MAX_PIECES)
+    areas: dict[str, list[tuple[float, float, float, float, str]]] = {}
+    for piece in chart.pieces:
+        _add_areas(areas, piece, chart)
+    data: list[dict[str, Any]] = []
+    for look, n_bytes in chart.looks:
+        bases, lengths, middles, heights, tooltips = map(list, zip(*areas[look], strict=True))
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": f"{name_look(look)} {format_bytes(n_bytes)}",
+                "base": bases,
+                "x": lengths,
+                "y": middles,
+                "width": heights,
+                "customdata": tooltips,
+                "hovertemplate": "%{customdata}<extra></extra>",
+                "marker": {
+                    "color": PART_COLORS[look],
+                    "opacity": 1 if look in BLOCK_STATES else _KIND_OPACITY,
+                    "line": {"width": 0},
+                },
+            }
+        )
+    labelled = range(0, chart.n_rows, max(chart.n_rows // 8, 1))
+    title = (
+        f"{segment_map.device} · {format_bytes(segment_map.reserved_bytes)} in "
+        f"{count(len(segment_map.segments), 'segment')} · largest free block "
+        f"{format_bytes(segment_map.largest_free_block_bytes)}"
+    )
+    plain = {"showgrid": False, "zeroline": False}
+    row_bytes, half = chart.row_bytes, _ROW_SHARE / 2
+    layout = _start_layout(
+        escape(title),
+        height=150 + _ROW_PIXELS * chart.n_rows,
+        **_DEVICE_LAYOUT,
+        barmode="overlay",
+        xaxis={**plain, **_place_ticks(row_bytes), "range": [0, row_bytes]},
+        yaxis={
+            **plain,
+            "range": [chart.n_rows - 0.5, -0.5],
+            "tickmode": "array",
+            "tickvals": list(labelled),
+            "ticktext": [format_tick(row * row_bytes) for row in labelled],
+        },
+        shapes=[
+            _draw_line(start % row_bytes, start // row_bytes - half, start // row_bytes + half)
+            for start in chart.starts
+        ],
+    )
+    return go.Figure({"data": data, "layout": layout})
+
+
+def _add_areas(
+    areas: dict[str, list[tuple[float, float, float, float, str]]],
+    piece: MapPiece,
+    chart: SegmentChart,
+) -> None:
+    """Add base, length, middle, height and tooltip of each row of a piece to its look's areas."""
+    told = escape(piece.told)
+    low = 0.0
+    for look, n_bytes in piece.looks:
+        share = n_bytes / (piece.end - piece.start)
+        for row, offset, length in chart.cut_rows(piece):
+            # The axis points down: what is in use stands at a row's foot.
+            middle = round(row + _ROW_SHARE * (0.5 - low - share / 2), 4)
+            area = (offset, length, middle, round(_ROW_SHARE * share, 4), told)
+            areas.setdefault(look, []).append(area)
+        low += share

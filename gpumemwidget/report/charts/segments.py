@@ -1,0 +1,335 @@
+"""A map of a device's segments as SVG: each block where it lies, in the colour of what it is.
+
+The segments stand one after the other, the largest first, and flow over rows of the same number of
+bytes, as text over lines. Blocks that are too small to be seen are drawn together: what is in use
+at the bottom, what is free above it. So each area is as large as its bytes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gpumemwidget.backends.cuda.releasable import list_releasable_ranges
+from gpumemwidget.model.breakdowns import MapBlock, MapSegment, SegmentMap
+from gpumemwidget.report.render.document import Picture
+from gpumemwidget.report.render.markup import Html, h, join_html
+from gpumemwidget.report.render.palette import BLOCK_STATES, PART_COLORS, name_class
+from gpumemwidget.report.render.text import fill_text
+from gpumemwidget.report.wording.parts import name_look
+from gpumemwidget.report.wording.words import cut_words
+from gpumemwidget.units import format_bytes
+
+__all__ = ["MapPiece", "SegmentChart", "list_looks", "plot_segments"]
+
+#: The ``viewBox``, stretched to the room that there is.
+_WIDTH, _HEIGHT = 1000, 400
+_MAX_ROWS = 24
+_MIN_ROW_BYTES = 2 * 1024**2
+_ROW_PIXELS = 14
+#: Share of a row's height that is left blank.
+_GAP = 0.14
+#: Minimum distance of the lines between segments, in steps of ``_WIDTH``.
+_LINE_STEPS = 8
+#: Maximum number of pieces in a notebook's HTML; one takes some 130 characters.
+_MAX_PIECES = 380
+_MAX_OWNER_WIDTH = 48
+
+
+@dataclass(frozen=True, slots=True)
+class MapPiece:
+    """A block, or neighbouring blocks that are too small to be drawn alone."""
+
+    #: Counted from the first byte of the first segment.
+    start: int
+    end: int
+    #: The looks in the piece with their bytes: what is in use, then what is free.
+    looks: tuple[tuple[str, int], ...]
+    #: Tooltip.
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Atom:
+    """The bytes of one block that have the same look."""
+
+    start: int
+    end: int
+    look: str
+    block: MapBlock
+
+    @property
+    def n_bytes(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentChart(Picture):
+    """The map of one device."""
+
+    device: str
+    row_bytes: int
+    n_rows: int
+    total_bytes: int
+    pieces: tuple[MapPiece, ...]
+    #: Starts of segments, as far as the lines can be told apart.
+    starts: tuple[int, ...]
+    #: Blocks smaller than this are drawn together; 0 if all are drawn alone.
+    min_bytes: int
+    #: The bytes of each look, in the order of the palette.
+    looks: tuple[tuple[str, int], ...]
+
+    sheet: ClassVar[str] = "segments"
+
+    def to_html(self) -> Html:
+        """Return the rows, how to read them, and what the colours mean."""
+        height = _HEIGHT / self.n_rows
+        # The text between two pieces is not drawn; it is read where SVG is stripped.
+        drawn = join_html((self._draw_piece(piece, height) for piece in self.pieces), "; ")
+        lines = "".join(
+            f"M{_round(x)} {_round(y)}v{_round(height * (1 - _GAP))}"
+            for x, y in (self._place(start, height) for start in self.starts)
+        )
+        sums = [f"{name_look(look)} {format_bytes(n_bytes)}" for look, n_bytes in self.looks]
+        keys = [
+            h("li", h(f"i.gmw-sq.{name_class(look)}"), words)
+            for (look, _), words in zip(self.looks, sums, strict=True)
+        ]
+        svg = h(
+            "svg",
+            drawn,
+            ". ",
+            h("path.gmw-se", d=lines),
+            role="img",
+            aria_label=(
+                f"{self.device}: segments of {format_bytes(self.total_bytes)}: {', '.join(sums)}"
+            ),
+            viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
+            height=self.n_rows * _ROW_PIXELS,
+            preserveAspectRatio="none",
+        )
+        figure = h("figure.gmw-pic", svg, h("figcaption", self._explain()))
+        return h("div.gmw-sm", figure, h("ul.gmw-ul", *keys))
+
+    def to_text(self) -> str:
+        """Return the sums: text has no picture of the blocks."""
+        sums = "; ".join(f"{name_look(look)} {format_bytes(n)}" for look, n in self.looks)
+        return fill_text(sums, indent="  ", start="  ")
+
+    def _explain(self) -> str:
+        words = (
+            f"Each row is {format_bytes(self.row_bytes)}, the largest segment first. A line in the "
+            "map marks the start of a segment. Point at a block for its size, owner and line."
+        )
+        if self.min_bytes:
+            words += (
+                f" Blocks smaller than {format_bytes(self.min_bytes)} are drawn together: used "
+                "memory below, free memory above."
+            )
+        return words
+
+    def _place(self, at: int, height: float) -> tuple[float, float]:
+        row, offset = divmod(at, self.row_bytes)
+        return _WIDTH * offset / self.row_bytes, height * row
+
+    def _draw_piece(self, piece: MapPiece, height: float) -> Html:
+        title = h("title", piece.told)
+        if len(piece.looks) == 1:
+            path = self._draw_rows(piece, height, 0.0, 1.0)
+            return h(f"path.{name_class(piece.looks[0][0])}", title, d=path)
+        parts = []
+        low, total = 0.0, piece.end - piece.start
+        for look, n_bytes in piece.looks:
+            high = low + n_bytes / total
+            path = self._draw_rows(piece, height, low, high)
+            parts.append(h(f"path.{name_class(look)}", d=path))
+            low = high
+        return h("g", title, *parts)
+
+    def _draw_rows(self, piece: MapPiece, height: float, low: float, high: float) -> str:
+        """Return a path over the piece's rows, from one share of their height to another."""
+        full = height * (1 - _GAP)
+        parts = []
+        for row, offset, length in self.cut_rows(piece):
+            x, y = _WIDTH * offset / self.row_bytes, height * row
+            left, right = _round(x), _round(x + _WIDTH * length / self.row_bytes)
+            top, foot = _round(y + full * (1 - high)), _round(y + full * (1 - low))
+            parts.append(f"M{left} {top}H{right}V{foot}H{left}z")
+        return "".join(parts)
+
+    def cut_rows(self, piece: MapPiece) -> Iterator[tuple[int, int, int]]:
+        """Return each row that a piece is in, with its offset and length there in bytes.
+
+        Args:
+            piece: one of the chart's.
+        """
+        at = piece.start
+        while at < piece.end:
+            row, offset = divmod(at, self.row_bytes)
+            end = min(piece.end, (row + 1) * self.row_bytes)
+            yield row, offset, end - at
+            at = end
+
+
+def _round(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0")
+
+
+# -- What is drawn ---------------------------------------------------------------------------------
+
+
+def plot_segments(segment_map: SegmentMap, *, max_pieces: int = _MAX_PIECES) -> SegmentChart:
+    """Return the chart of one device.
+
+    Args:
+        segment_map: the device's segments.
+        max_pieces: maximum number of pieces.
+    """
+    total = segment_map.reserved_bytes
+    row_bytes = _MIN_ROW_BYTES
+    while row_bytes * _MAX_ROWS < total:
+        row_bytes *= 2
+    atoms = list(_iter_atoms(segment_map.segments))
+    # Two of a thousand steps can be seen.
+    min_bytes = row_bytes * 2 // _WIDTH
+    groups = _group(atoms, min_bytes)
+    while (n_areas := sum(map(_count_areas, groups))) > max_pieces:
+        min_bytes = max(min_bytes * 5 // 4, min_bytes * n_areas // (2 * max_pieces))
+        groups = _group(atoms, min_bytes)
+    sums: dict[str, int] = {}
+    for atom in atoms:
+        sums[atom.look] = sums.get(atom.look, 0) + atom.n_bytes
+    line_bytes = max(min_bytes, row_bytes * _LINE_STEPS // _WIDTH)
+    return SegmentChart(
+        device=segment_map.device,
+        row_bytes=row_bytes,
+        n_rows=max(-(-total // row_bytes), 1),
+        total_bytes=total,
+        pieces=tuple(map(_make_piece, groups)),
+        starts=tuple(_iter_starts(segment_map.segments, line_bytes)),
+        min_bytes=min_bytes if len(groups) < len(atoms) else 0,
+        looks=tuple((look, sums[look]) for look in PART_COLORS if look in sums),
+    )
+
+
+def _iter_starts(segments: Sequence[MapSegment], min_bytes: int) -> Iterator[int]:
+    at = last = 0
+    for segment in segments:
+        if at and at - last >= min_bytes and segment.n_bytes >= min_bytes:
+            yield at
+            last = at
+        at += segment.n_bytes
+
+
+def _iter_atoms(segments: Iterable[MapSegment]) -> Iterator[_Atom]:
+    at = 0
+    for segment in segments:
+        for block, start, end, look in list_looks(segment):
+            yield _Atom(at + start, at + end, look, block)
+        at += segment.n_bytes
+
+
+def list_looks(segment: MapSegment) -> Iterator[tuple[MapBlock, int, int, str]]:
+    """Return each block with its start and end in the segment, and its look.
+
+    A free block that ``empty_cache`` gives back in part is several.
+
+    Args:
+        segment: a segment of the map.
+    """
+    releasable = _list_releasable(segment)
+    for block in segment.blocks:
+        for start, end, look in _split(block, segment, releasable):
+            yield block, start, end, look
+
+
+def _list_releasable(segment: MapSegment) -> Sequence[tuple[int, int]]:
+    if segment.is_private:
+        return ()
+    ranges = list_releasable_ranges(
+        [(each.offset_bytes, each.n_bytes, each.state) for each in segment.blocks],
+        is_expandable=segment.is_expandable,
+        is_small=segment.is_small,
+        page_bytes=segment.page_bytes,
+    )
+    return ranges or ()
+
+
+def _split(
+    block: MapBlock, segment: MapSegment, releasable: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int, str]]:
+    start, end = block.offset_bytes, block.offset_bytes + block.n_bytes
+    if block.state == "active_allocated":
+        # Named and coloured as in the table of parts.
+        kind = block.kind or "allocated"
+        yield start, end, "unnamed" if kind == "unknown" else kind
+    elif block.state == "active_pending_free":
+        yield start, end, "pending"
+    elif segment.is_private:
+        yield start, end, "pools"
+    else:
+        at = start
+        for first, last in releasable:
+            if start <= first < end:
+                if at < first:
+                    yield at, first, "fragmented"
+                yield first, last, "releasable"
+                at = last
+        if at < end:
+            yield at, end, "fragmented"
+
+
+def _group(atoms: Sequence[_Atom], min_bytes: int) -> list[list[_Atom]]:
+    """Put neighbours together that are smaller than ``min_bytes``."""
+    groups: list[list[_Atom]] = []
+    group: list[_Atom] = []
+    for atom in atoms:
+        is_small = atom.n_bytes < min_bytes
+        if group and (not is_small or group[-1].end - group[0].start >= min_bytes):
+            groups.append(group)
+            group = []
+        if is_small:
+            group.append(atom)
+        else:
+            groups.append([atom])
+    if group:
+        groups.append(group)
+    return groups
+
+
+def _count_areas(group: Sequence[_Atom]) -> int:
+    return len({atom.look in BLOCK_STATES for atom in group})
+
+
+def _make_piece(group: Sequence[_Atom]) -> MapPiece:
+    first, last = group[0], group[-1]
+    if first is last:
+        return MapPiece(first.start, first.end, ((first.look, first.n_bytes),), _tell_block(first))
+    sums: dict[str, int] = {}
+    for atom in group:
+        sums[atom.look] = sums.get(atom.look, 0) + atom.n_bytes
+    ordered = sorted(sums.items(), key=lambda item: (-item[1], item[0]))
+    told = f"{len(group)} blocks, {format_bytes(last.end - first.start)}: " + ", ".join(
+        f"{name_look(look)} {format_bytes(n_bytes)}" for look, n_bytes in ordered[:3]
+    )
+    used = [item for item in ordered if item[0] not in BLOCK_STATES]
+    free = [item for item in ordered if item[0] in BLOCK_STATES]
+    # The largest part gives each of the two its colour.
+    looks = tuple((each[0][0], sum(n for _, n in each)) for each in (used, free) if each)
+    return MapPiece(first.start, last.end, looks, told)
+
+
+def _tell_block(atom: _Atom) -> str:
+    block = atom.block
+    words = [format_bytes(atom.n_bytes), name_look(atom.look)]
+    if block.state == "active_allocated":
+        if block.owner:
+            words.append(cut_words(block.owner, _MAX_OWNER_WIDTH))
+        elif block.kind not in (None, "unknown"):
+            words.append(name_look("unnamed"))
+        if block.requested_bytes is not None and block.requested_bytes < block.n_bytes:
+            words.append(f"{format_bytes(block.requested_bytes)} requested")
+    if block.allocated_at:
+        words.append(cut_words(block.allocated_at, _MAX_OWNER_WIDTH))
+    return " · ".join(words)

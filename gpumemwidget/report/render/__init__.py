@@ -1,0 +1,1 @@
+"""Documents of blocks, drawn as text and as HTML."""

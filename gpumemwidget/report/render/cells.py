@@ -1,0 +1,135 @@
+"""Cells and notes that several reports are built from: amounts, peaks, marks and their legend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gpumemwidget.model.cells import CellDevice, CellRecord, Status
+from gpumemwidget.model.devices import PeakIs, rank_device
+from gpumemwidget.model.ownership import DeviceBytes
+from gpumemwidget.report.render.document import Block, Cell, Note, Run, Table, Tone
+from gpumemwidget.report.wording.words import MARK_MEANINGS, mark_peak, name_record
+from gpumemwidget.units import format_bytes, format_change, format_duration
+
+__all__ = [
+    "AT_LEAST_MARK",
+    "bytes_cell",
+    "change_cell",
+    "device_bytes_cell",
+    "explain_lower_bounds",
+    "explain_marks",
+    "has_moved",
+    "list_cell_runs",
+    "mark_budget",
+    "peak_cell",
+    "rise_cell",
+    "share_cell",
+    "sort_devices",
+    "status_tone",
+]
+
+#: Stands before a lower bound in a table; a note below explains it.
+AT_LEAST_MARK = "≥"
+
+_STATUS_TONES: dict[Status, Tone] = {"ok": "muted", "error": "bad", "interrupted": "warn"}
+
+
+def bytes_cell(n_bytes: int | None, *, mark: str = "") -> Cell:
+    """Return an amount; an unknown one is grey."""
+    if n_bytes is None:
+        return Cell(format_bytes(None), tone="muted")
+    return Cell(format_bytes(n_bytes), mark=mark)
+
+
+def device_bytes_cell(amounts: DeviceBytes, device: str) -> Cell:
+    """Return the bytes on one device, marked if they are a lower bound."""
+    return bytes_cell(amounts.on(device), mark=AT_LEAST_MARK if amounts.is_at_least else "")
+
+
+def explain_lower_bounds(amounts: Iterable[DeviceBytes]) -> tuple[Note, ...]:
+    """Return the legend of the mark of ``device_bytes_cell``, if any of these amounts has it."""
+    if not any(each.is_at_least for each in amounts):
+        return ()
+    text = "at least: there may be more, not found in time or held by C++ code"
+    return (Note(text, mark=AT_LEAST_MARK),)
+
+
+def change_cell(n_bytes: int | None, *, mark: str = "") -> Cell:
+    """Return a difference with its sign; none is grey."""
+    if not n_bytes:
+        return Cell(format_change(n_bytes), tone="muted")
+    return Cell(format_change(n_bytes), mark=mark)
+
+
+def peak_cell(peak_bytes: int | None, peak_is: PeakIs | None) -> Cell:
+    """Return a peak, marked if it is not exact."""
+    return bytes_cell(peak_bytes, mark=mark_peak(peak_is))
+
+
+def mark_budget(cell: Cell, device: CellDevice) -> Cell:
+    """Return a peak's cell, marked and coloured if the peak exceeds the budget of its cell."""
+    if device.is_over_budget:
+        return replace(cell, mark=f"! {cell.mark}".rstrip(), tone="warn")
+    return cell
+
+
+def rise_cell(rise_bytes: int | None, peak_is: PeakIs | None) -> Cell:
+    """Return how far a peak was above the start, with the mark of the peak."""
+    return change_cell(rise_bytes, mark=mark_peak(peak_is))
+
+
+def share_cell(n_bytes: int, total_bytes: int) -> Cell:
+    """Return a share in percent and as a bar; blank if there is no whole."""
+    if total_bytes <= 0:
+        return Cell("")
+    share = min(max(n_bytes / total_bytes, 0.0), 1.0)
+    percent = 100 * share
+    if percent >= 9.95 or percent == 0:
+        text = f"{percent:.0f}"
+    elif percent >= 0.05:
+        text = f"{percent:.1f}"
+    else:
+        text = "<0.1"
+    return Cell(f"{text} %", tone="plain" if share else "muted", share=share)
+
+
+def sort_devices(devices: Iterable[CellDevice]) -> list[CellDevice]:
+    """Return a cell's devices in the order that every report has."""
+    return sorted(devices, key=lambda device: rank_device(device.device))
+
+
+def has_moved(device: CellDevice) -> bool:
+    """Return whether the cell changed the device's counters."""
+    return any(
+        span.change_bytes != 0 or span.rise_bytes not in (0, None)
+        for span in (device.allocated, device.reserved)
+    )
+
+
+def status_tone(status: Status) -> Tone:
+    """Return the tone of a status."""
+    return _STATUS_TONES[status]
+
+
+def list_cell_runs(record: CellRecord) -> tuple[Run, ...]:
+    """Return the heading of a cell: its number or first line, its status, its duration."""
+    return (
+        Run(name_record(record), "strong"),
+        Run(record.status, status_tone(record.status)),
+        Run(format_duration(record.duration_s)),
+    )
+
+
+def explain_marks(blocks: Iterable[Block]) -> tuple[Note, ...]:
+    """Return the legend of the marks that occur in the tables."""
+    marks = {
+        mark
+        for block in blocks
+        if isinstance(block, Table)
+        for group in block.groups
+        for row in group
+        for cell in row
+        for mark in cell.mark.split()
+    }
+    return tuple(Note(text, mark=mark) for mark, text in MARK_MEANINGS.items() if mark in marks)

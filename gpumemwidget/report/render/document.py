@@ -1,0 +1,230 @@
+"""Documents: what a report says, before it is text or HTML.
+
+Each report is built once, as a document of a few kinds of blocks, and drawn as text and as HTML
+from it, so both forms say the same numbers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from gpumemwidget.report.render.markup import Html
+
+__all__ = [
+    "Block",
+    "Cell",
+    "Column",
+    "Document",
+    "Fold",
+    "Heading",
+    "Line",
+    "Listing",
+    "ListingRow",
+    "Note",
+    "Option",
+    "Options",
+    "Picture",
+    "Run",
+    "Step",
+    "Steps",
+    "Table",
+    "Tone",
+]
+
+#: How a piece of text is meant. ``code`` is the user's own text.
+Tone = Literal["plain", "strong", "muted", "code", "bad", "warn"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A piece of a line."""
+
+    text: str
+    tone: Tone = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A line of pieces with a dot between them."""
+
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A quiet line, which breaks only between its pieces."""
+
+    pieces: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    A ``name`` heads its row, a ``number`` is aligned to the right, ``code`` is the user's text
+    unless the cell has a tone. A ``last`` column takes the room that is left: its text wraps, or is
+    cut with an ellipsis.
+    """
+
+    title: str
+    kind: Literal["name", "number", "words", "code"] = "number"
+    last: Literal["wrap", "cut"] | None = None
+    #: Maximum width in characters: longer text loses its middle (text) or breaks anywhere (HTML).
+    fold: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One value of a table, as text."""
+
+    text: str
+    #: Stands before a number that is not exact, ``≥`` or ``~``; a note explains the mark.
+    mark: str = ""
+    tone: Tone = "plain"
+    #: Additional words, shown in HTML only.
+    detail: str = ""
+    #: The cell fills the rest of the row.
+    spans_rest: bool = False
+    #: Depth in a tree, by which the cell is indented.
+    level: int = 0
+    #: Share of a whole (0 to 1), drawn in HTML as a bar beside the text.
+    share: float | None = None
+    #: Class of a patch of colour before the text, in HTML.
+    swatch: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows in groups; the first ``n_shared`` cells of a group's first row stand for all its rows.
+
+    The cell of a ``last`` column is shared in the same way, unless ``last_is_shared`` is false. The
+    group's other rows are shorter by the shared cells.
+    """
+
+    caption: str
+    columns: tuple[Column, ...]
+    groups: tuple[tuple[tuple[Cell, ...], ...], ...]
+    n_shared: int = 0
+    last_is_shared: bool = True
+    #: Screen readers hear the caption in any case; it is seen where several tables need names.
+    caption_is_seen: bool = False
+    #: In HTML the shared cell is a line above its rows, which keeps the table narrow.
+    shared_above: bool = False
+    #: The last cell of a row stands below the others: in text, and where HTML has little room.
+    stacks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A sentence below the figures: what a mark means, what went wrong."""
+
+    text: str
+    mark: str = ""
+    tone: Tone = "muted"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a list, with the details that belong to it."""
+
+    name: str
+    summary: str = ""
+    #: Lines below the step; pieces where some of a line is code.
+    details: tuple[str | tuple[Run, ...], ...] = ()
+    #: ``code`` if the name is the user's text.
+    tone: Tone = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Numbered steps."""
+
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An action that a person can take: what it gives, what it is, and what to type for it."""
+
+    amount: str
+    text: str
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options, the best first."""
+
+    caption: str
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListingRow:
+    """A line of source with its amounts, a call below it, or a row that stands for others."""
+
+    #: ``line`` and ``call`` are code, ``words`` are ours: "12 lines that allocated nothing".
+    kind: Literal["line", "call", "words", "sum"]
+    #: With its indentation.
+    text: str
+    number: int | None = None
+    #: One for each of the listing's columns, or ``()``.
+    amounts: tuple[Cell, ...] = ()
+    #: Quieter words behind a call: its file and line.
+    detail: str = ""
+    #: Depth of a call below its line, from 1.
+    level: int = 0
+    #: The key of the row's colour in the timeline, one of ``BAND_COLORS``.
+    band: str = ""
+    #: The calls below a line in the order in which they are listed, all levels in one.
+    calls: tuple[ListingRow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Source, line by line, with amounts beside it."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[ListingRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Blocks that HTML shows on a click; text shows them at once."""
+
+    runs: tuple[Run, ...]
+    blocks: tuple[Block, ...]
+
+
+class Picture(ABC):
+    """A block that draws itself."""
+
+    __slots__ = ()
+
+    #: Name of its style sheet, without the suffix.
+    sheet: ClassVar[str]
+    #: An untrusted notebook, which strips SVG, loses the picture.
+    is_svg: ClassVar[bool] = True
+
+    @abstractmethod
+    def to_html(self) -> Html:
+        """Return the picture as HTML."""
+
+    def to_text(self) -> str:
+        """Return what text shows in place of the picture; nothing by default."""
+        return ""
+
+
+Block = Heading | Line | Table | Note | Steps | Options | Listing | Fold | Picture
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A whole report."""
+
+    blocks: tuple[Block, ...] = field(default=())
+    #: Further classes of the HTML's outermost element; ``gmw-card`` gives it a frame.
+    classes: tuple[str, ...] = ()

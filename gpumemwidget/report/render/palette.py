@@ -1,0 +1,103 @@
+"""Every colour of the reports, of plotly's figures and of the dashboard.
+
+A report stands on pages that we don't choose: JupyterLab in light and in dark, Notebook, VS Code,
+a page from nbconvert. So it paints no background and sets no colour of text, and its own colours
+are middle tones that can be seen on white and on near-black alike. Parts that may lie side by side
+differ in lightness as well as in hue, so that people who can't tell red from green see the border
+between them: ``tests/report/test_palette.py`` computes that.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ALLOCATED_COLOR",
+    "BAD_COLOR",
+    "BAND_COLORS",
+    "BLOCK_STATES",
+    "NEUTRAL_COLOR",
+    "N_LINE_BANDS",
+    "PART_COLORS",
+    "PEAK_COLOR",
+    "RESERVED_COLOR",
+    "WARN_COLOR",
+    "list_properties",
+    "name_class",
+]
+
+ALLOCATED_COLOR = "#3b82d6"
+RESERVED_COLOR = "#d9730d"
+PEAK_COLOR = "#d6456b"
+BAD_COLOR = "#d6453d"
+WARN_COLOR = "#a66c00"
+#: Lines and text of pictures, which can't inherit the page's colour.
+NEUTRAL_COLOR = "#808080"
+
+#: The parts of a device's memory: kinds of tensors in colours, the cache in browns and oranges,
+#: what is outside PyTorch in greys. ``free`` is not here: it has the page's own colour.
+PART_COLORS = {
+    "parameter": ALLOCATED_COLOR,
+    "gradient": "#8c2296",
+    "optimizer state": "#02b286",
+    "saved for backward": "#828e3b",
+    "tensor": "#933a60",
+    "buffer": "#7b9bae",
+    "cuBLAS workspace": "#bcb366",
+    "CUDA-graph pool": "#685402",
+    "compile cache": "#a5bf87",
+    "other": "#874333",
+    "unknown": NEUTRAL_COLOR,
+    "allocated": ALLOCATED_COLOR,
+    "unnamed": "#677594",
+    "rounding": "#b6b6bf",
+    "pending": "#a48256",
+    "releasable": "#e9a815",
+    "fragmented": "#d42725",
+    "pools": "#c9ab46",
+    "cached": RESERVED_COLOR,
+    "outside": "#355f7d",
+    "children": "#a2a8d6",
+    "others": "#bab2a4",
+    "unlisted": "#594f45",
+    "driver": "#8a7768",
+    "rest": f"{NEUTRAL_COLOR}40",
+}
+
+#: The states of a block of the allocator's that is not allocated.
+BLOCK_STATES = ("pending", "releasable", "fragmented", "pools")
+
+#: The bands of a traced cell's timeline: its lines from the bottom up, in turns of light and dark
+#: tones, then what stood before the cell (``b``), other lines (``o``), and no line (``n``).
+BAND_COLORS = {
+    "0": ALLOCATED_COLOR,
+    "1": "#c2962e",
+    "2": "#6a3fc9",
+    "3": "#3fa88f",
+    "4": "#8f3f77",
+    "5": "#93a4dd",
+    "6": "#5d7a1f",
+    "7": "#c98ac0",
+    "b": "#7b7b7b",
+    "o": "#aaaaaa",
+    "n": "#505050",
+}
+#: Number of bands with a colour of their own; further lines begin with the first colour again.
+N_LINE_BANDS = 8
+
+
+def name_class(look: str) -> str:
+    """Return the class of a part's colour: ``gmw-optimizer-state``."""
+    return f"gmw-{look.replace(' ', '-').lower()}"
+
+
+def list_properties() -> dict[str, str]:
+    """Return CSS custom properties by name: ``--gmw-allocated``, ``--gmw-optimizer-state``."""
+    return {
+        **{f"--{name_class(look)}": color for look, color in PART_COLORS.items()},
+        **{f"--gmw-k{key}": color for key, color in BAND_COLORS.items()},
+        "--gmw-allocated": ALLOCATED_COLOR,
+        "--gmw-reserved": RESERVED_COLOR,
+        "--gmw-peak": PEAK_COLOR,
+        "--gmw-bad": BAD_COLOR,
+        "--gmw-warn": WARN_COLOR,
+        "--gmw-neutral": NEUTRAL_COLOR,
+    }

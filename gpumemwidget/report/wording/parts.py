@@ -1,0 +1,344 @@
+"""The names of the parts of a device's memory, and what can be done about each.
+
+The table of parts, plotly's figure and the dashboard all take their sentences from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart, PartKey
+from gpumemwidget.model.devices import HOST, PinnedUse, ProcessUse
+from gpumemwidget.model.ownership import MemoryKind
+from gpumemwidget.report.wording.words import bind_bytes, count_kind, join_words
+
+__all__ = [
+    "HIDDEN",
+    "UNATTRIBUTED",
+    "find_look",
+    "list_pinned",
+    "name_kind",
+    "name_library",
+    "name_look",
+    "name_one_kind",
+    "name_part",
+    "name_process",
+    "tell_part",
+]
+
+# -- Names -----------------------------------------------------------------------------------------
+
+#: Name of a process that can't be read.
+HIDDEN = "not visible from here"
+#: Name of the kind ``unknown``, and of the host's kind ``other``.
+UNATTRIBUTED = "unattributed"
+_PYTHON = "Python & libraries"
+
+_NAMES: dict[PartKey, str] = {
+    "allocated": "allocated",
+    "unnamed": "no variable",
+    "rounding": "rounding",
+    "pending": "cached, pending free",
+    "releasable": "cached, releasable",
+    "fragmented": "cached, fragmented",
+    "pools": "cached, private pools",
+    "outside": "this process outside PyTorch",
+    "children": "this notebook's children",
+    "others": "other processes",
+    "unlisted": "not attributed by the driver",
+    "driver": "reserved by the driver",
+    "free": "free",
+    "cached": "other resident memory",
+}
+_HOST_NAMES: dict[PartKey, str] = {
+    "free": "available",
+    "others": "other processes and the system",
+}
+
+#: Blocks in the map of segments that are not allocated.
+_BLOCK_STATES = {
+    "pending": "pending free",
+    "releasable": "free, releasable",
+    "fragmented": "free, beside blocks in use",
+    "pools": "free, in a private pool",
+}
+
+#: The parts that PyTorch's errors call "reserved but unallocated".
+_UNALLOCATED: frozenset[PartKey] = frozenset({"pending", "releasable", "fragmented", "pools"})
+_RESERVED_BUT_UNALLOCATED = "reserved but unallocated"
+_OWN: frozenset[PartKey] = _UNALLOCATED | {"allocated", "cached", "outside"}
+
+#: Names of parts that can't be told apart.
+_MERGED_NAMES: tuple[tuple[Collection[PartKey], str], ...] = (
+    (_UNALLOCATED, _RESERVED_BUT_UNALLOCATED),
+    (_UNALLOCATED | {"allocated"}, "reserved by PyTorch"),
+    (_UNALLOCATED | {"allocated", "outside"}, "this process"),
+    ({"allocated", "cached"}, "this process"),
+    ({"children", "others"}, "other processes"),
+)
+
+
+def name_part(part: BreakdownPart, device: str = "", *, lists_merged: bool = False) -> str:
+    """Return a part's name in a few words; of a process its name and pid.
+
+    Args:
+        part: a part of a device.
+        device: the device; some parts of the host have names of their own.
+        lists_merged: name all parts that can't be told apart.
+    """
+    if part.process is not None:
+        return name_process(part.process)
+    if part.kind is not None:
+        return name_kind(part.kind, device)
+    if not part.merged:
+        return _name_key(part.key, device)
+    if device == HOST and set(part.merged) == {"children", "others"}:
+        return _HOST_NAMES["others"]
+    names = [
+        _RESERVED_BUT_UNALLOCATED if key in _UNALLOCATED else _name_key(key, device)
+        for key in part.merged
+    ]
+    listed = join_words(list(dict.fromkeys(names))) if lists_merged else "not told apart"
+    return next((name for keys, name in _MERGED_NAMES if set(part.merged) == keys), listed)
+
+
+def _name_key(key: PartKey, device: str = "") -> str:
+    names = _HOST_NAMES if device == HOST else {}
+    return names.get(key) or _NAMES.get(key, key)
+
+
+def name_process(process: ProcessUse) -> str:
+    """Return ``python train.py (pid 4711)``."""
+    return f"{process.name or HIDDEN} (pid {process.pid})"
+
+
+def name_kind(kind: MemoryKind, device: str = "") -> str:
+    """Return the name of all memory of a kind: ``parameters``, ``other tensors``.
+
+    Args:
+        kind: what the memory is used for.
+        device: where it is allocated; one kind of the host's has a name of its own.
+    """
+    if kind in ("other", "unknown"):
+        return name_one_kind(kind, device)
+    return "other tensors" if kind == "tensor" else count_kind(kind)
+
+
+def name_one_kind(kind: MemoryKind, device: str) -> str:
+    """Return the name for the kind of one owner: ``parameter``, ``unattributed``.
+
+    Args:
+        kind: what the memory is used for.
+        device: where it is allocated; one kind of the host's has a name of its own.
+    """
+    if kind == "other" and device == HOST:
+        return _PYTHON
+    return UNATTRIBUTED if kind == "unknown" else kind
+
+
+def name_look(look: str) -> str:
+    """Return the name of a colour in the map of segments."""
+    if look in _BLOCK_STATES:
+        return _BLOCK_STATES[look]
+    if look in ("allocated", "unnamed"):
+        return _name_key(look)  # type: ignore[arg-type]  # these are parts
+    return name_kind(look)  # type: ignore[arg-type]  # all others are kinds of memory
+
+
+def find_look(part: BreakdownPart) -> str:
+    """Return the key of a part's colour in the palette."""
+    merged = set(part.merged)
+    if merged and merged <= _UNALLOCATED:
+        return "cached"
+    if merged and merged <= _OWN:
+        return "allocated"
+    if merged and merged <= {"children", "others", "unlisted"}:
+        return "others"
+    return part.kind or part.key
+
+
+def name_library(device: str) -> str:
+    """Return the module of PyTorch for a device: ``torch.cuda``, ``torch.xpu``."""
+    kind = device.partition(":")[0]
+    if kind in ("cuda", HOST):
+        return "torch.cuda"
+    return f"torch.{kind}" if kind in ("xpu", "mps") else "torch.accelerator"
+
+
+# -- Sentences -------------------------------------------------------------------------------------
+
+_KINDS: dict[MemoryKind, str] = {
+    "parameter": "The weights of your modules. A smaller dtype such as bfloat16 halves them; "
+    "%memrelease NAME frees a model.",
+    "gradient": "As large as their parameters. optimizer.zero_grad() frees them until the next "
+    "backward(), and so does %memrelease --grads.",
+    "optimizer state": "What the optimizer keeps for each parameter from the first step() on "
+    "(Adam: two values). Freed when the optimizer is deleted.",
+    "saved for backward": "Activations that backward() needs. Smaller batches, checkpointing and "
+    "torch.no_grad() keep fewer; freed when the loss is deleted.",
+    "buffer": "State of modules that is not trained, such as running means. Freed with its module.",
+    "tensor": "Batches, outputs, caches and the like. %memvars shows under which names, and "
+    "%memrelease NAME frees them.",
+    "cuBLAS workspace": "Workspace of matrix products, kept for the next one. %memrelease --cublas "
+    "frees it until then.",
+    "CUDA-graph pool": "Memory that CUDA graphs need at every replay. Freed with the graph; for "
+    "torch.compile's graphs: %memrelease --compile.",
+    "compile cache": "What torch.compile keeps. %memrelease --compile frees it, and the next call "
+    "compiles again.",
+    "other": "What libraries keep through PyTorch, such as cuDNN's random state for dropout. It "
+    "stays until the process ends.",
+}
+_HOST_OTHER = (
+    "Python's own objects and libraries, such as arrays and data frames. Freed with these objects."
+)
+_WHOSE = " %memvars shows the owners."
+
+_SENTENCES: dict[PartKey, str] = {
+    "allocated": "Held by tensors, and by libraries that ask PyTorch for memory.",
+    "unnamed": "No variable, module or running function leads to it. %memwhy --unnamed looks for "
+    "what holds it; gc.collect() frees what is only a reference cycle.",
+    "rounding": "Requests are rounded up to 512 bytes, and a large block may keep up to "
+    "1\xa0MiB at its end. Nothing needs to be done.",
+    "pending": "Freed, but work on another stream may still use it: torch.cuda.synchronize() waits "
+    "for that.",
+    "releasable": "Kept for the next tensors, in segments without a block in use. PyTorch reuses "
+    "it; torch.cuda.empty_cache() gives it back.",
+    "pools": "Kept for a CUDA graph or a MemPool alone. torch.cuda.empty_cache() gives it back "
+    "once the graph or the pool is deleted.",
+    "outside": "The CUDA context with its kernels, NCCL's buffers, other libraries. Most of it is "
+    "freed only when the kernel restarts.",
+    "children": "Processes started by this notebook, such as DataLoader workers and ranks of a "
+    "launcher. Their memory is freed when they end.",
+    "others": "Other programs on this device. Their memory is freed when they end; a forgotten "
+    "kernel of your own can be shut down.",
+    "unlisted": "In use, but by no process that the driver lists here: its own overhead, or "
+    "processes that it does not show, such as those of another container.",
+    "driver": "Reserved by driver and firmware; not part of PyTorch's total, not usable.",
+    "free": "Free for this process or any other.",
+    "cached": "Code, stacks, and freed memory that malloc keeps; %memrelease gives the latter back "
+    "at its end.",
+}
+#: Sentence on pages of files, which the system counts as available if it could read them again.
+_MAPPED = (
+    "They may have more: files that this process has mapped, such as libraries, may also count as "
+    "available."
+)
+_HOST_SENTENCES: dict[PartKey, str] = {
+    "allocated": "Handed out by malloc to tensors on the CPU, arrays and Python's objects.",
+    "others": f"The rest: other processes and the system. {_MAPPED}",
+    "free": "Can be taken without swapping: unused, or holding files that can be dropped.",
+}
+_HOST_REST = (
+    "The rest, including this notebook's children: pages that they share with it are resident in "
+    f"both, so the children have a table of their own. {_MAPPED}"
+)
+#: Sentence on other processes where the driver numbers processes differently.
+_STRANGERS = (
+    "Other programs on this device, and perhaps processes started by this notebook: the driver's "
+    "process numbers differ from those here."
+)
+#: Sentence on the whole cache where the allocator does not tell more.
+_CACHE = (
+    "Kept for the next tensors. torch.cuda.empty_cache() gives some of it back; how much is not "
+    "known here."
+)
+
+#: Names within a sentence.
+_WORDS: dict[PartKey, str] = {
+    "allocated": "allocated memory",
+    "pending": "memory pending free",
+    "releasable": "memory that empty_cache() would give back",
+    "fragmented": "fragmented memory",
+    "pools": "private pools",
+    "outside": "this process's memory outside PyTorch",
+    "unlisted": "memory that the driver attributes to no process",
+    "driver": "memory reserved by the driver",
+    "free": "free memory",
+    "cached": "other resident memory",
+}
+
+
+def tell_part(part: BreakdownPart, breakdown: Breakdown) -> str:
+    """Return what a part is and what can be done about it, in a sentence or two.
+
+    The name of a single process says enough: its sentence is ``""``.
+
+    Args:
+        part: a part of the device.
+        breakdown: the device.
+    """
+    on_host = breakdown.device == HOST
+    library = name_library(breakdown.device)
+    if part.kind is not None:
+        return _HOST_OTHER if on_host and part.kind == "other" else _KINDS.get(part.kind, "")
+    if part.key == "fragmented":
+        return _tell_fragmented(breakdown)
+    if part.merged:
+        return _tell_merged(part.merged, breakdown.device).replace("torch.cuda", library)
+    if part.key == "free" and breakdown.limit_bytes is not None and not on_host:
+        left = max(breakdown.limit_bytes - (breakdown.reserved_bytes or 0), 0)
+        if left < part.n_bytes:
+            return (
+                f"Free, but the limit allows this process only {bind_bytes(left)} more: "
+                "%memlimit off removes it."
+            )
+    sentence = (_HOST_SENTENCES if on_host else {}).get(part.key) or _SENTENCES.get(part.key, "")
+    if part.key == "allocated" and not part.parts:
+        sentence += _WHOSE
+    return sentence.replace("torch.cuda", library)
+
+
+def _tell_fragmented(breakdown: Breakdown) -> str:
+    largest = breakdown.largest_free_block_bytes
+    # The largest block may be one that can be released.
+    piece = "" if largest is None else f" (the cache's largest free block: {bind_bytes(largest)})"
+    pages = ", except for whole pages" if breakdown.has_expandable else ""
+    start = (
+        f"Free gaps in segments in use{pages}. PyTorch reuses them for requests that fit{piece}."
+    )
+    if pages or name_library(breakdown.device) != "torch.cuda":
+        return start
+    return (
+        f"{start} PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, set before torch is imported, "
+        "reduces them."
+    )
+
+
+def _tell_merged(keys: tuple[PartKey, ...], device: str) -> str:
+    if keys == ("children", "others"):
+        return _HOST_REST if device == HOST else _STRANGERS
+    if set(keys) == _UNALLOCATED:
+        return _CACHE
+    names = _HOST_NAMES if device == HOST else _WORDS
+    words = [
+        f"{_RESERVED_BUT_UNALLOCATED} memory"
+        if set(keys) > _UNALLOCATED and key in _UNALLOCATED
+        else names.get(key) or _WORDS.get(key) or _name_key(key)
+        for key in keys
+    ]
+    listed = join_words(list(dict.fromkeys(words)))
+    return f"{listed[:1].upper()}{listed[1:]}: only their sum is known here."
+
+
+def list_pinned(pinned: PinnedUse) -> list[tuple[str, int, str]]:
+    """Return rows on pinned memory: the name, the bytes, and a sentence.
+
+    Args:
+        pinned: pinned memory, as PyTorch counts it.
+    """
+    held, taken = pinned.allocated_bytes, pinned.reserved_bytes
+    peak = pinned.reserved_peak_bytes if held is None else pinned.allocated_peak_bytes
+    highest = "" if peak is None else f" Peak: {bind_bytes(peak)}."
+    what = (
+        "In addition to malloc's: pages that stay in place for fast copies to a GPU, each request "
+        "rounded up to a power of two. %memvars shows which tensors are pinned."
+    )
+    if held is None:
+        unknown = " This release of PyTorch does not count how much of it is in use."
+        return [("pinned", taken, f"{what}{unknown}{highest}")]
+    rows = [("pinned, in use", held, f"{what}{highest}")]
+    if taken > held:
+        # Releases that count what is held have this call too.
+        kept = "Pinned and kept for the next such tensors: torch.accelerator.empty_host_cache()"
+        rows.append(("pinned, cached", taken - held, f"{kept} gives it back."))
+    return rows

@@ -1,0 +1,186 @@
+"""The words that the reports share: names of counters and cells, lists, marks, progress."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpumemwidget.model.cells import CellRecord
+from gpumemwidget.model.devices import HOST, PeakIs
+from gpumemwidget.model.ownership import DeviceBytes, MemoryKind
+from gpumemwidget.progress import Progress, Stage
+from gpumemwidget.units import format_bytes
+
+__all__ = [
+    "MARK_MEANINGS",
+    "CounterNames",
+    "bind_bytes",
+    "count",
+    "count_kind",
+    "cut_words",
+    "format_device_bytes",
+    "format_peak",
+    "format_progress",
+    "join_words",
+    "mark_peak",
+    "name_cell",
+    "name_counters",
+    "name_range",
+    "name_record",
+    "say_peak",
+]
+
+#: Maximum number of characters of a first line that stands for a cell's number.
+_MAX_FIRST_LINE = 60
+
+_MARKS: dict[PeakIs | None, str] = {"at least": "≥", "sampled": "~"}
+
+_PLURALS: dict[MemoryKind, str] = {
+    "parameter": "parameters",
+    "gradient": "gradients",
+    "buffer": "buffers",
+    "tensor": "tensors",
+    "cuBLAS workspace": "cuBLAS workspaces",
+    "CUDA-graph pool": "CUDA-graph pools",
+    "compile cache": "compile caches",
+}
+
+#: Meanings of the marks before numbers, in the order of the legend.
+MARK_MEANINGS = {
+    "≥": "lower bound: the peak counter was reset during the cell, or recording began later",
+    "~": "sampled: the highest reading, taken at intervals",
+    "*": "peak of resident memory (malloc has no peak counter)",
+    "!": "above the cell's budget (%membudget)",
+}
+
+_NUMBER = re.compile(r"\d+", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class CounterNames:
+    """Names of a device's two counters, and of what counts the first one on the host."""
+
+    allocated: str
+    reserved: str
+    allocated_detail: str = ""
+
+
+def name_counters(device: str) -> CounterNames:
+    """Return the names of a device's counters: the host's are malloc's and the process's."""
+    if device == HOST:
+        return CounterNames("allocated", "resident", "malloc")
+    return CounterNames("allocated", "reserved")
+
+
+def mark_peak(peak_is: PeakIs | None) -> str:
+    """Return the mark of a peak that is not exact; ``""`` for an exact one."""
+    return _MARKS.get(peak_is, "")
+
+
+def format_peak(peak_bytes: int, peak_is: PeakIs | None) -> str:
+    """Return ``3.40 GiB``, ``≥ 3.40 GiB`` or ``~ 3.40 GiB``."""
+    return f"{mark_peak(peak_is)} {format_bytes(peak_bytes)}".lstrip()
+
+
+def say_peak(peak_bytes: int, peak_is: PeakIs | None) -> str:
+    """Return ``3.40 GiB`` or ``at least 3.40 GiB``: a mark in a sentence would need a legend."""
+    kind = "" if peak_is in ("exact", None) else f"{peak_is} "
+    return f"{kind}{format_bytes(peak_bytes)}"
+
+
+def bind_bytes(n_bytes: int) -> str:
+    """Return an amount that no line break divides."""
+    return format_bytes(n_bytes).replace(" ", "\xa0")
+
+
+def format_device_bytes(amounts: DeviceBytes) -> str:
+    """Return ``1.40 GiB on cuda:0 and 12.00 MiB on host``, without devices that have nothing.
+
+    A lower bound says so once, in front: ``at least 1.40 GiB on cuda:0``. ``""`` is exactly
+    nothing.
+    """
+    parts = [
+        f"{format_bytes(n_bytes)} on {device}"
+        for device, n_bytes in amounts.by_device
+        if n_bytes > 0
+    ]
+    if amounts.is_at_least:
+        return f"at least {join_words(parts) or format_bytes(0)}"
+    return join_words(parts)
+
+
+def name_cell(execution_count: int | None) -> str:
+    """Return ``In [7]``, or ``In [ ]`` if IPython gave no number."""
+    return f"In [{' ' if execution_count is None else execution_count}]"
+
+
+def name_record(record: CellRecord) -> str:
+    """Return ``In [7]``, or a first line: ``with trace() in train.py, line 12``."""
+    if record.execution_count is not None or not record.first_line:
+        return name_cell(record.execution_count)
+    return cut_words(record.first_line, _MAX_FIRST_LINE)
+
+
+def count_kind(kind: MemoryKind, number: int | None = None) -> str:
+    """Return ``parameters``, ``148 parameters``, or ``parameter`` for 1; some have no plural."""
+    plural = _PLURALS.get(kind)
+    if plural is None or number == 1:
+        return kind
+    return plural if number is None else f"{number} {plural}"
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Return ``1 line`` or ``2 lines``."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Return ``a``, ``a and b`` or ``a, b and c``."""
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def name_range(names: Sequence[str]) -> str:
+    """Return names that differ in numbers alone as one: ``transformer.h.0…11.mlp``.
+
+    Args:
+        names: at least one; all are alike but for their numbers.
+    """
+    texts = _NUMBER.split(names[0])
+    ranges = []
+    for column in zip(*(_NUMBER.findall(name) for name in names), strict=True):
+        # Numbers stay text, so that they keep leading zeros.
+        numbers = sorted(set(column), key=lambda number: (len(number.lstrip("0")), number))
+        ranges.append(numbers[0] if len(numbers) == 1 else f"{numbers[0]}…{numbers[-1]}")
+    return "".join(map(str.__add__, texts, [*ranges, ""]))
+
+
+def cut_words(text: str, max_length: int) -> str:
+    """Return a text of at most ``max_length`` characters, ended with an ellipsis if it was cut."""
+    return text if len(text) <= max_length else text[: max_length - 1].rstrip() + "…"
+
+
+# -- Progress --------------------------------------------------------------------------------------
+
+_STAGES = {
+    Stage.WALK_OBJECTS: "Looking through objects",
+    Stage.FIND_HOLDERS: "Looking for what holds tensors without a variable",
+    Stage.DESCRIBE_ROWS: "Adding up what each variable would free",
+    Stage.MOVE_BYTES: "Moving tensors to another device",
+    Stage.CHECK_BYTES: "Checking the file",
+    Stage.READ_BYTES: "Reading the file",
+    Stage.REPLAY_EVENTS: "Replaying the allocator's events",
+    Stage.PLACE_EVENTS: "Looking up the lines of the allocator's events",
+}
+_IN_BYTES = (Stage.MOVE_BYTES, Stage.CHECK_BYTES, Stage.READ_BYTES)
+
+
+def format_progress(progress: Progress) -> str:
+    """Return how far long work has got: ``Looking through objects: 340,000 so far``."""
+    done, total = f"{progress.done:,}", f"{progress.total or 0:,}"
+    if progress.stage in _IN_BYTES:
+        done, total = format_bytes(progress.done), format_bytes(progress.total)
+    figures = f"{done} so far" if progress.total is None else f"{done} of {total}"
+    return f"{_STAGES[progress.stage]}: {figures}"

@@ -1,0 +1,1 @@
+"""A loaded extension, which magics, buttons and Python functions call."""

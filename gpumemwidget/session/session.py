@@ -1,0 +1,430 @@
+"""Answer everything that a user can ask a loaded extension for.
+
+Magics, buttons and the Python functions are thin callers of a ``Session``: they parse, call and
+display.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from gpumemwidget.backends.hardware import Hardware, detect_hardware
+from gpumemwidget.errors import BadInputError, BusyError, NotLoadedError
+from gpumemwidget.failures import describe_exception
+from gpumemwidget.recording.budgets import change_budgets
+from gpumemwidget.recording.callbacks import Callbacks
+from gpumemwidget.recording.limits import (
+    LimitWatch,
+    parse_limit,
+    read_limits,
+    reset_peaks,
+    set_limits,
+)
+from gpumemwidget.recording.monitor import Monitor
+
+if TYPE_CHECKING:
+    from gpumemwidget.model.devices import Budget, DeviceReport, Limit
+    from gpumemwidget.model.ownership import (
+        BlockNames,
+        DeviceBytes,
+        Explanation,
+        MemoryAccount,
+        Variable,
+    )
+    from gpumemwidget.model.releases import (
+        ReleasePlan,
+        ReleaseReport,
+        ReleaseSum,
+        RestorePlan,
+        RestoreReport,
+    )
+    from gpumemwidget.model.requests import ReleaseRequest
+    from gpumemwidget.ownership.shell import Shell
+    from gpumemwidget.session.breakdowns import DeviceBreakdowns
+
+__all__ = [
+    "Session",
+    "adopt_plain_hardware",
+    "borrow_plain_hardware",
+    "current_session",
+    "find_session",
+    "keep_plain_hardware",
+]
+
+#: Seconds that the search for the owners of a trace's blocks may take.
+_NAMES_BUDGET_S = 0.5
+
+
+class _Closable(Protocol):
+    def close(self) -> None:
+        """End it; may be called twice."""
+        ...
+
+
+_T = TypeVar("_T", bound=_Closable)
+
+
+class Session:
+    """A loaded extension: its state, and a method for each thing that a user can ask for.
+
+    Attributes:
+        shell: the running IPython, as far as the memory of the user's names is concerned.
+        monitor: records the cells and samples the memory.
+        released: called after each release and restore, with ``None``.
+        last_failure: the traceback of the last failure of ours, for a bug report.
+        limited: devices whose limit was set through this session.
+        shows_line: whether every cell gets a summary line, from the next cell on.
+        site_state: whether the lines of blocks on GPUs are kept between traces, in words.
+
+    Args:
+        shell: the running IPython.
+        hardware: what is measured.
+        on_failure: shows one sentence to the user; it gets each failure once.
+    """
+
+    def __init__(
+        self, shell: Shell, hardware: Hardware, *, on_failure: Callable[[str], None]
+    ) -> None:
+        self.shell = shell
+        self.monitor = Monitor(hardware, on_failure=on_failure)
+        self.released: Callbacks[None] = Callbacks(self.report_failure)
+        self.last_failure: str | None = None
+        self.limited: set[str] = set()
+        self.shows_line = False
+        self.site_state = "the line of each block is not kept"
+        self._limit_watch = LimitWatch(self.monitor)
+        self._attached: dict[type, _Closable] = {}
+        self._has_released = False
+
+    @property
+    def hardware(self) -> Hardware:
+        """Return the machine's memory, which the session measures."""
+        return self.monitor.hardware
+
+    # -- What is there -----------------------------------------------------------------------------
+
+    def stat(self) -> tuple[DeviceReport, ...]:
+        """Return the memory of every device now."""
+        return self.hardware.read_devices()
+
+    def breakdown(
+        self, device: str | None = None, *, with_maps: bool = True, budget_s: float | None = None
+    ) -> DeviceBreakdowns:
+        """Return whole devices in parts that add up to their totals.
+
+        Args:
+            device: the one; ``None`` for all.
+            with_maps: also where each block lies, and what is in it.
+            budget_s: seconds after which the walk through the user's objects stops; ``None`` for
+                as long as somebody who asked may wait.
+
+        Raises:
+            BadInputError: there is no such device.
+        """
+        from gpumemwidget.session.breakdowns import take_breakdowns  # noqa: PLC0415 - when used
+
+        return take_breakdowns(
+            self.shell, self.monitor, device, with_maps=with_maps, budget_s=budget_s
+        )
+
+    def owners(self) -> MemoryAccount:
+        """Return who owns what is allocated on each device."""
+        from gpumemwidget.ownership.account import take_memory_account  # noqa: PLC0415 - when used
+
+        return take_memory_account(self.shell, self.hardware)
+
+    def name_blocks(self) -> dict[str, BlockNames]:
+        """Return what the allocators' blocks are for, by device, from a short walk."""
+        from gpumemwidget.ownership.account import name_blocks  # noqa: PLC0415 - when used
+
+        return name_blocks(self.shell, self.hardware, budget_s=_NAMES_BUDGET_S)
+
+    def why(self, expression: str | None = None, *, unnamed: bool = False) -> Explanation:
+        """Return what holds some memory, path by path.
+
+        Args:
+            expression: a variable, or a part of one; looked up and not evaluated.
+            unnamed: explain the memory that no variable leads to, instead of an expression.
+
+        Raises:
+            UnknownNameError: no variable has the name that the expression begins with.
+            BadInputError: neither or both were asked for, or the expression can't be looked up
+                without running code.
+        """
+        from gpumemwidget.ownership.why import explain, explain_unnamed  # noqa: PLC0415 - when used
+
+        if unnamed and expression:
+            raise BadInputError(
+                f"give {expression!r} or ask for what has no name (--unnamed), not both at once"
+            )
+        if unnamed:
+            return explain_unnamed(self.shell, self.hardware)
+        if not expression:
+            raise BadInputError(
+                "nothing to explain: give a variable or a part of one, such as "
+                "model.layers[0].weight, or --unnamed for what no variable leads to"
+            )
+        return explain(self.shell, self.hardware, expression)
+
+    def variables(self) -> tuple[Variable, ...]:
+        """Return what each variable, ``Out`` and the last exception hold, biggest first."""
+        from gpumemwidget.ownership.variables import list_variables  # noqa: PLC0415 - when used
+
+        return list_variables(self.shell)
+
+    def sum_frees(self, names: Sequence[str], *, budget_s: float) -> ReleaseSum:
+        """Return what is freed if exactly these rows of ``variables`` are released together.
+
+        Raises:
+            UnknownNameError: there is no such row.
+        """
+        from gpumemwidget.ownership.variables import sum_frees  # noqa: PLC0415 - when used
+
+        return sum_frees(self.shell, names, budget_s=budget_s)
+
+    def sum_releases(self, requests: Sequence[ReleaseRequest]) -> tuple[DeviceBytes, ...]:
+        """Return what each of several releases would free by itself, from one walk."""
+        from gpumemwidget.releasing.plan import sum_releases  # noqa: PLC0415 - when used
+
+        return sum_releases(self.shell, requests)
+
+    # -- What is released --------------------------------------------------------------------------
+
+    def plan_release(self, request: ReleaseRequest) -> ReleasePlan:
+        """Return what ``release`` would do; nothing is changed.
+
+        Raises:
+            UnknownNameError: a name is not bound.
+            BadInputError: a name is not of the user's memory.
+        """
+        from gpumemwidget.releasing.plan import plan_release  # noqa: PLC0415 - when used
+
+        return plan_release(self.shell, self.hardware, request)
+
+    def release(self, request: ReleaseRequest) -> ReleaseReport:
+        """Release what is asked for, by a plan that is drawn up in the same walk.
+
+        Returns:
+            The plan, what each step did and freed, and what still holds the rest.
+
+        Raises:
+            UnknownNameError: a name is not bound; nothing was changed.
+            BadInputError: a name is not of the user's memory; nothing was changed.
+            BusyError: a cell is running, and this is not the cell's own thread.
+        """
+        from gpumemwidget.releasing.release import execute_release  # noqa: PLC0415 - when used
+
+        self._refuse_beside_cell()
+        self._has_released = True
+        try:
+            return execute_release(self.shell, self.hardware, request)
+        finally:
+            self.released.call(None)
+
+    def plan_restore(self, names: Sequence[str]) -> RestorePlan:
+        """Return what ``restore`` would do; nothing is changed.
+
+        Raises:
+            UnknownNameError: a name is not bound.
+            BadInputError: nothing was named.
+        """
+        from gpumemwidget.releasing.restore import plan_restore  # noqa: PLC0415 - when used
+
+        return plan_restore(self.shell, self.hardware, names)
+
+    def restore(self, names: Sequence[str]) -> RestoreReport:
+        """Bring back to its devices what a release moved to the CPU: all of it, or nothing.
+
+        Raises:
+            UnknownNameError: a name is not bound; nothing was changed.
+            BadInputError: nothing was named.
+            BusyError: a cell is running, and this is not the cell's own thread.
+        """
+        from gpumemwidget.releasing.restore import execute_restore  # noqa: PLC0415 - when used
+
+        self._refuse_beside_cell()
+        try:
+            return execute_restore(self.shell, self.hardware, names)
+        finally:
+            self.released.call(None)
+
+    def _refuse_beside_cell(self) -> None:
+        """Refuse to change the user's objects on another thread than the running cell's.
+
+        Raises:
+            BusyError: a cell is running elsewhere.
+        """
+        is_own_thread = threading.current_thread() is threading.main_thread()
+        if self.monitor.running is not None and not is_own_thread:
+            raise BusyError("a cell is running: release from the cell itself, or after its end")
+
+    # -- What is set -------------------------------------------------------------------------------
+
+    def limit(self, value: object = None, *, device: str | None = None) -> tuple[Limit, ...]:
+        """Limit what PyTorch may reserve on a GPU; ``None`` changes nothing.
+
+        Returns:
+            The limits of the GPUs that were limited; of every GPU if nothing was changed.
+
+        Raises:
+            BadInputError: not a limit, more than the device has, or there is no such device.
+            BackendError: PyTorch refuses.
+        """
+        if value is None:
+            return read_limits(self.hardware, device)
+        limits = set_limits(self.hardware, parse_limit(value), device)
+        self.limited.update(limit.device for limit in limits)
+        self._limit_watch.check()
+        return limits
+
+    def reset_peaks(self, device: str | None = None) -> tuple[str, ...]:
+        """Reset PyTorch's peaks; return the GPUs whose peaks were reset.
+
+        Raises:
+            BadInputError: there is no such GPU, or it is not in use.
+        """
+        return reset_peaks(self.hardware, device)
+
+    def budget(
+        self, amount: int | str | None = None, *, device: str | None = None
+    ) -> tuple[Budget, ...]:
+        """Set what each cell may allocate, from the next one on; ``None`` changes nothing.
+
+        Returns:
+            The budgets that are set; of one device alone if it was asked for.
+
+        Raises:
+            BadInputError: not an amount, more than the device has, or there is no such device.
+        """
+        return change_budgets(self.monitor.budgets, self.hardware, amount, device=device)
+
+    def keep_sites(self, *, is_on: bool) -> str:
+        """Keep the line of each block on a GPU from now on, or no longer; return what was done."""
+        self.site_state = self.hardware.keep_sites(is_on=is_on)
+        return self.site_state
+
+    # -- Its own life ------------------------------------------------------------------------------
+
+    def open(self, key: object) -> None:
+        """Let ``find_session`` find this session.
+
+        Args:
+            key: the ``InteractiveShell`` that has loaded the extension.
+        """
+        _sessions[key] = self
+
+    def attach(self, kind: type[_T], make: Callable[[], _T]) -> _T:
+        """Return the session's one object of a kind, made at the first call; ``close`` closes it.
+
+        Args:
+            kind: its class.
+            make: makes it.
+        """
+        found = self._attached.get(kind)
+        if found is None:
+            found = self._attached[kind] = make()
+        assert isinstance(found, kind)
+        return found
+
+    def report_failure(self, what: str, exc: Exception) -> None:
+        """Tell of a failure of ours in one line, once, and keep its traceback."""
+        self.last_failure = "".join(traceback.format_exception(exc))
+        cause = describe_exception(exc)
+        self.monitor.report_failure(
+            f"{what} failed ({cause}); your cell is not affected, and recording goes on. "
+            "For a bug report: print(gpumemwidget.last_failure())"
+        )
+
+    @contextmanager
+    def reporting(self, what: str) -> Iterator[None]:
+        """Report what fails in the ``with`` block, and go on behind it."""
+        try:
+            yield
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the user's
+            self.report_failure(what, exc)
+
+    def close(self) -> None:
+        """End all that is attached, and recording. May be called twice."""
+        for key in [key for key, session in _sessions.items() if session is self]:
+            del _sessions[key]
+        attached, self._attached = self._attached, {}
+        for kind, part in attached.items():
+            with self.reporting(f"closing the {kind.__name__}"):
+                part.close()
+        with self.reporting("closing the monitor"):
+            self.monitor.close()
+        if self._has_released:
+            from gpumemwidget.releasing.move import whereabouts  # noqa: PLC0415 - when used
+
+            # Weak references keep the headers of storages.
+            whereabouts.forget_all()
+
+
+# -- Finding it ------------------------------------------------------------------------------------
+
+#: Sessions by the shell that has loaded the extension, in the order of loading.
+_sessions: dict[object, Session] = {}
+
+
+def current_session() -> Session:
+    """Return the session of the running shell.
+
+    Raises:
+        NotLoadedError: the extension is not loaded.
+    """
+    session = find_session()
+    if session is None:
+        raise NotLoadedError("gpumemwidget is not loaded: run %load_ext gpumemwidget first")
+    return session
+
+
+def find_session() -> Session | None:
+    """Return the session of the running shell; ``None`` if the extension is not loaded."""
+    if not _sessions:
+        return None
+    # Whoever has loaded it has IPython imported.
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell in _sessions:
+        return _sessions[shell]
+    # A shell that is not the process's registered one, as in an embedded session.
+    return next(reversed(_sessions.values()))
+
+
+# -- Without a session -----------------------------------------------------------------------------
+
+_lock = threading.Lock()
+#: The hardware that is measured while the extension is not loaded, if any.
+_plain: list[Hardware] = []
+
+
+def keep_plain_hardware() -> Hardware:
+    """Return the machine's memory for traces without the extension, found once for the process.
+
+    It stays: with it would go what torch's own peaks were before the first trace.
+    """
+    with _lock:
+        if not _plain:
+            _plain.append(detect_hardware())
+        return _plain[0]
+
+
+def adopt_plain_hardware() -> Hardware | None:
+    """Hand over what ``keep_plain_hardware`` keeps, if anything, to a session that closes it."""
+    with _lock:
+        return _plain.pop() if _plain else None
+
+
+@contextmanager
+def borrow_plain_hardware() -> Iterator[Hardware]:
+    """Yield the machine's memory for one question without the extension."""
+    hardware = detect_hardware()
+    try:
+        yield hardware
+    finally:
+        hardware.close()

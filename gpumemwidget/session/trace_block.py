@@ -1,0 +1,308 @@
+"""Trace a ``with`` block in a script or a cell, and load traces from files."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+from gpumemwidget.errors import BadInputError, FileError, GpuMemError
+from gpumemwidget.failures import describe_exception
+from gpumemwidget.model.cells import CellRecord, Status
+from gpumemwidget.model.devices import Reading, Sample
+from gpumemwidget.model.ownership import BlockNames
+from gpumemwidget.model.requests import TraceRequest
+from gpumemwidget.model.traces import CellTrace, DeviceTrace, HostLines
+from gpumemwidget.recording.cells import RunningCell, build_record
+from gpumemwidget.recording.files import find_target
+from gpumemwidget.recording.sampler import SystemClock
+from gpumemwidget.session.cell_sources import find_block_sources
+from gpumemwidget.session.interrupts import run_uninterrupted
+from gpumemwidget.session.session import find_session, keep_plain_hardware
+from gpumemwidget.session.tracer import Tracer, make_trace_request, read_file_name
+from gpumemwidget.tracing.sources import is_library
+from gpumemwidget.tracing.trace_file import read_trace, write_trace
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+
+__all__ = ["Trace", "load_trace", "make_trace"]
+
+_T = TypeVar("_T")
+_PLACEHOLDER = "a trace that has not ended"
+
+
+def make_trace(
+    *,
+    device: str | None = None,
+    n_events: int | None = None,
+    depth: int | None = None,
+    snapshot: str | os.PathLike[str] | None = None,
+    force: bool = False,
+) -> Trace:
+    """Return a trace to use as a context manager; see ``gpumemwidget.trace``."""
+    session = find_session()
+    return Trace(
+        make_trace_request(
+            keep_plain_hardware() if session is None else session.hardware,
+            device=device,
+            n_events=n_events,
+            depth=depth,
+            snapshot=snapshot,
+            force=force and snapshot is not None,
+        )
+    )
+
+
+class Trace:
+    """The trace of a ``with`` block, during it and after; ``gpumemwidget.trace()`` makes it.
+
+    Args:
+        request: what is asked for.
+        trace: the result, if it comes from a file.
+    """
+
+    def __init__(self, request: TraceRequest, trace: CellTrace | None = None) -> None:
+        self._request = request
+        self._trace = trace
+        self._samples: Sequence[Sample] = ()
+        self._block: _RunningBlock | None = None
+
+    def __enter__(self) -> Trace:
+        if self._block is not None or self._trace is not None:
+            raise BadInputError("this trace was used already: make another one")
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - public by its documentation
+        while frame is not None and frame.f_back is not None:
+            if not is_library(frame.f_code.co_filename):
+                break
+            frame = frame.f_back
+        begun_in = frame or sys._getframe(1)  # noqa: SLF001 - as above
+        try:
+            self._block = _run_to_end(lambda: _RunningBlock(self._request, begun_in))
+        except GpuMemError as exc:
+            # Our own lines say nothing of why.
+            error = exc.with_traceback(None)
+        else:
+            return self
+        raise error
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        block, self._block = self._block, None
+        if block is not None:
+            status: Status = "ok" if kind is None else "error"
+            if kind is not None and issubclass(kind, KeyboardInterrupt):
+                status = "interrupted"
+            self._trace = _run_to_end(lambda: block.close(status))
+            self._samples = block.samples
+
+    @property
+    def trace(self) -> CellTrace:
+        """Return the whole trace.
+
+        Raises:
+            BadInputError: the block has not ended.
+        """
+        if self._trace is None:
+            raise BadInputError("the block has not ended: ask the trace after it")
+        return self._trace
+
+    @property
+    def record(self) -> CellRecord:
+        """Return before, after and peak on each device, in bytes and seconds."""
+        return self.trace.record
+
+    @property
+    def devices(self) -> tuple[DeviceTrace, ...]:
+        """Return the lines of the block with what they did to each GPU."""
+        return self.trace.devices
+
+    @property
+    def host(self) -> HostLines | None:
+        """Return what the block's lines changed on the host; ``None`` if that was not traced."""
+        return self.trace.host
+
+    def figure(self, device: str | None = None) -> Figure:
+        """Return the timeline as a plotly figure, of one device or of all for ``None``.
+
+        Raises:
+            BadInputError: no GPU was traced, or not that one.
+        """
+        from gpumemwidget.report.charts.figures import figure_trace  # noqa: PLC0415 - brings plotly
+
+        traced = [trace.device for trace in self.devices]
+        if not traced:
+            raise BadInputError("no GPU was traced, and the host has no figure: see to_html()")
+        if device is not None and device not in traced:
+            raise BadInputError(f"{device!r} was not traced: {', '.join(traced)} was")
+        return figure_trace(self.trace, device)
+
+    def to_html(self) -> str:
+        """Return the report as static HTML."""
+        from gpumemwidget.report.report import report_trace  # noqa: PLC0415 - when it is used
+
+        return report_trace(self.trace, self._samples).html
+
+    def to_text(self) -> str:
+        """Return the report as plain text."""
+        from gpumemwidget.report.report import report_trace  # noqa: PLC0415 - when it is used
+
+        return report_trace(self.trace, self._samples).text
+
+    def export(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+        """Write lines and timeline to a ``.json``, which ``load_trace`` reads.
+
+        Raises:
+            FileError: it can't be written there; nothing was.
+        """
+        return write_trace(self.trace, path, force=force)
+
+    def _repr_html_(self) -> str | None:
+        return None if self._trace is None else self.to_html()
+
+    def __repr__(self) -> str:
+        return _PLACEHOLDER if self._trace is None else self.to_text()
+
+
+def load_trace(path: str | os.PathLike[str]) -> Trace:
+    """Load a trace that was exported to a ``.json``, or a memory snapshot of PyTorch's.
+
+    Raises:
+        FileError: it can't be read, or is not such a file.
+    """
+    source = find_target(read_file_name(path))
+    if source.exists() and not source.is_file():
+        raise FileError(f"{source} is no regular file: choose another one")
+    if source.suffix.lower() == ".json":
+        return Trace(TraceRequest(), read_trace(source))
+    from gpumemwidget.tracing.snapshots import read_snapshot  # noqa: PLC0415 - when it is used
+
+    return Trace(TraceRequest(), read_snapshot(source))
+
+
+class _RunningBlock:
+    """A traced block from its begin on."""
+
+    def __init__(self, request: TraceRequest, frame: FrameType) -> None:
+        self._session = find_session()
+        self._filename = frame.f_code.co_filename
+        self._snapshot_to = request.snapshot
+        monitor = None if self._session is None else self._session.monitor
+        self._monitor = monitor
+        self._hardware = keep_plain_hardware() if monitor is None else monitor.hardware
+        self._clock = SystemClock() if monitor is None else monitor.clock
+        self._tracer = Tracer(self._hardware, request)
+        #: Readings taken meanwhile, where the extension is loaded.
+        self.samples: Sequence[Sample] = ()
+        self._tracer.prepare()
+        try:
+            if monitor is not None:
+                monitor.want_samples(self)
+            started_at = self._clock.wall()
+            #: The cell that the block is part of: its own peaks go on over the block's.
+            self._cell = None if monitor is None else monitor.running
+            before = self._start_span()
+            self._span = RunningCell(
+                execution_count=None,
+                cell_id=None,
+                first_line=f"with trace() in {self._name_file()}, line {frame.f_lineno}",
+                started_at=started_at,
+                start_s=self._clock.now(),
+                before=before,
+            )
+            self._tracer.begin_in(frame)
+        except BaseException:
+            self._tracer.stop()
+            self._unwant_samples()
+            raise
+
+    def close(self, status: Status) -> CellTrace:
+        """End the block, and return its trace."""
+        end_s = self._clock.now()
+        notes = []
+        try:
+            after = self._end_span()
+        except Exception as exc:  # noqa: BLE001 - what the block did is not undone by our failure
+            after = None
+            notes.append(f"Reading the memory at the end failed ({describe_exception(exc)}).")
+        finally:
+            self._tracer.stop()
+            self._unwant_samples()
+        if self._has_no_snapshot():
+            notes.append("No snapshot was written: no GPU's allocations were traced.")
+        record = build_record(
+            self._span,
+            after,
+            end_s=end_s,
+            status=status,
+            known_devices=[reading.device for reading in self._span.before],
+        )
+        if self._monitor is not None:
+            self.samples = self._monitor.samples_of(record)
+        sources = find_block_sources(self._filename, self._read_numbers())
+        trace = self._tracer.describe(record, sources, self._find_names)
+        return dataclasses.replace(trace, notes=(*notes, *trace.notes))
+
+    def _unwant_samples(self) -> None:
+        if self._monitor is not None:
+            self._monitor.unwant_samples(self)
+
+    def _start_span(self) -> tuple[Reading, ...]:
+        if self._monitor is not None and self._cell is not None:
+            return self._monitor.start_span_within()
+        return self._hardware.start_span()
+
+    def _end_span(self) -> tuple[Reading, ...]:
+        monitor = self._monitor
+        if monitor is None:
+            return self._hardware.end_span()
+        if monitor.running is not self._cell:
+            # A cell has begun or ended meanwhile, and the marks with it.
+            after = self._hardware.read()
+            self._span = dataclasses.replace(self._span, partial=True)
+            return after
+        return self._hardware.end_span() if self._cell is None else monitor.end_span_within()
+
+    def _has_no_snapshot(self) -> bool:
+        return self._snapshot_to is not None and not self._tracer.has_snapshot
+
+    def _name_file(self) -> str:
+        number = self._read_numbers().get(self._filename)
+        return Path(self._filename).name if number is None else f"In[{number}]"
+
+    def _read_numbers(self) -> Mapping[str, int]:
+        return {} if self._session is None else self._session.shell.read_cell_numbers()
+
+    def _find_names(self) -> dict[str, BlockNames]:
+        if self._session is None or not self._tracer.needs_names:
+            return {}
+        return self._session.name_blocks()
+
+
+def _run_to_end(work: Callable[[], _T]) -> _T:
+    """Run ``work`` to its end before a Ctrl-C is handled."""
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    done: list[_T] = []
+    failed: list[Exception] = []
+
+    def attempt() -> None:
+        try:
+            done.append(work())
+        except Exception as exc:  # noqa: BLE001 - raised again below
+            failed.append(exc)
+
+    run_uninterrupted(attempt)
+    if failed:
+        raise failed[0]
+    return done[0]

@@ -1,0 +1,318 @@
+"""Trace a cell or a ``with`` block: the allocators' history, module calls and the host's lines.
+
+A part that fails costs its own lines alone: a sentence in the report says what is missing, and the
+cell and its record are as they would be without it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, TypeVar
+
+from gpumemwidget.backends.cuda.module_calls import CallRecorder
+from gpumemwidget.errors import BadInputError, BusyError, FileError
+from gpumemwidget.failures import describe_exception
+from gpumemwidget.model.cells import CellDevice, CellRecord
+from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.ownership import BlockNames
+from gpumemwidget.model.requests import DEFAULT_EVENTS, TraceRequest
+from gpumemwidget.model.traces import AllocatorTrace, CallMark, CellTrace, DeviceTrace, HostLines
+from gpumemwidget.recording.files import find_target, refuse_target
+from gpumemwidget.session.interrupts import send_later
+from gpumemwidget.tracing.trace_file import check_target
+
+if TYPE_CHECKING:
+    from gpumemwidget.backends.hardware import Hardware
+    from gpumemwidget.tracing.host.line_watch import IsEntry, LineReadings, LineWatch
+    from gpumemwidget.tracing.sources import Sources
+
+__all__ = ["Tracer", "make_trace_request", "read_file_name"]
+
+#: File name endings that PyTorch's memory viewer expects.
+_SNAPSHOT_SUFFIXES = (".pickle", ".pkl")
+
+_T = TypeVar("_T")
+_lock = threading.Lock()
+#: The tracer that runs, if any: a process has one history and one set of marks.
+_running: list[Tracer] = []
+
+
+def make_trace_request(
+    hardware: Hardware,
+    *,
+    device: str | None = None,
+    n_events: int | None = None,
+    n_lines: int | None = None,
+    depth: int | None = None,
+    snapshot: str | os.PathLike[str] | None = None,
+    export: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    live: bool = True,
+) -> TraceRequest:
+    """Return what a trace is asked for, checked before anything is traced.
+
+    Args:
+        hardware: has the devices that may be named.
+        device: see ``TraceRequest``, as all that follow.
+        n_events: ``None`` for the default.
+        n_lines: see ``TraceRequest``.
+        depth: see ``TraceRequest``.
+        snapshot: a file's name.
+        export: a file's name.
+        force: see ``TraceRequest``.
+        live: see ``TraceRequest``.
+
+    Raises:
+        BadInputError: there is no such device, or a count is out of range.
+        FileError: a file can't be written, or is there already.
+    """
+    if device is not None:
+        known = [report.info.device for report in hardware.read_devices()]
+        if device not in known:
+            raise BadInputError(f"no device {device!r} here: choose from {', '.join(known)}")
+    return TraceRequest(
+        device=device,
+        n_events=DEFAULT_EVENTS if n_events is None else n_events,
+        n_lines=n_lines,
+        depth=depth,
+        snapshot=None if snapshot is None else _check_snapshot(snapshot, force=force),
+        export=None if export is None else check_target(read_file_name(export), force=force),
+        force=force,
+        live=live,
+    )
+
+
+def _check_snapshot(path: str | os.PathLike[str], *, force: bool) -> Path:
+    target = find_target(read_file_name(path))
+    if target.suffix.lower() not in _SNAPSHOT_SUFFIXES:
+        raise FileError(
+            f"{target.name!r} is no name for a snapshot: give one that ends in "
+            f"{' or '.join(_SNAPSHOT_SUFFIXES)}"
+        )
+    refuse_target(target, force=force)
+    return target
+
+
+def read_file_name(path: str | os.PathLike[str]) -> str:
+    """Return a path as text.
+
+    Raises:
+        BadInputError: it is empty.
+    """
+    name = os.fspath(path)
+    if not name:
+        raise BadInputError("a file's name is missing: --export cell.json, --snapshot cell.pickle")
+    return name
+
+
+class Tracer:
+    """Traces one cell or block, from before it to after it.
+
+    Args:
+        hardware: what is traced.
+        request: what is asked for.
+    """
+
+    def __init__(self, hardware: Hardware, request: TraceRequest) -> None:
+        self._hardware = hardware
+        self._device = request.device
+        self._n_events = request.n_events
+        self._depth = request.depth
+        self._snapshot_to = request.snapshot
+        self._has_history = False
+        self._has_snapshot = False
+        self._start_us: int | None = None
+        self._calls: CallRecorder | None = None
+        self._watch: LineWatch | None = None
+        self._readings: LineReadings | None = None
+        self._traces: tuple[AllocatorTrace, ...] = ()
+        self._marks: tuple[CallMark, ...] = ()
+        self._notes: list[str] = []
+
+    @property
+    def has_snapshot(self) -> bool:
+        """True if a snapshot for PyTorch's own viewer was written."""
+        return self._has_snapshot
+
+    def prepare(self) -> None:
+        """Begin parts that take memory and time of their own, before anything is measured.
+
+        Raises:
+            BusyError: another trace is running.
+        """
+        with _lock:
+            if _running:
+                raise BusyError(
+                    "another trace is running, and there is one at a time: end that one first, or "
+                    "leave this one out"
+                )
+            _running.append(self)
+        try:
+            if self._device != HOST:
+                self._guard("the history of the GPUs", self._start_history)
+            if self._device in (None, HOST):
+                self._guard("the host's lines", self._prepare_watch)
+        except BaseException:
+            self.stop()
+            raise
+
+    def begin_at(self, is_entry: IsEntry) -> None:
+        """Begin to read a cell's lines: the code for which ``is_entry`` holds, and its file's."""
+        self._begin(lambda watch: watch.start_at(is_entry))
+
+    def begin_in(self, frame: FrameType) -> None:
+        """Begin to read the lines of the code in ``frame``, which runs already, and its file's."""
+        self._begin(lambda watch: watch.start_in(frame))
+
+    def stop(self) -> None:
+        """End the trace once the cell's record is made. May be called twice."""
+        try:
+            self._stop_parts()
+        finally:
+            with _lock:
+                if self in _running:
+                    _running.remove(self)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Return the files whose lines were read, the cell's first; ``()`` if none were."""
+        return () if self._readings is None else self._readings.files
+
+    @property
+    def needs_names(self) -> bool:
+        """True if allocators were traced, so that the owners of their blocks are worth a look."""
+        return bool(self._traces)
+
+    def describe(
+        self,
+        record: CellRecord,
+        sources: Sources,
+        find_names: Callable[[], dict[str, BlockNames]] | None = None,
+    ) -> CellTrace:
+        """Return the whole trace.
+
+        Args:
+            record: the cell's, or the block's.
+            sources: the files of the cell and of other cells.
+            find_names: returns what the blocks are for.
+        """
+        names = {} if find_names is None else self._guard("the names", find_names) or {}
+        devices = []
+        for trace in self._traces:
+            if self._device in (None, trace.device):
+                told = self._guard(
+                    f"the lines of {trace.device}",
+                    lambda trace=trace: self._describe_device(trace, record, sources, names),  # type: ignore[misc]
+                )
+                devices += [] if told is None else [told]
+        # A person who traces with a GPU in use asks for the GPUs' lines alone.
+        host = None
+        if not devices:
+            host = self._guard("the host's lines", lambda: self._describe_host(record, sources))
+        self._traces = ()
+        return CellTrace(record, tuple(devices), host, tuple(dict.fromkeys(self._notes)))
+
+    # -- The parts ---------------------------------------------------------------------------------
+
+    def _stop_parts(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            self._readings = self._guard("the host's lines", watch.stop)
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            self._marks = self._guard("the calls", calls.stop) or ()
+            self._notes += map(_as_sentence, calls.take_notes())
+        if self._has_history:
+            self._has_history = False
+            stood = _identify(self._snapshot_to)
+            self._traces = self._guard("the history of the GPUs", self._end_history) or ()
+            self._notes += self._hardware.take_notes()
+            # One that could not be written leaves the file that was there before.
+            self._has_snapshot = _identify(self._snapshot_to) not in (None, stood)
+
+    def _start_history(self) -> None:
+        self._has_history = True
+        self._notes += self._hardware.start_trace(n_events=self._n_events)
+        if any(report.info.device != HOST for report in self._hardware.read_devices()):
+            self._calls = CallRecorder()
+            self._calls.start()
+
+    def _end_history(self) -> tuple[AllocatorTrace, ...]:
+        return self._hardware.end_trace(snapshot_to=self._snapshot_to)
+
+    def _prepare_watch(self) -> None:
+        used = [info.device for info in self._hardware.list_devices()]
+        if HOST not in used or (self._device is None and len(used) > 1):
+            return
+        counter = self._hardware.find_host_counter()
+        if counter is None:
+            self._notes.append("This process's malloc does not tell what is in use line by line.")
+            return
+        from gpumemwidget.tracing.host.lines import watch_lines  # noqa: PLC0415 - where it is used
+
+        self._watch = watch_lines(counter, on_interrupt=send_later)
+
+    def _begin(self, start: Callable[[LineWatch], str | None]) -> None:
+        self._start_us = time.time_ns() // 1000
+        watch = self._watch
+        if watch is not None:
+            refusal = self._guard("the host's lines", lambda: start(watch))
+            if refusal is not None:
+                self._watch = None
+                self._notes.append(f"The host's lines are not told: {refusal}.")
+
+    def _describe_device(
+        self,
+        trace: AllocatorTrace,
+        record: CellRecord,
+        sources: Sources,
+        names: dict[str, BlockNames],
+    ) -> DeviceTrace:
+        from gpumemwidget.tracing.device_trace import describe_device  # noqa: PLC0415 - where it is used
+
+        return describe_device(
+            trace,
+            sources=sources,
+            start_us=self._start_us or int(record.started_at * 1e6),
+            cell=_find_device(record, trace.device),
+            marks=self._marks,
+            names=names.get(trace.device),
+            depth=self._depth,
+        )
+
+    def _describe_host(self, record: CellRecord, sources: Sources) -> HostLines | None:
+        from gpumemwidget.tracing.host.lines import describe_lines  # noqa: PLC0415 - where it is used
+
+        if self._readings is None:
+            return None
+        return describe_lines(self._readings, sources, _find_device(record, HOST))
+
+    def _guard(self, what: str, action: Callable[[], _T]) -> _T | None:
+        try:
+            return action()
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
+            cause = describe_exception(exc)
+            self._notes.append(f"Tracing {what} failed ({cause}).")
+            return None
+
+
+def _find_device(record: CellRecord, device: str) -> CellDevice | None:
+    return next((part for part in record.devices if part.device == device), None)
+
+
+def _identify(path: Path | None) -> tuple[int, int] | None:
+    """Return the identity of the file at a path; ``None`` if there is none."""
+    try:
+        found = None if path is None else path.stat()
+    except OSError:
+        return None
+    return None if found is None else (found.st_ino, found.st_mtime_ns)
+
+
+def _as_sentence(note: str) -> str:
+    return f"{note[:1].upper()}{note[1:].rstrip('.')}."

@@ -1,0 +1,65 @@
+"""Simulated GPUs and recordings, for demonstrations and tests where there is no GPU.
+
+``simulate_gpus`` gives this machine simulated GPUs, on which a notebook's own lines allocate;
+``replay`` plays what was recorded on another machine. Both come before ``%load_ext gpumemwidget``:
+
+    from gpumemwidget.testing import simulate_gpus
+
+    gpus = simulate_gpus(2)
+    %load_ext gpumemwidget
+
+docs/testing.md has examples. Files of recordings need the extra ``testing``.
+"""
+
+from gpumemwidget.testing.allocator import DeviceFullError
+from gpumemwidget.testing.driver import DriverKind, SimulatedDriver, SimulatedProcesses
+from gpumemwidget.testing.gpus import SimulatedGpus
+from gpumemwidget.testing.machine import ReplayedMachine, SimulatedMachine, replay, simulate_gpus
+from gpumemwidget.testing.player import RecordingPlayer, ReplayBackend, ReplayMonitor
+from gpumemwidget.testing.recorder import Recorder
+from gpumemwidget.testing.recording import (
+    AllocatorEvent,
+    Change,
+    Event,
+    Recording,
+    load_recording,
+    save_recording,
+)
+from gpumemwidget.testing.script import (
+    SceneKind,
+    ScriptRunner,
+    Step,
+    demo_script,
+    play_scene,
+    play_script,
+)
+from gpumemwidget.testing.torch_module import simulate_torch
+
+__all__ = [
+    "AllocatorEvent",
+    "Change",
+    "DeviceFullError",
+    "DriverKind",
+    "Event",
+    "Recorder",
+    "Recording",
+    "RecordingPlayer",
+    "ReplayBackend",
+    "ReplayMonitor",
+    "ReplayedMachine",
+    "SceneKind",
+    "ScriptRunner",
+    "SimulatedDriver",
+    "SimulatedGpus",
+    "SimulatedMachine",
+    "SimulatedProcesses",
+    "Step",
+    "demo_script",
+    "load_recording",
+    "play_scene",
+    "play_script",
+    "replay",
+    "save_recording",
+    "simulate_gpus",
+    "simulate_torch",
+]

@@ -1,0 +1,410 @@
+"""Simulated GPUs: their allocators, their history, and the process's pinned memory."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpumemwidget.errors import BadInputError
+from gpumemwidget.model.segments import Frame
+from gpumemwidget.testing.allocator import CachingAllocator, SimulatedBlock, Statistic
+
+__all__ = ["SimulatedGpus", "SimulatedPinnedMemory"]
+
+#: Frames of files in this folder are the simulation's, and so no part of a program's stack.
+_OWN_FOLDER = str(Path(__file__).parent)
+#: For each action, the contexts in which PyTorch keeps the stack of the event.
+_CONTEXTS_WITH_STACK = {
+    "alloc": ("state", "alloc", "all"),
+    "free_requested": ("all",),
+    "free_completed": ("all",),
+}
+
+
+class SimulatedGpus:
+    """One or several GPUs, addressed by index or as ``"cuda:0"``.
+
+    A GPU is in use from ``touch`` or its first allocation on. All methods may be called from any
+    thread.
+
+    Args:
+        n_devices: the number of GPUs.
+        total_bytes: the memory of each.
+        clock_ns: returns nanoseconds since the epoch, for the history.
+        expandable: whether segments grow, as with ``expandable_segments:True``.
+        name: what each GPU is called.
+
+    Attributes:
+        pinned: the process's pinned host memory.
+        name: what each GPU is called.
+    """
+
+    def __init__(
+        self,
+        n_devices: int = 1,
+        *,
+        total_bytes: int = 80 * 1024**3,
+        clock_ns: Callable[[], int] = time.time_ns,
+        expandable: bool = False,
+        name: str = "Simulated GPU",
+    ) -> None:
+        self.pinned = SimulatedPinnedMemory()
+        self.name = name
+        self._is_expandable = expandable
+        self._history = SimulatedHistory(n_devices, clock_ns)
+        self._allocators = [
+            CachingAllocator(total_bytes, is_expandable=expandable) for _ in range(n_devices)
+        ]
+        self._touched: set[int] = set()
+        #: The blocks in use and their allocators, by handle.
+        self._blocks: dict[int, tuple[CachingAllocator, SimulatedBlock]] = {}
+        self._next_handle = 1
+        self._lock = threading.Lock()
+
+    # -- What a program does -----------------------------------------------------------------------
+
+    def touch(self, device: int | str = 0) -> None:
+        """Begin to use a GPU, as its first tensor does."""
+        with self._lock:
+            self._touched.add(self._find_index(device))
+
+    def allocate(
+        self, n_bytes: int, device: int | str = 0, *, stack: tuple[Frame, ...] | None = None
+    ) -> int:
+        """Allocate a block, and return the handle that ``free`` takes.
+
+        Args:
+            n_bytes: the size.
+            device: the GPU.
+            stack: the frames that a history notes, innermost first; Python's own, if not given.
+
+        Raises:
+            BadInputError: the size is not positive, or there is no such GPU.
+            DeviceFullError: there is no room, even after the cache was given back.
+        """
+        if n_bytes <= 0:
+            raise BadInputError(f"can't allocate {n_bytes} bytes: ask for at least 1")
+        with self._lock, self._history.running(stack):
+            allocator = self._use(device)
+            block = allocator.allocate(n_bytes)
+            handle, self._next_handle = self._next_handle, self._next_handle + 1
+            self._blocks[handle] = (allocator, block)
+            return handle
+
+    def free(self, handle: int, *, stack: tuple[Frame, ...] | None = None) -> None:
+        """Give a block back to its GPU's cache.
+
+        Args:
+            handle: what ``allocate`` returned.
+            stack: the frames that a history notes, as for ``allocate``.
+
+        Raises:
+            BadInputError: there is no such block, or it was freed already.
+        """
+        with self._lock, self._history.running(stack):
+            allocator, block = self._find_block(handle)
+            del self._blocks[handle]
+            allocator.free(block)
+
+    def empty_cache(self, *, stack: tuple[Frame, ...] | None = None) -> None:
+        """Give unused memory of every GPU back, as ``torch.cuda.empty_cache`` does."""
+        with self._lock, self._history.running(stack):
+            for allocator in self._allocators:
+                allocator.empty_cache()
+
+    def oom(self, device: int | str = 0, *, stack: tuple[Frame, ...] | None = None) -> None:
+        """Have an allocation fail: a retry and an out-of-memory error are counted."""
+        with self._lock, self._history.running(stack):
+            allocator = self._use(device)
+            allocator.retry()
+            allocator.fail()
+
+    def set_fraction(self, fraction: float, device: int | str = 0) -> None:
+        """Limit a GPU as ``torch.cuda.set_per_process_memory_fraction`` does."""
+        with self._lock:
+            allocator = self._allocators[self._find_index(device)]
+            allocator.allowed_bytes = int(fraction * allocator.total_bytes)
+
+    def set_outside(self, n_bytes: int, device: int | str = 0) -> None:
+        """Let others hold ``n_bytes`` of a GPU, which the allocator then can't have."""
+        with self._lock:
+            self._allocators[self._find_index(device)].outside_bytes = n_bytes
+
+    def reset_peak(self, device: int | str = 0) -> None:
+        """Begin the peaks anew, as ``torch.cuda.reset_peak_memory_stats`` does."""
+        with self._lock:
+            self._allocators[self._find_index(device)].reset_peaks()
+
+    def reset_totals(self, device: int | str = 0) -> None:
+        """Begin the totals anew, as ``torch.cuda.reset_accumulated_memory_stats`` does."""
+        with self._lock:
+            self._allocators[self._find_index(device)].reset_totals()
+
+    def record_history(
+        self,
+        enabled: str | None = "all",
+        context: str | None = "all",
+        stacks: str = "all",  # noqa: ARG002 - PyTorch's parameter; there are no stacks of C++ here
+        max_entries: int = sys.maxsize,
+        *,
+        clear_history: bool = False,
+    ) -> None:
+        """Switch the history on or off, as ``torch.cuda.memory._record_memory_history`` does."""
+        with self._lock:
+            self._history.configure(enabled, context, max_entries, clear=clear_history)
+            for index, allocator in enumerate(self._allocators):
+                allocator.on_event = functools.partial(self._history.note, index)
+
+    # -- What PyTorch tells ------------------------------------------------------------------------
+
+    @property
+    def n_devices(self) -> int:
+        """The number of GPUs, in use or not."""
+        return len(self._allocators)
+
+    @property
+    def is_history_on(self) -> bool:
+        """Return what ``torch._C._cuda_isHistoryEnabled`` does: whether a history is kept."""
+        return self._history.is_on
+
+    def list_touched(self) -> tuple[int, ...]:
+        """Return the indices of the GPUs in use."""
+        with self._lock:
+            return tuple(sorted(self._touched))
+
+    def get_total(self, device: int | str = 0) -> int:
+        """Return the memory of a GPU, in bytes."""
+        return self._allocators[self._find_index(device)].total_bytes
+
+    def get_allowed(self, device: int | str = 0) -> int:
+        """Return how many bytes of a GPU may be reserved: see ``set_fraction``."""
+        return self._allocators[self._find_index(device)].allowed_bytes
+
+    def get_fraction(self, device: int | str = 0) -> float:
+        """Return what ``torch.cuda.get_per_process_memory_fraction`` does."""
+        with self._lock:
+            allocator = self._allocators[self._find_index(device)]
+            return allocator.allowed_bytes / allocator.total_bytes
+
+    def get_memory(self, device: int | str = 0) -> tuple[int, int]:
+        """Return free and total bytes as ``torch.cuda.mem_get_info``, which uses the GPU."""
+        with self._lock:
+            allocator = self._use(device)
+            taken_bytes = allocator.outside_bytes + allocator.reserved_bytes
+            return allocator.total_bytes - taken_bytes, allocator.total_bytes
+
+    def count_reserved(self, device: int | str = 0) -> int:
+        """Return what ``torch.cuda.memory_reserved`` does: the bytes of all segments of a GPU."""
+        with self._lock:
+            return self._allocators[self._find_index(device)].reserved_bytes
+
+    def stats(self, device: int | str = 0) -> dict[Any, Any]:
+        """Return the counters as ``torch.cuda.memory_stats_as_nested_dict`` does."""
+        with self._lock:
+            return self._allocators[self._find_index(device)].to_stats()
+
+    def snapshot(self, *, include_traces: bool = True) -> list[dict[str, Any]]:  # noqa: ARG002 - PyTorch's parameter
+        """Return the segments of all GPUs as ``torch.cuda.memory_snapshot`` does."""
+        segments: list[dict[str, Any]] = self.take_snapshot()["segments"]
+        return segments
+
+    def take_snapshot(self) -> dict[str, Any]:
+        """Return segments and events as ``torch.cuda.memory._snapshot`` does."""
+        with self._lock:
+            segments = [
+                segment
+                for index, allocator in enumerate(self._allocators)
+                for segment in allocator.to_snapshot(index)
+            ]
+            for segment in segments:
+                for block in segment["blocks"]:
+                    block["frames"] = self._history.find_stack(segment["device"], block["address"])
+            events = self._history.list_events()
+            for index in range(len(self._allocators)):
+                self._history.note(index, "snapshot", 0, 0, 0)
+            return {
+                "segments": segments,
+                "device_traces": events,
+                "allocator_settings": {
+                    "max_split_size": -1,
+                    "expandable_segments": self._is_expandable,
+                },
+            }
+
+    def find_address(self, handle: int) -> int:
+        """Return the address of a block in use.
+
+        Raises:
+            BadInputError: there is no such block, or it was freed.
+        """
+        with self._lock:
+            return self._find_block(handle)[1].address
+
+    def _use(self, device: int | str) -> CachingAllocator:
+        index = self._find_index(device)
+        self._touched.add(index)
+        return self._allocators[index]
+
+    def _find_index(self, device: int | str) -> int:
+        text = str(device).removeprefix("cuda:")
+        if not text.isdecimal() or int(text) >= len(self._allocators):
+            raise BadInputError(
+                f"there is no device {device!r}: there are {len(self._allocators)} simulated GPUs"
+            )
+        return int(text)
+
+    def _find_block(self, handle: int) -> tuple[CachingAllocator, SimulatedBlock]:
+        if handle not in self._blocks:
+            raise BadInputError(f"{handle} is no handle of a block in use: free each once")
+        return self._blocks[handle]
+
+
+class SimulatedHistory:
+    """The events of all GPUs, and the stacks that allocated the live blocks.
+
+    Calls must not overlap: whoever owns the history locks it.
+
+    Args:
+        n_devices: the number of GPUs.
+        clock_ns: returns nanoseconds since the epoch.
+    """
+
+    def __init__(self, n_devices: int, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self._clock_ns = clock_ns
+        self._events: list[deque[dict[str, Any]]] = [deque() for _ in range(n_devices)]
+        self._enabled: str | None = None
+        self._context: str | None = None
+        #: The stacks of live blocks, by device and address.
+        self._stacks: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        #: PyTorch gives the same dictionary for the same frame, and so does this history.
+        self._raw_frames: dict[Frame, dict[str, Any]] = {}
+        #: The stack that the caller says is running; ``None``: take Python's.
+        self._given_stack: tuple[Frame, ...] | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether events, or only the stacks of blocks, are kept."""
+        return self._enabled is not None
+
+    def configure(
+        self, enabled: str | None, context: str | None, max_entries: int, *, clear: bool
+    ) -> None:
+        """Switch the history on or off, as ``torch.cuda.memory._record_memory_history`` does."""
+        self._enabled, self._context = enabled, context
+        max_entries = min(max_entries, sys.maxsize)
+        self._events = [
+            deque(() if enabled is None or clear else events, maxlen=max_entries)
+            for events in self._events
+        ]
+
+    @contextlib.contextmanager
+    def running(self, stack: tuple[Frame, ...] | None) -> Iterator[None]:
+        """Note ``stack`` with the events of a ``with`` block; ``None``: what Python is running."""
+        self._given_stack = stack
+        try:
+            yield
+        finally:
+            self._given_stack = None
+
+    def note(self, index: int, action: str, address: int, n_bytes: int, stream: int) -> None:
+        """Keep one event of device ``index``, if the history is on."""
+        if self._enabled is None:
+            self._stacks.pop((index, address), None)
+            return
+        # A free without a stack of its own has that of its block's allocation.
+        stack = self._stacks.get((index, address), [])
+        if self._context in _CONTEXTS_WITH_STACK.get(action, ("alloc", "all")):
+            stack = self._take_stack()
+        if action == "alloc":
+            self._stacks[index, address] = stack
+        elif action == "free_completed":
+            self._stacks.pop((index, address), None)
+        if self._enabled == "all":
+            event = {
+                "action": action,
+                ("device_free" if action == "oom" else "addr"): address,
+                "size": n_bytes,
+                "stream": stream,
+                "time_us": self._clock_ns() // 1000,
+            }
+            if action != "snapshot":
+                event["frames"] = stack
+            self._events[index].append(event)
+
+    def find_stack(self, index: int, address: int) -> Sequence[dict[str, Any]]:
+        """Return the frames that allocated a live block; ``[]`` where they were not kept."""
+        return self._stacks.get((index, address), [])
+
+    def list_events(self) -> list[list[dict[str, Any]]]:
+        """Return the events of each device, the oldest first."""
+        return [list(events) for events in self._events]
+
+    def _take_stack(self) -> list[dict[str, Any]]:
+        stack = self._given_stack
+        if stack is None:
+            frames = []
+            frame: Any = sys._getframe(1)  # noqa: SLF001 - inspect's public way reads all sources
+            while frame is not None:
+                code = frame.f_code
+                if not code.co_filename.startswith(_OWN_FOLDER):
+                    frames.append(Frame(code.co_filename, frame.f_lineno, code.co_name))
+                frame = frame.f_back
+            stack = tuple(frames)
+        return [
+            self._raw_frames.setdefault(
+                each, {"name": each.function, "filename": each.filename, "line": each.line}
+            )
+            for each in stack
+        ]
+
+
+class SimulatedPinnedMemory:
+    """Pinned host memory as PyTorch's allocator for it counts it.
+
+    A request is rounded up to a power of two, and freed blocks stay with the allocator
+    (https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.host_memory_stats.html).
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, int] = {}
+        self._cached: list[int] = []
+        self._next_handle = 1
+        self._active = Statistic()
+        self._allocated = Statistic()
+
+    def allocate(self, n_bytes: int) -> int:
+        """Pin ``n_bytes``, at least 1, and return the handle that ``free`` takes."""
+        block_bytes = 1 << (n_bytes - 1).bit_length()
+        if block_bytes in self._cached:
+            self._cached.remove(block_bytes)
+        else:
+            self._allocated.add(block_bytes)
+        self._active.add(block_bytes)
+        handle, self._next_handle = self._next_handle, self._next_handle + 1
+        self._blocks[handle] = block_bytes
+        return handle
+
+    def free(self, handle: int) -> None:
+        """Give a block back to the allocator."""
+        block_bytes = self._blocks.pop(handle)
+        self._cached.append(block_bytes)
+        self._active.add(-block_bytes)
+
+    def empty_cache(self) -> None:
+        """Give unused memory back to the system."""
+        self._allocated.add(-sum(self._cached))
+        self._cached.clear()
+
+    def to_stats(self) -> dict[str, Any]:
+        """Return the counters as ``torch.cuda.memory.host_memory_stats_as_nested_dict`` does."""
+        return {
+            "active_bytes": self._active.to_dict(),
+            "allocated_bytes": self._allocated.to_dict(),
+        }

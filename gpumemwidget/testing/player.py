@@ -1,0 +1,482 @@
+"""Play recordings: a memory backend and a device monitor that need no hardware.
+
+player = RecordingPlayer(load_recording("session.json.gz"))
+hardware = Hardware([ReplayBackend(player)], ReplayMonitor(player))
+player.advance()
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpumemwidget.backends.cuda.snapshot import StackTable
+from gpumemwidget.backends.cuda.snapshot_file import format_snapshot, write_snapshot
+from gpumemwidget.backends.protocol import Relation
+from gpumemwidget.errors import BackendError, BadInputError, FileError
+from gpumemwidget.model.devices import (
+    HOST,
+    BytesByDevice,
+    ChildProcess,
+    DeviceInfo,
+    DeviceUse,
+    Limit,
+    PeakIs,
+    PinnedUse,
+    Reading,
+)
+from gpumemwidget.model.segments import Segment
+from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
+from gpumemwidget.testing.recording import AllocatorEvent, Event, Recording, Surroundings
+
+__all__ = ["RecordingPlayer", "ReplayBackend", "ReplayMonitor", "ReplayProcesses"]
+
+_NO_HISTORY = (
+    "this recording holds no history of the allocator: record one with "
+    "`python -m tools.record --trace`"
+)
+
+
+class RecordingPlayer:
+    """A recording and the position in it, which begins at the first event and never goes back.
+
+    Args:
+        recording: what is played.
+        clock: returns seconds, counted from anywhere, which the position follows; without it, the
+            position is moved by ``advance``.
+    """
+
+    def __init__(self, recording: Recording, *, clock: Callable[[], float] | None = None) -> None:
+        self.recording = recording
+        self._clock = clock
+        self._start_s = 0.0 if clock is None else clock()
+        self._times_s = [event.time_s - recording.events[0].time_s for event in recording.events]
+        #: Whole devices and their surroundings at each event.
+        self._wholes: list[tuple[Mapping[str, DeviceUse], Surroundings]] = []
+        uses: dict[str, DeviceUse] = {}
+        surroundings = Surroundings()
+        for event in recording.events:
+            uses = {**uses, **{use.device: use for use in event.uses}}
+            surroundings = surroundings.apply(event.change)
+            self._wholes.append((uses, surroundings))
+        self._position = 0
+        self._lock = threading.Lock()
+
+    @property
+    def n_events(self) -> int:
+        """The number of events."""
+        return len(self._times_s)
+
+    @property
+    def position(self) -> int:
+        """The number of events that were passed."""
+        with self._lock:
+            if self._clock is not None:
+                found = bisect_right(self._times_s, self._clock() - self._start_s) - 1
+                self._position = max(self._position, found)
+            return self._position
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the last event is reached."""
+        return self.position == self.n_events - 1
+
+    @property
+    def event(self) -> Event:
+        """The event at the position."""
+        return self.recording.events[self.position]
+
+    @property
+    def uses(self) -> Mapping[str, DeviceUse]:
+        """The whole devices at the position."""
+        return self._wholes[self.position][0]
+
+    @property
+    def surroundings(self) -> Surroundings:
+        """Return the processes, pinned memory and limits at the position."""
+        return self._wholes[self.position][1]
+
+    def advance(self, n_events: int = 1) -> int:
+        """Go on by some events, to the last at most; return by how many.
+
+        Raises:
+            BadInputError: the number is negative, or the position follows a clock.
+        """
+        if n_events < 0 or self._clock is not None:
+            raise BadInputError(f"can't go on by {n_events} events: only forward, without a clock")
+        with self._lock:
+            before = self._position
+            self._position = min(before + n_events, self.n_events - 1)
+            return self._position - before
+
+
+# -- Counters --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Peaks:
+    """The highest values of one device's counters since some event.
+
+    Peaks of a counter for which none was recorded stay unknown.
+    """
+
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    is_exact: bool
+
+    @classmethod
+    def begin(cls, reading: Reading) -> _Peaks:
+        """Begin with what stands, where peaks are recorded at all."""
+        has_peaks = reading.peak_is is not None
+        return cls(
+            reading.allocated_bytes if reading.allocated_peak_bytes is not None else None,
+            reading.reserved_bytes if reading.reserved_peak_bytes is not None else None,
+            is_exact=has_peaks,
+        )
+
+    def include(self, reading: Reading) -> None:
+        """Go on to a reading with the peaks since the event before."""
+        self.allocated_bytes = _find_higher(self.allocated_bytes, reading.allocated_peak_bytes)
+        self.reserved_bytes = _find_higher(self.reserved_bytes, reading.reserved_peak_bytes)
+        self.is_exact = self.is_exact and reading.peak_is in ("exact", None)
+
+
+def _find_higher(one: int | None, other: int | None) -> int | None:
+    known = [value for value in (one, other) if value is not None]
+    return max(known, default=None)
+
+
+@dataclass(slots=True)
+class _Device:
+    """One device on its way through a recording."""
+
+    reading: Reading
+    span: _Peaks
+    user: _Peaks
+    #: Kind of a peak that is not exact.
+    inexact: PeakIs = "at least"
+
+    def to_reading(self, peaks: _Peaks) -> Reading:
+        """Return the latest reading with other peaks."""
+        peak_is: PeakIs | None = "exact" if peaks.is_exact else self.inexact
+        if peaks.allocated_bytes is None and peaks.reserved_bytes is None:
+            peak_is = None
+        return replace(
+            self.reading,
+            allocated_peak_bytes=peaks.allocated_bytes,
+            reserved_peak_bytes=peaks.reserved_bytes,
+            peak_is=peak_is,
+        )
+
+
+class ReplayBackend:
+    """The counters of a recording, as a ``MemoryBackend``. What is recorded can't be changed.
+
+    Args:
+        player: where the recording stands. Several backends and monitors may share it.
+    """
+
+    kind = "replay"
+
+    def __init__(self, player: RecordingPlayer) -> None:
+        self.player = player
+        self._lock = threading.Lock()
+        self._devices: dict[str, _Device] = {}
+        self._notes: list[str] = []
+        #: The position up to which readings were included.
+        self._included = -1
+        #: First position of the running trace, its time in microseconds since the epoch, and the
+        #: number of events to keep.
+        self._trace_start: tuple[int, int, int] | None = None
+        events = player.recording.events
+        self._has_history = any(event.traced for event in events)
+        self._has_gpu = any(each.device.startswith("cuda:") for each in player.recording.devices)
+
+    def list_devices(self) -> tuple[DeviceInfo, ...]:
+        """Return the devices that were in use up to now, in the recording's order."""
+        with self._lock:
+            self._follow()
+            limits = {each.device: each.limit_bytes for each in self.player.surroundings.limits}
+            return tuple(
+                replace(info, limit_bytes=limits.get(info.device, info.limit_bytes))
+                for info in self._list_infos()
+            )
+
+    def read(self) -> tuple[Reading, ...]:
+        """Return the readings of this position, with the peaks since the span began."""
+        with self._lock:
+            self._follow()
+            return tuple(each.to_reading(each.span) for each in self._list_used())
+
+    def start_span(self) -> tuple[Reading, ...]:
+        """Begin a span at this position, and return its readings."""
+        with self._lock:
+            self._follow()
+            used = self._list_used()
+            for each in used:
+                each.span = _Peaks.begin(each.reading)
+            return tuple(each.to_reading(each.span) for each in used)
+
+    def end_span(self) -> tuple[Reading, ...]:
+        """Return the readings of this position, with the peaks since the span began."""
+        return self.read()
+
+    def read_as_user(self) -> tuple[Reading, ...]:
+        """Return the readings of this position, with the peaks since the recording began."""
+        with self._lock:
+            self._follow()
+            return tuple(each.to_reading(each.user) for each in self._list_used())
+
+    def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
+        """Begin the user's peaks anew, as the user's own call would; return for which devices."""
+        with self._lock:
+            self._follow()
+            reset = [each for each in self._devices if each != HOST]
+            reset = [each for each in reset if devices is None or each in devices]
+            for each in reset:
+                device = self._devices[each]
+                device.user = _Peaks.begin(device.reading)
+            return tuple(reset)
+
+    def list_lost_peaks(self) -> BytesByDevice:
+        """Return nothing: no peak of the user's is in a recording."""
+        return ()
+
+    def read_segments(self) -> tuple[Segment, ...]:
+        """Return the snapshot of this position; ``()`` where none was taken."""
+        return self.player.event.segments or ()
+
+    def read_pinned(self) -> PinnedUse | None:
+        """Return what was pinned at this position."""
+        return self.player.surroundings.pinned
+
+    def read_limits(self) -> tuple[Limit, ...]:
+        """Return the limits of the devices in use at this position, and those that waited."""
+        reserved = {reading.device: reading.reserved_bytes for reading in self.read()}
+        return tuple(
+            replace(limit, reserved_bytes=reserved.get(limit.device))
+            for limit in self.player.surroundings.limits
+            if limit.is_waiting or limit.device in reserved
+        )
+
+    def set_limit(
+        self,
+        device: str,
+        limit_bytes: int | None,  # noqa: ARG002 - the protocol's
+        *,
+        share: float | None = None,  # noqa: ARG002 - the protocol's
+    ) -> None:
+        """Refuse: a recording stays what it is.
+
+        Raises:
+            BackendError: always.
+        """
+        raise BackendError(f"{device} is played from a recording, whose limits stay as they are")
+
+    def keep_sites(self, *, is_on: bool) -> str:  # noqa: ARG002 - the protocol's
+        """Do nothing, and say so where there are GPUs."""
+        return "a recording keeps the lines that it has" if self._has_gpu else ""
+
+    def release_workspaces(self) -> None:
+        """Do nothing: a recording stays what it is."""
+
+    def empty_cache(self) -> None:
+        """Do nothing: a recording stays what it is."""
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Return why files could not be written, each once."""
+        notes, self._notes = tuple(self._notes), []
+        return notes
+
+    def close(self) -> None:
+        """End the running trace."""
+        self._trace_start = None
+
+    # -- Traces ------------------------------------------------------------------------------------
+
+    @property
+    def is_tracing(self) -> bool:
+        """Return whether a trace runs."""
+        return self._trace_start is not None
+
+    def start_trace(self, *, n_events: int) -> tuple[str, ...]:
+        """Begin a trace at this position; return why not, where no history was recorded."""
+        self._trace_start = None
+        if not self._has_gpu:
+            return ()
+        if not self._has_history:
+            return (_NO_HISTORY,)
+        self._trace_start = (self.player.position, time.time_ns() // 1000, n_events)
+        return ()
+
+    def end_trace(self, *, snapshot_to: Path | None = None) -> tuple[AllocatorTrace, ...]:
+        """Return what the allocators did since ``start_trace``, as if it happened just now."""
+        if self._trace_start is None:
+            return ()
+        (start, start_us, n_events), self._trace_start = self._trace_start, None
+        devices = [info.device for info in self.list_devices() if info.device != HOST]
+        events = self.player.recording.events[start : self.player.position + 1]
+        n_kept = max(1, n_events // max(1, len(devices)))
+        traces = tuple(self._make_trace(device, events, start_us, n_kept) for device in devices)
+        if traces and snapshot_to is not None:
+            try:
+                write_snapshot(format_snapshot(traces), snapshot_to)
+            except FileError as exc:
+                self._notes.append(str(exc))
+        return traces
+
+    def _make_trace(
+        self, device: str, events: Sequence[Event], start_us: int, n_kept: int
+    ) -> AllocatorTrace:
+        first, last = events[0], events[-1]
+        entries = [entry for event in events[1:] for entry in dict(event.traced).get(device, ())]
+        is_whole = self.player.recording.is_whole and first.segments is not None
+        return AllocatorTrace(
+            device=device,
+            before=tuple(each for each in first.segments or () if each.device == device),
+            events=_to_columns(entries[-n_kept:], start_us - round(first.time_s * 1e6)),
+            after=tuple(each for each in last.segments or () if each.device == device),
+            start_us=start_us,
+            end_us=start_us + round((last.time_s - first.time_s) * 1e6),
+            rules=self.player.recording.rules,
+            is_whole=is_whole and len(entries) <= n_kept,
+        )
+
+    # -- Following the player ----------------------------------------------------------------------
+
+    def _list_infos(self) -> list[DeviceInfo]:
+        listed = self.player.recording.devices
+        return [info for info in listed if info.device in self._devices]
+
+    def _list_used(self) -> list[_Device]:
+        return [self._devices[info.device] for info in self._list_infos()]
+
+    def _follow(self) -> None:
+        """Include the readings of all events up to the player's position."""
+        position = self.player.position
+        while self._included < position:
+            self._included += 1
+            for reading in self.player.recording.events[self._included].readings:
+                device = self._devices.get(reading.device)
+                if device is None:
+                    # The counters of a new device began at 0, or before the recording.
+                    device = _Device(reading, _Peaks.begin(reading), _Peaks.begin(reading))
+                    self._devices[reading.device] = device
+                device.reading = reading
+                device.span.include(reading)
+                device.user.include(reading)
+                if reading.peak_is == "sampled":
+                    device.inexact = "sampled"
+
+
+def _to_columns(entries: Sequence[AllocatorEvent], shift_us: int) -> TraceEvents:
+    """Return entries in the columns of ``TraceEvents``, with their times moved."""
+    stacks = StackTable()
+    return TraceEvents(
+        actions=bytes(ACTIONS.index(each.action) for each in entries),
+        addresses=array("Q", [each.address for each in entries]),
+        sizes=array("q", [each.n_bytes for each in entries]),
+        times_us=array("q", [each.time_us + shift_us for each in entries]),
+        streams=array("q", [each.stream for each in entries]),
+        stacks=array("i", [stacks.place_frames(each.frames) for each in entries]),
+        stack_table=tuple(stacks.stacks),
+    )
+
+
+# -- Whole devices ---------------------------------------------------------------------------------
+
+
+class ReplayMonitor:
+    """The whole devices of a recording, as a ``DeviceMonitor``.
+
+    Args:
+        player: where the recording stands.
+    """
+
+    def __init__(self, player: RecordingPlayer) -> None:
+        self._player = player
+        self._processes = ReplayProcesses(player)
+        self._is_closed = False
+
+    @property
+    def processes(self) -> ReplayProcesses:
+        """The recorded processes."""
+        return self._processes
+
+    def list_infos(self) -> tuple[DeviceInfo, ...]:
+        """Return what the driver listed."""
+        return () if self._is_closed else self._player.recording.visible
+
+    def match(self, uuids: Mapping[str, str]) -> None:
+        """Do nothing: the recording has PyTorch's names."""
+
+    def read_use(self, device: str) -> DeviceUse | None:
+        """Return a whole device at this position; ``None`` where it was not told."""
+        use = None if self._is_closed else self._player.uses.get(device)
+        if use is None or use.used_bytes is use.free_bytes is use.utilization_percent is None:
+            return None
+        return use
+
+    def read_own_use(self, device: str) -> int | None:
+        """Return what the recorded process took of a device; ``None`` where it was not told."""
+        return dict(self.list_processes(device) or ()).get(self._processes.own_pid)
+
+    def list_processes(self, device: str) -> tuple[tuple[int, int | None], ...] | None:
+        """Return who was on a device at this position; ``None`` where it was not told."""
+        listed = None if self._is_closed else self._player.surroundings.processes.get(device)
+        if listed is None:
+            return None
+        return tuple((use.pid, use.n_bytes) for use in sorted(listed, key=lambda use: use.pid))
+
+    def list_failures(self, device: str) -> tuple[str, ...]:
+        """Return what could not be read at this position."""
+        return () if self._is_closed else self._player.surroundings.failures.get(device, ())
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Return nothing: failures are recorded with their devices."""
+        return ()
+
+    def close(self) -> None:
+        """List no devices any more."""
+        self._is_closed = True
+
+
+class ReplayProcesses:
+    """The processes of a recording, as a ``ProcessSource``.
+
+    Args:
+        player: where the recording stands.
+    """
+
+    def __init__(self, player: RecordingPlayer) -> None:
+        self._player = player
+
+    @property
+    def own_pid(self) -> int:
+        """The recorded process's number; 0 where the driver did not list it."""
+        return next((pid for pid, told in self._list_all().items() if told[0] == "own"), 0)
+
+    @property
+    def are_pids_certain(self) -> bool:
+        """Return whether the driver listed the recorded process."""
+        return self.own_pid != 0
+
+    def list_children(self) -> tuple[ChildProcess, ...]:
+        """Return the children at this position."""
+        return tuple(replace(each, devices=()) for each in self._player.surroundings.children)
+
+    def describe(
+        self, pids: Collection[int], *, are_ours: bool | None
+    ) -> Mapping[int, tuple[Relation, str | None]]:
+        """Return what was recorded of processes."""
+        known = {} if are_ours is False else self._list_all()
+        return {pid: known.get(pid, ("other", None)) for pid in pids}
+
+    def _list_all(self) -> dict[int, tuple[Relation, str | None]]:
+        listed = self._player.surroundings.processes.values()
+        return {use.pid: (use.relation, use.name) for each in listed for use in each or ()}

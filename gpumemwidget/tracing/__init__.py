@@ -1,0 +1,1 @@
+"""Find which lines of a cell took memory."""

@@ -1,0 +1,254 @@
+"""Attribute each event of a replay to a site: a stack, with the modules that were running.
+
+Thousands of allocations share one site. The figures of a line, a call or a module are the sums over
+its sites.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.traces import CallMark, NoteKind, TraceNote
+from gpumemwidget.progress import Stage, follow
+from gpumemwidget.tracing.allocator.backward_calls import BackwardCalls
+from gpumemwidget.tracing.allocator.replay import ALLOC, SEGMENT_ALLOC, SEGMENT_MAP, Replay
+from gpumemwidget.tracing.allocator.stacks import Stack, read_stack
+from gpumemwidget.tracing.sources import Sources
+
+__all__ = ["BEFORE", "Attribution", "Site", "attribute_events"]
+
+#: Actions whose stack is the one that was running. The stack of a free may be the allocation's.
+_TAKING = frozenset((ALLOC, SEGMENT_ALLOC, SEGMENT_MAP))
+#: Sites of the blocks from before the cell, and of blocks that a lost event allocated.
+BEFORE, LOST = 0, 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """A place that allocated.
+
+    Attributes:
+        modules: modules that the stack passes through, outermost first; ``()`` if not known.
+    """
+
+    stack: Stack
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attribution:
+    """The sites of a replay's events.
+
+    Attributes:
+        sites: all sites; the first two are ``BEFORE`` and ``LOST``.
+        event_sites: for each event that allocates or frees (type ``i``), the site of its block.
+        initial_sites: for each initial block (type ``i``), its site.
+        notes: on what was inferred.
+    """
+
+    sites: tuple[Site, ...]
+    event_sites: array[int]
+    initial_sites: array[int]
+    notes: tuple[TraceNote, ...]
+
+
+def attribute_events(
+    replay: Replay, sources: Sources, marks: Sequence[CallMark] = ()
+) -> Attribution:
+    """Find the site of each block.
+
+    Args:
+        replay: the events and what they did.
+        sources: which frames are the traced cell's.
+        marks: calls that were seen to begin and end while the events were recorded.
+    """
+    stacks = [read_stack(frames, sources) for frames in replay.events.stack_table]
+    joiner = _AutogradJoiner(replay, sources, stacks, BackwardCalls(marks, sources))
+    joiner.run()
+    modules = _RunningModules(marks)
+
+    nowhere = read_stack((), sources)
+    sites = [Site(nowhere), Site(nowhere)]
+    initial_sites = array("i")
+    lost_sites: dict[tuple[Frame, ...], int] = {}
+    for block in replay.initial_blocks:
+        site = BEFORE if block.is_before else LOST
+        if block.frames:
+            site = lost_sites.setdefault(block.frames, len(sites))
+            if site == len(sites):
+                sites.append(Site(read_stack(block.frames, sources)))
+        initial_sites.append(site)
+
+    event_sites = array("i", bytes(4 * len(replay.events)))
+    known: dict[tuple[int, tuple[str, ...]], int] = {}
+    times_us, event_stacks, partners = replay.events.times_us, joiner.event_stacks, replay.partners
+    n_calls = [stack.n_module_calls if modules else 0 for stack in stacks]
+    for place, change in enumerate(follow(replay.changes, Stage.PLACE_EVENTS, len(replay.changes))):
+        if change > 0:
+            stack = event_stacks[place]
+            names = modules.find(times_us[place], n_calls[stack]) if n_calls[stack] else ()
+            key = (stack, names)
+            site = known.get(key, -1)
+            if site < 0:
+                site = known[key] = len(sites)
+                sites.append(Site(stacks[stack], names))
+            event_sites[place] = site
+        elif change:
+            partner = partners[place]
+            event_sites[place] = (
+                event_sites[partner] if partner >= 0 else initial_sites[-2 - partner]
+            )
+    notes = [
+        TraceNote(kind, n_bytes=joiner.inferred_bytes[kind])
+        for kind in NoteKind
+        if kind in joiner.inferred_bytes
+    ]
+    if ALLOC in replay.events.actions and not any(replay.events.stack_table):
+        notes.append(TraceNote(NoteKind.NO_STACKS))
+    return Attribution(tuple(sites), event_sites, initial_sites, tuple(notes))
+
+
+class _AutogradJoiner:
+    """Appends the stack of the caller of backward to the stacks of autograd's threads.
+
+    Attributes:
+        event_stacks: for each event (type ``i``), the index of its stack in ``stacks``.
+        inferred_bytes: allocated bytes by how the caller was found.
+
+    Args:
+        replay: the events and what they did.
+        sources: which frames are the traced cell's.
+        stacks: those of the events' table; joined stacks are appended.
+        backward_calls: finds the callers.
+    """
+
+    def __init__(
+        self,
+        replay: Replay,
+        sources: Sources,
+        stacks: list[Stack],
+        backward_calls: BackwardCalls,
+    ) -> None:
+        self._replay = replay
+        self._sources = sources
+        self._stacks = stacks
+        self._backward_calls = backward_calls
+        self._joined: dict[tuple[int, tuple[Frame, ...]], int] = {}
+        self.event_stacks: array[int] = replay.events.stacks[:]
+        self.inferred_bytes: dict[NoteKind, int] = {}
+
+    def run(self) -> None:
+        """Join all stacks of autograd's threads."""
+        kinds = bytes(("autograd", "cell", "other").index(stack.kind) for stack in self._stacks)
+        if 0 not in kinds:
+            return
+        waiting: list[int] = []
+        last: Stack | None = None
+        events = self._replay.events
+        for place, (action, stack) in enumerate(zip(events.actions, events.stacks, strict=True)):
+            if action not in _TAKING:
+                continue
+            kind = kinds[stack]
+            if kind == 1:
+                if waiting:
+                    self._join(waiting, last, self._stacks[stack])
+                    waiting = []
+                last = self._stacks[stack]
+            elif kind == 0 and action == ALLOC:
+                waiting.append(place)
+        self._join(waiting, last, None)
+
+    def _join(self, places: Sequence[int], last: Stack | None, following: Stack | None) -> None:
+        """Join the stacks of events between two stacks of the cell."""
+        events = self._replay.events
+        inferred = self._backward_calls.infer(last, following) if places else None
+        for place in places:
+            caller = self._backward_calls.find(events.times_us[place])
+            if caller is None:
+                if inferred is None:
+                    continue
+                caller, how = inferred
+                n_bytes = self._replay.changes[place]
+                self.inferred_bytes[how] = self.inferred_bytes.get(how, 0) + n_bytes
+            key = events.stacks[place], caller
+            if key not in self._joined:
+                frames = events.stack_table[key[0]] + caller
+                self._joined[key] = len(self._stacks)
+                self._stacks.append(read_stack(frames, self._sources))
+            self.event_stacks[place] = self._joined[key]
+
+
+class _RunningModules:
+    """Follows the calls of modules through time.
+
+    Args:
+        marks: calls that were seen to begin and end, of any kind.
+    """
+
+    def __init__(self, marks: Iterable[CallMark]) -> None:
+        # The last one begins first. Of calls that begin in the same microsecond the one that ends
+        # last is around the others.
+        self._coming = sorted(
+            (mark for mark in marks if mark.kind == "module"),
+            key=lambda mark: (mark.start_us, -math.inf if mark.end_us is None else -mark.end_us),
+        )[::-1]
+        self._threads: dict[int, list[CallMark]] = {}
+        self._found: dict[int, tuple[str, ...]] = {}
+        self._time_us = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._coming or self._threads)
+
+    def find(self, time_us: int, n_calls: int) -> tuple[str, ...]:
+        """Return the names of the modules that a stack passes through, the outermost first.
+
+        Args:
+            time_us: when; never earlier than at the last call.
+            n_calls: number of calls of modules in the stack.
+
+        Returns:
+            ``()`` if no thread was running that many modules.
+        """
+        if time_us != self._time_us:
+            self._time_us = time_us
+            if self._advance(time_us):
+                self._found.clear()
+        if n_calls not in self._found:
+            self._found[n_calls] = self._find(n_calls)
+        return self._found[n_calls]
+
+    def _find(self, n_calls: int) -> tuple[str, ...]:
+        for running in self._threads.values():
+            marks = list(running)
+            # A clock of microseconds does not tell what ended from what began in the same one.
+            while len(marks) > n_calls and self._time_us in (marks[-1].start_us, marks[-1].end_us):
+                marks.pop()
+            if len(marks) == n_calls:
+                return tuple([mark.name for mark in marks])
+        return ()
+
+    def _advance(self, time_us: int) -> bool:
+        """Begin and end calls up to a time; return whether any did."""
+        has_changed = False
+        while self._coming and self._coming[-1].start_us <= time_us:
+            mark = self._coming.pop()
+            running = self._threads.setdefault(mark.thread, [])
+            while running and _has_ended(running[-1], mark.start_us, is_next=True):
+                running.pop()
+            running.append(mark)
+            has_changed = True
+        for running in self._threads.values():
+            while running and _has_ended(running[-1], time_us, is_next=False):
+                running.pop()
+                has_changed = True
+        return has_changed
+
+
+def _has_ended(mark: CallMark, time_us: int, *, is_next: bool) -> bool:
+    if mark.end_us is None:
+        return False
+    return mark.end_us < time_us or (is_next and mark.end_us == time_us > mark.start_us)

@@ -1,0 +1,186 @@
+"""List the lines that allocated, each with a tree of the calls below it."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gpumemwidget.model.traces import Call, LineUse, SourceLine, SourceUnit
+from gpumemwidget.tracing.allocator.attribution import BEFORE, Attribution, Site
+from gpumemwidget.tracing.allocator.site_totals import SiteTotals
+from gpumemwidget.tracing.allocator.stacks import Step, fold_frames, name_step
+from gpumemwidget.tracing.sources import Source, Sources
+
+__all__ = ["AllocatingSource", "list_sources"]
+
+#: Lines of an earlier cell or a file that are shown above and below one that allocated.
+_N_CONTEXT = 3
+#: Maximum number of earlier cells and files.
+_MAX_SOURCES = 20
+#: How many calls deep a line opens by default, and at most.
+_DEPTH = 10
+_MAX_DEPTH = 50
+#: Maximum number of calls below one call, and below all lines of a source.
+_MAX_CHILDREN = 64
+_MAX_NODES = 1500
+#: Name of the smallest calls below a call, taken together.
+_OTHER = "other"
+
+
+@dataclass(slots=True, eq=False)
+class _CallNode:
+    """A line, or a call below one.
+
+    Attributes:
+        step: the call; ``None`` for a line, and for the smallest calls taken together.
+        sites: sites below the node.
+        children: all calls below the node.
+        shown: those to show, biggest first.
+    """
+
+    step: Step | None = None
+    sites: list[int] = field(default_factory=list)
+    children: dict[Step, _CallNode] = field(default_factory=dict)
+    shown: list[_CallNode] = field(default_factory=list)
+
+    def add(self, site: int, steps: Iterable[Step]) -> None:
+        """Add a site below a path of calls."""
+        node = self
+        node.sites.append(site)
+        for step in steps:
+            node = node.children.setdefault(step, _CallNode(step))
+            node.sites.append(site)
+
+    def walk(self) -> Iterator[_CallNode]:
+        """Yield this node and all that are shown below it."""
+        yield self
+        for child in self.shown:
+            yield from child.walk()
+
+    def describe(self, describe_use: Callable[[Sequence[int]], LineUse], sources: Sources) -> Call:
+        """Return the record of a call."""
+        calls = tuple([child.describe(describe_use, sources) for child in self.shown])
+        if self.step is None:
+            return Call(_OTHER, "", 0, describe_use(self.sites), calls=calls)
+        frame, module = self.step
+        function = name_step(self.step, sources)
+        use = describe_use(self.sites)
+        return Call(function, frame.filename, frame.line, use, module or None, calls)
+
+
+@dataclass(slots=True, eq=False)
+class AllocatingSource:
+    """A cell or file with the lines that allocated."""
+
+    source: Source
+    lines: dict[int, _CallNode] = field(default_factory=dict)
+
+    def list_groups(self) -> Iterator[Sequence[int]]:
+        """Yield the sites of each line, and of each call that is shown below it."""
+        for line in self.lines.values():
+            for node in line.walk():
+                yield node.sites
+
+    def describe(self, totals: SiteTotals, sources: Sources) -> SourceUnit:
+        """Return the record; ``totals`` must have followed the groups."""
+        source, texts = self.source, self.source.lines
+        if source.kind == "cell":
+            shown = {*self.lines, *range(1, len(texts) + 1)}
+        else:
+            steps = range(-_N_CONTEXT, _N_CONTEXT + 1)
+            near = {number + step for number in self.lines for step in steps}
+            shown = {*self.lines, *(number for number in near if 0 < number <= len(texts))}
+        lines = []
+        for number in sorted(shown):
+            text = texts[number - 1] if 0 < number <= len(texts) else ""
+            node = self.lines.get(number)
+            if node is None:
+                lines.append(SourceLine(number, text))
+                continue
+            calls = tuple([child.describe(totals.describe, sources) for child in node.shown])
+            lines.append(SourceLine(number, text, totals.describe(node.sites), calls))
+        return SourceUnit(source.name, source.filename, source.kind, tuple(lines))
+
+
+def list_sources(
+    attribution: Attribution, sources: Sources, totals: SiteTotals, depth: int | None
+) -> list[AllocatingSource]:
+    """Return the traced cell, then the other sources, the one that allocated most first.
+
+    Args:
+        attribution: the sites.
+        sources: which frames are whose.
+        totals: the bytes of the sites.
+        depth: how many calls deep a line opens at most; ``None``: 10.
+    """
+    traced = AllocatingSource(sources.traced)
+    others: dict[str, AllocatingSource] = {}
+    for index, site in enumerate(attribution.sites):
+        if index != BEFORE:
+            _add_site(index, site, sources, traced, others)
+    ordered = sorted(
+        others.values(),
+        key=lambda other: -sum(totals.sum_allocated(line.sites) for line in other.lines.values()),
+    )
+    found = [traced, *ordered[:_MAX_SOURCES]]
+    for source in found:
+        _choose_calls(source.lines.values(), totals.sum_allocated, depth)
+    return found
+
+
+def _add_site(
+    index: int,
+    site: Site,
+    sources: Sources,
+    traced: AllocatingSource,
+    others: dict[str, AllocatingSource],
+) -> None:
+    """Add a site to the innermost line of each source that its stack passes through."""
+    stack = site.stack
+    if stack.line is not None:
+        steps = fold_frames(stack.frames[: stack.n_below], site.modules)
+        traced.lines.setdefault(stack.line, _CallNode()).add(index, steps)
+    seen = {sources.traced.filename}
+    for place, frame in enumerate(stack.frames[: stack.n_inside]):
+        source = sources.find(frame.filename)
+        if source is None or source.filename in seen:
+            continue
+        seen.add(source.filename)
+        other = others.setdefault(source.filename, AllocatingSource(source))
+        steps = fold_frames(stack.frames[:place], site.modules)
+        other.lines.setdefault(frame.line, _CallNode()).add(index, steps)
+
+
+def _choose_calls(
+    lines: Iterable[_CallNode], weigh: Callable[[Sequence[int]], int], depth: int | None
+) -> None:
+    """Set which calls are shown below lines: the biggest first.
+
+    Args:
+        lines: the nodes of a source's lines.
+        weigh: returns the bytes of some sites.
+        depth: how many calls deep at most.
+    """
+    max_depth = _DEPTH if depth is None else min(depth, _MAX_DEPTH)
+    count = itertools.count()
+    # The heaviest first; equally heavy ones in the order in which they came.
+    waiting = [(-weigh(line.sites), next(count), 0, line) for line in lines]
+    heapq.heapify(waiting)
+    n_left = _MAX_NODES
+    while waiting and n_left > 0:
+        *_, level, node = heapq.heappop(waiting)
+        if level >= max_depth:
+            continue
+        children = sorted(node.children.values(), key=lambda child: -weigh(child.sites))
+        if len(children) > _MAX_CHILDREN:
+            other = _CallNode()
+            for child in children[_MAX_CHILDREN - 1 :]:
+                other.sites += child.sites
+            children = [*children[: _MAX_CHILDREN - 1], other]
+        node.shown = children
+        n_left -= len(children)
+        for child in children:
+            if child.children:
+                heapq.heappush(waiting, (-weigh(child.sites), next(count), level + 1, child))

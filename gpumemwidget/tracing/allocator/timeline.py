@@ -1,0 +1,153 @@
+"""Choose the moments of a device's timeline, and divide what was allocated then into layers."""
+
+from __future__ import annotations
+
+import bisect
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from gpumemwidget.model.traces import Layer, Origin
+from gpumemwidget.recording.thinning import find_extremes
+from gpumemwidget.tracing.allocator.replay import Replay
+from gpumemwidget.tracing.allocator.site_totals import SiteTotals
+from gpumemwidget.tracing.allocator.source_lines import AllocatingSource
+from gpumemwidget.tracing.sources import Source
+
+__all__ = [
+    "MAX_MOMENTS",
+    "Moments",
+    "choose_layer_lines",
+    "choose_moments",
+    "make_layers",
+]
+
+#: Maximum number of moments; of a shorter history all are kept.
+MAX_MOMENTS = 800
+#: Number of cuts by count, and of cuts by time. A stretch keeps five moments at most; the first,
+#: the last and the peak's come on top.
+_N_CUTS = (MAX_MOMENTS - 3) // 10
+#: Number of lines that have a layer of their own.
+_MAX_LINE_LAYERS = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """The moments of a timeline.
+
+    Attributes:
+        stops: for each moment the index of the last event up to it; -1 before all events.
+        times_us: microseconds on the clock of the events, ascending.
+        peak: index of the event with the most allocated, the first of equals; -1 before all events.
+        peak_moment: index of its moment.
+        n_moments: number of moments before thinning.
+    """
+
+    stops: list[int]
+    times_us: list[int]
+    allocated_bytes: list[int]
+    reserved_bytes: list[int]
+    peak: int
+    peak_moment: int
+    n_moments: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was allocated."""
+        return self.allocated_bytes[self.peak_moment]
+
+
+def choose_moments(replay: Replay, start_us: int, end_us: int) -> Moments:
+    """Choose moments such that the eye sees no difference and no extreme is lost.
+
+    Args:
+        replay: the events and what they did.
+        start_us: the time of the moment before the first event.
+        end_us: the time of the moment after the last event.
+    """
+    changes, reserved_changes = replay.changes, replay.reserved_changes
+    # Before the first event, and after each.
+    allocated = array("q", accumulate(changes, initial=replay.start_allocated_bytes))
+    reserved = array("q", accumulate(reserved_changes, initial=replay.start_reserved_bytes))
+    n_unchanged = changes.count(0) + reserved_changes.count(0)
+    n_moments = 1 + 2 * len(changes) - n_unchanged
+    peak = allocated.index(max(allocated))
+    kept = {0, peak}
+    if n_moments < MAX_MOMENTS:
+        pairs = zip(changes, reserved_changes, strict=True)
+        kept.update(place for place, pair in enumerate(pairs, 1) if any(pair))
+    else:
+        columns = allocated, reserved
+        for stretch in _cut(replay.events.times_us):
+            kept.add(stretch[-1])
+            kept.update(find_extremes(stretch, highest=columns, lowest=columns))
+    places = sorted(kept)
+    times_us = [start_us, *(replay.events.times_us[place - 1] for place in places if place)]
+    # Threads may note their events a moment late.
+    times_us = list(accumulate(times_us, max))
+    peak_moment = places.index(peak)
+    if end_us > times_us[-1]:
+        places.append(len(changes))
+        times_us.append(end_us)
+    return Moments(
+        stops=[place - 1 for place in places],
+        times_us=times_us,
+        allocated_bytes=[allocated[place] for place in places],
+        reserved_bytes=[reserved[place] for place in places],
+        peak=peak - 1,
+        peak_moment=peak_moment,
+        n_moments=n_moments,
+    )
+
+
+def choose_layer_lines(source: AllocatingSource, totals: SiteTotals) -> list[int]:
+    """Return the lines to give a layer: those that hold most at the peak, then at the end."""
+
+    def rank(line: int) -> tuple[int, int, int]:
+        sites = source.lines[line].sites
+        at_peak = sum([totals.at_peak_bytes[site] for site in sites])
+        return -at_peak, -sum([totals.net_bytes[site] for site in sites]), line
+
+    return sorted(source.lines, key=rank)[:_MAX_LINE_LAYERS]
+
+
+def make_layers(
+    moments: Moments, rows: Sequence[Sequence[int]], lines: Sequence[int], cell: Source
+) -> tuple[Layer, ...]:
+    """Return the layers from the bottom up, without those that never hold anything.
+
+    Args:
+        moments: the timeline's.
+        rows: for each moment the bytes from before the cell, of each line, and outside its lines.
+        lines: the lines that have a layer.
+        cell: the traced cell.
+    """
+    texts = cell.lines
+    before, *held, outside = (tuple(column) for column in zip(*rows, strict=True))
+    others = tuple(
+        allocated - sum(row) for allocated, row in zip(moments.allocated_bytes, rows, strict=True)
+    )
+    layers = [Layer(Origin.BEFORE_CELL, "", None, None, before)]
+    for line, held_bytes in zip(lines, held, strict=True):
+        text = texts[line - 1].strip() if line <= len(texts) else ""
+        layers.append(Layer(Origin.LINE, text, cell.name, line, held_bytes))
+    layers.append(Layer(Origin.OTHER_LINES, "", None, None, others))
+    layers.append(Layer(Origin.OUTSIDE_LINES, "", None, None, outside))
+    return tuple([layer for layer in layers if any(layer.held_bytes)])
+
+
+def _cut(times_us: array[int]) -> Iterator[range]:
+    """Cut the moments into stretches that are equal in number or in time, whichever is shorter.
+
+    Equal in number for where events crowd, equal in time for where they are few.
+    """
+    n_moments = len(times_us) + 1
+    first_us, last_us = times_us[0], times_us[-1]
+    cuts = {n_moments * part // _N_CUTS for part in range(_N_CUTS)}
+    cuts.update(
+        1 + bisect.bisect_left(times_us, first_us + (last_us - first_us) * part // _N_CUTS)
+        for part in range(1, _N_CUTS)
+    )
+    cuts.add(n_moments)
+    return (range(start, stop) for start, stop in pairwise(sorted(cuts)))

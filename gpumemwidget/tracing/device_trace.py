@@ -1,0 +1,284 @@
+"""Describe what a traced cell's lines did to one device, from the allocator's history.
+
+The history is replayed, its events are attributed to stacks, and the stacks to lines and calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+from gpumemwidget.model.cells import CellDevice, Span
+from gpumemwidget.model.devices import PeakIs
+from gpumemwidget.model.ownership import BlockNames, MemoryKind
+from gpumemwidget.model.traces import (
+    AllocatorTrace,
+    CallMark,
+    DeviceTrace,
+    NoteKind,
+    Origin,
+    PeakPart,
+    Timeline,
+    TraceNote,
+)
+from gpumemwidget.tracing.allocator.attribution import BEFORE, Attribution, attribute_events
+from gpumemwidget.tracing.allocator.layout import BlockLayout
+from gpumemwidget.tracing.allocator.replay import Replay, begins_with_events, replay
+from gpumemwidget.tracing.allocator.site_totals import SiteTotals
+from gpumemwidget.tracing.allocator.source_lines import list_sources
+from gpumemwidget.tracing.allocator.timeline import (
+    Moments,
+    choose_layer_lines,
+    choose_moments,
+    make_layers,
+)
+from gpumemwidget.tracing.sources import Sources
+
+__all__ = ["describe_device"]
+
+#: Maximum number of parts of the peak; smaller ones are added up by line and kind.
+_MAX_PEAK_PARTS = 200
+
+_PartKind: TypeAlias = "MemoryKind | Literal['freed since']"
+_PartKey: TypeAlias = "tuple[Origin, int | None, _PartKind, str | None]"
+
+
+def describe_device(
+    trace: AllocatorTrace,
+    *,
+    sources: Sources,
+    start_us: int,
+    cell: CellDevice | None = None,
+    marks: Sequence[CallMark] = (),
+    names: BlockNames | None = None,
+    depth: int | None = None,
+) -> DeviceTrace:
+    """Describe what the traced cell's lines did to one device.
+
+    Args:
+        trace: the allocator's events, and the segments before and after.
+        sources: which frames are the cell's, earlier cells' and the user's files'.
+        start_us: when the cell began, in microseconds on the clock of the events.
+        cell: the counters of the cell; ``None`` if they were not read.
+        marks: calls that were seen to begin and end while the cell ran.
+        names: kind and owner of each block at the end; ``None``: not known.
+        depth: how many calls deep a line opens at most; 0 for lines alone.
+
+    Returns:
+        A record in which the figures of the lines agree with the segments before and after. Where
+        they don't, and where events are missing, its notes say so and its peak is the counters'.
+    """
+    replayed = replay(trace)
+    is_complete = not replayed.n_dropped and (trace.is_whole or begins_with_events(trace))
+    times_us = replayed.events.times_us
+    began_us = max(trace.start_us, start_us)
+    if not is_complete:
+        began_us = times_us[0] if times_us else trace.end_us
+    moments = choose_moments(replayed, began_us, trace.end_us)
+    attribution = attribute_events(replayed, sources, marks)
+    totals = SiteTotals(replayed, attribution, moments.peak)
+    found = list_sources(attribution, sources, totals, depth)
+    unplaced = [
+        index
+        for index, site in enumerate(attribution.sites)
+        if index != BEFORE and site.stack.line is None
+    ]
+    layer_lines = choose_layer_lines(found[0], totals)
+    rows = totals.follow(
+        [group for source in found for group in source.list_groups()],
+        [[BEFORE], *(found[0].lines[line].sites for line in layer_lines), unplaced],
+        moments.stops,
+    )
+    is_exact = trace.is_whole and not trace.ends_early and is_complete and replayed.agrees
+    allocated, reserved, peak_is, notes = _choose_spans(trace, moments, cell, is_exact=is_exact)
+    before = totals.describe([BEFORE])
+    if not is_complete:
+        # Blocks from before the cell that went before the first known event count, too.
+        blocks = BlockLayout(trace.before).active.values()
+        before = replace(
+            before, allocated_bytes=sum(blocks), n_allocs=len(blocks), highest_bytes=sum(blocks)
+        )
+    since_s = None if is_complete else max(0, began_us - start_us) / 1e6
+    notes += _describe_missing(trace, replayed, moments, allocated, since_s)
+    return DeviceTrace(
+        device=trace.device,
+        allocated=allocated,
+        reserved=reserved,
+        peak_is=peak_is,
+        timeline=Timeline(
+            times_s=tuple([max(0, time_us - start_us) / 1e6 for time_us in moments.times_us]),
+            allocated_bytes=tuple(moments.allocated_bytes),
+            reserved_bytes=tuple(moments.reserved_bytes),
+            layers=make_layers(moments, rows, layer_lines, sources.traced),
+            peak=moments.peak_moment,
+            n_moments=moments.n_moments,
+        ),
+        units=tuple([source.describe(totals, sources) for source in found]),
+        before=before,
+        unplaced=totals.describe(unplaced),
+        peak=_list_peak_parts(replayed, attribution, moments.peak, sources.traced.name, names),
+        n_events=len(trace.events),
+        complete_since_s=since_s,
+        notes=(
+            *(TraceNote(NoteKind.MESSAGE, text) for text in trace.notes),
+            *notes,
+            *attribution.notes,
+        ),
+    )
+
+
+def _choose_spans(
+    trace: AllocatorTrace, moments: Moments, cell: CellDevice | None, *, is_exact: bool
+) -> tuple[Span, Span, PeakIs | None, list[TraceNote]]:
+    """Return the spans of allocated and reserved, what their peaks are, and notes.
+
+    Args:
+        trace: the allocator's events, and the segments before and after.
+        moments: the moments of the replay.
+        cell: the counters of the cell; where they are known, they are taken.
+        is_exact: whether the replay is complete; else the counters' peaks count.
+    """
+    before, after = BlockLayout(trace.before), BlockLayout(trace.after)
+    start_bytes = before.allocated_bytes, before.reserved_bytes
+    if begins_with_events(trace) and not trace.before:
+        # The segments before the cell were not read.
+        start_bytes = moments.allocated_bytes[0], moments.reserved_bytes[0]
+    replayed = (
+        Span(start_bytes[0], after.allocated_bytes, moments.peak_bytes),
+        Span(start_bytes[1], after.reserved_bytes, max(moments.reserved_bytes)),
+    )
+    if cell is None:
+        return *replayed, "exact" if is_exact else "at least", []
+    notes: list[TraceNote] = []
+    spans = []
+    for what, counted, seen in zip(
+        ("allocated", "reserved"), (cell.allocated, cell.reserved), replayed, strict=True
+    ):
+        peak_bytes = counted.peak_bytes
+        if peak_bytes is None or (is_exact and cell.peak_is != "exact"):
+            peak_bytes = seen.peak_bytes
+        elif is_exact:
+            notes += _compare(what, counted, seen)
+        else:
+            peak_bytes = max(peak_bytes, seen.peak_bytes or 0)
+        spans.append(
+            Span(
+                seen.before_bytes if counted.before_bytes is None else counted.before_bytes,
+                seen.after_bytes if counted.after_bytes is None else counted.after_bytes,
+                peak_bytes,
+            )
+        )
+    allocated, reserved = spans
+    peak_is: PeakIs | None = "exact"
+    if not is_exact:
+        peak_is = "at least" if cell.allocated.peak_bytes is None else cell.peak_is
+    return allocated, reserved, peak_is, notes
+
+
+def _compare(what: str, counted: Span, replayed: Span) -> list[TraceNote]:
+    figures = (
+        (NoteKind.START_DIFFERS, counted.before_bytes, replayed.before_bytes),
+        (NoteKind.END_DIFFERS, counted.after_bytes, replayed.after_bytes),
+        (NoteKind.PEAK_DIFFERS, counted.peak_bytes, replayed.peak_bytes),
+    )
+    return [
+        TraceNote(kind, what, counter, history)
+        for kind, counter, history in figures
+        if counter is not None and counter != history
+    ]
+
+
+def _describe_missing(
+    trace: AllocatorTrace,
+    replayed: Replay,
+    moments: Moments,
+    allocated: Span,
+    since_s: float | None,
+) -> list[TraceNote]:
+    """Return notes on events that are missing, or that contradict the segments at the end."""
+    notes = []
+    if since_s is not None:
+        kind = NoteKind.EVENTS_MISSING if trace.is_whole else NoteKind.OLDEST_EVENTS_LOST
+        notes.append(TraceNote(kind, seconds=since_s))
+        peak_bytes = allocated.peak_bytes
+        if peak_bytes is not None and peak_bytes > moments.peak_bytes:
+            kind = NoteKind.PEAK_NOT_IN_EVENTS
+            notes.append(TraceNote(kind, "", peak_bytes, moments.peak_bytes))
+    if not replayed.agrees:
+        notes.append(TraceNote(NoteKind.REPLAY_DIFFERS))
+    return notes
+
+
+# -- What made the peak ----------------------------------------------------------------------------
+
+
+def _list_peak_parts(
+    replayed: Replay, attribution: Attribution, peak: int, unit: str, names: BlockNames | None
+) -> tuple[PeakPart, ...]:
+    """Return the blocks in use at the peak, added up by line, kind and owner, biggest first.
+
+    Args:
+        replayed: the events and what they did.
+        attribution: the sites of their blocks.
+        peak: index of the event with the most allocated; -1 if that was before all events.
+        unit: the traced cell's name.
+        names: kind and owner of each block at the end; ``None``: not known.
+    """
+    sums: dict[_PartKey, tuple[int, int]] = {}
+    for site, n_bytes, address in _list_blocks_at_peak(replayed, attribution, peak):
+        line = attribution.sites[site].stack.line
+        origin = Origin.OUTSIDE_LINES if line is None else Origin.LINE
+        if site == BEFORE:
+            origin = Origin.BEFORE_CELL
+        kind: _PartKind = "freed since"
+        owner = None
+        if address is not None:
+            kind, owner = (names or {}).get(address, ("unknown", None))
+        _add_part(sums, (origin, line, kind, owner or None), n_bytes, 1)
+    parts = _sort_parts(sums)
+    if len(parts) > _MAX_PEAK_PARTS:
+        sums = {}
+        for (origin, line, kind, _), (n_bytes, n_blocks) in parts[_MAX_PEAK_PARTS:]:
+            _add_part(sums, (origin, line, kind, None), n_bytes, n_blocks)
+        for key, (n_bytes, n_blocks) in parts[:_MAX_PEAK_PARTS]:
+            _add_part(sums, key, n_bytes, n_blocks)
+        parts = _sort_parts(sums)
+    return tuple(
+        PeakPart(origin, None if line is None else unit, line, kind, owner, n_bytes, n_blocks)
+        for (origin, line, kind, owner), (n_bytes, n_blocks) in parts
+    )
+
+
+def _list_blocks_at_peak(
+    replayed: Replay, attribution: Attribution, peak: int
+) -> Iterator[tuple[int, int, int | None]]:
+    """Yield the site and bytes of each block, and its address if it is in use at the end."""
+    for block, site in zip(replayed.initial_blocks, attribution.initial_sites, strict=True):
+        if not 0 <= block.freed_at <= peak:
+            yield site, block.n_bytes, block.address if block.freed_at < 0 else None
+    addresses, sites = replayed.events.addresses, attribution.event_sites
+    for place, (change, freed_at) in enumerate(
+        zip(replayed.changes[: peak + 1], replayed.partners[: peak + 1], strict=True)
+    ):
+        if change > 0 and not 0 <= freed_at <= peak:
+            yield sites[place], change, addresses[place] if freed_at < 0 else None
+
+
+def _add_part(
+    sums: dict[_PartKey, tuple[int, int]], key: _PartKey, n_bytes: int, n_blocks: int
+) -> None:
+    known_bytes, known_blocks = sums.get(key, (0, 0))
+    sums[key] = known_bytes + n_bytes, known_blocks + n_blocks
+
+
+def _sort_parts(
+    sums: dict[_PartKey, tuple[int, int]],
+) -> list[tuple[_PartKey, tuple[int, int]]]:
+    """Return the biggest first, and equally big ones in an order that is always the same."""
+
+    def rank(item: tuple[_PartKey, tuple[int, int]]) -> tuple[object, ...]:
+        (origin, line, kind, owner), (n_bytes, _) = item
+        return -n_bytes, origin.value, line or 0, kind, owner or ""
+
+    return sorted(sums.items(), key=rank)

@@ -1,0 +1,1 @@
+"""The host's memory, read as each line of a cell begins."""

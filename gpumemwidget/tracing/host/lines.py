@@ -1,0 +1,82 @@
+"""Describe how each line of a cell changed the host's memory, from readings at its lines."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from gpumemwidget.model.cells import CellDevice
+from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.traces import HostLine, HostLines
+from gpumemwidget.tracing.host.line_watch import LineReadings, LineWatch
+from gpumemwidget.tracing.host.monitoring import MonitoringWatch
+from gpumemwidget.tracing.host.settrace import SettraceWatch
+from gpumemwidget.tracing.sources import Source, Sources
+
+__all__ = ["describe_lines", "watch_lines"]
+
+#: Number of lines of a file shown on either side of one that changed something.
+_N_AROUND = 2
+
+
+def watch_lines(read: Callable[[], int], *, on_interrupt: Callable[[], None]) -> LineWatch:
+    """Return the ``LineWatch`` for this release of Python."""
+    if sys.version_info >= (3, 12):
+        return MonitoringWatch(read, on_interrupt=on_interrupt)
+    return SettraceWatch(read, on_interrupt=on_interrupt)
+
+
+def describe_lines(
+    readings: LineReadings, sources: Sources, cell: CellDevice | None = None
+) -> HostLines:
+    """Return the changes by the lines of the traced source.
+
+    Args:
+        readings: the readings at the lines.
+        sources: the cell, or the file that the ``with`` block stands in, and its parts.
+        cell: the host in the cell's record; ``None`` where its end could not be read.
+    """
+    source = sources.traced
+
+    def number(place: tuple[str, int]) -> int:
+        return sources.find_line(Frame(*place, "")) or 0
+
+    changes: Counter[int] = Counter()
+    for place, n_bytes in readings.changes.items():
+        changes[number(place)] += n_bytes
+    read_bytes = changes.total() + readings.unread_bytes
+    del changes[0]
+    before_bytes = None if cell is None else cell.allocated.before_bytes
+    after_bytes = None if cell is None else cell.allocated.after_bytes
+    if before_bytes is None:
+        before_bytes = readings.start_bytes
+    if after_bytes is None:
+        after_bytes = readings.start_bytes + read_bytes
+    return HostLines(
+        name=source.name,
+        filename=source.filename,
+        kind="file" if source.kind == "file" else "cell",
+        lines=_list_lines(source, changes),
+        before_bytes=before_bytes,
+        after_bytes=after_bytes,
+        # Includes the few bytes between our first and last readings and those of the record.
+        outside_bytes=after_bytes - before_bytes - changes.total() - readings.unread_bytes,
+        unread_bytes=readings.unread_bytes,
+        unread_lines=tuple(sorted({number(place) for place in readings.unread_lines} - {0})),
+        n_readings=readings.n_readings,
+        notes=readings.notes,
+    )
+
+
+def _list_lines(source: Source, changes: Mapping[int, int]) -> tuple[HostLine, ...]:
+    texts = source.lines
+    numbers: Iterable[int] = range(1, max([len(texts), *changes]) + 1)
+    if source.kind == "file":
+        steps = range(-_N_AROUND, _N_AROUND + 1)
+        near = {line + step for line, n_bytes in changes.items() if n_bytes for step in steps}
+        numbers = (number for number in numbers if number in near)
+    return tuple(
+        HostLine(line, texts[line - 1] if line <= len(texts) else "", changes.get(line, 0))
+        for line in numbers
+    )

@@ -1,0 +1,240 @@
+"""Find the source of a frame: the traced cell, an earlier cell, a file of the user's, a library.
+
+A frame has a file name and a line. A cell's file name is the one that it was compiled under;
+``linecache`` has its text, as for tracebacks.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import PurePath
+from stat import S_ISREG
+from typing import Literal
+
+from gpumemwidget.model.segments import Frame
+
+__all__ = ["Source", "Sources", "align_typed", "is_library", "read_source"]
+
+#: Files of the standard library and of installed packages, here and on the machine of a recording,
+#: and files that torch.compile wrote.
+_LIBRARIES = re.compile(
+    r"[/\\](site|dist)-packages[/\\]|^<frozen |[/\\]lib[/\\]python3\.\d+[/\\]"
+    r"|[/\\]torchinductor_|^<eval_with_key>|^"
+    + "|^".join(re.escape(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
+)
+_INDENT = re.compile(r"[ \t]*")
+_DEFINITION = re.compile(r"(?:async\s+def|def|class)\s+([^\W\d]\w*)")
+#: File names under which ``%%time`` compiles its body.
+_TIMED = ("<timed exec>", "<timed eval>")
+#: Limits of a file that is read; the lines of a larger one have no text.
+_MAX_LINES = 50_000
+_MAX_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A cell or a file of the user's.
+
+    Attributes:
+        name: ``In[7]``, ``train.py``.
+        filename: the name that its code is compiled under.
+        kind: the traced cell, an earlier cell, or a file.
+        text: ``""`` if it is not known.
+    """
+
+    name: str
+    filename: str
+    kind: Literal["cell", "earlier cell", "file"]
+    text: str
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines without their ends; line 1 is at index 0."""
+        return self.text.splitlines()
+
+
+class Sources:
+    """Finds which source a frame belongs to.
+
+    Args:
+        traced: the traced cell, with lines numbered as those of the compiled code.
+        cells: numbers of cells by the names of their compiled files.
+        also: other file names of parts of the traced cell, each with the number of the cell's lines
+            above the part; the cell's own name, if its code begins further down.
+        read: returns the lines of a file with their ends, ``[]`` if they are not known.
+    """
+
+    def __init__(
+        self,
+        traced: Source,
+        *,
+        cells: Mapping[str, int] | None = None,
+        also: Mapping[str, int] | None = None,
+        read: Callable[[str], list[str]] | None = None,
+    ) -> None:
+        self.traced = traced
+        self._cells = dict(cells or {})
+        self._offsets = {traced.filename: 0, **(also or {})}
+        self._read = read_source if read is None else read
+        self._found: dict[str, Source | None] = {}
+        self._lines: dict[str, list[str]] = {}
+
+    def find(self, filename: str) -> Source | None:
+        """Return the source of a file; ``None`` for a library's."""
+        if filename not in self._found and filename not in self._offsets:
+            offset = self._find_part(filename)
+            if offset is None:
+                self._found[filename] = self._make(filename)
+            else:
+                self._offsets[filename] = offset
+        return self.traced if filename in self._offsets else self._found[filename]
+
+    def find_line(self, frame: Frame) -> int | None:
+        """Return the line of the traced cell that a frame is at; ``None`` in another source."""
+        if frame.filename not in self._found:
+            self.find(frame.filename)
+        offset = self._offsets.get(frame.filename)
+        return None if offset is None else frame.line + offset
+
+    def read_lines(self, filename: str) -> list[str]:
+        """Return the lines of any file, a library's too; ``[]`` if they can't be read."""
+        if filename in self._offsets:
+            return self.traced.lines
+        if filename not in self._lines:
+            lines = self._read(filename) if filename else []
+            self._lines[filename] = lines if len(lines) <= _MAX_LINES else []
+        return self._lines[filename]
+
+    def qualify(self, frame: Frame) -> str:
+        """Return a frame's function with the classes and functions around it: ``Net.forward``.
+
+        They are read from the text, as far as it still is what ran; else the name stands alone.
+        """
+        line = self.find_line(frame)
+        lines = self.read_lines(frame.filename)
+        number = frame.line if line is None else line
+        if not frame.function.isidentifier() or not 0 < number <= len(lines):
+            return frame.function
+        names: list[str] = []
+        limit = _indent(lines[number - 1])
+        if _DEFINITION.match(lines[number - 1].strip()):
+            # A function of one line is around itself.
+            limit += 1
+        for text in reversed(lines[:number]):
+            stripped = text.strip()
+            # A closing bracket may stand at any column.
+            if not stripped or stripped[0] in ")]}#" or _indent(text) >= limit:
+                continue
+            found = _DEFINITION.match(stripped)
+            if found:
+                names.append(found[1])
+            limit = _indent(text)
+            if not limit:
+                break
+        if frame.function not in names:
+            return frame.function
+        return ".".join(reversed(names[names.index(frame.function) :]))
+
+    def _find_part(self, filename: str) -> int | None:
+        """Return the number of the traced cell's lines above a part that is compiled by itself.
+
+        Such parts are the bodies of ``%%time`` and ``%%capture``. ``None`` for another file.
+        """
+        lines = self.traced.lines
+        n_heads = _count_heads(lines)
+        if filename in _TIMED and n_heads:
+            return n_heads
+        number = self._cells.get(filename)
+        if not n_heads or (f"In[{number}]" != self.traced.name and number is not None):
+            return None
+        if number is None and is_library(filename):
+            return None
+        part = "".join(self.read_lines(filename)).strip("\n").splitlines()
+        while lines and not lines[-1].strip():
+            lines.pop()
+        offset = len(lines) - len(part)
+        if not part or offset < n_heads or any(map(str.strip, lines[n_heads:offset])):
+            return None
+        is_same = all(
+            line == typed or typed.lstrip().startswith(("%", "!"))
+            for line, typed in zip(part, lines[offset:], strict=True)
+        )
+        return offset if is_same else None
+
+    def _make(self, filename: str) -> Source | None:
+        number = self._cells.get(filename)
+        if number is None and (not filename or is_library(filename)):
+            return None
+        name = PurePath(filename).name if number is None else f"In[{number}]"
+        text = "".join(self.read_lines(filename))
+        if number is None and not text and filename.startswith("<"):
+            return None  # Code that was generated and has no source.
+        return Source(name, filename, "file" if number is None else "earlier cell", text)
+
+
+def read_source(filename: str) -> list[str]:
+    """Return the lines of a file with their ends, as tracebacks do; ``[]`` if there are none.
+
+    A trace from a file may name anything: only a regular file is read, as a device may never end.
+    """
+    try:
+        if filename not in linecache.cache and os.path.exists(filename):  # noqa: PTH110 - as it is
+            stat = os.stat(filename)  # noqa: PTH116 - a string as it is
+            if not S_ISREG(stat.st_mode) or stat.st_size > _MAX_BYTES:
+                return []
+        return linecache.getlines(filename)
+    except (OSError, ValueError, MemoryError):  # A name with a zero or half a character in it.
+        return []
+
+
+def align_typed(typed: str, compiled: str) -> str:
+    """Return a cell's text as it was typed, with the line numbers of the compiled code.
+
+    IPython removes blank lines above a cell and rewrites magics, mostly line for line. Otherwise
+    only the compiled text has the right numbers, and is returned. (The body of another cell magic
+    is compiled by itself, and found by its text.)
+
+    Args:
+        typed: the text as the user typed it, with the line of ``%%memtrace``.
+        compiled: the text that ``linecache`` has.
+    """
+    lines = typed.splitlines()
+    while lines and not lines[0].strip():
+        del lines[0]
+    while lines and not lines[-1].strip():
+        lines.pop()
+    others = compiled.rstrip().splitlines()
+    is_kept = len(lines) == len(others) or _count_heads(lines) > _count_heads(lines[:1])
+    return "\n".join(lines) if is_kept else compiled
+
+
+@lru_cache(maxsize=4096)
+def is_library(filename: str) -> bool:
+    """Return whether a file belongs to an installed package or to Python itself.
+
+    Args:
+        filename: the name in a code object.
+    """
+    return _LIBRARIES.search(filename) is not None
+
+
+def _count_heads(lines: Sequence[str]) -> int:
+    """Return the number of lines up to the last cell magic that a cell begins with."""
+    n_heads = 0
+    for number, line in enumerate(lines, 1):
+        if line.lstrip().startswith("%%"):
+            n_heads = number
+        elif line.strip():
+            break
+    return n_heads
+
+
+def _indent(text: str) -> int:
+    found = _INDENT.match(text)
+    return len(found[0].expandtabs()) if found else 0

@@ -1,0 +1,225 @@
+"""Write a traced cell to a file of JSON, and read it back.
+
+    {"format": "gpumemwidget trace", "version": 1, "units": …, "trace": {…}}
+
+``trace`` has the fields of the records in ``model/traces.py``. Any other file is refused, with the
+first place that is wrong, so that nobody looks at guessed figures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import types
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from gpumemwidget.errors import FileError
+from gpumemwidget.model.traces import CellTrace
+from gpumemwidget.recording.files import find_target, refuse_target, write_whole
+
+__all__ = ["check_target", "format_trace", "parse_trace", "read_trace", "write_trace"]
+
+_FORMAT = "gpumemwidget trace"
+_VERSION = 1
+_SUFFIX = ".json"
+_UNITS = {"_bytes": "bytes", "_s": "seconds, times_s since the cell's start"}
+#: Maximum size of a file that is read: traces take a few MB.
+_MAX_BYTES = 512 << 20
+
+
+class _WrongValueError(Exception):
+    """A value does not fit its field."""
+
+
+def check_target(path: str | os.PathLike[str], *, force: bool = False) -> Path:
+    """Return the file to write a trace to; refuse a wrong one before anything is traced.
+
+    Raises:
+        FileError: its suffix is not ``.json``, its folder does not exist, or the file does.
+    """
+    target = find_target(path)
+    if target.suffix.lower() != _SUFFIX:
+        raise FileError(f"{target.name!r} is no name for a trace: give one that ends in {_SUFFIX}")
+    refuse_target(target, force=force)
+    return target
+
+
+def write_trace(trace: CellTrace, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+    """Write a trace to a file, which appears whole or not at all.
+
+    Args:
+        trace: the traced cell or block.
+        path: a name that ends in ``.json``; ``~`` is the home folder.
+        force: replace a file that is there.
+
+    Returns:
+        The path of the file that was written.
+
+    Raises:
+        FileError: it can't be written there; nothing was.
+    """
+    target = check_target(path, force=force)
+    write_whole(target, format_trace(trace).encode(), force=force)
+    return target
+
+
+def read_trace(path: str | os.PathLike[str]) -> CellTrace:
+    """Read a trace that ``write_trace`` has written.
+
+    Raises:
+        FileError: it can't be read, or is not such a file.
+    """
+    source = find_target(path)
+    try:
+        if source.stat().st_size > _MAX_BYTES:
+            raise FileError(f"{source} is too big for a trace of ours: give another file")
+        content = source.read_bytes()
+    except OSError as exc:
+        raise FileError(f"can't read {source}: {exc.strerror or exc}") from None
+    try:
+        return parse_trace(content)
+    except FileError as exc:
+        raise FileError(f"{source}: {exc}") from None
+
+
+def format_trace(trace: CellTrace) -> str:
+    """Return a trace as the file's text."""
+    content = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "units": _UNITS,
+        "trace": _to_plain(trace),
+    }
+    # ASCII, as surrogates that belong to no pair can't be written as UTF-8.
+    return json.dumps(content, separators=(",", ":")) + "\n"
+
+
+def parse_trace(content: bytes | str) -> CellTrace:
+    """Return the trace in a file's content.
+
+    Raises:
+        FileError: the content is not ours, cut short, damaged or of another version.
+    """
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError) as exc:
+        why = "it lies too deep" if isinstance(exc, RecursionError) else str(exc)
+        raise FileError(f"this is no trace of gpumemwidget's, or is cut short ({why})") from None
+    if not isinstance(data, dict) or data.get("format") != _FORMAT:
+        raise FileError('this is no trace of gpumemwidget\'s: it does not say "format"')
+    if data.get("version") != _VERSION:
+        raise FileError(
+            f"this trace is of version {str(data.get('version'))[:20]}, and we read version "
+            f"{_VERSION}: read it with the gpumemwidget that wrote it"
+        )
+    try:
+        trace: CellTrace = _read(CellTrace, data.get("trace"), "trace")
+        _check(trace)
+    except _WrongValueError as exc:
+        raise FileError(f"this trace is damaged: {exc}") from None
+    except RecursionError:
+        raise FileError("this trace is damaged: its calls lie too deep") from None
+    return trace
+
+
+def _to_plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {
+            field.name: _to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return [_to_plain(item) for item in value]
+    return value
+
+
+@functools.cache
+def _list_fields(kind: Any) -> Mapping[str, Any]:
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """Return the record of type ``kind`` with the values of a JSON object."""
+    fields = _list_fields(kind)
+    if not isinstance(value, dict) or value.keys() != fields.keys():
+        raise _WrongValueError(f"{where} has not the fields that it should have")
+    return kind(
+        **{name: _read_value(hint, value[name], f"{where}.{name}") for name, hint in fields.items()}
+    )
+
+
+def _read_value(hint: Any, value: Any, where: str) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (types.UnionType, Union):
+        return _read_union(arguments, value, where)
+    if origin is Literal:
+        if type(value) is str and value in arguments:
+            return value
+        raise _WrongValueError(f"{where} is none of what it may be")
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        if type(value) is str and value in [member.value for member in hint]:
+            return hint(value)
+        raise _WrongValueError(f"{where} is none of what it may be")
+    if origin is tuple:
+        return _read_column(arguments[0], value, where)
+    if dataclasses.is_dataclass(hint):
+        return _read(hint, value, where)
+    return _read_plain(hint, value, where)
+
+
+def _read_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    *others, last = [kind for kind in kinds if kind is not type(None)]
+    if value is None and type(None) in kinds:
+        return None
+    for kind in others:
+        try:
+            return _read_value(kind, value, where)
+        except _WrongValueError:
+            continue
+    return _read_value(last, value, where)
+
+
+def _read_column(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, list):
+        raise _WrongValueError(f"{where} is no list")
+    if kind is int and all(type(item) is int for item in value):
+        return tuple(value)  # Faster for the timeline's many values.
+    return tuple(_read_value(kind, item, f"{where}[{n}]") for n, item in enumerate(value))
+
+
+def _read_plain(kind: Any, value: Any, where: str) -> Any:
+    if kind is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    if kind in (int, str, bool) and type(value) is kind:
+        return value
+    named = {int: "number", float: "number", bool: "true or false"}.get(kind, "text")
+    raise _WrongValueError(f"{where} is no {named}")
+
+
+def _check(trace: CellTrace) -> None:
+    """Check what the reports rely on."""
+    for n, device in enumerate(trace.devices):
+        where = f"trace.devices[{n}]"
+        if not device.units:
+            raise _WrongValueError(f"{where}.units is empty")
+        timeline = device.timeline
+        if timeline is None:
+            continue
+        columns = [
+            *(timeline.allocated_bytes, timeline.reserved_bytes),
+            *(layer.held_bytes for layer in timeline.layers),
+        ]
+        if not timeline.times_s or any(len(column) != len(timeline.times_s) for column in columns):
+            raise _WrongValueError(f"{where}.timeline has columns of different lengths")
+        if not 0 <= timeline.peak < len(timeline.times_s):
+            raise _WrongValueError(f"{where}.timeline.peak is none of its moments")
+        if list(timeline.times_s) != sorted(timeline.times_s):
+            raise _WrongValueError(f"{where}.timeline goes back in time")

@@ -1,0 +1,313 @@
+"""Show the dashboard: a live plot, the cells, the variables with their release, whole devices.
+
+The dashboard is an anywidget that draws with plotly.js in the browser. The kernel sends each sample
+as a small binary message; a page that joins late, or is loaded anew, gets all that it needs with
+the widget's state, which is put together when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import anywidget
+import traitlets
+from IPython.core.display_functions import DisplayHandle, display
+from IPython.core.getipython import get_ipython
+
+from gpumemwidget.model.devices import DeviceReport
+from gpumemwidget.report.render.document import Document, Note
+from gpumemwidget.report.report import Report, report_ledger, report_stat
+from gpumemwidget.session.session import Session
+from gpumemwidget.widgets.device_panel import DevicePanel, DeviceUseHistory
+from gpumemwidget.widgets.feed import OPENING, Feed
+from gpumemwidget.widgets.frontend import read_css, read_esm, read_plotly
+from gpumemwidget.widgets.messages import (
+    DASHBOARD_REQUESTS,
+    Message,
+    check_request,
+    describe_failure,
+)
+from gpumemwidget.widgets.panel import CELL_PAUSE_S, schedule_on_main
+from gpumemwidget.widgets.static_copies import NOTHING, wrap_copy
+from gpumemwidget.widgets.variables_panel import VariablesPanel
+
+__all__ = ["Dashboard", "open_dashboard"]
+
+#: IPython publishes no types for these.
+_display: Any = display
+_new_handle: Any = DisplayHandle
+#: Number of cells in the dashboard's static copy, the last ones.
+_N_STATIC_CELLS = 10
+#: A device whose counters moved by less is no reason for a new copy: the host's always move.
+_COPY_STEP_BYTES = 1024**2
+
+
+def open_dashboard(session: Session, *, interval_s: float | None = None) -> Dashboard:
+    """Return the dashboard of a session, made at the first call.
+
+    Args:
+        session: what it shows.
+        interval_s: seconds between samples from now on; ``None`` leaves them as they are.
+    """
+    if interval_s is not None:
+        session.monitor.interval_s = interval_s
+    return session.attach(Dashboard, lambda: Dashboard(session))
+
+
+def _snapshot_to_json(_value: object, widget: Dashboard) -> Message | None:
+    return widget.take_snapshot()
+
+
+class Dashboard(anywidget.AnyWidget):
+    """The session's dashboard, which may be shown any number of times; all views are live.
+
+    Args:
+        session: what it shows, and what its buttons call.
+    """
+
+    _esm = traitlets.Unicode().tag(sync=True)
+    _css = traitlets.Unicode().tag(sync=True)
+    #: Name of the widget in the pages' script.
+    widget = traitlets.Unicode("dashboard").tag(sync=True)
+    #: plotly.js, compressed: ``static/unpack.js`` makes it a module.
+    plotly = traitlets.Bytes().tag(sync=True)
+    #: Id by which a page knows the views of this dashboard.
+    dashboard_id = traitlets.Unicode().tag(sync=True)
+    #: The state for a page that joins; made anew each time that it is asked for.
+    snapshot = traitlets.Any().tag(sync=True, to_json=_snapshot_to_json)
+    #: True once messages from the page were heard while a cell ran.
+    hears_in_mid_cell = traitlets.Bool(False).tag(sync=True)
+
+    def __init__(self, session: Session) -> None:
+        self._is_closed = False
+        # However often the dashboard is shown, all of its outputs are updated as one.
+        self._live_output = _new_handle()
+        self._copy_output = _new_handle()
+        self._has_outputs = False
+        self._copies_soon = False
+        #: True if the last view was closed without its page: most likely its output was cleared.
+        self._outputs_are_cleared = False
+        #: The cells and each device's counters, in steps, as the copies show them.
+        self._copied: object = None
+        self._monitor = session.monitor
+        self._feed = Feed(session.monitor, self._send_all, on_hearing=self._note_hearing)
+        self._variables = VariablesPanel(session, self._send_all, guard=self._guard_call)
+        self._device = DevicePanel(
+            session,
+            self._send_all,
+            guard=self._guard_call,
+            seen=self._feed.list_devices_seen,
+        )
+        self._use = DeviceUseHistory(
+            session.monitor, self._send_all, is_seen=lambda: self._feed.is_seen
+        )
+        #: Ends the callbacks from the session.
+        self._listening = contextlib.ExitStack()
+        for stop in (
+            session.monitor.cell_ended.add(lambda _: self.note_change()),
+            session.released.add(lambda _: self.note_change()),
+            session.monitor.sampled.add(lambda _: self._use.send()),
+            session.monitor.sampled.add(lambda _: self._device.send_children()),
+        ):
+            self._listening.callback(stop)
+        #: The answer to each kind of request from a page; ``DASHBOARD_REQUESTS`` has their fields.
+        self._answers: dict[str, Callable[[Message], None]] = {
+            "view": self._hear_view,
+            "gone": self._lose_view,
+            "snapshot": lambda request: self._feed.send_snapshot(request.get("since_s")),
+            "variables": lambda _: self._variables.list_soon(),
+            "seen": self._variables.note_seen,
+            "account": lambda _: self._variables.account_soon(),
+            "parts": self._variables.send_parts,
+            "find": self._variables.send_found,
+            "sum": self._variables.sum_soon,
+            "release": self._variables.release_soon,
+        }
+        super().__init__(dashboard_id=uuid.uuid4().hex)
+        self.on_msg(self._handle_message)
+
+    @traitlets.default("_esm")
+    def _default_esm(self) -> str:
+        return read_esm()
+
+    @traitlets.default("_css")
+    def _default_css(self) -> str:
+        return read_css()
+
+    @traitlets.default("plotly")
+    def _default_plotly(self) -> bytes:
+        return read_plotly()
+
+    def take_snapshot(self) -> Message | None:
+        """Return the state that goes with the widget: enough to draw at once.
+
+        ``None`` if it can't be read: a page asks for the states of all widgets at once, and the
+        user's own must not fail with ours.
+        """
+        try:
+            state = self._feed.take_snapshot(OPENING)
+            return {**state, "use": self._use.describe(is_opening=True)}
+        except Exception as exc:  # noqa: BLE001 - shown once; the page draws what comes later
+            failure = describe_failure(exc)
+            self._monitor.report_failure(f"The dashboard's state could not be read: {failure}")
+            return None
+
+    # -- Showing it --------------------------------------------------------------------------------
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Return the live view alone: the static copy is an output of its own."""
+        bundle = super()._repr_mimebundle_(**kwargs)
+        if bundle is None:
+            return None
+        data, metadata = bundle
+        return {**data, "text/plain": ""}, metadata
+
+    def _ipython_display_(self) -> None:
+        """Show one more view, and below it the static copy for a page without a kernel."""
+        bundle = None
+        if not self._is_closed and hasattr(get_ipython(), "kernel"):
+            bundle = self._repr_mimebundle_()
+        if bundle is None:
+            _display(self._report_static())
+            return
+        self._feed.expect_view()
+        self._live_output.display(bundle[0], metadata=bundle[1], raw=True)
+        self._copy_output.display(self._describe_copy(), raw=True)
+        self._has_outputs = True
+        self._outputs_are_cleared = False
+
+    def _describe_copy(self, devices: Sequence[DeviceReport] | None = None) -> dict[str, str]:
+        static = self._report_static(devices)
+        copy_class = f"gmw-copy-{self.dashboard_id}"
+        html = wrap_copy(static.html, copy_class=copy_class, view_class="gmd")
+        return {"text/html": html, "text/plain": static.text}
+
+    def _report_static(self, devices: Sequence[DeviceReport] | None = None) -> Report:
+        """Return the dashboard as a static report.
+
+        Args:
+            devices: what was read of the devices just now; they are read if it is not given.
+        """
+        now = report_stat(self._monitor.hardware.read_devices() if devices is None else devices)
+        ledger = self._monitor.ledger
+        cells = report_ledger(
+            ledger.records, dropped=ledger.dropped, last=_N_STATIC_CELLS, shows_own_magics=False
+        )
+        taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._monitor.clock.wall()))
+        title = f"Snapshot of the dashboard, {taken}. Run %memdash for the live view."
+        return Report(Document((Note(title), *now.document.blocks, *cells.document.blocks)))
+
+    def _update_copies_soon(self) -> None:
+        """Bring the static copies up to date when the cells have paused, if a page has any."""
+        if self._has_outputs and not self._outputs_are_cleared and not self._copies_soon:
+            self._copies_soon = True
+            schedule_on_main(lambda: self._monitor.when_idle(self._update_copies), CELL_PAUSE_S)
+
+    def _update_copies(self) -> None:
+        self._copies_soon = False
+        if self._is_closed or self._outputs_are_cleared:
+            return
+        with self._guard():
+            devices = self._monitor.hardware.read_devices()
+            shown = self._list_copied(devices)
+            if shown != self._copied:
+                self._copy_output.update(self._describe_copy(devices), raw=True)
+                self._copied = shown
+
+    def _list_copied(self, devices: Sequence[DeviceReport]) -> object:
+        """Return what makes a copy worth a new one if it differs."""
+        ledger = self._monitor.ledger
+        records = [record for record in ledger.records if not record.is_only_own_magics]
+        counters = [
+            tuple(
+                None if n_bytes is None else n_bytes // _COPY_STEP_BYTES
+                for n_bytes in (report.reading.allocated_bytes, report.reading.reserved_bytes)
+            )
+            for report in devices
+            if report.reading is not None
+        ]
+        return records[-_N_STATIC_CELLS:], counters
+
+    def close(self) -> None:
+        """Stop, and leave the static copy in the outputs. May be called twice."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._feed.close()
+            self._listening.close()
+            try:
+                self._leave_copies()
+            finally:
+                super().close()
+        else:
+            super().close()
+
+    def _leave_copies(self) -> None:
+        """Show the copy alone in every output of the dashboard."""
+        if not self._has_outputs:
+            return
+        self._has_outputs = False
+        static = self._report_static()
+        self._copy_output.update({"text/html": static.html, "text/plain": static.text}, raw=True)
+        self._live_output.update(NOTHING, raw=True)
+
+    # -- Messages ----------------------------------------------------------------------------------
+
+    def _handle_message(self, _widget: object, content: object, _buffers: object) -> None:
+        with self._guard():
+            request = check_request(content, DASHBOARD_REQUESTS)
+            self._answers[request["kind"]](request)
+
+    def _lose_view(self, request: Message) -> None:
+        self._feed.lose(request["view"], page_left=request["page_left"])
+        self._outputs_are_cleared = not request["page_left"] and not self._feed.has_views
+        self._variables.forget_view(request["view"])
+
+    def _hear_view(self, request: Message) -> None:
+        if self._outputs_are_cleared:
+            # A notebook that was closed, and is shown again.
+            self._outputs_are_cleared = False
+            self._update_copies_soon()
+        self._feed.hear(
+            request["view"],
+            visible=request["visible"],
+            variables=request["variables"],
+            device=request.get("device"),
+        )
+        if request.get("snapshot"):
+            self._feed.send_snapshot(request.get("since_s"))
+            self._send_all({"kind": "uses", **self._use.describe()})
+            self._variables.send_unseen()
+        if request.get("list"):
+            self._variables.list_soon()
+        if request.get("look"):
+            self._device.look_soon()
+
+    def _send_all(self, message: Message, buffers: Sequence[bytes] = ()) -> None:
+        self.send(message, list(buffers))
+
+    def _note_hearing(self) -> None:
+        self.hears_in_mid_cell = True
+
+    def note_change(self) -> None:
+        """Refresh what shows the user's objects, after a cell or a release."""
+        self._variables.note_change()
+        if self._feed.shows_variables:
+            self._variables.list_after_cell()
+        self._device.note_change()
+        self._update_copies_soon()
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Show a failure in the views: what a widget's callback raises is seen nowhere else."""
+        try:
+            yield
+        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown
+            self._send_all({"kind": "trouble", "message": describe_failure(exc)})
+
+    def _guard_call(self, action: Callable[[], None]) -> None:
+        with self._guard():
+            action()

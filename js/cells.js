@@ -1,0 +1,142 @@
+// The table of cells, newest first: what each took from the device that is in view.
+
+import { PEAK_MEANS, cellName, crossedDevices, crossedText, peakText, reservedName, riseText } from "./cellwords.js";
+import { UNKNOWN, formatBytes, formatChange, formatDuration, formatElapsed } from "./format.js";
+import { h, setText } from "./html.js";
+
+const MOST_CELL_ROWS = 100;
+const MOST_DEVICE_LINES = 3;
+const PEAK_TITLE = "Highest allocated during the cell";
+const RESIDENT_TITLE = "Highest resident size of the process during the cell: malloc has no peak counter";
+
+export class CellsTable {
+  /** ``onToggle`` is called when other cells are to be listed. */
+  constructor(store, choices, onToggle) {
+    this.store = store;
+    this.choices = choices;
+    this.onToggle = onToggle;
+    this.body = h("tbody");
+    this.note = h("p", { class: "gmd-note" });
+    this.showsOwn = false;
+    this.hiddenWords = h("span");
+    this.toggle = h("button", { class: "gmd-link gmd-own", type: "button", onclick: () => this.toggleOwn() });
+    this.hidden = h("p", { class: "gmd-figures gmd-hidden-cells" }, this.hiddenWords, " ", this.toggle);
+    this.peakHead = h("th", { scope: "col", class: "gmd-number" }, "Peak");
+    this.table = h(
+      "table",
+      { class: "gmd-table gmd-cells" },
+      h("caption", { class: "gmd-hidden" }, "Recorded cells, newest first"),
+      h("thead", {}, h("tr", {},
+        h("th", { scope: "col" }, "Cell"),
+        h("th", { scope: "col", class: "gmd-wide" }, "Code"),
+        h("th", { scope: "col" }, "Status"),
+        h("th", { scope: "col", class: "gmd-number" }, "Time"),
+        h("th", { scope: "col", class: "gmd-number", title: "Allocated after the cell, less before" }, "Change"),
+        this.peakHead,
+        h("th", { scope: "col", class: "gmd-number", title: "Peak, less what stood before the cell" }, "Rise"),
+      )),
+      this.body,
+    );
+    this.element = h("div", {}, h("div", { class: "gmd-scroll", tabindex: 0, role: "region", "aria-label": "Cells" }, this.table), this.note, this.hidden);
+  }
+
+  toggleOwn() {
+    this.showsOwn = !this.showsOwn;
+    this.onToggle();
+  }
+
+  /** The cells of the table, newest first: those with our own magics alone only on demand. */
+  shown() {
+    const cells = this.showsOwn ? [...this.store.cells] : this.store.cells.filter((cell) => !cell.own);
+    return cells.sort((a, b) => b.start_s - a.start_s);
+  }
+
+  draw() {
+    const cells = this.shown();
+    const rows = cells.slice(0, MOST_CELL_ROWS).map((cell) => this.row(cell));
+    if (this.store.running) rows.unshift(this.row(this.store.running));
+    const focused = this.body.contains(document.activeElement) && document.activeElement.dataset.start;
+    this.body.replaceChildren(...rows);
+    if (focused) this.body.querySelector(`[data-start="${focused}"]`)?.focus({ preventScroll: true });
+    this.table.hidden = rows.length === 0;
+    const isHost = this.choices.isOfHost;
+    setText(this.peakHead, isHost ? "Peak (resident)" : "Peak");
+    this.peakHead.title = isHost ? RESIDENT_TITLE : PEAK_TITLE;
+    const nOwn = this.store.cells.filter((cell) => cell.own).length;
+    setText(this.hiddenWords, `${nOwn} gpumemwidget ${nOwn === 1 ? "cell" : "cells"} ${this.showsOwn ? "shown." : "hidden."}`);
+    setText(this.toggle, this.showsOwn ? "Hide" : "Show");
+    this.hidden.hidden = nOwn === 0;
+    const more = cells.length > MOST_CELL_ROWS;
+    const none = "No cell has been recorded yet. Every cell that you run from now on appears here.";
+    const older = `The newest ${MOST_CELL_ROWS} cells. %memledger shows them all.`;
+    setText(this.note, rows.length === 0 ? none : more ? older : "");
+    this.note.hidden = !this.note.textContent;
+  }
+
+  /** A second has passed: only the running cell's time moves on. */
+  tick() {
+    const cell = this.body.querySelector("[data-running]");
+    if (cell && this.store.running) setText(cell, formatElapsed(this.store.elapsedS));
+  }
+
+  row(cell) {
+    const running = cell.status === undefined;
+    const devices = (cell.devices || []).filter((d) => this.choices.shows(d.device));
+    const change = (d) => [h("span", { class: d.change < 0 ? "gmd-down" : "" }, formatChange(d.change))];
+    const of = (d) => (d.peak_of === "reserved" ? ` (of ${reservedName(d.device)} memory)` : "");
+    const mark = (d) => (d.peak_of === "reserved" && !this.choices.isOfHost ? h("span", { class: "gmd-tag gmd-of" }, reservedName(d.device)) : null);
+    const peak = (d) => [mark(d), h("span", {
+      title: [`${PEAK_MEANS[d.peak_is] ?? "Unknown"}${of(d)}`, d.crossed ? crossedText(d) : ""].filter(Boolean).join("\n"),
+      class: d.crossed ? "gmd-crossed" : null,
+    }, peakText(d))];
+    const rise = (d) => [h("span", {}, riseText(d))];
+    const crossed = crossedDevices(cell, this.choices);
+    const budget = crossed.length ? h("span", {
+      class: "gmd-flag", title: crossed.map((d) => `${d.device}: ${crossedText(d)}`).join("\n"),
+    }, "over budget") : null;
+    // A narrow page has no column heads: there the figures say themselves what they are.
+    const figure = (label, value, text, weigh) => h(
+      "td",
+      { class: "gmd-number", "data-label": label },
+      running ? UNKNOWN : this.figures(devices, value, text, weigh),
+    );
+    const changed = (d) => Math.abs(d.change) || 0;
+    const risen = (d) => d.rise || 0;
+    return h("tr", { "data-status": running ? "running" : cell.status },
+      h("th", { scope: "row" },
+        h("button", {
+          class: "gmd-link", type: "button", title: "Show this cell in the plot", "data-start": cell.start_s,
+          onclick: () => this.choices.zoomTo(cell),
+        }, cellName(cell))),
+      h("td", { class: "gmd-wide" }, h("code", { title: cell.first_line }, cell.first_line || "(empty)")),
+      h("td", {}, h("span", { class: "gmd-status" }, running ? "running" : cell.status), budget),
+      h("td", { class: "gmd-number", "data-running": running },
+        running ? formatElapsed(this.store.elapsedS) : formatDuration(cell.duration_s)),
+      figure("change", (d) => d.change, change, changed),
+      figure("peak", (d) => d.peak, peak, risen),
+      figure("rise", (d) => d.rise, rise, risen));
+  }
+
+  /** A line for each device; of many GPUs the one that weighs most in this column, and the others together. */
+  figures(devices, value, text, weigh) {
+    const line = (d) => h("div", {},
+      devices.length > 1 ? h("span", { class: "gmd-tag" }, d.device) : null, text(d));
+    if (devices.length <= MOST_DEVICE_LINES) return devices.map(line);
+    const hosts = devices.filter((d) => d.device === "host");
+    const gpus = devices.filter((d) => d.device !== "host");
+    const areSame = (some) => some.every((d) => value(d) === value(some[0]));
+    const listed = (some) => some.map((d) => `${d.device}: ${formatBytes(value(d))}`).join("\n");
+    const together = (name, some) => h("div", { title: listed(some) }, h("span", { class: "gmd-tag" }, name), text(some[0]));
+    if (areSame(gpus)) return [together(`all ${gpus.length}`, gpus), ...hosts.map(line)];
+    const moved = (d) => Math.max(Math.abs(d.change) || 0, d.rise || 0);
+    const isMore = (d, best) => weigh(d) > weigh(best) || (weigh(d) === weigh(best) && moved(d) > moved(best));
+    const most = gpus.reduce((best, d) => (isMore(d, best) ? d : best));
+    const rest = gpus.filter((d) => d !== most);
+    return [
+      line(most),
+      areSame(rest) ? together(`other ${rest.length}`, rest)
+        : h("div", { class: "gmd-tag gmd-more", title: listed(rest) }, `${rest.length} more`),
+      ...hosts.map(line),
+    ];
+  }
+}

@@ -1,0 +1,54 @@
+// Words and figures of a cell, and of the change that it made to a device.
+
+import { UNKNOWN, formatBytes, formatChange } from "./format.js";
+
+/** Return the word for reserved memory, which on the host is the resident size. */
+export function reservedName(device) {
+  return device === "host" ? "resident" : "reserved";
+}
+
+/** Return which memory a peak is of: the host has no peak of allocated memory. */
+export function peakName(device) {
+  return device.peak_of === "reserved" ? `peak ${reservedName(device.device)}` : "peak";
+}
+
+export function cellName(cell) {
+  return `In [${cell.execution_count ?? " "}]`;
+}
+
+export function statusText(cell) {
+  if (cell.duration_s === null || cell.duration_s === undefined) return "running";
+  return cell.status;
+}
+
+/** Return the devices in view on which a cell went beyond its budget. */
+export function crossedDevices(cell, choices) {
+  return (cell.devices || []).filter((d) => d.crossed && choices.shows(d.device));
+}
+
+export function crossedText(device) {
+  return `over the budget of ${formatBytes(device.crossed)}`;
+}
+
+export function peakText(device) {
+  return known(device.peak) ? markPeak(device.peak_is) + formatBytes(device.peak) : UNKNOWN;
+}
+
+export function riseText(device) {
+  return known(device.rise) ? markPeak(device.peak_is) + formatChange(Math.max(0, device.rise)) : UNKNOWN;
+}
+
+export function known(value) {
+  return value !== null && value !== undefined;
+}
+
+/** Return the mark before a peak; an exact high-water mark has none. */
+export function markPeak(peakIs) {
+  return { exact: "", sampled: "~" }[peakIs] ?? "≥ ";
+}
+
+export const PEAK_MEANS = {
+  exact: "The high-water mark itself",
+  "at least": "Lower bound: the peak counter was reset during the cell",
+  sampled: "The highest of what was seen at intervals",
+};

@@ -1,0 +1,91 @@
+// The choices of a person in one view: device, span of time, lines, tab.
+
+import { recall, remember } from "./preferences.js";
+import { LINES } from "./row.js";
+
+export const WINDOWS = [["30 s", 30], ["2 min", 120], ["10 min", 600], ["All", null]];
+export const TABS = ["cells", "variables", "device"];
+
+export class Choices {
+  /** ``onChange`` is called with ``device``, ``time``, ``lines`` or ``tab``. */
+  constructor(store, onChange) {
+    this.store = store;
+    this.onChange = onChange;
+    this.windowS = recall("window", (seconds) => WINDOWS.some(([, own]) => own === seconds), 120);
+    this.hiddenLines = new Set(recall("hiddenLines", (lines) => Array.isArray(lines) && LINES.some((line) => !lines.includes(line)), []));
+    this.tab = recall("tab", (tab) => TABS.includes(tab), "cells");
+    // First and last second that were zoomed to, and the moment at which the plot stands still.
+    this.zoom = null;
+    this.pausedAt = null;
+    this.picked = null;
+  }
+
+  /** The device in view, or ``all``: unless one was picked the GPU where there is one, all of them
+   * where there are several, else the host. */
+  get device() {
+    if (this.picked === "all" || this.store.devices.has(this.picked)) return this.picked;
+    const names = this.store.touched;
+    const gpus = names.filter((name) => name !== "host");
+    return gpus.length > 1 ? "all" : gpus[0] ?? names[0] ?? "all";
+  }
+
+  /** The devices in view. */
+  get devices() {
+    const { device } = this;
+    if (device === "all") return this.store.touched;
+    return this.store.devices.has(device) ? [device] : [];
+  }
+
+  /** True if the host alone is in view, whose peak is of its resident size. */
+  get isOfHost() {
+    return this.device === "host" || this.store.touched.join() === "host";
+  }
+
+  shows(device) {
+    return this.device === "all" || this.device === device;
+  }
+
+  setDevice(device) {
+    this.picked = device;
+    this.onChange("device");
+  }
+
+  setWindow(seconds) {
+    remember("window", seconds);
+    this.windowS = seconds;
+    this.zoom = null;
+    this.onChange("time");
+  }
+
+  setZoom(range) {
+    this.zoom = range;
+    this.onChange("time");
+  }
+
+  /** Zoom to a cell, with some room around it. */
+  zoomTo({ start_s: start, duration_s: duration }) {
+    const end = typeof duration === "number" ? start + duration : Math.max(this.store.lastTime ?? 0, start);
+    const around = Math.max((end - start) * 0.15, 0.05);
+    this.setZoom([start - around, end + around]);
+  }
+
+  /** Hold the plot at a moment; ``null`` lets it go on. */
+  setPaused(moment) {
+    this.pausedAt = moment;
+    this.onChange("time");
+  }
+
+  toggleLine(line) {
+    if (!this.hiddenLines.delete(line)) this.hiddenLines.add(line);
+    // A plot without a line would look broken.
+    if (this.hiddenLines.size === LINES.length) this.hiddenLines.clear();
+    remember("hiddenLines", [...this.hiddenLines]);
+    this.onChange("lines");
+  }
+
+  setTab(tab) {
+    if (tab !== this.tab) remember("tab", tab);
+    this.tab = tab;
+    this.onChange("tab");
+  }
+}

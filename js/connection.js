@@ -1,0 +1,168 @@
+// The line to one kernel: its messages, which fill a store, and what a page asks of it.
+
+import { Store } from "./store.js";
+
+/** Figures at the head of an update's binary part, in bytes: ``UpdateHead`` in feed.py. */
+const HEAD_BYTES = 32;
+const MOST_TROUBLE = 5;
+/** The wall's clock less the kernel's is read a little later each time: what is no more than that
+ * would make a plot tremble that stands still. */
+const CLOCK_STEP_S = 0.02;
+
+export const GONE = "The kernel is gone. Start one, and run %load_ext gpumemwidget and %memdash again.";
+const RESTARTED = "The kernel was restarted. Run %load_ext gpumemwidget and %memdash again.";
+const CLOSED = "The dashboard was closed. Run %memdash to open it again.";
+
+/** Handlers by kind of message: most write its facts into the store. Python writes the messages in
+ * feed.py, messages.py and the panels. */
+const HANDLERS = {
+  snapshot: ({ store }, message, [data]) => store.takeSnapshot(message, data),
+  rows({ store }, message, [buffer]) {
+    const [, runningSince, wallOffset, interval] = [0, 1, 2, 3].map((k) => buffer.getFloat64(8 * k, true));
+    if (Math.abs(wallOffset - store.wallOffset) > CLOCK_STEP_S) store.wallOffset = wallOffset;
+    store.intervalS = interval;
+    const rows = new DataView(buffer.buffer, buffer.byteOffset + HEAD_BYTES, buffer.byteLength - HEAD_BYTES);
+    store.addRows(message.devices, rows, message.peaks_are);
+    // A cell that was given up ends without a word.
+    if (store.running && runningSince !== store.running.start_s) store.running = null;
+  },
+  devices: ({ store }, { devices }) => store.setDevices(devices),
+  started: ({ store }, { cell }) => store.startCell(cell),
+  ended: ({ store }, { record }) => store.endCell(record),
+  variables: ({ store }, message) => store.setVariables(message),
+  account({ store }, message) {
+    if (message.state === "done") {
+      store.setAccount(message);
+      return;
+    }
+    const since = message.progress && store.taking ? store.taking.since : performance.now();
+    store.taking = { ...message, since };
+  },
+  parts: ({ store }, message) => store.addParts(message),
+  found: ({ store }, message) => store.setFound(message),
+  device({ store }, message) {
+    if (message.state === "done") store.setBreakdowns(message);
+    else store.looking = message;
+  },
+  use({ store }, { devices, time_s: time }) {
+    store.setUse(devices);
+    store.addMoment(time, Object.fromEntries(devices.map(({ device, used, busy }) => [device, [used, busy]])));
+  },
+  uses: ({ store }, message) => store.setUses(message),
+  live: ({ store }, message) => (store.live = message),
+  // Answers to one view, which takes them out of the message itself.
+  sum() {},
+  release() {},
+  trouble(connection, { message }) {
+    // The failure may have been the answer to a question: each can be asked again.
+    connection.asking = false;
+    connection.store.forgetQuestions();
+    if (!connection.trouble.includes(message)) connection.trouble.push(message);
+    if (connection.trouble.length > MOST_TROUBLE) connection.trouble.shift();
+  },
+  over: (connection, { message }) => connection.end(message),
+};
+
+export class Connection {
+  constructor(model) {
+    this.model = model;
+    this.store = new Store();
+    this.listeners = new Set();
+    // The reason why nothing more will come, once that is certain.
+    this.over = null;
+    // Failures in the kernel that nobody has dismissed.
+    this.trouble = [];
+    this.heardAt = performance.now();
+    // The number of the newest message that carries one.
+    this.seq = 0;
+    this.asking = false;
+    // The ids of the views, and whether any has asked for all of the past.
+    this.views = new Set();
+    this.isFull = false;
+    this.renew(model.get("snapshot"));
+    model.on("msg:custom", (message, buffers) => this.receive(message, buffers));
+    // Sent anew when a page finds its kernel again.
+    model.on("change:snapshot", () => this.renew(model.get("snapshot")));
+    model.on("comm:close", () => this.end(CLOSED));
+    model.on("comm_live_update", () => this.end(RESTARTED));
+    // JupyterLab's manager knows its kernel: the only word that comes when a kernel dies.
+    model.widget_manager?.kernel?.statusChanged?.connect((_, status) => {
+      if (["restarting", "autorestarting"].includes(status)) this.end(RESTARTED);
+      if (["dead", "terminating"].includes(status)) this.end(GONE);
+    });
+  }
+
+  /** Call ``listener`` with the kind of each message and the message, once it is in the store. */
+  listen(listener) {
+    this.listeners.add(listener);
+    return () => this.listeners.delete(listener);
+  }
+
+  receive(message, buffers = []) {
+    this.heardAt = performance.now();
+    const handle = HANDLERS[message.kind];
+    if (!handle) return;
+    const seq = message.kind === "rows" ? buffers[0].getFloat64(0, true) : message.seq;
+    if (message.kind === "snapshot") {
+      this.asking = false;
+      this.seq = Math.max(this.seq, seq);
+    } else if (seq !== undefined) {
+      if (seq <= this.seq) return;
+      if (seq > this.seq + 1) this.askSnapshot();
+      this.seq = seq;
+    }
+    handle(this, message, buffers);
+    this.tell(message.kind, message);
+  }
+
+  tell(kind, message) {
+    for (const listener of this.listeners) listener(kind, message);
+  }
+
+  /** The whole state, as a page gets it with its model and when it finds its kernel again. */
+  renew(snapshot) {
+    this.asking = false;
+    if (snapshot) {
+      this.seq = Math.max(this.seq, snapshot.seq);
+      this.store.takeSnapshot(snapshot, snapshot.data);
+    }
+    this.tell("snapshot");
+  }
+
+  askSnapshot() {
+    if (!this.asking) this.asking = this.send({ kind: "snapshot", since_s: this.store.lastTime });
+  }
+
+  /** Send to the kernel; false where it is gone for good. */
+  send(content) {
+    if (this.over) return false;
+    try {
+      this.model.send(content);
+      return true;
+    } catch (error) {
+      console.warn("[gpumemwidget]", error);
+      this.end(GONE);
+      return false;
+    }
+  }
+
+  /** Say once, for good, that nothing more will come. */
+  end(why) {
+    if (this.over) return;
+    this.over = why;
+    this.store.running = null;
+    this.tell("over");
+  }
+
+  /** A person has read what went wrong. */
+  forgetTrouble() {
+    this.trouble = [];
+    this.tell("read");
+  }
+
+  /** Seconds since the last word of the kernel, where that is too long; a sampler that sees no change slows down. */
+  get silentS() {
+    const silent = (performance.now() - this.heardAt) / 1000;
+    return silent > Math.max(5, 2.5 * this.store.intervalS) ? silent : null;
+  }
+}

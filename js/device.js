@@ -1,0 +1,243 @@
+// The Device tab: each device as a bar of its parts, one of them as a table with the map of its
+// segments, and the processes below the notebook.
+//
+// The parts are computed in the kernel when no cell runs; what the drivers say (the store's ``use``)
+// and which processes there are (``live``) comes about once a second, also while one does.
+
+import { Bar } from "./bar.js";
+import { BreakdownTable, barOf } from "./breakdown.js";
+import { UNKNOWN, formatBytes } from "./format.js";
+import { h, setText } from "./html.js";
+import { SegmentMap } from "./segmentmap.js";
+
+// Smallest change that counts, in bytes: a driver takes and gives back a little by itself.
+const MOVED_BYTES = 16 * 1024 ** 2;
+
+export class DevicePanel {
+  /** ``onLook`` is called when the kernel is to tell of the device in view, with whether its parts
+   * are to be computed anew. */
+  constructor(connection, choices, onLook) {
+    this.connection = connection;
+    this.store = connection.store;
+    this.choices = choices;
+    this.onLook = onLook;
+    // The device that was picked here; else it is the plot's.
+    this.picked = null;
+    this.table = new BreakdownTable();
+    this.map = new SegmentMap();
+    this.refresh = h("button", { class: "gmd-button gmd-look-again", type: "button", onclick: () => this.ask() }, "Refresh");
+    this.words = h("div", { class: "gmd-as-of", role: "status" });
+    this.list = h("div", { class: "gmd-devices", role: "group", "aria-label": "Devices" });
+    this.heading = h("h3", { class: "gmd-heading" });
+    this.notes = h("div", { class: "gmd-notes" });
+    this.wait = h("p", { class: "gmd-wait" });
+    this.remarks = h("p", { class: "gmd-figures gmd-remarks" });
+    this.parts = h("section", { class: "gmd-parts-part" }, this.heading, this.notes,
+      h("div", { class: "gmd-parts-scroll" }, this.table.element));
+    this.children = new ChildrenTable(this.store);
+    this.element = h("div", {},
+      h("div", { class: "gmd-actions" }, this.refresh, this.words),
+      this.list, this.remarks, this.wait, this.parts, this.map.element, this.children.element);
+  }
+
+  dispose() {
+    this.map.dispose();
+  }
+
+  /** The device whose parts are shown. */
+  get device() {
+    const known = this.names();
+    if (this.picked && known.includes(this.picked)) return this.picked;
+    if (known.includes(this.choices.device)) return this.choices.device;
+    return known.find((name) => name !== "host") ?? known[0] ?? "host";
+  }
+
+  /** Return all visible devices in order, also those that this process has not touched. */
+  names() {
+    const { use, breakdowns } = this.store;
+    const names = [...use.keys()];
+    if (!names.length && breakdowns) return breakdowns.breakdowns.map(({ device }) => device);
+    return names.length ? names : [...this.store.devices.keys()];
+  }
+
+  pick(device) {
+    this.picked = device;
+    this.draw();
+    const { breakdowns } = this.store;
+    const lacks = !breakdowns || breakdowns.old || !(device in breakdowns.maps);
+    this.onLook(lacks);
+  }
+
+  ask() {
+    if (this.connection.over) return;
+    this.onLook(true);
+    this.store.looking = { state: this.store.running ? "queued" : "running" };
+    this.draw();
+  }
+
+  /** The panel is drawn only while it is seen. */
+  draw() {
+    if (this.choices.tab !== "device") return;
+    const { store } = this;
+    const breakdown = this.breakdownOf(this.device);
+    const busy = store.looking && store.looking.state !== "failed";
+    this.refresh.disabled = Boolean(this.connection.over || busy);
+    setText(this.words, this.stateText());
+    this.words.dataset.state = store.looking ? store.looking.state : "";
+    this.drawList();
+    const drawn = [breakdown, this.infoOf(this.device)?.note, store.breakdowns?.old];
+    if (!this.drawn || drawn.some((each, i) => each !== this.drawn[i])) this.drawParts(breakdown);
+    this.drawn = drawn;
+    this.map.draw(store.breakdowns?.maps[this.device] ?? null);
+    this.children.draw();
+    const waits = !store.breakdowns && !this.connection.over && (!store.looking || busy);
+    setText(this.wait, !waits ? "" : store.running
+      ? "What each device's memory is made of is computed when the running cell ends." : "Looking at the devices…");
+    this.wait.hidden = !this.wait.textContent;
+    setText(this.remarks, store.breakdowns ? store.breakdowns.notes.join(" ") : "");
+    this.remarks.hidden = !this.remarks.textContent;
+    this.element.toggleAttribute("data-old", Boolean(store.breakdowns?.old));
+  }
+
+  stateText() {
+    const { breakdowns, looking, running } = this.store;
+    if (looking?.state === "failed") return `It could not be computed: ${looking.message}`;
+    if (!breakdowns) return "";
+    const time = new Date(breakdowns.wall_s * 1000).toLocaleTimeString([], { hour12: false });
+    if (running && looking?.state === "queued") return `Parts as of ${time}: they are computed anew when the cell ends.`;
+    if (running && breakdowns.old) return `Parts as of ${time}, before the running cell; what is in use is live.`;
+    return this.hasMoved() ? `As of ${time}: what is in use has changed since.` : `As of ${time}.`;
+  }
+
+  /** True if memory on a GPU was taken or freed since the parts were computed. */
+  hasMoved() {
+    // Figures of the drivers from before the parts were computed tell nothing of later.
+    if (this.store.usedAt + this.store.wallOffset < this.store.breakdowns.wall_s) return false;
+    return this.store.breakdowns.breakdowns.some(({ device, used }) => {
+      const now = this.infoOf(device)?.used ?? null;
+      return device !== "host" && used !== null && now !== null && Math.abs(now - used) >= MOVED_BYTES;
+    });
+  }
+
+  drawParts(breakdown) {
+    const info = this.infoOf(this.device);
+    this.parts.hidden = !breakdown && !info;
+    const name = breakdown?.name || info?.name;
+    this.heading.replaceChildren(this.device, h("span", { class: "gmd-chip-what" }, name && name !== "host memory" ? name : ""));
+    const notes = [...(breakdown ? breakdown.notes : [])];
+    if (info?.note && !notes.some((note) => note.includes(info.note))) notes.unshift(info.note);
+    if (info && !info.is_touched && this.device !== "host") {
+      notes.unshift("This process has not used it: what stands here are the driver's figures, and nothing was done to it.");
+    }
+    if (!breakdown && this.store.breakdowns) notes.push("Its total is not known, so its parts can't be told.");
+    this.notes.replaceChildren(...notes.map((note) => h("p", {}, note)));
+    this.notes.hidden = !notes.length;
+    this.table.element.hidden = !breakdown;
+    if (breakdown) this.table.draw(breakdown);
+  }
+
+  breakdownOf(device) {
+    return this.store.breakdowns?.breakdowns.find((breakdown) => breakdown.device === device) ?? null;
+  }
+
+  infoOf(device) {
+    return this.store.use.get(device) ?? null;
+  }
+
+  // -- All devices -----------------------------------------------------------------------------------
+
+  drawList() {
+    const names = this.names();
+    const rows = names.map((name) => this.breakdownOf(name));
+    if (!this.listed || names.join() !== this.listed.names || rows.some((row, i) => row !== this.listed.rows[i])) {
+      const focused = this.list.contains(document.activeElement) && document.activeElement.dataset.pick;
+      this.list.replaceChildren(...names.map((name, i) => this.deviceRow(name, rows[i])));
+      if (focused) this.list.querySelector(`[data-pick="${focused}"]`)?.focus({ preventScroll: true });
+      this.listed = { names: names.join(), rows };
+    }
+    for (const row of this.list.children) {
+      row.setAttribute("aria-pressed", String(row.dataset.pick === this.device));
+      const [used, state] = this.figures(row.dataset.pick);
+      setText(row.querySelector(".gmd-device-used"), used);
+      setText(row.querySelector(".gmd-device-state"), state);
+    }
+  }
+
+  deviceRow(name, breakdown) {
+    return h("button", { class: "gmd-device", type: "button", "data-pick": name, onclick: () => this.pick(name) },
+      h("span", { class: "gmd-device-name" }, name),
+      h("span", { class: "gmd-device-state" }),
+      this.bar(breakdown),
+      h("span", { class: "gmd-device-used" }));
+  }
+
+  bar(breakdown) {
+    const bar = new Bar();
+    if (breakdown) {
+      const drawn = barOf(breakdown);
+      bar.draw(drawn);
+      const words = drawn.parts.filter(({ bytes }) => bytes > 0).map(({ label, bytes }) => `${label} ${formatBytes(bytes)}`);
+      bar.describe(`${breakdown.device}: ${words.join(", ")}`);
+    }
+    return bar.element;
+  }
+
+  /** Return the memory in use now, and the state of the device in a word. */
+  figures(name) {
+    const info = this.infoOf(name);
+    const breakdown = this.breakdownOf(name);
+    const total = info?.total ?? breakdown?.total;
+    // No driver tells of the host: all that is not free is in use.
+    const free = breakdown?.parts.find((part) => part.look === "free");
+    const used = info?.used ?? breakdown?.used ?? (free ? breakdown.total - free.bytes : null);
+    const text = total ? (used === null ? formatBytes(total) : `${formatBytes(used)} of ${formatBytes(total)} in use`) : "";
+    if (!info || name === "host") return [text, ""];
+    if (info.note && info.used === null) return [text, "can't be read"];
+    if (!info.is_touched) return [text, "not used here"];
+    return [text, info.busy === null ? "" : `${info.busy}% busy`];
+  }
+}
+
+/** The processes below this one: a process comes and goes with the next message. */
+class ChildrenTable {
+  constructor(store) {
+    this.store = store;
+    this.body = h("tbody");
+    this.note = h("p", { class: "gmd-figures" });
+    this.table = h("table", { class: "gmd-table gmd-children" },
+      h("caption", { class: "gmd-hidden" }, "Processes below this notebook's"),
+      h("thead", {}, h("tr", {},
+        h("th", { scope: "col" }, "PID"),
+        h("th", { scope: "col", class: "gmd-wide" }, "Process"),
+        h("th", { scope: "col", class: "gmd-number" }, "Devices"),
+        h("th", { scope: "col", class: "gmd-number", title: "Resident size: pages that processes share count in each of them" }, "Host"))),
+      this.body);
+    this.element = h("section", { class: "gmd-children-part" },
+      h("h3", { class: "gmd-heading" }, "This notebook's children"), this.table, this.note);
+  }
+
+  draw() {
+    const { live } = this.store;
+    this.element.hidden = !live;
+    // If children can't be told from other processes, their devices are unknown.
+    const gpus = (this.store.breakdowns?.breakdowns ?? []).filter(({ device }) => device !== "host");
+    const nowhere = !gpus.length ? "" : gpus.some((breakdown) => breakdown.hides_children) ? UNKNOWN : "none";
+    if (!live || (live === this.drawn && nowhere === this.nowhere)) return;
+    this.drawn = live;
+    this.nowhere = nowhere;
+    const parents = new Set(live.children.map((child) => child.pid));
+    this.body.replaceChildren(...live.children.map((child) => h("tr", { "data-pid": child.pid },
+      h("th", { scope: "row" }, String(child.pid)),
+      h("td", { class: "gmd-wide", title: child.name },
+        h("code", {}, child.name || "(no name)"),
+        parents.has(child.parent) ? h("span", { class: "gmd-tag" }, `below ${child.parent}`) : null),
+      h("td", { class: "gmd-number" }, child.devices.length ? child.devices.map(([device, bytes]) => h("div", {},
+        h("span", { class: "gmd-tag" }, device), formatBytes(bytes))) : h("span", { class: "gmd-tag" }, nowhere)),
+      h("td", { class: "gmd-number" }, formatBytes(child.resident)))));
+    this.table.hidden = !live.children.length;
+    const more = live.n_more_children;
+    setText(this.note, more ? `${live.are_all_counted ? "" : "At least "}${more} more processes with less memory.` : live.children.length ? ""
+      : "No process runs below this notebook. Workers of a DataLoader, launched ranks and the like appear here as they come.");
+    this.note.hidden = !this.note.textContent;
+  }
+}

@@ -1,0 +1,41 @@
+// A whole device in parts, as of now.
+
+
+/** A whole device in parts: this process's by its counters, the others' by what the driver tells.
+ *
+ * The counters come ten times a second, the driver's figures once. What others have is the driver's
+ * figure less what this process had reserved then; what this process has reserved since, or given
+ * back, moves ``used`` and what is free until the driver is asked again. */
+export function deviceParts(info, now, use) {
+  const known = (bytes) => typeof bytes === "number" && !Number.isNaN(bytes);
+  const list = [];
+  const add = (look, label, bytes) => bytes > 0 && list.push({ look, label, bytes });
+  const reserved = known(now?.reserved) ? now.reserved : 0;
+  const then = known(use?.reserved) ? use.reserved : reserved;
+  const moved = reserved - then;
+  const told = use?.used ?? null;
+  const used = told === null ? null : Math.max(0, told + moved);
+  const free = known(use?.free) ? use.free - moved : null;
+  if (info.device === "host") {
+    // The figures of htop: the process's resident size, and the machine's memory in use.
+    add("allocated", "this process (resident)", reserved);
+    if (used !== null) add("others", "in use by others", told - then);
+    if (free !== null) add("free", "free", free);
+    return { here: known(now?.reserved) ? now.reserved : null, used, list };
+  }
+  const allocated = known(now?.allocated) ? now.allocated : 0;
+  add("allocated", "allocated by this notebook", allocated);
+  add("cached", "cached by PyTorch", reserved - allocated);
+  const own = use?.own ?? null;
+  const isOwnKnown = own !== null && own >= then;
+  if (isOwnKnown) add("outside", "this notebook outside of PyTorch (CUDA context, libraries)", own - then);
+  if (used !== null) {
+    const others = told - (isOwnKnown ? own : then);
+    add("others", isOwnKnown || info.is_touched === false ? "others" : "others, and this notebook outside of PyTorch", others);
+  }
+  if (free !== null) {
+    add("driver", "reserved by the driver", (use.total ?? 0) - told - use.free);
+    add("free", "free", free);
+  }
+  return { here: known(now?.allocated) ? now.allocated : null, used, list };
+}

@@ -1,0 +1,88 @@
+// Bytes, seconds and small pieces of HTML as text: the front end's counterpart of units.py.
+
+
+export const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+export const UNKNOWN = "—";
+
+export function formatBytes(bytes) {
+  if (bytes === null || bytes === undefined || Number.isNaN(bytes)) return UNKNOWN;
+  let value = Math.abs(bytes);
+  let unit = 0;
+  while (value >= 1023.995 && unit < UNITS.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  const sign = bytes < 0 ? "-" : "";
+  return unit === 0 ? `${sign}${value} B` : `${sign}${value.toFixed(2)} ${UNITS[unit]}`;
+}
+
+/** Bytes on each device as the kernel's ``describe_bytes`` tells them: the one place that says
+ * whether they are a lower bound. */
+export function formatAmounts({ by_device: pairs, is_at_least: isAtLeast }) {
+  const parts = pairs.filter(([, bytes]) => bytes > 0).map(([device, bytes]) => `${formatBytes(bytes)} on ${device}`);
+  return isAtLeast ? `at least ${parts.join(", ") || formatBytes(0)}` : parts.join(", ");
+}
+
+/** Return the mark before a figure in a table that is a lower bound. */
+export function markOf(amounts) {
+  return amounts.is_at_least ? "≥ " : "";
+}
+
+/** Bytes with three figures or so, for where there is little room: ``35.2 GiB``. */
+export function formatShort(bytes) {
+  if (bytes === null || bytes === undefined || Number.isNaN(bytes)) return UNKNOWN;
+  const [value, unit] = formatBytes(bytes).split(" ");
+  return `${Number(value) >= 10 ? Number(Number(value).toFixed(1)) : Number(value)} ${unit}`;
+}
+
+/** A part of a whole, in the whole's unit: ``40.7 of 80 GiB``. */
+export function formatOf(part, whole) {
+  let unit = 0;
+  while (whole / 1024 ** unit >= 1023.995 && unit < UNITS.length - 1) unit += 1;
+  const short = (bytes) => {
+    const value = bytes / 1024 ** unit;
+    return String(Number(value.toFixed(value < 10 ? 2 : 1)));
+  };
+  return `${short(part)} of ${short(whole)} ${UNITS[unit]}`;
+}
+
+export function formatChange(bytes) {
+  return bytes > 0 ? `+${formatBytes(bytes)}` : formatBytes(bytes);
+}
+
+export function formatDuration(seconds) {
+  if (seconds === null || seconds === undefined) return UNKNOWN;
+  if (seconds < 0.9995e-3) return `${Math.round(seconds * 1e6)} µs`;
+  if (seconds < 0.99995) return `${(seconds * 1e3).toFixed(1)} ms`;
+  if (seconds < 59.995) return `${seconds.toFixed(2)} s`;
+  return formatElapsed(seconds);
+}
+
+/** Whole seconds, for what is still going on. */
+export function formatElapsed(seconds) {
+  const whole = Math.max(0, Math.round(seconds));
+  if (whole < 60) return `${whole} s`;
+  const two = (n) => String(n).padStart(2, "0");
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
+  return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
+}
+
+/** Binary ticks for an axis from 0 to ``top`` bytes: a power of two of bytes apart. */
+export function binaryTicks(top, most = 4) {
+  let step = 1;
+  while (top / step > most) step *= 2;
+  const values = [];
+  for (let value = 0; value <= top * 1.0001; value += step) values.push(value);
+  return { step, values };
+}
+
+export function formatTick(bytes) {
+  if (bytes === 0) return "0";
+  let value = bytes;
+  let unit = 0;
+  while (value >= 1024 && unit < UNITS.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${Number(value.toFixed(2))} ${UNITS[unit]}`;
+}

@@ -1,0 +1,244 @@
+// The dashboard's plot: the chart with the names of cells above it and how busy the GPUs were below.
+
+import { BusyStrip } from "./busy.js";
+import { reservedName } from "./cellwords.js";
+import { Chart } from "./chart.js";
+import { Frames } from "./frames.js";
+import { h } from "./html.js";
+import { Lane } from "./lane.js";
+import { MARGIN } from "./margin.js";
+import { loadPlotly } from "./plotly.js";
+
+// The head of a saved picture: one device's name, and the legend, which a narrow picture breaks in two.
+const TITLE_PX = 26;
+const LEGEND_LINE_PX = 24;
+const NARROW_PX = 480;
+const MOST_BANDS = 150;
+const SHORTEST_S = 20;
+const SHORTEST_ZOOM_S = 0.2;
+const NARROWEST_BAND_PX = 1.5;
+
+export class Plot {
+  constructor(root, connection, choices, theme) {
+    this.root = root;
+    this.connection = connection;
+    this.store = connection.store;
+    this.choices = choices;
+    this.theme = theme;
+    this.dragging = false;
+    // The newest second that was drawn.
+    this.liveEnd = 0;
+    this.frames = new Frames(() => this.draw());
+    this.chart = new Chart(this.store, theme, choices.hiddenLines);
+    this.lane = new Lane(this.store, choices);
+    this.busy = new BusyStrip(this.store, theme);
+    this.empty = h("div", { class: "gmd-empty gmd-over-plot" }, "Waiting for the first reading…");
+    this.element = h("div", { class: "gmd-plot" },
+      this.lane.element, this.chart.element, this.busy.element, this.lane.tip, this.empty);
+    // With Ctrl (or ⌘) alone, so that a wheel over the plot scrolls the page.
+    this.chart.element.addEventListener("wheel", (event) => this.zoomAt(event), { passive: false });
+    this.sizes = new ResizeObserver(() => this.schedule());
+    this.sizes.observe(this.element);
+    for (const [name, isHovered] of [["pointerenter", true], ["pointerleave", false]]) {
+      this.chart.element.addEventListener(name, () => {
+        this.chart.isHovered = isHovered;
+        this.schedule();
+      });
+    }
+    this.chart.element.addEventListener("pointerdown", () => (this.dragging = true));
+    this.release = () => {
+      if (!this.dragging) return;
+      this.dragging = false;
+      this.schedule();
+    };
+    window.addEventListener("pointerup", this.release);
+    window.addEventListener("pointercancel", this.release);
+  }
+
+  dispose() {
+    this.isDisposed = true;
+    this.frames.dispose();
+    this.sizes.disconnect();
+    window.removeEventListener("pointerup", this.release);
+    window.removeEventListener("pointercancel", this.release);
+    this.chart.dispose();
+  }
+
+  schedule() {
+    this.frames.schedule();
+  }
+
+  /** First and last second that are in view, on the kernel's clock. */
+  range() {
+    const { zoom, pausedAt, windowS } = this.choices;
+    if (zoom) return zoom;
+    const end = pausedAt ?? this.store.lastTime ?? 0;
+    // A young session fills the plot: its window grows to the one that was chosen.
+    const first = this.store.times.length ? Math.min(this.store.times[0], end - SHORTEST_S) : end - SHORTEST_S;
+    return [windowS === null ? first : Math.max(first, end - windowS), end];
+  }
+
+  draw() {
+    const width = this.element.clientWidth;
+    if (!width || this.dragging) return;
+    const { devices } = this.choices;
+    const range = this.range();
+    this.liveEnd = this.choices.pausedAt ?? this.store.lastTime ?? 0;
+    const height = this.height(devices.length, width);
+    const cells = this.cellsIn(range);
+    this.chart.element.style.height = `${height}px`;
+    this.empty.hidden = this.store.times.length > 0;
+    this.lane.draw(cells, range, width);
+    this.busy.draw(devices, range, width);
+    if (!this.chart.plotly) {
+      this.loading ??= this.load();
+      return;
+    }
+    this.chart.draw({ devices, range, width, height, shapes: this.bands(cells, range, width) });
+    if (this.chart.drawn === 1) this.listen();
+    this.root.dataset.drawn = this.chart.drawn;
+    this.root.dataset.lastTime = this.store.lastTime ?? "";
+  }
+
+  async load() {
+    try {
+      this.chart.plotly = await loadPlotly(this.connection.model.get("plotly"));
+    } catch (error) {
+      this.connection.receive({ kind: "trouble", message: `The plot can't be drawn here: ${error}` });
+      return;
+    }
+    if (!this.isDisposed) this.draw();
+  }
+
+  listen() {
+    const { element } = this.chart;
+    element.on("plotly_relayout", (change) => {
+      if (!("xaxis.range[0]" in change)) return;
+      const axis = element._fullLayout.xaxis;
+      const [from, to] = axis.range.map((x) => this.chart.fromX(axis.r2l(x)));
+      if (to > from) this.choices.setZoom([from, to]);
+    });
+    element.on("plotly_doubleclick", () => this.choices.setZoom(null));
+  }
+
+  zoomAt(event) {
+    if (!event.ctrlKey && !event.metaKey) return;
+    event.preventDefault();
+    const [from, to] = this.range();
+    const inside = this.element.clientWidth - MARGIN.l - MARGIN.r;
+    const part = Math.max(0, Math.min(1, (event.clientX - this.chart.element.getBoundingClientRect().left - MARGIN.l) / inside));
+    const at = from + part * (to - from);
+    const factor = 1.0015 ** Math.max(-400, Math.min(400, event.deltaY));
+    const wide = Math.max(SHORTEST_ZOOM_S, (to - from) * factor);
+    this.choices.setZoom([at - part * wide, at + (1 - part) * wide]);
+  }
+
+  height(rows, width) {
+    if (rows <= 1) return width < NARROW_PX ? 210 : 250;
+    return MARGIN.t + MARGIN.b + rows * (rows > 6 ? 66 : rows > 4 ? 84 : 120);
+  }
+
+  /** The cells that are in view with their ends, newest last; a running one too. */
+  cellsIn([from, to]) {
+    const cells = this.store.cells
+      .map((cell) => ({ ...cell, end_s: cell.start_s + cell.duration_s }))
+      .filter((cell) => cell.start_s <= to && cell.end_s >= from);
+    const { running, lastTime } = this.store;
+    if (running && running.start_s <= to) {
+      cells.push({ ...running, duration_s: null, end_s: Math.max(lastTime ?? 0, running.start_s) });
+    }
+    return cells.slice(-MOST_BANDS);
+  }
+
+  bands(cells, range, width) {
+    const perPixel = (range[1] - range[0]) / Math.max(1, width);
+    const { colors } = this.theme;
+    return cells
+      .filter((cell) => (cell.end_s - cell.start_s) / perPixel >= NARROWEST_BAND_PX)
+      .map((cell) => ({
+        type: "rect", xref: "x", x0: this.chart.toX(cell.start_s), x1: this.chart.toX(cell.end_s), yref: "paper",
+        y0: 0, y1: 1, line: { width: 0 }, layer: "below",
+        fillcolor: cell.status === "error" || cell.status === "interrupted" ? colors["failed-band"] : colors.band,
+      }));
+  }
+
+  // -- Saving what is in view ------------------------------------------------------------------------
+
+  /** Save a picture on the theme's own ground, with the legend and one device's name. */
+  async savePicture() {
+    const { plotly } = this.chart;
+    if (!plotly) return;
+    const figure = this.pictureFigure();
+    const { width, height } = figure.layout;
+    const url = await plotly.toImage(figure, { format: "png", width, height, scale: 2 });
+    saveAs(url, "gpu-memory.png");
+  }
+
+  /** The plot as it stands, below a head with what the page tells outside of the plot. */
+  pictureFigure() {
+    const { data, layout } = this.chart.element;
+    const { colors } = this.theme;
+    const { devices } = this.choices;
+    const title = devices.length === 1 ? this.nameOf(devices[0]) : "";
+    const legendPx = LEGEND_LINE_PX * (layout.width < NARROW_PX ? 2 : 1);
+    const headPx = (title ? TITLE_PX : 0) + legendPx;
+    const named = new Set();
+    return {
+      // Several devices have one legend; a line without a point, or one that was switched off, is not in it.
+      data: data.map((trace) => {
+        const isNamed = trace.visible && trace.x.length > 0 && !named.has(trace.name);
+        if (isNamed) named.add(trace.name);
+        return { ...trace, showlegend: isNamed };
+      }),
+      layout: {
+        ...layout,
+        height: layout.height + headPx,
+        margin: { ...MARGIN, t: MARGIN.t + headPx },
+        paper_bgcolor: colors.panel,
+        plot_bgcolor: colors.panel,
+        showlegend: true,
+        legend: {
+          orientation: "h", x: 0, xanchor: "left", yref: "container", y: 1 - (title ? TITLE_PX : 0) / (layout.height + headPx),
+          yanchor: "top", bgcolor: "rgba(0,0,0,0)", font: { size: 11, color: colors.text },
+        },
+        title: {
+          text: title, x: 0, xref: "paper", xanchor: "left", yref: "container", y: 1, yanchor: "top",
+          pad: { t: 8 }, font: { size: 13, color: colors.text },
+        },
+      },
+    };
+  }
+
+  nameOf(device) {
+    const name = this.store.devices.get(device)?.name;
+    return name && device !== "host" ? `${device} (${name})` : device;
+  }
+
+  /** Save a table with a row for each sample, in bytes. */
+  saveTable() {
+    const [from, to] = this.range();
+    const devices = this.choices.devices.filter((device) => this.store.columns.has(device));
+    const head = ["time", ...devices.flatMap((device) => [`${device} allocated`, `${device} ${reservedName(device)}`, `${device} peak`])];
+    const rows = [head.join(",")];
+    const columns = devices.flatMap((device) => {
+      const { allocated, reserved } = this.store.columns.get(device);
+      return [allocated, reserved, this.store.peaks(device)];
+    });
+    for (let i = this.store.indexAt(from); i < this.store.times.length && this.store.times[i] <= to; i++) {
+      const time = new Date((this.store.times[i] + this.store.wallOffset) * 1000).toISOString();
+      const figures = columns.map((column) => column[i]);
+      rows.push([time, ...figures.map((figure) => (Number.isNaN(figure) ? "" : figure))].join(","));
+    }
+    const url = URL.createObjectURL(new Blob([`${rows.join("\n")}\n`], { type: "text/csv" }));
+    saveAs(url, "gpu-memory.csv");
+    setTimeout(() => URL.revokeObjectURL(url), 10000);
+  }
+}
+
+/** Let the browser save what is at an address. */
+function saveAs(url, name) {
+  const link = h("a", { href: url, download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+}

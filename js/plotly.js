@@ -1,0 +1,26 @@
+// plotly.js, which comes to the page compressed with a model: one for all widgets of a page.
+
+const KEY = Symbol.for("gpumemwidget.plotly");
+
+/** plotly.js, unpacked once; ``null`` where ``bytes`` are empty and no widget has brought it yet. */
+export function loadPlotly(bytes) {
+  if (bytes?.byteLength) globalThis[KEY] ??= unpack(bytes);
+  return globalThis[KEY] ?? null;
+}
+
+async function unpack(bytes) {
+  const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const source = await new Response(unpacked).text();
+  // plotly.js looks for a CommonJS module first. A module needs no eval, which a page may forbid,
+  // and the page's own Plotly, if it has one, stays.
+  const script = `const module = { exports: {} };\n${source}\nexport default module.exports;`;
+  const url = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
+  const before = window.Plotly;
+  try {
+    return (await import(url)).default;
+  } finally {
+    URL.revokeObjectURL(url);
+    if (before) window.Plotly = before;
+    else delete window.Plotly;
+  }
+}

@@ -1,0 +1,216 @@
+// One device in the chart: its lines, its axis of bytes, its bounds: total, limit, budget.
+
+import { reservedName } from "./cellwords.js";
+import { UNITS, binaryTicks, formatBytes, formatTick } from "./format.js";
+import { MARGIN } from "./margin.js";
+import { pickExtremes } from "./thinning.js";
+
+const LABEL_PX = 13;
+/** Names whose places are nearer than this, in pixels, stand on one another: letters are lower than lines. */
+const OVERLAP_PX = 11;
+export const LINES = ["allocated", "reserved", "peak", "whole"];
+
+export class ChartRow {
+  constructor(device, store) {
+    this.device = device;
+    this.store = store;
+    // The highest bytes on the axis.
+    this.scale = 0;
+  }
+
+  /** plotly's axis, traces, shapes and annotations of this device; ``context`` comes from ``Chart``. */
+  draw(context) {
+    const lines = this.lines(context);
+    const bounds = this.bounds(context.colors);
+    this.scale = this.chooseScale(lines.highest, bounds, context);
+    const { values } = binaryTicks(this.scale, context.heightPx < 80 ? 2 : context.heightPx < 150 ? 3.5 : 4.5);
+    let unit = 0;
+    while (values.length > 1 && values[1] >= 1024 ** (unit + 1) && unit < UNITS.length - 1) unit++;
+    while (this.scale >= 1024 ** (unit + 1) && unit < UNITS.length - 1) unit++;
+    const factor = 1024 ** unit;
+    const { shapes, annotations } = this.drawBounds(bounds, factor, context);
+    if (context.isOneOfSeveral) {
+      annotations.push({
+        xref: "paper", x: 0, xanchor: "left", xshift: 6, yref: "paper", y: context.top, yanchor: "top",
+        text: `<b>${this.device}</b>`, showarrow: false, font: { size: 11, color: context.colors.text },
+      });
+    }
+    return { axis: this.axis(values, factor, context), traces: this.traces(lines, factor, context), shapes, annotations };
+  }
+
+  /** Return the points of the lines, with every extreme that is in view. */
+  lines({ range: [from, to], width, spans, hiddenLines, toX }) {
+    const { store } = this;
+    const column = store.columns.get(this.device);
+    const lines = { t: [], allocated: [], reserved: [], peakT: [], peak: [], ...this.wholeLine([from, to], toX) };
+    const shows = (name) => !hiddenLines.has(name);
+    lines.highest = shows("whole") ? Math.max(0, ...lines.whole) : 0;
+    if (!column) return lines;
+    const start = Math.max(0, store.indexAt(from) - 1);
+    const end = Math.min(store.times.length, store.indexAt(to) + 1);
+    const peaks = store.peaks(this.device);
+    const series = [column.allocated, column.reserved, peaks];
+    let span = 0;
+    let inSpan = -1;
+    for (const i of pickExtremes(store.times, series, start, end, Math.ceil(width / 3))) {
+      const time = store.times[i];
+      lines.t.push(toX(time));
+      lines.allocated.push(column.allocated[i]);
+      lines.reserved.push(column.reserved[i]);
+      while (span < spans.length && spans[span][1] < time) span++;
+      const within = span < spans.length && spans[span][0] <= time;
+      // A high-water mark belongs to one cell: the line is broken between two.
+      if (inSpan >= 0 && inSpan !== (within ? span : -1)) {
+        lines.peakT.push(toX(time));
+        lines.peak.push(null);
+      }
+      inSpan = within ? span : -1;
+      if (within) {
+        lines.peakT.push(toX(time));
+        lines.peak.push(peaks[i]);
+      }
+      const highest = Math.max(
+        shows("allocated") ? column.allocated[i] || 0 : 0,
+        shows("reserved") ? column.reserved[i] || 0 : 0,
+        within && shows("peak") ? peaks[i] || 0 : 0,
+      );
+      if (highest > lines.highest) lines.highest = highest;
+    }
+    return lines;
+  }
+
+  /** Return the memory in use on the whole device, by all processes, up to the newest sample. */
+  wholeLine([from, to], toX) {
+    const own = this.store.uses.get(this.device);
+    const line = { wholeT: [], whole: [] };
+    if (!own) return line;
+    for (let i = 0; i < own.t.length; i++) {
+      if ((own.t[i + 1] ?? Infinity) < from || (own.t[i - 1] ?? -Infinity) > to) continue;
+      line.wholeT.push(toX(own.t[i]));
+      line.whole.push(own.used[i]);
+    }
+    const last = own.t.length - 1;
+    if (line.whole.length && this.store.lastTime > own.t[last] && own.t[last] <= to) {
+      line.wholeT.push(toX(this.store.lastTime));
+      line.whole.push(own.used[last]);
+    }
+    return line;
+  }
+
+  /** Return total, limit and budget of the device, the highest first. */
+  bounds(colors) {
+    const info = this.store.devices.get(this.device) || {};
+    return [
+      { label: "total", bytes: info.total_bytes, dash: "solid", color: colors.total, ink: colors.muted },
+      { label: "limit", bytes: info.limit_bytes, dash: "7px,3px", color: colors.limit, ink: colors.limit },
+      { label: "budget", bytes: info.budget_bytes, dash: "2px,3px", color: colors.budget, ink: colors.budget },
+    ].filter(({ bytes }) => bytes).sort((a, b) => b.bytes - a.bytes);
+  }
+
+  chooseScale(highest, bounds, { heightPx, isOneOfSeveral }) {
+    // Above the lines of a small chart stand its device's name and total.
+    const room = !isOneOfSeveral ? 1.12 : heightPx < 60 ? 1.45 : 1.3;
+    let want = Math.max(highest * room, 1024 * 1024);
+    for (const { label, bytes } of bounds) {
+      // The device's end is in view as soon as it is near; who sets a bound wants to see how far it is.
+      if (bytes < highest * (label === "total" ? 1.8 : 8)) want = Math.max(want, bytes * (label === "total" ? 1 : room));
+    }
+    // There is nothing above the device's total: the scale ends there.
+    const total = bounds.find(({ label }) => label === "total");
+    if (total && want > total.bytes / 1.2) want = Math.max(total.bytes, highest);
+    // The scale grows at once and shrinks late, so that it does not breathe.
+    return this.scale && want <= this.scale && want > this.scale * 0.5 ? this.scale : want;
+  }
+
+  axis(values, factor, { colors }) {
+    return {
+      range: [0, this.scale / factor],
+      fixedrange: true,
+      tickvals: values.map((value) => value / factor),
+      ticktext: values.map((value) => formatTick(value)),
+      ticks: "outside",
+      ticklen: 6,
+      tickcolor: "rgba(0,0,0,0)",
+      gridcolor: colors.grid,
+      zeroline: true,
+      zerolinecolor: colors.line,
+      zerolinewidth: 1,
+      anchor: "x",
+    };
+  }
+
+  /** A line with its name for each bound in view; of those that are higher the nearest is named. */
+  drawBounds(bounds, factor, { colors, width, name, top, heightPx, said }) {
+    const shapes = [];
+    const places = [];
+    const yref = `y${name}`;
+    const above = bounds.filter(({ bytes }) => bytes > this.scale).pop();
+    for (const bound of bounds) {
+      const { label, bytes, dash, color, ink } = bound;
+      const fits = bytes <= this.scale;
+      if (fits) {
+        shapes.push({
+          type: "line", xref: "paper", x0: 0, x1: 1, yref, y0: bytes / factor, y1: bytes / factor,
+          line: { color, width: label === "total" ? 1.2 : 1.5, dash }, layer: label === "total" ? "below" : "above",
+        });
+      } else if (bound !== above) continue;
+      const text = fits ? `${label} ${formatBytes(bytes)}` : `↑ ${label} ${formatBytes(bytes)}`;
+      // Alike devices have one total: in a small chart it is said once.
+      if (said && label === "total" && said.has(text)) continue;
+      if (said) said.add(text);
+      // Names that would stand on one another stand side by side; where there is no room for that
+      // the total goes, which the chips tell too.
+      const lineY = heightPx * (1 - bytes / this.scale);
+      const isAbove = fits && lineY >= LABEL_PX;
+      const y = isAbove ? lineY - LABEL_PX : fits ? Math.max(0, lineY) : 0;
+      const own = 6.2 * text.length + 12;
+      const room = width - MARGIN.l - MARGIN.r - (y < LABEL_PX ? 8 + 7 * this.device.length : 0);
+      const beside = () => places.filter((place) => Math.abs(place.y - y) < OVERLAP_PX);
+      const rightOf = (near) => near.reduce((sum, place) => sum + place.width, 4);
+      const total = beside().find((place) => place.label === "total");
+      if (total && rightOf(beside()) + own > room) places.splice(places.indexOf(total), 1);
+      const right = rightOf(beside());
+      if (right > 4 && right + own > room) continue;
+      places.push({
+        y, width: own, label,
+        annotation: {
+          xref: "paper", x: 1, xanchor: "right", xshift: -right, showarrow: false,
+          yref: fits ? yref : "paper", y: fits ? bytes / factor : top, yanchor: isAbove ? "bottom" : "top",
+          text, font: { size: 10.5, color: ink }, bgcolor: colors.veil, borderpad: 0,
+        },
+      });
+    }
+    return { shapes, annotations: places.map(({ annotation }) => annotation) };
+  }
+
+  traces(lines, factor, { colors, name, hiddenLines, isHovered }) {
+    const scaled = (list) => list.map((value) => (value === null ? null : value / factor));
+    const common = { type: "scatter", mode: "lines", yaxis: `y${name}`, xaxis: "x" };
+    // Tooltips have their own units; these thousands of texts are made only under the pointer.
+    const line = (words, t, list, hoverWords = words) => ({
+      ...common, name: words, x: t, y: scaled(list),
+      ...(isHovered
+        ? { customdata: list.map((value) => formatBytes(value)), hovertemplate: `${hoverWords}: %{customdata}<extra></extra>` }
+        : { hovertemplate: `${hoverWords}<extra></extra>` }),
+    });
+    return [
+      {
+        // An unknown figure is no gap: the line goes on to the next known one.
+        ...line("allocated", lines.t, lines.allocated), connectgaps: true,
+        fill: "tozeroy", fillcolor: colors.fill, line: { color: colors.allocated, width: 1.8 },
+      },
+      {
+        ...line(reservedName(this.device), lines.t, lines.reserved), connectgaps: true,
+        line: { color: colors.reserved, width: 1.5 },
+      },
+      {
+        ...line(this.device === "host" ? "peak (resident)" : "peak", lines.peakT, lines.peak), connectgaps: false,
+        line: { color: colors.peak, width: 1.5, dash: "5px,3px" },
+      },
+      {
+        ...line("whole device", lines.wholeT, lines.whole, "whole device in use"),
+        line: { color: colors.muted, width: 1.2, dash: "1.5px,2px" },
+      },
+    ].map((trace, i) => ({ ...trace, visible: !hiddenLines.has(LINES[i]) }));
+  }
+}

@@ -1,0 +1,79 @@
+import assert from "node:assert/strict";
+import test from "node:test";
+
+import { deviceParts } from "../deviceparts.js";
+import { ChartRow } from "../row.js";
+import { Store } from "../store.js";
+import { MIB, makeSnapshot } from "./helpers.js";
+
+const GIB = 1024 ** 3;
+
+function drawRow({ rows = [[1, 10 * MIB, 20 * MIB, 15 * MIB, 20 * MIB]], info = {}, width = 900, spans = [[0, 9]], row = null, store = new Store(), more = {} } = {}) {
+  const snapshot = makeSnapshot(rows, { devices: [{ device: "cuda:0", name: "GPU", ...info }] });
+  store.takeSnapshot(snapshot, snapshot.data);
+  const context = {
+    colors: {}, width, said: null, range: [0, 10], toX: (time) => time, spans, hiddenLines: new Set(), isHovered: false,
+    isOneOfSeveral: false, heightPx: 200, name: "", top: 1, ...more,
+  };
+  return (row ?? new ChartRow("cuda:0", store)).draw(context);
+}
+
+test("a peak belongs to one cell: its line is broken between two", () => {
+  const rows = [1, 2, 3, 4].map((time) => [time, MIB, MIB, MIB * time, MIB]);
+
+  const { traces } = drawRow({ rows, spans: [[1, 2], [3, 4]] });
+
+  assert.deepEqual(traces[2].x, [1, 2, 3, 3, 4]);
+  assert.equal(traces[2].y[2], null);
+});
+
+test("limit, budget and total are named as far as they are in view, the nearest of those above too", () => {
+  const rows = [[1, 8 * GIB, 9 * GIB, 8 * GIB, 9 * GIB]];
+  const info = { total_bytes: 80 * GIB, limit_bytes: 12 * GIB, budget_bytes: 10 * GIB };
+
+  const { annotations, shapes } = drawRow({ rows, info });
+
+  assert.deepEqual(annotations.map(({ text }) => text), ["↑ total 80.00 GiB", "limit 12.00 GiB", "budget 10.00 GiB"]);
+  assert.equal(shapes.length, 2);
+});
+
+test("where there is no room for all names the total's goes", () => {
+  const rows = [[1, 8 * GIB, 9 * GIB, 8 * GIB, 9 * GIB]];
+  const info = { total_bytes: 12.2 * GIB, limit_bytes: 12.1 * GIB, budget_bytes: 12 * GIB };
+
+  const { annotations } = drawRow({ rows, info, width: 360 });
+
+  assert.deepEqual(annotations.map(({ text }) => text), ["limit 12.10 GiB", "budget 12.00 GiB"]);
+});
+
+test("in a narrow row of many both bounds are named", () => {
+  const rows = [[1, 26 * GIB, 27 * GIB, 26 * GIB, 27 * GIB]];
+  const info = { total_bytes: 79.53 * GIB, limit_bytes: 48 * GIB, budget_bytes: 30 * GIB };
+
+  const { annotations } = drawRow({ rows, info, width: 282, more: { isOneOfSeveral: true, heightPx: 55.7 } });
+
+  assert.deepEqual(annotations.map(({ text }) => text), ["limit 48.00 GiB", "budget 30.00 GiB", "<b>cuda:0</b>"]);
+});
+
+test("the scale grows at once and shrinks late", () => {
+  const store = new Store();
+  const row = new ChartRow("cuda:0", store);
+  const draw = (mib) => drawRow({ rows: [[1, mib * MIB, mib * MIB, mib * MIB, mib * MIB]], row, store }).axis.range[1];
+
+  const grown = draw(100);
+  assert.equal(draw(70), grown);
+  assert.ok(draw(20) < grown);
+});
+
+test("a device's parts add up to what its driver tells", () => {
+  const info = { device: "cuda:0", is_touched: true };
+  const use = { used: 30 * GIB, own: 12 * GIB, reserved: 10 * GIB, free: 49 * GIB, total: 80 * GIB };
+
+  const { here, used, list } = deviceParts(info, { allocated: 8 * GIB, reserved: 11 * GIB }, use);
+
+  const parts = Object.fromEntries(list.map(({ look, bytes }) => [look, bytes / GIB]));
+  assert.equal(here, 8 * GIB);
+  // What this process has reserved since the driver was asked moves with it.
+  assert.equal(used, 31 * GIB);
+  assert.deepEqual(parts, { allocated: 8, cached: 3, outside: 2, others: 18, free: 48, driver: 1 });
+});

@@ -1,0 +1,101 @@
+import assert from "node:assert/strict";
+import test from "node:test";
+
+import { Connection } from "../connection.js";
+import { FakeModel, makeSnapshot, pack } from "./helpers.js";
+
+/** A connection whose page has drawn one reading; what it tells its listener is kept. */
+function connect(more = {}) {
+  const model = new FakeModel({ snapshot: makeSnapshot([[1, 10, 10, 10, 10]], more) });
+  const connection = new Connection(model);
+  const told = [];
+  connection.listen((kind) => told.push(kind));
+  const sendRow = (seq, time, runningSince = NaN, offset = 1000) => model.tell(
+    { kind: "rows", devices: ["cuda:0"], peaks_are: ["exact"] }, pack(seq, runningSince, offset, 0.1, time, 20, 20, 20, 20));
+  return { model, connection, store: connection.store, told, sendRow };
+}
+
+test("an update's rows are in the store before anybody is told", () => {
+  const { connection, store, told, sendRow } = connect();
+  let seen = null;
+  connection.listen(() => (seen = store.lastTime));
+
+  sendRow(2, 1.1);
+
+  assert.deepEqual(told, ["rows"]);
+  assert.equal(seen, 1.1);
+});
+
+test("a message that was heard already is passed over", () => {
+  const { store, told, sendRow } = connect();
+
+  sendRow(1, 5);
+
+  assert.deepEqual(told, []);
+  assert.equal(store.lastTime, 1);
+});
+
+test("after a gap the state is asked for once, from the newest reading on", () => {
+  const { model, sendRow } = connect();
+
+  sendRow(5, 2);
+  sendRow(9, 3);
+  assert.deepEqual(model.sent, [{ kind: "snapshot", since_s: 1 }]);
+
+  model.tell({ kind: "snapshot", ...makeSnapshot([], { seq: 9, since_s: 1 }) }, pack());
+  sendRow(12, 4);
+  assert.equal(model.sent.length, 2);
+});
+
+test("a cell that was given up ends without a word", () => {
+  const { store, model, sendRow } = connect();
+  model.tell({ kind: "started", seq: 2, cell: { start_s: 1.5 } });
+
+  sendRow(3, 1.6, 1.5);
+  assert.equal(store.running.start_s, 1.5);
+
+  sendRow(4, 1.7, NaN);
+  assert.equal(store.running, null);
+});
+
+test("the clock's jitter moves nothing, and a clock that was set does", () => {
+  const { store, sendRow } = connect();
+
+  sendRow(2, 1.1, NaN, 1000.0001);
+  assert.equal(store.wallOffset, 1000);
+
+  sendRow(3, 1.2, NaN, 1003600);
+  assert.equal(store.wallOffset, 1003600);
+});
+
+test("a kind that nobody knows is passed over", () => {
+  const { model, told } = connect();
+
+  model.tell({ kind: "of a later release", seq: 2 });
+
+  assert.deepEqual(told, []);
+});
+
+test("once the kernel is gone nothing is sent, and it is said once", () => {
+  const { model, connection, told } = connect();
+  model.isGone = true;
+
+  assert.equal(connection.send({ kind: "variables" }), false);
+  connection.end("again");
+
+  assert.match(connection.over, /The kernel is gone/);
+  assert.deepEqual(told, ["over"]);
+});
+
+test("what went wrong is told until it is dismissed, and questions can be asked again", () => {
+  const { model, connection, store } = connect();
+  store.taking = { state: "running" };
+
+  for (let i = 0; i < 7; i++) model.tell({ kind: "trouble", message: `failure ${i}` });
+  model.tell({ kind: "trouble", message: "failure 6" });
+
+  assert.deepEqual(connection.trouble, [2, 3, 4, 5, 6].map((i) => `failure ${i}`));
+  assert.equal(store.taking, null);
+  connection.forgetTrouble();
+  assert.deepEqual(connection.trouble, []);
+});

@@ -1,0 +1,85 @@
+// Tells the kernel whether a view can be seen: a dashboard that nobody sees costs it nothing.
+
+const TELL_MS = 10000;
+const ANSWER_MS = 1000;
+
+export class Visibility {
+  /** ``element`` is the view; ``describe`` gives what of the kernel's it shows; ``onChange`` is called
+   * when the view comes into sight or goes out of it. */
+  constructor(connection, id, element, { describe, onChange }) {
+    this.connection = connection;
+    this.id = id;
+    this.element = element;
+    this.describe = describe;
+    this.onChange = onChange;
+    this.onScreen = true;
+    this.wentOffScreen = "";
+    this.visible = null;
+    this.toldAt = 0;
+    this.askedAt = null;
+    this.observer = new IntersectionObserver((entries) => this.look(entries[entries.length - 1]));
+    this.observer.observe(element);
+    this.onVisibility = () => this.tell();
+    document.addEventListener("visibilitychange", this.onVisibility);
+    this.onPageHide = () => connection.send({ kind: "gone", view: id, page_left: true });
+    window.addEventListener("pagehide", this.onPageHide);
+    connection.model.on("change:hears_in_mid_cell", () => this.tell());
+  }
+
+  dispose() {
+    this.connection.send({ kind: "gone", view: this.id, page_left: false });
+    this.observer.disconnect();
+    document.removeEventListener("visibilitychange", this.onVisibility);
+    window.removeEventListener("pagehide", this.onPageHide);
+  }
+
+  look(entry) {
+    const box = entry.boundingClientRect;
+    // No box: its notebook's tab is hidden. Out of the page: scrolled away, or its cell was detached.
+    const gone = this.element.isConnected && box.width === 0 && box.height === 0;
+    this.onScreen = entry.isIntersecting;
+    this.wentOffScreen = this.onScreen ? "" : gone ? "hidden" : "scrolled";
+    this.tell();
+    this.onChange();
+  }
+
+  isSeen() {
+    if (document.visibilityState === "hidden") return false;
+    if (this.onScreen) return true;
+    if (this.wentOffScreen === "hidden") return false;
+    // Scrolled away. A kernel that is deaf in mid-cell could not hear that we are back.
+    return !this.connection.model.get("hears_in_mid_cell");
+  }
+
+  /** True if the kernel owes this view an answer since it came back. */
+  get waits() {
+    return this.askedAt !== null && performance.now() - this.askedAt > ANSWER_MS;
+  }
+
+  /** Tell the kernel whether this view is seen, when that changed, and now and then that it lives. */
+  tell({ anyway = false, list = false, look = false } = {}) {
+    const visible = this.isSeen();
+    if (visible === this.visible && !anyway) return;
+    const back = visible && this.visible === false;
+    const first = this.visible === null;
+    const { variables, device } = this.describe();
+    const { connection } = this;
+    const { lastTime } = connection.store;
+    this.visible = visible;
+    this.toldAt = performance.now();
+    if (back) this.askedAt = connection.heardAt = this.toldAt;
+    connection.send({
+      kind: "view", view: this.id, visible, variables, device,
+      // The page came with a coarse past: the first view asks for more.
+      snapshot: back || (first && !connection.isFull),
+      since_s: back && connection.isFull ? lastTime : null,
+      list: visible && variables && (list || back),
+      look: visible && device !== null && (look || back),
+    });
+    if (first) connection.isFull = true;
+  }
+
+  everySecond() {
+    if (this.visible && performance.now() - this.toldAt > TELL_MS) this.tell({ anyway: true });
+  }
+}

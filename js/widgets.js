@@ -1,0 +1,19 @@
+// The entry of the bundle: all widgets in one module; a model says which of them it is.
+
+import { createCards } from "./cards.js";
+import { createDashboard } from "./dashboard.js";
+import { createTrace } from "./trace.js";
+
+const WIDGETS = { cards: createCards, dashboard: createDashboard, trace: createTrace };
+
+/** anywidget calls this once for each model, ``initialize`` once, and ``render`` for each view. */
+export default () => {
+  let widget = null;
+  return {
+    initialize(given) {
+      widget = WIDGETS[given.model.get("widget")]();
+      return widget.initialize(given);
+    },
+    render: (given) => widget.render?.(given),
+  };
+};

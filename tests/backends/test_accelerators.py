@@ -1,0 +1,476 @@
+"""XPU, MPS and others as their releases of PyTorch tell them: exact, unknown, never brought up."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpumemwidget.backends.accelerators import AcceleratorBackend
+from gpumemwidget.backends.driver.nvml import NvmlMonitor
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.breakdowns.breakdown import build_breakdown
+from gpumemwidget.errors import BackendError
+from gpumemwidget.model.devices import DeviceInfo, DeviceUse, Limit, Reading
+from gpumemwidget.testing import (
+    Recorder,
+    RecordingPlayer,
+    ReplayBackend,
+    SimulatedGpus,
+    load_recording,
+    save_recording,
+)
+from tests.backends.fake_accelerators import (
+    GIB,
+    make_mps,
+    make_old_mps,
+    make_other,
+    make_xpu,
+)
+from tests.backends.fake_nvml import FakeGpu, FakeNvml
+from tests.backends.test_peak_overlay import make_torch
+
+MIB = 1 << 20
+METHODS = (
+    *("list_devices", "read", "start_span", "end_span", "read_as_user", "read_segments"),
+    *("empty_cache", "take_notes", "read_limits", "reset_peaks", "list_lost_peaks"),
+)
+MAKERS: dict[str, Callable[..., Any]] = {
+    "xpu": make_xpu,
+    "mps": make_mps,
+    "old mps": make_old_mps,
+    "other": make_other,
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_device_that_is_not_used_is_not_brought_into_use(name: str) -> None:
+    """No method asks what would do so; there are no devices, and nothing to say."""
+    backend = AcceleratorBackend(MAKERS[name](SimulatedGpus(2)))
+
+    answers = {getattr(backend, name)() for name in METHODS}
+
+    assert answers <= {(), None}
+    backend.close()
+    backend.close()
+
+
+def test_builds_without_one_are_refused() -> None:
+    """A build for the CPU has none, and where CUDA is the accelerator its own backend reads it."""
+    for kind in ("cuda", None):
+        torch = make_torch(SimulatedGpus())
+        if kind is None:
+            del torch._C._cuda_memoryStats
+        torch._C._accelerator_getAccelerator = lambda: None
+        with pytest.raises(BackendError, match="was built without a GPU's support"):
+            AcceleratorBackend(torch)
+
+
+def test_what_is_known_otherwise_is_found_too() -> None:
+    """A kind that PyTorch names, in builds in which to ask starts nothing."""
+    torch = make_torch(SimulatedGpus())
+    del torch._C._cuda_memoryStats
+    torch._C._accelerator_getAccelerator = lambda: SimpleNamespace(type="hpu")
+
+    backend = AcceleratorBackend(torch)
+
+    assert backend.kind == "hpu"
+    assert backend.read() == ()
+    backend.close()
+
+
+@pytest.mark.parametrize("version", ["2.6.0", "2.9.0", "2.13.0"])
+def test_xpu_is_exact_and_the_user_sees_nothing_of_it(version: str) -> None:
+    """Spans have their own peaks, and PyTorch's functions tell those since the user's reset."""
+    allocator = SimulatedGpus(3)
+    torch = make_xpu(allocator, version=version)
+    bindings = dict(vars(torch._C))
+    backend = AcceleratorBackend(torch)
+    allocator.free(allocator.allocate(60 * MIB, 1))
+
+    start = backend.start_span()
+    kept = allocator.allocate(10 * MIB, 1)
+    allocator.free(allocator.allocate(20 * MIB, 1))
+    end = backend.end_span()
+    user = backend.read_as_user()
+    told = torch._C._xpu_memoryStats(1)["allocated_bytes"]["all"]["peak"]
+    backend.reset_peaks()
+    after = backend.read_as_user()
+
+    reserved = {"reserved_bytes": 60 * MIB, "reserved_peak_bytes": 60 * MIB, "peak_is": "exact"}
+    assert start == (Reading("xpu:1", 0, allocated_peak_bytes=0, **reserved),)
+    assert end == (Reading("xpu:1", 10 * MIB, allocated_peak_bytes=30 * MIB, **reserved),)
+    assert user == (Reading("xpu:1", 10 * MIB, allocated_peak_bytes=60 * MIB, **reserved),)
+    assert told == 60 * MIB
+    assert after == (Reading("xpu:1", 10 * MIB, allocated_peak_bytes=10 * MIB, **reserved),)
+    assert backend.read()[0].allocated_peak_bytes == 30 * MIB
+    allocator.free(kept)
+    backend.close()
+    assert vars(torch._C) == bindings
+
+
+def test_xpu_s_devices_are_those_with_memory() -> None:
+    """All are initialised together; one is touched from its first allocation on."""
+    allocator = SimulatedGpus(3)
+    backend = AcceleratorBackend(make_xpu(allocator))
+    handle = allocator.allocate(MIB, 2)
+    first = backend.list_devices()
+    allocator.free(handle)
+    allocator.empty_cache()
+    allocator.allocate(100, 0)
+
+    second = backend.list_devices()
+
+    name = "Intel(R) Data Center GPU Max 1100"
+    assert first == (DeviceInfo("xpu:2", name, 48 * GIB, uuid="u2"),)
+    assert [info.device for info in second] == ["xpu:0", "xpu:2"]
+    backend.close()
+
+
+def test_xpu_tells_its_blocks_where_the_release_does() -> None:
+    """As CUDA's do; older releases tell none."""
+    allocator = SimulatedGpus(2)
+    allocator.allocate(1000, 1)
+    new = AcceleratorBackend(make_xpu(allocator))
+    old = AcceleratorBackend(make_xpu(allocator, version="2.9.0"))
+
+    (segment,) = new.read_segments()
+
+    assert (segment.device, segment.n_bytes) == ("xpu:1", 2 * MIB)
+    assert [block.requested_bytes for block in segment.blocks] == [1000, None]
+    assert old.read_segments() == ()
+    new.close()
+    old.close()
+
+
+def test_a_limit_of_the_users_is_told() -> None:
+    """XPU's share, in bytes; whole devices have none."""
+    allocator = SimulatedGpus(2)
+    torch = make_xpu(allocator)
+    shares = {0: 1.0, 1: 0.5}
+    torch._C._xpu_getMemoryFraction = shares.__getitem__
+    backend = AcceleratorBackend(torch)
+    allocator.allocate(MIB, 0)
+    allocator.allocate(MIB, 1)
+
+    before = [info.limit_bytes for info in backend.list_devices()]
+    limits = backend.read_limits()
+    shares[1] = 1.0
+    after = [info.limit_bytes for info in backend.list_devices()]
+
+    assert (before, after) == ([None, 24 * GIB], [None, None])
+    reserved = allocator.stats(0)["reserved_bytes"]["all"]["current"]
+    assert limits == (
+        Limit("xpu:0", None, 48 * GIB, reserved),
+        Limit("xpu:1", 24 * GIB, 48 * GIB, reserved),
+    )
+    assert [limit.limit_bytes for limit in backend.read_limits()] == [None, None]
+    backend.close()
+
+
+def test_xpu_in_a_forked_child_is_not_asked() -> None:
+    """There the parent's can't be used."""
+    allocator = SimulatedGpus()
+    allocator.allocate(MIB)
+    backend = AcceleratorBackend(make_xpu(allocator, is_bad_fork=True))
+
+    assert backend.read() == ()
+    assert backend.list_devices() == ()
+    backend.empty_cache()
+    backend.close()
+
+
+def test_mps_is_exact_where_torch_accelerator_reaches_it() -> None:
+    """Its two statistics, with marks; the name and what Metal recommends as the most."""
+    allocator = SimulatedGpus()
+    torch = make_mps(allocator)
+    backend = AcceleratorBackend(torch)
+    before = backend.start_span()
+    allocator.free(allocator.allocate(30 * MIB))
+    kept = allocator.allocate(10 * MIB)
+
+    end = backend.end_span()
+
+    assert before == ()
+    # The second is cut from what the first left.
+    assert end == (Reading("mps:0", 10 * MIB, 30 * MIB, 30 * MIB, 30 * MIB, "exact"),)
+    assert backend.list_devices() == (DeviceInfo("mps:0", "Apple M3 Max", 21 * GIB),)
+    assert backend.read_segments() == ()
+    allocator.free(kept)
+    backend.empty_cache()
+    assert allocator.stats(0)["reserved_bytes"]["all"]["current"] == 0
+    backend.close()
+
+
+@pytest.mark.parametrize("version", ["2.5.0", "2.9.0"])
+def test_old_mps_is_not_read(version: str) -> None:
+    """Nothing tells whether it is in use, and to ask the allocator would make it."""
+    allocator = SimulatedGpus()
+    backend = AcceleratorBackend(make_old_mps(allocator, version=version))
+    allocator.allocate(30 * MIB)
+
+    assert backend.start_span() == backend.read() == backend.list_devices() == ()
+    backend.empty_cache()
+    assert backend.take_notes() == ()
+    backend.close()
+
+
+def test_others_are_never_reset() -> None:
+    """What their own functions tell the user stays; a span's peak is the highest that was seen."""
+    allocator = SimulatedGpus(2)
+    torch = make_other(allocator)
+    backend = AcceleratorBackend(torch)
+    before = dict(vars(torch._C))
+    allocator.free(allocator.allocate(60 * MIB, 1))
+    start = backend.start_span()
+    handle = allocator.allocate(20 * MIB, 1)
+    backend.read()
+    allocator.free(handle)
+
+    (end,) = backend.end_span()
+    (user,) = backend.read_as_user()
+
+    assert start[0].allocated_peak_bytes == 0
+    assert (end.allocated_bytes, end.allocated_peak_bytes, end.peak_is) == (0, 20 * MIB, "sampled")
+    assert (user.allocated_peak_bytes, user.peak_is) == (60 * MIB, "exact")
+    assert vars(torch._C) == before
+    backend.reset_peaks(["npu:1"])
+    assert backend.read_as_user()[0].allocated_peak_bytes == 0
+    backend.empty_cache()
+    assert allocator.stats(1)["reserved_bytes"]["all"]["current"] == 0
+    backend.close()
+
+
+def test_what_fails_is_unknown_and_said_once() -> None:
+    """A device in error has no figures; the others do."""
+    allocator = SimulatedGpus(2)
+    torch = make_xpu(allocator)
+    read = torch._C._xpu_memoryStats
+    is_lost = False
+
+    def fail(index: int) -> Any:
+        if is_lost and index == 0:
+            raise RuntimeError("UR_RESULT_ERROR_DEVICE_LOST\nand more")
+        return read(index)
+
+    torch._C._xpu_memoryStats = fail
+    backend = AcceleratorBackend(torch)
+    allocator.allocate(MIB, 0)
+    allocator.allocate(MIB, 1)
+    backend.read()
+    is_lost = True
+
+    for _ in range(2):
+        first, second = backend.read()
+
+    assert first == Reading("xpu:0", None, None)
+    assert second.allocated_bytes == MIB
+    assert backend.take_notes() == ("xpu:0 gives no counters: UR_RESULT_ERROR_DEVICE_LOST",)
+    assert backend.take_notes() == ()
+    torch.xpu.empty_cache = fail_always
+    with pytest.raises(BackendError, match="xpu could not empty its cache"):
+        backend.empty_cache()
+    with pytest.raises(BackendError, match="xpu:0 can't be limited from here"):
+        backend.set_limit("xpu:0", GIB)
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("is_initialized", "_is_in_bad_fork", "device_count", "get_device_properties"),
+        *("mem_get_info", "memory_snapshot", "_xpu_memoryStats", "_xpu_resetPeakMemoryStats"),
+        "_xpu_getMemoryFraction",
+    ],
+)
+@pytest.mark.parametrize("kind", [RuntimeError, AttributeError, OSError, None])
+def test_whatever_fails_the_rest_is_recorded(
+    name: str, kind: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An extension's code may raise what it likes, or lack it: the host's record goes on."""
+    allocator = SimulatedGpus(2)
+    torch = make_xpu(allocator)
+    torch.__spec__ = None
+    owner = next(
+        (each for each in (torch.xpu, torch.xpu.memory, torch._C) if hasattr(each, name)), torch._C
+    )
+    if kind is not None:
+        setattr(owner, name, _Failing(kind))
+    elif hasattr(owner, name):
+        delattr(owner, name)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    hardware = Hardware([HostBackend()], NvmlMonitor(FakeNvml(), environ={}))
+    hardware.await_torch()
+    allocator.allocate(MIB)
+    methods = ("start_span", "read", "end_span", "read_as_user", "read_segments", "list_devices")
+
+    answers = {method: getattr(hardware, method)() for method in methods * 2}
+    devices = [report.info.device for report in hardware.read_devices()]
+    states = [state.info.device for state in hardware.take_device_states()]
+    notes = hardware.take_notes()
+
+    for method in set(methods) - {"read_segments"}:
+        assert answers[method][-1].device == "host"
+    assert devices[-1] == states[-1] == "host"
+    assert len(notes) == len(set(notes)) <= 4
+    if kind is not None and not (kind is RuntimeError and name in _MAY_REFUSE):
+        assert any("oh" in note for note in notes)
+    hardware.close()
+
+
+class _Failing:
+    """A function of torch's, or what should be one."""
+
+    def __init__(self, kind: type[Exception]) -> None:
+        self._kind = kind
+
+    def __call__(self, *_: object) -> object:
+        raise self._kind("oh\nand more")
+
+
+#: Not every driver lets everybody ask these, and a device without memory is not touched.
+_MAY_REFUSE = ("mem_get_info", "_xpu_getMemoryFraction", "_xpu_memoryStats")
+
+
+def fail_always(*_: object) -> None:
+    """A call that the device refuses."""
+    raise RuntimeError("UR_RESULT_ERROR_DEVICE_LOST")
+
+
+def test_hardware_is_joined_by_it_where_there_is_no_cuda(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the host behind it; what unloading takes from the user's view is told."""
+    allocator = SimulatedGpus()
+    torch = make_xpu(allocator)
+    torch.__spec__ = None
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    hardware = Hardware([HostBackend()], NvmlMonitor(FakeNvml(), environ={}))
+    hardware.await_torch()
+    allocator.free(allocator.allocate(8 * MIB))
+
+    hardware.start_span()
+    readings = hardware.end_span()
+
+    assert [reading.device for reading in readings] == ["xpu:0", "host"]
+    assert [info.device for info in hardware.list_devices()] == ["xpu:0", "host"]
+    reports = {report.info.device: report for report in hardware.read_devices()}
+    assert reports["xpu:0"].reading.allocated_peak_bytes == 8 * MIB
+    assert reports["xpu:0"].use == DeviceUse("xpu:0", 8 * GIB, 40 * GIB, 48 * GIB)
+    states = {state.info.device: state for state in hardware.take_device_states()}
+    assert sum(each.n_bytes for each in states["xpu:0"].segments) == 20 * MIB
+    assert states["xpu:0"].processes is None
+    breakdown = build_breakdown(states["xpu:0"])
+    assert breakdown is not None
+    assert [(part.key, part.n_bytes, part.merged) for part in breakdown.parts] == [
+        ("releasable", 20 * MIB, ()),
+        ("rest", 8 * GIB - 20 * MIB, ("outside", "children", "others", "unlisted", "driver")),
+        ("free", 40 * GIB, ()),
+    ]
+    assert hardware.list_lost_peaks()[0] == ("xpu:0", 8 * MIB)
+    assert hardware.start_trace(n_events=10) == (
+        "xpu:0 is not traced: only on CUDA is the allocator's history read",
+    )
+    assert hardware.end_trace() == ()
+    assert hardware.take_notes() == ()
+    hardware.close()
+
+
+def test_whole_devices_are_told_as_far_as_pytorch_asks() -> None:
+    """XPU's free memory, MPS's own; nothing of a device that is not in use, or that refuses."""
+    xpu, mps = SimulatedGpus(2), SimulatedGpus()
+    torch = make_xpu(xpu)
+    hardware = Hardware([AcceleratorBackend(torch)], NvmlMonitor(FakeNvml(), environ={}))
+    apple = Hardware(
+        [AcceleratorBackend(make_mps(mps))], NvmlMonitor(FakeNvml(FakeGpu()), environ={})
+    )
+    unused = DeviceInfo("xpu:0", "XPU", 48 * GIB)
+    assert (hardware.list_all_devices(), hardware.read_use(unused)) == ((), None)
+    assert apple.read_own_use("mps:0") is None
+    xpu.allocate(MIB, 1)
+    mps.allocate(MIB)
+
+    (used,) = hardware.list_all_devices()
+    nvidia, metal = apple.list_all_devices()
+
+    assert (used.device, nvidia.device, metal.device) == ("xpu:1", "cuda:0", "mps:0")
+    assert hardware.read_use(unused) is None
+    assert hardware.read_use(used) == DeviceUse("xpu:1", 8 * GIB, 40 * GIB, 48 * GIB)
+    assert apple.read_use(nvidia) is not None
+    assert (apple.read_use(metal), apple.read_own_use("mps:0")) == (None, 3 * GIB)
+    assert hardware.read_own_use("xpu:1") is None
+    (state,) = hardware.take_device_states()
+    assert (state.processes, state.notes, hardware.take_notes()) == (None, (), ())
+    torch.xpu.mem_get_info = fail_always
+    assert hardware.read_use(used) is None
+    apple.close()
+    hardware.close()
+
+
+def test_an_extensions_device_beside_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are read; the general functions tell of the extension's, whose peaks nothing touches."""
+    gpus, others = SimulatedGpus(), SimulatedGpus()
+    torch, extension = make_torch(gpus), make_other(others)
+    vars(torch._C).update(vars(extension._C))
+    torch.npu, torch.accelerator = extension.npu, extension.accelerator
+    torch.__spec__ = None
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    hardware = Hardware([HostBackend()])
+    general = torch._C._accelerator_getDeviceStats
+    hardware.await_torch()
+    gpus.free(gpus.allocate(60 * MIB))
+    others.free(others.allocate(30 * MIB))
+    hardware.start_span()
+    others.allocate(MIB)
+
+    readings = {reading.device: reading for reading in hardware.end_span()}
+
+    assert list(readings) == ["cuda:0", "npu:0", "host"]
+    assert (readings["cuda:0"].allocated_peak_bytes, readings["cuda:0"].peak_is) == (0, "exact")
+    assert readings["npu:0"].allocated_bytes == MIB
+    assert torch._C._accelerator_getDeviceStats is general
+    assert general(0)["allocated_bytes"]["all"]["peak"] == 30 * MIB
+    assert torch._C._cuda_memoryStats(0)["allocated_bytes"]["all"]["peak"] == 60 * MIB
+    hardware.close()
+
+
+def test_hardware_prefers_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where CUDA is there, its own backend reads it, and no other joins."""
+    allocator = SimulatedGpus()
+    torch = make_torch(allocator)
+    torch.__spec__ = None
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    hardware = Hardware([])
+    hardware.await_torch()
+    allocator.allocate(MIB)
+
+    assert [reading.device for reading in hardware.read()] == ["cuda:0"]
+    hardware.close()
+
+
+def test_a_recording_of_it_plays_as_it_was(tmp_path: Path) -> None:
+    """Devices, counters, exact peaks and blocks."""
+    allocator = SimulatedGpus(2)
+    backend = AcceleratorBackend(make_xpu(allocator))
+    hardware = Hardware([backend], NvmlMonitor(FakeNvml(), environ={}))
+    allocator.allocate(3 * MIB, 1)
+    recorder = Recorder(hardware)
+    told = [recorder.tick()]
+    allocator.free(allocator.allocate(48 * MIB, 1))
+    told.append(recorder.tick(with_segments=True))
+    save_recording(recorder.to_recording(), tmp_path / "xpu.json.gz")
+
+    player = ReplayBackend(RecordingPlayer(load_recording(tmp_path / "xpu.json.gz")))
+
+    assert player.list_devices() == backend.list_devices()
+    assert player.start_span() == told[0]
+    player.player.advance(1)
+    assert player.end_span() == told[1]
+    assert (told[1][0].allocated_peak_bytes, told[1][0].peak_is) == (51 * MIB, "exact")
+    assert player.read_segments() == hardware.read_segments() != ()
+    hardware.close()

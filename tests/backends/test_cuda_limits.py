@@ -1,0 +1,491 @@
+"""Limits are set and read to the byte, and no device comes into use by them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.cuda.limits import find_share
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.errors import BackendError
+from gpumemwidget.model.devices import Limit, PinnedUse
+from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
+
+MIB = 1 << 20
+GIB = 1 << 30
+#: What an H100 has to PyTorch.
+TOTAL = 85_017_493_504
+OLD = "2.6.0"
+
+
+class Gpu:
+    """Simulated GPUs, of which none is in use, with the backend over them."""
+
+    def __init__(self, version: str = "2.11.0", *, is_initialized: bool = True) -> None:
+        self.allocator = SimulatedGpus(3, total_bytes=TOTAL)
+        self.torch: Any = simulate_torch(
+            self.allocator, version=version, is_initialized=is_initialized
+        )
+        if version == OLD:
+            self.torch.cuda.set_per_process_memory_fraction = self._set_as_of_old
+            del self.torch._C._cuda_getMemoryFraction
+        self.backend = CudaBackend(self.torch)
+
+    def _set_as_of_old(self, fraction: float, device: int) -> None:
+        """It asks CUDA how large the device is, which brings it into use."""
+        self.torch.cuda.mem_get_info(device)
+        self.allocator.set_fraction(fraction, device)
+
+    def read(self) -> list[tuple[str, int | None, bool]]:
+        return [
+            (each.device, each.limit_bytes, each.is_waiting) for each in self.backend.read_limits()
+        ]
+
+
+@pytest.fixture
+def gpu() -> Iterator[Gpu]:
+    gpu = Gpu()
+    yield gpu
+    gpu.backend.close()
+
+
+@pytest.fixture
+def old() -> Iterator[Gpu]:
+    gpu = Gpu(OLD)
+    yield gpu
+    gpu.backend.close()
+
+
+@pytest.fixture
+def early() -> Iterator[Gpu]:
+    """CUDA is not in use yet."""
+    gpu = Gpu(is_initialized=False)
+    yield gpu
+    gpu.backend.close()
+
+
+@given(st.integers(1, 1 << 45), st.data())
+def test_every_number_of_bytes_has_a_share(total_bytes: int, data: st.DataObject) -> None:
+    """PyTorch's product, cut to a whole number, is the limit; and what it tells leads back."""
+    limit_bytes = data.draw(st.integers(1, total_bytes))
+
+    share = find_share(limit_bytes, total_bytes)
+
+    assert 0 < share <= 1
+    assert int(share * total_bytes) == limit_bytes
+    assert round(limit_bytes / total_bytes * total_bytes) == limit_bytes
+
+
+@pytest.mark.parametrize("version", ["2.11.0", OLD])
+def test_a_limit_in_bytes_is_exact(version: str) -> None:
+    """The allocator allows just so much, and the device is described with it."""
+    gpu = Gpu(version)
+    gpu.allocator.touch(1)
+    found = []
+
+    for limit_bytes in (1, 12 * GIB, 12 * GIB + 1, TOTAL - 1):
+        gpu.backend.set_limit("cuda:1", limit_bytes)
+        allowed = gpu.allocator.get_allowed(1)
+        (info,) = gpu.backend.list_devices()
+        (limit,) = gpu.backend.read_limits()
+        found.append((allowed, info.limit_bytes, limit))
+    gpu.backend.close()
+
+    assert found == [
+        (n_bytes, n_bytes, Limit("cuda:1", n_bytes, TOTAL, 0))
+        for n_bytes in (1, 12 * GIB, 12 * GIB + 1, TOTAL - 1)
+    ]
+
+
+@pytest.mark.parametrize("version", ["2.11.0", OLD])
+def test_a_share_is_what_torch_makes_of_it(version: str) -> None:
+    """Of the whole of it nothing is withheld, and off takes a limit away."""
+    gpu = Gpu(version)
+    gpu.allocator.touch(0)
+    found = []
+
+    for limit_bytes, share in ((None, 0.8), (None, 1.0), (GIB, None), (TOTAL, None), (GIB, None)):
+        gpu.backend.set_limit("cuda:0", limit_bytes, share=share)
+        found.append(gpu.read()[0][1])
+    gpu.backend.set_limit("cuda:0", None)
+    found.append(gpu.read()[0][1])
+    gpu.backend.close()
+
+    assert found == [int(0.8 * TOTAL), None, GIB, None, GIB, None]
+
+
+def test_what_the_user_sets_is_told_too(gpu: Gpu) -> None:
+    """By torch's own call, at any time."""
+    gpu.allocator.touch(0)
+    before = gpu.backend.list_devices()[0].limit_bytes
+    gpu.torch.cuda.set_per_process_memory_fraction(0.5, 0)
+
+    after = gpu.backend.list_devices()[0].limit_bytes
+
+    assert (before, after) == (None, TOTAL // 2)
+
+
+def test_the_limit_holds(gpu: Gpu) -> None:
+    """What is there stays, what is cached is used, and the next segment is refused."""
+    kept = gpu.allocator.allocate(40 * MIB, 0)
+    cached = gpu.allocator.allocate(30 * MIB, 0)
+    gpu.allocator.allocate(2 * MIB, 0)
+    gpu.allocator.free(cached)
+
+    gpu.backend.set_limit("cuda:0", 50 * MIB)
+
+    assert gpu.backend.read_limits()[0].reserved_bytes == 90 * MIB
+    again = gpu.allocator.allocate(30 * MIB, 0)
+    with pytest.raises(DeviceFullError, match="52428800 bytes 94371840 are reserved"):
+        gpu.allocator.allocate(30 * MIB, 0)
+    for each in (again, kept):
+        gpu.allocator.free(each)
+    gpu.allocator.allocate(30 * MIB, 0)
+    assert gpu.backend.read()[0].num_ooms == 1
+
+
+# -- Devices that are not in use -------------------------------------------------------------------
+
+
+def test_no_device_comes_into_use(gpu: Gpu, early: Gpu, old: Gpu) -> None:
+    """By setting, reading or taking away."""
+    for each in (gpu, early, old):
+        each.backend.set_limit("cuda:0", GIB)
+        each.backend.set_limit("cuda:1", None, share=0.5)
+        each.backend.set_limit("cuda:2", GIB)
+        each.backend.set_limit("cuda:2", None)
+        each.read()
+        assert each.backend.list_devices() == ()
+        assert each.allocator.list_touched() == ()
+
+
+def test_a_limit_is_there_before_the_first_byte(gpu: Gpu) -> None:
+    """Once CUDA is in use, releases from 2.11 on take it for a device that is not."""
+    gpu.backend.set_limit("cuda:1", 12 * GIB)
+
+    (limit,) = gpu.backend.read_limits()
+
+    assert limit == Limit("cuda:1", 12 * GIB, TOTAL, None)
+    with pytest.raises(DeviceFullError):
+        gpu.allocator.allocate(13 * GIB, 1)
+
+
+def test_a_limit_waits_for_cuda(early: Gpu) -> None:
+    """PyTorch sets it in the last step of its own initialisation, and not in a share it lacks."""
+    early.backend.set_limit("cuda:0", 12 * GIB)
+    early.backend.set_limit("cuda:2", None, share=0.5)
+    waiting = early.backend.read_limits()
+
+    early.torch.cuda.init()
+
+    assert waiting == (
+        Limit("cuda:0", 12 * GIB, None, None, is_waiting=True),
+        Limit("cuda:2", None, None, None, is_waiting=True, share=0.5),
+    )
+    assert early.read() == [("cuda:0", 12 * GIB, False), ("cuda:2", TOTAL // 2, False)]
+    assert early.allocator.list_touched() == ()
+    with pytest.raises(DeviceFullError):
+        early.allocator.allocate(13 * GIB, 0)
+
+
+def test_older_releases_wait_for_the_device(old: Gpu) -> None:
+    """They would touch it: the limit is set with the first reading after the user has."""
+    old.backend.set_limit("cuda:1", 12 * GIB)
+    old.allocator.touch(0)
+    old.backend.read()
+    before = old.read()
+    old.allocator.touch(1)
+
+    old.backend.read()
+
+    assert before == [("cuda:0", None, False), ("cuda:1", 12 * GIB, True)]
+    assert old.allocator.get_allowed(1) == 12 * GIB
+    assert old.read() == [("cuda:0", None, False), ("cuda:1", 12 * GIB, False)]
+    assert old.allocator.list_touched() == (0, 1)
+
+
+def test_other_allocators_wait_for_the_device(gpu: Gpu) -> None:
+    """CUDA's own brings a device into use, as older releases do."""
+    gpu.torch.cuda.memory.get_allocator_backend = lambda: "cudaMallocAsync"
+
+    gpu.backend.set_limit("cuda:1", 12 * GIB)
+    before = gpu.read()
+    gpu.allocator.touch(1)
+
+    assert before == [("cuda:1", 12 * GIB, True)]
+    assert gpu.read() == [("cuda:1", 12 * GIB, False)]
+
+
+def test_what_waits_is_taken_back(early: Gpu) -> None:
+    """By off, or by another limit in its place."""
+    early.backend.set_limit("cuda:0", 12 * GIB)
+    early.backend.set_limit("cuda:1", 12 * GIB)
+
+    early.backend.set_limit("cuda:0", None)
+    early.backend.set_limit("cuda:1", None, share=0.25)
+    early.torch.cuda.init()
+
+    assert early.read() == [("cuda:1", TOTAL // 4, False)]
+
+
+def test_closing_forgets_what_waits_and_leaves_what_is_set(early: Gpu) -> None:
+    """A limit that stands is torch's own; one that waits is ours, and so is the place in line."""
+    early.torch.cuda._queued_calls.append((lambda: None, ["the user's"]))
+    early.backend.set_limit("cuda:0", 12 * GIB)
+    queued = len(early.torch.cuda._queued_calls)
+
+    early.backend.close()
+    early.backend.close()
+    early.torch.cuda.init()
+
+    assert (queued, len(early.torch.cuda._queued_calls)) == (2, 1)
+    assert early.allocator.get_allowed(0) == TOTAL
+
+    other = Gpu()
+    other.allocator.touch(0)
+    other.backend.set_limit("cuda:0", GIB)
+    other.backend.close()
+    assert other.allocator.get_allowed(0) == GIB
+
+
+def test_a_later_limit_of_the_users_goes_before_one_that_waits() -> None:
+    """It was asked for later, and it is said."""
+    gpu = Gpu("2.9.1")
+    gpu.backend.set_limit("cuda:0", 12 * GIB)
+    gpu.torch.cuda.set_per_process_memory_fraction(0.5, 0)
+    gpu.allocator.touch(0)
+
+    limits = gpu.read()
+    notes = gpu.backend.take_notes()
+    gpu.backend.close()
+
+    assert limits == [("cuda:0", TOTAL // 2, False)]
+    assert notes == (
+        "the limit that waited for cuda:0 was not set: it has one of 39.59 GiB, which was set "
+        "since",
+    )
+
+
+def test_what_waits_and_can_t_be_set_is_a_note(early: Gpu) -> None:
+    """More than the device has, or no such device: CUDA's initialisation goes on."""
+    early.backend.set_limit("cuda:0", TOTAL + 1)
+    early.backend.set_limit("cuda:7", GIB)
+
+    early.torch.cuda.init()
+
+    assert early.torch.cuda.is_initialized()
+    assert early.backend.take_notes() == (
+        "the limit that waited for cuda:0 was not set: 85017493505 bytes are more than the "
+        "85017493504 (79.18 GiB) of cuda:0: give less, or off for no limit",
+        "the limit that waited for cuda:7 is gone: no such GPU",
+    )
+    assert early.read() == []
+
+
+def test_a_forked_child_has_no_limit(early: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits was asked for its parent."""
+    early.backend.set_limit("cuda:0", GIB)
+    own = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: own + 1)
+
+    early.torch.cuda.init()
+
+    assert early.allocator.get_allowed(0) == TOTAL
+
+
+@pytest.mark.parametrize(("device", "limit_bytes"), [("cuda:3", 1), ("cuda:x", 1), ("xpu:0", 1)])
+def test_no_such_device(gpu: Gpu, device: str, limit_bytes: int) -> None:
+    """It is refused in one line."""
+    with pytest.raises(BackendError, match=f"there is no {device} here: name one"):
+        gpu.backend.set_limit(device, limit_bytes)
+
+
+def test_more_than_the_device_has(gpu: Gpu) -> None:
+    """It is refused, and the limit stays as it was."""
+    gpu.backend.set_limit("cuda:0", GIB)
+
+    with pytest.raises(BackendError, match=r"107374182400 bytes are more than the 8501"):
+        gpu.backend.set_limit("cuda:0", 100 * GIB)
+
+    assert gpu.read() == [("cuda:0", GIB, False)]
+
+
+def test_an_allocator_without_limits(gpu: Gpu) -> None:
+    """A pluggable one refuses both to set one and to tell of one."""
+
+    def refuse(*_: Any) -> float:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getMemoryFraction")
+
+    gpu.allocator.touch(0)
+    gpu.torch._C._cuda_getMemoryFraction = refuse
+    gpu.torch.cuda.set_per_process_memory_fraction = refuse
+
+    with pytest.raises(BackendError, match="PyTorch could not limit cuda:0"):
+        gpu.backend.set_limit("cuda:0", GIB)
+
+    assert gpu.backend.list_devices()[0].limit_bytes is None
+
+
+# -- All of the machine ----------------------------------------------------------------------------
+
+
+def test_torch_may_come_later() -> None:
+    """A limit waits for its import too, and goes with the backend that joins then."""
+    gpu = Gpu(is_initialized=False)
+    hardware = Hardware([])
+
+    class Arrival:
+        is_waiting = True
+
+        def cancel(self) -> None:
+            pass
+
+    hardware._arrival = Arrival()  # type: ignore[assignment]
+    hardware.set_limit("cuda:0", 12 * GIB)
+    hardware.set_limit("cuda:1", None, share=0.5)
+    hardware.set_limit("cuda:2", GIB)
+    hardware.set_limit("cuda:2", None)
+    waiting = hardware.read_limits()
+
+    hardware._join(gpu.torch)
+    gpu.torch.cuda.init()
+    limits = hardware.read_limits()
+    hardware.close()
+
+    assert waiting == (
+        Limit("cuda:0", 12 * GIB, None, None, is_waiting=True),
+        Limit("cuda:1", None, None, None, is_waiting=True, share=0.5),
+    )
+    assert [(each.device, each.limit_bytes) for each in limits] == [
+        ("cuda:0", 12 * GIB),
+        ("cuda:1", TOTAL // 2),
+    ]
+
+
+def test_a_build_without_cuda_refuses() -> None:
+    """With the reason."""
+    hardware = Hardware([])
+    torch: Any = simulate_torch(SimulatedGpus(), version="2.13.0+cpu")
+    del torch._C._cuda_memoryStats
+    hardware._join(torch)
+
+    with pytest.raises(BackendError, match=r"PyTorch 2\.13\.0\+cpu was built without CUDA"):
+        hardware.set_limit("cuda:0", GIB)
+
+
+# -- Beside limits ---------------------------------------------------------------------------------
+
+
+def test_peaks_are_reset_as_the_user_does(gpu: Gpu) -> None:
+    """The user's peaks begin anew, those of the running span do not."""
+    for index in (0, 1):
+        gpu.allocator.touch(index)
+        gpu.allocator.free(gpu.allocator.allocate(MIB, index))
+    gpu.backend.start_span()
+    gpu.allocator.free(gpu.allocator.allocate(3 * MIB, 0))
+    peak = gpu.torch.cuda.max_memory_allocated(0)
+
+    done = gpu.backend.reset_peaks(["cuda:0", "cuda:7"])
+
+    assert done == ("cuda:0",)
+    assert (peak, gpu.torch.cuda.max_memory_allocated(0)) == (3 * MIB, 0)
+    assert gpu.torch.cuda.max_memory_allocated(1) == MIB
+    assert gpu.backend.end_span()[0].allocated_peak_bytes == 3 * MIB
+    assert gpu.backend.reset_peaks() == ("cuda:0", "cuda:1")
+
+
+def test_pinned_memory(gpu: Gpu, early: Gpu) -> None:
+    """What tensors hold, and what the allocator has from the system; before its use it is unknown.
+
+    Requests are rounded up to a power of two.
+    """
+    gpu.torch.__version__ = early.torch.__version__ = "2.13.0"
+    before = gpu.backend.read_pinned()
+    handle = gpu.allocator.pinned.allocate(100 * MIB)
+    during = gpu.backend.read_pinned()
+    gpu.allocator.pinned.free(handle)
+    after = gpu.backend.read_pinned()
+    gpu.allocator.pinned.empty_cache()
+    early.allocator.pinned.allocate(1)
+
+    assert before is None
+    assert during == PinnedUse(128 * MIB, 128 * MIB, 128 * MIB, 128 * MIB)
+    assert after == PinnedUse(0, 128 * MIB, 128 * MIB, 128 * MIB)
+    assert gpu.backend.read_pinned() == PinnedUse(0, 0, 128 * MIB, 128 * MIB)
+    assert early.backend.read_pinned() is None
+
+
+def test_pinned_memory_of_older_releases(gpu: Gpu) -> None:
+    """What the allocator has alone: what tensors hold of it was not counted well.
+
+    It is told by its other name too; and nothing where there is no such call.
+    """
+
+    def count(current: int) -> dict[str, int]:
+        return {"current": current, "peak": 9, "allocated": 9, "freed": 0}
+
+    gpu.torch.__version__ = "2.12.1"
+    gpu.allocator.pinned.allocate(100 * MIB)
+    counted = gpu.backend.read_pinned()
+    gpu.torch.__version__ = "2.8.0"
+    gpu.torch._C._cuda_hostMemoryStats = lambda: {
+        "allocated_bytes": count(3),
+        "reserved_bytes": count(4),
+    }
+    renamed = gpu.backend.read_pinned()
+    del gpu.torch._C._cuda_hostMemoryStats
+
+    assert counted == PinnedUse(None, 128 * MIB, None, 128 * MIB)
+    assert renamed == PinnedUse(None, 4, None, 9)
+    assert gpu.backend.read_pinned() is None
+
+
+@pytest.mark.parametrize("version", ["2.11.0", OLD])
+def test_a_gpu_in_error_keeps_nothing_else_from_being_told(version: str) -> None:
+    """What it refuses is unknown, and it is said once why."""
+    gpu = Gpu(version)
+    gpu.allocator.touch(1)
+    gpu.allocator.pinned.allocate(100 * MIB)
+
+    def refuse(*_: object) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nMore of it")
+
+    for owner, name in (
+        (gpu.torch.cuda, "mem_get_info"),
+        (gpu.torch.cuda, "get_device_properties"),
+        (gpu.torch._C, "_cuda_hostMemoryStats"),
+    ):
+        setattr(owner, name, refuse)
+    limits = [gpu.backend.read_limits() for _ in range(2)]
+    pinned = gpu.backend.read_pinned()
+    notes = gpu.backend.take_notes()
+    gpu.backend.close()
+
+    assert limits == [(Limit("cuda:1", None, None, 0),)] * 2
+    assert pinned is None
+    why = "CUDA error: an illegal memory access was encountered"
+    assert notes == (
+        f"cuda:1 does not tell its total: {why}",
+        f"pinned host memory is not told: {why}",
+    )
+
+
+def test_failures_of_other_words_each_time_are_not_kept_without_end(gpu: Gpu) -> None:
+    """As of errors that name an address."""
+    gpu.allocator.touch(1)
+    addresses = iter(range(1000))
+
+    def refuse(_: object) -> Any:
+        raise RuntimeError(f"CUDA error at {next(addresses):#x}")
+
+    gpu.torch.cuda.mem_get_info = refuse
+    for _ in range(1000):
+        gpu.backend.read_memory("cuda:1")
+
+    assert len(gpu.backend.take_notes()) == 100

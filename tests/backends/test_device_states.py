@@ -1,0 +1,539 @@
+"""Whole devices at one moment, and who is on them: this process, its children, others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pynvml
+import pytest
+
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.driver.nvml import NvmlMonitor
+from gpumemwidget.backends.driver.processes import ProcessTree
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.model.devices import ChildProcess, DeviceState, DeviceUse, ProcessUse
+from gpumemwidget.testing import SimulatedGpus
+from tests.backends.fake_nvml import FakeGpu, FakeNvml
+from tests.backends.procfs import FakeProc
+from tests.backends.test_peak_overlay import make_torch
+
+MIB = 1 << 20
+OWN, CHILD, OTHER = 500, 600, 700
+OUTERMOST = "pid:[4026531836]"
+CONTAINER = "pid:[4026532700]"
+KERNEL = "python -m ipykernel_launcher"
+
+
+class Machine:
+    """Two GPUs of which the first is in use, this process, a rank below it, somebody else."""
+
+    def __init__(self, folder: Path, namespace: str = OUTERMOST) -> None:
+        self.allocator = SimulatedGpus(2, total_bytes=1000 * MIB)
+        self.gpus = [
+            FakeGpu(
+                uuid=f"GPU-{name}", total_bytes=1000 * MIB, used_bytes=200 * MIB, reserved_bytes=MIB
+            )
+            for name in ("first", "second")
+        ]
+        self.library = FakeNvml(*self.gpus)
+        self.proc = FakeProc(folder)
+        self.proc.write_namespace(namespace)
+        self.proc.write_process(OWN, 1, "python", "-m", "ipykernel_launcher")
+        self.proc.write_process(CHILD, OWN, "python", "rank.py", resident_pages=3)
+        self.proc.write_process(OTHER, 1, "python", "theirs.py", "--lr", "1")
+        self.backend = CudaBackend(self._make_torch())
+        self.hardware = Hardware(
+            [self.backend, HostBackend()],
+            NvmlMonitor(self.library, environ={}),
+            processes=ProcessTree(get_own_pid=lambda: OWN),
+        )
+
+    def _make_torch(self) -> Any:
+        torch = make_torch(self.allocator)
+        torch.cuda.get_device_properties = lambda index: SimpleNamespace(
+            name="GPU", total_memory=999 * MIB, uuid=("first", "second")[index]
+        )
+        return torch
+
+    def take(self) -> tuple[DeviceState, ...]:
+        return self.hardware.take_device_states()
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Machine]]:
+    """Makes a machine whose processes psutil reads from files; it is closed at the end."""
+    if not psutil.LINUX:
+        pytest.skip("there is no procfs")
+    made: list[Machine] = []
+
+    def make_machine(namespace: str = OUTERMOST) -> Machine:
+        folder = tmp_path / str(len(made))
+        monkeypatch.setattr(psutil, "PROCFS_PATH", str(folder))
+        made.append(Machine(folder, namespace))
+        return made[-1]
+
+    yield make_machine
+    for machine in made:
+        machine.hardware.close()
+
+
+def test_all_of_a_machine(make: Callable[..., Machine]) -> None:
+    """GPUs touched or not, then the host; counters and blocks of what is in use alone."""
+    machine = make()
+    machine.allocator.allocate(3 * MIB)
+    machine.gpus[0].processes = {OTHER: 90 * MIB, OWN: 50 * MIB, CHILD: 5 * MIB}
+
+    first, second, host = machine.take()
+
+    assert [each.info.device for each in (first, second, host)] == ["cuda:0", "cuda:1", "host"]
+    assert first.processes == (
+        ProcessUse(OWN, KERNEL, "own", 50 * MIB),
+        ProcessUse(CHILD, "python rank.py", "child", 5 * MIB),
+        ProcessUse(OTHER, "python theirs.py", "other", 90 * MIB),
+    )
+    assert first.reading.allocated_bytes == 3 * MIB
+    assert sum(each.n_bytes for each in first.segments) == first.reading.reserved_bytes == 20 * MIB
+    assert (first.use.used_bytes, first.use.driver_bytes, first.use.free_bytes) == (
+        200 * MIB,
+        MIB,
+        799 * MIB,
+    )
+    assert (second.reading, second.segments, second.processes) == (None, (), ())
+    assert second.use.used_bytes == 200 * MIB
+    assert (host.processes, host.segments) == (None, ())
+    assert host.use.used_bytes + host.use.free_bytes == host.use.total_bytes
+    assert host.use.used_bytes >= host.reading.reserved_bytes > 0
+    assert all(each.is_at_one_moment and each.notes == () for each in (first, second, host))
+    assert machine.allocator.list_touched() == (0,)
+
+
+def test_blocks_are_read_where_they_are_asked_for(make: Callable[..., Machine]) -> None:
+    """They are what takes longest."""
+    machine = make()
+    machine.allocator.allocate(3 * MIB)
+    machine.backend.read_segments = pytest.fail  # type: ignore[assignment]
+
+    (first, *_) = machine.hardware.take_device_states(with_segments=False)
+
+    assert first.segments == ()
+    assert first.reading.reserved_bytes == 20 * MIB
+
+
+def test_processes_are_sorted_by_what_they_are_and_take(make: Callable[..., Machine]) -> None:
+    """Each kind biggest first; those without bytes last, by number."""
+    machine = make()
+    machine.gpus[1].processes = {9: 5, 8: None, 7: None, OTHER: 6, CHILD: None}
+
+    processes = machine.take()[1].processes
+
+    assert [each.pid for each in processes] == [CHILD, OTHER, 9, 7, 8]
+    assert [each.relation for each in processes] == ["child", *["other"] * 4]
+    assert processes[2].name is None
+
+
+def test_children_with_their_devices(make: Callable[..., Machine]) -> None:
+    """What the driver lists of each, device by device, and the host's memory."""
+    machine = make()
+    machine.proc.write_process(601, CHILD, "pt_data_worker")
+    machine.gpus[0].processes = {CHILD: 5, OWN: 7}
+    machine.gpus[1].processes = {CHILD: None}
+
+    children = machine.hardware.list_children()
+
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    assert children == (
+        ChildProcess(
+            CHILD, OWN, "python rank.py", 3 * page_bytes, (("cuda:0", 5), ("cuda:1", None))
+        ),
+        ChildProcess(601, CHILD, "pt_data_worker", 1000 * page_bytes),
+    )
+
+
+def test_without_nvml_pytorch_tells_what_is_used(make: Callable[..., Machine]) -> None:
+    """Of a GPU in use alone, so that none is touched; nobody tells whose it is."""
+    machine = make()
+    machine.allocator.allocate(3 * MIB)
+    machine.backend._torch.cuda.mem_get_info = lambda _: (700 * MIB, 999 * MIB)
+    # As on ROCm, and in a container that has CUDA alone.
+    machine.library.init_error = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+
+    first, *others = machine.take()
+    reports = machine.hardware.read_devices()
+
+    use = DeviceUse("cuda:0", 299 * MIB, 700 * MIB, 999 * MIB)
+    assert (first.use, first.processes, first.is_at_one_moment) == (use, None, True)
+    assert [each.info.device for each in others] == ["host"]
+    assert reports[0].use == use
+    assert machine.allocator.list_touched() == (0,)
+
+
+def test_without_nvml_a_gpu_that_refuses_tells_nothing(make: Callable[..., Machine]) -> None:
+    """And says why, once."""
+
+    def refuse(index: int) -> tuple[int, int]:
+        raise RuntimeError("CUDA error: an illegal memory access\nmuch more")
+
+    machine = make()
+    machine.allocator.allocate(3 * MIB)
+    machine.backend._torch.cuda.mem_get_info = refuse
+    machine.library.init_error = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+
+    first, _ = machine.take()
+
+    assert first.use is None
+    assert machine.hardware.take_notes() == (
+        "cuda:0 does not tell what is free: CUDA error: an illegal memory access",
+    )
+
+
+def test_what_is_used_of_the_host_is_what_can_not_be_had(make: Callable[..., Machine]) -> None:
+    """Of its total, and no less than nothing; unknown where either is unknown."""
+    machine = make()
+    total_bytes = machine.take()[2].info.total_bytes
+    uses = []
+    for available in (1000, None, total_bytes + 1):
+        machine.hardware.available_host_bytes = lambda value=available: value  # type: ignore[method-assign]
+        uses.append(machine.take()[2].use)
+
+    assert uses == [
+        DeviceUse("host", total_bytes - 1000, 1000, total_bytes),
+        None,
+        DeviceUse("host", 0, total_bytes, total_bytes),
+    ]
+
+
+def test_why_a_device_tells_nothing_stands_beside_its_counters(
+    make: Callable[..., Machine],
+) -> None:
+    """For as long as it is so, and of several reasons the first."""
+    machine = make()
+    before = machine.hardware.read_devices()
+    machine.gpus[0].failures["nvmlDeviceGetMemoryInfo"] = pynvml.NVML_ERROR_GPU_IS_LOST
+
+    during = [machine.hardware.read_devices() for _ in range(2)][1]
+
+    assert [report.note for report in before] == [None, None, None]
+    assert during[0].note.startswith("cuda:0: memory in use can't be read: the GPU is lost")
+    assert [report.note for report in during[1:]] == [None, None]
+
+
+@pytest.mark.parametrize(("n_bytes", "is_told"), [(50 * MIB, True), (29 * MIB, False)])
+def test_children_are_not_mixed_up_with_others_of_their_number(
+    make: Callable[..., Machine], n_bytes: int, is_told: bool
+) -> None:
+    """Where this process's own number is somebody else's, so may be a child's."""
+    machine = make(CONTAINER)
+    machine.allocator.allocate(30 * MIB)
+    machine.gpus[0].processes = {OWN: n_bytes, CHILD: 5}
+
+    (child,) = machine.hardware.list_children()
+
+    assert child.devices == ((("cuda:0", 5),) if is_told else ())
+
+
+# -- One moment --------------------------------------------------------------------------------
+
+
+def test_read_again_while_something_is_allocated(make: Callable[..., Machine]) -> None:
+    """Once nothing happens between the two readings, all is of one moment."""
+    machine = make()
+    machine.allocator.allocate(3 * MIB)
+    read = machine.backend.read_segments
+    left = [30 * MIB]
+
+    def read_segments() -> Any:
+        found = read()
+        if left:
+            machine.allocator.allocate(left.pop())
+        return found
+
+    machine.backend.read_segments = read_segments  # type: ignore[method-assign]
+    (first, *_) = machine.take()
+
+    assert first.is_at_one_moment
+    assert sum(each.n_bytes for each in first.segments) == first.reading.reserved_bytes > 33 * MIB
+
+
+def test_what_never_stands_still_says_so(make: Callable[..., Machine]) -> None:
+    """After some tries; the other device is not concerned, and it ends."""
+    machine = make()
+    machine.allocator.allocate(3 * MIB)
+    machine.allocator.allocate(3 * MIB, 1)
+    read = machine.backend.read_segments
+
+    def read_segments() -> Any:
+        found = read()
+        machine.allocator.allocate(30 * MIB)
+        return found
+
+    machine.backend.read_segments = read_segments  # type: ignore[method-assign]
+    first, second, _ = machine.take()
+
+    assert (first.is_at_one_moment, second.is_at_one_moment) == (False, True)
+    # Its counters are those of the blocks then, which are of one moment.
+    blocks = [block for segment in first.segments for block in segment.blocks]
+    allocated = sum(each.n_bytes for each in blocks if each.state == "active_allocated")
+    assert first.reading.reserved_bytes == sum(each.n_bytes for each in first.segments)
+    assert first.reading.allocated_bytes == allocated
+    assert first.reading.allocated_peak_bytes >= allocated
+
+
+def test_what_came_and_went_between_two_readings(make: Callable[..., Machine]) -> None:
+    """The counters stand where they stood, and yet the blocks are of another moment: once more."""
+    machine = make()
+    machine.allocator.allocate(3 * MIB)
+    read = machine.backend.read_segments
+    left = [1]
+
+    def read_segments() -> Any:
+        if not left:
+            return read()
+        handle = machine.allocator.allocate(left.pop())
+        found = read()
+        machine.allocator.free(handle)
+        machine.allocator.empty_cache()
+        return found
+
+    machine.backend.read_segments = read_segments  # type: ignore[method-assign]
+    (first, *_) = machine.take()
+
+    blocks = [block for segment in first.segments for block in segment.blocks]
+    assert first.is_at_one_moment
+    assert [each.n_bytes for each in blocks if each.state == "active_allocated"] == [3 * MIB]
+
+
+def test_blocks_that_never_fit_leave_the_counters_as_they_are(
+    make: Callable[..., Machine],
+) -> None:
+    """Where nothing happens, and still the allocator tells too few of them."""
+    machine = make()
+    machine.allocator.allocate(3 * MIB)
+    machine.allocator.allocate(30 * MIB)
+    read = machine.backend.read_segments
+    machine.backend.read_segments = lambda: read()[:1]  # type: ignore[method-assign]
+
+    (first, *_) = machine.take()
+
+    assert not first.is_at_one_moment
+    assert first.reading.allocated_bytes == 33 * MIB
+
+
+@pytest.mark.parametrize(("n_changes", "stood"), [(2, True), (50, False)])
+def test_the_driver_is_asked_until_it_stands_still(
+    make: Callable[..., Machine], n_changes: int, stood: bool
+) -> None:
+    """Another process that takes memory while processes are listed."""
+    machine = make()
+    changes = iter(range(n_changes))
+    listed = machine.library.nvmlDeviceGetComputeRunningProcesses
+
+    def list_processes(gpu: FakeGpu) -> Any:
+        gpu.used_bytes += MIB if next(changes, None) is not None else 0
+        gpu.processes = {OTHER: gpu.used_bytes}
+        return listed(gpu)
+
+    machine.library.nvmlDeviceGetComputeRunningProcesses = list_processes  # type: ignore[method-assign]
+    (first, *_) = machine.take()
+
+    assert first.is_at_one_moment is stood
+    if stood:
+        assert first.processes[0].n_bytes == first.use.used_bytes
+
+
+# -- Numbers within a container ----------------------------------------------------------------
+
+
+def test_numbers_of_the_machine_within_a_container(make: Callable[..., Machine]) -> None:
+    """This process is not among them, so nobody is who has that number here."""
+    machine = make(CONTAINER)
+    machine.allocator.allocate(3 * MIB)
+    machine.gpus[0].processes = {90_001: 50 * MIB, OTHER: 5 * MIB}
+    machine.gpus[1].processes = {CHILD: 5 * MIB}
+
+    first, second, _ = machine.take()
+
+    assert [(each.pid, each.name, each.relation) for each in first.processes] == [
+        (90_001, None, "other"),
+        (OTHER, None, "other"),
+    ]
+    assert second.processes == (ProcessUse(CHILD, None, "other", 5 * MIB),)
+    assert first.notes == (
+        "cuda:0: the driver lists its processes, but not this one by the number that it has here, "
+        "as happens within containers: it can't be told which of them it is.",
+    )
+    assert len(second.notes) == 1
+
+
+def test_a_number_that_is_somebody_elses(make: Callable[..., Machine]) -> None:
+    """Who has less than PyTorch has reserved can't be this process."""
+    machine = make(CONTAINER)
+    machine.allocator.allocate(30 * MIB)
+    machine.gpus[0].processes = {OWN: 29 * MIB, CHILD: 5 * MIB}
+
+    (first, *_) = machine.take()
+
+    assert {each.relation for each in first.processes} == {"other"}
+    assert {each.name for each in first.processes} == {None}
+
+
+def test_outside_of_a_container_less_is_possible(make: Callable[..., Machine]) -> None:
+    """Pools of the user's own may hold what the driver does not count."""
+    machine = make(OUTERMOST)
+    machine.allocator.allocate(30 * MIB)
+    machine.gpus[0].processes = {OWN: 29 * MIB}
+
+    (first, *_) = machine.take()
+
+    assert first.processes == (ProcessUse(OWN, KERNEL, "own", 29 * MIB),)
+    assert first.notes == ()
+
+
+def test_a_container_whose_numbers_are_told(make: Callable[..., Machine]) -> None:
+    """This process is there with enough: the others have the numbers that they have here."""
+    machine = make(CONTAINER)
+    machine.allocator.allocate(30 * MIB)
+    machine.gpus[0].processes = {OWN: 50 * MIB}
+    machine.gpus[1].processes = {CHILD: 5 * MIB}
+
+    first, second, _ = machine.take()
+
+    assert first.processes[0].relation == "own"
+    assert second.processes == (ProcessUse(CHILD, "python rank.py", "child", 5 * MIB),)
+    assert (first.notes, second.notes) == ((), ())
+
+
+def test_a_container_in_which_nothing_is_in_use_yet(make: Callable[..., Machine]) -> None:
+    """A child that has opened a GPU is a child; who has not can't be meant."""
+    machine = make(CONTAINER)
+    machine.proc.write_process(CHILD, OWN, "python", "rank.py", files=("/dev/nvidia-uvm",))
+    machine.gpus[0].processes = {CHILD: 5, OTHER: 6}
+
+    (first, *_) = machine.take()
+
+    assert first.processes == (
+        ProcessUse(CHILD, "python rank.py", "child", 5),
+        ProcessUse(OTHER, None, "other", 6),
+    )
+    assert first.are_children_told
+
+
+def test_children_that_no_number_shows_may_be_any_of_the_others(
+    make: Callable[..., Machine],
+) -> None:
+    """Where nothing is in use here; without a child there is none to be mixed up."""
+    machine = make(CONTAINER)
+    machine.proc.write_process(CHILD, OWN, "python", "rank.py", files=())
+    machine.gpus[0].processes = {OTHER: 6}
+
+    (first, *_) = machine.take()
+    machine.proc.end_process(CHILD)
+    (second, *_) = machine.take()
+
+    assert {each.relation for each in first.processes} == {"other"}
+    assert (first.are_children_told, second.are_children_told) == (False, True)
+
+
+def test_a_driver_that_lists_nobody(make: Callable[..., Machine]) -> None:
+    """Not even this process, which is there: so it does not tell, and that is said."""
+    machine = make(CONTAINER)
+    machine.allocator.allocate(3 * MIB)
+
+    first, second, _ = machine.take()
+
+    assert (first.processes, second.processes) == (None, None)
+    assert first.notes == (
+        "cuda:0: the driver lists no process there, and not even this one where it is in use, as "
+        "happens within containers.",
+    )
+
+
+def test_bytes_that_are_not_told(make: Callable[..., Machine]) -> None:
+    """As on Windows: who is there is known, and how much is not."""
+    machine = make(OUTERMOST)
+    machine.allocator.allocate(3 * MIB)
+    machine.gpus[0].processes = {OWN: None, CHILD: None, OTHER: None}
+
+    (first, *_) = machine.take()
+
+    assert [(each.relation, each.n_bytes) for each in first.processes] == [
+        ("own", None),
+        ("child", None),
+        ("other", None),
+    ]
+    assert first.notes == ()
+
+
+# -- What can't be read ------------------------------------------------------------------------
+
+
+def test_no_permission_for_the_list(make: Callable[..., Machine]) -> None:
+    """The device's figures are there, its processes are unknown, and it is said why."""
+    machine = make()
+    machine.allocator.allocate(3 * MIB)
+    machine.gpus[0].failures["nvmlDeviceGetComputeRunningProcesses"] = (
+        pynvml.NVML_ERROR_NO_PERMISSION
+    )
+
+    first, second, _ = machine.take()
+
+    assert first.processes is None
+    assert first.use.used_bytes == 200 * MIB
+    assert first.notes == ("cuda:0: processes can't be read: this user has no permission for it.",)
+    assert (second.processes, second.notes) == ((), ())
+
+
+def test_a_lost_gpu(make: Callable[..., Machine]) -> None:
+    """PyTorch's counters are all that is known of it; its neighbour answers."""
+    machine = make()
+    machine.allocator.allocate(3 * MIB)
+    before = machine.take()
+    lost = pynvml.NVML_ERROR_GPU_IS_LOST
+    for what in ("MemoryInfo", "UtilizationRates", "ComputeRunningProcesses"):
+        machine.gpus[0].failures[f"nvmlDeviceGet{what}"] = lost
+
+    first, second, _ = machine.take()
+
+    assert before[0].use is not None
+    assert (first.use, first.processes) == (None, None)
+    assert first.info.total_bytes == 999 * MIB
+    assert first.reading.allocated_bytes == 3 * MIB
+    assert first.notes == (
+        "cuda:0: memory in use can't be read: the GPU is lost and does not answer any more "
+        "(nvidia-smi tells more).",
+        "cuda:0: processes can't be read: the GPU is lost and does not answer any more "
+        "(nvidia-smi tells more).",
+    )
+    assert second.use is not None
+    assert machine.hardware.list_children()[0].devices == ()
+
+
+def test_no_driver_at_all(tmp_path: Path) -> None:
+    """PyTorch's figures and the host's, without the driver's."""
+    allocator = SimulatedGpus()
+    allocator.allocate(MIB)
+    hardware = Hardware([CudaBackend(make_torch(allocator)), HostBackend()])
+
+    gpu, host = hardware.take_device_states()
+    hardware.close()
+
+    assert (gpu.use, gpu.processes, gpu.notes) == (None, None, ())
+    assert gpu.is_at_one_moment
+    assert host.info.device == "host"
+
+
+def test_pinned_memory_is_the_hosts(make: Callable[..., Machine]) -> None:
+    """It has its row beside the process's memory."""
+    machine = make()
+    machine.allocator.touch(0)
+    machine.allocator.pinned.allocate(100 * MIB)
+
+    first, _, host = machine.take()
+
+    assert first.pinned is None
+    assert host.pinned.reserved_bytes == 128 * MIB

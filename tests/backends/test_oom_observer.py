@@ -1,0 +1,462 @@
+"""OOMs are noticed where they happen, on an allocator that needs no GPU.
+
+The same on a real one: ``tests/gpu/test_oom.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import importlib
+import resource
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumemwidget.backends.cuda import oom_observer as ooms
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.cuda.oom_observer import OomMoment, OomObserver
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.breakdowns.oom_breakdown import build_oom_breakdown
+from gpumemwidget.model.devices import ProcessUse
+from gpumemwidget.model.ooms import OomEvent
+from gpumemwidget.oom.event import describe_moment, describe_oom
+from gpumemwidget.testing import DeviceFullError, SimulatedGpus
+from tests.backends.test_peak_overlay import make_torch
+
+MIB = 1 << 20
+
+
+class FakeCuda:
+    """Torch with an allocator that is full at 200 MiB, and CUDA that is initialised when told."""
+
+    def __init__(self) -> None:
+        self.allocator = SimulatedGpus(total_bytes=200 * MIB)
+        self.torch = make_torch(self.allocator)
+        self.observers: list[Callable[[int, int, int, int], None]] = []
+        self.is_ready = False
+        self.torch._C._cuda_attach_out_of_memory_observer = self._attach
+        self.torch.cuda.is_initialized = lambda: self.is_ready
+        self.torch.cuda._queued_calls = []
+        self.torch.cuda._lazy_call = self._call
+
+    def _attach(self, observer: Callable[[int, int, int, int], None]) -> None:
+        assert self.allocator is not None
+        self.observers.append(observer)
+
+    def _call(self, action: Callable[[], None]) -> None:
+        if self.is_ready:
+            action()
+        else:
+            self.torch.cuda._queued_calls.append((action, ["the stack"]))
+
+    def initialise(self) -> None:
+        """What the first use of CUDA does."""
+        for action, _ in self.torch.cuda._queued_calls:
+            action()
+        self.is_ready = True
+
+    def allocate(self, n_bytes: int, *, allowed_bytes: int = 200 * MIB) -> int:
+        """Allocate as PyTorch does: the observers first, then the error."""
+        try:
+            return self.allocator.allocate(n_bytes)
+        except DeviceFullError:
+            reserved = self.allocator.stats(0)["reserved_bytes"]["all"]["current"]
+            for observer in self.observers:
+                observer(0, n_bytes, allowed_bytes, 200 * MIB - reserved)
+            raise
+
+
+@dataclass
+class Watcher:
+    """A handler that keeps the state at each OOM."""
+
+    hardware: Hardware
+    is_thorough: bool = True
+    events: list[OomEvent] = field(default_factory=list)
+    failures: list[tuple[str, str]] = field(default_factory=list)
+
+    def note(self, moment: OomMoment) -> None:
+        self.events.append(describe_moment(self.hardware, moment, is_thorough=self.is_thorough))
+
+    def fail(self, what: str, exc: Exception) -> None:
+        self.failures.append((what, repr(exc)))
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    cuda = FakeCuda()
+    monkeypatch.setattr(ooms, "_attached", [])
+    monkeypatch.setattr(ooms, "find_torch", lambda: cuda.torch)
+    yield cuda
+    assert ooms._observers == []
+
+
+@pytest.fixture
+def watcher(cuda: FakeCuda) -> Iterator[Watcher]:
+    backend = CudaBackend(cuda.torch)
+    yield Watcher(Hardware([backend]))
+    backend.close()
+
+
+@pytest.fixture
+def observer(cuda: FakeCuda, watcher: Watcher) -> Iterator[OomObserver]:
+    """An observer that is not open yet."""
+    observer = OomObserver(watcher.note, watcher.fail)
+    yield observer
+    observer.close()
+
+
+def run_out(cuda: FakeCuda) -> None:
+    """Allocate more than there is."""
+    with pytest.raises(DeviceFullError):
+        cuda.allocate(100 * MIB)
+
+
+def test_what_stood(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> None:
+    """The counters, the blocks, the driver's figures and the stack that asked, innermost first."""
+    cuda.initialise()
+    observer.open()
+    first, *_ = (cuda.allocate(40 * MIB) for _ in range(3))
+    cuda.allocator.free(first)
+    cuda.allocate(10 * MIB)
+
+    run_out(cuda)
+
+    (event,) = watcher.events
+    assert event.device == "cuda:0"
+    assert event.requested_bytes == 100 * MIB
+    assert event.allocated_bytes == 90 * MIB
+    assert event.device_total_bytes == 200 * MIB
+    assert event.device_free_bytes == 200 * MIB - (event.reserved_bytes or 0)
+    assert event.largest_free_block_bytes == 30 * MIB
+    assert event.limit_bytes is None
+    assert (event.others_bytes, event.outside_bytes) == (None, None)
+    here = [(Path(frame.filename).name, frame.function) for frame in event.frames[:2]]
+    functions = ["allocate", "run_out"]
+    if sys.version_info >= (3, 11):
+        functions[0] = "FakeCuda.allocate"
+    assert here == [("test_oom_observer.py", function) for function in functions]
+    assert watcher.failures == []
+
+
+def test_cached_segments(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> None:
+    """Segments without a block in use are what the cache can give back."""
+    observer.open()
+    cuda.initialise()
+    cuda.allocator.free(cuda.allocate(20 * MIB))
+    cuda.allocate(150 * MIB)
+    cached = cuda.allocator.stats(0)["reserved_bytes"]["all"]["current"] - 150 * MIB
+
+    describe = describe_oom(Hardware([CudaBackend(cuda.torch)]), "cuda:0")
+
+    assert describe.cached_bytes == cached
+    assert describe.requested_bytes is None
+
+
+def test_the_counters_alone(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> None:
+    """Who catches OOMs in a loop waits for no snapshot."""
+    watcher.is_thorough = False
+    cuda.initialise()
+    observer.open()
+    cuda.allocate(150 * MIB)
+    cuda.torch.cuda.memory.memory_snapshot = None  # Not to be called.
+
+    run_out(cuda)
+
+    (event,) = watcher.events
+    assert event.allocated_bytes == 150 * MIB
+    assert event.largest_free_block_bytes is None
+    assert event.frames
+
+
+def test_a_limit(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> None:
+    """Where the process may take a share of the device only, that is the limit."""
+    cuda.initialise()
+    observer.open()
+    cuda.allocate(150 * MIB)
+
+    with pytest.raises(DeviceFullError):
+        cuda.allocate(100 * MIB, allowed_bytes=160 * MIB)
+
+    assert watcher.events[0].limit_bytes == 160 * MIB
+    assert watcher.events[0].device_total_bytes == 200 * MIB
+
+
+def test_a_limit_that_stands(cuda: FakeCuda) -> None:
+    """Where an error alone tells of it, the limit is read."""
+    cuda.initialise()
+    cuda.allocate(150 * MIB)
+    cuda.torch.cuda.set_per_process_memory_fraction(0.8, 0)
+
+    event = describe_oom(Hardware([CudaBackend(cuda.torch)]), "cuda:0")
+
+    assert event.limit_bytes == 160 * MIB
+
+
+@pytest.mark.parametrize(
+    ("own_bytes", "outside_and_others"),
+    [(170 * MIB, (20 * MIB, 0)), (None, (None, None)), (10, (None, None))],
+)
+def test_what_others_take(
+    cuda: FakeCuda, own_bytes: int | None, outside_and_others: tuple[int | None, int | None]
+) -> None:
+    """By the driver's list of processes; a line that can't be ours is none."""
+    cuda.initialise()
+    cuda.allocate(150 * MIB)
+    hardware: Any = Hardware([CudaBackend(cuda.torch)])
+    hardware.read_own_use = {"cuda:0": own_bytes}.get
+
+    event = describe_oom(hardware, "cuda:0", free_bytes=30 * MIB)
+
+    assert (event.outside_bytes, event.others_bytes) == outside_and_others
+
+
+@pytest.mark.parametrize(
+    ("sizes", "others_and_unlisted"),
+    [
+        ([3 * MIB, 4 * MIB], (7 * MIB, 13 * MIB)),
+        ([], (0, 20 * MIB)),
+        # The unknown may be all that is left, and a list may be younger than the counters.
+        ([3 * MIB, None], (20 * MIB, None)),
+        ([30 * MIB], (20 * MIB, None)),
+    ],
+)
+def test_who_the_others_are(
+    cuda: FakeCuda, sizes: list[int | None], others_and_unlisted: tuple[int, int | None]
+) -> None:
+    """As the driver lists them; what is of no process is apart, and nothing is counted twice."""
+    cuda.initialise()
+    cuda.allocate(150 * MIB)
+    hardware: Any = Hardware([CudaBackend(cuda.torch)])
+    hardware.read_own_use = {"cuda:0": 155 * MIB}.get
+    others = [ProcessUse(8 + n, f"python {n}", "other", size) for n, size in enumerate(sizes)]
+    (state,) = (s for s in hardware.take_device_states() if s.info.device == "cuda:0")
+    state = dataclasses.replace(
+        state, processes=(ProcessUse(7, "python", "own", 155 * MIB), *others)
+    )
+    hardware.take_device_states = lambda **_: (state,)
+
+    event = describe_oom(hardware, "cuda:0", free_bytes=25 * MIB)
+
+    assert (event.others_bytes, event.unlisted_bytes) == others_and_unlisted
+    assert [each.n_bytes for each in event.others] == sorted(sizes, key=lambda n: -(n or 0))
+    breakdown = build_oom_breakdown(event)
+    assert breakdown is not None
+    assert sum(part.n_bytes for part in breakdown.parts) == event.device_total_bytes
+
+
+def test_it_waits_for_cuda(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> None:
+    """Nothing is attached before CUDA is initialised, and then at once: in the same cell."""
+    observer.open()
+    before = list(cuda.observers)
+
+    cuda.initialise()
+    cuda.allocate(150 * MIB)
+    run_out(cuda)
+
+    assert before == []
+    assert len(cuda.observers) == 1
+    assert len(watcher.events) == 1
+
+
+def test_it_waits_for_torch(
+    cuda: FakeCuda,
+    watcher: Watcher,
+    observer: OomObserver,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It comes with the user's import of torch, beside whoever else waits for it."""
+    (tmp_path / "torch.py").write_text("import builtins\nvars().update(vars(builtins.fake_torch))")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("builtins.fake_torch", cuda.torch, raising=False)
+    monkeypatch.setattr(ooms, "find_torch", lambda: None)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    arrived: list[object] = []
+    other = ooms.TorchImportHook(arrived.append)
+
+    observer.open()
+    other.expect()
+    module = importlib.import_module("torch")
+    cuda.initialise()
+
+    assert arrived == [module]
+    assert len(cuda.observers) == 1
+    assert watcher.failures == []
+
+
+def test_one_for_the_process(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> None:
+    """Torch keeps what was attached: it does nothing when closed, and is used again when opened."""
+    cuda.initialise()
+    observer.open()
+    cuda.allocate(150 * MIB)
+    observer.close()
+
+    run_out(cuda)
+    told_closed = len(watcher.events)
+    observer.open()
+    run_out(cuda)
+
+    assert told_closed == 0
+    assert len(cuda.observers) == 1
+    assert len(watcher.events) == 1
+
+
+def test_closed_before_cuda(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> None:
+    """What waits for CUDA in torch's queue is taken away again, and only that."""
+    cuda.torch.cuda._queued_calls.append((print, []))
+    observer.open()
+
+    observer.close()
+    observer.close()
+
+    assert cuda.torch.cuda._queued_calls == [(print, [])]
+
+
+def test_no_observers_here(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> None:
+    """Another allocator refuses, and a build without CUDA has no such call: no failure."""
+
+    def refuse(_observer: object) -> None:
+        raise RuntimeError("cudaMallocAsync does not yet support attachOutOfMemoryObserver")
+
+    cuda.torch._C._cuda_attach_out_of_memory_observer = refuse
+    observer.open()
+    cuda.initialise()
+    observer.close()
+    del cuda.torch._C._cuda_attach_out_of_memory_observer
+    cuda.torch.cuda._queued_calls.clear()
+
+    observer.open()
+
+    assert cuda.torch.cuda._queued_calls == []
+    assert watcher.failures == []
+
+
+def test_a_failure_of_ours(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> None:
+    """It is told, keeps nothing of the user's alive, and the user's error is what is raised."""
+    raised: list[Exception] = []
+
+    class Held:
+        pass
+
+    def fail(what: str, exc: Exception) -> None:
+        raised.append(exc)
+        raise ValueError("nor can it be told")
+
+    def break_down(_moment: OomMoment) -> None:
+        raise IndexError("ours")
+
+    broken = OomObserver(break_down, fail)
+    cuda.initialise()
+    broken.open()
+    cuda.allocate(150 * MIB)
+
+    def run() -> weakref.ref[Held]:
+        held = Held()
+        run_out(cuda)
+        return weakref.ref(held)
+
+    held = run()
+    gc.collect()
+    broken.close()
+
+    assert held() is None
+    assert [type(each) for each in raised] == [IndexError]
+
+
+def _engine_run_backward(wait: threading.Event, ready: threading.Event) -> None:
+    ready.set()
+    wait.wait(10)
+
+
+def test_autograds_threads_have_no_stack(
+    cuda: FakeCuda, watcher: Watcher, observer: OomObserver
+) -> None:
+    """There it is that of the thread which waits in ``backward``."""
+    wait, ready, done = threading.Event(), threading.Event(), threading.Event()
+    waiting = threading.Thread(target=_engine_run_backward, args=(wait, ready))
+    cuda.initialise()
+    observer.open()
+    cuda.allocate(150 * MIB)
+
+    def run() -> None:
+        ready.wait(10)
+        run_out(cuda)
+        done.set()
+
+    waiting.start()
+    # As autograd's, it begins in no function of threading's.
+    __import__("_thread").start_new_thread(run, ())
+    done.wait(10)
+    wait.set()
+    waiting.join()
+
+    functions = [frame.function.rpartition(".")[2] for frame in watcher.events[0].frames]
+    assert functions[:3] == ["allocate", "run_out", "run"]
+    assert "_engine_run_backward" in functions[3:]
+
+
+def test_a_thread_of_pythons_has_its_own(
+    cuda: FakeCuda, watcher: Watcher, observer: OomObserver
+) -> None:
+    """Its stack is what asked, whoever else is in a backward."""
+    wait, ready = threading.Event(), threading.Event()
+    waiting = threading.Thread(target=_engine_run_backward, args=(wait, ready))
+    cuda.initialise()
+    observer.open()
+    cuda.allocate(150 * MIB)
+    waiting.start()
+    ready.wait(10)
+    asking = threading.Thread(target=run_out, args=(cuda,))
+
+    asking.start()
+    asking.join()
+    wait.set()
+    waiting.join()
+
+    functions = [frame.function.rpartition(".")[2] for frame in watcher.events[0].frames]
+    assert functions[-1] == "_bootstrap"
+    assert "_engine_run_backward" not in functions
+
+
+def test_the_host() -> None:
+    """The process's own memory has no allocator's blocks; what others take is the machine's."""
+    hardware = Hardware([])
+
+    event = describe_oom(hardware, "host", requested_bytes=5)
+
+    assert event.device == "host"
+    assert event.requested_bytes == 5
+    assert event.largest_free_block_bytes is None
+    assert event.outside_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"), [(5 * MIB, 5 * MIB), (1 << 62, None), (resource.RLIM_INFINITY, None)]
+)
+def test_a_cap_on_the_hosts_addresses(
+    monkeypatch: pytest.MonkeyPatch, limit: int, told: int | None
+) -> None:
+    """``ulimit -v`` is the process's limit, where it is less than the machine has."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (limit, resource.RLIM_INFINITY))
+    hardware = Hardware([HostBackend()])
+
+    event = describe_oom(hardware, "host")
+    hardware.close()
+
+    assert event.limit_bytes == told
+    # Addresses count against it, and these are many more than what is resident.
+    assert (event.addresses_bytes is None) == (told is None)
+    assert (event.addresses_bytes or 1 << 62) > (event.reserved_bytes or 0)
+    assert event.room_bytes == (event.device_free_bytes if told is None else 0)
+    assert event.device_total_bytes is not None
+    assert event.device_free_bytes is not None
+    assert event.others_bytes is not None

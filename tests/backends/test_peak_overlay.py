@@ -1,0 +1,365 @@
+"""Peaks are exact for us and unchanged for the user, on an allocator that needs no GPU.
+
+The same is proved on a real one, in three processes: ``tests/gpu/test_peaks.py``.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.cuda.peak_overlay import PeakOverlay
+from gpumemwidget.errors import BackendError
+from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
+
+MIB = 1 << 20
+BYTES = ("allocated_bytes", "reserved_bytes")
+
+
+def bind(allocator: SimulatedGpus) -> Any:
+    """The bindings of ``torch._C`` that read and reset, over a simulated allocator."""
+    return make_torch(allocator)._C
+
+
+def make_torch(allocator: SimulatedGpus) -> Any:
+    """As much of the module torch as the backend uses, over a simulated allocator."""
+    return simulate_torch(allocator)
+
+
+class Twins:
+    """One program on three allocators: with us, without us, and one that keeps the truth."""
+
+    def __init__(self) -> None:
+        self.with_us, self.without, self.truth = (
+            SimulatedGpus(total_bytes=200 * MIB) for _ in range(3)
+        )
+        self.bindings = bind(self.with_us)
+        self.overlay = PeakOverlay(self.bindings)
+        self.overlay.install()
+        self.held: list[tuple[int, ...]] = []
+        self.best = (0, 0)
+
+    @property
+    def allocators(self) -> tuple[SimulatedGpus, ...]:
+        return (self.with_us, self.without, self.truth)
+
+    def allocate(self, n_bytes: int) -> None:
+        handles = []
+        for allocator in self.allocators:
+            try:
+                handles.append(allocator.allocate(n_bytes))
+            except DeviceFullError:
+                handles.append(0)
+        if all(handles):
+            self.held.append(tuple(handles))
+
+    def free(self, place: int) -> None:
+        if self.held:
+            handles = self.held.pop(place % len(self.held))
+            for allocator, handle in zip(self.allocators, handles, strict=True):
+                allocator.free(handle)
+
+    def empty_cache(self) -> None:
+        for allocator in self.allocators:
+            allocator.empty_cache()
+
+    def user_resets(self, name: str) -> None:
+        getattr(self.bindings, name)(0)
+        getattr(bind(self.without), name)(0)
+        self._fold_truth()
+        getattr(bind(self.truth), name)(0)
+
+    def user_reads(self, name: str) -> tuple[Any, Any]:
+        return getattr(self.bindings, name)(0), self.without.stats(0)
+
+    def start_span(self) -> None:
+        self.overlay.start_span(0)
+        self.truth.reset_peak(0)
+        self.best = (0, 0)
+
+    def read_span(self) -> tuple[tuple[int, ...], bool]:
+        stats, exact = self.overlay.read(0)
+        return tuple(stats[name]["all"]["peak"] for name in BYTES), exact
+
+    def read_truth(self) -> tuple[int, int]:
+        self._fold_truth()
+        return self.best
+
+    def _fold_truth(self) -> None:
+        stats = self.truth.stats(0)
+        allocated, reserved = (stats[name]["all"]["peak"] for name in BYTES)
+        self.best = (max(self.best[0], allocated), max(self.best[1], reserved))
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("allocate"), st.sampled_from((1, 512, MIB, 3 * MIB, 30 * MIB, 90 * MIB))),
+    st.tuples(st.just("free"), st.integers(0, 9)),
+    st.tuples(st.just("empty_cache")),
+    st.tuples(
+        st.just("user_resets"),
+        st.sampled_from(
+            (
+                "_cuda_resetPeakMemoryStats",
+                "_accelerator_resetPeakStats",
+                "_cuda_resetAccumulatedMemoryStats",
+                "_accelerator_resetAccumulatedStats",
+            )
+        ),
+    ),
+    st.tuples(
+        st.just("user_reads"), st.sampled_from(("_cuda_memoryStats", "_accelerator_getDeviceStats"))
+    ),
+    st.tuples(st.just("start_span")),
+    st.tuples(st.just("read_span")),
+)
+
+
+@given(st.lists(STEPS, min_size=5, max_size=80))
+def test_any_program_tells_the_user_the_same_and_us_the_truth(steps: list[tuple[Any, ...]]) -> None:
+    """Whatever is allocated, freed, reset and read, in whatever order, with spans in between."""
+    twins = Twins()
+    twins.start_span()
+
+    for name, *args in steps:
+        result = getattr(twins, name)(*args)
+
+        if name == "user_reads":
+            with_us, without = result
+            assert with_us == without
+        if name == "read_span":
+            peaks, exact = result
+            assert exact
+            assert peaks == twins.read_truth()
+    with_us, without = twins.user_reads("_cuda_memoryStats")
+    assert with_us == without
+    assert twins.read_span() == (twins.read_truth(), True)
+
+
+def test_many_spans_without_a_read_keep_the_highest_mark() -> None:
+    """The user's peak survives any number of cells in which nobody asks for it."""
+    twins = Twins()
+    twins.allocate(50 * MIB)
+    twins.free(0)
+
+    for _ in range(100):
+        twins.start_span()
+
+    with_us, without = twins.user_reads("_cuda_memoryStats")
+    assert with_us == without
+    assert with_us["allocated_bytes"]["all"]["peak"] == 50 * MIB
+
+
+def test_span_does_not_inherit_what_an_earlier_reset_cut_off() -> None:
+    """Peaks kept from before a user's reset belong to the span in which it came, and no other."""
+    twins = Twins()
+    twins.start_span()
+    twins.allocate(90 * MIB)
+    twins.free(0)
+    twins.user_resets("_cuda_resetPeakMemoryStats")
+    assert twins.read_span()[0][0] == 90 * MIB
+
+    twins.start_span()
+
+    assert twins.read_span() == (twins.read_truth(), True)
+    assert twins.read_span()[0][0] == 0
+
+
+def test_reset_behind_our_back_is_noticed() -> None:
+    """A mark below what it was known to be makes the peak "at least"; the user's view is reset."""
+    allocator = SimulatedGpus()
+    bindings = bind(allocator)
+    overlay = PeakOverlay(bindings)
+    overlay.install()
+    allocator.free(allocator.allocate(128 * MIB))
+    overlay.start_span(0)
+    handle = allocator.allocate(64 * MIB)
+    overlay.read(0)
+    allocator.free(handle)
+
+    allocator.reset_peak(0)
+
+    stats, exact = overlay.read(0)
+    assert not exact
+    assert stats["allocated_bytes"]["all"]["peak"] == 64 * MIB
+    assert bindings._cuda_memoryStats(0) == allocator.stats(0)
+    overlay.start_span(0)
+    assert overlay.read(0)[1]
+
+
+def test_reset_below_the_start_is_noticed() -> None:
+    """A mark below what stood at the span's start was reset, though nobody read in between."""
+    allocator = SimulatedGpus()
+    overlay = PeakOverlay(bind(allocator))
+    overlay.install()
+    handle = allocator.allocate(64 * MIB)
+    overlay.start_span(0)
+    allocator.free(handle)
+
+    allocator.reset_peak(0)
+
+    assert not overlay.read(0)[1]
+    overlay.start_span(0)
+    assert overlay.read(0)[1]
+
+
+def test_private_pool_that_goes_away_is_no_reset() -> None:
+    """Statistics of a CUDA graph's pool vanish with it; that must not make a peak "at least"."""
+    allocator = SimulatedGpus()
+    pools: dict[tuple[int, int], Any] = {(0, 1): {"all": {"current": 5, "peak": 9}}}
+    bindings = bind(allocator)
+    bindings._cuda_memoryStats = lambda device: {
+        **allocator.stats(device),
+        "reserved_bytes_by_private_pools": {
+            pool: {"all": dict(stats["all"])} for pool, stats in pools.items()
+        },
+    }
+    overlay = PeakOverlay(bindings)
+    overlay.install()
+    overlay.start_span(0)
+    pools[(0, 1)]["all"]["peak"] = 3
+
+    pools[(0, 2)] = pools.pop((0, 1))
+
+    assert overlay.read(0)[1]
+    assert bindings._cuda_memoryStats(0)["reserved_bytes_by_private_pools"] == {
+        (0, 2): {"all": {"current": 5, "peak": 3}}
+    }
+
+
+def test_uninstall_puts_back_what_was_there_twice() -> None:
+    """Afterwards the bindings are the very objects that they were."""
+    bindings = bind(SimulatedGpus())
+    before = dict(vars(bindings))
+    overlay = PeakOverlay(bindings)
+    overlay.install()
+    overlay.install()
+    assert vars(bindings) != before
+
+    overlay.uninstall()
+    overlay.uninstall()
+
+    assert vars(bindings) == before
+
+
+def test_uninstall_leaves_what_others_laid_over_it() -> None:
+    """A binding that somebody wrapped after us stays theirs, and still works."""
+    allocator = SimulatedGpus()
+    bindings = bind(allocator)
+    overlay = PeakOverlay(bindings)
+    overlay.install()
+    ours = bindings._cuda_memoryStats
+
+    def theirs(device: int) -> Any:
+        return ours(device)
+
+    bindings._cuda_memoryStats = theirs
+
+    overlay.uninstall()
+
+    assert bindings._cuda_memoryStats is theirs
+    assert theirs(0) == allocator.stats(0)
+
+
+def test_older_release_without_the_accelerators_bindings() -> None:
+    """What a release of PyTorch lacks is left out."""
+    allocator = SimulatedGpus()
+    bindings = SimpleNamespace(
+        _cuda_memoryStats=allocator.stats, _cuda_resetPeakMemoryStats=allocator.reset_peak
+    )
+
+    PeakOverlay(bindings).install()
+
+    assert sorted(vars(bindings)) == ["_cuda_memoryStats", "_cuda_resetPeakMemoryStats"]
+
+
+def test_refused_arguments_are_refused_in_the_bindings_own_words() -> None:
+    """A call that the binding refuses changes nothing that we remember."""
+    bindings = bind(SimulatedGpus())
+    bindings._cuda_resetPeakMemoryStats = _refuse
+    overlay = PeakOverlay(bindings)
+    overlay.install()
+
+    with pytest.raises(TypeError, match="its own words"):
+        bindings._cuda_resetPeakMemoryStats("cuda")
+
+
+def _refuse(*_args: object) -> None:
+    raise TypeError("its own words")
+
+
+class TestCudaBackend:
+    """The backend over a simulated allocator."""
+
+    def test_device_touched_within_a_span_counts_from_zero(self) -> None:
+        """A device that the user first touches in mid-cell is there at the end, exactly."""
+        allocator = SimulatedGpus(2)
+        backend = CudaBackend(make_torch(allocator))
+        assert backend.start_span() == ()
+
+        allocator.free(allocator.allocate(40 * MIB, 1))
+
+        (reading,) = backend.end_span()
+        assert reading.device == "cuda:1"
+        assert reading.allocated_peak_bytes == 40 * MIB
+        assert reading.peak_is == "exact"
+
+    def test_users_peak_and_the_spans(self) -> None:
+        """The span's peak is its own; the user's is the highest since their own reset."""
+        allocator = SimulatedGpus()
+        backend = CudaBackend(make_torch(allocator))
+        allocator.free(allocator.allocate(40 * MIB))
+        backend.start_span()
+
+        allocator.free(allocator.allocate(20 * MIB))
+
+        assert backend.end_span()[0].allocated_peak_bytes == 20 * MIB
+        assert backend.read_as_user()[0].allocated_peak_bytes == 40 * MIB
+        assert backend.list_lost_peaks() == (("cuda:0", 40 * MIB),)
+
+    def test_accumulated_counts_outlive_the_users_reset(self) -> None:
+        """OOMs of a cell are a difference of totals, which the user may set to 0 in between."""
+        allocator = SimulatedGpus()
+        torch = make_torch(allocator)
+        backend = CudaBackend(torch)
+        allocator.oom()
+        (before,) = backend.start_span()
+
+        allocator.oom()
+        torch._C._cuda_resetAccumulatedMemoryStats(0)
+        allocator.oom()
+
+        (after,) = backend.end_span()
+        assert (before.num_ooms, after.num_ooms) == (1, 3)
+        assert torch._C._cuda_memoryStats(0)["num_ooms"] == 1
+
+    def test_allocator_without_statistics_is_unknown_and_said_once(self) -> None:
+        """A pluggable allocator refuses statistics: nothing is known, and one sentence says so."""
+        allocator = SimulatedGpus()
+        allocator.touch(0)
+        torch = make_torch(allocator)
+
+        def refuse(_device: int) -> Any:
+            raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.\nmore")
+
+        torch._C._cuda_memoryStats = refuse
+        backend = CudaBackend(torch)
+
+        readings = (*backend.start_span(), *backend.read(), *backend.end_span())
+
+        assert {reading.allocated_bytes for reading in readings} == {None}
+        assert {reading.peak_is for reading in readings} == {None}
+        (note,) = backend.take_notes()
+        assert note.startswith("cuda:0 gives no counters: CUDAPluggableAllocator")
+        assert backend.take_notes() == ()
+
+    def test_build_without_cuda_is_refused(self) -> None:
+        """A CPU build has nothing to read."""
+        torch = SimpleNamespace(__version__="2.13.0+cpu", _C=SimpleNamespace())
+
+        with pytest.raises(BackendError, match="built without CUDA"):
+            CudaBackend(torch)

@@ -1,0 +1,128 @@
+"""What processes are called: as a person would, and without what nobody else should see."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumemwidget.backends.driver.processes import name_process
+
+
+@pytest.mark.parametrize(
+    ("command", "short", "whole"),
+    [
+        ("/usr/bin/python3.11 /home/me/train.py --lr 0.1", "python train.py", " --lr 0.1"),
+        ("python -u -m torch.distributed.run --nproc 2", "python -m torch.distributed.run", None),
+        ("python -X dev -W error -Bs work.py x", "python work.py", " x"),
+        ("/opt/venv/bin/torchrun --nproc-per-node 2 a.py", "torchrun", None),
+        ("python3", "python", ""),
+        ("/x/bin/python3.11 /x/bin/accelerate launch train.py", "accelerate", " launch train.py"),
+        ("/x/bin/python /x/bin/jupyter-lab --no-browser", "jupyter-lab", " --no-browser"),
+        ("/usr/bin/Xorg -core :0", "Xorg", " -core :0"),
+        (r"C:\Python\python.exe C:\work\train.py", "python train.py", ""),
+        ("pypy3.10 train.py", "python train.py", ""),
+    ],
+)
+def test_program_and_script_are_the_name(command: str, short: str, whole: str | None) -> None:
+    """Folders and Python's own options are left out; arguments are shown of ours alone."""
+    words = command.split()
+    rest = " " + command.split(maxsplit=words.index("2") - 1)[-1] if whole is None else whole
+
+    assert name_process(words, "python") == short
+    assert name_process(words, "python", with_arguments=True) == short + rest
+
+
+@pytest.mark.parametrize(
+    ("argument", "shown"),
+    [
+        ("--token=abc", "…"),
+        ("--api-key abc", "…"),
+        ("HF_TOKEN=abc", "…"),
+        ("--db postgres://me:pw@host/db --n 1", "--db …"),
+        ("--n 1 --Password abc", "--n 1 …"),
+    ],
+)
+def test_secrets_are_left_out(argument: str, shown: str) -> None:
+    """With all that comes behind them, for the value may be the next word."""
+    name = name_process(["python", "train.py", *argument.split()], with_arguments=True)
+
+    assert name == f"python train.py {shown}"
+    assert "abc" not in name
+    assert "pw" not in name
+
+
+def test_secrets_within_code_are_left_out() -> None:
+    """As in a string that a shell gave to Python."""
+    words = ["python", "-c", "import hub; hub.login(token='abc'); hub.run()"]
+
+    assert name_process(words, with_arguments=True) == "python -c import hub; …"
+
+
+def test_a_program_that_was_started_without_its_name() -> None:
+    """Its thread's stands in for it."""
+    assert name_process(["", "600"], "sleep", with_arguments=True) == "sleep 600"
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        (
+            "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=3)",
+            "multiprocessing spawn",
+        ),
+        (
+            "from multiprocessing.resource_tracker import main;main(7)",
+            "multiprocessing resource tracker",
+        ),
+        ("from multiprocessing.forkserver import main; main(3)", "multiprocessing fork server"),
+        ("import time; time.sleep(1)", "python -c import time; time.sleep(1)"),
+    ],
+)
+def test_code_on_the_command_line(code: str, name: str) -> None:
+    """What multiprocessing starts is told by what it is; of others' code nothing is shown."""
+    command = ["/usr/bin/python3", "-c", code, "--multiprocessing-fork"]
+
+    named = name_process(command, with_arguments=True)
+
+    assert named in (name, f"{name} --multiprocessing-fork")
+    assert name_process(command) == (name if "multi" in name else "python -c")
+
+
+def test_workers_of_a_data_loader_are_told_by_their_thread() -> None:
+    """PyTorch names it; the main thread's name of other processes says nothing more."""
+    command = ["python", "-m", "ipykernel_launcher", "-f", "kernel.json"]
+
+    assert name_process(command, "pt_data_worker", forked_from="x") == "pt_data_worker"
+    assert name_process(command, "pt_main_thread") == "python -m ipykernel_launcher"
+
+
+def test_what_was_forked_is_named_after_what_it_was_forked_from() -> None:
+    """Once, however deep, and in no more than 60 characters."""
+    first = name_process(["python", "a.py"], forked_from="python a.py")
+    second = name_process(["python", "a.py"], forked_from=first)
+    long = name_process(["x"], forked_from="y" * 80)
+
+    assert first == second == "python a.py (forked)"
+    assert long == "y" * 50 + "… (forked)"
+    assert len(long) == 60
+
+
+def test_titles_that_programs_give_themselves() -> None:
+    """One text instead of words; a thread of the system has its name alone."""
+    title = "ray::train(step=3) --key abc"
+
+    assert name_process([title], with_arguments=True) == "ray::train(step=3) …"
+    assert name_process([title]) == "ray::train(step=3) …"
+    assert name_process([], "kworker/0:1") == "kworker/0:1"
+    assert name_process([], "") is None
+
+
+@given(st.lists(st.text(max_size=90), max_size=6), st.text(max_size=15), st.booleans())
+def test_any_command_gives_one_short_line(
+    command: list[str], thread_name: str, with_arguments: bool
+) -> None:
+    """Whatever stands there, also nothing: printable, one line, 60 characters at most."""
+    name = name_process(command, thread_name, with_arguments=with_arguments)
+
+    assert name is None or (0 < len(name) <= 60 and name.isprintable())

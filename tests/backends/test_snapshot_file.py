@@ -1,0 +1,495 @@
+"""Files of PyTorch's memory viewer are read back, whole or not at all, and never run anything."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gzip
+import io
+import itertools
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.cuda.snapshot_file import (
+    _DAMAGES,
+    _ForbiddenError,
+    _Parts,
+    _PlainUnpickler,
+    check_pickle,
+    format_snapshot,
+    load_snapshot,
+    write_snapshot,
+)
+from gpumemwidget.errors import FileError
+from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.traces import AllocatorRules, AllocatorTrace
+from gpumemwidget.progress import Progress, Stage, listen
+from gpumemwidget.testing import (
+    RecordingPlayer,
+    ReplayBackend,
+    SimulatedGpus,
+    load_recording,
+    simulate_torch,
+)
+from gpumemwidget.testing.recorder import list_allocator_events
+
+DATA = Path(__file__).parent.parent / "data" / "h100-traces"
+MIB = 1 << 20
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> tuple[Path, AllocatorTrace]:
+    """A file that a trace has written, and that trace."""
+    gpu = SimulatedGpus()
+    backend = CudaBackend(simulate_torch(gpu))
+    kept = gpu.allocate(3 * MIB)
+    backend.start_trace(n_events=100)
+    gpu.allocate(100)
+    gpu.free(kept)
+    path = tmp_path / "snapshot.pickle"
+    (trace,) = backend.end_trace(snapshot_to=path)
+    return path, trace
+
+
+def rewrite(path: Path, change: Any) -> None:
+    """Change what a file holds."""
+    snapshot = pickle.loads(path.read_bytes())
+    changed = change(snapshot)
+    is_new = isinstance(changed, dict) and "segments" in changed
+    path.write_bytes(pickle.dumps(changed if is_new else snapshot))
+
+
+def refuse(path: Path, **options: Any) -> str:
+    """What is said of a file that is refused: one line that begins with its name."""
+    with pytest.raises(FileError) as caught:
+        load_snapshot(path, **options)
+    said = str(caught.value)
+    assert said.startswith(str(path))
+    assert "\n" not in said
+    return said.removeprefix(str(path))
+
+
+# -- What is read ------------------------------------------------------------------------------
+
+
+def test_a_trace_comes_back_from_its_file(written: tuple[Path, AllocatorTrace]) -> None:
+    """Its events and its end; what stood before is not in a file."""
+    path, trace = written
+
+    (read,) = load_snapshot(path)
+
+    # The file has what was noted before the span's own first event, too.
+    assert list_allocator_events(read.events)[-len(trace.events) :] == list_allocator_events(
+        trace.events
+    )
+    assert read.after == trace.after
+    assert (read.device, read.rules) == (trace.device, trace.rules)
+    assert (read.before, read.is_whole) == ((), False)
+    assert read.start_us == read.events.times_us[0]
+    assert read.end_us == read.events.times_us[-1]
+    assert read.notes == (
+        "what stood before the file's first event is worked out backwards from its end",
+    )
+
+
+def test_a_packed_file_is_read_as_it_is(written: tuple[Path, AllocatorTrace]) -> None:
+    """By what it is, not by its name."""
+    path, trace = written
+    path.write_bytes(gzip.compress(path.read_bytes()))
+
+    (read,) = load_snapshot(str(path))
+
+    assert read.after == trace.after
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_every_protocol_of_pickle_is_read(
+    written: tuple[Path, AllocatorTrace], protocol: int
+) -> None:
+    """Whoever has written it again."""
+    path, trace = written
+    path.write_bytes(pickle.dumps(pickle.loads(path.read_bytes()), protocol=protocol))
+
+    assert load_snapshot(path)[0].after == trace.after
+
+
+@pytest.mark.parametrize("name", ["training", "graph", "ring", "expandable", "roundup"])
+def test_real_traces_survive_the_file(name: str, tmp_path: Path) -> None:
+    """Written as torch would, and read back."""
+    backend = ReplayBackend(RecordingPlayer(load_recording(DATA / f"{name}.json.gz")))
+    backend.start_trace(n_events=10_000)
+    backend.player.advance()
+    path = tmp_path / "snapshot.pickle"
+    (trace,) = backend.end_trace(snapshot_to=path)
+
+    (read,) = load_snapshot(path)
+
+    assert list_allocator_events(read.events) == list_allocator_events(trace.events)
+    # The files are from before they told it; torch's own tells it by the size.
+    assert {each.is_small for each in read.after} == {
+        each.n_bytes == 2 << 20 for each in read.after
+    }
+    assert tuple(dataclasses.replace(each, is_small=None) for each in read.after) == trace.after
+    assert read.rules == trace.rules
+
+
+@pytest.mark.parametrize("name", ["training", "graph", "oom", "expandable"])
+def test_torchs_own_viewer_reads_what_is_written(name: str, tmp_path: Path) -> None:
+    """Its pages are drawn from it, and its lists name what is in it."""
+    viewer = pytest.importorskip("torch.cuda._memory_viz")
+    backend = ReplayBackend(RecordingPlayer(load_recording(DATA / f"{name}.json.gz")))
+    backend.start_trace(n_events=10_000)
+    backend.player.advance()
+    path = tmp_path / "snapshot.pickle"
+    (trace,) = backend.end_trace(snapshot_to=path)
+
+    snapshot = pickle.loads(path.read_bytes())
+
+    assert "Active Memory Timeline" in viewer.trace_plot(snapshot)
+    assert "Allocator State History" in viewer.segment_plot(snapshot)
+    allocated = sum(
+        block.n_bytes
+        for segment in trace.after
+        for block in segment.blocks
+        if block.state == "active_allocated"
+    )
+    assert f"total_allocated: {viewer.Bytes(allocated)}" in viewer.segsum(snapshot)
+    assert "Device 0 ----" in viewer.trace(snapshot)
+
+
+def test_each_device_has_its_trace(tmp_path: Path) -> None:
+    """One that has memory and no events, too."""
+    gpu = SimulatedGpus(3)
+    backend = CudaBackend(simulate_torch(gpu))
+    gpu.allocate(1, 0)
+    backend.start_trace(n_events=100)
+    gpu.allocate(2, 2)
+    path = tmp_path / "snapshot.pickle"
+    traces = backend.end_trace(snapshot_to=path)
+
+    read = load_snapshot(path)
+
+    assert [each.device for each in read] == [each.device for each in traces]
+    assert [each.after for each in read] == [each.after for each in traces]
+
+
+def test_rules_survive_the_file(tmp_path: Path) -> None:
+    """Those of the rounding, by their intervals."""
+    backend = ReplayBackend(RecordingPlayer(load_recording(DATA / "tensors.json.gz")))
+    backend.start_trace(n_events=10_000)
+    backend.player.advance()
+    (trace,) = backend.end_trace()
+    rules = AllocatorRules(40 * MIB, is_expandable=True, roundup_divisions=((0, 4), (4 * MIB, 0)))
+    path = tmp_path / "snapshot.pickle"
+    object.__setattr__(trace, "rules", rules)
+
+    write_snapshot(format_snapshot([trace]), path)
+
+    assert load_snapshot(path)[0].rules == rules
+
+
+def test_files_of_old_releases_are_read(tmp_path: Path) -> None:
+    """Without times, addresses of blocks, sizes that were asked for, settings; with other names."""
+    frames = [{"name": "f", "filename": "a.py", "line": 3}]
+    blocks = [
+        {"size": 512, "state": "active_allocated", "history": [{"addr": 4096, "frames": frames}]},
+        {"size": 512, "state": "active_awaiting_free", "history": []},
+        {"size": 2 * MIB - 1024, "state": "inactive"},
+    ]
+    snapshot = {
+        "segments": [{"device": 0, "address": 4096, "total_size": 2 * MIB, "blocks": blocks}],
+        "device_traces": [[{"action": "alloc", "addr": 4096, "size": 500, "frames": frames}]],
+    }
+    path = tmp_path / "old.pickle"
+    path.write_bytes(pickle.dumps(snapshot))
+
+    (trace,) = load_snapshot(path)
+
+    (segment,) = trace.after
+    assert [(each.address, each.state) for each in segment.blocks] == [
+        (4096, "active_allocated"),
+        (4608, "active_pending_free"),
+        (5120, "inactive"),
+    ]
+    assert segment.blocks[0].frames == (Frame("a.py", 3, "f"),)
+    assert trace.rules == AllocatorRules()
+    assert "the file has no times" in trace.notes[1]
+
+
+# -- What is refused ---------------------------------------------------------------------------
+
+
+class Evil:
+    """Runs something when it is read by anything that runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+def test_nothing_in_a_file_is_run(tmp_path: Path, written: tuple[Path, AllocatorTrace]) -> None:
+    """Wherever in it the request stands; the line says what it asked for."""
+    path, _ = written
+    mark = tmp_path / "ran"
+    rewrite(path, lambda snapshot: {**snapshot, "extra": Evil(mark)})
+
+    said = refuse(path)
+
+    assert not mark.exists()
+    assert "Path.touch to be run, which no memory snapshot does: nothing was run" in said or (
+        "getattr to be run, which no memory snapshot does: nothing was run" in said
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"cos\nsystem\n(S'touch ran'\ntR.",
+        b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x09touch ran\x85R.",
+        b"(S'touch ran'\nios\nsystem\n.",
+        b"(cos\nsystem\nS'touch ran'\no.",
+        b"\x80\x02cbuiltins\nexec\nX\x01\x00\x00\x001\x85\x81.",
+        b"Pid\n.",
+        b"]Q.",
+    ],
+)
+def test_no_operation_of_pickle_runs_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    """Each way in which a pickle can call something."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "evil.pickle"
+    path.write_bytes(body)
+
+    assert "to be run, which no memory snapshot does" in refuse(path)
+
+    assert [each.name for each in tmp_path.iterdir()] == ["evil.pickle"]
+
+
+def test_a_file_cut_anywhere_is_refused(
+    tmp_path: Path, written: tuple[Path, AllocatorTrace]
+) -> None:
+    """Packed or not."""
+    whole = written[0].read_bytes()
+    path = tmp_path / "cut.pickle"
+    for body in (whole, gzip.compress(whole)):
+        for length in range(0, len(body), 97):
+            path.write_bytes(body[:length])
+            assert "is damaged, or no memory snapshot" in refuse(path)
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ({"a": 1}, "is no memory snapshot of PyTorch's: make one with"),
+        ([], "is no memory snapshot of PyTorch's: make one with"),
+        ("text", "is no memory snapshot of PyTorch's: make one with"),
+        ({"segments": [], "device_traces": []}, "holds no events: record a history before"),
+        ({"segments": [], "device_traces": [[], []]}, "holds no events: record a history"),
+        (
+            [{"device": 0, "address": 1, "total_size": 1, "blocks": []}],
+            "holds no events: record a history before",
+        ),
+    ],
+)
+def test_other_things_are_refused(tmp_path: Path, held: Any, said: str) -> None:
+    """What is no snapshot, and snapshots without a history."""
+    path = tmp_path / "other.pickle"
+    path.write_bytes(pickle.dumps(held))
+
+    assert said in refuse(path)
+
+
+@pytest.mark.parametrize("body", [b"", b"PK\x03\x04zip", b"{}", b"hello", b"\x1f\x8b", b"\x80\x04"])
+def test_files_of_other_kinds_are_refused(tmp_path: Path, body: bytes) -> None:
+    """Whatever they are."""
+    path = tmp_path / "other"
+    path.write_bytes(body)
+
+    assert "is damaged, or no memory snapshot of PyTorch's" in refuse(path)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """And so is a folder."""
+    assert "can't be read: No such file" in refuse(tmp_path / "missing")
+    assert "can't be read: Is a directory" in refuse(tmp_path)
+
+
+def test_too_large_a_file_is_refused(tmp_path: Path, written: tuple[Path, AllocatorTrace]) -> None:
+    """By what it unpacks to: a small file may hold any size."""
+    path, _ = written
+    size = path.stat().st_size
+    assert len(load_snapshot(path, max_bytes=size)) == 1
+    assert "holds more than" in refuse(path, max_bytes=size - 1)
+    bomb = io.BytesIO()
+    with gzip.GzipFile(fileobj=bomb, mode="wb") as file:
+        file.write(b"\x80\x04B" + (64 * MIB).to_bytes(4, "little"))
+        for _ in range(64):
+            file.write(bytes(MIB))
+    path.write_bytes(bomb.getvalue())
+
+    assert "holds more than 0.00977 GiB: record fewer events" in refuse(path, max_bytes=10 * MIB)
+
+
+_CHANGES: dict[str, Any] = {
+    "an event of text": lambda s: s["device_traces"][0].insert(1, "alloc"),
+    "an event without a kind": lambda s: s["device_traces"][0][0].pop("action"),
+    "an event without a size": lambda s: s["device_traces"][0][-1].pop("size"),
+    "a negative address": lambda s: s["device_traces"][0][-1].update(addr=-1),
+    "a huge size": lambda s: s["device_traces"][0][-1].update(size=1 << 70),
+    "a time of text": lambda s: s["device_traces"][0][-1].update(time_us="now"),
+    "frames of numbers": lambda s: s["device_traces"][0][-1].update(frames=[1, 2]),
+    "a frame without a file": lambda s: s["device_traces"][0][-1].update(frames=[{}]),
+    "a line of text": lambda s: s["device_traces"][0][-1].update(
+        frames=[{"name": "f", "filename": "a.py", "line": "3"}]
+    ),
+    "a name that is no text": lambda s: s["device_traces"][0][-1].update(
+        frames=[{"name": ["f"], "filename": "a.py", "line": 3}]
+    ),
+    "traces by device": lambda s: s.update(device_traces={0: []}),
+    "a trace of text": lambda s: s["device_traces"].append("abc"),
+    "a segment without blocks": lambda s: s["segments"][0].pop("blocks"),
+    "a segment of text": lambda s: s["segments"].append("abc"),
+    "a block without a size": lambda s: s["segments"][0]["blocks"][0].pop("size"),
+    "a state that is unknown": lambda s: s["segments"][0]["blocks"][0].update(state="lost"),
+    "a device of text": lambda s: s["segments"][0].update(device="cuda:0"),
+    "a pool of text": lambda s: s["segments"][0].update(segment_pool_id=7),
+    "settings of text": lambda s: s.update(allocator_settings="none"),
+    "a limit of text": lambda s: s.update(allocator_settings={"max_split_size": "no"}),
+    "divisions of text": lambda s: s.update(
+        allocator_settings={"roundup_power2_divisions": {"x": 1}}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _CHANGES)
+def test_what_is_not_as_it_should_be_is_refused(
+    name: str, written: tuple[Path, AllocatorTrace]
+) -> None:
+    """In one line, whichever field it is."""
+    path, _ = written
+    rewrite(path, _CHANGES[name])
+
+    said = refuse(path)
+
+    assert any(each in said for each in ("is damaged, or no memory snapshot", "holds no events")), (
+        said
+    )
+
+
+@given(place=st.integers(0, 1 << 20), value=st.integers(0, 255))
+@example(place=0, value=0)
+def test_a_changed_byte_is_read_or_refused(
+    written: tuple[Path, AllocatorTrace], place: int, value: int
+) -> None:
+    """Nothing else comes out of it."""
+    path, _ = written
+    body = bytearray(path.read_bytes())
+    body[place % len(body)] = value
+    other = path.with_name("changed.pickle")
+    other.write_bytes(bytes(body))
+
+    traces: Any = ()
+    with contextlib.suppress(FileError):
+        traces = load_snapshot(other)
+
+    assert all(type(each) is AllocatorTrace for each in traces)
+
+
+#: Keys of one hash, each with ``None``: 30,000 of them would take 20 seconds.
+_COLLIDING = b"".join(
+    b"\x8a\x0e" + (number * sys.hash_info.modulus).to_bytes(14, "little") + b"N"
+    for number in range(1, 30_000)
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x80\x02]r\xff\xff\xff\x0f.", "its memo's index 268,435,455 is beyond its 9 bytes"),
+        (b"\x80\x02]p99999999999\n.", "its memo's index"),
+        (b"\x80\x04\x8e" + (1 << 40).to_bytes(8, "little") + b".", "1,099,511,627,776 bytes"),
+        (b"\x80\x05\x96" + (1 << 33).to_bytes(8, "little") + b".", "8,589,934,592 bytes"),
+        (b"\x80\x04\x8d" + b"\xff" * 8 + b".", "bytes should come, and fewer do"),
+        (b"\x80\x04" + b"]" * 40_000_001, "and 40,000,000 are read at most"),
+        (b"\x80\x04" + b"2" * 40_000_001, "and 40,000,000 are read at most"),
+        (b"I" + b"9" * 100_000 + b"\n.", "an integer of more than 64 bits, at byte 0"),
+        (b"\x80\x04}(" + _COLLIDING + b"u.", "an integer of more than 64 bits, at byte 4"),
+        (b"\x80\x04\x8b\xff\xff\xff\x7f.", "an integer of more than 64 bits, at byte 2"),
+    ],
+    ids=[
+        "memo",
+        "text memo",
+        "bytes",
+        "bytearray",
+        "text",
+        "lists",
+        "references",
+        "integer",
+        "keys",
+        "size",
+    ],
+)
+def test_a_file_that_would_take_memory_or_time_is_refused(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    """Before any of it is taken, packed or not, and with the limit in one line."""
+    path = tmp_path / "bomb.pickle"
+    for body in (content, gzip.compress(content, 1)):
+        path.write_bytes(body)
+
+        assert message in refuse(path)
+
+
+_plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats()
+    | st.text()
+    | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
+)
+
+
+@given(_plain, st.integers(2, 5))
+def test_what_pickle_writes_of_plain_values_passes(value: object, protocol: int) -> None:
+    """Whatever the values and the protocol are; only what looks something up may end it early."""
+    check_pickle(pickle.dumps(value, protocol))
+    check_pickle(pickle.dumps([str(n) * 30 for n in range(400)], protocol))
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_take_more_than_their_size(content: bytes) -> None:
+    """Random opcodes are refused, or load to something small."""
+    try:
+        check_pickle(content)
+        _PlainUnpickler(_Parts(content)).load()
+    except (FileError, _ForbiddenError, *_DAMAGES):
+        pass
+
+
+def test_checking_a_large_file_tells_how_far_it_is() -> None:
+    """About once a megabyte, from the start on, and of how much."""
+    data = pickle.dumps([float(n) for n in range(400_000)])
+    told: list[Progress] = []
+
+    with listen(told.append):
+        check_pickle(data)
+
+    assert {(progress.stage, progress.total) for progress in told} == {
+        (Stage.CHECK_BYTES, len(data))
+    }
+    steps = [after.done - before.done for before, after in itertools.pairwise(told)]
+    assert told[0].done == 0
+    assert len(told) == 4
+    assert all(MIB <= step < 1.1 * MIB for step in steps)

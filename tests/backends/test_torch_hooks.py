@@ -1,0 +1,141 @@
+"""torch joins when the user imports it, and not before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook
+
+PREAMBLE = """
+import sys
+from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
+seen = []
+arrival = TorchImportHook(lambda torch: seen.append(torch.value))
+arrival.expect()
+arrival.expect()
+assert sys.meta_path.count(arrival) == 1
+"""
+
+
+def run_python(source: str, cwd: Path) -> None:
+    """Run a script in a new process where ``import torch`` finds what stands in ``cwd`` first."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def own_torch(tmp_path: Path) -> Path:
+    """A folder with a small package named torch."""
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("_C = None\nvalue = 1\n")
+    return tmp_path
+
+
+def test_arrives_once_after_the_module_was_executed(own_torch: Path) -> None:
+    """The callback gets the finished module, which keeps its own loader; the finder is gone."""
+    run_python(
+        PREAMBLE
+        + """
+assert find_torch() is None
+import torch
+assert seen == [1]
+assert arrival not in sys.meta_path
+assert type(torch.__loader__).__name__ == "SourceFileLoader"
+assert torch.__spec__.loader is torch.__loader__
+assert find_torch() is torch
+""",
+        own_torch,
+    )
+
+
+def test_failing_import_fails_as_ever_and_is_awaited_still(own_torch: Path) -> None:
+    """An import that raises is the user's own error; a later one that works is noticed."""
+    (own_torch / "torch" / "__init__.py").write_text(
+        "import sys\nif not hasattr(sys, 'second'): raise OSError('libcudart.so is missing')\n"
+        "_C = None\nvalue = 2\n"
+    )
+
+    run_python(
+        PREAMBLE
+        + """
+try:
+    import torch
+except OSError as exc:
+    assert "libcudart" in str(exc)
+else:
+    raise AssertionError
+assert seen == [] and find_torch() is None
+sys.second = True
+import torch
+assert seen == [2]
+""",
+        own_torch,
+    )
+
+
+def test_cancelled_arrival_never_comes(own_torch: Path) -> None:
+    """After cancel, twice too, the import is as without us."""
+    run_python(
+        PREAMBLE
+        + """
+arrival.cancel()
+arrival.cancel()
+import torch
+assert seen == [] and torch.value == 1
+""",
+        own_torch,
+    )
+
+
+def test_other_imports_pass_by() -> None:
+    """Only torch is looked for, and a package of the same ending is not it."""
+    arrival = TorchImportHook(lambda _torch: None)
+
+    assert arrival.find_spec("json", None) is None
+    assert arrival.find_spec("my.torch", None) is None
+
+
+def test_real_torch_arrives_complete(tmp_path: Path) -> None:
+    """The real module comes from the real import, and works within the callback."""
+    run_python(
+        """
+        from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
+        seen = []
+        TorchImportHook(lambda torch: seen.append(torch.zeros(2).sum().item())).expect()
+        assert find_torch() is None
+        import torch
+        assert seen == [0.0], seen
+        assert find_torch() is torch
+        """,
+        tmp_path,
+    )
+
+
+def test_looking_torch_up_finds_what_its_own_loader_can_do(own_torch: Path) -> None:
+    """As ``pkgutil`` and ``runpy`` do, without an import; it is still awaited after that."""
+    run_python(
+        PREAMBLE
+        + """
+import importlib.util, pkgutil
+loader = importlib.util.find_spec("torch").loader
+assert loader.is_package("torch")
+assert loader.get_source("torch") == "_C = None\\nvalue = 1\\n"
+assert not hasattr(loader, "nonsense")
+assert "torch" not in sys.modules
+assert pkgutil.get_data("torch", "__init__.py") == b"_C = None\\nvalue = 1\\n"
+assert seen == [1]
+""",
+        own_torch,
+    )

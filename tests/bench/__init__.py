@@ -1,1 +1,0 @@
-"""What observing costs: ``python -m tests.bench`` measures each target of ours in one run."""

@@ -1,0 +1,462 @@
+"""The breakdown: parts that are all of a device, to the byte, whatever could be read of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumemwidget.breakdowns.breakdown import build_breakdown
+from gpumemwidget.model.breakdowns import (
+    Breakdown,
+    BreakdownDoubt,
+    BreakdownNote,
+    BreakdownPart,
+    PartKey,
+)
+from gpumemwidget.model.devices import HOST, DeviceState, DeviceUse, ProcessUse, Reading
+from gpumemwidget.report.wording.breakdown_notes import list_breakdown_notes
+from tests.breakdowns.readings import (
+    GIB,
+    MIB,
+    accounts,
+    make_account,
+    make_host_state,
+    make_owned,
+    make_process,
+    make_segment,
+    make_state,
+    states,
+)
+
+#: The order of the parts, from what is allocated to what is free.
+ORDER: tuple[PartKey, ...] = (
+    "allocated",
+    "pending",
+    "releasable",
+    "fragmented",
+    "pools",
+    "cached",
+    "outside",
+    "children",
+    "others",
+    "unlisted",
+    "driver",
+    "free",
+)
+
+
+def build(state: DeviceState, *args: object, **options: object) -> Breakdown:
+    breakdown = build_breakdown(state, *args, **options)
+    assert breakdown is not None
+    assert sum(part.n_bytes for part in breakdown.parts) == breakdown.total_bytes
+    return breakdown
+
+
+def list_parts(breakdown: Breakdown) -> list[tuple[PartKey, int]]:
+    return [(part.key, part.n_bytes) for part in breakdown.parts]
+
+
+def merge_parts(breakdown: Breakdown) -> list[tuple[tuple[PartKey, ...], int]]:
+    return [(part.merged, part.n_bytes) for part in breakdown.parts if part.key == "rest"]
+
+
+class TestAnything:
+    """Whatever is read, at whatever moments."""
+
+    @given(st.data())
+    def test_the_parts_are_all_of_it(self, data: st.DataObject) -> None:
+        """They sum to the total at each level, none is negative or empty, each stands once."""
+        state = data.draw(states())
+
+        breakdown = build_breakdown(state, data.draw(accounts(state)))
+
+        total = state.info.total_bytes
+        if state.use is not None and state.use.total_bytes is not None:
+            total = state.use.total_bytes
+        if total is None or total <= 0:
+            assert breakdown is None
+            return
+        assert breakdown is not None
+        assert breakdown.total_bytes == total
+        assert sum(part.n_bytes for part in breakdown.parts) == total
+        keys = [key for part in breakdown.parts for key in part.merged or (part.key,)]
+        assert len(keys) == len(set(keys))
+        firsts = [ORDER.index((part.merged or (part.key,))[0]) for part in breakdown.parts]
+        assert firsts == sorted(firsts)
+        check_parts(breakdown.parts)
+
+    @given(st.data())
+    def test_what_is_told_is_what_was_read(self, data: st.DataObject) -> None:
+        """A part of its own is either a figure that was read, or all that remains of the whole."""
+        state = data.draw(states())
+
+        breakdown = build_breakdown(state)
+
+        if breakdown is None:
+            return
+        parts = {part.key: part.n_bytes for part in breakdown.parts}
+        reading, use = state.reading, state.use
+        if "allocated" in parts and reading is not None and reading.allocated_bytes is not None:
+            assert parts["allocated"] == reading.allocated_bytes
+        if "free" in parts and use is not None and use.free_bytes is not None:
+            remains = not any(part.merged for part in breakdown.parts)
+            assert parts["free"] == use.free_bytes or remains
+
+
+def check_parts(parts: tuple[BreakdownPart, ...]) -> None:
+    for part in parts:
+        assert part.n_bytes > 0
+        assert (part.key == "rest") == (len(part.merged) > 1)
+        if part.parts:
+            assert sum(each.n_bytes for each in part.parts) == part.n_bytes
+            check_parts(part.parts)
+
+
+class TestGpu:
+    """A GPU of which all is known, and of which something is not."""
+
+    def test_each_byte_has_its_part(self) -> None:
+        """In the order from what tensors hold to what is free."""
+        breakdown = build(make_state())
+
+        assert list_parts(breakdown) == [
+            ("allocated", 13 * GIB),
+            ("releasable", GIB),
+            ("fragmented", 3 * GIB // 2),
+            ("pools", GIB // 2),
+            ("outside", 500 * MIB),
+            ("children", 2 * GIB),
+            ("others", 11 * GIB),
+            ("unlisted", 9 * MIB),
+            ("driver", 480 * MIB),
+            ("free", 51 * GIB - 989 * MIB),
+        ]
+        assert [part.n_bytes for part in breakdown.parts[6].parts] == [10 * GIB, GIB]
+        assert (breakdown.total_bytes, breakdown.allocated_bytes, breakdown.reserved_bytes) == (
+            80 * GIB,
+            13 * GIB,
+            16 * GIB,
+        )
+        assert breakdown.used_bytes == 29 * GIB + 509 * MIB
+        assert breakdown.largest_free_block_bytes == GIB
+        assert breakdown.notes == ()
+
+    def test_limit_and_budget_are_passed_on(self) -> None:
+        """They are marks, and no parts."""
+        state = make_state()
+        state = replace(state, info=replace(state.info, limit_bytes=20 * GIB))
+
+        breakdown = build(state, budget_bytes=14 * GIB)
+
+        assert (breakdown.limit_bytes, breakdown.budget_bytes) == (20 * GIB, 14 * GIB)
+
+    def test_a_device_that_was_not_touched_has_what_the_driver_tells(self) -> None:
+        """This process has nothing there, and PyTorch has no figures of it."""
+        breakdown = build(
+            make_state(
+                reading=None,
+                segments=(),
+                processes=(make_process(20, "other", 10 * GIB, None),),
+                use=DeviceUse("cuda:0", 11 * GIB, 68 * GIB, 80 * GIB, driver_bytes=GIB),
+            )
+        )
+
+        assert list_parts(breakdown) == [
+            ("others", 10 * GIB),
+            ("unlisted", GIB),
+            ("driver", GIB),
+            ("free", 68 * GIB),
+        ]
+        assert (breakdown.allocated_bytes, breakdown.reserved_bytes) == (None, None)
+
+    def test_without_a_list_of_processes_they_are_one_part(self) -> None:
+        """It is what is in use beyond what PyTorch has."""
+        breakdown = build(make_state(processes=None))
+
+        keys = ("outside", "children", "others", "unlisted")
+        assert merge_parts(breakdown) == [(keys, 13 * GIB + 509 * MIB)]
+
+    @pytest.mark.parametrize("listed", [(), (make_process(4121, "other", 29 * GIB, None),)])
+    def test_in_a_container_no_process_is_taken_for_another(self, listed: tuple[()]) -> None:
+        """The driver's numbers are not this container's: one of the processes is this one."""
+        breakdown = build(make_state(processes=listed))
+
+        keys = ("outside", "children", "others", "unlisted")
+        assert merge_parts(breakdown) == [(keys, 13 * GIB + 509 * MIB)]
+        assert breakdown.notes == (BreakdownNote(BreakdownDoubt.NOT_LISTED, processes=listed),)
+        (sentence,) = list_breakdown_notes(breakdown)
+        assert ("pid 4121 (29.00 GiB)" in sentence) == bool(listed)
+
+    def test_numbers_of_another_count_do_not_tell_children_from_others(self) -> None:
+        """On a GPU that is not in use here each of the listed may be a child of this process."""
+        listed = (
+            make_process(9001, "other", GIB, None),
+            make_process(9002, "other", 3 * GIB, None),
+        )
+        state = make_state(
+            reading=None,
+            segments=(),
+            processes=listed,
+            use=DeviceUse("cuda:0", 4 * GIB, 75 * GIB, 80 * GIB, driver_bytes=GIB),
+        )
+
+        (strangers, driver, free) = build(replace(state, are_children_told=False)).parts
+        (others, *_) = build(state).parts
+
+        assert (strangers.merged, strangers.n_bytes) == (("children", "others"), 4 * GIB)
+        assert [part.process for part in strangers.parts] == [listed[1], listed[0]]
+        assert (driver.key, free.key) == ("driver", "free")
+        assert (others.key, others.parts) == ("others", strangers.parts)
+
+    def test_a_driver_that_falls_silent_leaves_the_total_that_it_told(self) -> None:
+        """Of a GPU that is not in use it was the driver's, so its own part is within it."""
+        state = make_state(reading=None, segments=(), processes=None, use=None)
+
+        breakdown = build(state)
+
+        assert merge_parts(breakdown) == [
+            (("outside", "children", "others", "unlisted", "driver", "free"), breakdown.total_bytes)
+        ]
+        assert breakdown.notes == (BreakdownNote(BreakdownDoubt.USE_UNKNOWN),)
+
+    def test_a_number_that_is_somebody_elses_is_not_this_process(self) -> None:
+        """What has less than PyTorch alone has can't be it."""
+        breakdown = build(make_state(processes=(make_process(10, "own", 3 * GIB),)))
+
+        assert merge_parts(breakdown) == [
+            (("outside", "children", "others", "unlisted"), 13 * GIB + 509 * MIB)
+        ]
+        assert breakdown.notes[0].doubt is BreakdownDoubt.PID_OF_ANOTHER
+
+    def test_processes_of_unknown_size_are_together_with_what_nobody_is_listed_for(self) -> None:
+        """As the driver of Windows gives no bytes, nor to who has no permission."""
+        breakdown = build(
+            make_state(
+                processes=(
+                    make_process(10, "own", 16 * GIB + 500 * MIB),
+                    make_process(20, "other", None),
+                )
+            )
+        )
+
+        assert merge_parts(breakdown) == [(("others", "unlisted"), 13 * GIB + 9 * MIB)]
+        assert list_breakdown_notes(breakdown) == (
+            "cuda:0: the driver does not report how much pid 20 has.",
+        )
+
+    def test_own_bytes_unknown_leave_the_others_known(self) -> None:
+        """What is outside of PyTorch is then one part with what nobody is listed for."""
+        breakdown = build(
+            make_state(
+                processes=(make_process(10, "own", None), make_process(20, "other", 10 * GIB))
+            )
+        )
+
+        assert merge_parts(breakdown) == [(("outside", "unlisted"), 3 * GIB + 509 * MIB)]
+        assert ("others", 10 * GIB) in list_parts(breakdown)
+
+    def test_an_old_driver_keeps_its_own_within_what_is_used(self) -> None:
+        """Before 510 it was not told apart from what is of no process."""
+        use = make_state().use
+        assert use is not None
+        used = 80 * GIB - (use.free_bytes or 0)
+
+        breakdown = build(make_state(use=replace(use, used_bytes=used, driver_bytes=None)))
+
+        assert merge_parts(breakdown) == [(("unlisted", "driver"), 489 * MIB)]
+
+    def test_without_a_driver_the_total_is_pytorchs(self) -> None:
+        """All that is not PyTorch's is one part; what the driver keeps is not in that total."""
+        breakdown = build(make_state(use=None, processes=None))
+
+        assert breakdown.total_bytes == 80 * GIB - 480 * MIB
+        assert merge_parts(breakdown) == [
+            (("outside", "children", "others", "unlisted", "free"), 64 * GIB - 480 * MIB)
+        ]
+        assert breakdown.used_bytes is None
+        assert breakdown.notes[0].doubt is BreakdownDoubt.TOTAL_OF_PYTORCH
+
+    def test_processes_that_have_more_than_is_in_use_are_not_told_apart(self) -> None:
+        """Another one has freed some between the two questions."""
+        state = make_state()
+        assert state.processes is not None
+
+        breakdown = build(
+            replace(state, processes=(*state.processes, make_process(22, "other", GIB)))
+        )
+
+        assert merge_parts(breakdown) == [
+            (("outside", "children", "others", "unlisted"), 13 * GIB + 509 * MIB)
+        ]
+        assert breakdown.notes[0].doubt is BreakdownDoubt.PROCESSES_EXCEED_USE
+
+    def test_counters_that_moved_keep_what_pytorch_has(self) -> None:
+        """PyTorch's figures are of one moment; what the device has free is of another."""
+        state = make_state(
+            use=DeviceUse("cuda:0", GIB, 79 * GIB, 80 * GIB, driver_bytes=0),
+            is_at_one_moment=False,
+        )
+
+        breakdown = build(state)
+
+        assert list_parts(breakdown)[0] == ("allocated", 13 * GIB)
+        assert merge_parts(breakdown) == [
+            (("outside", "children", "others", "unlisted", "driver", "free"), 64 * GIB)
+        ]
+        assert [note.doubt for note in breakdown.notes] == [
+            BreakdownDoubt.MOVED_MEANWHILE,
+            BreakdownDoubt.OWN_OVERLAPS_FREE,
+        ]
+
+    def test_what_can_not_be_is_one_part(self) -> None:
+        """More than there is: then nothing of it is believed."""
+        breakdown = build(make_state(reading=Reading("cuda:0", 90 * GIB, 90 * GIB), segments=()))
+
+        assert [part.key for part in breakdown.parts] == ["rest"]
+
+    def test_an_unknown_total_is_no_breakdown(self) -> None:
+        """There is no whole that parts could be of."""
+        state = make_state(use=None)
+
+        assert build_breakdown(replace(state, info=replace(state.info, total_bytes=None))) is None
+
+
+class TestReserved:
+    """What PyTorch has reserved and no tensor holds."""
+
+    def test_without_segments_it_is_one_part(self) -> None:
+        """As ``cudaMallocAsync`` and other allocators tell none."""
+        breakdown = build(make_state(segments=()))
+
+        assert merge_parts(breakdown) == [
+            (("pending", "releasable", "fragmented", "pools"), 3 * GIB)
+        ]
+        assert breakdown.largest_free_block_bytes is None
+        assert breakdown.notes[0].doubt is BreakdownDoubt.SEGMENTS_UNKNOWN
+
+    def test_segments_of_another_moment_are_not_used(self) -> None:
+        """They don't add up to the counters."""
+        breakdown = build(make_state(reading=Reading("cuda:0", 13 * GIB - 512, 16 * GIB)))
+
+        assert merge_parts(breakdown) == [
+            (("pending", "releasable", "fragmented", "pools"), 3 * GIB + 512)
+        ]
+        assert breakdown.notes[0].doubt is BreakdownDoubt.SEGMENTS_OF_ANOTHER_MOMENT
+
+    def test_pages_of_unknown_size_leave_two_parts_together(self) -> None:
+        """What of a segment that grows is given back depends on them."""
+        segment = make_segment(("a", GIB), ("i", GIB), is_expandable=True, is_small=None)
+
+        breakdown = build(make_state(segments=(segment,), reading=Reading("cuda:0", GIB, 2 * GIB)))
+
+        assert merge_parts(breakdown) == [(("releasable", "fragmented"), GIB)]
+
+    def test_an_allocator_that_counts_nothing_is_within_the_process(self) -> None:
+        """A pluggable one has no counters: only the driver tells what the process has."""
+        breakdown = build(make_state(reading=Reading("cuda:0", None, None), segments=()))
+
+        keys = ("allocated", "pending", "releasable", "fragmented", "pools", "outside")
+        assert merge_parts(breakdown) == [(keys, 16 * GIB + 500 * MIB)]
+
+    def test_what_is_allocated_may_be_all_that_is_known(self) -> None:
+        """Then what is reserved beyond it is one part with what is outside."""
+        breakdown = build(make_state(reading=Reading("cuda:0", 13 * GIB, None), segments=()))
+
+        keys = ("pending", "releasable", "fragmented", "pools", "outside")
+        assert merge_parts(breakdown) == [(keys, 3 * GIB + 500 * MIB)]
+
+
+class TestKinds:
+    """What is allocated, by kind."""
+
+    def test_kinds_are_as_requested_where_that_is_known_of_all(self) -> None:
+        """What they were rounded up by is a part of its own; so is what no name leads to."""
+        account = make_account(
+            make_owned(8 * GIB, "parameter", rounding=100),
+            make_owned(2 * GIB, "gradient", rounding=20),
+            make_owned(GIB, "tensor", "nowhere", rounding=3),
+            make_owned(GIB, "unknown", "nowhere"),
+            make_owned(GIB, "cuBLAS workspace", "nowhere"),
+        )
+
+        allocated = build(make_state(), account).parts[0]
+
+        assert [(part.key, part.kind, part.n_bytes) for part in allocated.parts] == [
+            ("kind", "parameter", 8 * GIB - 100),
+            ("kind", "gradient", 2 * GIB - 20),
+            ("kind", "cuBLAS workspace", GIB),
+            ("unnamed", None, 2 * GIB - 3),
+            ("rounding", None, 123),
+        ]
+
+    def test_else_each_kind_is_with_what_it_was_rounded_up(self) -> None:
+        """One line of which it is not known is enough."""
+        account = make_account(
+            make_owned(8 * GIB, "parameter", rounding=100),
+            make_owned(5 * GIB, "gradient", rounding=None),
+        )
+
+        breakdown = build(make_state(), account)
+
+        assert [part.n_bytes for part in breakdown.parts[0].parts] == [8 * GIB, 5 * GIB]
+        assert breakdown.notes[0].doubt is BreakdownDoubt.ROUNDING_UNKNOWN
+
+    def test_an_account_of_another_moment_is_not_used(self) -> None:
+        """What it adds up to is not what is allocated."""
+        account = make_account(make_owned(12 * GIB), allocated_bytes=12 * GIB)
+
+        breakdown = build(make_state(), account)
+
+        assert breakdown.parts[0].parts == ()
+        assert breakdown.notes[0].doubt is BreakdownDoubt.OWNERS_DIFFER
+
+    def test_an_incomplete_account_says_so(self) -> None:
+        """Some of what has no name there may have one."""
+        account = make_account(make_owned(13 * GIB, "tensor", "nowhere"))
+
+        breakdown = build(make_state(), account, is_complete=False)
+
+        assert [part.key for part in breakdown.parts[0].parts] == ["unnamed"]
+        assert breakdown.notes[0].doubt is BreakdownDoubt.OWNERS_INCOMPLETE
+
+
+class TestHost:
+    """The process's own memory, in the machine's or its control group's."""
+
+    def test_each_byte_has_its_part(self) -> None:
+        """Pinned memory stands beside it: malloc does not count it."""
+        breakdown = build(make_host_state())
+
+        assert list_parts(breakdown) == [
+            ("allocated", 5 * GIB),
+            ("cached", GIB),
+            ("others", 18 * GIB),
+            ("free", 40 * GIB),
+        ]
+        assert breakdown.pinned is not None
+        assert breakdown.notes == ()
+
+    def test_what_is_not_resident_takes_no_memory(self) -> None:
+        """Malloc may have handed out more than was ever written to."""
+        breakdown = build(make_host_state(reading=Reading(HOST, 30 * GIB, 6 * GIB)))
+
+        assert merge_parts(breakdown) == [(("allocated", "cached"), 6 * GIB)]
+        assert breakdown.notes[0].doubt is BreakdownDoubt.NOT_RESIDENT
+
+    @pytest.mark.parametrize(
+        "processes", [None, (ProcessUse(11, "python worker", "child", 2 * GIB),)]
+    )
+    def test_children_share_their_pages(self, processes: tuple[ProcessUse, ...] | None) -> None:
+        """What is resident in them is no part of the whole: some of it is counted already."""
+        breakdown = build(make_host_state(processes=processes))
+
+        assert merge_parts(breakdown) == [(("children", "others"), 18 * GIB)]
+
+    def test_a_host_without_figures_of_this_process_is_one_part(self) -> None:
+        """It has some of what is in use."""
+        breakdown = build(make_host_state(reading=None))
+
+        assert merge_parts(breakdown) == [(("allocated", "cached", "others"), 24 * GIB)]

@@ -1,0 +1,166 @@
+"""What a saved notebook shows when it is opened and its kernel is gone."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator
+
+from tests.browser.lab import BUSY, Lab, Notebook
+from tools.oom_card_picture import HOST_CARD
+from tools.oom_card_picture import LOAD as LOAD_CARDS
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+_LOAD = "%load_ext gpumemwidget\nimport os, time"
+_SNAPSHOT = "Snapshot of the dashboard"
+_DEAD = "Error displaying widget"
+
+
+def _save(notebook: Notebook, lab: Lab, text: str) -> Path:
+    """Save the notebook, and wait until the file has this text."""
+    path = lab.folder / notebook.name
+    notebook.save()
+    notebook.wait_until(lambda: text in path.read_text("utf-8"), f"{text!r} is saved")
+    return path
+
+
+def _reopen(notebook: Notebook, lab: Lab) -> None:
+    """Shut the kernel down, and open the notebook in a new page, where a new kernel starts."""
+    for session in lab.request("/api/sessions"):
+        lab.request(f"/api/sessions/{session['id']}", "DELETE")
+    notebook.load()
+    notebook.wait_for_kernel()
+
+
+def _count_visible(notebook: Notebook, text: str) -> int:
+    return notebook.page.get_by_text(text).filter(visible=True).count()
+
+
+def _dashboard_is_live(notebook: Notebook) -> None:
+    notebook.page.locator(".gmd[data-drawn]").first.wait_for()
+
+
+def _make_untrusted(path: Path) -> None:
+    """Change the file as somebody else's machine would: what it shows is not trusted any more."""
+    saved = json.loads(path.read_text("utf-8"))
+    saved["cells"][0]["source"] += "\n# from elsewhere"
+    path.write_text(json.dumps(saved), "utf-8")
+
+
+def test_saved_dashboard_is_its_snapshot(lab: Lab) -> None:
+    """Two dashboards: while the kernel lives each is live alone; without it each is a snapshot.
+
+    The snapshot has the cells that ran after ``%memdash``.
+    """
+    with lab.open([_LOAD, "%memdash", "%memdash", "later = 1"]) as notebook:
+        notebook.wait_for_kernel()
+        for cell in range(3):
+            notebook.run(cell, timeout_s=60)
+        notebook.wait_until(lambda: notebook.dashboards().count() == 2, "both are shown")
+        _dashboard_is_live(notebook)
+        assert _count_visible(notebook, _SNAPSHOT) == 0
+        notebook.run(3)
+        notebook.wait_until(
+            lambda: "later = 1" in (notebook.cell(1).locator(".gmw").last.text_content() or ""),
+            "the copy has the cell",
+        )
+        path = _save(notebook, lab, "later = 1</code>")
+
+        _reopen(notebook, lab)
+
+        notebook.wait_until(lambda: _count_visible(notebook, _SNAPSHOT) == 2, "both are snapshots")
+        notebook.wait_until(
+            lambda: notebook.page.get_by_text(_DEAD).count() == 2, "JupyterLab has given up"
+        )
+        assert _count_visible(notebook, _DEAD) == 0
+        assert "later = 1" in notebook.output(1)
+
+        _make_untrusted(path)
+        _reopen(notebook, lab)
+
+        notebook.wait_until(lambda: _count_visible(notebook, _SNAPSHOT) == 2, "both are snapshots")
+        assert notebook.page.get_by_text(_DEAD).count() == 0
+        page = subprocess.run(
+            [sys.executable, "-m", "nbconvert", "--to", "html", "--stdout", str(path)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        assert page.count(_SNAPSHOT) == 2
+
+
+def test_dashboard_comes_back_live_after_a_reload(lab: Lab) -> None:
+    """The kernel lives: the copy makes room for the live view, in a clone of the output too."""
+    with lab.open([_LOAD, "%memdash", "%unload_ext gpumemwidget"]) as notebook:
+        notebook.wait_for_kernel()
+        notebook.run(0, timeout_s=60)
+        notebook.run(1)
+        _dashboard_is_live(notebook)
+        _save(notebook, lab, _SNAPSHOT)
+
+        notebook.load()
+        _dashboard_is_live(notebook)
+        notebook.wait_until(lambda: _count_visible(notebook, _SNAPSHOT) == 0, "the copy is hidden")
+
+        notebook.select(1)
+        notebook.command("notebook:create-output-view")
+        notebook.wait_until(lambda: notebook.dashboards().count() == 2, "the clone is live")
+        assert _count_visible(notebook, _SNAPSHOT) == 0
+
+        notebook.show()
+        notebook.restart_kernel()
+        notebook.page.locator(".gmd[data-over]").first.wait_for()
+        assert _count_visible(notebook, _SNAPSHOT) == 0
+
+
+def test_trace_that_was_cut_off_tells_how_far_it_came(lab: Lab) -> None:
+    """The kernel dies in mid-cell: reopened, the cell shows what was measured until then."""
+    cell = f"%%memtrace\nkept = bytearray(50_000_000)\n{BUSY}"
+    with lab.open([_LOAD, cell]) as notebook:
+        notebook.wait_for_kernel()
+        notebook.run(0, timeout_s=60)
+        notebook.start(1)
+        chart = notebook.cell(1).locator(".gmw-live")
+        chart.wait_for()
+        assert _count_visible(notebook, "not finished") == 0
+        _wait_for_copy(notebook.cell(1))
+        _save(notebook, lab, "not finished")
+
+        _reopen(notebook, lab)
+
+        notebook.cell(1).get_by_text("not finished").wait_for()
+        notebook.wait_until(
+            lambda: notebook.page.get_by_text(_DEAD).count() == 1, "JupyterLab has given up"
+        )
+        assert _count_visible(notebook, _DEAD) == 0
+        assert "resident" in notebook.output(1)
+
+
+def _wait_for_copy(cell: Locator) -> None:
+    """Wait until the hidden copy tells of a reading of the running cell."""
+    cell.locator(".gmw", has_text=re.compile("as of [1-9]")).wait_for(state="attached")
+
+
+def test_card_of_an_oom_stays_whole(lab: Lab) -> None:
+    """It is static HTML: without its kernel it loses its buttons and nothing else."""
+    with lab.open([LOAD_CARDS, HOST_CARD, "failing.append(card)\nfail()"]) as notebook:
+        notebook.wait_for_kernel()
+        notebook.run(0, timeout_s=60)
+        notebook.run(1)
+        notebook.run(2)
+        notebook.page.locator(".gmw-card .gmw-do").first.wait_for()
+        before = notebook.page.locator(".gmw-card .gmw-out tr").count()
+        _save(notebook, lab, "gmw-card")
+
+        _reopen(notebook, lab)
+
+        notebook.page.locator(".gmw-card").wait_for()
+        assert notebook.page.locator(".gmw-card .gmw-out tr").count() == before
+        assert notebook.page.locator(".gmw-card .gmw-do").count() == 0
+        assert notebook.page.get_by_text(_DEAD).count() == 0

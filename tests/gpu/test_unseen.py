@@ -1,0 +1,123 @@
+"""What C++ holds, on a real GPU: what is planned is what the allocator gets back."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed
+from torch.autograd import forward_ad
+
+from gpumemwidget.backends.hardware import Hardware, detect_hardware
+from gpumemwidget.ownership.account import take_memory_account
+from tests.ownership import test_unseen
+from tests.ownership.conftest import notebook, process_group  # noqa: F401 - fixtures
+from tests.ownership.notebook import Notebook
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
+
+MIB = 1024**2
+_PRELUDE = "import torch\nfrom torch import nn\ntorch.set_default_device('cuda:0')\n"
+#: What is made in C++ on the host alone, and what PyTorch can't make on a GPU.
+_ON_HOST = {"mkldnn"}
+
+
+@pytest.fixture
+def hardware() -> Iterator[Hardware]:
+    """This machine's GPUs and its host memory."""
+    hardware = detect_hardware()
+    torch.zeros(1, device="cuda:0")
+    yield hardware
+    hardware.close()
+    torch.set_default_device(None)
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _release(notebook: Notebook, *names: str) -> tuple[int, int, bool]:  # noqa: F811
+    """Release; what was planned, what the allocator got back, and whether it was a lower bound."""
+    torch.set_default_device(None)
+    for _ in range(3):
+        gc.collect()
+    before = torch.cuda.memory_allocated(0)
+    account = take_memory_account(notebook.shell, notebook.hardware)
+    device = next(each for each in account.devices if each.device == "cuda:0")
+    assert [each.owner for each in device.owned if each.kind == "unknown"] == []
+    plan = notebook.plan(*names)
+    report = notebook.release(*names)
+    gc.collect()
+    assert report.stopped is None
+    freed = before - torch.cuda.memory_allocated(0)
+    return plan.frees_bytes.on("cuda:0"), freed, plan.frees_bytes.is_at_least
+
+
+@pytest.mark.parametrize("kind", test_unseen.EXACT)
+def test_what_is_planned_is_freed(notebook: Notebook, kind: str) -> None:  # noqa: F811
+    """To the allocator's rounding: no less than is promised, and nothing is unknown before."""
+    notebook.run(_PRELUDE + test_unseen.EXACT[kind])
+
+    planned, freed, is_at_least = _release(notebook, "x")
+
+    assert not is_at_least
+    assert planned > MIB // 2
+    assert 0 <= freed - planned < MIB // 2
+
+
+@pytest.mark.parametrize("kind", sorted(set(test_unseen.AT_LEAST) - _ON_HOST))
+def test_what_can_not_be_known_is_at_least(notebook: Notebook, kind: str) -> None:  # noqa: F811
+    """More is freed than is promised, and the promise says so."""
+    notebook.run(_PRELUDE + test_unseen.AT_LEAST[kind])
+    torch.set_default_device(None)
+
+    plan = notebook.plan("x")
+
+    assert plan.frees_bytes.is_at_least
+
+
+def test_a_dual_number_holds_its_tangent(notebook: Notebook) -> None:  # noqa: F811
+    """The number and its tangent, 8 MiB each."""
+    notebook.run(
+        _PRELUDE + "from torch.autograd import forward_ad\nforward_ad.enter_dual_level()\n"
+        "x = forward_ad.make_dual(torch.randn(1024, 2048), torch.randn(1024, 2048))"
+    )
+    try:
+        planned, freed, _ = _release(notebook, "x")
+    finally:
+        forward_ad.exit_dual_level()
+
+    assert planned == freed == 16 * MIB
+
+
+def test_a_frozen_module_says_at_least_or_all(notebook: Notebook) -> None:  # noqa: F811
+    """Whether TorchScript keeps its constants is not told: what goes is never less than planned."""
+    notebook.run(
+        _PRELUDE + "x = torch.jit.freeze(torch.jit.script(nn.Linear(512, 512).eval()))\n"
+        "for _ in range(3):\n    x(torch.ones(2, 512)).sum().item()"
+    )
+
+    planned, freed, is_at_least = _release(notebook, "x")
+
+    assert is_at_least
+    assert planned <= freed
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("n_steps", [0, 1, 3])
+@pytest.mark.parametrize("options", ["", "gradient_as_bucket_view=True", "bucket_cap_mb=1"])
+def test_a_reducers_buckets_go_with_it(
+    notebook: Notebook,  # noqa: F811
+    options: str,
+    n_steps: int,
+) -> None:
+    """They are in the account, none of it unknown, and in the plan."""
+    notebook.run(_PRELUDE + test_unseen.WRAPPED.format(options=options, n_steps=n_steps))
+
+    planned, freed, is_at_least = _release(notebook, "x")
+
+    n_bytes = 2 * (512 * 512 + 512) * 4
+    n_gradients = 1 if n_steps and not options.startswith("gradient") else 0
+    assert not is_at_least
+    assert planned >= (2 + n_gradients) * n_bytes
+    assert 0 <= freed - planned < MIB

@@ -1,0 +1,61 @@
+"""The examples in the docstrings of the public functions do what they show."""
+
+from __future__ import annotations
+
+import builtins
+import doctest
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+
+import gpumemwidget
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.jupyter import extension
+from gpumemwidget.testing import SimulatedGpus, simulate_torch
+
+#: IPython calls these, by its own protocol.
+_HOOKS = ("load_ipython_extension", "unload_ipython_extension")
+_FUNCTIONS = [name for name in gpumemwidget.__all__ if name not in _HOOKS]
+
+
+@pytest.fixture
+def no_underscore_left() -> Iterator[None]:
+    """Take away the ``_`` that doctest leaves in the builtins: with it, IPython binds none."""
+    yield
+    vars(builtins).pop("_", None)
+
+
+@pytest.fixture
+def loaded(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> InteractiveShell:
+    """A shell with the extension, in which one cell was run; without a GPU, on a simulated one."""
+    if not torch.cuda.is_available():
+        allocator = SimulatedGpus(total_bytes=80 << 30)
+        allocator.touch(0)
+        hardware = Hardware([CudaBackend(simulate_torch(allocator)), HostBackend()])
+        monkeypatch.setattr(extension, "detect_hardware", lambda: hardware)
+    monkeypatch.chdir(tmp_path)
+    shell.run_cell("%load_ext gpumemwidget")
+    shell.user_ns.update(gpumemwidget=gpumemwidget, torch=torch)
+    shell.run_cell("weights = torch.zeros(1024, 1024)", store_history=True)
+    return shell
+
+
+@pytest.mark.usefixtures("no_underscore_left")
+@pytest.mark.parametrize("name", _FUNCTIONS)
+def test_example_gives_what_it_shows(name: str, loaded: InteractiveShell) -> None:
+    """Every public function has an example, and it is true in a notebook."""
+    function = getattr(gpumemwidget, name)
+    [example] = doctest.DocTestFinder(recurse=False).find(function, name, module=False)
+    example.globs = loaded.user_ns
+
+    failed, attempted = doctest.DocTestRunner().run(example, clear_globs=False)
+
+    assert attempted > 0, "no example"
+    assert failed == 0

@@ -1,0 +1,206 @@
+"""``%memstat --device`` and ``breakdown()``, in a shell on simulated GPUs and without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import RichOutput, capture_output
+
+import gpumemwidget
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.driver.nvml import NvmlMonitor
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.errors import BadInputError
+from gpumemwidget.jupyter import extension
+from gpumemwidget.model.devices import HOST
+from gpumemwidget.ownership import account as entries
+from gpumemwidget.ownership.account import take_block_account
+from gpumemwidget.session.session import current_session
+from gpumemwidget.testing import SimulatedGpus, simulate_torch
+from tests.backends.fake_nvml import FakeGpu, FakeNvml
+from tests.clock import ManualClock
+
+MIB = 1 << 20
+GIB = 1 << 30
+TOTAL = 80 * GIB
+
+
+@pytest.fixture
+def allocator() -> SimulatedGpus:
+    return SimulatedGpus(2, total_bytes=TOTAL)
+
+
+@pytest.fixture
+def shell_on_gpus(
+    shell: InteractiveShell, allocator: SimulatedGpus, monkeypatch: pytest.MonkeyPatch
+) -> InteractiveShell:
+    """The extension in a shell on two GPUs, of which the first is used."""
+    torch: Any = simulate_torch(allocator)
+    gpus = [
+        FakeGpu(name="GPU", uuid=f"GPU-simulated-{i}", total_bytes=TOTAL, used_bytes=GIB)
+        for i in range(2)
+    ]
+    hardware = Hardware(
+        [CudaBackend(torch), HostBackend()], NvmlMonitor(FakeNvml(*gpus), environ={})
+    )
+    monkeypatch.setattr(extension, "detect_hardware", lambda: hardware)
+    allocator.free(allocator.allocate(30 * MIB))
+    allocator.allocate(3 * MIB)
+    allocator.allocate(100)
+    with capture_output():
+        shell.run_cell("%load_ext gpumemwidget", store_history=True)
+    return shell
+
+
+def _run(shell: InteractiveShell, code: str) -> RichOutput:
+    with capture_output() as captured:
+        result = shell.run_cell(code, store_history=True)
+    result.raise_error()
+    (output,) = captured.outputs
+    return output
+
+
+def test_all_devices_are_shown_in_parts(shell_on_gpus: InteractiveShell) -> None:
+    """The GPU that is used, the one that is not, and the host; no value is left."""
+    output = _run(shell_on_gpus, "%memstat --device")
+
+    text = output.data["text/plain"]
+    headings = [line.partition(" · ")[0] for line in text.splitlines() if " · " in line]
+    assert headings == ["cuda:0", "cuda:1", HOST]
+    assert "Map of segments" not in text
+    assert "<svg" in output.data["text/html"]
+    assert shell_on_gpus.user_ns["Out"] == {}
+
+
+def test_of_one_device_the_segments_are_shown_too(shell_on_gpus: InteractiveShell) -> None:
+    """Folded away in HTML."""
+    output = _run(shell_on_gpus, "%memstat --device cuda:0")
+
+    assert "cuda:1" not in output.data["text/plain"]
+    assert "Map of segments · 32.00 MiB in 2 segments" in output.data["text/plain"]
+    assert output.data["text/html"].count("<details") == 1
+
+
+def test_an_unknown_device_is_refused_in_one_line(shell_on_gpus: InteractiveShell) -> None:
+    """With those that there are."""
+    with pytest.raises(UsageError) as caught:
+        shell_on_gpus.run_line_magic("memstat", "--device cuda:7")
+
+    assert str(caught.value) == ("no device 'cuda:7' here: choose from cuda:0, cuda:1, host")
+
+
+@pytest.mark.parametrize("device", [0, 0.5, ["cuda:0"], type("Odd", (), {"__eq__": None})()])
+def test_what_is_no_name_of_a_device_is_refused(
+    shell_on_gpus: InteractiveShell, device: object
+) -> None:
+    """Without a comparison, which is the user's own code."""
+    assert shell_on_gpus is not None
+    breakdowns = gpumemwidget.breakdown()
+
+    for take in (
+        gpumemwidget.breakdown,
+        breakdowns.record,
+        breakdowns.figure,
+        breakdowns.segments_figure,
+    ):
+        with pytest.raises(BadInputError, match="a name such as 'cuda:0', and not of type"):
+            take(device)  # type: ignore[arg-type]  # what a user may give
+
+
+def test_what_is_allocated_is_told_by_kind(shell_on_gpus: InteractiveShell) -> None:
+    """Nothing of Python's holds the blocks of the simulated GPU, so they have no name."""
+    breakdown = gpumemwidget.breakdown().record("cuda:0")
+
+    allocated = breakdown.parts[0]
+    assert (breakdown.allocated_bytes, breakdown.reserved_bytes) == (3 * MIB + 512, 32 * MIB)
+    assert [(part.key, part.n_bytes) for part in allocated.parts] == [
+        ("unnamed", 3 * MIB + 100),
+        ("rounding", 412),
+    ]
+    assert sum(part.n_bytes for part in breakdown.parts) == breakdown.total_bytes == TOTAL
+
+
+def test_limit_and_budget_are_marks(shell_on_gpus: InteractiveShell) -> None:
+    """As they are set in the notebook."""
+    with capture_output():
+        shell_on_gpus.run_line_magic("memlimit", "20GiB --device cuda:0")
+        shell_on_gpus.run_line_magic("membudget", "10GiB")
+
+    breakdown = gpumemwidget.breakdown("cuda:0").record()
+
+    assert (breakdown.limit_bytes, breakdown.budget_bytes) == (20 * GIB, 10 * GIB)
+
+
+def test_the_host_is_told_as_its_owners_are(shell_on_gpus: InteractiveShell) -> None:
+    """Malloc's figure moves with every object, so that of the owners is taken."""
+    with capture_output():
+        shell_on_gpus.run_cell("import torch\nx = torch.ones(2**20)", store_history=True)
+
+    breakdown = gpumemwidget.breakdown("host").record("host")
+
+    (tensors,) = [part for part in breakdown.parts[0].parts if part.kind == "tensor"]
+    assert tensors.n_bytes >= 4 * MIB
+    assert sum(part.n_bytes for part in breakdown.parts) == breakdown.total_bytes
+
+
+def test_the_figures_are_plotlys(shell_on_gpus: InteractiveShell) -> None:
+    """Of the first device, or of one by its name; what has no segments has no map."""
+    breakdowns = gpumemwidget.breakdown()
+
+    assert [trace.name for trace in breakdowns.figure("cuda:1").data][-1] == "used"
+    assert breakdowns.segments_figure().data
+    with pytest.raises(BadInputError, match="no segments on host"):
+        breakdowns.segments_figure("host")
+    with pytest.raises(BadInputError, match="no device 'cuda:7' here"):
+        breakdowns.segments_figure("cuda:7")
+
+
+def test_it_shows_itself(shell_on_gpus: InteractiveShell) -> None:
+    """In a notebook as HTML, in a terminal as text."""
+    breakdowns = gpumemwidget.breakdown()
+
+    data = breakdowns._repr_mimebundle_()
+
+    assert data == {"text/plain": repr(breakdowns), "text/html": breakdowns.to_html()}
+    assert breakdowns._repr_html_() == breakdowns.to_html()
+
+
+@pytest.mark.parametrize(("walk_s", "n_walks"), [(0.0, 3), (0.3, 2), (2.0, 1)])
+def test_walks_begin_anew_only_within_the_budget(
+    shell_on_gpus: InteractiveShell,
+    allocator: SimulatedGpus,
+    monkeypatch: pytest.MonkeyPatch,
+    walk_s: float,
+    n_walks: int,
+) -> None:
+    """Where another thread takes memory meanwhile the account is of another moment each time."""
+    session = current_session()
+    clock = ManualClock()
+    monkeypatch.setattr(session.monitor, "clock", clock)
+    walked: list[float] = []
+
+    def walk(*arguments: Any, **options: Any) -> Any:
+        found = take_block_account(*arguments, **options)
+        walked.append(options["budget_s"])
+        clock.advance(walk_s)
+        allocator.allocate(MIB)
+        return found
+
+    monkeypatch.setattr(entries, "take_block_account", walk)
+
+    breakdown = session.breakdown("cuda:0", with_maps=False, budget_s=0.5).record()
+
+    assert walked == [0.5] * n_walks
+    assert sum(part.n_bytes for part in breakdown.parts) == breakdown.total_bytes
+
+
+def test_without_the_extension_the_devices_are_told_all_the_same() -> None:
+    """But not what is allocated for what."""
+    (host,) = [each for each in gpumemwidget.breakdown().records if each.device == HOST]
+
+    assert host.parts[0].parts == ()
+    assert sum(part.n_bytes for part in host.parts) == host.total_bytes

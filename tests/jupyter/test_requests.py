@@ -1,0 +1,160 @@
+"""What a page sends: whatever it is, nothing of it reaches the user's cells."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumemwidget.errors import BadInputError
+from gpumemwidget.session.session import current_session
+from gpumemwidget.widgets.dashboard import Dashboard, open_dashboard
+from gpumemwidget.widgets.messages import CARD_REQUESTS, DASHBOARD_REQUESTS, check_request
+from gpumemwidget.widgets.oom_buttons import CardButtons
+from tests.report.oom_examples import make_card
+
+_VIEW = {"kind": "view", "view": "a", "visible": True, "variables": True}
+
+_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([2**70, -1, math.nan, math.inf, "host", "cuda:0", "x" * 20_000])
+    | st.text(max_size=8),
+    lambda parts: (
+        st.lists(parts, max_size=3) | st.dictionaries(st.text(max_size=5), parts, max_size=3)
+    ),
+    max_leaves=5,
+)
+_FIELDS = sorted({name for fields in DASHBOARD_REQUESTS.values() for name in fields} | {"way"})
+
+
+@st.composite
+def _messages(draw: st.DrawFn, kinds: tuple[str, ...]) -> object:
+    """Mostly a message of a known kind with fields that may be missing, or anything."""
+    if draw(st.integers(0, 9)) == 0:
+        return draw(_JSON)
+    names = draw(st.lists(st.sampled_from(_FIELDS), max_size=len(_FIELDS), unique=True))
+    usual: dict[str, object] = {"view": "a", "visible": True, "variables": True, "id": "1"}
+    return {
+        "kind": draw(st.sampled_from(kinds)),
+        **{key: value for key, value in usual.items() if draw(st.booleans())},
+        **{name: draw(_JSON) for name in names},
+    }
+
+
+class _Pages:
+    """A dashboard and cards that are shown, with what their views are sent."""
+
+    def __init__(self, shell: Any) -> None:
+        session = current_session()
+        self.shell = shell
+        self.monitor = session.monitor
+        self.dashboard: Dashboard = open_dashboard(session)
+        self.buttons = session.attach(CardButtons, lambda: CardButtons(session))
+        self.buttons.add("one", make_card())
+        self.sent: list[dict[str, Any]] = []
+        self.dashboard.send = lambda content, _buffers=None: self.sent.append(content)
+        self.buttons.send = lambda content, _buffers=None: self.sent.append(content)
+
+    def live(self) -> None:
+        """What goes on in a session beside the messages: samples, and a cell that ends."""
+        self.monitor.read_now()
+        self.shell.run_cell("1", store_history=True).raise_error()
+
+
+@pytest.fixture
+def pages(shell: Any) -> _Pages:
+    shell.run_line_magic("load_ext", "gpumemwidget")
+    return _Pages(shell)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {**_VIEW, "device": []},
+        {**_VIEW, "device": {}},
+        {**_VIEW, "snapshot": True, "since_s": math.nan},
+        {**_VIEW, "snapshot": True, "since_s": "now"},
+        {**_VIEW, "view": ["a"]},
+        {**_VIEW, "visible": "yes"},
+        {"kind": "view"},
+        {"kind": "gone", "view": {}},
+        {"kind": "sum", "view": "a", "id": "1", "names": "big"},
+        {"kind": "sum", "view": "a", "id": "1", "names": [["big"]]},
+        {"kind": "sum", "view": "a", "id": "1", "names": ["n"] * 20_000},
+        {"kind": "release", "id": "1", "names": ["big"], "keep": 0},
+        {"kind": "release", "id": "1", "names": None, "keep": False},
+        {"kind": "parts", "key": True, "node": -1, "start": math.nan},
+        {"kind": "find", "key": 1, "text": "x" * 20_000},
+        {"kind": ["view"]},
+        {"kind": None},
+        ["view"],
+        None,
+        7,
+    ],
+)
+def test_a_malformed_message_is_answered_in_the_widget_and_nowhere_else(
+    pages: _Pages, capsys: pytest.CaptureFixture[str], content: Any
+) -> None:
+    """One line in the view that is shown; samples and cells go on as if it had not come."""
+    pages.dashboard._handle_custom_msg(_VIEW, [])
+    pages.sent.clear()
+    capsys.readouterr()
+
+    pages.dashboard._handle_custom_msg(content, [])
+    answers = [each for each in pages.sent if each["kind"] == "trouble"]
+    pages.live()
+
+    captured = capsys.readouterr()
+    assert [("was not understood" in each["message"]) for each in answers] == [True]
+    assert (captured.err, captured.out.replace("Out[1]: 1", "").strip()) == ("", "")
+
+
+@given(message=_messages(tuple(set(DASHBOARD_REQUESTS) - {"account"})))
+def test_no_message_to_the_dashboard_reaches_a_cell(
+    pages: _Pages, capsys: pytest.CaptureFixture[str], message: Any
+) -> None:
+    """Of whatever fields: it is answered, refused or dropped."""
+    pages.dashboard._handle_custom_msg(message, [])
+    pages.monitor.read_now()
+
+    assert capsys.readouterr().err == ""
+
+
+@given(message=_messages(tuple(CARD_REQUESTS)))
+def test_no_message_to_the_cards_reaches_a_cell(
+    pages: _Pages, capsys: pytest.CaptureFixture[str], message: Any
+) -> None:
+    """The same for the buttons; what is not understood does nothing."""
+    before = pages.buttons.describe()
+
+    pages.buttons._handle_custom_msg(message, [])
+
+    assert capsys.readouterr().err == ""
+    assert pages.buttons.describe() == before
+
+
+@given(message=_messages(tuple(DASHBOARD_REQUESTS)))
+def test_what_passes_is_as_it_should_be(message: Any) -> None:
+    """All that is required is there, and nothing else."""
+    with contextlib.suppress(BadInputError):
+        checked = check_request(message, DASHBOARD_REQUESTS)
+        fields = DASHBOARD_REQUESTS[checked.pop("kind")]
+        assert {name for name, field in fields.items() if field.is_required} <= checked.keys()
+        assert checked.keys() <= fields.keys()
+        assert not [each for each in checked.values() if isinstance(each, (dict, bytes))]
+
+
+def test_views_beyond_bounds_are_forgotten(pages: _Pages) -> None:
+    """A page that gives itself a new name with each message fills no memory."""
+    for number in range(500):
+        pages.dashboard._handle_custom_msg({**_VIEW, "view": f"v{number}"}, [])
+
+    assert len(pages.dashboard._feed._views) == 200
+    assert "v499" in pages.dashboard._feed._views

@@ -1,0 +1,297 @@
+"""The account in the moment of an OOM: within the allocation, on whatever thread that runs."""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import itertools
+import sys
+import threading
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+
+from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.ownership import MemoryAccount, Owned
+from gpumemwidget.ownership.account import has_backward_beside, take_running_account
+from gpumemwidget.ownership.graph import objects as collector
+from tests.ownership.notebook import Notebook
+
+_N = 60_013
+
+
+def _take(notebook: Notebook, budget_s: float = 10.0) -> MemoryAccount:
+    return take_running_account(notebook.shell, notebook.hardware, HOST, budget_s=budget_s)
+
+
+def _list_lines(account: MemoryAccount, n_elements: int = _N) -> list[Owned]:
+    (device,) = account.devices
+    return [each for each in device.owned if each.n_bytes == 4 * n_elements]
+
+
+def _find_owner(account: MemoryAccount, n_elements: int = _N) -> str:
+    (line,) = _list_lines(account, n_elements)
+    return line.owner
+
+
+@pytest.fixture
+def seen(notebook: Notebook) -> list[MemoryAccount]:
+    """What the notebook's ``look()`` saw."""
+    seen: list[MemoryAccount] = []
+    notebook.put(look=lambda: seen.append(_take(notebook)))
+    return seen
+
+
+def test_variables_of_running_functions(notebook: Notebook, seen: list[MemoryAccount]) -> None:
+    """Each is named by the innermost function of the user's that has it, its line and its word."""
+    notebook.run(
+        "import torch\n"
+        "def forward(x):\n    hidden = torch.ones(60_013)\n    look()\n"
+        "def train():\n    batch = torch.ones(60_017)\n    forward(batch)\n"
+        "kept = torch.ones(60_023)\n"
+        "train()"
+    )
+
+    (account,) = seen
+    (device,) = account.devices
+    lines = {n: _list_lines(account, n)[0] for n in (60_013, 60_017, 60_023)}
+
+    assert {n: (each.owner, each.root) for n, each in lines.items()} == {
+        60_013: ("running: forward() line 4: hidden", "thread"),
+        60_017: ("running: forward() line 4: x", "thread"),
+        60_023: ("kept", "name"),
+    }
+    assert sum(each.n_bytes for each in device.owned) == device.allocated_bytes
+    assert account.is_complete
+    assert account.variables == ()
+
+
+def test_what_a_library_was_given_is_told_by_the_users_word(
+    notebook: Notebook, seen: list[MemoryAccount]
+) -> None:
+    """A module's own frames hold its input too, nearer to the allocation."""
+    notebook.run(
+        "import torch\n"
+        "class Last(torch.nn.Module):\n    def forward(self, x):\n        del x\n        look()\n"
+        "def train():\n    batch = torch.ones(60_013)\n"
+        "    torch.nn.Sequential(torch.nn.Identity(), Last())(batch)\n"
+        "train()"
+    )
+
+    assert _find_owner(seen[0]) == "running: train() line 8: batch"
+
+
+def test_activations_of_a_running_forward(notebook: Notebook, seen: list[MemoryAccount]) -> None:
+    """What was saved for backward has its kind, and the variable whose graph it is in."""
+    notebook.run(
+        "import torch\n"
+        "w = torch.ones(60_013, requires_grad=True)\n"
+        "def forward(x):\n    x = x.exp() * 1\n    look()\n"
+        "forward(w)"
+    )
+
+    lines = {each.owner: each.kind for each in _list_lines(seen[0])}
+
+    assert lines == {
+        "w": "tensor",
+        "running: forward() line 5: x": "tensor",
+        "running: forward() line 5: x's graph: saved by ExpBackward0": "saved for backward",
+    }
+
+
+def test_within_a_backward(notebook: Notebook, seen: list[MemoryAccount]) -> None:
+    """On the thread that runs it: the graph stands still and is looked through."""
+    notebook.run(
+        "import torch\n"
+        "class Look(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, x): return x * 1\n"
+        "    @staticmethod\n    def backward(ctx, grad):\n"
+        "        scratch = torch.ones(60_017)\n        look()\n        return grad\n"
+        "w = torch.ones(60_013, requires_grad=True)\n"
+        "def train():\n    loss = Look.apply(w.exp()).sum()\n    loss.backward()\n"
+        "train()"
+    )
+
+    (account,) = seen
+    lines = [each for each in _list_lines(account) if each.kind == "saved for backward"]
+
+    assert [each.owner for each in lines] == [
+        "running: backward() line 8: ctx: saved by ExpBackward0"
+    ]
+    assert _find_owner(account, 60_017) == "running: backward() line 8: scratch"
+    assert account.is_complete
+
+
+def test_on_a_thread_that_is_none_of_pythons(notebook: Notebook) -> None:
+    """As autograd's own: the functions of the main thread are running all the same."""
+    seen: list[MemoryAccount] = []
+    done = threading.Event()
+
+    def look() -> None:
+        seen.append(_take(notebook))
+        done.set()
+
+    def call_elsewhere() -> None:
+        _thread.start_new_thread(look, ())
+        assert done.wait(30)
+
+    notebook.put(call_elsewhere=call_elsewhere)
+    notebook.run(
+        "import torch\ndef train():\n    batch = torch.ones(60_013)\n    call_elsewhere()\ntrain()"
+    )
+
+    assert _find_owner(seen[0]) == "running: train() line 4: batch"
+
+
+def _engine_run_backward(call: Callable[[], bool]) -> bool:
+    """Has the name of torch's function that waits for a backward."""
+    return call()
+
+
+def _ask_elsewhere(n_devices: int = 1, *, start: Callable[..., Any] | None = None) -> bool:
+    """What is answered on another thread, while this one waits."""
+    answers: list[bool] = []
+    done = threading.Event()
+
+    def ask() -> None:
+        answers.append(has_backward_beside(n_devices))
+        done.set()
+
+    (start or (lambda target: _thread.start_new_thread(target, ())))(ask)
+    assert done.wait(30)
+    return answers[0]
+
+
+def _start_thread(target: Callable[[], None]) -> None:
+    threading.Thread(target=target).start()
+
+
+def test_a_backward_that_runs_beside_is_noticed() -> None:
+    """It stands still only for its own thread and its caller, and only on one device."""
+    assert not has_backward_beside(2)
+    assert not _engine_run_backward(lambda: has_backward_beside(1))
+    assert _engine_run_backward(lambda: has_backward_beside(2))
+    assert not _engine_run_backward(_ask_elsewhere)
+    assert _engine_run_backward(lambda: _ask_elsewhere(2))
+    assert _engine_run_backward(lambda: _ask_elsewhere(start=_start_thread))
+
+
+def test_a_graph_that_changes_is_left_alone(
+    notebook: Notebook, seen: list[MemoryAccount], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No node is read; the account says that there is more."""
+    asked: list[object] = []
+    nodes = "gpumemwidget.ownership.graph.torch_reader.TorchReader.read_node"
+    monkeypatch.setattr(nodes, lambda _, node: asked.append(node))
+    monkeypatch.setattr("gpumemwidget.ownership.account.has_backward_beside", lambda _: True)
+
+    notebook.run("import torch; w = torch.ones(60_013, requires_grad=True); y = w.exp(); look()")
+
+    assert sorted(each.owner for each in _list_lines(seen[0])) == ["w", "y"]
+    assert not seen[0].is_complete
+    assert asked == []
+
+
+def test_nothing_is_searched_or_collected(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a library holds is told without a search of the process for it."""
+    notebook.run("import torch")
+    library = ModuleType("library")
+    vars(library)["kept"] = [torch.ones(_N)]
+    monkeypatch.setitem(sys.modules, "library", library)
+    calls: list[object] = []
+
+    def count(_frame: object, event: str, arg: Any) -> None:
+        if event == "c_call" and arg in (gc.collect, gc.get_referrers):
+            calls.append(arg)
+
+    sys.setprofile(count)
+    try:
+        account = _take(notebook)
+    finally:
+        sys.setprofile(None)
+
+    (line,) = _list_lines(account)
+    assert (line.owner, line.root, line.kind) == ("no name of the notebook's", "nowhere", "tensor")
+    assert calls == []
+
+
+def test_when_the_time_for_the_walk_is_up(notebook: Notebook) -> None:
+    """What was not met is there as bytes: the sum is what is allocated all the same."""
+    notebook.run("import torch; x = torch.ones(60_013); wide = [[[]] for _ in range(10_000)]")
+    notebook.run("wide[-1].append(torch.ones(60_017))")
+
+    account = _take(notebook, budget_s=0.0)
+
+    (device,) = account.devices
+    assert not account.is_complete
+    assert _find_owner(account) == "x"
+    assert _list_lines(account, 60_017) == []
+    assert sum(each.n_bytes for each in device.owned) == device.allocated_bytes
+
+
+def test_when_the_time_for_words_is_up(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The biggest have their paths, the others the row's word and their kind."""
+    notebook.run("import torch; x = {'a': [torch.ones(n) for n in (60_013, 60_017, 60_023)]}")
+    # In steps of 100 s: the walk before, half of the budget, is not what is short here.
+    times = itertools.count(step=100)
+    clock = SimpleNamespace(perf_counter=lambda: next(times))
+    monkeypatch.setattr("gpumemwidget.ownership.account.time", clock)
+
+    # Begun at 0; a look at the clock for each line.
+    account = _take(notebook, budget_s=200)
+
+    owners = [_find_owner(account, n) for n in (60_023, 60_017, 60_013)]
+    assert owners == ['x["a"][2]', 'x["a"][1]', "x"]
+    assert _list_lines(account)[0].kind == "tensor"
+    assert account.is_complete
+
+
+def test_the_like_is_one_line_behind_the_biggest(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one row and kind; what is alone has its path all the same, and nothing is lost."""
+    monkeypatch.setattr("gpumemwidget.ownership.account._MOST_ALONE", 1)
+    notebook.run(
+        "import torch; big = [torch.ones(90_013)]; x = [torch.ones(60_013) for _ in range(3)]\n"
+        "alone = {'a': torch.ones(60_017)}; alone['w'] = torch.nn.Parameter(torch.ones(60_023))"
+    )
+
+    (device,) = _take(notebook).devices
+
+    lines = {(each.owner, each.kind): each.n_bytes for each in device.owned}
+    assert lines[("big[0]", "tensor")] == 4 * 90_013
+    assert lines[("x", "tensor")] == 3 * 4 * 60_013
+    assert lines[('alone["a"]', "tensor")] == 4 * 60_017
+    assert lines[('alone["w"]', "parameter")] == 4 * 60_023
+    assert sum(each.n_bytes for each in device.owned) == device.allocated_bytes
+
+
+def test_nothing_of_it_is_held(notebook: Notebook) -> None:
+    """Neither a frame nor a variable outlives what it looked at, without a collection."""
+    watches: list[ref[Any]] = []
+
+    def look(tensor: torch.Tensor) -> None:
+        watches.append(ref(tensor))
+        _take(notebook)
+
+    notebook.put(look=look)
+    gc.collect()
+    with collector.paused_collector():
+        notebook.run("import torch\ndef train():\n    x = torch.ones(3)\n    look(x)\ntrain()")
+
+        assert [each() for each in watches] == [None]
+
+
+def test_other_devices_are_left_out(notebook: Notebook) -> None:
+    """One device is asked about; of one that is not in use there is nothing."""
+    notebook.run("import torch; x = torch.ones(60_013)")
+
+    account = take_running_account(notebook.shell, notebook.hardware, "cuda:0", budget_s=1.0)
+
+    assert account.devices == ()

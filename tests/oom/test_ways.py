@@ -1,0 +1,535 @@
+"""The ways out of an OOM: those that apply, and what each gives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from gpumemwidget.model.devices import HOST, ProcessUse
+from gpumemwidget.model.ooms import OomEvent, Remedy
+from gpumemwidget.model.ownership import DeviceAccount, DeviceBytes, MemoryKind, Owned
+from gpumemwidget.model.segments import Block, Segment
+from gpumemwidget.oom.remedies import find_owners_and_remedies, list_remedies
+from gpumemwidget.ownership.account import take_memory_account, take_running_account
+from gpumemwidget.ownership.graph.torch_reader import StorageInfo, TorchReader
+from gpumemwidget.ownership.graph.walk import Graph
+from gpumemwidget.report.oom import word_remedy
+from tests.ownership.notebook import Notebook, Tracker
+
+MIB = 1 << 20
+N = MIB // 4
+
+NOTHING = OomEvent(
+    device="cuda:0",
+    requested_bytes=None,
+    allocated_bytes=None,
+    reserved_bytes=None,
+    largest_free_block_bytes=None,
+    device_free_bytes=None,
+    device_total_bytes=None,
+    limit_bytes=None,
+    others_bytes=None,
+    outside_bytes=None,
+)
+ON_HOST = dataclasses.replace(NOTHING, device=HOST)
+
+
+def find(
+    notebook: Notebook,
+    event: OomEvent = ON_HOST,
+    *,
+    at_oom: DeviceAccount | None = None,
+    mentions: Collection[str] = (),
+) -> dict[str, Remedy]:
+    """The ways by their kind."""
+    ways = list_remedies(
+        notebook.shell, notebook.hardware, event, at_oom, mentions=mentions, budget_s=10
+    )
+    return {way.kind: way for way in ways}
+
+
+def find_names(notebook: Notebook, event: OomEvent = ON_HOST) -> list[Remedy]:
+    """The sets of names that are offered."""
+    ways = list_remedies(notebook.shell, notebook.hardware, event, None, mentions=(), budget_s=10)
+    return [way for way in ways if way.kind == "names"]
+
+
+def own(kind: MemoryKind, n_bytes: int, root: str = "name") -> Owned:
+    return Owned("cuda:0", n_bytes, kind, ("x",), root)  # type: ignore[arg-type]
+
+
+def _list_big(device: DeviceAccount) -> list[tuple[str, str, int]]:
+    """The lines of tensors of 1 MiB and more."""
+    return [
+        (each.owner, each.kind, each.n_bytes)
+        for each in device.owned
+        if each.kind != "other" and each.n_bytes >= MIB
+    ]
+
+
+def test_both_at_the_end_in_one_walk(notebook: Notebook) -> None:
+    """Who has what and the ways out are the same as of a walk each."""
+    notebook.run(
+        "import torch\nmodel = torch.nn.Linear(1024, 1024)\nunused = [torch.ones(2 * 262144)]\n"
+        "def step():\n    h = model(torch.ones(1024, 1024))\n    h.exp().sum().backward()\n"
+        "    y = model(h)\n    raise ValueError\nstep()"
+    )
+    library = ModuleType("library")
+    vars(library)["kept"] = torch.ones(3 * N)
+    words = frozenset({"model", "step"})
+
+    taken, ways = find_owners_and_remedies(
+        notebook.shell, notebook.hardware, ON_HOST, mentions=words, budget_s=60
+    )
+    alone = take_running_account(notebook.shell, notebook.hardware, HOST, budget_s=60)
+    at_oom = next(each for each in alone.devices if each.device == HOST)
+    apart = list_remedies(
+        notebook.shell, notebook.hardware, ON_HOST, at_oom, mentions=words, budget_s=60
+    )
+
+    assert [(way.kind, way.gives_bytes, way.names) for way in ways] == [
+        (way.kind, way.gives_bytes, way.names) for way in apart
+    ]
+    assert {"last exception", "gradients", "names", "smaller batch"} <= {way.kind for way in ways}
+    (device,) = (each for each in taken.devices if each.device == HOST)
+    assert _list_big(device) == _list_big(at_oom)
+    assert taken.is_complete
+    # IPython's formatter of tracebacks holds the last one beyond this test.
+    notebook.release(exceptions=True)
+
+
+# -- What can be released --------------------------------------------------------------------------
+
+
+def test_where_there_is_nothing(notebook: Notebook) -> None:
+    """Only what applies is offered."""
+    assert find(notebook) == {}
+
+
+def test_the_last_exception(notebook: Notebook, tracker: Tracker) -> None:
+    """What its frames hold alone, to the byte; its command frees it."""
+    notebook.put(kept=tracker.make(3 * N))
+    notebook.run("def fail():\n    h, k = make(2 * 262144), kept\n    raise ValueError\nfail()")
+
+    way = find(notebook)["last exception"]
+    before = tracker.count_bytes()
+    report = notebook.release(exceptions=True)
+
+    assert (way.gives_bytes, way.gives_is, way.can_do) == (2 * MIB, "exact", True)
+    assert word_remedy(way, NOTHING)[1] == "%memrelease --exceptions"
+    assert before - tracker.count_bytes() == 2 * MIB
+    assert report.plan.frees_bytes == DeviceBytes(((HOST, 2 * MIB),))
+
+
+def test_in_blocks(notebook: Notebook, tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device what goes is the allocator's blocks, each once, whatever lies in them."""
+    first, second = tracker.make(2 * N), tracker.make(2 * N)
+    blocks = [
+        Block(each.data_ptr(), 3 * MIB, 2 * MIB, "active_allocated") for each in (first, second)
+    ]
+    segments = [
+        Segment("cuda:0", block.address, 3 * MIB, False, (0, 0), (block,)) for block in blocks
+    ]
+    read = TorchReader.read_storage
+
+    def read_storage(self: TorchReader, storage: Any) -> StorageInfo | None:
+        info = read(self, storage)
+        return None if info is None else info._replace(device="cuda:0")
+
+    monkeypatch.setattr(TorchReader, "read_storage", read_storage)
+    monkeypatch.setattr(notebook.hardware, "read_segments", lambda: tuple(segments))
+    notebook.put(one=first, view=first[5:], two=second)
+    del first, second
+
+    with_blocks = find_names(notebook, NOTHING)
+    monkeypatch.setattr(notebook.hardware, "read_segments", tuple)
+    without = find_names(notebook, NOTHING)
+
+    assert [(way.names, way.gives_bytes, way.gives_is) for way in with_blocks] == [
+        (("one", "view"), 3 * MIB, "exact"),
+        (("two",), 3 * MIB, "exact"),
+    ]
+    assert [(way.gives_bytes, way.gives_is) for way in without] == [(2 * MIB, "at least")] * 2
+
+
+def test_displayed_values(notebook: Notebook) -> None:
+    """What ``Out`` holds alone."""
+    notebook.run("import torch\nx = torch.ones(262144)\ntorch.ones(2 * 262144)")
+    notebook.run("x")
+
+    way = find(notebook)["out"]
+
+    assert (way.gives_bytes, word_remedy(way, NOTHING)[1]) == (2 * MIB, "%memrelease --out")
+
+
+def test_gradients(notebook: Notebook) -> None:
+    """What they give is what their release frees."""
+    owner = torch.ones(2 * N, requires_grad=True)
+    owner.grad = torch.ones(2 * N)
+    notebook.put(owner=owner)
+    del owner
+
+    way = find(notebook)["gradients"]
+
+    assert (way.gives_bytes, word_remedy(way, NOTHING)[1]) == (2 * MIB, "%memrelease --grads")
+    assert notebook.release(grads=True).plan.frees_bytes == DeviceBytes(((HOST, 2 * MIB),))
+
+
+def test_names_that_the_cell_does_not_mention(notebook: Notebook, tracker: Tracker) -> None:
+    """Each on its own, or with those that share its memory; those that it mentions are left out."""
+    notebook.put(used=tracker.make(4 * N), alone=tracker.make(2 * N), small=tracker.make(10))
+    shared = tracker.make(3 * N)
+    notebook.put(one=shared, two=[shared])
+    del shared
+
+    ways = list_remedies(
+        notebook.shell, notebook.hardware, ON_HOST, None, mentions={"used"}, budget_s=10
+    )
+
+    names = [way for way in ways if way.kind == "names"]
+    assert [(way.names, way.gives_bytes) for way in names] == [
+        (("one", "two"), 3 * MIB),
+        (("alone",), 2 * MIB),
+    ]
+    assert word_remedy(names[0], NOTHING) == (
+        "Release one and two together, not mentioned in this cell",
+        "%memrelease one two",
+    )
+    assert notebook.release("one", "two").plan.frees_bytes == DeviceBytes(((HOST, 3 * MIB),))
+
+
+@pytest.mark.usefixtures("movable")
+def test_what_would_be_moved_is_not_offered(notebook: Notebook, tracker: Tracker) -> None:
+    """To move what the cell works with off its device is no way out."""
+    model = torch.nn.Linear(N, 1, bias=False)
+    notebook.put(model=model, also=model)
+    del model
+
+    assert "names" not in find(notebook, mentions={"model"})
+
+
+def test_what_loses_training_state_comes_last_and_one_by_one(
+    notebook: Notebook, tracker: Tracker
+) -> None:
+    """Losses that hold a graph and an optimizer are no one click; a trainer holds its model."""
+    notebook.run(
+        "import torch\n"
+        "model = torch.nn.Linear(1024, 2048)\n"
+        "optimizer = torch.optim.AdamW(model.parameters())\n"
+        "losses = [model(torch.ones(2000, 1024)).exp().sum() for _ in range(2)]\n"
+        "losses[0].backward(); optimizer.step()\n"
+        "class Trainer: pass\n"
+        "trainer = Trainer(); trainer.parts = {'m': torch.nn.Linear(2048, 1024)}"
+    )
+
+    names = find_names(notebook)
+
+    assert [(way.names, way.loses_training_state) for way in names] == [
+        (("losses",), False),
+        (("model", "optimizer", "losses"), True),
+        (("optimizer",), True),
+        (("trainer",), True),
+    ]
+
+
+def test_names_that_nobody_can_type(notebook: Notebook, tracker: Tracker) -> None:
+    """They are offered without a command: as an option of the magic it would do something else."""
+    notebook.put(**{"--out": tracker.make(2 * N), "größe": tracker.make(3 * N)})
+
+    assert [(way.names, word_remedy(way, NOTHING)[1]) for way in find_names(notebook)] == [
+        (("größe",), "%memrelease größe"),
+        (("--out",), ""),
+    ]
+
+
+def test_many_names(notebook: Notebook, tracker: Tracker) -> None:
+    """A text has no room for all of a set, and the card none for all sets."""
+    shared = tracker.make(2 * N)
+    notebook.put(**{f"n{number}": shared for number in range(5)})
+    notebook.put(**{f"m{number}": tracker.make(2 * N) for number in range(5)})
+    del shared
+
+    names = find_names(notebook)
+
+    assert len(names) == 4
+    assert word_remedy(names[0], NOTHING) == (
+        "Release n0, n1, n2 and 2 more together, not mentioned in this cell",
+        "%memrelease n0 n1 n2 n3 n4",
+    )
+
+
+def test_many_small_names_leave_room_for_a_big_one(notebook: Notebook, tracker: Tracker) -> None:
+    """A module that nobody uses may be the one that is enough, though what it loses is told."""
+    notebook.put(**{f"m{number}": tracker.make(2 * N) for number in range(5)})
+    notebook.put(model=torch.nn.Linear(16 * N, 1, bias=False))
+
+    names = find_names(notebook)
+
+    assert [way.loses_training_state for way in names] == [False, False, False, False, True]
+    assert (names[-1].names, names[-1].gives_bytes) == (("model",), 16 * MIB)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_may_hold_more_in_cpp_is_at_least(notebook: Notebook) -> None:
+    """A scripted module has lists of tensors, which nobody tells."""
+    notebook.run(
+        "import torch\n"
+        "class Holder(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.weight = torch.nn.Parameter(torch.ones(2, 1024, 1024))\n"
+        "        self.rows = torch.jit.annotate(list[torch.Tensor], [torch.ones(3)])\n"
+        "    def forward(self, t):\n"
+        "        return t + self.rows[0] + self.weight\n"
+        "x = torch.jit.script(Holder())\n"
+        "y = torch.ones(1024, 1024)"
+    )
+
+    names = find_names(notebook)
+
+    assert [(way.names, way.gives_is) for way in names] == [
+        (("y",), "exact"),
+        (("x",), "at least"),
+    ]
+
+
+def test_little_is_no_way_out(notebook: Notebook, tracker: Tracker) -> None:
+    """What gives less than a MiB is left out."""
+    notebook.put(x=tracker.make(N - 1))
+
+    assert find(notebook) == {}
+
+
+def test_little_beside_what_was_asked_for(notebook: Notebook) -> None:
+    """Of a big device and a big request, what gives a thousandth and a hundredth of these."""
+    notebook.put(x=torch.ones(8 * N))
+    event = dataclasses.replace(ON_HOST, requested_bytes=900 * MIB, device_total_bytes=10_000 * MIB)
+
+    beside = [
+        dataclasses.replace(event, requested_bytes=700 * MIB),
+        event,
+        dataclasses.replace(event, device_total_bytes=7_000 * MIB),
+        dataclasses.replace(event, device_total_bytes=None),
+        dataclasses.replace(event, requested_bytes=None),
+    ]
+
+    assert ["names" in find(notebook, each) for each in beside] == [True, False, True, False, True]
+
+
+def test_too_little_time(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a walk that was cut short says is no more than a guess."""
+    notebook.put(y=torch.ones(2 * N))
+    monkeypatch.setattr(Graph, "is_complete", False)
+
+    way = find(notebook)["names"]
+
+    assert (way.gives_bytes, way.gives_is) == (2 * MIB, "about")
+
+
+def test_too_little_time_for_the_last_exception(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the walk did not come to it, the account of the OOM says what its functions had."""
+    notebook.run("raise ValueError")
+    monkeypatch.setattr(Graph, "is_complete", False)
+    running = Owned(HOST, 2 * MIB, "tensor", ("running: fail(): h",), "thread")
+    named = Owned(HOST, 3 * MIB, "tensor", ("running: fail(): x",), "thread", rows=("x",))
+    at_oom = DeviceAccount(HOST, 5 * MIB, (named, running))
+
+    ways = list_remedies(
+        notebook.shell,
+        notebook.hardware,
+        ON_HOST,
+        at_oom,
+        mentions=(),
+        budget_s=10,
+        is_at_end=False,
+    )
+
+    way = next(way for way in ways if way.kind == "last exception")
+    assert (way.gives_bytes, way.gives_is) == (2 * MIB, "about")
+    assert find(notebook)["last exception"].gives_bytes is None
+
+
+# -- Settings --------------------------------------------------------------------------------------
+
+
+def test_the_cache(notebook: Notebook) -> None:
+    """Segments that nobody uses are given back by a call that works as it is typed."""
+    event = dataclasses.replace(NOTHING, cached_bytes=5 * MIB)
+
+    way = find(notebook, event)["cached blocks"]
+    notebook.run("import torch")
+    with_torch = find(notebook, event)["cached blocks"]
+
+    assert (way.gives_bytes, way.gives_is, way.can_do) == (5 * MIB, "exact", True)
+    assert word_remedy(way, event)[1] == "import torch; torch.cuda.empty_cache()"
+    assert word_remedy(with_torch, event)[1] == "torch.cuda.empty_cache()"
+
+
+FRAGMENTED = dataclasses.replace(
+    NOTHING,
+    requested_bytes=8 * MIB,
+    allocated_bytes=10 * MIB,
+    reserved_bytes=20 * MIB,
+    largest_free_block_bytes=4 * MIB,
+)
+
+
+def test_fragments(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where enough lies in pieces: with the setting that this torch reads, beside the user's."""
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+
+    plain = find(notebook, FRAGMENTED)["expandable segments"]
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    beside = find(notebook, FRAGMENTED)["expandable segments"]
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    monkeypatch.setattr(torch, "__version__", "2.4.1+cu121")
+    older = find(notebook, FRAGMENTED)["expandable segments"]
+
+    assert (plain.gives_bytes, plain.gives_is, plain.can_do) == (10 * MIB, "at most", False)
+    assert plain.setting == "PYTORCH_ALLOC_CONF=expandable_segments:True"
+    assert beside.setting == "PYTORCH_ALLOC_CONF=max_split_size_mb:64,expandable_segments:True"
+    assert older.setting == "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"largest_free_block_bytes": 9 * MIB},
+        {"requested_bytes": 11 * MIB},
+        {"largest_free_block_bytes": None},
+        {"requested_bytes": None, "largest_free_block_bytes": 5 * MIB},
+    ],
+)
+def test_no_fragments(notebook: Notebook, change: dict[str, int | None]) -> None:
+    """Enough in one piece, or too little in all, or not known."""
+    event = dataclasses.replace(FRAGMENTED, **change)
+
+    assert "expandable segments" not in find(notebook, event)
+
+
+def test_segments_that_grow_already(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is set already is not offered."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+    assert "expandable segments" not in find(notebook, FRAGMENTED)
+
+
+def test_a_limit(notebook: Notebook) -> None:
+    """It gives no more than what is free on the device."""
+    event = dataclasses.replace(
+        NOTHING,
+        device="cuda:1",
+        limit_bytes=30 * MIB,
+        device_total_bytes=100 * MIB,
+        device_free_bytes=60 * MIB,
+    )
+
+    way = find(notebook, event)["limit"]
+
+    assert (way.gives_bytes, way.gives_is) == (60 * MIB, "at most")
+    assert word_remedy(way, event)[1] == "%memlimit off --device cuda:1"
+
+
+def test_other_processes(notebook: Notebook) -> None:
+    """What they take, where it is known."""
+    event = dataclasses.replace(NOTHING, others_bytes=9 * MIB)
+
+    way = find(notebook, event)["other processes"]
+
+    assert (way.gives_bytes, way.gives_is) == (9 * MIB, "at most")
+    assert word_remedy(way, event)[1] == "!nvidia-smi"
+
+
+def test_other_processes_by_name(notebook: Notebook) -> None:
+    """Those that the driver lists, three of them; where a name is hidden the number tells."""
+    names = ["python a.py", None, "python c.py", "python d.py"]
+    others = tuple(ProcessUse(n, name, "other", MIB) for n, name in enumerate(names, start=11))
+    event = dataclasses.replace(NOTHING, others_bytes=4 * MIB, others=others)
+
+    way = find(notebook, event)["other processes"]
+
+    assert word_remedy(way, event)[0] == (
+        "End what else is on the device: python a.py (pid 11), process 12, python c.py (pid 13), "
+        "1 more"
+    )
+
+
+def test_what_is_of_no_process_is_no_way_out(notebook: Notebook) -> None:
+    """The driver's own: there is nobody to end."""
+    event = dataclasses.replace(NOTHING, others_bytes=0, unlisted_bytes=9 * MIB)
+
+    assert "other processes" not in find(notebook, event)
+
+
+# -- What needs less -------------------------------------------------------------------------------
+
+
+#: Graphs that other cells have left.
+EARLIER = (
+    own("saved for backward", 30 * MIB, "out"),
+    dataclasses.replace(own("saved for backward", 30 * MIB), steps=("losses", "[0]")),
+)
+
+
+def test_training(notebook: Notebook) -> None:
+    """What backward needs can be recomputed, and half the batch needs half of it."""
+    owned = (
+        own("saved for backward", 4 * MIB),
+        own("saved for backward", 2 * MIB, "thread"),
+        own("tensor", 2 * MIB, "thread"),
+    )
+    others = (own("parameter", 50 * MIB), own("tensor", 70 * MIB), *EARLIER)
+    at_oom = DeviceAccount("cuda:0", None, (*owned, *others))
+
+    ways = find(notebook, NOTHING, at_oom=at_oom, mentions={"x", "backward"})
+
+    assert {kind: (way.gives_bytes, way.gives_is) for kind, way in ways.items()} == {
+        "checkpointing": (6 * MIB, "at most"),
+        "smaller batch": (4 * MIB, "about"),
+    }
+    assert all(not way.can_do for way in ways.values())
+
+
+def test_what_no_backward_needs(notebook: Notebook) -> None:
+    """Where nothing mentions backward, what is saved for it need not be."""
+    at_oom = DeviceAccount(
+        "cuda:0", None, (own("saved for backward", 6 * MIB, "nowhere"), *EARLIER)
+    )
+
+    ways = find(notebook, NOTHING, at_oom=at_oom, mentions={"model"})
+
+    assert ways.keys() == {"no_grad", "smaller batch"}
+    assert ways["no_grad"].gives_bytes == 6 * MIB
+
+
+def test_lower_precision(notebook: Notebook) -> None:
+    """Half of what is in float32 on that device."""
+    notebook.put(
+        x=torch.ones(4 * N),
+        y=torch.ones(4 * N, dtype=torch.float64),
+        z=torch.ones(4 * N, dtype=torch.bfloat16),
+    )
+    account = take_memory_account(notebook.shell, notebook.hardware)
+    (at_oom,) = account.devices
+
+    way = find(notebook, at_oom=at_oom, mentions={"x", "y", "z"})["lower precision"]
+
+    assert (way.gives_bytes, way.gives_is) == (2 * MIB, "at most")
+
+
+def test_the_most_first(notebook: Notebook) -> None:
+    """By what they give; the tests above look at each."""
+    notebook.put(x=torch.ones(4 * N), y=torch.ones(2 * N))
+    event = dataclasses.replace(ON_HOST, others_bytes=3 * MIB)
+
+    ways = list_remedies(notebook.shell, notebook.hardware, event, None, mentions=(), budget_s=10)
+
+    assert [way.gives_bytes for way in ways] == [4 * MIB, 3 * MIB, 2 * MIB]

@@ -1,0 +1,114 @@
+"""A real IPython in this process, its namespace empty and its caches its own."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.jupyter.references import IPythonShell
+from tests.ownership.hostile import nothing_is_called
+from tests.ownership.notebook import Notebook, Tracker
+
+__all__ = [
+    "hardware",
+    "heap_put_aside",
+    "movable",
+    "notebook",
+    "nothing_is_called",
+    "process_group",
+    "tracker",
+]
+
+_SYS_NAMES = ("last_type", "last_value", "last_traceback", "last_exc")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heap_put_aside() -> Iterator[None]:
+    """Put aside what was imported for the tests: half a million objects.
+
+    Else each collection and each look at the whole process goes through them, and there are some
+    ten of these in a test of the owners.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def hardware() -> Iterator[Hardware]:
+    """This machine's host memory, and nothing else."""
+    hardware = Hardware([HostBackend()])
+    yield hardware
+    hardware.close()
+
+
+@pytest.fixture
+def notebook(
+    hardware: Hardware, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Notebook]:
+    """Cells that run in a fresh IPython, and the shell as the owners see it."""
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
+    # What is exact in a test may take longer on a busy machine: only this process's time counts.
+    monkeypatch.setattr("gpumemwidget.ownership.variables.LIST_BUDGET_S", 60.0)
+    monkeypatch.setattr(time, "perf_counter", time.process_time)
+    main = sys.modules["__main__"]
+    displayhook, excepthook = sys.displayhook, sys.excepthook
+    config = Config()
+    config.HistoryManager.enabled = False
+    ip = InteractiveShell.instance(config=config, colors="nocolor")
+    ip.user_ns["__name__"] = "__main__"
+
+    yield Notebook(ip=ip, shell=IPythonShell(ip), hardware=hardware)
+
+    ip.reset(new_session=False)
+    atexit.unregister(ip.atexit_operations)
+    ip.atexit_operations()
+    InteractiveShell.clear_instance()
+    for name in _SYS_NAMES:
+        vars(sys).pop(name, None)
+    sys.modules["__main__"] = main
+    sys.displayhook, sys.excepthook = displayhook, excepthook
+    gc.collect()
+    # What the test imported need not be looked at by the collections of the next; beside a real GPU
+    # all stays as it is for a user.
+    if not torch.cuda.is_available():
+        gc.freeze()
+
+
+@pytest.fixture
+def tracker(notebook: Notebook) -> Tracker:
+    """Watches what the notebook makes with ``make(n_elements)``."""
+    tracker = Tracker()
+    notebook.put(make=tracker.make)
+    return tracker
+
+
+@pytest.fixture
+def movable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the plan take the host for a device that memory can be moved away from.
+
+    What is moved is then copied from host to host: the old storages must go all the same.
+    """
+    monkeypatch.setattr("gpumemwidget.ownership.partition.HOST", "no device")
+
+
+@pytest.fixture
+def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A group of this process alone, for DistributedDataParallel."""
+    store = tmp_path_factory.mktemp("store") / "file"
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,71 @@
+"""Running cells, and telling which storages are still there without holding one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.jupyter.references import IPythonShell
+from gpumemwidget.model.ownership import Variable
+from gpumemwidget.model.releases import ReleasePlan, ReleaseReport
+from gpumemwidget.model.requests import ReleaseRequest
+from gpumemwidget.ownership.variables import list_variables
+from gpumemwidget.releasing.plan import plan_release
+from gpumemwidget.releasing.release import execute_release
+
+
+@dataclass
+class Notebook:
+    """A notebook in this process."""
+
+    ip: InteractiveShell
+    shell: IPythonShell
+    hardware: Hardware
+    #: Where tests keep what no variable of the notebook names.
+    elsewhere: list[object] = field(default_factory=list)
+
+    def run(self, source: str) -> None:
+        """Run a cell, as a person would."""
+        self.ip.run_cell(source, store_history=True)
+
+    def put(self, **values: object) -> None:
+        """Bind names, as a cell would."""
+        self.ip.user_ns.update(values)
+
+    def list_rows(self) -> dict[str, Variable]:
+        """The variables panel, by name."""
+        return {row.name: row for row in list_variables(self.shell)}
+
+    def plan(self, *names: str, **options: bool) -> ReleasePlan:
+        """What a release would do."""
+        return plan_release(self.shell, self.hardware, ReleaseRequest(names, **options))
+
+    def release(self, *names: str, **options: bool) -> ReleaseReport:
+        """Plan and carry out."""
+        return execute_release(self.shell, self.hardware, ReleaseRequest(names, **options))
+
+
+@dataclass
+class Tracker:
+    """Knows every storage that a test made, by torch's own weak references."""
+
+    watched: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
+
+    def track(self, tensor: Any) -> Any:
+        """Watch a tensor's storage; the tensor again."""
+        storage = tensor.untyped_storage()
+        self.watched.append((StorageWeakRef(storage), storage.nbytes()))
+        return tensor
+
+    def make(self, n_elements: int) -> Any:
+        """A tensor of its own storage, watched."""
+        return self.track(torch.ones(n_elements))
+
+    def count_bytes(self) -> int:
+        """Bytes of all watched storages that are still there."""
+        return sum(n_bytes for reference, n_bytes in self.watched if not reference.expired())

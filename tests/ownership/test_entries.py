@@ -1,0 +1,392 @@
+"""The account of owners: every byte once, under the path that a person would type."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+from types import ModuleType
+
+import pytest
+import torch
+
+from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.ownership import MemoryAccount, Owned
+from gpumemwidget.ownership.account import take_memory_account
+from gpumemwidget.ownership.graph.walk import Graph
+from tests.ownership.notebook import Notebook
+
+#: Each test's tensors have their own number of elements, so that a line is found by its bytes.
+_MODEL = """
+import torch
+from torch import nn
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(31, 41)
+        self.register_buffer("mask", torch.ones(43))
+model = nn.Module()
+model.layers = nn.ModuleList([Block(), Block()])
+model.heads = nn.ModuleDict({"out": nn.Linear(37, 47)})
+"""
+
+
+def _take(notebook: Notebook) -> MemoryAccount:
+    return take_memory_account(notebook.shell, notebook.hardware)
+
+
+def _list_lines(notebook: Notebook, n_elements: int) -> list[Owned]:
+    """The account's lines of float32 tensors with so many elements."""
+    (device,) = _take(notebook).devices
+    return [
+        each for each in device.owned if each.n_bytes == 4 * n_elements and each.kind != "other"
+    ]
+
+
+def _find_owner(notebook: Notebook, n_elements: int) -> str:
+    (line,) = _list_lines(notebook, n_elements)
+    return line.owner
+
+
+class TestSums:
+    """Every byte once."""
+
+    def test_the_lines_add_up_to_what_is_allocated(self, notebook: Notebook) -> None:
+        """The lines of a device are its allocator's figure, what is no tensor's included."""
+        notebook.run("import torch; x = torch.ones(100_000); xs = [x, torch.ones(5000)]")
+
+        (device,) = _take(notebook).devices
+
+        assert device.device == HOST
+        assert sum(each.n_bytes for each in device.owned) == device.allocated_bytes
+        assert device.unknown_bytes == 0
+
+    def test_a_storage_is_counted_once(self, notebook: Notebook) -> None:
+        """Views, detached copies, ties and aliases share one line, which names all their rows."""
+        notebook.run("import torch; x = torch.ones(10_007); y = x[3:]; z = [x.detach(), y]")
+
+        (line,) = _list_lines(notebook, 10_007)
+
+        assert line.owner == "x"
+        assert set(line.rows) == {"x", "y", "z"}
+
+    def test_what_the_kinds_come_to(self, notebook: Notebook) -> None:
+        """The kinds of a device are sums of its lines."""
+        notebook.run(_MODEL)
+        notebook.run("g = model.layers[0].fc(torch.ones(7, 31)).sum(); g.backward()")
+
+        (device,) = _take(notebook).devices
+        kinds = dict(device.sum_kinds())
+
+        assert kinds["parameter"] == 4 * (2 * (31 * 41 + 41) + 37 * 47 + 47)
+        assert kinds["buffer"] == 4 * 2 * 43
+        assert kinds["gradient"] == 4 * (31 * 41 + 41)
+
+    def test_the_account_holds_nothing(self, notebook: Notebook) -> None:
+        """After the account nothing of the walk is left, without a collection."""
+        notebook.run("import torch; x = torch.ones(1001)")
+        watch = weakref.ref(notebook.ip.user_ns["x"])
+        gc.collect()
+        gc.disable()
+        try:
+            account = _take(notebook)
+
+            notebook.ip.user_ns["x"] = None
+            graphs = [each for each in gc.get_objects() if type(each) is Graph]
+
+            assert watch() is None
+            assert graphs == []
+            assert account.is_complete
+        finally:
+            gc.enable()
+
+
+class TestModels:
+    """Parameters, buffers, gradients and the state of optimizers."""
+
+    def test_parameters_and_buffers(self, notebook: Notebook) -> None:
+        """A parameter's path goes through the attributes, indices and keys of its modules."""
+        notebook.run(_MODEL)
+
+        owners = {each.owner: each.kind for n in (31 * 41, 43) for each in _list_lines(notebook, n)}
+
+        assert owners == {
+            "model.layers[0].fc.weight": "parameter",
+            "model.layers[1].fc.weight": "parameter",
+            "model.layers[0].mask": "buffer",
+            "model.layers[1].mask": "buffer",
+        }
+        assert _find_owner(notebook, 37 * 47) == 'model.heads["out"].weight'
+
+    def test_optimizer_state_is_told_by_its_parameter(self, notebook: Notebook) -> None:
+        """State stands under the parameter that it is for."""
+        notebook.run(_MODEL)
+        notebook.run(
+            "opt = torch.optim.SGD([model.heads['out'].weight], lr=0.1, momentum=0.9)\n"
+            "model.heads['out'](torch.ones(2, 37)).sum().backward(); opt.step()"
+        )
+
+        lines = {each.kind: each.owner for each in _list_lines(notebook, 37 * 47)}
+
+        weight = 'model.heads["out"].weight'
+        assert lines == {
+            "parameter": weight,
+            "gradient": f"{weight}.grad",
+            "optimizer state": f'opt.state[{weight}]["momentum_buffer"]',
+        }
+
+    def test_a_state_dict_does_not_take_the_parameters(self, notebook: Notebook) -> None:
+        """A parameter is its module's, though a state dict or a name of its own leads to it."""
+        notebook.run(_MODEL)
+        notebook.run("a_state = model.state_dict(); w = model.layers[0].fc.weight")
+
+        owners = {each.owner for each in _list_lines(notebook, 31 * 41)}
+
+        assert owners == {"model.layers[0].fc.weight", "model.layers[1].fc.weight"}
+
+    def test_a_parameter_that_only_its_optimizer_knows(self, notebook: Notebook) -> None:
+        """When the model is gone the optimizer's own list is the path."""
+        notebook.run("import torch; opt = torch.optim.SGD([torch.ones(3001, requires_grad=True)])")
+
+        (line,) = _list_lines(notebook, 3001)
+
+        assert (line.owner, line.kind) == ('opt.param_groups[0]["params"][0]', "parameter")
+
+    def test_tensors_as_keys(self, notebook: Notebook) -> None:
+        """A dictionary whose keys are the only holders of tensors."""
+        notebook.run("import torch; names = {torch.ones(3011): 'a'}")
+
+        assert _find_owner(notebook, 3011) == "names's key"
+
+
+class TestGraphs:
+    """What autograd saved."""
+
+    def test_a_graph_is_told_under_the_name_that_keeps_it(self, notebook: Notebook) -> None:
+        """What was saved for backward is the output's that keeps the graph."""
+        notebook.run(
+            "import torch\nw = torch.ones(2003, requires_grad=True)\n"
+            "total_loss = (w * 2).exp().sum()"
+        )
+
+        lines = [each for each in _list_lines(notebook, 2003) if each.kind != "tensor"]
+
+        assert [(each.kind, each.owner) for each in lines] == [
+            ("saved for backward", "total_loss's graph: saved by ExpBackward0")
+        ]
+
+    def test_a_named_tensor_is_its_own_although_it_was_saved(self, notebook: Notebook) -> None:
+        """A name comes before the graph that saved the same tensor."""
+        notebook.run("import torch; w = torch.ones(2011, requires_grad=True); loss = (w * w).sum()")
+
+        (line,) = _list_lines(notebook, 2011)
+
+        assert (line.owner, line.kind, set(line.rows)) == ("w", "tensor", {"w", "loss"})
+
+    def test_a_context_of_a_custom_function(self, notebook: Notebook) -> None:
+        """What a function keeps on its context is told by its attribute."""
+        notebook.run(
+            "import torch\n"
+            "class Keep(torch.autograd.Function):\n"
+            "    @staticmethod\n"
+            "    def forward(ctx, x):\n"
+            "        ctx.big = torch.ones(2017)\n"
+            "        return x * 2\n"
+            "y = Keep.apply(torch.ones(3, requires_grad=True))"
+        )
+
+        assert _find_owner(notebook, 2017) == "y's graph: ctx.big"
+
+    @pytest.mark.parametrize("use_reentrant", [True, False])
+    def test_checkpointing_is_not_recomputed(self, notebook: Notebook, use_reentrant: bool) -> None:
+        """The walk reads a checkpointed graph without running it, and names what it keeps."""
+        notebook.run(
+            "import torch\nfrom torch.utils.checkpoint import checkpoint\n"
+            "calls = []\n"
+            "def body(x):\n    calls.append(1)\n    return x.exp().exp()\n"
+            "x = torch.ones(2027, requires_grad=True)\n"
+            f"out = checkpoint(body, x * 1, use_reentrant={use_reentrant}).sum()"
+        )
+
+        lines = _list_lines(notebook, 2027)
+
+        assert notebook.ip.user_ns["calls"] == [1]
+        assert {each.kind for each in lines} == {"tensor", "saved for backward"}
+        assert {each.rows[0] for each in lines} == {"x", "out"}
+        assert not any(each.held_elsewhere for each in lines)
+
+    def test_no_unpack_hook_runs(self, notebook: Notebook) -> None:
+        """Tensors that hooks have packed are found as they were packed."""
+        notebook.run(
+            "import torch\nunpacked = []\n"
+            "def pack(x): return ('packed', x * 1)\n"
+            "def unpack(p):\n    unpacked.append(1)\n    return p[1]\n"
+            "w = torch.ones(2029, requires_grad=True)\n"
+            "with torch.autograd.graph.saved_tensors_hooks(pack, unpack):\n"
+            "    out = w.exp().sum()"
+        )
+
+        lines = [each for each in _list_lines(notebook, 2029) if each.kind != "tensor"]
+
+        assert notebook.ip.user_ns["unpacked"] == []
+        assert [each.owner for each in lines] == ["out's graph: saved by ExpBackward0[1]"]
+
+
+_HOLDERS = {
+    "list": ("h = [[torch.ones(N)]]", "h[0][0]"),
+    "dict": ('h = {"a": {3: torch.ones(N)}}', 'h["a"][3]'),
+    "tuple key": ('h = {(1, "b"): torch.ones(N)}', 'h[(1, "b")]'),
+    "deque": ("import collections; h = collections.deque([1, torch.ones(N)])", "h[1]"),
+    "set": ("h = {torch.ones(N)}", "h[…]"),
+    "named tuple": (
+        "import collections; h = collections.namedtuple('T', 'x y')(1, torch.ones(N))",
+        "h.y",
+    ),
+    "dataclass": (
+        "import dataclasses\n@dataclasses.dataclass\nclass D:\n    x: object\nh = D(torch.ones(N))",
+        "h.x",
+    ),
+    "slots": (
+        "class S:\n    __slots__ = ('x', 'y')\nh = S(); h.y = torch.ones(N)",
+        "h.y",
+    ),
+    "attribute of an object": ("class A: pass\nh = A(); h.b = A(); h.b.c = torch.ones(N)", "h.b.c"),
+    "attribute of a tensor": ("h = torch.ones(3); h.extra = torch.ones(N)", "h.extra"),
+    "class": ("class C: table = [torch.ones(N)]", "C.table[0]"),
+    "closure": (
+        "def make():\n    cache = {'x': torch.ones(N)}\n    return lambda: cache\nh = make()",
+        'h\'s closure: cache["x"]',
+    ),
+    "default": ("def h(x, y=torch.ones(N)): pass", "h's default: y"),
+    "keyword default": ("def h(*, y=torch.ones(N)): pass", "h's default: y"),
+    "partial": ("import functools; h = functools.partial(print, torch.ones(N))", "h.args[0]"),
+    "method": (
+        "class A: pass\na = A(); a.x = torch.ones(N)\nA.f = lambda s: 0\nh = a.f; del a",
+        "h.__self__.x",
+    ),
+    "generator": (
+        "def gen():\n    batch = torch.ones(N)\n    yield 1\nh = gen(); next(h)",
+        "h: gen() line 3: batch",
+    ),
+    "generator with a cell": (
+        "def gen():\n    batch = torch.ones(N)\n    f = lambda: batch\n    yield 1\n"
+        "h = gen(); next(h)",
+        "h: gen() line 4: batch",
+    ),
+    "lru_cache": (
+        "import functools\n@functools.lru_cache\ndef h(n): return torch.ones(n)\nt = h(N); del t",
+        "h's cache",
+    ),
+    "array of objects": (
+        "import numpy as np; h = np.empty(2, dtype=object); h[1] = torch.ones(N)",
+        "h[1]",
+    ),
+    "long key": ('h = {"k" * 99: torch.ones(N)}', 'h["' + "k" * 38 + "…]"),
+}
+
+
+class TestPaths:
+    """What a person would type."""
+
+    @pytest.mark.parametrize("case", _HOLDERS)
+    def test_what_a_person_would_type(self, notebook: Notebook, case: str) -> None:
+        """Each way of holding a tensor has a path of its own."""
+        source, path = _HOLDERS[case]
+        notebook.run("import torch")
+
+        notebook.run(source.replace("N", "4001"))
+
+        assert _find_owner(notebook, 4001) == path
+
+    def test_displayed_values(self, notebook: Notebook) -> None:
+        """A displayed value is its row in Out."""
+        notebook.run("import torch")
+        notebook.run("torch.ones(4003)")
+
+        (line,) = _list_lines(notebook, 4003)
+
+        assert (line.owner, line.root) == ("Out[2]", "out")
+
+    def test_the_last_exception(
+        self, notebook: Notebook, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A local of a function that raised is told by function and line."""
+        notebook.run(
+            "import torch\n"
+            "def train():\n    batch = torch.ones(4007)\n    raise ValueError\n"
+            "train()"
+        )
+        capsys.readouterr()
+
+        (line,) = _list_lines(notebook, 4007)
+
+        assert line.owner == "last exception: train() line 4: batch"
+        assert line.root == "exception"
+
+    def test_an_exceptions_own_traceback_comes_before_its_cause(
+        self, notebook: Notebook, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A frame of both is told by the exception's own line; others by the cause."""
+        notebook.run(
+            "import torch\n"
+            "def inner():\n    deep = torch.ones(4013)\n    raise ValueError\n"
+            "def train():\n    batch = torch.ones(4019)\n    try:\n        inner()\n"
+            "    except ValueError as error:\n        raise RuntimeError from error\n"
+            "train()"
+        )
+        capsys.readouterr()
+
+        assert _find_owner(notebook, 4019) == "last exception: train() line 10: batch"
+        assert _find_owner(notebook, 4013) == "last exception (its cause): inner() line 4: deep"
+
+
+class TestNoName:
+    """What no name leads to."""
+
+    def test_a_librarys_global(self, notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What a module holds is told under the module."""
+        notebook.run("import torch")
+        library = ModuleType("library")
+        library.CACHE = {"k": [torch.ones(5003)]}  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "library", library)
+
+        (line,) = _list_lines(notebook, 5003)
+
+        assert (line.owner, line.root, line.rows) == ('library.CACHE["k"][0]', "module", ())
+
+    def test_a_variable_of_a_running_thread(self, notebook: Notebook) -> None:
+        """What a function holds that runs on another thread is told under the thread."""
+        notebook.run("import torch")
+        ready, done = threading.Event(), threading.Event()
+
+        def work() -> None:
+            held = torch.ones(5009)
+            ready.set()
+            done.wait()
+            del held
+
+        thread = threading.Thread(target=work, name="loader")
+        thread.start()
+        ready.wait()
+        try:
+            (line,) = _list_lines(notebook, 5009)
+        finally:
+            done.set()
+            thread.join()
+
+        assert line.root == "thread"
+        assert line.owner.startswith("thread loader: work() line ")
+        assert line.owner.endswith(": held")
+
+    def test_rubbish(self, notebook: Notebook) -> None:
+        """A cycle that nobody holds is called what it is."""
+        notebook.run("import torch, gc; gc.collect(); gc.disable()")
+        notebook.run("class C: pass\nc = C(); c.me = c; c.t = torch.ones(5011); del c")
+        try:
+            (line,) = _list_lines(notebook, 5011)
+        finally:
+            gc.enable()
+
+        assert line.owner == "rubbish in a cycle (gc.collect() frees it).t"
+        assert line.root == "nowhere"

@@ -1,0 +1,110 @@
+"""Many names and big columns: the panel is filled after every cell, however many there are."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from types import FrameType, ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.ownership import DeviceBytes
+from gpumemwidget.ownership.account import take_memory_account
+from gpumemwidget.ownership.holdings import take_account
+from gpumemwidget.ownership.variables import describe_rows
+from tests.ownership.notebook import Notebook
+
+
+def test_many_names_that_share_many_tensors(notebook: Notebook) -> None:
+    """The time does not grow with the names times the tensors times the names."""
+    shared = [torch.ones(1) for _ in range(3000)]
+    notebook.put(**{f"v{number}": [shared] for number in range(1000)})
+    del shared
+
+    started_s = time.process_time()
+    rows = notebook.list_rows()
+    taken_s = time.process_time() - started_s
+
+    assert len(rows) == 1000
+    assert rows["v7"].held_bytes == DeviceBytes(((HOST, 12_000),))
+    assert rows["v7"].frees_bytes == DeviceBytes()
+    assert rows["v7"].shared_with == tuple(f"v{number}" for number in range(1000) if number != 7)
+    assert taken_s < 1
+
+
+@pytest.mark.usefixtures("movable")
+def test_when_there_is_no_time_to_find_out_what_would_be_moved(notebook: Notebook) -> None:
+    """A row then frees what goes with its name alone, or more; others are exact."""
+    notebook.run(
+        "import torch\n"
+        "model = torch.nn.Linear(10, 1); model.own = torch.ones(7)\n"
+        "kept = model.weight; alone = torch.ones(11)"
+    )
+    account = take_account(notebook.shell, budget_s=10.0, scope="names")
+    assert account is not None
+
+    exact = {row.name: row for row in describe_rows(account)}
+    late = {row.name: row for row in describe_rows(account, deadline_s=0.0)}
+
+    assert exact["model"].frees_bytes == DeviceBytes(((HOST, 4 * (10 + 1 + 7)),))
+    assert late["model"].frees_bytes == DeviceBytes(((HOST, 4 * (1 + 7)),), is_at_least=True)
+    assert late["model"].held_bytes == exact["model"].held_bytes
+    assert late["alone"] == exact["alone"]
+
+
+def test_names_for_the_same_memory_among_many(notebook: Notebook) -> None:
+    """What two names hold by storages of their own (DLPack) is counted once in each sum."""
+    notebook.run("import torch; x = torch.ones(2001); y = torch.from_dlpack(x); both = [x, y]")
+
+    rows = notebook.list_rows()
+
+    assert {name: row.held_bytes for name, row in rows.items()} == {
+        "x": DeviceBytes(((HOST, 8004),)),
+        "y": DeviceBytes(((HOST, 8004),)),
+        "both": DeviceBytes(((HOST, 8004),)),
+    }
+
+
+def test_a_big_column_of_text_and_a_tensor(notebook: Notebook) -> None:
+    """An array of objects is looked through as fast as a list."""
+    column = np.array([*["text"] * 2_000_000, None], dtype=object)
+    column[-1] = torch.ones(500)
+    notebook.put(column=column)
+    del column
+
+    started_s = time.process_time()
+    rows = notebook.list_rows()
+    taken_s = time.process_time() - started_s
+
+    assert rows["column"].held_bytes == DeviceBytes(((HOST, 2000),))
+    assert rows["column"].frees_bytes == DeviceBytes(((HOST, 2000),))
+    assert taken_s < 2
+
+
+def test_no_search_for_holders_begins_late(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the time is up nobody asks all of the process what refers to a tensor."""
+    library = ModuleType("library")
+    vars(library)["kept"] = [torch.ones(5000)]
+    monkeypatch.setitem(sys.modules, "library", library)
+    del library
+    notebook.put(x=[torch.ones(5000)])
+    searches: list[object] = []
+
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        if event == "c_call" and arg is gc.get_referrers:
+            searches.append(arg)
+
+    sys.setprofile(count)
+    try:
+        account = take_memory_account(notebook.shell, notebook.hardware, budget_s=0.0)
+    finally:
+        sys.setprofile(None)
+
+    assert not account.is_complete
+    assert searches == []

@@ -1,0 +1,162 @@
+"""Which name leads to each of the allocator's blocks."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.ownership import BlockNames
+from gpumemwidget.model.segments import Block, Segment
+from gpumemwidget.ownership.account import name_blocks, take_block_account
+from tests.ownership.notebook import Notebook
+
+_STEP = """
+import torch
+model = torch.nn.Linear(64, 32)
+opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+x = torch.ones(16, 64)
+model(x).sum().backward()
+opt.step()
+hidden = torch.ones(16, 16, requires_grad=True)
+loss = hidden.exp().sum()
+"""
+
+
+def _make_hardware(*addresses: int, is_private: bool = False) -> Any:
+    """An allocator whose blocks begin at these addresses of the host's memory, 64 bytes each."""
+    segments = [
+        Segment(
+            device=HOST,
+            address=address,
+            n_bytes=128,
+            is_private=is_private,
+            pool_id=(3, 0) if is_private else (0, 0),
+            blocks=(
+                Block(address, 64, 64, "active_allocated"),
+                Block(address + 64, 64, None, "inactive"),
+            ),
+        )
+        for address in addresses
+    ]
+    return SimpleNamespace(read_segments=lambda: tuple(segments), read=tuple)
+
+
+def _name(notebook: Notebook, *addresses: int, budget_s: float = 10.0) -> BlockNames:
+    hardware = _make_hardware(*addresses)
+    return name_blocks(notebook.shell, hardware, budget_s=budget_s)[HOST]
+
+
+def test_a_step_of_training(notebook: Notebook) -> None:
+    """Each block has what it is for, and the path that a person would type."""
+    notebook.run(_STEP)
+    names = notebook.ip.user_ns
+    weight = names["model"].weight
+    blocks = {
+        "weight": weight.data_ptr(),
+        "grad": weight.grad.data_ptr(),
+        "state": names["opt"].state[weight]["momentum_buffer"].data_ptr(),
+        "x": names["x"].data_ptr(),
+        "saved": names["loss"].grad_fn.next_functions[0][0]._raw_saved_result.data.data_ptr(),
+    }
+
+    named = _name(notebook, *blocks.values())
+
+    assert {word: named[address] for word, address in blocks.items()} == {
+        "weight": ("parameter", "model.weight"),
+        "grad": ("gradient", "model.weight.grad"),
+        "state": ("optimizer state", 'opt.state[model.weight]["momentum_buffer"]'),
+        "x": ("tensor", "x"),
+        "saved": ("saved for backward", "loss's graph: saved by ExpBackward0"),
+    }
+    assert set(named) == set(blocks.values())
+
+
+def test_a_librarys_tensor_has_the_librarys_name(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the account of owners."""
+    notebook.run("import torch")
+    library = ModuleType("library")
+    tensor = torch.ones(2000)
+    vars(library)["CACHE"] = {"k": tensor}
+    address = tensor.data_ptr()
+    monkeypatch.setitem(sys.modules, "library", library)
+    del tensor
+
+    assert _name(notebook, address) == {address: ("tensor", 'library.CACHE["k"]')}
+
+
+def test_rubbish_has_no_name(notebook: Notebook) -> None:
+    """What a cycle holds that nobody else does is there, and has no path."""
+    notebook.run("import torch, gc; gc.collect(); gc.disable()")
+    notebook.run(
+        "class C: pass\nc = C(); c.me = c; c.t = torch.ones(2000); address = c.t.data_ptr(); del c"
+    )
+    try:
+        address: Any = notebook.ip.user_ns["address"]
+        named = _name(notebook, address)
+    finally:
+        gc.enable()
+
+    assert named == {address: ("tensor", "")}
+
+
+def test_blocks_that_no_storage_claims(notebook: Notebook) -> None:
+    """They are told by their pool; what is free has no entry."""
+    notebook.run("import torch")
+    address = 1 << 45
+
+    common = _name(notebook, address)
+    private = name_blocks(notebook.shell, _make_hardware(address, is_private=True), budget_s=1.0)[
+        HOST
+    ]
+
+    assert common == {address: ("unknown", "")}
+    assert private == {address: ("CUDA-graph pool", "")}
+
+
+def test_two_storages_over_one_block(notebook: Notebook) -> None:
+    """The one whose path is better is told."""
+    notebook.run("import torch; x = torch.ones(2000); other = [torch.from_dlpack(x)]")
+    address = notebook.ip.user_ns["x"].data_ptr()
+
+    assert _name(notebook, address)[address] == ("tensor", "x")
+
+
+def test_when_the_time_is_up(notebook: Notebook) -> None:
+    """What was not met by then is unknown."""
+    notebook.run("import torch; wide = [[[]] for _ in range(10_000)]")
+    notebook.run("wide[-1].append(torch.ones(2000))")
+    address = notebook.ip.user_ns["wide"][-1][1].data_ptr()
+
+    assert _name(notebook, address, budget_s=0.0)[address][1] == ""
+    assert _name(notebook, address)[address] == ("tensor", "wide[9999][1]")
+
+
+def test_without_a_snapshot(notebook: Notebook) -> None:
+    """Where no allocator tells its blocks there is nothing to name."""
+    assert name_blocks(notebook.shell, notebook.hardware, budget_s=1.0) == {}
+
+
+def test_the_account_has_the_same_names(notebook: Notebook) -> None:
+    """One walk gives both; they are of the same moment."""
+    notebook.run(_STEP)
+    addresses = sorted(
+        each.data_ptr() for each in (notebook.ip.user_ns["model"].weight, notebook.ip.user_ns["x"])
+    )
+    hardware = _make_hardware(*addresses)
+    hardware.read = notebook.hardware.read
+
+    account, names = take_block_account(notebook.shell, hardware, budget_s=10.0)
+
+    assert names == name_blocks(notebook.shell, hardware, budget_s=10.0)
+    assert {names[HOST][address][1] for address in addresses} == {"model.weight", "x"}
+    (device,) = account.devices
+    owners = {each.owner: each.rounding_bytes for each in device.owned if each.root == "name"}
+    assert owners["model.weight"] == owners["x"] == 0

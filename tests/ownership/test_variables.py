@@ -1,0 +1,342 @@
+"""What the rows of the variables panel say."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+
+import pytest
+import torch
+
+from gpumemwidget.errors import UnknownNameError
+from gpumemwidget.model.ownership import DeviceBytes, JointRelease
+from gpumemwidget.model.releases import ReleaseSum
+from gpumemwidget.ownership.holdings import take_account
+from gpumemwidget.ownership.variables import sum_frees
+from tests.ownership.notebook import Notebook
+
+
+def test_rows_are_by_storage_and_biggest_first(notebook: Notebook) -> None:
+    """A view holds the whole storage; what two rows share neither frees."""
+    notebook.run(
+        "import torch\n"
+        "x = torch.ones(1000)\n"
+        "v = x[10:]\n"
+        "items = [v, torch.ones(500, dtype=torch.float64)]\n"
+        "alone = torch.zeros(4, 5, dtype=torch.int8)\n"
+        "n = 5"
+    )
+
+    rows = notebook.list_rows()
+
+    assert list(rows) == ["items", "v", "x", "alone"]
+    assert [row.kind for row in rows.values()] == ["container", "view", "tensor", "tensor"]
+    assert [row.held_bytes for row in rows.values()] == [
+        DeviceBytes((("host", 8000),)),
+        DeviceBytes((("host", 4000),)),
+        DeviceBytes((("host", 4000),)),
+        DeviceBytes((("host", 20),)),
+    ]
+    assert [row.frees_bytes for row in rows.values()] == [
+        DeviceBytes((("host", 4000),)),
+        DeviceBytes(),
+        DeviceBytes(),
+        DeviceBytes((("host", 20),)),
+    ]
+    assert rows["x"].shared_with == ("v", "items")
+    assert (rows["v"].shape, rows["v"].dtype) == ((990,), "float32")
+    assert (rows["alone"].shape, rows["alone"].dtype) == ((4, 5), "int8")
+    assert rows["items"].type_name == "list"
+    assert not any(row.held_elsewhere for row in rows.values())
+
+
+def test_a_model_its_optimizer_and_its_loss_share_what_they_share(notebook: Notebook) -> None:
+    """The optimizer frees its state alone; a loss frees what its graph saved, before backward."""
+    notebook.run(
+        "import torch\n"
+        "model = torch.nn.Linear(100, 10)\n"
+        "opt = torch.optim.Adam(model.parameters())\n"
+        "model(torch.ones(8, 100)).sum().backward()\n"
+        "opt.step()\n"
+        "loss = model(torch.ones(8, 100)).pow(2).mean()"
+    )
+    weights = (100 * 10 + 10) * 4
+
+    rows = notebook.list_rows()
+
+    # Parameters and gradients; two moments and a step count for each of two parameters.
+    assert rows["model"].held_bytes == DeviceBytes((("host", 2 * weights),))
+    assert rows["opt"].held_bytes == DeviceBytes((("host", 4 * weights + 2 * 4),))
+    assert rows["opt"].frees_bytes == DeviceBytes((("host", 2 * weights + 2 * 4),))
+    assert rows["model"].frees_bytes == DeviceBytes()
+    # The batch and the output are saved for backward, and the loss itself is a number.
+    assert rows["loss"].frees_bytes == DeviceBytes((("host", 8 * 100 * 4 + 8 * 10 * 4 + 4),))
+    assert (rows["model"].kind, rows["opt"].kind) == ("module", "optimizer")
+    assert sum_frees(notebook.shell, ["model", "opt", "loss"]).frees_bytes == DeviceBytes(
+        (("host", 4 * weights + 2 * 4 + 8 * 100 * 4 + 8 * 10 * 4 + 4),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "n_elements"),
+    [
+        ("x = {'a': [torch.ones(7)]}", 7),
+        ("import collections; x = collections.deque([torch.ones(7)])", 7),
+        ("import collections; x = collections.OrderedDict(a=torch.ones(7))", 7),
+        ("x = (torch.ones(3), {torch.ones(4)})", 7),
+        ("import collections; x = collections.namedtuple('P', 'a b')(torch.ones(3), 1)", 3),
+        (
+            "from dataclasses import *\n@dataclass\nclass D:\n  t: object\nx = D(torch.ones(7))",
+            7,
+        ),
+        ("class S:\n  __slots__ = ('t',)\nx = S(); x.t = torch.ones(7)", 7),
+        ("class S:\n  pass\nx = S(); x.t = torch.ones(7)", 7),
+        ("def make():\n  t = torch.ones(7)\n  return lambda: t\nx = make()", 7),
+        ("import functools; x = functools.partial(print, torch.ones(7))", 7),
+        ("def make():\n  t = torch.ones(7)\n  yield t.sum()\nx = make(); next(x);", 7),
+        ("x = torch.ones(7); x.note = torch.ones(5)", 12),
+        ("x = torch.ones(7, requires_grad=True); x.sum().backward()", 14),
+        ("x = torch.nn.Parameter(torch.ones(7))[2:5].detach()", 7),
+        ("x = torch.ones(7)[1:][1:]", 7),
+        ("x = torch.ones(7).untyped_storage()", 7),
+        ("x = iter([torch.ones(7)])", 7),
+        ("x = torch.ones(7).numpy()", 0),
+        ("async def f():\n  pass\nx = [torch.ones(7).data_ptr]", 7),
+        ("x = torch.ones(7).to_sparse()", 21),
+        ("class C:\n  t = torch.ones(7)\nx = C()\ndel C", 7),
+    ],
+)
+def test_the_walk_reaches_what_a_value_holds(
+    notebook: Notebook, source: str, n_elements: int
+) -> None:
+    """Each byte is counted once, and all of it would go with the name."""
+    notebook.run(f"import torch\n{source}")
+    expected = DeviceBytes((("host", n_elements * 4),)) if n_elements else DeviceBytes()
+
+    row = notebook.list_rows().get("x")
+
+    assert (row.held_bytes if row else DeviceBytes()) == expected
+    assert (row.frees_bytes if row else DeviceBytes()) == expected
+
+
+def test_what_something_unnamed_holds_too_is_not_promised(notebook: Notebook) -> None:
+    """A list that no variable names holds the tensor: it is held elsewhere and frees nothing."""
+    notebook.run("import torch\nx = torch.ones(1000)\ny = torch.ones(10)")
+    notebook.elsewhere.append([notebook.ip.user_ns["x"]])
+
+    rows = notebook.list_rows()
+
+    assert (rows["x"].held_elsewhere, rows["x"].frees_bytes) == (True, DeviceBytes())
+    assert (rows["y"].held_elsewhere, rows["y"].frees_bytes) == (
+        False,
+        DeviceBytes((("host", 40),)),
+    )
+
+
+def test_a_view_held_elsewhere_keeps_the_whole(notebook: Notebook) -> None:
+    """Another tensor on the same storage counts as a holder, even one that only a graph holds.
+
+    Nobody can tell whether another user of the storage goes too: that row's figure is a lower
+    bound.
+    """
+    notebook.run("import torch\nx = torch.ones(1000)\ny = torch.ones(10, requires_grad=True)")
+    notebook.elsewhere.append(notebook.ip.user_ns["x"][:2])
+    notebook.elsewhere.append(notebook.ip.user_ns["y"].square().sum())
+
+    rows = notebook.list_rows()
+
+    assert (rows["x"].held_elsewhere, rows["y"].held_elsewhere) == (True, True)
+    assert rows["x"].frees_bytes == DeviceBytes(is_at_least=True)
+    assert rows["y"].frees_bytes == DeviceBytes()
+
+
+def test_a_graph_shared_with_an_unnamed_tensor_is_not_promised(notebook: Notebook) -> None:
+    """What a graph saved stays while any output of it lives, named or not."""
+    notebook.run(
+        "import torch\na = torch.ones(10, requires_grad=True)\nb = (a * 2).exp()\nloss = b.sum()\n"
+        "del b"
+    )
+    own = notebook.list_rows()["loss"].frees_bytes
+    loss = notebook.ip.user_ns["loss"]
+    notebook.elsewhere.append(loss.grad_fn.next_functions[0][0])
+    del loss
+
+    shared = notebook.list_rows()["loss"]
+
+    # The result of exp, the factor (a number of 8 bytes), and the loss itself.
+    assert own == DeviceBytes((("host", 40 + 8 + 4),))
+    assert shared.frees_bytes == DeviceBytes((("host", 4),), is_at_least=True)
+    assert shared.held_elsewhere
+
+
+def test_rubbish_that_waits_for_the_collector_is_no_holder(notebook: Notebook) -> None:
+    """A dead cycle that refers to a tensor does not keep it."""
+    notebook.run("import torch, gc\ngc.collect()\ngc.disable()\nx = torch.ones(1000)")
+    cycle: list[object] = [notebook.ip.user_ns["x"]]
+    cycle.append(cycle)
+    del cycle
+
+    row = notebook.list_rows()["x"]
+    gc.enable()
+
+    assert (row.frees_bytes, row.held_elsewhere) == (DeviceBytes((("host", 4000),)), False)
+
+
+def test_displayed_values_have_rows_and_names_drop_theirs(notebook: Notebook) -> None:
+    """Out[n] frees what it alone holds; a name that was displayed frees the value all the same."""
+    notebook.run("import torch\nx = torch.ones(1000)")
+    notebook.run("x")
+    notebook.run("torch.ones(10)")
+
+    rows = notebook.list_rows()
+
+    assert rows["Out[3]"].frees_bytes == DeviceBytes((("host", 40),))
+    assert rows["Out[2]"].frees_bytes == DeviceBytes()
+    assert rows["Out[2]"].shared_with == ("x",)
+    assert rows["x"].frees_bytes == DeviceBytes((("host", 4000),))
+    assert {rows["Out[2]"].root, rows["Out[3]"].root} == {"out"}
+
+
+@pytest.mark.parametrize("chain", ["", " from outer"])
+def test_the_last_exception_has_a_row(notebook: Notebook, chain: str) -> None:
+    """It holds the locals of each frame, of the exceptions before it too, and frees them."""
+    notebook.run(
+        "import torch\n"
+        "def deep():\n"
+        "    small = torch.ones(10)\n"
+        "    raise ValueError('no')\n"
+        "def train():\n"
+        "    big = torch.ones(1000)\n"
+        "    try:\n"
+        "        deep()\n"
+        "    except ValueError as outer:\n"
+        f"        raise RuntimeError('failed'){chain}"
+    )
+    notebook.run("train()")
+    notebook.run("y = 1")
+
+    row = notebook.list_rows()["last exception"]
+
+    assert (row.root, row.kind) == ("exception", "exception")
+    assert row.held_bytes == DeviceBytes((("host", 4040),))
+    assert row.frees_bytes == DeviceBytes((("host", 4040),))
+
+
+def test_a_loop_variable_called_underscore_is_the_users(notebook: Notebook) -> None:
+    """``for _ in loader`` leaves the last batch under a name: it has a row."""
+    notebook.run("import torch\nfor _ in [torch.ones(10)]: pass\n_kept = torch.ones(5)")
+
+    rows = notebook.list_rows()
+
+    assert rows["_"].frees_bytes == DeviceBytes((("host", 40),))
+    assert rows["_kept"].frees_bytes == DeviceBytes((("host", 20),))
+
+
+def test_memory_lent_by_numpy_is_not_promised(notebook: Notebook) -> None:
+    """Whether the array is still held can't be seen: it may go too, but that is not promised."""
+    notebook.run("import torch, numpy\nx = torch.from_numpy(numpy.ones(100))")
+
+    row = notebook.list_rows()["x"]
+
+    assert row.held_bytes == DeviceBytes((("host", 800),))
+    assert (row.frees_bytes, row.held_elsewhere) == (DeviceBytes(is_at_least=True), True)
+
+
+def test_the_walk_holds_nothing_afterwards(notebook: Notebook) -> None:
+    """The graph of the walk is gone when the rows are returned, without a collection."""
+    notebook.run("import torch\nx = torch.ones(10)\ndef f():\n  y = torch.ones(5)\n  1/0\nf()")
+    gc.collect()
+    gc.disable()
+    account = take_account(notebook.shell, budget_s=1.0)
+    assert account is not None
+    reference = weakref.ref(account.graph.objects[0].__class__)
+    graph = weakref.ref(account.graph)
+
+    del account
+    gc.enable()
+
+    assert reference() is torch.Tensor
+    assert graph() is None
+
+
+def test_rows_with_a_module_or_an_optimizer_hold_training_state(notebook: Notebook) -> None:
+    """Also deep in an object of the user's; not what was computed with them, or shows them."""
+    notebook.run(
+        "import torch\n"
+        "model = torch.nn.Linear(10, 1)\n"
+        "opt = torch.optim.SGD(model.parameters())\n"
+        "class Trainer: pass\n"
+        "trainer = Trainer(); trainer.parts = {'m': [model]}\n"
+        "loss = model(torch.ones(2, 10)).sum()\n"
+        "weights = [model.weight.detach().clone()]"
+    )
+    notebook.run("model")
+    notebook.run("torch.nn.Linear(3, 3)")
+    notebook.run("def train():\n    mine = model\n    1 / 0\ntrain()")
+
+    rows = notebook.list_rows()
+
+    assert {name for name, row in rows.items() if row.holds_training_state} == {
+        "model",
+        "opt",
+        "trainer",
+        "Out[3]",
+    }
+    assert {"loss", "weights", "last exception"} < rows.keys()
+
+
+def test_what_has_to_go_together_is_told_where_a_row_alone_frees_nothing(
+    notebook: Notebook,
+) -> None:
+    """With the exact bytes of the same look; not where nobody could release the rest."""
+    notebook.run(
+        "import torch\n"
+        "shared = torch.ones(1000); views = [shared[:10]]; pair = {'s': shared}\n"
+        "kept = torch.ones(500); alone = torch.ones(100)"
+    )
+    notebook.elsewhere.append(notebook.ip.user_ns["kept"])
+
+    rows = notebook.list_rows()
+    total = sum_frees(notebook.shell, ["shared", "alone"])
+    plan = notebook.plan("shared")
+
+    together = DeviceBytes((("host", 4000),))
+    assert rows["shared"].joint == JointRelease(("shared", "views", "pair"), together)
+    assert plan.joint == rows["shared"].joint
+    assert (rows["kept"].joint, rows["alone"].joint) == (None, None)
+    assert total == ReleaseSum(
+        DeviceBytes((("host", 400),)),
+        JointRelease(("shared", "alone", "views", "pair"), DeviceBytes((("host", 4400),))),
+    )
+    released = notebook.release(*rows["shared"].joint.names)
+    assert released.plan.frees_bytes == together
+
+
+def test_frees_of_an_unknown_row_is_refused(notebook: Notebook) -> None:
+    """A row that is gone is named, and what to do."""
+    notebook.run("import torch")
+
+    with pytest.raises(UnknownNameError, match="'gone' holds nothing now: look at the variables"):
+        sum_frees(notebook.shell, ["gone"])
+
+
+def test_without_torch_there_are_no_rows_and_torch_stays_out() -> None:
+    """Nothing here imports torch: in a process without it the panel is empty."""
+    program = (
+        "import sys\n"
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "from gpumemwidget.jupyter.references import IPythonShell\n"
+        "from gpumemwidget.ownership.variables import list_variables\n"
+        "shell = InteractiveShell.instance()\n"
+        "shell.user_ns['x'] = [1]\n"
+        "assert list_variables(IPythonShell(shell)) == ()\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,250 @@
+"""What holds some memory: every path that has to be cut, and how."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from types import ModuleType
+
+import pytest
+
+from gpumemwidget.errors import BadInputError, UnknownNameError
+from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.ownership import DeviceBytes, Explanation, JointRelease
+from gpumemwidget.ownership.graph.walk import Graph
+from gpumemwidget.ownership.why import explain, explain_unnamed
+from gpumemwidget.report.report import report_explanation
+from gpumemwidget.report.why import word_fix
+from tests.ownership.notebook import Notebook
+
+
+def _explain(notebook: Notebook, expression: str) -> Explanation:
+    return explain(notebook.shell, notebook.hardware, expression)
+
+
+def _list_ways(explanation: Explanation) -> dict[str, str]:
+    """The holders' paths, each with its cut."""
+    return {holder.path: word_fix(holder.fix).text for holder in explanation.holders}
+
+
+def test_a_tensor_that_only_its_name_holds(notebook: Notebook) -> None:
+    """The name alone, what it holds and frees."""
+    notebook.run("import torch; x = torch.ones(1001)")
+
+    explanation = _explain(notebook, "x")
+
+    assert (explanation.kind, explanation.type_name) == ("tensor", "torch.Tensor")
+    assert explanation.held_bytes == explanation.frees_bytes == DeviceBytes(((HOST, 4004),))
+    assert _list_ways(explanation) == {"x": "%memrelease x"}
+
+
+def test_every_other_holder_is_named(notebook: Notebook) -> None:
+    """Aliases, containers, closures and views, each with what it holds and how it is cut."""
+    notebook.run(
+        "import torch\nx = torch.ones(1009)\nalias = x\nbox = {'k': [x]}\nview = x[:3]\n"
+        "def make(t):\n    return lambda: t\n"
+        "step = make(x)\nclass A: pass\na = A(); a.b = x"
+    )
+
+    explanation = _explain(notebook, "x")
+
+    assert _list_ways(explanation) == {
+        "x": "%memrelease x",
+        "alias": "%memrelease alias",
+        'box["k"][0]': 'del box["k"][0]',
+        "view": "%memrelease view",
+        "step's closure: t": "delete the function step",
+        "a.b": "del a.b",
+    }
+    assert {holder.held_bytes for holder in explanation.holders} == {DeviceBytes(((HOST, 4036),))}
+    assert explanation.frees_bytes == DeviceBytes()
+
+
+def test_what_is_shared_is_freed_by_one_command(notebook: Notebook) -> None:
+    """As the plan of a release gives it; the name alone would free nothing."""
+    notebook.run("import torch; x = torch.ones(1024); view = x[:3]")
+
+    explanation = _explain(notebook, "x")
+
+    assert explanation.joint == JointRelease(("x", "view"), DeviceBytes(((HOST, 4096),)))
+    text = report_explanation(explanation).text
+    assert "Releasing only this frees nothing: it is shared." in text
+    assert text.endswith("To free it: %memrelease x view (4.00 KiB on host)")
+    assert "To release this one" not in text
+
+
+def test_displayed_values_and_exceptions(
+    notebook: Notebook, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What IPython holds is released by its own options."""
+    notebook.run("import torch; x = torch.ones(1013)")
+    notebook.run("x")
+    notebook.run("def train(batch):\n    raise ValueError\ntrain(x)")
+    capsys.readouterr()
+
+    assert _list_ways(_explain(notebook, "x")) == {
+        "x": "%memrelease x",
+        "Out[2]": "%memrelease Out[2]",
+        "last exception: train() line 2: batch": "%memrelease --exceptions",
+    }
+
+
+def test_a_model_and_its_optimizer(notebook: Notebook) -> None:
+    """What an optimizer trains is one holder, however many parameters it has."""
+    notebook.run(
+        "import torch\nmodel = torch.nn.Sequential(*[torch.nn.Linear(11, 13) for _ in range(4)])\n"
+        "opt = torch.optim.Adam(model.parameters())"
+    )
+    n_bytes = 4 * 4 * (11 * 13 + 13)
+
+    explanation = _explain(notebook, "model")
+
+    assert _list_ways(explanation) == {
+        "model": "%memrelease model",
+        'opt.param_groups[0]["params"][…] (8 of them)': (
+            "also release opt: an optimizer references its parameters"
+        ),
+    }
+    assert {holder.held_bytes for holder in explanation.holders} == {
+        DeviceBytes(((HOST, n_bytes),))
+    }
+
+
+def test_a_graph_that_a_name_keeps(notebook: Notebook) -> None:
+    """A running total of losses keeps what it saved; the cut says how not to."""
+    notebook.run("import torch\nx = torch.ones(1019, requires_grad=True)\ntotal = x.exp().sum()")
+
+    explanation = _explain(notebook, "total")
+
+    assert explanation.held_bytes == explanation.frees_bytes == DeviceBytes(((HOST, 4 + 4 * 1019),))
+    assert _list_ways(_explain(notebook, "x")) == {
+        "x": "%memrelease x",
+        "total's graph: saved by AccumulateGrad": (
+            "call backward(), or drop total (keep total.detach() or .item())"
+        ),
+    }
+
+
+def test_a_part_of_a_name(notebook: Notebook) -> None:
+    """A path as the account prints it is found, and frees what goes with it alone."""
+    notebook.run(
+        "import torch\nhistory = [{'logits': torch.ones(1021 + i)} for i in range(3)]\n"
+        "model = torch.nn.Linear(5, 7)"
+    )
+
+    for expression in ('history[1]["logits"]', "history[1]['logits']"):
+        explanation = _explain(notebook, expression)
+        assert explanation.held_bytes == explanation.frees_bytes == DeviceBytes(((HOST, 4 * 1022),))
+        assert _list_ways(explanation) == {'history[1]["logits"]': 'del history[1]["logits"]'}
+    assert _explain(notebook, "model.weight").kind == "parameter"
+
+
+def test_a_part_that_others_hold_too(notebook: Notebook) -> None:
+    """To cut one path frees nothing where another leads to the object, nor its gradient."""
+    notebook.run(
+        "import torch\nmodel = torch.nn.Linear(101, 103)\n"
+        "opt = torch.optim.SGD(model.parameters())\nmodel(torch.ones(1, 101)).sum().backward()"
+    )
+
+    explanation = _explain(notebook, "model.weight")
+
+    assert explanation.held_bytes == DeviceBytes(((HOST, 2 * 4 * 101 * 103),))
+    assert explanation.frees_bytes == DeviceBytes()
+
+
+def test_a_registry_in_the_objects_own_class(notebook: Notebook) -> None:
+    """A class that keeps its instances is their holder."""
+    notebook.run(
+        "import torch\nclass Tracker:\n    made = []\n"
+        "tracker = Tracker(); tracker.t = torch.ones(1031); Tracker.made.append(tracker)"
+    )
+
+    assert _list_ways(_explain(notebook, "tracker")) == {
+        "tracker": "%memrelease tracker",
+        "Tracker.made[0]": "del Tracker.made[0]",
+    }
+
+
+def test_a_librarys_global_beside_the_name(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that holds a variable's value too is named with its path."""
+    library = ModuleType("library")
+    library.CACHE = {}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "library", library)
+    notebook.run("import torch, library; x = torch.ones(2033); library.CACHE['k'] = x")
+
+    assert _list_ways(_explain(notebook, "x")) == {
+        "x": "%memrelease x",
+        'library.CACHE["k"]': 'import library; del library.CACHE["k"]',
+    }
+    notebook.run("del x")
+    unnamed = explain_unnamed(notebook.shell, notebook.hardware)
+    assert _list_ways(unnamed)['library.CACHE["k"]'] == 'import library; del library.CACHE["k"]'
+
+
+def test_memory_that_is_lent(notebook: Notebook) -> None:
+    """A NumPy array that a tensor shows is a holder that torch can't see."""
+    notebook.run("import torch, numpy as np; a = np.ones(2000); x = torch.from_numpy(a)")
+
+    assert _list_ways(_explain(notebook, "x")) == {
+        "x": "%memrelease x",
+        "whatever lent it to torch (NumPy, a file)": "delete the array or the file that it shows",
+    }
+
+
+def test_dlpack_makes_a_second_holder(notebook: Notebook) -> None:
+    """Another storage over the same memory is the same memory."""
+    notebook.run("import torch; x = torch.ones(1039); y = torch.from_dlpack(x)")
+
+    assert {"x", "y"} <= _list_ways(_explain(notebook, "x")).keys()
+
+
+def test_a_name_without_memory(notebook: Notebook) -> None:
+    """It is said to hold nothing, and is no error."""
+    notebook.run("import torch; n = 3")
+
+    explanation = _explain(notebook, "n")
+
+    assert (explanation.held_bytes, explanation.holders) == (DeviceBytes(), ())
+    assert explanation.type_name == "int"
+
+
+def test_refusals_name_the_next_step(notebook: Notebook) -> None:
+    """Unknown names get close ones; what code would have to compute is not computed."""
+    notebook.run(
+        "import torch\ncalls = []\nclass A:\n    @property\n    def x(self):\n"
+        "        calls.append(1)\n        return torch.ones(5)\n"
+        "model = A(); model.t = torch.ones(1049)"
+    )
+
+    with pytest.raises(UnknownNameError, match="'modle' is no variable: did you mean model"):
+        _explain(notebook, "modle")
+    with pytest.raises(BadInputError, match=r"'\.x' of model was not found"):
+        _explain(notebook, "model.x")
+    assert notebook.ip.user_ns["calls"] == []
+
+
+def test_a_refusal_holds_nothing(notebook: Notebook) -> None:
+    """The traceback of a refusal, which IPython keeps, leads to nothing of the walk."""
+    notebook.run("import torch; x = torch.ones(1051)")
+
+    with pytest.raises(BadInputError) as caught:
+        _explain(notebook, "x.nothing")
+
+    assert caught.value.__traceback__ is not None
+    assert [each for each in gc.get_objects() if type(each) is Graph] == []
+
+
+def test_many_holders_are_folded(notebook: Notebook) -> None:
+    """Paths that differ in an index or in a key's number are one holder with a count."""
+    notebook.run(
+        "import torch; x = torch.ones(1061); rows = [[x] for _ in range(50)]\n"
+        "named = {f'step {i}': [x] for i in range(60)}"
+    )
+
+    assert _list_ways(_explain(notebook, "x")).keys() == {
+        "x",
+        "rows[…][0] (50 of them)",
+        "named[…][0] (60 of them)",
+    }

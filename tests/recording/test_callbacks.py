@@ -1,0 +1,210 @@
+"""Actions wait for the end of a cell, one at a time and in order."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gpumemwidget.recording.callbacks import IdleQueue
+
+#: Far more than anything here takes: a test that waits so long has failed.
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def errors() -> list[Exception]:
+    return []
+
+
+@pytest.fixture
+def queue(errors: list[Exception]) -> IdleQueue:
+    return IdleQueue(errors.append)
+
+
+@pytest.fixture
+def restless_threads() -> Iterator[None]:
+    """Threads take turns every 10 µs instead of every 5 ms."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before_s)
+
+
+def test_runs_at_once_when_no_cell_runs(queue: IdleQueue) -> None:
+    """A click between cells acts before the call returns, on the caller's thread."""
+    threads: list[threading.Thread] = []
+
+    queue.add(lambda: threads.append(threading.current_thread()))
+
+    assert threads == [threading.current_thread()]
+
+
+def test_waits_for_the_cells_end(queue: IdleQueue) -> None:
+    """What came during the cell runs at its end, in order; then all is as before."""
+    done: list[int] = []
+    queue.start_cell()
+    for number in range(3):
+        queue.add(lambda number=number: done.append(number))
+    waiting = (list(done), queue.n_waiting)
+
+    queue.end_cell()
+    queue.add(lambda: done.append(3))
+
+    assert waiting == ([], 3)
+    assert done == [0, 1, 2, 3]
+    assert not queue.is_acting
+
+
+def test_an_action_that_fails_does_not_stop_the_next(
+    queue: IdleQueue, errors: list[Exception]
+) -> None:
+    """Its exception is handed on, and the rest still run."""
+    done: list[str] = []
+    queue.start_cell()
+    queue.add(lambda: done.append("before"))
+    queue.add(lambda: {}["missing"])
+    queue.add(lambda: done.append("after"))
+
+    queue.end_cell()
+
+    assert done == ["before", "after"]
+    assert [type(error) for error in errors] == [KeyError]
+
+
+def test_an_action_may_add_another(queue: IdleQueue) -> None:
+    """It runs after those that wait already, in the same go."""
+    done: list[str] = []
+
+    def first() -> None:
+        queue.add(lambda: done.append("added"))
+        done.append("first")
+
+    queue.start_cell()
+    queue.add(first)
+    queue.add(lambda: done.append("second"))
+
+    queue.end_cell()
+
+    assert done == ["first", "second", "added"]
+
+
+def test_an_interrupt_leaves_the_queue_usable(queue: IdleQueue) -> None:
+    """Ctrl-C in an action gets through to the user, and what is behind it is not lost."""
+    done: list[str] = []
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    queue.start_cell()
+    queue.add(interrupt)
+    queue.add(lambda: done.append("behind"))
+
+    with pytest.raises(KeyboardInterrupt):
+        queue.end_cell()
+    queue.add(lambda: done.append("later"))
+
+    assert done == ["behind", "later"]
+    assert not queue.is_acting
+
+
+def test_cleared_actions_never_run(queue: IdleQueue) -> None:
+    """After an unload nobody waits for them."""
+    done: list[str] = []
+    queue.start_cell()
+    queue.add(lambda: done.append("never"))
+
+    queue.clear()
+    queue.end_cell()
+
+    assert done == []
+
+
+class TestTwoThreads:
+    """Clicks come on other threads than the cell's."""
+
+    def test_a_cells_start_does_not_wait_for_an_action(self, queue: IdleQueue) -> None:
+        """The cell starts beside an action that is under way; the next one waits for its end."""
+        entered, release = threading.Event(), threading.Event()
+        done: list[str] = []
+
+        def act() -> None:
+            entered.set()
+            release.wait(PATIENCE_S)
+            done.append("long")
+
+        click = threading.Thread(target=queue.add, args=(act,))
+        click.start()
+        assert entered.wait(PATIENCE_S)
+
+        queue.start_cell()  # would hang here
+        acting = queue.is_acting
+        queue.add(lambda: done.append("queued"))
+        release.set()
+        click.join(PATIENCE_S)
+        during = list(done)
+        queue.end_cell()
+
+        assert acting
+        assert during == ["long"]
+        assert done == ["long", "queued"]
+
+    def test_two_actions_never_run_at_the_same_time(self, queue: IdleQueue) -> None:
+        """The second of two clicks is done by the thread that is at the first."""
+        entered, release = threading.Event(), threading.Event()
+        done: list[tuple[str, str]] = []
+
+        def note(name: str) -> None:
+            done.append((name, threading.current_thread().name))
+
+        def act() -> None:
+            entered.set()
+            release.wait(PATIENCE_S)
+            note("first")
+
+        click = threading.Thread(target=queue.add, args=(act,), name="clicker")
+        click.start()
+        assert entered.wait(PATIENCE_S)
+
+        queue.add(lambda: note("second"))
+        before = list(done)
+        release.set()
+        click.join(PATIENCE_S)
+
+        assert before == []
+        assert done == [("first", "clicker"), ("second", "clicker")]
+
+    @pytest.mark.usefixtures("restless_threads")
+    def test_every_action_runs_once_and_none_begins_within_a_cell(self, queue: IdleQueue) -> None:
+        """Thousands of clicks against as many cells as fit: none lost, doubled, late or early."""
+        n_actions = 2000
+        done: list[int] = []
+        begun_within: list[int] = []
+
+        in_first_cell = threading.Event()
+
+        def click_all() -> None:
+            in_first_cell.wait(PATIENCE_S)
+            for number in range(n_actions):
+                queue.add(lambda number=number: done.append(number))
+
+        clicker = threading.Thread(target=click_all)
+        clicker.start()
+        n_cells = 0
+        while clicker.is_alive():
+            queue.start_cell()
+            while queue.is_acting:  # One that began before the cell goes on beside it.
+                pass
+            in_first_cell.set()
+            n_before, n_waiting = len(done), queue.n_waiting
+            while clicker.is_alive() and queue.n_waiting < n_waiting + 10:
+                pass
+            begun_within.append(len(done) - n_before)
+            queue.end_cell()
+            n_cells += 1
+        clicker.join(PATIENCE_S)
+
+        assert done == list(range(n_actions))
+        assert begun_within == [0] * n_cells

@@ -1,0 +1,402 @@
+"""The ledger's files: their exact content, and when none is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from gpumemwidget.errors import FileError
+from gpumemwidget.model.cells import CellRecord
+from gpumemwidget.recording.ledger import COLUMNS, Ledger
+from tests.recording.test_ledger import BARE, RECORD, make_ledger
+
+SUFFIXES = [".csv", ".json", ".parquet"]
+READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
+    ".csv": pd.read_csv,
+    ".json": pd.read_json,
+    ".parquet": pd.read_parquet,
+}
+
+CSV = """\
+execution_count,cell_id,first_line,started_at,duration_s,status,device,\
+allocated_before_bytes,allocated_after_bytes,allocated_peak_bytes,\
+reserved_before_bytes,reserved_after_bytes,reserved_peak_bytes,\
+peak_is,num_alloc_retries,num_ooms,\
+budget_bytes,is_over_budget,is_only_own_magics
+3,a1b2,"x = ""é, ü""\",2027-01-15T08:00:00.123456+00:00,0.25,ok,cuda:0,\
+1,1099511627776,3,4,5,6,exact,7,8,,,False
+3,a1b2,"x = ""é, ü""\",2027-01-15T08:00:00.123456+00:00,0.25,ok,host,\
+,9,,10,11,12,at least,,,,,False
+,,,1970-01-01T00:00:00.000000+00:00,0.0,interrupted,,,,,,,,,,,,,False
+"""
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return make_ledger(RECORD, BARE)
+
+
+def list_names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+class TestContent:
+    """What stands in a file."""
+
+    def test_of_csv(self, ledger: Ledger, tmp_path: Path) -> None:
+        """UTF-8, one line a row, unknown is empty."""
+        written = ledger.export(tmp_path / "cells.csv")
+
+        assert written == tmp_path / "cells.csv"
+        assert written.read_bytes().decode() == CSV
+
+    def test_of_json(self, ledger: Ledger, tmp_path: Path) -> None:
+        """An array of objects, one a line; unknown is null."""
+        ledger.export(tmp_path / "cells.json")
+
+        text = (tmp_path / "cells.json").read_text("utf-8")
+        rows = json.loads(text)
+        assert len(text.splitlines()) == 5
+        assert "é" in text
+        assert [list(row) for row in rows] == [list(COLUMNS)] * 3
+        assert rows[1] == {
+            "execution_count": 3,
+            "cell_id": "a1b2",
+            "first_line": 'x = "é, ü"',
+            "started_at": "2027-01-15T08:00:00.123456+00:00",
+            "duration_s": 0.25,
+            "status": "ok",
+            "device": "host",
+            "allocated_before_bytes": None,
+            "allocated_after_bytes": 9,
+            "allocated_peak_bytes": None,
+            "reserved_before_bytes": 10,
+            "reserved_after_bytes": 11,
+            "reserved_peak_bytes": 12,
+            "peak_is": "at least",
+            "num_alloc_retries": None,
+            "num_ooms": None,
+            "budget_bytes": None,
+            "is_over_budget": None,
+            "is_only_own_magics": False,
+        }
+
+    def test_of_parquet(self, ledger: Ledger, tmp_path: Path) -> None:
+        """Typed columns, a timestamp among them; unknown is null. The rows are the ledger's."""
+        ledger.export(tmp_path / "cells.parquet")
+
+        table = parquet.read_table(tmp_path / "cells.parquet")
+        assert table.to_pylist() == ledger.to_rows()
+        assert table.schema.field("started_at").type == pa.timestamp("us", tz="UTC")
+        assert {str(field.type) for field in table.schema if field.name.endswith("_bytes")} == {
+            "int64"
+        }
+
+    @pytest.mark.parametrize("suffix", SUFFIXES)
+    def test_of_a_cell_beyond_its_budget(self, tmp_path: Path, suffix: str) -> None:
+        """Read back as a true or false value, where it is known."""
+        gpu, host = RECORD.devices
+        devices = (dataclasses.replace(gpu, budget_bytes=2), host)
+        record = dataclasses.replace(RECORD, devices=devices)
+
+        table = READERS[suffix](make_ledger(record).export(tmp_path / f"cells{suffix}"))
+
+        marks = table["is_over_budget"].tolist()
+        assert marks[0] == True  # noqa: E712 - each reader has a true value of its own
+        assert pd.isna(marks[1])
+
+    @pytest.mark.parametrize("suffix", SUFFIXES)
+    def test_of_an_empty_ledger(self, tmp_path: Path, suffix: str) -> None:
+        """A file that reads as a table without rows; in CSV and Parquet with the columns."""
+        written = Ledger().export(tmp_path / f"none{suffix}")
+
+        table = READERS[suffix](written)
+        assert len(table) == 0
+        assert list(table.columns) == ([] if suffix == ".json" else list(COLUMNS))
+
+    @pytest.mark.parametrize("suffix", SUFFIXES)
+    @pytest.mark.parametrize(
+        "first_line", ["=1+1", "@torch.no_grad()", "-x", "+x", 'a "b", c', "a\tb", "'x", "😀"]
+    )
+    def test_is_what_was_typed(self, tmp_path: Path, first_line: str, suffix: str) -> None:
+        """Also what a spreadsheet would take for a formula: a decorator is not to be maimed."""
+        record = CellRecord(1, "a", first_line, 0.0, 0.0, 0.0, "ok", RECORD.devices)
+
+        written = make_ledger(record).export(tmp_path / f"cells{suffix}")
+
+        assert READERS[suffix](written)["first_line"].tolist() == [first_line, first_line]
+
+    @pytest.mark.parametrize("suffix", SUFFIXES)
+    def test_of_a_broken_character(self, tmp_path: Path, suffix: str) -> None:
+        """Half of a surrogate pair can't be written: a question mark stands for it."""
+        record = CellRecord(1, "a", "x = '\ud83d'", 0.0, 0.0, 0.0, "ok", ())
+
+        written = make_ledger(record).export(tmp_path / f"cells{suffix}")
+
+        assert READERS[suffix](written)["first_line"].tolist() == ["x = '?'"]
+
+    @pytest.mark.parametrize("suffix", SUFFIXES)
+    def test_survives_ten_thousand_cells(self, tmp_path: Path, suffix: str) -> None:
+        """A full ledger with eight GPUs goes through, the last row as exact as the first."""
+        ledger = make_ledger(*[RECORD] * 10_000)
+
+        written = ledger.export(tmp_path / f"cells{suffix}")
+
+        table = READERS[suffix](written)
+        assert len(table) == 20_000
+        assert table["allocated_after_bytes"].sum() == 10_000 * (2**40 + 9)
+
+    def test_suffix_in_capitals(self, ledger: Ledger, tmp_path: Path) -> None:
+        """Windows users know no difference."""
+        written = ledger.export(tmp_path / "CELLS.CSV")
+
+        assert written.read_text("utf-8") == CSV
+
+
+class TestOverwriting:
+    """A file that is there stays, unless told otherwise."""
+
+    @pytest.mark.parametrize("suffix", SUFFIXES)
+    def test_refuses_an_existing_file(self, ledger: Ledger, tmp_path: Path, suffix: str) -> None:
+        """One line that names the file and both ways out."""
+        path = tmp_path / f"cells{suffix}"
+        path.write_text("precious")
+
+        with pytest.raises(FileError) as error:
+            ledger.export(path)
+
+        assert str(error.value) == (
+            f"{path} is there already: choose another name, or overwrite it with --force "
+            "(force=True in Python)"
+        )
+        assert path.read_text() == "precious"
+        assert list_names(tmp_path) == [path.name]
+
+    def test_force_takes_its_place(self, ledger: Ledger, tmp_path: Path) -> None:
+        """Whoever may read the old one may read the new one."""
+        path = tmp_path / "cells.csv"
+        path.write_text("old")
+        path.chmod(0o640)
+
+        ledger.export(path, force=True)
+
+        assert path.read_text("utf-8") == CSV
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+        assert list_names(tmp_path) == ["cells.csv"]
+
+    def test_force_is_no_must(self, ledger: Ledger, tmp_path: Path) -> None:
+        """With nothing there it writes as without."""
+        ledger.export(tmp_path / "cells.csv", force=True)
+
+        assert (tmp_path / "cells.csv").read_text("utf-8") == CSV
+
+    def test_a_file_that_appears_meanwhile_stays(
+        self, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two exports to one name in the same moment: the second is refused, not merged."""
+        path = tmp_path / "cells.csv"
+        real_fsync = os.fsync
+
+        def write_other(descriptor: int) -> None:
+            real_fsync(descriptor)
+            path.write_text("the other's")
+
+        monkeypatch.setattr(os, "fsync", write_other)
+
+        with pytest.raises(FileError, match="is there already"):
+            ledger.export(path)
+
+        assert path.read_text() == "the other's"
+        assert list_names(tmp_path) == ["cells.csv"]
+
+    @pytest.mark.parametrize("appears", [False, True])
+    def test_works_without_hard_links(
+        self, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, appears: bool
+    ) -> None:
+        """FAT and some network drives have none; a file that appears meanwhile is safe there."""
+        path = tmp_path / "cells.csv"
+
+        def refuse(source: Path, target: Path) -> None:
+            if appears:
+                path.write_text("the other's")
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", refuse)
+
+        if appears:
+            with pytest.raises(FileError, match="is there already"):
+                ledger.export(path)
+        else:
+            ledger.export(path)
+
+        assert path.read_text("utf-8") == ("the other's" if appears else CSV)
+        assert list_names(tmp_path) == ["cells.csv"]
+
+
+class TestWholeOrNot:
+    """Nothing of a file that could not be written remains."""
+
+    @pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), None])
+    @pytest.mark.parametrize("existing", ["old", None])
+    def test_a_full_disk_leaves_what_was(
+        self,
+        ledger: Ledger,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        failure: OSError | None,
+        existing: str | None,
+    ) -> None:
+        """Neither half a file nor a draft; the same for a Ctrl-C, which goes through."""
+        path = tmp_path / "cells.csv"
+        if existing:
+            path.write_text(existing)
+
+        def fail(descriptor: int) -> None:
+            raise failure or KeyboardInterrupt
+
+        monkeypatch.setattr(os, "fsync", fail)
+
+        with pytest.raises(FileError if failure else KeyboardInterrupt) as error:
+            ledger.export(path, force=True)
+
+        if failure:
+            assert str(error.value) == (
+                f"can't write {path}: No space left on device; choose another place"
+            )
+        assert list_names(tmp_path) == (["cells.csv"] if existing else [])
+        assert not existing or path.read_text() == existing
+
+    def test_permissions_are_the_users_own(self, ledger: Ledger, tmp_path: Path) -> None:
+        """As for any new file, by the umask."""
+        umask = os.umask(0o027)
+        try:
+            ledger.export(tmp_path / "cells.csv")
+        finally:
+            os.umask(umask)
+
+        assert stat.S_IMODE((tmp_path / "cells.csv").stat().st_mode) == 0o640
+
+
+class TestPaths:
+    """Where a file goes, and where not."""
+
+    def test_a_link_is_followed(self, ledger: Ledger, tmp_path: Path) -> None:
+        """The file behind it is replaced, or made, and the link stays a link."""
+        (tmp_path / "real.csv").write_text("old")
+        (tmp_path / "link.csv").symlink_to("real.csv")
+        (tmp_path / "dangling.csv").symlink_to("new.csv")
+
+        with pytest.raises(FileError, match=r"real\.csv is there already"):
+            ledger.export(tmp_path / "link.csv")
+        written = ledger.export(tmp_path / "link.csv", force=True)
+        new = ledger.export(tmp_path / "dangling.csv")
+
+        assert (written, new) == (tmp_path / "real.csv", tmp_path / "new.csv")
+        assert (tmp_path / "link.csv").is_symlink()
+        assert written.read_text("utf-8") == new.read_text("utf-8") == CSV
+
+    def test_the_home_folder(
+        self, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """``~`` is typed in magics too, where no shell expands it."""
+        monkeypatch.setenv("HOME", str(tmp_path))
+
+        assert ledger.export("~/cells.csv") == tmp_path / "cells.csv"
+
+    @pytest.mark.parametrize("name", ["cells", "cells.xlsx", "cells.csv.gz", ".csv"])
+    def test_refuses_other_suffixes(self, ledger: Ledger, tmp_path: Path, name: str) -> None:
+        """One line with those that there are."""
+        with pytest.raises(FileError) as error:
+            ledger.export(tmp_path / name)
+
+        assert str(error.value) == (
+            f"can't write '{name}': give a name that ends in .csv, .json or .parquet"
+        )
+        assert list_names(tmp_path) == []
+
+    def test_refuses_a_missing_folder(self, ledger: Ledger, tmp_path: Path) -> None:
+        """A typing error should not make folders."""
+        with pytest.raises(FileError) as error:
+            ledger.export(tmp_path / "no" / "cells.csv")
+
+        assert str(error.value) == (
+            f"the folder {tmp_path / 'no'} does not exist: create it first, or choose another"
+        )
+
+    @pytest.mark.parametrize("force", [False, True])
+    def test_refuses_a_folder(self, ledger: Ledger, tmp_path: Path, force: bool) -> None:
+        """Also with --force."""
+        (tmp_path / "cells.csv").mkdir()
+
+        with pytest.raises(FileError, match=r"cells.csv is there and is no file: give a file's"):
+            ledger.export(tmp_path / "cells.csv", force=force)
+
+    def test_refuses_a_pipe(self, ledger: Ledger, tmp_path: Path) -> None:
+        """A named pipe would be replaced by a file, and its reader would wait for ever."""
+        os.mkfifo(tmp_path / "cells.csv")
+
+        with pytest.raises(FileError, match="is no file"):
+            ledger.export(tmp_path / "cells.csv", force=True)
+
+    def test_refuses_a_file_as_a_folder(self, ledger: Ledger, tmp_path: Path) -> None:
+        """The system's own words."""
+        (tmp_path / "file").write_text("")
+
+        with pytest.raises(FileError, match="Not a directory"):
+            ledger.export(tmp_path / "file" / "cells.csv")
+
+    def test_refuses_a_loop_of_links(self, ledger: Ledger, tmp_path: Path) -> None:
+        """It leads nowhere."""
+        (tmp_path / "a.csv").symlink_to("b.csv")
+        (tmp_path / "b.csv").symlink_to("a.csv")
+
+        with pytest.raises(FileError, match="another p"):
+            ledger.export(tmp_path / "a.csv")
+
+    @pytest.mark.parametrize("name", ["a\0b.csv", "x" * 300 + ".csv"])
+    def test_refuses_a_name_that_no_file_can_have(
+        self, ledger: Ledger, tmp_path: Path, name: str
+    ) -> None:
+        """One line, not a traceback."""
+        with pytest.raises(FileError, match="another p"):
+            ledger.export(tmp_path / name)
+
+    def test_takes_the_longest_name(self, ledger: Ledger, tmp_path: Path) -> None:
+        """The draft's name does not grow with the file's."""
+        ledger.export(tmp_path / f"{'x' * 251}.csv")
+
+        assert list_names(tmp_path) == [f"{'x' * 251}.csv"]
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+    def test_refuses_where_the_user_may_not_write(self, ledger: Ledger, tmp_path: Path) -> None:
+        """The system's own words."""
+        tmp_path.chmod(0o500)
+
+        with pytest.raises(FileError, match="Permission denied; choose another place"):
+            ledger.export(tmp_path / "cells.csv")
+
+    def test_without_pyarrow_says_how_to_get_it(
+        self, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One line with the command, and the formats that need nothing."""
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+
+        with pytest.raises(FileError) as error:
+            ledger.export(tmp_path / "cells.parquet")
+
+        assert str(error.value) == (
+            'pyarrow is not installed, and Parquet needs it: pip install "gpumemwidget[parquet]", '
+            "or export to .csv or .json"
+        )
+        assert list_names(tmp_path) == []

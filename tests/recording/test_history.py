@@ -1,0 +1,313 @@
+"""A bounded history in which every peak is still to be found."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gpumemwidget.model.devices import PeakIs, Reading, Sample
+from gpumemwidget.recording.history import History
+from tests.recording.scripted import gpu, host
+
+#: What is never lost, by name: a column of the readings and the pick among its values.
+EXTREMES: dict[str, tuple[Callable[[Reading], int | None], Callable[[Iterable[int]], int]]] = {
+    "highest allocated": (lambda reading: reading.allocated_bytes, max),
+    "lowest allocated": (lambda reading: reading.allocated_bytes, min),
+    "highest reserved": (lambda reading: reading.reserved_bytes, max),
+    "highest allocated peak": (lambda reading: reading.allocated_peak_bytes, max),
+    "highest reserved peak": (lambda reading: reading.reserved_peak_bytes, max),
+}
+DEVICES = ("cuda:0", "cuda:1", "cuda:2", "cuda:3", "host")
+
+
+def find_extremes(samples: Iterable[Sample]) -> dict[tuple[str, str], int]:
+    """The extremes of samples for every device that has any known value."""
+    columns: dict[tuple[str, str], list[int]] = {}
+    for sample in samples:
+        for reading in sample.readings:
+            for name, (take, _) in EXTREMES.items():
+                value = take(reading)
+                if value is not None:
+                    columns.setdefault((reading.device, name), []).append(value)
+    return {key: EXTREMES[key[1]][1](values) for key, values in columns.items()}
+
+
+def make_sample(number: int, *values: int) -> Sample:
+    """The sample of second ``number``: a GPU and the host, with these bytes allocated."""
+    gpu_bytes, host_bytes = values or (number, number)
+    return Sample(float(number), (gpu(gpu_bytes), host(host_bytes)))
+
+
+def make_readings(device: str, spread: int) -> list[Reading]:
+    """A thousand readings with values below ``spread``, of which some are unknown."""
+    dice = random.Random(f"{device} {spread}")
+
+    def roll() -> int | None:
+        return None if dice.random() < 0.1 else dice.randrange(spread)
+
+    kinds: list[PeakIs | None] = [None, "exact", "at least", "sampled"]
+    return [
+        Reading(device, roll(), roll(), roll(), roll(), dice.choice(kinds), roll(), roll())
+        for _ in range(1000)
+    ]
+
+
+#: From quiet to restless.
+SPREADS = (1, 4, 2**40)
+POOL = {(device, spread): make_readings(device, spread) for device in DEVICES for spread in SPREADS}
+
+
+@st.composite
+def sessions(draw: st.DrawFn) -> list[Sample]:
+    """Quiet and restless stretches, in which devices come and go."""
+    samples: list[Sample] = []
+    stretches = st.tuples(
+        st.sets(st.sampled_from(DEVICES)),
+        st.integers(1, 4000),
+        st.sampled_from(SPREADS),
+        st.integers(0, 999),
+        st.integers(0, 999),
+    )
+    for devices, n_samples, spread, first, step in draw(st.lists(stretches, min_size=1)):
+        # Whoever is there comes in the same order each time, as from the hardware.
+        pools = [POOL[device, spread] for device in sorted(devices)]
+        for number in range(n_samples):
+            readings = tuple([pool[(first + step * number) % 1000] for pool in pools])
+            samples.append(Sample(float(len(samples)), readings))
+    return samples
+
+
+def build_restless_session() -> list[Sample]:
+    """Every device moves at every moment, so that much has to be merged."""
+    pools = [POOL[device, 2**40] for device in DEVICES]
+    return [
+        Sample(float(number), tuple([pool[number * 7 % 1000] for pool in pools]))
+        for number in range(12_000)
+    ]
+
+
+class TestUnderItsCapacity:
+    """Nothing is thinned yet."""
+
+    def test_gives_back_what_was_appended(self) -> None:
+        """Every field comes back as it was, unknown ones too."""
+        history = History()
+        samples = [
+            Sample(1.5, (host(5),)),
+            Sample(2.5, (gpu(7, reserved=9, peak=11, retries=3, ooms=1), host(None))),
+            Sample(3.5, (Reading("cuda:0", None, None), host(6))),
+        ]
+
+        kept = [history.append(sample) for sample in samples]
+
+        assert kept == [True, True, True]
+        assert history.samples() == samples
+        assert len(history) == 3
+
+    def test_a_device_that_went_and_came_back(self) -> None:
+        """A sample has the devices that it had, not those of its neighbours."""
+        history = History()
+        both, one = (gpu(1), host(2)), (host(3),)
+        samples = [Sample(0.0, both), Sample(1.0, one), Sample(2.0, both), Sample(3.0, ())]
+
+        for sample in samples:
+            history.append(sample)
+
+        assert history.samples() == samples
+        assert history.devices() == ("cuda:0", "host")
+
+    def test_devices_stand_as_the_hardware_has_them(self) -> None:
+        """By index and not by alphabet, the host last, whoever came first."""
+        history = History()
+        later = (gpu(1, device="cuda:9"), gpu(2, device="cuda:10"), host(3))
+
+        history.append(Sample(0.0, (host(3),)))
+        history.append(Sample(1.0, (later[1], host(3))))
+        history.append(Sample(2.0, later))
+
+        assert history.devices() == ("cuda:9", "cuda:10", "host")
+        assert history.samples()[-1] == Sample(2.0, later)
+
+    def test_refuses_what_is_older_than_the_last(self) -> None:
+        """Time goes forward; two samples of one moment are fine."""
+        history = History()
+        history.append(make_sample(5))
+
+        older, same = history.append(make_sample(4)), history.append(make_sample(5))
+
+        assert (older, same) == (False, True)
+        assert [sample.time_s for sample in history.samples()] == [5.0, 5.0]
+
+    @pytest.mark.parametrize(
+        ("since_s", "until_s", "expected"),
+        [
+            (None, None, range(300)),
+            (250.0, None, range(250, 300)),
+            (249.5, 251.5, range(250, 252)),
+            (64.0, 64.0, [64]),
+            (60.0, 70.0, range(60, 71)),
+            (None, 3.0, range(4)),
+            (300.0, None, []),
+            (None, -1.0, []),
+        ],
+    )
+    def test_gives_a_window(
+        self, since_s: float | None, until_s: float | None, expected: Iterable[int]
+    ) -> None:
+        """Both ends of the window belong to it."""
+        history = History()
+        for number in range(300):
+            history.append(make_sample(number))
+
+        samples = history.samples(since_s, until_s)
+
+        assert [sample.time_s for sample in samples] == list(expected)
+
+    def test_a_counter_that_no_machine_has_is_unknown(self) -> None:
+        """A source that answers -1 as an unsigned number does not stop the history."""
+        history = History()
+
+        history.append(Sample(0.0, (gpu(2**64 - 1, reserved=5),)))
+
+        (sample,) = history.samples()
+        assert sample.readings == (Reading("cuda:0", None, 5, None, 5, "exact", 0, 0),)
+
+    def test_too_small_a_capacity_is_refused(self) -> None:
+        """Below a thousand samples the blocks would be all there is."""
+        with pytest.raises(ValueError, match="at least 1000"):
+            History(capacity=999)
+
+
+class TestThinning:
+    """More was appended than there is room for."""
+
+    @given(session=sessions())
+    @example(session=build_restless_session())
+    def test_keeps_every_extreme_and_the_recent_samples(self, session: list[Sample]) -> None:
+        """What is kept was read, in order, and its extremes are those of the whole session."""
+        history = History(capacity=1000)
+
+        for sample in session:
+            history.append(sample)
+
+        kept = history.samples()
+        by_time = {sample.time_s: sample for sample in session}
+        assert all(by_time[sample.time_s] == sample for sample in kept)
+        assert [sample.time_s for sample in kept] == sorted({sample.time_s for sample in kept})
+        assert len(kept) == len(history) <= 1000
+        assert find_extremes(kept) == find_extremes(session)
+        assert kept[-192:] == session[-192:]
+
+    def test_every_spike_and_every_dip_is_still_there(self) -> None:
+        """Not the highest alone: one in each few thousand samples, however old."""
+        history = History(capacity=1000)
+        unusual = {number: 10**6 + number for number in range(500, 100_000, 5000)}
+        unusual |= {number + 2500: -number for number in unusual}
+        for number in range(100_000):
+            history.append(make_sample(number, unusual.get(number, 1000 + number * 7919 % 4096), 5))
+
+        values = {
+            int(sample.time_s): sample.readings[0].allocated_bytes for sample in history.samples()
+        }
+
+        assert {number: values.get(number) for number in unusual} == unusual
+
+    def test_a_quiet_session_leaves_room(self) -> None:
+        """A block in which nothing changes is one sample, so a day of quiet fits."""
+        history = History(capacity=1000)
+
+        for number in range(10_000):
+            history.append(make_sample(number, 5, 5))
+
+        assert len(history) == 10_000 // 64 - 4 + 4 * 64 + 10_000 % 64
+
+    def test_a_single_spike_is_still_there(self) -> None:
+        """One sample in a hundred thousand that is higher than the rest is found at its time."""
+        history = History(capacity=1000)
+        for number in range(100_000):
+            value = 9_999_999 if number == 777 else number % 1000
+            history.append(make_sample(number, value, 0))
+
+        spikes = [
+            sample
+            for sample in history.samples()
+            if sample.readings[0].allocated_bytes == 9_999_999
+        ]
+
+        assert spikes == [make_sample(777, 9_999_999, 0)]
+
+
+@pytest.mark.slow
+class TestEightHours:
+    """Eight hours at 10 Hz on eight GPUs and the host, all restless: the worst that is promised."""
+
+    N_SAMPLES = 8 * 3600 * 10
+
+    def test_takes_less_than_50_mb_and_never_stalls(self) -> None:
+        """Each object is counted; the slowest append is far below what a person could notice."""
+        patterns = [
+            (
+                *(
+                    gpu(number * 7919 * (index + 3) % (80 * 2**30), device=f"cuda:{index}")
+                    for index in range(8)
+                ),
+                host(number * 104_729 % 2**36),
+            )
+            for number in range(4001)
+        ]
+        history = History()
+        slowest_s = 0.0
+        # A collection of the whole process would be timed with whichever append sets it off.
+        gc.disable()
+        try:
+            for number in range(self.N_SAMPLES):
+                sample = Sample(number / 10, patterns[number % len(patterns)])
+                start_s = time.thread_time()
+                history.append(sample)
+                slowest_s = max(slowest_s, time.thread_time() - start_s)
+        finally:
+            gc.enable()
+
+        n_bytes = sum(
+            sys.getsizeof(block)
+            + sum(sys.getsizeof(getattr(block, name)) for name in block.__slots__)
+            for block in history._list_blocks()
+        )
+        print(
+            f"{n_bytes / 1e6:.1f} MB for {len(history)} of {self.N_SAMPLES} samples; "
+            f"slowest append {slowest_s * 1e3:.2f} ms"
+        )
+        assert n_bytes < 50e6
+        assert 10_000 < len(history) <= 20_000
+        assert slowest_s < 0.05
+
+
+def test_reads_while_another_thread_appends() -> None:
+    """A view may take its snapshot in the middle of sampling, and sees a consistent one."""
+    history = History(capacity=1000)
+    done = threading.Event()
+    snapshots: list[list[Sample]] = []
+
+    def append_all() -> None:
+        for number in range(5000):
+            history.append(make_sample(number))
+        done.set()
+
+    thread = threading.Thread(target=append_all)
+    thread.start()
+    while not done.is_set():
+        snapshots.append(history.samples())
+    thread.join()
+
+    for snapshot in snapshots:
+        assert snapshot == [make_sample(int(sample.time_s)) for sample in snapshot]
+        times = [sample.time_s for sample in snapshot]
+        assert times == sorted(set(times))

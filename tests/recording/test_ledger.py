@@ -1,0 +1,226 @@
+"""The ledger as a sequence, as rows and as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import sys
+
+import pandas as pd
+import pytest
+
+from gpumemwidget.errors import GpuMemError
+from gpumemwidget.model.cells import CellDevice, CellRecord, Span
+from gpumemwidget.recording.ledger import COLUMNS, Ledger
+
+UTC = datetime.timezone.utc
+
+RECORD = CellRecord(
+    execution_count=3,
+    cell_id="a1b2",
+    first_line='x = "é, ü"',
+    started_at=1_800_000_000.123456,
+    start_s=10.0,
+    duration_s=0.25,
+    status="ok",
+    devices=(
+        CellDevice("cuda:0", Span(1, 2**40, 3), Span(4, 5, 6), "exact", 7, 8),
+        CellDevice("host", Span(None, 9, None), Span(10, 11, 12), "at least", None, None),
+    ),
+)
+#: A cell in a terminal of which nothing could be read.
+BARE = CellRecord(None, None, "", 0.0, 11.0, 0.0, "interrupted", ())
+
+
+def make_ledger(*records: CellRecord) -> Ledger:
+    ledger = Ledger()
+    for record in records:
+        ledger.append(record)
+    return ledger
+
+
+class TestSequence:
+    """The records, oldest first."""
+
+    def test_reads_like_a_sequence(self) -> None:
+        """Length, order, single records, slices."""
+        records = [dataclasses.replace(RECORD, execution_count=number) for number in range(5)]
+
+        ledger = make_ledger(*records)
+
+        assert len(ledger) == 5
+        assert list(ledger) == records
+        assert ledger.records == tuple(records)
+        assert (ledger[0], ledger[-1]) == (records[0], records[4])
+        assert ledger[1:3] == tuple(records[1:3])
+        with pytest.raises(IndexError):
+            ledger[5]
+        assert repr(ledger) == "<Ledger of 5 cells>"
+
+    def test_drops_the_oldest_and_counts_them(self) -> None:
+        """A notebook that runs for months stays small."""
+        ledger = Ledger(max_records=3)
+
+        for number in range(10):
+            ledger.append(dataclasses.replace(RECORD, execution_count=number))
+
+        assert [record.execution_count for record in ledger] == [7, 8, 9]
+        assert (len(ledger), ledger.dropped) == (3, 7)
+        assert repr(ledger) == "<Ledger of 3 cells, 7 older ones dropped>"
+
+
+class TestRows:
+    """A row for each cell and device."""
+
+    def test_have_the_columns_of_the_format(self) -> None:
+        """Names and order are part of the format: others read these files."""
+        assert list(COLUMNS) == [
+            "execution_count",
+            "cell_id",
+            "first_line",
+            "started_at",
+            "duration_s",
+            "status",
+            "device",
+            "allocated_before_bytes",
+            "allocated_after_bytes",
+            "allocated_peak_bytes",
+            "reserved_before_bytes",
+            "reserved_after_bytes",
+            "reserved_peak_bytes",
+            "peak_is",
+            "num_alloc_retries",
+            "num_ooms",
+            "budget_bytes",
+            "is_over_budget",
+            "is_only_own_magics",
+        ]
+
+    def test_hold_each_figure_under_its_name(self) -> None:
+        """The cell's own figures stand in each of its rows."""
+        cell = {
+            "execution_count": 3,
+            "cell_id": "a1b2",
+            "first_line": 'x = "é, ü"',
+            "started_at": datetime.datetime(2027, 1, 15, 8, 0, 0, 123456, UTC),
+            "duration_s": 0.25,
+            "status": "ok",
+            "is_only_own_magics": False,
+        }
+
+        rows = make_ledger(RECORD).to_rows()
+
+        no_budget = {"budget_bytes": None, "is_over_budget": None}
+        assert rows == [
+            {
+                **cell,
+                **no_budget,
+                "device": "cuda:0",
+                "allocated_before_bytes": 1,
+                "allocated_after_bytes": 2**40,
+                "allocated_peak_bytes": 3,
+                "reserved_before_bytes": 4,
+                "reserved_after_bytes": 5,
+                "reserved_peak_bytes": 6,
+                "peak_is": "exact",
+                "num_alloc_retries": 7,
+                "num_ooms": 8,
+            },
+            {
+                **cell,
+                **no_budget,
+                "device": "host",
+                "allocated_before_bytes": None,
+                "allocated_after_bytes": 9,
+                "allocated_peak_bytes": None,
+                "reserved_before_bytes": 10,
+                "reserved_after_bytes": 11,
+                "reserved_peak_bytes": 12,
+                "peak_is": "at least",
+                "num_alloc_retries": None,
+                "num_ooms": None,
+            },
+        ]
+        assert [list(row) for row in rows] == [list(COLUMNS)] * 2
+
+    def test_mark_what_went_beyond_its_budget(self) -> None:
+        """A cell within it is told from one of which no peak is known."""
+        gpu, host = RECORD.devices
+        devices = (
+            dataclasses.replace(gpu, budget_bytes=2),
+            dataclasses.replace(gpu, device="cuda:1", budget_bytes=3),
+            dataclasses.replace(gpu, device="cuda:2", allocated=Span(1, 2, None), budget_bytes=1),
+            host,
+        )
+
+        rows = make_ledger(dataclasses.replace(RECORD, devices=devices)).to_rows()
+
+        names = ("budget_bytes", "is_over_budget")
+        assert [tuple(row[name] for name in names) for row in rows] == [
+            (2, True),
+            (3, False),
+            (1, None),
+            (None, None),
+        ]
+
+    def test_a_cell_without_devices_has_a_row(self) -> None:
+        """No cell is missing from the table, though nothing of it could be read."""
+        (row,) = make_ledger(BARE).to_rows()
+
+        assert row == {
+            **dict.fromkeys(COLUMNS),
+            "first_line": "",
+            "started_at": datetime.datetime(1970, 1, 1, tzinfo=UTC),
+            "duration_s": 0.0,
+            "status": "interrupted",
+            "is_only_own_magics": False,
+        }
+
+
+class TestDataFrame:
+    """The rows in pandas."""
+
+    TYPES = {  # noqa: RUF012 - read only
+        "execution_count": "Int64",
+        "cell_id": "string",
+        "first_line": "string",
+        "started_at": "datetime64[us, UTC]",
+        "duration_s": "float64",
+        "status": "string",
+        "device": "string",
+        **{name: "Int64" for name, kind in COLUMNS.items() if name.endswith("_bytes")},
+        "peak_is": "string",
+        "num_alloc_retries": "Int64",
+        "num_ooms": "Int64",
+        "is_over_budget": "boolean",
+        "is_only_own_magics": "boolean",
+    }
+
+    @pytest.mark.parametrize("records", [(), (RECORD,), (BARE,), (BARE, RECORD)])
+    def test_types_do_not_depend_on_what_is_known(self, records: tuple[CellRecord, ...]) -> None:
+        """Integers stay integers where some are unknown, and in an empty table."""
+        table = make_ledger(*records).to_dataframe()
+
+        assert {name: str(dtype) for name, dtype in table.dtypes.items()} == self.TYPES
+        assert list(table.columns) == list(COLUMNS)
+
+    def test_holds_the_rows(self) -> None:
+        """Exact values; unknown is NA."""
+        table = make_ledger(RECORD, BARE).to_dataframe()
+
+        assert len(table) == 3
+        assert table["allocated_after_bytes"].tolist() == [2**40, 9, pd.NA]
+        assert table["started_at"][0] == pd.Timestamp("2027-01-15T08:00:00.123456Z")
+        assert table["device"].isna().tolist() == [False, False, True]
+
+    def test_without_pandas_says_how_to_get_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One line with the command, and the way without."""
+        monkeypatch.setitem(sys.modules, "pandas", None)
+
+        with pytest.raises(GpuMemError) as error:
+            make_ledger(RECORD).to_dataframe()
+
+        assert str(error.value) == (
+            "pandas is not installed, so there is no DataFrame: "
+            'pip install "gpumemwidget[parquet]", or take ledger.to_rows()'
+        )

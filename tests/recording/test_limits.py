@@ -1,0 +1,354 @@
+"""What a person means by a limit, and which devices it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.driver.nvml import NvmlMonitor
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.errors import BackendError, BadInputError
+from gpumemwidget.model.devices import Limit, LimitRequest
+from gpumemwidget.recording.limits import (
+    NO_LIMIT,
+    parse_limit,
+    read_limits,
+    reset_peaks,
+    set_limits,
+)
+from gpumemwidget.testing import SimulatedGpus, simulate_torch
+from tests.backends.fake_nvml import FakeGpu, FakeNvml
+
+MIB = 1 << 20
+GIB = 1 << 30
+TOTAL = 80 * GIB
+HINT = "give a share such as 0.8 or 80%, an amount such as 12GiB, or off"
+
+
+class _Meta(type):
+    """Answers for its classes with code of its own."""
+
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise SystemExit
+
+
+class Hostile(str, metaclass=_Meta):
+    """Does not let itself be compared or told."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise SystemExit
+
+    def __repr__(self) -> str:
+        raise SystemExit
+
+
+@pytest.fixture
+def allocator() -> SimulatedGpus:
+    """Two simulated GPUs."""
+    return SimulatedGpus(2, total_bytes=TOTAL)
+
+
+@pytest.fixture
+def hardware(allocator: SimulatedGpus) -> Iterator[Hardware]:
+    """They and the host; the driver sees a little more of each than PyTorch does."""
+    torch = simulate_torch(allocator)
+    gpus = [
+        FakeGpu(name="GPU", uuid=f"GPU-simulated-{index}", total_bytes=TOTAL + GIB, used_bytes=GIB)
+        for index in range(2)
+    ]
+    hardware = Hardware(
+        [CudaBackend(torch), HostBackend()], NvmlMonitor(FakeNvml(*gpus), environ={})
+    )
+    yield hardware
+    hardware.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "wish"),
+    [
+        ("0.8", LimitRequest(share=0.8)),
+        (".25", LimitRequest(share=0.25)),
+        ("80%", LimitRequest(share=0.8)),
+        ("12.5 %", LimitRequest(share=0.125)),
+        (0.8, LimitRequest(share=0.8)),
+        ("1", NO_LIMIT),
+        ("1.0", NO_LIMIT),
+        ("100%", NO_LIMIT),
+        (1.0, NO_LIMIT),
+        ("off", NO_LIMIT),
+        (" OFF ", NO_LIMIT),
+        ("12GiB", LimitRequest(12 * GIB)),
+        ("12 Gib", LimitRequest(12 * GIB)),
+        ("500 MB", LimitRequest(500_000_000)),
+        ("12884901889", LimitRequest(12 * GIB + 1)),
+        (12 * GIB + 1, LimitRequest(12 * GIB + 1)),
+        (1, LimitRequest(1)),
+    ],
+)
+def test_what_is_asked_for(value: object, wish: LimitRequest) -> None:
+    """A share, an amount, or no limit."""
+    assert parse_limit(value) == wish
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("12", f"'12' has no unit and is no share: {HINT}"),
+        ("1.5", f"'1.5' has no unit and is no share: {HINT}"),
+        ("0", f"'0' is no share above 0 and up to 1 (100%): {HINT}"),
+        ("0.0", f"'0.0' is no share above 0 and up to 1 (100%): {HINT}"),
+        ("120%", f"'120%' is no share above 0 and up to 1 (100%): {HINT}"),
+        ("0GiB", f"'0GiB' would leave nothing: {HINT}"),
+        ("-1", f"'-1' is no limit: {HINT}"),
+        ("nan", f"'nan' is no limit: {HINT}"),
+        ("inf", f"'inf' is no limit: {HINT}"),
+        ("12 bananas", f"'12 bananas' is no limit: {HINT}"),
+        ("", f"'' is no limit: {HINT}"),
+        (0, f"0 would leave nothing: {HINT}"),
+        (-5, f"-5 would leave nothing: {HINT}"),
+        (0.0, f"0.0 is no share above 0 and up to 1 (100%): {HINT}"),
+        (1.5, f"1.5 is no share above 0 and up to 1 (100%): {HINT}"),
+        (float("nan"), f"nan is no share above 0 and up to 1 (100%): {HINT}"),
+        (float("inf"), f"inf is no share above 0 and up to 1 (100%): {HINT}"),
+        (True, f"a bool is no limit: {HINT}; in Python a float or an int"),
+        ([], f"a list is no limit: {HINT}; in Python a float or an int"),
+        ("9" * 5000, f"'{'9' * 40}…' is more than any GPU has: {HINT}"),
+        ("9" * 40, f"'{'9' * 40}' is more than any GPU has: {HINT}"),
+        ("x" * 99, f"'{'x' * 40}…' is no limit: {HINT}"),
+    ],
+)
+def test_what_is_no_limit(value: object, message: str) -> None:
+    """One line says what was given and what may be."""
+    with pytest.raises(BadInputError) as refusal:
+        parse_limit(value)
+
+    assert str(refusal.value) == message
+
+
+def test_what_can_t_be_written() -> None:
+    """Numbers that Python refuses to write, and objects that answer with code of the user's."""
+    for value, message in (
+        (Hostile(), f"a Hostile is no limit: {HINT}; in Python a float or an int"),
+        (10**5000, f"an int of that size is more than any GPU has: {HINT}"),
+        (-(10**5000), f"an int of that size would leave nothing: {HINT}"),
+    ):
+        with pytest.raises(BadInputError) as refusal:
+            parse_limit(value)
+        assert str(refusal.value) == message
+
+
+def test_every_gpu_in_use_unless_one_is_named(hardware: Hardware, allocator: SimulatedGpus) -> None:
+    """Where none is in use, every one there is; and all are shown, those without a limit too."""
+    none_used = set_limits(hardware, LimitRequest(20 * GIB))
+    set_limits(hardware, NO_LIMIT)
+    allocator.allocate(MIB, 1)
+    one_used = set_limits(hardware, LimitRequest(share=0.5))
+    named = set_limits(hardware, LimitRequest(10 * GIB), "cuda:0")
+
+    assert [(each.device, each.limit_bytes) for each in none_used] == [
+        ("cuda:0", 20 * GIB),
+        ("cuda:1", 20 * GIB),
+    ]
+    assert one_used == (Limit("cuda:1", 40 * GIB, TOTAL, 2 * MIB),)
+    assert named == (Limit("cuda:0", 10 * GIB, TOTAL, None),)
+    assert read_limits(hardware) == named + one_used
+    assert read_limits(hardware, "cuda:1") == one_used
+    assert allocator.list_touched() == (1,)
+
+
+def test_a_gpu_that_is_not_in_use_is_described_with_its_limit(hardware: Hardware) -> None:
+    """Wherever whole devices are told of."""
+    set_limits(hardware, LimitRequest(20 * GIB), "cuda:1")
+
+    infos = [report.info for report in hardware.read_devices()]
+    states = [state.info for state in hardware.take_device_states()]
+
+    assert [each.limit_bytes for each in infos[:2]] == [None, 20 * GIB]
+    assert states[:2] == infos[:2]
+
+
+def test_a_device_is_told_by_its_name(hardware: Hardware) -> None:
+    """Objects of the user's are not asked what they are."""
+    calls: list[Callable[[], object]] = [
+        lambda: set_limits(hardware, LimitRequest(GIB), Hostile("cuda:0")),
+        lambda: read_limits(hardware, Hostile("cuda:0")),
+        lambda: reset_peaks(hardware, Hostile("cuda:0")),
+    ]
+    for call in calls:
+        with pytest.raises(BadInputError) as refusal:
+            call()
+        assert str(refusal.value) == (
+            "device is a name such as 'cuda:0', and not of type Hostile: %memstat lists them"
+        )
+
+
+def test_a_share_of_less_than_a_byte(hardware: Hardware) -> None:
+    """It would leave nothing: that is refused, and nothing is set."""
+    with pytest.raises(BadInputError, match="would leave nothing"):
+        set_limits(hardware, LimitRequest(share=1e-300), "cuda:0")
+
+    assert [each.limit_bytes for each in read_limits(hardware)] == [None, None]
+
+
+def test_off_finds_a_limit_from_before(allocator: SimulatedGpus) -> None:
+    """Of a GPU that is not in use, after the extension was loaded again."""
+    torch = simulate_torch(allocator)
+    allocator.touch(0)
+    gpus = [FakeGpu(name="GPU", uuid=f"GPU-simulated-{n}", total_bytes=TOTAL) for n in range(2)]
+    for wish in (LimitRequest(GIB), NO_LIMIT):
+        hardware = Hardware(
+            [CudaBackend(torch), HostBackend()], NvmlMonitor(FakeNvml(*gpus), environ={})
+        )
+        set_limits(hardware, wish, "cuda:1" if wish.limit_bytes else None)
+        hardware.close()
+
+    assert allocator.get_allowed(1) == TOTAL
+
+
+def test_off_takes_away_all_limits(hardware: Hardware, allocator: SimulatedGpus) -> None:
+    """Those of GPUs that are not in use too."""
+    allocator.touch(0)
+    set_limits(hardware, LimitRequest(GIB), "cuda:0")
+    set_limits(hardware, LimitRequest(GIB), "cuda:1")
+
+    left = set_limits(hardware, NO_LIMIT)
+
+    assert [each.device for each in left] == ["cuda:0", "cuda:1"]
+    assert [each.limit_bytes for each in left] == [None, None]
+    assert allocator.get_allowed(1) == TOTAL
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("cuda:2", "no device 'cuda:2' here: choose from cuda:0, cuda:1"),
+        ("0", "no device '0' here: choose from cuda:0, cuda:1"),
+        ("host", "PyTorch limits what it reserves on GPUs alone, not the host: name a GPU"),
+    ],
+)
+def test_devices_that_can_t_be_limited(hardware: Hardware, device: str, message: str) -> None:
+    """Nothing is set, nor read."""
+    for act in (
+        lambda: set_limits(hardware, LimitRequest(GIB), device),
+        lambda: read_limits(hardware, device),
+    ):
+        with pytest.raises(BadInputError) as refusal:
+            act()
+        assert str(refusal.value) == message
+
+
+def test_more_than_one_of_them_has(allocator: SimulatedGpus) -> None:
+    """Then none of them is limited."""
+    torch = simulate_torch(allocator)
+    allocator._allocators[1].total_bytes = allocator._allocators[1].allowed_bytes = 8 * GIB
+    hardware = Hardware([CudaBackend(torch)])
+    allocator.touch(0)
+    allocator.touch(1)
+
+    with pytest.raises(BadInputError, match=r"cuda:1 has 8\.00 GiB, and 12\.00 GiB is more: give"):
+        set_limits(hardware, LimitRequest(12 * GIB))
+    limits = read_limits(hardware)
+    hardware.close()
+
+    assert [each.limit_bytes for each in limits] == [None, None]
+
+
+def test_machines_without_a_gpu() -> None:
+    """The reason is told, where it is a build of PyTorch."""
+    bare = Hardware([HostBackend()])
+    built = Hardware([HostBackend()])
+    torch = simulate_torch(SimulatedGpus(), version="2.13.0+cpu")
+    del vars(vars(torch)["_C"])["_cuda_memoryStats"]
+    built._join(torch)
+
+    with pytest.raises(BadInputError, match="a limit needs a GPU with CUDA, and there is none"):
+        set_limits(bare, LimitRequest(GIB))
+    with pytest.raises(BadInputError, match="no device 'cuda:0' here: there is no GPU"):
+        set_limits(bare, LimitRequest(GIB), "cuda:0")
+    with pytest.raises(BadInputError, match="this PyTorch was built without CUDA"):
+        set_limits(built, LimitRequest(GIB))
+    assert read_limits(bare) == ()
+    for each in (bare, built):
+        each.close()
+
+
+def test_a_gpu_that_this_torch_can_t_use() -> None:
+    """The driver sees one: it is refused with the reason, and shown without a limit."""
+    gpu = FakeGpu(name="GPU", uuid="GPU-0", total_bytes=TOTAL, used_bytes=GIB)
+    hardware = Hardware([HostBackend()], NvmlMonitor(FakeNvml(gpu), environ={}))
+    torch = simulate_torch(SimulatedGpus(), version="2.13.0+cpu")
+    del vars(vars(torch)["_C"])["_cuda_memoryStats"]
+    hardware._join(torch)
+
+    with pytest.raises(BackendError, match=r"PyTorch 2\.13\.0\+cpu was built without CUDA"):
+        set_limits(hardware, LimitRequest(GIB))
+    limits = read_limits(hardware)
+    hardware.close()
+
+    assert limits == (Limit("cuda:0", None, None, None),)
+
+
+def test_what_is_free_is_told_under_a_limit_that_is_too_small(
+    hardware: Hardware, allocator: SimulatedGpus
+) -> None:
+    """What a request may still be, and what can be given back; blocks are read for nothing else."""
+    allocator.allocate(30 * MIB)
+    allocator.allocate(MIB)
+    allocator.free(allocator.allocate(40 * MIB))
+    roomy = set_limits(hardware, LimitRequest(GIB))
+
+    tight = set_limits(hardware, LimitRequest(50 * MIB))
+
+    assert roomy == (Limit("cuda:0", GIB, TOTAL, 72 * MIB),)
+    assert tight == (
+        Limit(
+            "cuda:0",
+            50 * MIB,
+            TOTAL,
+            72 * MIB,
+            releasable_bytes=40 * MIB,
+            largest_free_block_bytes=40 * MIB,
+        ),
+    )
+
+
+def test_peaks_are_reset_where_they_are_meant_to_be(
+    hardware: Hardware, allocator: SimulatedGpus
+) -> None:
+    """On the GPUs in use, or on the one that is named and is."""
+    nowhere = reset_peaks(hardware)
+    allocator.free(allocator.allocate(MIB, 0))
+    allocator.free(allocator.allocate(MIB, 1))
+
+    named = reset_peaks(hardware, "cuda:1")
+    peaks = [each.allocated_peak_bytes for each in hardware.read_as_user()]
+
+    assert (nowhere, named) == ((), ("cuda:1",))
+    assert peaks[:2] == [MIB, 0]
+    assert reset_peaks(hardware) == ("cuda:0", "cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("cuda:1", "cuda:1 is not in use yet, so it has no peaks: use it first"),
+        ("cuda:7", "no device 'cuda:7' here: choose from cuda:0, cuda:1"),
+        ("host", "the host's peak is the process's own, which nobody can reset: name a GPU"),
+    ],
+)
+def test_peaks_that_can_t_be_reset(
+    hardware: Hardware, allocator: SimulatedGpus, device: str, message: str
+) -> None:
+    """One line says why."""
+    allocator.touch(0)
+
+    with pytest.raises(BadInputError) as refusal:
+        reset_peaks(hardware, device)
+
+    assert str(refusal.value) == message

@@ -1,0 +1,785 @@
+"""The session's monitor: cells, samples, listeners, waiting actions, failures."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.errors import BadInputError
+from gpumemwidget.model.cells import CellRecord, Span
+from gpumemwidget.model.devices import Sample
+from gpumemwidget.recording.monitor import Monitor, RunningCell
+from gpumemwidget.testing import RecordingPlayer, ReplayBackend, SimulatedGpus, Step, play_script
+from tests.backends.test_peak_overlay import make_torch
+from tests.clock import ManualClock
+from tests.recording.scripted import ScriptedHardware, gpu, host
+
+PATIENCE_S = 20.0
+MIB = 1024**2
+
+
+class Session:
+    """A monitor on scripted hardware and a clock that stands still."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(now_s=1000.0, wall_s=1_800_000_000.0)
+        self.hardware = ScriptedHardware(gpu(10), host(20))
+        self.failures: list[str] = []
+        self.monitor = Monitor(self.hardware, clock=self.clock, on_failure=self.failures.append)
+
+    def start(self, source: str = "x = 1", *, partial: bool = False) -> RunningCell:
+        return self.monitor.start_cell(
+            execution_count=1, cell_id="a", source=source, partial=partial
+        )
+
+    def end(self) -> CellRecord:
+        record = self.monitor.end_cell(status="ok")
+        assert record is not None
+        return record
+
+
+class Diary:
+    """Callbacks that write down what they are told, and can wait for samples."""
+
+    def __init__(self, on_event: Callable[[str], None] | None = None) -> None:
+        self.events: list[tuple[str, object]] = []
+        self.threads: set[str] = set()
+        self._on_event = on_event
+        self._more = threading.Condition()
+
+    @property
+    def samples(self) -> list[Sample]:
+        return [what for event, what in self.events if isinstance(what, Sample)]
+
+    def on_cell_started(self, cell: RunningCell) -> None:
+        self._note("started", cell)
+
+    def on_cell_ended(self, record: CellRecord) -> None:
+        self._note("ended", record)
+
+    def on_samples(self, samples: Sequence[Sample]) -> None:
+        self.threads.add(threading.current_thread().name)
+        for sample in samples:
+            self._note("sample", sample)
+
+    def listen(self, monitor: Monitor) -> Callable[[], None]:
+        """Add all three callbacks; return a function that removes them."""
+        removers = ExitStack()
+        removers.callback(monitor.cell_started.add(self.on_cell_started))
+        removers.callback(monitor.cell_ended.add(self.on_cell_ended))
+        removers.callback(monitor.sampled.add(self.on_samples))
+        return removers.close
+
+    def wait_for_samples(self, count: int) -> bool:
+        with self._more:
+            return self._more.wait_for(lambda: len(self.samples) >= count, PATIENCE_S)
+
+    def _note(self, event: str, what: object) -> None:
+        with self._more:
+            self.events.append((event, what))
+            self._more.notify_all()
+        if self._on_event is not None:
+            self._on_event(event)
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    session = Session()
+    yield session
+    session.monitor.close()
+    assert not session.monitor.is_sampling
+
+
+class TestCell:
+    """From start to record."""
+
+    def test_asks_the_hardware_once_at_each_end(self, session: Session) -> None:
+        """Nothing else is read: this is what a cell costs."""
+        session.start()
+        session.end()
+
+        assert session.hardware.asked == ["start_span", "end_span"]
+
+    def test_becomes_a_record(self, session: Session) -> None:
+        """With both times, the duration, and what stood at both ends."""
+        cell = session.start("%%memtrace\nmodel = load()")
+        running = session.monitor.running
+        session.clock.advance(2.5)
+        session.hardware.readings = (gpu(30, peak=70), host(20))
+
+        record = session.monitor.end_cell(status="error", execution_count=9)
+
+        assert record is not None
+        assert running is cell
+        assert session.monitor.running is None
+        assert session.monitor.ledger.records == (record,)
+        assert (record.execution_count, record.cell_id, record.status) == (9, "a", "error")
+        assert record.first_line == "model = load()"
+        assert (record.started_at, record.start_s) == (1_800_000_000.0, 1000.0)
+        assert record.duration_s == 2.5
+        assert record.devices[0].allocated == Span(10, 30, 70)
+
+    def test_the_time_of_reading_is_not_the_cells(self, session: Session) -> None:
+        """A cell lasts from the end of the first reading to the beginning of the second."""
+        session.hardware.on_ask = lambda _: session.clock.advance(100.0)
+
+        session.start()
+        session.clock.advance(1.5)
+        record = session.end()
+
+        assert (record.start_s, record.duration_s) == (1100.0, 1.5)
+
+    def test_both_ends_are_samples_of_the_cell(self, session: Session) -> None:
+        """The plot of a cell begins and ends with what its record says, however short it is."""
+        session.monitor.read_now()
+        session.clock.advance(0.1)
+        session.start()
+        session.clock.advance(0.1)
+        session.hardware.readings = (gpu(30), host(20))
+        record = session.end()
+        session.clock.advance(0.1)
+        session.monitor.read_now()
+
+        samples = session.monitor.samples_of(record)
+
+        assert samples == [
+            Sample(1000.1, (gpu(10), host(20))),
+            Sample(1000.2, (gpu(30), host(20))),
+        ]
+        assert len(session.monitor.history) == 4
+
+    def test_a_gpu_that_is_first_touched_in_a_cell_began_at_zero(self, session: Session) -> None:
+        """Also when the sampler has seen it there before the cell's end."""
+        session.hardware.readings = (host(20),)
+        session.start()
+        session.hardware.readings = (gpu(30), host(20))
+        session.monitor.read_now()
+
+        record = session.end()
+
+        assert record.devices[0].allocated == Span(0, 30, 30)
+
+    def test_a_gpu_that_was_there_before_did_not(self, session: Session) -> None:
+        """It was only not to be read at the start."""
+        session.monitor.read_now()
+        session.hardware.readings = (host(20),)
+        session.start()
+        session.hardware.readings = (gpu(30), host(20))
+
+        record = session.end()
+
+        assert record.devices[0].allocated == Span(None, 30, None)
+
+    def test_an_end_without_a_start_is_none(self, session: Session) -> None:
+        """As after %load_ext: no record, and the hardware is not asked."""
+        assert session.monitor.end_cell(status="ok") is None
+        assert session.hardware.asked == []
+
+    def test_a_discarded_cell_leaves_no_record(self, session: Session) -> None:
+        """Nobody is told of it; a second time does nothing."""
+        diary = Diary()
+        diary.listen(session.monitor)
+        session.start()
+
+        session.monitor.discard_cell()
+        session.monitor.discard_cell()
+
+        assert session.monitor.running is None
+        assert len(session.monitor.ledger) == 0
+        assert [event for event, _ in diary.events] == ["started"]
+
+    def test_a_start_without_an_end_gives_way(self, session: Session) -> None:
+        """The next cell is recorded right; of the lost one nothing is made up."""
+        session.start("lost")
+        session.start("found")
+
+        record = session.end()
+
+        assert record.first_line == "found"
+        assert session.monitor.ledger.records == (record,)
+
+    def test_a_partial_cells_peaks_are_at_least(self, session: Session) -> None:
+        """The cell that loads the extension."""
+        session.start(partial=True)
+
+        record = session.end()
+
+        assert [device.peak_is for device in record.devices] == ["at least", "at least"]
+
+    def test_an_interrupt_while_reading_costs_no_record(self, session: Session) -> None:
+        """Ctrl-C gets through, but the cell is in the ledger and the next one can start."""
+        session.start()
+        session.hardware.failure = KeyboardInterrupt()
+
+        with pytest.raises(KeyboardInterrupt):
+            session.monitor.end_cell(status="ok")
+
+        (record,) = session.monitor.ledger
+        assert record.devices[0].allocated == Span(10, None, None)
+        assert session.monitor.running is None
+
+    def test_an_interrupt_in_a_listener_holds_nothing_back(self, session: Session) -> None:
+        """What waits for the cell's end still runs."""
+
+        def interrupt(event: str) -> None:
+            if event == "ended":
+                raise KeyboardInterrupt
+
+        done: list[str] = []
+        Diary(interrupt).listen(session.monitor)
+        session.start()
+        session.monitor.when_idle(lambda: done.append("action"))
+
+        with pytest.raises(KeyboardInterrupt):
+            session.end()
+
+        assert done == ["action"]
+        assert len(session.monitor.ledger) == 1
+
+
+class TestFailure:
+    """Hardware and listeners fail; the user's cell does not."""
+
+    def test_a_failing_start_still_gives_a_record(self, session: Session) -> None:
+        """The start is unknown; the failure is told once, however many cells it hits."""
+        session.hardware.failure = OSError("device lost at 0x7f01")
+        session.start()
+        session.hardware.failure = None
+        first = session.end()
+        session.hardware.failure = OSError("device lost at 0x7f02")
+        session.start()
+        session.hardware.failure = None
+        second = session.end()
+
+        assert first.devices[0].allocated == second.devices[0].allocated == Span(None, 10, None)
+        assert session.failures == [
+            "Reading the memory at a cell's start failed: OSError: device lost at 0x7f01"
+        ]
+
+    def test_a_failing_end_still_gives_a_record(self, session: Session) -> None:
+        """The end is unknown."""
+        session.start()
+        session.hardware.failure = OSError("gone")
+
+        record = session.end()
+
+        assert [device.allocated for device in record.devices] == [
+            Span(10, None, None),
+            Span(20, None, None),
+        ]
+        assert session.failures == ["Reading the memory at a cell's end failed: OSError: gone"]
+
+    def test_hardware_that_never_answers_gives_a_record(self, session: Session) -> None:
+        """Without figures; where devices were known, each with unknown ones."""
+        session.hardware.failure = OSError("gone")
+        session.start()
+        bare = session.end()
+        session.hardware.failure = None
+        session.monitor.read_now()
+        session.hardware.failure = OSError("gone")
+        session.start()
+        unknown = session.end()
+
+        assert bare.devices == ()
+        assert [device.device for device in unknown.devices] == ["cuda:0", "host"]
+        assert {device.allocated for device in unknown.devices} == {Span(None, None, None)}
+        assert len(session.monitor.ledger) == 2
+
+    def test_a_failing_listener_is_told_once_and_hides_nothing(self, session: Session) -> None:
+        """Those behind it are told, cell after cell."""
+
+        def fail(event: str) -> None:
+            raise ZeroDivisionError(event)
+
+        broken, diary = Diary(fail), Diary()
+        broken.listen(session.monitor)
+        diary.listen(session.monitor)
+
+        for _ in range(3):
+            session.start()
+            session.end()
+
+        assert [event for event, _ in diary.events] == ["started", "ended"] * 3
+        assert session.failures == [
+            "Diary.on_cell_started failed: ZeroDivisionError: started",
+            "Diary.on_cell_ended failed: ZeroDivisionError: ended",
+        ]
+
+    def test_a_message_is_shown_once(self, session: Session) -> None:
+        """Whoever reports it."""
+        session.monitor.report_failure("NVML is gone")
+        session.monitor.report_failure("NVML is gone")
+        session.monitor.report_failure("so is the rest")
+
+        assert session.failures == ["NVML is gone", "so is the rest"]
+
+    def test_a_flood_of_messages_ends(self, session: Session) -> None:
+        """A message with a number in it does not fill the notebook or the memory."""
+        for number in range(1000):
+            session.monitor.report_failure(f"failure {number}")
+
+        assert len(session.failures) == 100
+
+    def test_a_failure_that_cannot_be_shown_is_logged(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Nothing is lost without a trace, and nothing is raised."""
+
+        def fail(message: str) -> None:
+            raise OSError("no output any more")
+
+        monitor = Monitor(ScriptedHardware(), on_failure=fail)
+
+        with caplog.at_level(logging.ERROR, logger="gpumemwidget"):
+            monitor.report_failure("NVML is gone")
+
+        assert "NVML is gone" in caplog.text
+        assert "no output any more" in caplog.text
+
+    def test_read_now_raises(self, session: Session) -> None:
+        """Whoever asks for a reading is told that there is none."""
+        session.hardware.failure = OSError("gone")
+
+        with pytest.raises(OSError, match="gone"):
+            session.monitor.read_now()
+
+
+class TestListeners:
+    """Who is told what, and when."""
+
+    def test_are_told_of_both_ends(self, session: Session) -> None:
+        """With the cell while it runs, with the record when it is in the ledger."""
+        seen: list[tuple[str, RunningCell | None, int]] = []
+        monitor = session.monitor
+        diary = Diary(lambda event: seen.append((event, monitor.running, len(monitor.ledger))))
+        diary.listen(monitor)
+
+        cell = session.start()
+        record = session.end()
+
+        assert diary.events == [("started", cell), ("ended", record)]
+        assert seen == [("started", cell, 0), ("ended", None, 1)]
+
+    def test_are_told_nothing_once_removed(self, session: Session) -> None:
+        """Removing twice changes nothing, and leaves the others."""
+        diary, other = Diary(), Diary()
+        remove = session.monitor.cell_started.add(diary.on_cell_started)
+        session.monitor.cell_started.add(other.on_cell_started)
+
+        remove()
+        remove()
+        session.start()
+        session.end()
+
+        assert diary.events == []
+        assert len(other.events) == 1
+
+    def test_one_may_leave_while_it_is_told(self, session: Session) -> None:
+        """The one behind it is still told."""
+        first = Diary(lambda _: remove())
+        second = Diary()
+        remove = first.listen(session.monitor)
+        second.listen(session.monitor)
+
+        session.start()
+        session.end()
+
+        assert [event for event, _ in first.events] == ["started"]
+        assert [event for event, _ in second.events] == ["started", "ended"]
+
+
+class TestWhenIdle:
+    """Actions that must not touch a running cell's memory."""
+
+    def test_between_cells_it_is_at_once(self, session: Session) -> None:
+        """On the caller's thread, before ``when_idle`` returns."""
+        threads: list[int] = []
+
+        session.monitor.when_idle(lambda: threads.append(threading.get_ident()))
+
+        assert threads == [threading.get_ident()]
+
+    def test_in_a_cell_it_is_after_the_record_and_the_listeners(self, session: Session) -> None:
+        """What an action frees belongs to no cell."""
+        order: list[str] = []
+        monitor = session.monitor
+        Diary(order.append).listen(monitor)
+
+        session.start()
+        monitor.when_idle(lambda: order.append(f"action, {len(monitor.ledger)} recorded"))
+        order.append("cell")
+        session.end()
+
+        assert order == ["started", "cell", "ended", "action, 1 recorded"]
+
+    def test_one_asked_for_by_a_listener_waits_for_the_other_listeners(
+        self, session: Session
+    ) -> None:
+        """The cell is not over before all of them know."""
+        order: list[str] = []
+        monitor = session.monitor
+
+        def ask(event: str) -> None:
+            if event == "ended":
+                monitor.when_idle(lambda: order.append("action"))
+
+        Diary(ask).listen(monitor)
+        Diary(order.append).listen(monitor)
+
+        session.start()
+        session.end()
+
+        assert order == ["started", "ended", "action"]
+
+    def test_a_discarded_cell_lets_it_run(self, session: Session) -> None:
+        """Else it would wait for ever."""
+        done: list[str] = []
+        session.start()
+        session.monitor.when_idle(lambda: done.append("action"))
+
+        session.monitor.discard_cell()
+
+        assert done == ["action"]
+
+    def test_one_that_fails_is_reported(self, session: Session) -> None:
+        """And the next still runs."""
+        done: list[str] = []
+        session.start()
+        session.monitor.when_idle(lambda: {}["model"])
+        session.monitor.when_idle(lambda: done.append("action"))
+
+        session.end()
+
+        assert done == ["action"]
+        assert session.failures == ["An action after the cell's end failed: KeyError: 'model'"]
+
+    def test_nothing_waits_once_closed(self, session: Session) -> None:
+        """Unloaded in mid-cell: what was clicked is forgotten."""
+        done: list[str] = []
+        session.start()
+        session.monitor.when_idle(lambda: done.append("action"))
+
+        session.monitor.close()
+        session.end()
+
+        assert done == []
+
+
+class TestSampling:
+    """The thread runs for those who want samples, and no longer."""
+
+    @pytest.fixture
+    def live(self) -> Iterator[tuple[Monitor, ScriptedHardware, Diary]]:
+        """A monitor on the real clock, a millisecond a sample."""
+        hardware = ScriptedHardware(gpu(10), host(20))
+        monitor = Monitor(hardware, on_failure=pytest.fail, interval_s=0.001)
+        diary = Diary()
+        diary.listen(monitor)
+        # In a cell the interval stays as it is.
+        monitor.start_cell(execution_count=1, cell_id=None, source="")
+        yield monitor, hardware, diary
+        monitor.close()
+        assert not monitor.is_sampling
+
+    def test_nobody_wants_any(self, live: tuple[Monitor, ScriptedHardware, Diary]) -> None:
+        """No thread, and the hardware is read at the cell's ends alone."""
+        monitor, hardware, diary = live
+
+        monitor.end_cell(status="ok")
+
+        assert not monitor.is_sampling
+        assert hardware.asked == ["start_span", "end_span"]
+        assert diary.samples == []
+
+    def test_samples_go_to_the_history_and_to_the_listeners(
+        self, live: tuple[Monitor, ScriptedHardware, Diary]
+    ) -> None:
+        """On the sampler's own thread, in order, each once; the cell's end among them."""
+        monitor, hardware, diary = live
+        monitor.want_samples(diary)
+        assert diary.wait_for_samples(3)
+        hardware.readings = (gpu(77), host(20))
+        record = monitor.end_cell(status="ok")
+        end_sample = monitor.samples_of(record)[-1]
+
+        assert diary.wait_for_samples(len(diary.samples) + 2)
+        monitor.unwant_samples(diary)
+        monitor.close()
+
+        assert end_sample.readings[0].allocated_bytes == 77
+        assert end_sample in diary.samples
+        assert diary.threads == {"gpumemwidget-sampler"}
+        times = [sample.time_s for sample in diary.samples]
+        assert times == sorted(times)
+        assert diary.samples == monitor.history.samples()[-len(diary.samples) :]
+
+    def test_stops_when_the_last_one_does_not_want_it_any_more(
+        self, live: tuple[Monitor, ScriptedHardware, Diary]
+    ) -> None:
+        """Not before; wanting twice is wanting once; it starts again."""
+        monitor, _, diary = live
+        first, second = Diary(), Diary()
+
+        monitor.want_samples(first)
+        monitor.want_samples(first)
+        monitor.want_samples(second)
+        monitor.unwant_samples(first)
+        with_one = monitor.is_sampling
+        monitor.unwant_samples(second)
+        monitor.unwant_samples(second)
+        with_none = monitor.is_sampling
+        n_before = len(diary.samples)
+        monitor.want_samples("a name will do")
+
+        assert (with_one, with_none) == (True, False)
+        assert diary.wait_for_samples(n_before + 2)
+        monitor.unwant_samples("".join(["a name ", "will do"]))
+        assert not monitor.is_sampling
+
+    def test_stops_when_whoever_wanted_it_is_gone(
+        self, live: tuple[Monitor, ScriptedHardware, Diary]
+    ) -> None:
+        """A view that was dropped without a word costs nothing for long."""
+        monitor, _, diary = live
+        view = Diary()
+        monitor.want_samples(view)
+        assert diary.wait_for_samples(1)
+        (thread,) = [t for t in threading.enumerate() if t.name == "gpumemwidget-sampler"]
+
+        del view
+        gc.collect()
+        thread.join(PATIENCE_S)
+
+        assert not thread.is_alive()
+        assert not monitor.is_sampling
+
+    def test_a_sample_has_no_place_within_a_cells_end(
+        self, live: tuple[Monitor, ScriptedHardware, Diary]
+    ) -> None:
+        """While the end is being read no sample gets between, or behind what is older."""
+        monitor, hardware, diary = live
+        monitor.want_samples(diary)
+        assert diary.wait_for_samples(1)
+        n_reads: list[int] = []
+
+        def let_samples_come(method: str) -> None:
+            if method == "end_span":
+                seen = hardware.asked.count("read")
+                while hardware.asked.count("read") < seen + 3:
+                    pass
+                n_reads.append(hardware.asked.count("read") - seen)
+
+        hardware.on_ask = let_samples_come
+
+        record = monitor.end_cell(status="ok")
+
+        (last,) = monitor.history.samples()[-1:]
+        assert n_reads[0] >= 3
+        assert last.time_s == monitor.samples_of(record)[-1].time_s
+        assert last.time_s == pytest.approx(record.start_s + record.duration_s, abs=1e-9)
+
+    def test_failing_reads_are_told_once(self) -> None:
+        """However many samples fail."""
+        hardware = ScriptedHardware()
+        hardware.failure = OSError("gone")
+        told = threading.Event()
+        failures: list[str] = []
+
+        def show(message: str) -> None:
+            failures.append(message)
+            told.set()
+
+        monitor = Monitor(hardware, on_failure=show, interval_s=2.0)
+
+        monitor.want_samples(self)
+        assert told.wait(PATIENCE_S)
+        monitor.close()
+
+        assert failures == ["Sampling the memory failed: OSError: gone"]
+
+    def test_failing_reads_stop_with_whoever_wanted_them(self) -> None:
+        """A view that is gone is noticed also where no sample comes."""
+        hardware = ScriptedHardware()
+        hardware.failure = OSError("gone")
+        told = threading.Event()
+        monitor = Monitor(hardware, on_failure=lambda _: told.set(), interval_s=0.001)
+        view = Diary()
+        monitor.want_samples(view)
+        assert told.wait(PATIENCE_S)
+        (thread,) = [t for t in threading.enumerate() if t.name == "gpumemwidget-sampler"]
+
+        del view
+        gc.collect()
+        thread.join(PATIENCE_S)
+
+        assert not thread.is_alive()
+
+    def test_the_interval_can_be_set(self, session: Session) -> None:
+        """And a wrong one is refused."""
+        session.monitor.interval_s = 0.5
+
+        with pytest.raises(BadInputError):
+            session.monitor.interval_s = 0
+
+        assert session.monitor.interval_s == 0.5
+
+
+class TestClose:
+    """After an unload."""
+
+    def test_leaves_nothing_behind(self, session: Session) -> None:
+        """The thread is gone when it returns; twice is fine; wanting starts nothing any more."""
+        diary = Diary()
+        diary.listen(session.monitor)
+        session.monitor.want_samples(diary)
+        assert diary.wait_for_samples(1)
+        n_events = len(diary.events)
+
+        session.monitor.close()
+        session.monitor.close()
+        threads = [thread.name for thread in threading.enumerate()]
+        session.monitor.want_samples(diary)
+        session.start()
+        record = session.end()
+
+        assert "gpumemwidget-sampler" not in threads
+        assert not session.monitor.is_sampling
+        assert session.hardware.asked.count("close") == 2
+        assert len(diary.events) == n_events
+        assert record.status == "ok"
+
+    def test_goes_on_if_the_hardware_does_not(self, session: Session) -> None:
+        """The failure is told, and the rest is taken away."""
+        session.hardware.close = None  # type: ignore[assignment]
+
+        session.monitor.close()
+
+        assert session.failures == [
+            "Closing the hardware failed: TypeError: 'NoneType' object is not callable"
+        ]
+
+
+ACTIONS = st.lists(
+    st.sampled_from(["allocate", "allocate more", "free", "empty cache", "user resets", "sample"]),
+    max_size=12,
+)
+
+
+class TestEndToEnd:
+    """Over the real backends, with simulated allocators behind them."""
+
+    @given(cells=st.lists(ACTIONS, min_size=1, max_size=6))
+    def test_records_are_the_allocators_own_figures(self, cells: list[list[str]]) -> None:
+        """Before, after and peak of each cell, exactly; "at least" if the user reset in it."""
+        allocator = SimulatedGpus()
+        torch: Any = make_torch(allocator)
+        hardware = Hardware([CudaBackend(torch)])
+        monitor = Monitor(hardware, on_failure=pytest.fail)
+        blocks: list[int] = []
+        expected: list[tuple[Span, int | None]] = []
+
+        def current() -> int:
+            if not allocator.list_touched():
+                return 0
+            return allocator.stats()["allocated_bytes"]["all"]["current"]
+
+        for actions in cells:
+            monitor.start_cell(execution_count=None, cell_id=None, source="")
+            before = peak = current()
+            for action in actions:
+                if action.startswith("allocate"):
+                    blocks.append(allocator.allocate(5 * MIB if "more" in action else 3 * 512))
+                elif action == "free" and blocks:
+                    allocator.free(blocks.pop())
+                elif action == "empty cache":
+                    hardware.empty_cache()
+                elif action == "user resets":
+                    torch._C._cuda_resetPeakMemoryStats(0)
+                elif action == "sample":
+                    monitor.read_now()
+                peak = max(peak, current())
+            monitor.end_cell(status="ok")
+            expected.append((Span(before, current(), peak), len(allocator.list_touched())))
+
+        recorded = [
+            (record.devices[0].allocated if record.devices else Span(0, 0, 0), len(record.devices))
+            for record in monitor.ledger
+        ]
+        exact = [
+            not record.devices or record.devices[0].peak_is == "exact" for record in monitor.ledger
+        ]
+        monitor.close()
+        for actions, (span, n_devices), (true, n_true), is_exact in zip(
+            cells, recorded, expected, exact, strict=True
+        ):
+            assert is_exact or "user resets" in actions
+            assert n_devices == n_true
+            assert (span.before_bytes, span.after_bytes) == (true.before_bytes, true.after_bytes)
+            assert span.peak_bytes is not None
+            assert true.peak_bytes is not None
+            assert span.peak_bytes <= true.peak_bytes
+            assert not is_exact or span.peak_bytes == true.peak_bytes
+
+    def test_a_replayed_session(self) -> None:
+        """A script with a first touch, an out-of-memory error and a peak becomes two records."""
+        script = [
+            Step(1.0, "allocate", name="model", n_bytes=100 * MIB),
+            Step(2.0, "allocate", name="batch", n_bytes=60 * MIB),
+            Step(3.0, "free", name="batch"),
+            Step(4.0, "oom"),
+        ]
+        backend = ReplayBackend(RecordingPlayer(play_script(script)))
+        monitor = Monitor(Hardware([backend]), on_failure=pytest.fail)
+
+        for n_events in (3, 1):
+            monitor.start_cell(execution_count=None, cell_id=None, source="")
+            backend.player.advance(n_events)
+            monitor.end_cell(status="ok")
+        monitor.close()
+
+        first, second = (
+            {device.device: device for device in record.devices}["cuda:0"]
+            for record in monitor.ledger
+        )
+        assert first.allocated == Span(0, 100 * MIB, 160 * MIB)
+        assert (first.peak_is, first.num_ooms) == ("exact", 0)
+        assert second.allocated == Span(100 * MIB, 100 * MIB, 100 * MIB)
+        assert (second.num_alloc_retries, second.num_ooms) == (1, 1)
+
+
+def test_spans_within_a_cell_leave_its_own_peaks_whole() -> None:
+    """What a ``with`` block measures for itself has marks of its own; the cell's go on over it."""
+    allocator = SimulatedGpus(1)
+    hardware = Hardware([CudaBackend(make_torch(allocator))])
+    monitor = Monitor(hardware, clock=ManualClock(), on_failure=pytest.fail)
+    allocator.touch(0)
+
+    def use(n_mib: int) -> None:
+        allocator.free(allocator.allocate(n_mib * MIB))
+
+    try:
+        monitor.start_cell(execution_count=1, cell_id=None, source="")
+        use(900)
+        monitor.start_span_within()
+        use(100)
+        [inner] = monitor.end_span_within()
+        use(300)
+        record = monitor.end_cell(status="ok")
+    finally:
+        monitor.close()
+
+    assert record is not None
+    assert inner.allocated_peak_bytes == 100 * MIB
+    assert record.devices[0].allocated == Span(0, 0, 900 * MIB)
+    assert record.devices[0].peak_is == "exact"
+    monitor.close()

@@ -1,0 +1,267 @@
+"""Moving in place, proved on the host: a copy of the memory in the stead of the old one.
+
+Where the old memory lies makes no difference to the moving, so it is tested without a GPU; that a
+GPU's memory goes is tested in ``tests/gpu/test_release.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from gpumemwidget.ownership.holdings import Account, take_account
+from gpumemwidget.ownership.moves import Move, find_move, find_outside
+from gpumemwidget.releasing import move as moves_module
+from gpumemwidget.releasing.move import carry_out
+from tests.ownership.notebook import Notebook, Tracker
+
+
+def _find(notebook: Notebook, *, dropped: str = "") -> tuple[Account, list[Move]]:
+    account = take_account(notebook.shell, budget_s=10.0)
+    assert account is not None
+    places = sorted(account.graph.storages)
+    marks = account.rows[dropped].frees_marks if dropped else 0
+    with account.graph.reader.quiet():
+        outside = find_outside(account, places)
+        moves = [find_move(account, each, dropped=marks, outside=outside) for each in places]
+    return account, moves
+
+
+def _move_all(notebook: Notebook) -> None:
+    account, moves = _find(notebook)
+    assert [move.obstacle for move in moves] == [None] * len(moves)
+    carry_out(account, moves)
+
+
+def _fail_to_clone(
+    monkeypatch: pytest.MonkeyPatch, *, n_bytes: int, error: type[BaseException] = RuntimeError
+) -> None:
+    clone = torch.UntypedStorage.clone
+
+    def clone_others(storage: Any) -> Any:
+        if storage.nbytes() == n_bytes:
+            raise error("out of memory")
+        return clone(storage)
+
+    monkeypatch.setattr(torch.UntypedStorage, "clone", clone_others)
+
+
+def test_views_and_ties_stay(notebook: Notebook) -> None:
+    """Views still show the base, tied weights are one storage, and the old storages are gone."""
+    tracker = Tracker()
+    base = tracker.track(torch.arange(12.0).reshape(3, 4))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    for parameter in model.parameters():
+        tracker.track(parameter)
+    notebook.put(base=base, part=base[1:, ::2], flipped=base.t(), model=model)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    parameters = list(model.parameters())
+
+    _move_all(notebook)
+
+    part, flipped = notebook.ip.user_ns["part"], notebook.ip.user_ns["flipped"]
+    assert tracker.count_bytes() == 0
+    assert part.tolist() == [[4.0, 6.0], [8.0, 10.0]]
+    base[2, 2] = 100.0
+    assert (part[1, 1].item(), flipped[2, 2].item()) == (100.0, 100.0)
+    assert part.stride() == (4, 2)
+    assert flipped.stride() == (1, 4)
+    assert model[1].weight is model[0].weight
+    assert [a is b for a, b in zip(parameters, model.parameters(), strict=True)] == [True] * 3
+    assert all(torch.equal(before[name], value) for name, value in model.named_parameters())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_an_optimizer_goes_on_after_the_move(notebook: Notebook) -> None:
+    """Gradients, moments and parameters move together: the next step is what it would have been."""
+
+    def train(model: torch.nn.Module, optimizer: Any, n_steps: int) -> None:
+        for _ in range(n_steps):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).square().sum().backward()
+            optimizer.step()
+
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 3)
+        optimizer = torch.optim.AdamW(model.parameters())
+        train(model, optimizer, 2)
+        models.append((model, optimizer))
+    tracker = Tracker()
+    for state in models[0][1].state.values():
+        for value in state.values():
+            tracker.track(value)
+    for parameter in models[0][0].parameters():
+        tracker.track(parameter)
+        tracker.track(parameter.grad)
+    notebook.put(model=models[0][0], opt=models[0][1])
+
+    _move_all(notebook)
+    left = tracker.count_bytes()
+    for model, optimizer in models:
+        train(model, optimizer, 2)
+
+    assert left == 0
+    for mine, others in zip(models[0][0].parameters(), models[1][0].parameters(), strict=True):
+        assert torch.equal(mine, others)
+
+
+def test_lazily_conjugated_and_negated_tensors_keep_their_values(notebook: Notebook) -> None:
+    """A conjugate that was never computed is a bit on the tensor, and the bit goes along."""
+    base = torch.tensor([1 + 2j, 3 - 4j])
+    negated = torch._neg_view(base)
+    notebook.put(base=base, conj=base.conj(), neg=negated)
+    del negated
+
+    _move_all(notebook)
+
+    assert notebook.ip.user_ns["conj"].tolist() == [1 - 2j, 3 + 4j]
+    assert notebook.ip.user_ns["neg"].tolist() == [-1 - 2j, -3 + 4j]
+    assert base.tolist() == [1 + 2j, 3 - 4j]
+
+
+def test_tensors_that_no_name_leads_to_are_found(notebook: Notebook) -> None:
+    """A view that only a library's table holds is moved along, or the old memory would stay."""
+    tracker = Tracker()
+    tensor = tracker.make(10)
+    notebook.elsewhere.append(tensor[5:])
+    notebook.put(x=tensor)
+
+    _move_all(notebook)
+    tensor[5] = 7.0
+
+    assert tracker.count_bytes() == 0
+    assert notebook.elsewhere[0][0].item() == 7.0  # type: ignore[index]
+
+
+def test_what_dies_with_the_names_is_not_moved(notebook: Notebook) -> None:
+    """Of two tensors on a storage only the one that somebody keeps gets the copy."""
+    tensor = torch.ones(10)
+    notebook.put(x=tensor, y=tensor.detach())
+    del tensor
+
+    _, (move,) = _find(notebook, dropped="x")
+
+    assert [id(each) for each in move.tensors] == [id(notebook.ip.user_ns["y"])]
+
+
+@pytest.mark.parametrize(
+    ("source", "obstacle"),
+    [
+        ("x = torch.ones(5, requires_grad=True) * 2", "it is part of a computation"),
+        (
+            "x = torch.ones(5, requires_grad=True); y = x * x; del x",
+            "a computation saved it for backward",
+        ),
+        ("x = torch.ones(5).to_sparse()", "a sparse, quantised, nested or named tensor"),
+        (
+            "from torch.testing._internal.two_tensor import TwoTensor\n"
+            "x = TwoTensor(torch.ones(5), torch.ones(5)).view(5)",
+            "it is a part of a tensor of another class",
+        ),
+        ("x = torch.ones(5); s = x.untyped_storage()", "its storage is held itself"),
+        ("x = torch.ones(5); s = [x.storage()]", "its storage is held itself"),
+    ],
+)
+def test_what_cannot_be_moved_says_why(notebook: Notebook, source: str, obstacle: str) -> None:
+    """Whoever could not follow the memory would be broken: a graph, a wrapper, a bare storage."""
+    notebook.run(f"import torch\n{source}")
+
+    _, moves = _find(notebook)
+
+    found = [move.obstacle for move in moves if move.obstacle]
+    assert any(each.startswith(obstacle) for each in found)
+
+
+def test_a_failed_move_is_undone(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the second storage can't be copied the first is back where it was."""
+    first, second = torch.ones(10), torch.zeros(20)
+    addresses = [first.data_ptr(), second.data_ptr()]
+    notebook.put(a=first, b=second)
+    account, moves = _find(notebook)
+    _fail_to_clone(monkeypatch, n_bytes=80)
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        carry_out(account, moves)
+
+    assert [first.data_ptr(), second.data_ptr()] == addresses
+
+
+def test_a_graph_that_no_name_leads_to_is_not_torn(notebook: Notebook) -> None:
+    """A loss that only a library keeps needs its tensors where they are."""
+    x = torch.ones(10, requires_grad=True)
+    notebook.elsewhere.append((x * x).sum())
+    notebook.put(x=x)
+
+    _, moves = _find(notebook)
+
+    assert [move.obstacle for move in moves] == [
+        "a computation that no name leads to has it, or something in C++ (a traced module, DDP)"
+    ]
+
+
+@pytest.mark.parametrize("is_within", [True, False])
+def test_inference_tensors_stay_what_they_are(notebook: Notebook, is_within: bool) -> None:
+    """Neither kind becomes the other, whatever the mode: weights must still learn."""
+    weight = torch.ones(4, requires_grad=True)
+    with torch.inference_mode():
+        cache = torch.ones(8)
+    notebook.put(weight=weight, cache=cache)
+
+    with torch.inference_mode(is_within):
+        _move_all(notebook)
+
+    assert (weight.is_inference(), cache.is_inference()) == (False, True)
+    (weight * 3).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [3.0] * 4
+    with torch.inference_mode():
+        assert cache.add_(1).tolist() == [2.0] * 8
+
+
+def test_a_failed_move_keeps_inference_tensors_too(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is put back is of the kind that it was."""
+    weight, other = torch.ones(4, requires_grad=True), torch.ones(20)
+    notebook.put(weight=weight, other=other)
+    account, moves = _find(notebook)
+    _fail_to_clone(monkeypatch, n_bytes=80)
+
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="out of memory"):
+        carry_out(account, moves)
+
+    assert [move.is_failed for move in moves] == [False, True]
+    assert not weight.is_inference()
+    (weight * 3).sum().backward()
+
+
+def test_a_move_that_is_interrupted_twice_is_undone_all_the_same(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second Ctrl-C while tensors are put back leaves none of them half-way."""
+    first, second, third = torch.ones(10), torch.zeros(15), torch.zeros(20)
+    addresses = [each.data_ptr() for each in (first, second, third)]
+    notebook.put(a=first, b=second, c=third)
+    account, moves = _find(notebook)
+    _fail_to_clone(monkeypatch, n_bytes=80, error=KeyboardInterrupt)
+    mode_of = moves_module._mode_of
+    interrupts = iter([KeyboardInterrupt, KeyboardInterrupt])
+
+    def interrupt(torch_module: Any, tensor: Any) -> Any:
+        if moves[-1].is_failed:
+            for error in interrupts:
+                raise error
+        return mode_of(torch_module, tensor)
+
+    monkeypatch.setattr(moves_module, "_mode_of", interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(account, moves)
+
+    assert [each.data_ptr() for each in (first, second, third)] == addresses
+    assert next(interrupts, None) is None

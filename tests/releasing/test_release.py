@@ -1,0 +1,726 @@
+"""The release, from plan to report, on the host."""
+
+from __future__ import annotations
+
+import gc
+import signal
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.errors import BadInputError, UnknownNameError
+from gpumemwidget.model.devices import Reading
+from gpumemwidget.model.ownership import DeviceBytes
+from gpumemwidget.model.releases import IPythonReference, ReleaseStay, StepResult
+from gpumemwidget.model.requests import ReleaseRequest
+from gpumemwidget.releasing.plan import plan_release
+from gpumemwidget.releasing.release import execute_release
+from gpumemwidget.report.release import describe_stays
+from gpumemwidget.report.report import report_plan, report_release
+from tests.ownership.notebook import Notebook, Tracker
+
+MIB = 1024**2
+
+
+def _names(notebook: Notebook) -> dict[str, object]:
+    return {name: notebook.ip.user_ns[name] for name in notebook.shell.list_user_names()}
+
+
+def test_a_name_is_released_and_measured(notebook: Notebook, tracker: Tracker) -> None:
+    """The steps run in their order, nothing is moved, and malloc counts what was planned."""
+    notebook.run(f"x = make({16 * MIB})")
+    gc.collect()  # Or what other tests have left is collected with it.
+
+    plan = notebook.plan("x")
+    report = notebook.release("x")
+
+    assert plan.frees_bytes == DeviceBytes((("host", 64 * MIB),))
+    assert (plan.moves, plan.drops, plan.host_needed_bytes) == ((), (), DeviceBytes())
+    assert [(step.kind.value, step.status) for step in report.steps] == [
+        ("move to CPU", "skipped"),
+        ("set to None", "done"),
+        ("drop IPython's references", "skipped"),
+        ("gc.collect", "done"),
+        ("empty_cache", "done"),
+    ]
+    assert dict(report.steps[1].allocated_freed_bytes)["host"] == pytest.approx(64 * MIB, abs=65536)
+    assert dict(report.allocated_freed_bytes)["host"] == pytest.approx(64 * MIB, abs=MIB)
+    assert (report.stopped, report.remains, report.notes) == (None, (), ())
+    assert tracker.count_bytes() == 0
+    assert notebook.ip.user_ns["x"] is None
+
+
+def test_a_displayed_name_is_dropped_where_ipython_holds_it(
+    notebook: Notebook, tracker: Tracker
+) -> None:
+    """Exactly the entries of this value go; another displayed value stays."""
+    notebook.run("x = make(10); x")
+    notebook.run("make(20)")
+
+    report = notebook.release("x")
+
+    assert IPythonReference("Out[1]") in report.plan.drops
+    assert report.plan.frees_bytes == DeviceBytes((("host", 40),))
+    assert tracker.count_bytes() == 80
+
+
+def test_what_others_hold_remains_and_they_are_named(notebook: Notebook, tracker: Tracker) -> None:
+    """On the host nothing is moved: the plan names who keeps it, and how to drop that."""
+    notebook.run("x = make(256)\nhistory = [x[:5]]")
+    notebook.run("(x, 1)")
+
+    report = notebook.release("x")
+
+    assert report.plan.frees_bytes == DeviceBytes()
+    kept = "history and Out[2] (--out drops it) also use it"
+    assert report.plan.stays == (ReleaseStay("x", "host", DeviceBytes((("host", 1024),)), kept),)
+    assert describe_stays(report.plan.stays, is_done=False) == [
+        f"1.00 KiB of x on host will not be freed: {kept}"
+    ]
+    # It is over: what the report says of it is no promise.
+    text = " ".join(report_release(report).text.split())
+    assert f"1.00 KiB of x on host was not freed: {kept}" in text
+    assert "will not be freed" not in text
+    assert tracker.count_bytes() == 1024
+    assert notebook.ip.user_ns["x"] is None
+
+
+def test_everything_that_is_held_together_goes_together(
+    notebook: Notebook, tracker: Tracker
+) -> None:
+    """The sum of a set is more than its parts: what only they share goes as well."""
+    notebook.run("a = make(10)\nb = [a, make(20)]\nc = {'b': b}")
+
+    plan = notebook.plan("a", "b", "c")
+    notebook.release("a", "b", "c")
+
+    assert plan.frees_bytes == DeviceBytes((("host", 120),))
+    assert tracker.count_bytes() == 0
+
+
+def test_rows_of_ipythons_own(notebook: Notebook, tracker: Tracker) -> None:
+    """A displayed value and the last exception are released by the names of their rows."""
+    notebook.run("make(10)")
+    notebook.run("make(20)")
+    notebook.run("def train():\n    batch = make(30)\n    1 / 0\ntrain()")
+
+    first = notebook.release("Out[1]")
+    left = tracker.count_bytes()
+    second = notebook.release("last exception")
+
+    assert (first.plan.frees_bytes, left) == (DeviceBytes((("host", 40),)), 80 + 120)
+    assert second.plan.frees_bytes == DeviceBytes((("host", 120),))
+    assert second.notes == ("The last exception is dropped: %debug has nothing to look at",)
+    assert tracker.count_bytes() == 80
+
+
+def test_all_of_ipythons_own(notebook: Notebook, tracker: Tracker) -> None:
+    """``out`` and ``exceptions`` need no names and leave the names alone."""
+    notebook.run("x = make(5); x")
+    notebook.run("make(20)")
+    notebook.run("def train():\n    batch = make(30)\n    1 / 0\ntrain()")
+
+    report = notebook.release(out=True, exceptions=True)
+
+    assert report.plan.frees_bytes == DeviceBytes((("host", 200),))
+    assert tracker.count_bytes() == 20
+    assert notebook.shell.list_references() == []
+
+
+def test_the_last_exception_of_a_running_cell(notebook: Notebook, tracker: Tracker) -> None:
+    """A release from within a cell frees what the cell before left, without holding it itself."""
+    notebook.run("def train():\n    batch = make(30)\n    1 / 0\ntrain()")
+    notebook.put(release=lambda: notebook.release(exceptions=True) and None)
+
+    notebook.run("release()")
+
+    assert tracker.count_bytes() == 0
+
+
+def test_keep_on_the_host_changes_nothing(notebook: Notebook, tracker: Tracker) -> None:
+    """What is on the host already is not copied, and the name keeps it."""
+    notebook.run("x = make(256)")
+    value = notebook.ip.user_ns["x"]
+
+    report = notebook.release("x", keep=True)
+
+    assert report.plan.moves == ()
+    assert [stay.reason for stay in report.plan.stays] == ["it is on the host already"]
+    assert [step.status for step in report.steps[:3]] == ["skipped", "skipped", "skipped"]
+    assert notebook.ip.user_ns["x"] is value
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("modle", UnknownNameError, "'modle' is no variable: did you mean model?; nothing was"),
+        ("Out[77]", UnknownNameError, "'Out[77]' is no variable: did you mean Out[2]?"),
+        ("zzz", UnknownNameError, "'zzz' is no variable: %who lists what there is; nothing was"),
+        ("print", BadInputError, "'print' is a builtin: name variables; nothing was changed"),
+        ("torch", BadInputError, "'torch' is a module and stays imported: name variables"),
+        ("In", BadInputError, "'In' is IPython's own: name a variable, a row such as Out[3]"),
+        ("_", BadInputError, "'_' is IPython's own"),
+        ("get_ipython", BadInputError, "'get_ipython' is IPython's own"),
+        ("train", BadInputError, "'train' is a function or a class and holds no tensor memory"),
+        ("Net", BadInputError, "'Net' is a function or a class and holds no tensor memory"),
+    ],
+)
+def test_what_is_no_memory_of_the_users_is_refused(
+    notebook: Notebook, tracker: Tracker, name: str, error: type[Exception], message: str
+) -> None:
+    """One line says why and what to do, and nothing is changed, the good names neither."""
+    notebook.run("import torch\nmodel = make(10)\ndef train(): pass\nclass Net: pass")
+    notebook.run("make(3)")
+    before = _names(notebook)
+
+    with pytest.raises(error) as caught:
+        notebook.plan("model", name)
+
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+    assert _names(notebook) == before
+    assert tracker.count_bytes() == 52
+
+
+def test_nothing_to_release_is_refused(notebook: Notebook) -> None:
+    """A release needs a name or an option."""
+    with pytest.raises(BadInputError, match="nothing to release: name the variables"):
+        notebook.plan()
+
+
+def test_a_closures_memory_may_be_released(notebook: Notebook, tracker: Tracker) -> None:
+    """A function that holds memory has a row, and so it may be released."""
+    notebook.run("def wrap(t):\n    return lambda: t\nstep = wrap(make(10))")
+
+    report = notebook.release("step")
+
+    assert report.stopped is None
+    assert tracker.count_bytes() == 0
+
+
+def test_names_that_hold_nothing_are_said(notebook: Notebook) -> None:
+    """A second click finds ``None``, and a number holds no tensor memory."""
+    notebook.run("import torch\nx = None\nn = 5")
+
+    plan = notebook.plan("x", "n")
+
+    assert plan.remains == (
+        "x is None already",
+        "n holds no tensor memory; it is set to None all the same",
+    )
+
+
+class _ShortOfMemory(Hardware):
+    """A machine with hardly any host memory left."""
+
+    def available_host_bytes(self) -> int | None:
+        return 100
+
+
+def _refuse_to_clone(monkeypatch: pytest.MonkeyPatch, *, n_bytes: int) -> None:
+    """Have the copying of storages of this size fail, as on a machine without memory."""
+    clone = torch.UntypedStorage.clone
+
+    def clone_others(storage: Any) -> Any:
+        if storage.nbytes() == n_bytes:
+            raise RuntimeError("out of memory\nmuch more to say")
+        return clone(storage)
+
+    monkeypatch.setattr(torch.UntypedStorage, "clone", clone_others)
+
+
+@pytest.mark.usefixtures("movable")
+def test_what_others_hold_is_moved_in_place(notebook: Notebook, tracker: Tracker) -> None:
+    """A released model whose parameters an optimizer keeps: those move, its buffers just go."""
+    notebook.put(track=tracker.track)
+    notebook.run(
+        "import torch\n"
+        "model = torch.nn.Linear(10, 10, bias=False)\n"
+        "model.register_buffer('mask', make(50))\n"
+        "track(model.weight)\n"
+        "opt = torch.optim.SGD(model.parameters(), lr=0.1)"
+    )
+    weight_id = id(notebook.ip.user_ns["model"].weight)
+
+    report = notebook.release("model")
+
+    (move,) = report.plan.moves
+    assert (move.path, move.kind, move.n_bytes) == ("model", "module", 400)
+    assert move.reason == "also held by opt"
+    assert report.plan.frees_bytes == DeviceBytes((("host", 600),))
+    assert report.steps[0].result == StepResult(n_tensors=1, n_bytes=400)
+    assert tracker.count_bytes() == 0
+    assert id(notebook.ip.user_ns["opt"].param_groups[0]["params"][0]) == weight_id
+
+
+@pytest.mark.usefixtures("movable", "tracker")
+def test_host_memory_that_a_move_needs_is_a_lower_bound_after_a_cut_walk(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not met in time may have to be moved too."""
+    monkeypatch.setattr("gpumemwidget.releasing.plan.RELEASE_BUDGET_S", 0.0)
+    notebook.run("items = [make(10), [[{}] for _ in range(50_000)]]")
+
+    plan = notebook.plan("items", keep=True)
+    monkeypatch.setattr(notebook.hardware, "available_host_bytes", lambda: 39)
+    refused = notebook.plan("items", keep=True)
+
+    assert plan.host_needed_bytes == DeviceBytes((("host", 40),), is_at_least=True)
+    assert "Needs at least 40 B of host memory" in report_plan(plan).text
+    assert refused.refusal is not None
+    assert "needs at least 40 B of host memory and 39 B is available" in refused.refusal
+
+
+@pytest.mark.usefixtures("movable")
+def test_keep_moves_everything_and_leaves_the_names(notebook: Notebook, tracker: Tracker) -> None:
+    """Structure, ties and what requires a gradient stay; the memory is another."""
+    notebook.run(
+        "x = make(10).requires_grad_()\nitems = {'x': x, 'v': x.detach()[5:], 'n': make(5)}"
+    )
+    items = notebook.ip.user_ns["items"]
+
+    report = notebook.release("items", keep=True)
+
+    assert [(move.path, move.n_bytes, move.reason) for move in report.plan.moves] == [
+        ("items", 60, "kept")
+    ]
+    assert report.plan.host_needed_bytes == DeviceBytes((("host", 60),))
+    assert report.stopped is None
+    assert [step.status for step in report.steps[:3]] == ["done", "skipped", "skipped"]
+    assert tracker.count_bytes() == 0
+    assert notebook.ip.user_ns["items"] is items
+    assert items["x"] is notebook.ip.user_ns["x"]
+    assert items["x"].requires_grad
+    items["x"].data[5] = 7.0
+    assert items["v"][0].item() == 7.0
+
+
+@pytest.mark.usefixtures("movable")
+def test_nothing_is_copied_for_a_displayed_value(notebook: Notebook, tracker: Tracker) -> None:
+    """Dropping ``Out[1]`` is no wish to move what a name holds."""
+    notebook.run("x = make(10); (x, 1)")
+
+    report = notebook.release("Out[1]")
+
+    assert report.plan.moves == ()
+    assert report.plan.stays == (
+        ReleaseStay("Out[1]", "host", DeviceBytes((("host", 40),)), "x also uses it"),
+    )
+    assert tracker.count_bytes() == 40
+
+
+@pytest.mark.usefixtures("movable")
+def test_what_a_computation_saved_remains(notebook: Notebook, tracker: Tracker) -> None:
+    """A tensor that another name's graph needs is not moved from under it."""
+    notebook.run("x = make(10).requires_grad_(); loss = (x * x).sum()")
+
+    report = notebook.release("x")
+
+    assert report.plan.moves == ()
+    assert describe_stays(report.plan.stays, is_done=True) == [
+        "40 B of x on host was not freed: a computation saved it for backward; "
+        "run backward() or drop its output"
+    ]
+    assert tracker.count_bytes() == 40
+    notebook.ip.user_ns["loss"].backward()
+
+
+@pytest.mark.usefixtures("movable")
+def test_a_refused_plan_changes_nothing(notebook: Notebook, tracker: Tracker) -> None:
+    """Where the host is too short for the moves no step is taken, and the report says why."""
+    notebook.run("x = make(128)\nhistory = [x]")
+    short = _ShortOfMemory([HostBackend()])
+    request = ReleaseRequest(("x",))
+    plan = plan_release(notebook.shell, short, request)
+
+    report = execute_release(notebook.shell, short, request)
+    short.close()
+
+    assert plan.refusal == report.stopped
+    assert report.stopped == (
+        "the move to the CPU needs 512 B of host memory and 100 B is available: "
+        "release fewer names, or what also holds them; nothing was changed"
+    )
+    assert {step.status for step in report.steps} == {"not reached"}
+    assert tracker.count_bytes() == 512
+    assert notebook.ip.user_ns["x"] is not None
+
+
+@pytest.mark.usefixtures("movable")
+def test_a_failed_move_leaves_the_names_alone(
+    notebook: Notebook, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The object whose move failed is as it was, those after it too, and nothing is dropped."""
+    notebook.run("a = make(10)\nb = make(20)\nc = make(30)\nkept = [a, b, c]")
+    _refuse_to_clone(monkeypatch, n_bytes=80)
+
+    report = notebook.release("a", "b", "c")
+
+    assert report.stopped == "move to CPU: b: RuntimeError: out of memory"
+    assert [step.status for step in report.steps] == ["failed", *["not reached"] * 4]
+    assert tracker.count_bytes() == 80 + 120
+    assert all(notebook.ip.user_ns[name] is not None for name in "abc")
+
+
+@pytest.mark.usefixtures("movable")
+def test_what_moves_is_moved_in_the_order_of_the_names(
+    notebook: Notebook, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that "where it stopped" tells what was reached: not in the order in which it was found."""
+    notebook.run(
+        "kept = [make(10), [make(20)], {'c': make(30)}]\na, b, c = kept[0], kept[1], kept[2]"
+    )
+    _refuse_to_clone(monkeypatch, n_bytes=80)
+
+    report = notebook.release("c", "b", "a")
+
+    assert [move.path for move in report.plan.moves] == ["c", "b", "a"]
+    assert report.stopped == "move to CPU: b: RuntimeError: out of memory"
+    assert tracker.count_bytes() == 40 + 80
+
+
+@pytest.mark.usefixtures("movable")
+def test_one_object_is_moved_whole_though_others_hold_its_parts(
+    notebook: Notebook, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts that different names share, and names that share a part: all of it is moved, or none.
+
+    A shared parameter and tied weights stay one tensor.
+    """
+    notebook.put(track=tracker.track)
+    notebook.run(
+        "import torch\n"
+        "model = torch.nn.ModuleList([torch.nn.Linear(5, 5, bias=False) for _ in range(3)])\n"
+        "model[1].weight = model[0].weight\n"
+        "twin = torch.nn.Sequential(model[0])\n"
+        "big = torch.nn.Linear(10, 2, bias=False)\n"
+        "model.append(big)\n"
+        "ema = [model[2].weight]\n"
+        "opt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for p in model.parameters(): track(p)"
+    )
+    before = tracker.count_bytes()
+    _refuse_to_clone(monkeypatch, n_bytes=80)
+
+    report = notebook.release("model", "twin")
+    model, twin = notebook.ip.user_ns["model"], notebook.ip.user_ns["twin"]
+
+    assert report.stopped == "move to CPU: model: RuntimeError: out of memory"
+    assert len(report.plan.moves) == 3
+    assert tracker.count_bytes() == before == 280
+    assert model[1].weight is model[0].weight is twin[0].weight
+    monkeypatch.undo()
+
+
+@pytest.mark.usefixtures("movable")
+def test_a_model_of_which_a_part_must_stay_stays(notebook: Notebook, tracker: Tracker) -> None:
+    """Half a model on another device is broken; a list of tensors is not."""
+    notebook.run(
+        "import torch\n"
+        "model = torch.nn.ModuleList([torch.nn.Linear(5, 5, bias=False) for _ in range(2)])\n"
+        "opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)\n"
+        "loss = (model[0].weight * model[0].weight).sum()\n"
+        "items = [make(10), make(20).requires_grad_()]\n"
+        "other = (items[1] * items[1]).sum()"
+    )
+
+    plan = notebook.plan("model", "opt", "items", keep=True)
+
+    saved = "a computation saved it for backward; run backward() or drop its output"
+    assert [(move.path, move.n_bytes) for move in plan.moves] == [("items", 40)]
+    assert describe_stays(plan.stays, is_done=False) == [
+        f"100 B of model on host will not be freed: {saved}",
+        f"100 B of model on host will not be freed: what belongs to it can't be moved: {saved}",
+        f"80 B of items on host will not be freed: {saved}",
+    ]
+
+
+def test_an_interrupt_says_where_it_stopped(refusing: Notebook) -> None:
+    """Ctrl-C between two names leaves the later ones as they are."""
+    refusing.put(a=torch.ones(1), b=torch.ones(2), c=torch.ones(3))
+    vars(refusing.ip.user_ns)["error"] = KeyboardInterrupt()
+
+    report = refusing.release("a", "b", "c")
+
+    assert report.stopped == "set to None: b: interrupted (a set to None before it)"
+    assert refusing.ip.user_ns["c"] is not None
+
+
+def test_the_object_itself_is_refused(notebook: Notebook) -> None:
+    """``release(model)`` is a slip of the pen; the object is asked for nothing."""
+    with pytest.raises(BadInputError, match=r"a Tensor is no name: give the variable's"):
+        notebook.plan(torch.ones(3))  # type: ignore[arg-type]
+
+
+def test_a_number_is_dropped_from_nowhere_else(notebook: Notebook) -> None:
+    """``5`` is one object for all: what IPython shows of another ``5`` is not the name's."""
+    notebook.run("import torch\nn = 5")
+    notebook.run("2 + 3")
+
+    report = notebook.release("n")
+
+    assert report.plan.drops == ()
+    assert notebook.ip.user_ns["Out"][2] == 5
+
+
+def test_a_name_like_a_row_is_not_taken_for_it(notebook: Notebook, tracker: Tracker) -> None:
+    """``globals()["Out[1]"]`` is nobody's variable: the displayed value alone has that row."""
+    notebook.run("make(10)")
+    notebook.put(**{"Out[1]": tracker.make(5), "last exception": tracker.make(6)})
+    notebook.put(**{"odd name": tracker.make(7)})
+
+    report = notebook.release("Out[1]", "odd name")
+
+    assert report.plan.frees_bytes == DeviceBytes((("host", 68),))
+    assert tracker.count_bytes() == 44
+    with pytest.raises(BadInputError):
+        notebook.plan("last exception")
+
+
+def test_a_stale_plan_does_what_is_true_now(notebook: Notebook, tracker: Tracker) -> None:
+    """A name rebound after its plan was shown is released as it is now, by the report's plan."""
+    notebook.run("x = make(10)")
+    shown = notebook.plan("x")
+    notebook.run("x = make(20)")
+
+    report = notebook.release("x")
+
+    assert shown.frees_bytes == DeviceBytes((("host", 40),))
+    assert report.plan.frees_bytes == DeviceBytes((("host", 80),))
+    assert tracker.count_bytes() == 0
+
+
+def test_a_plan_whose_name_is_gone_stops(notebook: Notebook, tracker: Tracker) -> None:
+    """Nothing is released when one of the names is not there any more."""
+    notebook.run("x = make(10)\ny = make(20)")
+    notebook.plan("x", "y")
+    notebook.run("del x")
+
+    with pytest.raises(UnknownNameError, match="'x' is no variable"):
+        notebook.release("x", "y")
+
+    assert tracker.count_bytes() == 80
+
+
+@pytest.mark.usefixtures("movable")
+def test_a_release_that_may_not_move_is_refused(notebook: Notebook, tracker: Tracker) -> None:
+    """Nothing is changed where something else holds the memory too."""
+    notebook.run("x = make(10)\nkept = [x]")
+
+    report = notebook.release("x", may_move=False)
+
+    assert [move.path for move in report.plan.moves] == ["x"]
+    assert report.stopped == report.plan.refusal
+    assert report.stopped is not None
+    assert report.stopped.startswith("x would have to be moved to the CPU")
+    assert tracker.count_bytes() == 40
+    assert notebook.ip.user_ns["x"] is notebook.ip.user_ns["kept"][0]
+
+
+class _Refusing(dict[str, Any]):
+    """A namespace in which one name can't be set."""
+
+    def __setitem__(self, name: str, value: object) -> None:
+        if name == "b" and value is None:
+            raise vars(self).get("error", ValueError("b is protected\nfor reasons"))
+        super().__setitem__(name, value)
+
+
+@pytest.fixture
+def refusing(notebook: Notebook) -> Iterator[Notebook]:
+    """A notebook whose name ``b`` can't be set to ``None``."""
+    plain = notebook.ip.user_ns
+    notebook.ip.user_ns = _Refusing(plain)
+    yield notebook
+    notebook.ip.user_ns = plain
+
+
+def test_a_failing_step_stops_the_release(refusing: Notebook) -> None:
+    """What was not reached is unchanged, and the report says where it stopped and why."""
+    refusing.put(a=torch.ones(1), b=torch.ones(2), c=torch.ones(3))
+
+    report = refusing.release("a", "b", "c")
+
+    assert report.stopped == "set to None: b: ValueError: b is protected (a set to None before it)"
+    assert [step.status for step in report.steps] == [
+        "skipped",
+        "failed",
+        "not reached",
+        "not reached",
+        "not reached",
+    ]
+    assert refusing.ip.user_ns["a"] is None
+    assert refusing.ip.user_ns["c"] is not None
+
+
+def test_what_an_object_saves_from_its_end_is_reported(
+    notebook: Notebook, tracker: Tracker
+) -> None:
+    """``__del__`` puts the tensor aside: it was meant to go, did not, and the report says so."""
+    notebook.put(kept=notebook.elsewhere)
+    notebook.run(
+        "class Sticky:\n"
+        "    def __init__(self, t): self.t = t\n"
+        "    def __del__(self): saved.append(self.t)\n"
+        "saved = []\n"
+        f"x = Sticky(make({2 * MIB}))"
+    )
+
+    report = notebook.release("x")
+    notebook.run("saved.clear()")
+
+    assert report.plan.frees_bytes == DeviceBytes((("host", 8 * MIB),))
+    assert report.remains == ("8.00 MiB on host was meant to go and is still held by saved[0]",)
+    assert tracker.count_bytes() == 0
+
+
+def test_the_plan_holds_no_memory(notebook: Notebook, tracker: Tracker) -> None:
+    """A plan that stays on the screen is strings and numbers."""
+    notebook.run("x = make(10)")
+
+    plan = notebook.plan("x")
+    del notebook.ip.user_ns["x"]
+    gc.collect()
+
+    assert plan.request.names == ("x",)
+    assert tracker.count_bytes() == 0
+
+
+def test_a_cycle_through_a_graph_is_cut(notebook: Notebook, tracker: Tracker) -> None:
+    """``backward(create_graph=True)``: gradient and parameter hold each other where no gc looks.
+
+    A parameter that somebody else keeps has its gradient still.
+    """
+    notebook.put(track=tracker.track)
+    notebook.run(
+        "w = make(10).requires_grad_()\n"
+        "(w ** 3).sum().backward(create_graph=True)\n"
+        "track(w.grad)\n"
+        "kept = make(5).requires_grad_()\n"
+        "(kept ** 3).sum().backward(create_graph=True)\n"
+        "second = [kept]"
+    )
+    kept = notebook.ip.user_ns["kept"]
+
+    plan = notebook.plan("w", "kept")
+    report = notebook.release("w", "kept")
+
+    assert dict(plan.frees_bytes.by_device)["host"] >= 80
+    assert report.steps[3].result.n_tensors == 1
+    assert tracker.count_bytes() == 20
+    assert kept.grad.tolist() == [3.0] * 5
+    kept.grad = None
+
+
+@pytest.mark.usefixtures("movable")
+def test_each_step_is_measured_beside_its_plan(notebook: Notebook, tracker: Tracker) -> None:
+    """What is moved, what goes with the names, and what only then IPython lets go of."""
+    n = 4 * MIB
+    notebook.run(f"moved = make({n})\nkept = [moved]\nplain = make({2 * n})\nshown = make({3 * n})")
+    notebook.run("shown")
+    gc.collect()
+
+    report = notebook.release("moved", "plain", "shown")
+
+    steps = {step.kind.value: step for step in report.steps}
+    planned = {name: dict(step.planned_bytes.by_device).get("host") for name, step in steps.items()}
+    assert planned == {
+        "move to CPU": 4 * n,
+        "set to None": 8 * n,
+        "drop IPython's references": 12 * n,
+        "gc.collect": None,
+        "empty_cache": None,
+    }
+    assert (
+        sum(each or 0 for each in planned.values())
+        == dict(report.plan.frees_bytes.by_device)["host"]
+    )
+    for name in ("set to None", "drop IPython's references"):
+        freed = dict(steps[name].allocated_freed_bytes)["host"]
+        assert freed == pytest.approx(planned[name], abs=65536)
+
+
+@pytest.mark.usefixtures("movable")
+@pytest.mark.parametrize(
+    ("step", "target"),
+    [
+        ("move to CPU", "gpumemwidget.releasing.move._copy_storage"),
+        ("drop IPython's references", "gpumemwidget.jupyter.references.IPythonShell.drop_ids"),
+        ("clear caches", "gpumemwidget.backends.hardware.Hardware.release_workspaces"),
+        ("gc.collect", "gpumemwidget.releasing.release.cut_cycles"),
+        ("empty_cache", "gpumemwidget.backends.hardware.Hardware.empty_cache"),
+    ],
+)
+def test_ctrl_c_in_any_step_is_told(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch, step: str, target: str
+) -> None:
+    """A real SIGINT: the report says where it stopped, and no later step was begun."""
+    notebook.put(x=torch.ones(10))
+    notebook.put(kept=[notebook.ip.user_ns["x"]])
+    address = notebook.ip.user_ns["x"].data_ptr()
+
+    def interrupt(*_args: object, **_options: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(target, interrupt)
+        report = notebook.release("x", cublas=True)
+
+    prefix = f"{step}: x: " if step == "move to CPU" else f"{step}: "
+    assert report.stopped == f"{prefix}interrupted"
+    names = [each.kind.value for each in report.steps]
+    reached = {each.kind.value: each.status for each in report.steps}
+    assert reached[step] == "failed"
+    assert all(reached[name] == "not reached" for name in names[names.index(step) + 1 :])
+    assert report.is_interrupted
+    if step == "move to CPU":
+        assert notebook.ip.user_ns["x"].data_ptr() == address
+
+
+def test_what_was_freed_is_measured_where_mallocs_count_is_slow(notebook: Notebook) -> None:
+    """The sampler's readings then leave the count out; those of a release don't."""
+    seconds = count()
+    hardware = Hardware([HostBackend(cpu_timer=lambda: float(next(seconds)))])
+    notebook.put(x=torch.ones(1 << 20))
+    hardware.read()
+    [sampled] = hardware.read()
+
+    report = execute_release(notebook.shell, hardware, ReleaseRequest(("x",)))
+
+    hardware.close()
+    assert sampled.allocated_bytes is None
+    # The release takes some memory too, for what it reports.
+    assert dict(report.allocated_freed_bytes)["host"] == pytest.approx(4 << 20, rel=0.05)
+
+
+@pytest.mark.parametrize("number", range(1, 12))
+def test_ctrl_c_between_two_steps_is_told(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Also one that meets a measurement ends the release before its next step, with a report."""
+    notebook.put(x=torch.ones(10))
+    plan = notebook.plan("x")
+    read = notebook.hardware.end_span
+    reads = iter(range(100))
+
+    def interrupt() -> tuple[Reading, ...]:
+        if next(reads) == number:
+            signal.raise_signal(signal.SIGINT)
+        return read()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(notebook.hardware, "end_span", interrupt)
+        report = execute_release(notebook.shell, notebook.hardware, plan.request)
+
+    n_reads = next(reads)
+    statuses = [step.status for step in report.steps]
+    assert report.steps[0].kind.value == "move to CPU"
+    assert len(statuses) == 5
+    assert report.is_interrupted == (number < n_reads)
+    assert (report.stopped is None) == ("not reached" not in statuses and "failed" not in statuses)
+    assert (notebook.ip.user_ns["x"] is None) == (statuses[1] == "done")

@@ -1,0 +1,371 @@
+"""Whatever reaches memory can be released by its name, and kept and brought back."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+
+import pytest
+import torch
+
+from gpumemwidget.model.ownership import DeviceBytes
+from gpumemwidget.releasing.move import whereabouts
+from gpumemwidget.releasing.restore import execute_restore
+from tests.ownership.notebook import Notebook, Tracker
+
+#: Each binds ``x``, which alone leads to what ``make`` made, and tells how many bytes that is.
+_KINDS = {
+    "tensor": ("x = make(10)", 40),
+    "view": ("x = make(10)[2:4]", 40),
+    "parameter with a gradient": (
+        "x = torch.nn.Parameter(make(10))\nx.grad = make(10)",
+        80,
+    ),
+    "module": ("x = torch.nn.Linear(2, 2, bias=False)\nx.register_buffer('mask', make(10))", 40),
+    "module with hooks": (
+        "x = torch.nn.Linear(2, 2)\nseen = {'t': make(10)}\n"
+        "x.register_forward_hook(lambda *a, s=seen: s)\ndel seen",
+        40,
+    ),
+    "optimizer": (
+        "p = torch.nn.Parameter(make(10))\nx = torch.optim.AdamW([p])\n"
+        "p.grad = make(10)\nx.step()\nfor v in x.state[p].values(): track(v)\ndel p, v",
+        40 + 40 + 4 + 40 + 40,
+    ),
+    "LR scheduler": (
+        "x = torch.optim.lr_scheduler.StepLR("
+        "torch.optim.SGD([torch.nn.Parameter(make(10))], lr=0.1), 1)",
+        40,
+    ),
+    "trainer": (
+        "class Trainer:\n"
+        "    def __init__(self):\n"
+        "        self.model = torch.nn.Linear(2, 2)\n"
+        "        self.model.register_buffer('b', make(10))\n"
+        "        self.opt = torch.optim.SGD(self.model.parameters(), lr=0.1)\n"
+        "        self.callbacks = [self]\n"
+        "        self.history = [{'loss': make(1)}]\n"
+        "x = Trainer()",
+        44,
+    ),
+    "pipeline": (
+        "class Pipeline:\n"
+        "    def __init__(self, **parts): vars(self).update(parts)\n"
+        "x = Pipeline(unet=torch.nn.Linear(1, 1), latents=make(10), steps=[lambda t=make(5): t])",
+        60,
+    ),
+    "dataclass": (
+        "import dataclasses\n"
+        "@dataclasses.dataclass\n"
+        "class Batch:\n"
+        "    x: object\n"
+        "x = Batch(make(10))",
+        40,
+    ),
+    "slots": (
+        "class Slots:\n    __slots__ = ('t', 'empty')\nx = Slots()\nx.t = make(10)",
+        40,
+    ),
+    "frozen dataclass with slots": (
+        "import dataclasses\n"
+        "@dataclasses.dataclass(frozen=True, slots=True)\n"
+        "class Batch:\n"
+        "    x: object\n"
+        "x = Batch((make(10), make(5)))",
+        60,
+    ),
+    "named tuple": (
+        "import collections\n"
+        "x = collections.namedtuple('Out', 'logits hidden')(make(10), (make(5),))",
+        60,
+    ),
+    "model output": (
+        "import collections, dataclasses\n"
+        "@dataclasses.dataclass\n"
+        "class ModelOutput(collections.OrderedDict):\n"
+        "    logits: object = None\n"
+        "    def __post_init__(self): self['logits'] = self.logits\n"
+        "x = ModelOutput(make(10))",
+        40,
+    ),
+    "KV cache": (
+        "class Cache:\n"
+        "    def __init__(self, n):\n"
+        "        self.key_cache = [make(10) for _ in range(n)]\n"
+        "        self.value_cache = [make(10)[None] for _ in range(n)]\n"
+        "x = Cache(3)",
+        240,
+    ),
+    "list": ("x = [make(10), [make(5)]]", 60),
+    "dict": ("x = {'a': make(10), make(5): 1}", 60),
+    "set and deque": (
+        "import collections\nx = collections.deque([{make(10)}, frozenset([make(5)])])",
+        60,
+    ),
+    "cycle": ("x = [make(10)]\nx.append({'me': x})", 40),
+    "iterator": ("x = iter([make(10), make(5)])\nnext(x)\nNone", 60),
+    "enumerate of zip": ("x = enumerate(zip([make(10)], (make(5),)))", 60),
+    "generator": (
+        "def stream():\n    batch = make(10)\n    yield 1\n    yield batch\nx = stream()\nnext(x)",
+        40,
+    ),
+    "generator not begun": (
+        "def stream(batch):\n    yield batch\nx = stream(make(10))",
+        40,
+    ),
+    "coroutine": (
+        "async def wait(batch):\n    return batch\nx = wait(make(10))",
+        40,
+    ),
+    "DataLoader": (
+        "x = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(make(10)), batch_size=2)",
+        40,
+    ),
+    "DataLoader's iterator": (
+        "x = iter(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(make(10))))\nnext(x)\n"
+        "None",
+        40,
+    ),
+    "object": ("class Plain: pass\nx = Plain()\nx.deep = Plain()\nx.deep.t = make(10)", 40),
+    "class": ("class x:\n    table = make(10)", 40),
+    "class with a method that closes over one": (
+        "def build(t):\n    class Net:\n        def f(self): return t\n    return Net\n"
+        "x = build(make(10))",
+        40,
+    ),
+    "closure": ("def build(t):\n    return lambda: t\nx = build(make(10))", 40),
+    "default": ("def x(t=make(10)): return t", 40),
+    "function's attribute": ("def x(): pass\nx.cache = {1: make(10)}", 40),
+    "partial": ("import functools\nx = functools.partial(print, make(10), sep=make(5))", 60),
+    "bound method": (
+        "class Holder:\n    def __init__(self): self.t = make(10)\n    def f(self): pass\n"
+        "x = Holder().f",
+        40,
+    ),
+    "cached function": (
+        "import functools\n@functools.lru_cache\ndef x(n): return make(n)\nfor n in (10, 5): x(n)",
+        60,
+    ),
+    "exception": (
+        "def fail():\n    batch = make(10)\n    raise ValueError\n"
+        "try:\n    fail()\nexcept ValueError as exc:\n    x = exc",
+        40,
+    ),
+    "hostile object": (
+        "class Hostile:\n"
+        "    def __getattribute__(self, name): raise RuntimeError(name)\n"
+        "    def __eq__(self, other): raise RuntimeError\n"
+        "    def __hash__(self): raise RuntimeError\n"
+        "    def __bool__(self): raise RuntimeError\n"
+        "    def __repr__(self): raise RuntimeError\n"
+        "    def __len__(self): raise RuntimeError\n"
+        "    def __iter__(self): raise RuntimeError\n"
+        "x = Hostile()\n"
+        "object.__setattr__(x, 't', make(10))",
+        40,
+    ),
+    "loss with its graph": ("w = make(10).requires_grad_()\nx = (w * w).sum()\ndel w", 40),
+}
+
+
+@pytest.mark.filterwarnings("ignore:coroutine 'wait' was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("kind", _KINDS)
+def test_it_is_released_by_its_name(notebook: Notebook, tracker: Tracker, kind: str) -> None:
+    """All of it goes, as planned; nothing is moved for nobody, and nothing runs of its own code."""
+    source, n_bytes = _KINDS[kind]
+    notebook.put(track=tracker.track)
+    notebook.run(f"import torch\n{source}")
+    assert notebook.ip.last_execution_result.error_in_exec is None
+    before = tracker.count_bytes()
+
+    plan = notebook.plan("x")
+    report = notebook.release("x")
+
+    assert before == n_bytes
+    assert dict(plan.frees_bytes.by_device)["host"] >= n_bytes
+    assert (plan.moves, plan.remains, report.stopped, report.remains) == ((), (), None, ())
+    assert notebook.ip.user_ns["x"] is None
+    assert tracker.count_bytes() == 0
+
+
+#: What can be moved in place without its holder's help; what only a function or a graph leads to
+#: can't (a loss, a closure), and says so.
+_KEPT = [
+    *(
+        "tensor",
+        "view",
+        "parameter with a gradient",
+        "module",
+        "optimizer",
+        "trainer",
+        "LR scheduler",
+    ),
+    "dataclass",
+    "generator",
+    *("slots", "frozen dataclass with slots", "named tuple", "model output", "KV cache", "list"),
+    *("cycle", "iterator", "enumerate of zip", "DataLoader", "object", "hostile object"),
+]
+
+
+@pytest.mark.usefixtures("movable")
+@pytest.mark.parametrize("kind", _KEPT)
+def test_it_is_kept_on_the_cpu_and_brought_back(
+    notebook: Notebook, tracker: Tracker, kind: str
+) -> None:
+    """The name stays bound to the same object; the old memory goes, out and back."""
+    source, _ = _KINDS[kind]
+    whereabouts.forget_all()
+    notebook.put(track=tracker.track)
+    notebook.run(f"import torch\n{source}")
+    target = notebook.ip.user_ns["x"]
+
+    released = notebook.release("x", keep=True)
+    left = tracker.count_bytes()
+    restored = execute_restore(notebook.shell, notebook.hardware, ["x"])
+
+    assert (released.stopped, released.remains, restored.stopped) == (None, (), None)
+    assert left == 0
+    assert notebook.ip.user_ns["x"] is target
+    assert [move.n_bytes for move in restored.plan.moves] == [
+        sum(move.n_bytes for move in released.plan.moves)
+    ]
+    assert (restored.remains, len(whereabouts)) == ((), 0)
+
+
+@pytest.mark.usefixtures("movable")
+@pytest.mark.parametrize("kind", ["closure", "loss with its graph"])
+def test_what_cannot_be_kept_says_why(notebook: Notebook, tracker: Tracker, kind: str) -> None:
+    """Nothing of it is moved, and the reason is said; without ``keep`` it can be released."""
+    source, _ = _KINDS[kind]
+    notebook.run(f"import torch\n{source}")
+    before = tracker.count_bytes()
+
+    report = notebook.release("x", keep=True)
+
+    assert report.plan.moves == ()
+    assert report.plan.stays[0].reason.startswith("it is ")
+    assert tracker.count_bytes() == before
+
+
+def test_a_chain_of_exceptions_goes_with_the_last(notebook: Notebook, tracker: Tracker) -> None:
+    """``__cause__`` and ``__context__``, with the variables of all their frames."""
+    notebook.run(
+        "def load():\n    a = make(10)\n    raise KeyError\n"
+        "def retry():\n    b = make(20)\n    try:\n        load()\n"
+        "    except KeyError as exc:\n        c = make(30)\n        raise ValueError from exc\n"
+        "def train():\n    d = make(40)\n    try:\n        retry()\n"
+        "    except ValueError:\n        1 / 0\n"
+        "train()"
+    )
+    before = tracker.count_bytes()
+
+    report = notebook.release(exceptions=True)
+
+    assert before == 400
+    assert report.plan.frees_bytes == DeviceBytes((("host", 400),))
+    assert tracker.count_bytes() == 0
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with Python 3.11")
+def test_a_group_of_exceptions_goes_whole(notebook: Notebook, tracker: Tracker) -> None:
+    """Each member of a group has a traceback of its own, groups within groups too."""
+    notebook.run(
+        "def fail(n):\n    batch = make(n)\n    raise ValueError(n)\n"
+        "def gather(sizes):\n"
+        "    errors = []\n"
+        "    for n in sizes:\n"
+        "        try:\n            fail(n)\n"
+        "        except ValueError as exc:\n            errors.append(exc)\n"
+        "    return errors\n"
+        "raise ExceptionGroup('all', [*gather([10, 20]), ExceptionGroup('in', gather([30]))])"
+    )
+    before = tracker.count_bytes()
+
+    report = notebook.release("last exception")
+
+    assert before == 240
+    assert report.plan.frees_bytes == DeviceBytes((("host", 240),))
+    assert tracker.count_bytes() == 0
+
+
+def test_an_exception_that_a_name_keeps_remains(notebook: Notebook, tracker: Tracker) -> None:
+    """``errors.append(exc)``: the row goes, the memory does not, and its holder is named."""
+    notebook.run(
+        "errors = []\n"
+        "def fail():\n    batch = make(10)\n    raise ValueError\n"
+        "try:\n    fail()\nexcept ValueError as exc:\n    errors.append(exc)\n    raise"
+    )
+
+    report = notebook.release(exceptions=True)
+
+    assert report.plan.frees_bytes == DeviceBytes()
+    assert tracker.count_bytes() == 40
+    assert notebook.release("errors").stopped is None
+    assert tracker.count_bytes() == 0
+
+
+def test_each_of_ipythons_own_goes_alone(notebook: Notebook, tracker: Tracker) -> None:
+    """``Out`` without the exception, and the exception without ``Out``."""
+    notebook.run("make(10)")
+    notebook.run("def fail():\n    batch = make(20)\n    1 / 0\nfail()")
+
+    notebook.release(out=True)
+    without_out = tracker.count_bytes()
+    notebook.run("make(30)")
+    notebook.run("def fail():\n    batch = make(40)\n    1 / 0\nfail()")
+    notebook.release(exceptions=True)
+
+    assert without_out == 80
+    assert tracker.count_bytes() == 120
+    assert torch.equal(notebook.ip.user_ns["Out"][3], torch.ones(30))
+
+
+def test_a_loader_with_workers_is_released(notebook: Notebook, tracker: Tracker) -> None:
+    """Its worker processes end with it, and what the loader and its dataset hold goes."""
+    notebook.run(
+        "import torch\n"
+        "loader = torch.utils.data.DataLoader(\n"
+        "    torch.utils.data.TensorDataset(make(8)), batch_size=2, num_workers=1,\n"
+        "    persistent_workers=True)\n"
+        "it = iter(loader)\n"
+        "n = len(next(it))\n"
+        "worker = it._workers[0].pid"
+    )
+    pid = notebook.ip.user_ns["worker"]
+    began = {each.pid for each in multiprocessing.active_children()}
+
+    report = notebook.release("it", "loader")
+
+    assert pid in began
+    assert pid not in {each.pid for each in multiprocessing.active_children()}
+    assert (report.stopped, report.remains) == (None, ())
+    assert tracker.count_bytes() == 0
+
+
+@pytest.mark.usefixtures("movable")
+def test_one_weight_of_two_models_and_tied_weights_stay_one(
+    notebook: Notebook, tracker: Tracker
+) -> None:
+    """A released model leaves the other its weight: moved, and still the same tensor everywhere."""
+    notebook.put(track=tracker.track)
+    notebook.run(
+        "import torch\n"
+        "encoder = torch.nn.Linear(4, 4, bias=False)\n"
+        "first = torch.nn.Sequential(encoder, torch.nn.Linear(4, 4, bias=False))\n"
+        "first[1].weight = first[0].weight\n"
+        "second = torch.nn.Sequential(encoder, torch.nn.Linear(4, 2, bias=False))\n"
+        "del encoder\n"
+        "for p in (*first.parameters(), *second.parameters()): track(p)\n"
+        "del p"
+    )
+    ns = notebook.ip.user_ns
+    shared = ns["second"][0].weight
+    address = shared.data_ptr()
+
+    report = notebook.release("first")
+
+    assert report.stopped is None
+    assert ns["second"][0].weight is shared
+    assert shared.data_ptr() != address
+    ns["second"](torch.ones(1, 4)).sum().backward()
+    assert shared.grad is not None

@@ -1,0 +1,393 @@
+"""The way back: what a release moved to the CPU is where it was, and is what it was.
+
+On the host memory is moved from host to host: the storages change, and so do their addresses.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from gpumemwidget.errors import BadInputError, UnknownNameError
+from gpumemwidget.model.ownership import DeviceBytes
+from gpumemwidget.model.releases import RestorePlan, RestoreReport, StepResult
+from gpumemwidget.ownership.graph.torch_reader import StorageInfo
+from gpumemwidget.releasing.move import Whereabouts, whereabouts
+from gpumemwidget.releasing.restore import execute_restore, plan_restore
+from tests.ownership.notebook import Notebook, Tracker
+
+pytestmark = pytest.mark.usefixtures("movable", "nothing_remembered")
+
+_TRAINED = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
+model[1].weight = model[0].weight
+opt = torch.optim.AdamW(model.parameters())
+sched = torch.optim.lr_scheduler.StepLR(opt, 1)
+part = model[0].weight.detach()[1:, ::2]
+def step():
+    opt.zero_grad(set_to_none=False)
+    loss = model(torch.ones(2, 6)).square().mean()
+    loss.backward()
+    opt.step()
+    return loss.item()
+step()
+"""
+
+
+@pytest.fixture
+def nothing_remembered() -> Any:
+    """No storage of another test's."""
+    whereabouts.forget_all()
+    yield
+    whereabouts.forget_all()
+
+
+def _plan(notebook: Notebook, *names: str) -> RestorePlan:
+    return plan_restore(notebook.shell, notebook.hardware, names)
+
+
+def _restore(notebook: Notebook, *names: str) -> RestoreReport:
+    return execute_restore(notebook.shell, notebook.hardware, names)
+
+
+def _list_tensors(notebook: Notebook) -> list[torch.Tensor]:
+    model, opt = notebook.ip.user_ns["model"], notebook.ip.user_ns["opt"]
+    states = [value for state in opt.state.values() for value in state.values()]
+    parameters = list(model.parameters())
+    return [*parameters, *(each.grad for each in parameters), *states]
+
+
+def test_a_round_trip_changes_nothing_but_the_memory(notebook: Notebook) -> None:
+    """The same objects, ties, views, strides and values; the next steps are what they would be."""
+    notebook.run(_TRAINED)
+    ns = notebook.ip.user_ns
+    before = _list_tensors(notebook)
+    values = [each.detach().clone() for each in before]
+    strides = [each.stride() for each in before]
+
+    released = notebook.release("model", "opt", keep=True)
+    on_cpu = [each.data_ptr() for each in before]
+    report = _restore(notebook, "model", "opt")
+
+    after = _list_tensors(notebook)
+    assert (released.stopped, report.stopped, report.remains) == (None, None, ())
+    assert all(a is b for a, b in zip(before, after, strict=True))
+    assert all(a.data_ptr() != address for a, address in zip(after, on_cpu, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(after, values, strict=True))
+    assert [each.stride() for each in after] == strides
+    assert ns["model"][1].weight is ns["model"][0].weight
+    assert all(each.requires_grad for each in ns["model"].parameters())
+    with torch.no_grad():
+        ns["model"][0].weight[1, 2] = 9.0
+    assert ns["part"][0, 1].item() == 9.0
+    assert len(whereabouts) == 0
+    assert ns["step"]() > 0
+
+
+def test_the_plan_tells_what_goes_where(notebook: Notebook) -> None:
+    """Devices, bytes and room, before anything is changed."""
+    notebook.put(x=torch.ones(10), y=[torch.ones(20)])
+    notebook.release("x", "y", keep=True)
+    address = notebook.ip.user_ns["x"].data_ptr()
+
+    plan = _plan(notebook, "y", "x")
+
+    assert [(move.path, move.kind, move.device, move.n_bytes) for move in plan.moves] == [
+        ("y", "container", "host", 80),
+        ("x", "tensor", "host", 40),
+    ]
+    assert plan.needs_bytes == DeviceBytes((("host", 120),))
+    assert dict(plan.available_bytes)["host"] > 120
+    assert (plan.refusal, plan.remains) == (None, ())
+    assert notebook.ip.user_ns["x"].data_ptr() == address
+
+
+def test_a_failure_puts_everything_back(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that is full: what was moved is on the CPU again, and can be restored later."""
+    notebook.put(a=torch.ones(10), b=torch.ones(20), c=torch.ones(30))
+    notebook.release("a", "b", "c", keep=True)
+    addresses = [notebook.ip.user_ns[name].data_ptr() for name in "abc"]
+    clone = torch.UntypedStorage.clone
+
+    def clone_others(storage: Any) -> Any:
+        if storage.nbytes() == 80:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmore")
+        return clone(storage)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.UntypedStorage, "clone", clone_others)
+        report = _restore(notebook, "a", "b", "c")
+    left = [notebook.ip.user_ns[name].data_ptr() for name in "abc"]
+    again = _restore(notebook, "a", "b", "c")
+
+    assert report.stopped == (
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate; everything is where it was"
+    )
+    assert left == addresses
+    assert (again.stopped, again.result) == (None, StepResult(n_tensors=3, n_bytes=240))
+
+
+def test_a_device_without_room_is_refused_before(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan says how much is missing, and nothing is begun."""
+    notebook.put(a=torch.ones(10))
+    notebook.release("a", keep=True)
+    monkeypatch.setattr(notebook.hardware, "available_host_bytes", lambda: 39)
+
+    report = _restore(notebook, "a")
+
+    assert report.stopped == (
+        "host has room for 39 B and 40 B are needed: release something there first; "
+        "nothing was changed"
+    )
+
+
+def test_what_was_made_on_the_cpu_goes_along(notebook: Notebook) -> None:
+    """A gradient and an optimizer's state must be where the parameter is; a count of steps not."""
+    notebook.run(_TRAINED)
+    ns = notebook.ip.user_ns
+    notebook.release("model", "opt", keep=True)
+    ns["opt"].state.clear()
+    ns["opt"].zero_grad(set_to_none=True)
+    ns["step"]()
+    tensors = _list_tensors(notebook)
+    addresses = [each.data_ptr() for each in tensors]
+    steps = [state["step"].data_ptr() for state in ns["opt"].state.values()]
+
+    report = _restore(notebook, "model", "opt")
+
+    moved = [each.data_ptr() != address for each, address in zip(tensors, addresses, strict=True)]
+    assert [each.dim() > 0 for each in tensors] == moved
+    assert [state["step"].data_ptr() for state in ns["opt"].state.values()] == steps
+    assert report.plan.remains == (
+        "12 B of opt stays on the CPU: it was not moved there by a release, or not since it was "
+        "last restored",
+    )
+
+
+def test_what_an_optimizer_holds_comes_back_by_its_name(notebook: Notebook) -> None:
+    """A model that was released and not kept lives on in its optimizer, and can return there."""
+    notebook.run(_TRAINED)
+    parameters = list(notebook.ip.user_ns["model"].parameters())
+    notebook.release("model")
+    on_cpu = [each.data_ptr() for each in parameters]
+
+    by_model = _plan(notebook, "model")
+    report = _restore(notebook, "opt")
+
+    assert by_model.refusal == (
+        "nothing to restore: model is None; a release leaves on the CPU what --keep keeps under "
+        "its name, or what others hold"
+    )
+    assert report.stopped is None
+    assert all(a.data_ptr() != b for a, b in zip(parameters, on_cpu, strict=True))
+
+
+def test_what_is_gone_or_was_never_moved_is_said(notebook: Notebook) -> None:
+    """A tensor that took the other's place, and a name that was never released."""
+    notebook.put(x=torch.ones(10), y=torch.ones(5), n=3)
+    notebook.release("x", keep=True)
+    notebook.put(x=torch.ones(10))
+
+    refusals = [_plan(notebook, name).refusal for name in ("x", "y", "n")]
+
+    assert refusals == [
+        "nothing to restore: x holds nothing that a release moved to the CPU and that is still "
+        "there",
+        "nothing to restore: y holds nothing that a release moved to the CPU and that is still "
+        "there",
+        "nothing to restore: n holds no tensor memory",
+    ]
+
+
+def test_a_graph_in_the_way_is_said(notebook: Notebook) -> None:
+    """A computation on the CPU needs the weights there: the model stays whole."""
+    notebook.run(_TRAINED)
+    notebook.release("model", "opt", keep=True)
+    notebook.run("loss = model(torch.ones(2, 6)).sum()")
+
+    plan = _plan(notebook, "model")
+
+    assert plan.moves == ()
+    assert plan.refusal is not None
+    assert "a computation saved it for backward" in plan.refusal
+
+
+def test_names_are_checked(notebook: Notebook) -> None:
+    """As in a release: one line, and nothing is changed."""
+    notebook.put(model=1)
+
+    with pytest.raises(BadInputError, match="nothing to restore: name what was moved"):
+        _plan(notebook)
+    with pytest.raises(UnknownNameError, match="'modle' is no variable: did you mean model"):
+        _plan(notebook, "modle")
+
+
+def test_nothing_is_kept_alive(notebook: Notebook, tracker: Tracker) -> None:
+    """The notes are weak, and those of what is gone go with the next."""
+    notebook.put(x=torch.ones(10), y=torch.ones(20))
+    notebook.release("x", keep=True)
+    tracker.track(notebook.ip.user_ns["x"])
+
+    notebook.release("x")
+    gone = tracker.count_bytes()
+    noted = len(whereabouts)
+    notebook.release("y", keep=True)
+
+    assert gone == 0
+    # "x" was moved once more: nobody kept it, so it was not.
+    assert (noted, len(whereabouts)) == (1, 1)
+
+
+def test_only_so_many_are_remembered() -> None:
+    """The oldest is forgotten first, and its header given back."""
+    places = Whereabouts(most=2)
+    storages = [torch.ones(each).untyped_storage() for each in (1, 2, 3)]
+    infos = [StorageInfo("cuda:1", 4, each.data_ptr(), is_borrowed=False) for each in storages]
+
+    places.note(torch.UntypedStorage, storages, infos)
+    found = [places.find(each) for each in storages]
+    places.forget_all()
+
+    assert found == [None, "cuda:1", "cuda:1"]
+    assert len(places) == 0
+
+
+def test_another_device_is_where_it_goes(notebook: Notebook) -> None:
+    """The device that is noted is the one that is asked for memory."""
+    x = torch.ones(10)
+    notebook.put(x=x)
+    info = StorageInfo("cuda:3", 40, x.data_ptr(), is_borrowed=False)
+    whereabouts.note(torch.UntypedStorage, [x.untyped_storage()], [info])
+    address = x.data_ptr()
+
+    plan = _plan(notebook, "x")
+    report = _restore(notebook, "x")
+
+    assert plan.needs_bytes == DeviceBytes((("cuda:3", 512),))
+    assert plan.available_bytes == ()
+    # This machine has no such device: torch says so, and the tensor is as it was.
+    assert report.stopped is not None
+    assert report.stopped.endswith("everything is where it was")
+    assert (x.data_ptr(), x.tolist()) == (address, [1.0] * 10)
+
+
+def test_a_thread_that_uses_it_is_waited_for(notebook: Notebook) -> None:
+    """As in a release."""
+    x = torch.ones(10)
+    notebook.put(x=x)
+    notebook.release("x", keep=True)
+    go, end = threading.Event(), threading.Event()
+
+    def train(batch: torch.Tensor) -> None:
+        go.set()
+        end.wait()
+        batch.add_(1)
+
+    thread = threading.Thread(target=train, args=(x,), name="trainer")
+    thread.start()
+    go.wait()
+    try:
+        refusal = _plan(notebook, "x").refusal
+    finally:
+        end.set()
+        thread.join()
+
+    assert refusal is not None
+    assert refusal.startswith("thread 'trainer' is in ")
+
+
+def test_the_module_holds_no_objects(notebook: Notebook, tracker: Tracker) -> None:
+    """After a round trip nothing of it stands in the way of the last ``del``."""
+    notebook.put(x=tracker.make(10))
+    notebook.release("x", keep=True)
+    tracker.track(notebook.ip.user_ns["x"])
+    _restore(notebook, "x")
+    tracker.track(notebook.ip.user_ns["x"])
+
+    del notebook.ip.user_ns["x"]
+    gc.collect()
+
+    assert tracker.count_bytes() == 0
+
+
+def _describe_all(tensors: list[torch.Tensor]) -> list[tuple[object, ...]]:
+    """Values, layout, and which of them share memory, whatever the memory is."""
+    storages: dict[int, int] = {}
+    return [
+        (
+            each.tolist(),
+            each.shape,
+            each.stride(),
+            each.storage_offset(),
+            each.dtype,
+            each.requires_grad,
+            storages.setdefault(each.untyped_storage()._cdata, len(storages)),
+        )
+        for each in tensors
+    ]
+
+
+def _make_tensors(rng: random.Random) -> list[torch.Tensor]:
+    """Tensors of all kinds that can be moved, many of them over one memory."""
+    tensors: list[torch.Tensor] = []
+    for number in range(rng.randint(1, 12)):
+        kind = rng.choice(["new", "view", "transposed", "tied", "parameter", "complex", "reversed"])
+        base = rng.choice(tensors).detach() if tensors else torch.arange(12.0).reshape(3, 4)
+        if kind == "new" or base.dim() != 2 or min(base.shape) < 2:
+            tensors.append(torch.full((3, 4), float(number)))
+        elif kind == "view":
+            tensors.append(base[1:, ::2])
+        elif kind == "transposed":
+            tensors.append(base.t())
+        elif kind == "tied":
+            tensors.append(base)
+        elif kind == "parameter":
+            tensors.append(torch.nn.Parameter(torch.full((4, 3), float(number))))
+            if rng.random() < 0.5:
+                tensors[-1].grad = torch.full((4, 3), -float(number))
+        elif kind == "complex":
+            tensors.append(torch.full((2, 2), complex(number, 1)).conj())
+        else:
+            tensors.append(base.expand(2, *base.shape))
+    return tensors
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_tensors_make_the_round_trip(notebook: Notebook, seed: int) -> None:
+    """In any containers, by any of their names: out, back."""
+    rng = random.Random(seed)
+    tensors = _make_tensors(rng)
+    holders: list[Any] = [[], {}, torch.nn.ParameterList()]
+    for number, each in enumerate(tensors):
+        if number % 2:
+            holders[0].append((each, {"again": each}))
+        else:
+            holders[1][f"key {number}"] = [each]
+        if isinstance(each, torch.nn.Parameter):
+            holders[2].append(each)
+    notebook.put(first=holders[0], second=holders[1], third=holders[2], alone=tensors[0])
+    names = ["first", "second", "third", "alone"]
+    before = _describe_all(tensors)
+    grads = [id(each.grad) for each in tensors]
+
+    released = notebook.release(*rng.sample(names, 4), keep=True)
+    between = _describe_all(tensors)
+    report = _restore(notebook, *rng.sample(names, 4))
+
+    assert (released.stopped, report.stopped, report.plan.remains) == (None, None, ())
+    # A container may have come out empty.
+    assert all(each.endswith("holds no tensor memory") for each in released.remains)
+    assert before == between == _describe_all(tensors)
+    assert [id(each.grad) for each in tensors] == grads
+    assert len(whereabouts) == 0

@@ -1,0 +1,238 @@
+"""Whole devices to report: a busy one, an idle one, one seen from a container, the host."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from gpumemwidget.breakdowns.breakdown import build_breakdown
+from gpumemwidget.model.breakdowns import Breakdown, MapBlock, MapSegment, SegmentMap
+from gpumemwidget.model.devices import (
+    HOST,
+    ChildProcess,
+    DeviceInfo,
+    DeviceState,
+    DeviceUse,
+    PinnedUse,
+    ProcessUse,
+    Reading,
+)
+from gpumemwidget.model.ownership import DeviceAccount, MemoryKind, Owned
+from gpumemwidget.model.segments import Block, Segment
+from tests.report.examples import HOSTILE, MIB
+
+GIB = 1024 * MIB
+_TOTAL = 85_520_809_984
+_DRIVER = 503_316_480
+
+
+def _make_segment(number: int, blocks: str, unit: int, pool: tuple[int, int] = (0, 0)) -> Segment:
+    """One block a letter: ``a`` allocated, ``p`` pending, ``i`` inactive."""
+    states = {"a": "active_allocated", "p": "active_pending_free", "i": "inactive"}
+    start = (number + 1) << 40
+    made = tuple(
+        Block(start + at * unit, unit, None, states[letter])  # type: ignore[arg-type]
+        for at, letter in enumerate(blocks)
+    )
+    return Segment(
+        "cuda:0", start, unit * len(blocks), pool != (0, 0), pool, made, is_small=unit < MIB
+    )
+
+
+def _make_use(used_bytes: int) -> DeviceUse:
+    free = _TOTAL - _DRIVER - used_bytes
+    return DeviceUse("cuda:0", used_bytes, free, _TOTAL, 87, driver_bytes=_DRIVER)
+
+
+def _own(n_bytes: int, kind: MemoryKind, root: str = "name", rounding: int | None = 0) -> Owned:
+    return Owned(
+        "cuda:0",
+        n_bytes,
+        kind,
+        ("x",),
+        root,  # type: ignore[arg-type]
+        rounding_bytes=rounding,
+    )
+
+
+def make_busy_breakdown(**changes: object) -> Breakdown:
+    """A training run on an H100, with children, other processes, a limit and a budget."""
+    segments = (
+        _make_segment(0, "a" * 30 + "i" * 3 + "a" * 2 + "ip", GIB),
+        _make_segment(1, "i" * 5, 512 * MIB),
+        _make_segment(2, "ai" * 40, 10 * MIB),
+        _make_segment(3, "aaai", 256 * MIB, (1, 0)),
+    )
+    allocated = 32 * GIB + 400 * MIB + 768 * MIB
+    reserved = sum(each.n_bytes for each in segments)
+    own = reserved + 691 * MIB
+    others = (9 * GIB + 111 * MIB, 540 * MIB)
+    used = own + 3 * GIB + sum(others) + 9_240_576
+    state = DeviceState(
+        info=DeviceInfo(
+            "cuda:0", "NVIDIA H100 80GB HBM3", 85_017_493_504, limit_bytes=60 * GIB, uuid="GPU-1"
+        ),
+        reading=Reading("cuda:0", allocated, reserved),
+        use=_make_use(used),
+        processes=(
+            ProcessUse(4242, "ipykernel_launcher", "own", own),
+            ProcessUse(4711, "python worker.py --rank 1", "child", 3 * GIB),
+            ProcessUse(900, "python serve.py --model llama-3-8b --port 8000", "other", others[0]),
+            ProcessUse(7, None, "other", others[1]),
+        ),
+        segments=segments,
+    )
+    account = DeviceAccount(
+        "cuda:0",
+        allocated,
+        (
+            _own(7 * GIB, "parameter", rounding=3 * MIB),
+            _own(7 * GIB, "gradient", rounding=2 * MIB),
+            _own(14 * GIB, "optimizer state", rounding=31 * MIB),
+            _own(2 * GIB, "saved for backward", rounding=12 * MIB),
+            _own(GIB, "tensor"),
+            _own(400 * MIB, "unknown", "nowhere", 512),
+            _own(33 * MIB, "cuBLAS workspace", "nowhere"),
+            _own(768 * MIB, "CUDA-graph pool", "nowhere"),
+            _own(991 * MIB, "tensor", "nowhere"),
+        ),
+    )
+    breakdown = build_breakdown(state, account, budget_bytes=40 * GIB)
+    assert breakdown is not None
+    return replace(breakdown, **changes)  # type: ignore[arg-type]
+
+
+def make_idle_breakdown() -> Breakdown:
+    """One small tensor on an H100, as it was read."""
+    state = DeviceState(
+        info=DeviceInfo("cuda:0", "NVIDIA H100 80GB HBM3", 85_017_493_504),
+        reading=Reading("cuda:0", 4 * MIB, 20 * MIB),
+        use=_make_use(573_374_464),
+        processes=(ProcessUse(4242, "ipykernel_launcher", "own", 564_133_888),),
+        segments=(_make_segment(0, "aiiii", 4 * MIB),),
+    )
+    breakdown = build_breakdown(state)
+    assert breakdown is not None
+    return breakdown
+
+
+def make_container_breakdown() -> Breakdown:
+    """The driver's numbers of processes are not those of this container; an old driver, too."""
+    use = _make_use(29 * GIB)
+    assert use.used_bytes is not None
+    state = DeviceState(
+        info=DeviceInfo("cuda:0", "NVIDIA A100-SXM4-40GB", 85_017_493_504),
+        reading=Reading("cuda:0", 12 * GIB, 16 * GIB),
+        use=replace(use, used_bytes=use.used_bytes + _DRIVER, driver_bytes=None),
+        processes=(
+            ProcessUse(31337, None, "other", 17 * GIB),
+            ProcessUse(31338, None, "other", 12 * GIB),
+        ),
+    )
+    breakdown = build_breakdown(state)
+    assert breakdown is not None
+    return breakdown
+
+
+def make_untouched_breakdown() -> Breakdown:
+    """A GPU that this process has not touched, with many processes on it."""
+    names = [HOSTILE, None, *(f"python rank.py --rank {number}" for number in range(10))]
+    state = DeviceState(
+        info=DeviceInfo("cuda:1", "NVIDIA H100 80GB HBM3", None),
+        reading=None,
+        use=replace(_make_use(13 * GIB), device="cuda:1"),
+        processes=tuple(
+            ProcessUse(1000 + number, name, "other", GIB - number * MIB)
+            for number, name in enumerate(names)
+        ),
+    )
+    breakdown = build_breakdown(state)
+    assert breakdown is not None
+    return breakdown
+
+
+def make_host_breakdown(*, with_pinned: bool = True) -> Breakdown:
+    """A machine of 128 GiB with a child and pinned memory."""
+    state = DeviceState(
+        info=DeviceInfo(HOST, "host memory", 128 * GIB),
+        reading=Reading(HOST, 5 * GIB, 6 * GIB + 200 * MIB),
+        use=DeviceUse(HOST, 24 * GIB, 104 * GIB, 128 * GIB),
+        processes=(
+            ProcessUse(4242, "ipykernel_launcher", "own", 6 * GIB + 200 * MIB),
+            ProcessUse(4711, "python worker.py --rank 1", "child", 2 * GIB),
+        ),
+        pinned=PinnedUse(GIB, GIB + 512 * MIB, 2 * GIB, 2 * GIB) if with_pinned else None,
+    )
+    account = DeviceAccount(
+        HOST,
+        5 * GIB,
+        (
+            Owned(HOST, 3 * GIB, "tensor", ("data",), "name"),
+            Owned(HOST, GIB, "tensor", ("no name",), "nowhere"),
+            Owned(HOST, GIB, "other", ("Python's own objects and libraries",), "nowhere"),
+        ),
+    )
+    breakdown = build_breakdown(state, account)
+    assert breakdown is not None
+    return breakdown
+
+
+def make_children() -> tuple[ChildProcess, ...]:
+    """A rank on a GPU, a worker that is not, and one that can't be read."""
+    return (
+        ChildProcess(4711, 4242, "python worker.py --rank 1", 2 * GIB, (("cuda:0", 3 * GIB),)),
+        ChildProcess(4712, 4242, f"python {HOSTILE}", 310 * MIB),
+        ChildProcess(4713, 4711, "nvcc", None, (("cuda:0", None),)),
+    )
+
+
+def make_map(n_segments: int = 10, n_blocks: int = 12, seed: int = 5) -> SegmentMap:
+    """Segments that were cut at random, some large and many small ones."""
+    chance = random.Random(seed)
+    kinds: tuple[MemoryKind, ...] = (
+        "parameter",
+        "gradient",
+        "optimizer state",
+        "saved for backward",
+        "tensor",
+        "unknown",
+    )
+    segments = []
+    for number in range(n_segments):
+        is_small = number % 3 == 2
+        unit = 64 * 1024 if is_small else chance.choice([2, 8, 32]) * MIB
+        blocks = []
+        at = 0
+        is_free = number % 5 == 4
+        for place in range(n_blocks):
+            size = unit * chance.randint(1, 8)
+            kind = chance.choice(kinds)
+            state = "inactive" if is_free or chance.random() < 0.3 else "active_allocated"
+            is_used = state == "active_allocated"
+            owner = f"model.layers[{place}].mlp.{kind.split()[0]}" if kind != "unknown" else HOSTILE
+            blocks.append(
+                MapBlock(
+                    at,
+                    size,
+                    size - 100 if is_used else None,
+                    state,  # type: ignore[arg-type]
+                    kind if is_used else None,
+                    owner if is_used else "",
+                    "In[7], line 3" if is_used else "",
+                )
+            )
+            at += size
+        segments.append(
+            MapSegment(number << 40, at, number % 10 == 9, number % 4 == 3, is_small, tuple(blocks))
+        )
+    segments.sort(key=lambda each: -each.n_bytes)
+    every = [block for segment in segments for block in segment.blocks]
+    free = [block.n_bytes for block in every if block.state == "inactive"]
+    return SegmentMap(
+        device="cuda:0",
+        reserved_bytes=sum(segment.n_bytes for segment in segments),
+        allocated_bytes=sum(block.n_bytes for block in every) - sum(free),
+        fragmented_bytes=None,
+        largest_free_block_bytes=max(free, default=0),
+        segments=tuple(segments),
+    )

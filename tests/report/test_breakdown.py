@@ -1,0 +1,425 @@
+"""Whole devices as reports: what is drawn is what there is, whatever could be read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumemwidget.breakdowns.breakdown import build_breakdown
+from gpumemwidget.breakdowns.segment_map import build_segment_map
+from gpumemwidget.model.breakdowns import (
+    Breakdown,
+    BreakdownPart,
+    MapBlock,
+    MapSegment,
+    PartKey,
+    SegmentMap,
+)
+from gpumemwidget.model.devices import HOST, ChildProcess, PinnedUse
+from gpumemwidget.model.ownership import MemoryKind
+from gpumemwidget.model.segments import Frame
+from gpumemwidget.report.charts.bar import list_leaves, list_rulers
+from gpumemwidget.report.charts.figures import figure_breakdown, figure_segments
+from gpumemwidget.report.charts.segments import plot_segments
+from gpumemwidget.report.render.palette import PART_COLORS
+from gpumemwidget.report.report import report_breakdown
+from gpumemwidget.report.wording.parts import find_look, name_part, tell_part
+from tests.breakdowns.readings import accounts, make_segment, segments, states
+from tests.report.breakdown_examples import (
+    GIB,
+    make_busy_breakdown,
+    make_host_breakdown,
+    make_idle_breakdown,
+    make_map,
+    make_untouched_breakdown,
+)
+
+_KEYS: tuple[PartKey, ...] = (
+    "allocated",
+    "unnamed",
+    "rounding",
+    "pending",
+    "releasable",
+    "fragmented",
+    "pools",
+    "outside",
+    "children",
+    "others",
+    "unlisted",
+    "driver",
+    "free",
+    "cached",
+)
+_KINDS: tuple[MemoryKind, ...] = (
+    "parameter",
+    "gradient",
+    "optimizer state",
+    "buffer",
+    "saved for backward",
+    "tensor",
+    "cuBLAS workspace",
+    "CUDA-graph pool",
+    "compile cache",
+    "other",
+)
+
+
+class TestWords:
+    """One sentence for each part."""
+
+    @pytest.mark.parametrize("device", ["cuda:0", "xpu:0", HOST])
+    def test_each_part_has_a_name_a_sentence_and_a_colour(self, device: str) -> None:
+        """None longer than a person reads in passing."""
+        breakdown = Breakdown(device, "a device", 100, (), None, None, None)
+        parts = [BreakdownPart(key, 1) for key in _KEYS]
+        parts += [BreakdownPart("kind", 1, kind=kind) for kind in _KINDS]
+
+        for part in parts:
+            sentence = tell_part(part, breakdown)
+
+            assert 10 < len(sentence) < 180
+            assert sentence[0].isupper()
+            assert sentence.endswith(".")
+            assert 3 < len(name_part(part, device)) <= 30
+            assert find_look(part) in {*PART_COLORS, "free"}
+
+    def test_calls_are_those_of_the_devices_own_module(self) -> None:
+        """An XPU has its ``empty_cache`` in ``torch.xpu``."""
+        part = BreakdownPart("releasable", 1)
+
+        told = {
+            device: tell_part(part, Breakdown(device, "a device", 100, (part,), None, None, None))
+            for device in ("cuda:0", "xpu:0")
+        }
+
+        assert "torch.cuda.empty_cache()" in told["cuda:0"]
+        assert "torch.xpu.empty_cache()" in told["xpu:0"]
+
+    def test_segments_that_grow_are_not_advised_to(self) -> None:
+        """Who has them already is told when their gaps are given back."""
+        part = BreakdownPart("fragmented", 1)
+        plain = Breakdown(
+            "cuda:0", "GPU", 100, (part,), None, None, None, largest_free_block_bytes=1
+        )
+
+        assert "expandable_segments:True" in tell_part(part, plain)
+        assert "whole pages" in tell_part(part, replace(plain, has_expandable=True))
+
+    def test_what_is_free_beyond_a_limit_is_not_this_processs(self) -> None:
+        """The limit is on what is reserved."""
+        part = BreakdownPart("free", 50 * GIB)
+        breakdown = Breakdown("cuda:0", "GPU", 80 * GIB, (part,), GIB, 10 * GIB, None, 12 * GIB)
+
+        assert "only 2.00\xa0GiB more" in tell_part(part, breakdown)
+
+    def test_parts_that_are_one_are_named_in_its_sentence(self) -> None:
+        """What PyTorch calls reserved but unallocated is not told in four pieces."""
+        keys: tuple[PartKey, ...] = ("pending", "releasable", "fragmented", "pools", "outside")
+        part = BreakdownPart("rest", GIB, merged=keys)
+        breakdown = Breakdown("cuda:0", "GPU", 80 * GIB, (part,), None, None, None)
+
+        assert name_part(part) == "not told apart"
+        assert tell_part(part, breakdown) == (
+            "Reserved but unallocated memory and this process's memory outside PyTorch: only their "
+            "sum is known here."
+        )
+        assert name_part(BreakdownPart("rest", 1, merged=keys[:4])) == "reserved but unallocated"
+
+
+def _read_bars(html: str) -> list[list[float]]:
+    """For each bar the widths of its parts, in percent."""
+    bars = re.findall(r'<div class="gmw-e(?: gmw-bo)?".*?</div>', html)
+    return [[float(n) for n in re.findall(r'style="[^"]*width:([\d.e+-]+)%', bar)] for bar in bars]
+
+
+class TestBar:
+    """The bar, and what others tell of it."""
+
+    def test_each_figure_of_others_ends_where_a_part_does(self) -> None:
+        """PyTorch's, ``nvidia-smi``'s and the error's are sums of parts from the left."""
+        breakdown = make_busy_breakdown(limit_bytes=None, budget_bytes=None)
+
+        rulers = {ruler.label: ruler.n_bytes for ruler in list_rulers(breakdown)}
+
+        ends = set()
+        at = 0
+        for part in breakdown.parts:
+            at += part.n_bytes
+            ends.add(at)
+        assert list(rulers) == ["allocated", "reserved", "this process", "used", "total capacity"]
+        driver = rulers.pop("total capacity")
+        assert set(rulers.values()) <= ends
+        assert breakdown.total_bytes - driver == 480 * 1024**2
+
+    def test_what_has_no_nvidia_smi_is_not_told_by_it(self) -> None:
+        """Of Intel's GPUs PyTorch itself tells what is in use."""
+        breakdown = replace(make_busy_breakdown(), device="xpu:0")
+
+        tellers = {ruler.label: ruler.teller for ruler in list_rulers(breakdown)}
+
+        assert tellers["allocated"] == "torch.xpu.memory_allocated()"
+        assert tellers["used"] == "torch.xpu.mem_get_info(): the total less what is free"
+
+    def test_a_small_process_is_drawn_a_second_time(self) -> None:
+        """As wide as there is room; one that has half of the device is not."""
+        idle, busy = make_idle_breakdown(), make_busy_breakdown()
+
+        html = report_breakdown([idle]).html
+
+        assert len(_read_bars(html)) == 2
+        assert "this process&#x27;s part of cuda:0 538.00 MiB: " in html
+        assert len(_read_bars(report_breakdown([busy]).html)) == 1
+
+    @given(st.data())
+    def test_whatever_was_read_is_drawn(self, data: st.DataObject) -> None:
+        """The pieces are all of the device; text, HTML and the figure can be made."""
+        state = data.draw(states())
+        breakdown = build_breakdown(state, data.draw(accounts(state)))
+        if breakdown is None:
+            return
+
+        report = report_breakdown([breakdown])
+
+        assert sum(part.n_bytes for part in list_leaves(breakdown.parts)) == breakdown.total_bytes
+        assert max(map(len, report.text.splitlines())) <= 80
+        for widths in _read_bars(report.html):
+            assert min(widths) >= 0
+            assert sum(widths) == pytest.approx(100, abs=0.5)
+
+    def test_children_have_no_devices_where_there_are_none(self) -> None:
+        """``none`` is said where the driver has told who is there, else it is not known."""
+        child = ChildProcess(7, 1, "python rank.py", GIB)
+        hidden = BreakdownPart("rest", GIB, merged=("outside", "children", "others", "unlisted"))
+        gpu = make_untouched_breakdown()
+
+        on_host = report_breakdown([make_host_breakdown()], [child]).text
+        on_gpu = report_breakdown([gpu], [child]).text
+        in_container = report_breakdown([replace(gpu, parts=(hidden,))], [child]).text
+
+        assert "on devices" not in on_host
+        assert re.search(r"^  7  1\.00 GiB  python rank.py$", on_host, re.M)
+        assert re.search(r"^  7  1\.00 GiB  none        python rank.py$", on_gpu, re.M)
+        assert re.search(r"^  7  1\.00 GiB  —           python rank.py$", in_container, re.M)
+
+    def test_of_many_children_it_is_said_that_there_are_more(self) -> None:
+        """Those with most of devices first; beyond what was read nobody knows how many."""
+        children = [ChildProcess(pid, 1, f"rank {pid}", pid) for pid in range(1, 257)]
+        children[0] = replace(children[0], devices=(("cuda:0", GIB),))
+
+        text = report_breakdown([make_untouched_breakdown()], children).text
+
+        assert text.endswith("\nAt least 244 more are not shown.")
+        assert text.index("rank 1\n") < text.index("rank 256\n")
+        assert "\n10 more are not shown." in report_breakdown([], children[:22]).text
+
+    def test_pinned_memory_is_never_less_than_none(self) -> None:
+        """PyTorch's two counts of it may differ by some bytes."""
+        breakdown = replace(make_host_breakdown(), pinned=PinnedUse(GIB + 4, GIB))
+
+        text = report_breakdown([breakdown]).text
+
+        assert "pinned, in use" in text
+        assert "pinned, cached" not in text
+
+    def test_pinned_memory_whose_use_is_not_counted_is_one_row(self) -> None:
+        """And it says so."""
+        breakdown = replace(make_host_breakdown(), pinned=PinnedUse(None, GIB, None, 2 * GIB))
+
+        text = report_breakdown([breakdown]).text
+
+        assert "pinned, in use" not in text
+        assert "This release of PyTorch does not count" in " ".join(text.split())
+        assert "Peak: 2.00 GiB." in " ".join(text.split())
+
+    def test_what_is_allocated_is_drawn_by_kind(self) -> None:
+        """Processes are drawn together, and what is allocated is not drawn twice."""
+        keys = [part.key for part in list_leaves(make_host_breakdown().parts)]
+
+        assert keys == ["kind", "kind", "unnamed", "cached", "rest", "free"]
+
+
+def _map_of(*segments: MapSegment) -> SegmentMap:
+    n_bytes = sum(each.n_bytes for each in segments)
+    return SegmentMap("cuda:0", n_bytes, n_bytes, 0, 0, segments)
+
+
+def _tell_one(block: MapBlock) -> str:
+    alone = replace(block, offset_bytes=0)
+    (piece,) = plot_segments(
+        _map_of(MapSegment(1, block.n_bytes, False, False, True, (alone,)))
+    ).pieces
+    return piece.told
+
+
+class TestMap:
+    """Where the blocks lie."""
+
+    @given(segments())
+    def test_each_area_is_as_large_as_its_bytes(self, found: tuple[()]) -> None:
+        """All of the segments is drawn, side by side, as much of each state as there is."""
+        built = build_segment_map(found)
+        if built is None:
+            assert found == ()
+            return
+
+        chart = plot_segments(built)
+
+        ends = [0, *(piece.end for piece in chart.pieces)]
+        assert [piece.start for piece in chart.pieces] == ends[:-1]
+        assert ends[-1] == built.reserved_bytes == sum(n_bytes for _, n_bytes in chart.looks)
+        for piece in chart.pieces:
+            assert sum(n_bytes for _, n_bytes in piece.looks) == piece.end - piece.start
+
+    def test_thousands_of_blocks_stay_small(self) -> None:
+        """In a notebook's file; what is in use is as much as ever."""
+        found = make_map(n_segments=300, n_blocks=60)
+
+        chart = plot_segments(found)
+
+        used = sum(
+            n_bytes
+            for piece in chart.pieces
+            for look, n_bytes in piece.looks
+            if look not in ("pending", "releasable", "fragmented", "pools")
+        )
+        assert used == found.allocated_bytes
+        assert len(chart.to_html()) < 60_000
+        assert chart.min_bytes > 0
+
+    def test_a_segment_with_nothing_in_use_looks_otherwise_than_gaps(self) -> None:
+        """Of one that grows only whole pages are given back."""
+        mib = 1024**2
+        built = build_segment_map(
+            [
+                make_segment(("i", 20 * mib), address=1 << 41),
+                make_segment(
+                    ("a", 10 * mib),
+                    ("i", 40 * mib),
+                    ("a", mib),
+                    is_expandable=True,
+                    address=1 << 40,
+                ),
+                make_segment(("i", 2 * mib), pool_id=(1, 0), address=1 << 42),
+                make_segment(("p", mib), address=1 << 43),
+            ]
+        )
+        assert built is not None
+
+        chart = plot_segments(built)
+
+        assert [
+            (look, n_bytes // mib) for piece in chart.pieces for look, n_bytes in piece.looks
+        ] == [
+            ("allocated", 10),
+            ("fragmented", 10),
+            ("releasable", 20),
+            ("fragmented", 10),
+            ("allocated", 1),
+            ("releasable", 20),
+            ("pools", 2),
+            ("pending", 1),
+        ]
+        assert [start // mib for start in chart.starts] == [51, 71, 73]
+
+    def test_a_block_tells_its_size_owner_and_line(self) -> None:
+        """And what was asked for, where it was rounded up."""
+        block = MapBlock(
+            0, 2048, 2000, "active_allocated", "parameter", "model.fc.weight", "In[7], line 3"
+        )
+        segment = MapSegment(1, 2048, False, False, True, (block,))
+
+        (piece,) = plot_segments(SegmentMap("cuda:0", 2048, 2048, 0, 0, (segment,))).pieces
+
+        assert piece.told == (
+            "2.00 KiB · parameters · model.fc.weight · 1.95 KiB requested · In[7], line 3"
+        )
+
+    def test_what_no_name_leads_to_says_so_once(self) -> None:
+        """And where nobody was asked, nobody says that there is none."""
+        kinds: tuple[MemoryKind | None, ...] = ("tensor", "unknown", None)
+        blocks = tuple(
+            MapBlock(512 * at, 512, 512, "active_allocated", kind) for at, kind in enumerate(kinds)
+        )
+        segment = MapSegment(1, 1536, False, False, True, blocks)
+        unnamed = build_segment_map([make_segment(("a", 512))])
+        assert unnamed is not None
+
+        told = [atom.told for atom in plot_segments(_map_of(segment)).pieces]
+
+        assert told == [
+            "3 blocks, 1.50 KiB: allocated 512 B, other tensors 512 B, no variable 512 B"
+        ]
+        assert [_tell_one(block) for block in blocks] == [
+            "512 B · other tensors · no variable",
+            "512 B · no variable",
+            "512 B · allocated",
+        ]
+        assert unnamed.segments[0].blocks[0].kind is None
+
+    def test_names_and_lines_are_those_of_the_blocks(self) -> None:
+        """By their addresses; the stack of what is free says nothing."""
+        segment = make_segment(("a", 512), ("i", 512), ("a", 1024))
+        names: dict[int, tuple[MemoryKind, str]] = {segment.address: ("gradient", "model.w.grad")}
+
+        built = build_segment_map(
+            [segment], names, tell_line=lambda frames: f"{len(frames)} frames"
+        )
+
+        assert built is not None
+        first, free, last = built.segments[0].blocks
+        assert (first.kind, first.owner, first.allocated_at) == (
+            "gradient",
+            "model.w.grad",
+            "0 frames",
+        )
+        assert (free.kind, free.owner, free.allocated_at) == (None, "", "")
+        assert (last.kind, last.owner) == ("unknown", "")
+
+    def test_the_largest_segment_is_first(self) -> None:
+        """As the allocator's own figures are."""
+        small, large = make_segment(("i", 5)), make_segment(("a", 50), address=1 << 50)
+
+        built = build_segment_map([small, large], tell_line=lambda _: Frame.__name__)
+
+        assert built is not None
+        assert [each.n_bytes for each in built.segments] == [50, 5]
+        assert (built.reserved_bytes, built.allocated_bytes, built.fragmented_bytes) == (55, 50, 0)
+
+
+class TestFigures:
+    """Plotly's."""
+
+    def test_a_devices_bar_is_all_of_it(self) -> None:
+        """The stacked bars add up; the pointer shows what is to be done."""
+        breakdown = make_busy_breakdown()
+
+        figure = figure_breakdown(breakdown)
+
+        stacked = [trace for trace in figure.data if trace.showlegend is not False]
+        assert sum(trace.x[0] for trace in stacked) == breakdown.total_bytes
+        assert any("torch.cuda.empty_cache()" in trace.hovertemplate for trace in stacked)
+        assert len(figure.layout.shapes) == 2
+
+    def test_a_maps_areas_are_all_of_it(self) -> None:
+        """Bars of part of a row's height stand for blocks that are drawn together."""
+        found = make_map(n_segments=200, n_blocks=40)
+
+        figure = figure_segments(found)
+
+        drawn = sum(
+            width * height / 0.86
+            for trace in figure.data
+            for width, height in zip(trace.x, trace.width, strict=True)
+        )
+        assert drawn == pytest.approx(found.reserved_bytes, rel=1e-3)
+        assert len(figure.to_json()) < 600_000
+
+    def test_the_users_text_is_no_html_of_plotlys(self) -> None:
+        """Plotly reads some tags in what the pointer shows."""
+        text = figure_segments(make_map()).to_json()
+
+        assert not re.search(r"<script|\\u003cscript", text)

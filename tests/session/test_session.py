@@ -1,0 +1,128 @@
+"""What a session does by itself, whoever calls it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gpumemwidget.errors import BadInputError, BusyError, NotLoadedError, UnknownNameError
+from gpumemwidget.model.requests import ReleaseRequest, TraceRequest
+from gpumemwidget.session.session import Session, current_session, find_session
+from gpumemwidget.session.tracer import make_trace_request
+from tests.ownership.notebook import Notebook
+
+
+@pytest.fixture
+def session(notebook: Notebook) -> Iterator[Session]:
+    """A session in a shell with a tensor under ``x``."""
+    failures: list[str] = []
+    session = Session(notebook.shell, notebook.hardware, on_failure=failures.append)
+    notebook.run("import torch\nx = torch.ones(1000)")
+
+    yield session
+
+    session.close()
+    assert failures == []
+
+
+def test_what_shows_the_variables_is_told_of_each_release(session: Session) -> None:
+    """Also of one that was refused: it may have begun."""
+    told: list[None] = []
+    session.released.add(told.append)
+
+    session.release(ReleaseRequest(("x",)))
+    with pytest.raises(UnknownNameError):
+        session.release(ReleaseRequest(("nothing_of_that_name",)))
+
+    assert len(told) == 2
+    assert session.shell.user_ns["x"] is None
+
+
+def test_nothing_is_released_beside_a_running_cell(session: Session) -> None:
+    """A cell's own thread may; another thread is refused, and nothing is changed."""
+    raised: list[Exception] = []
+
+    def release() -> None:
+        try:
+            session.release(ReleaseRequest(("x",)))
+        except BusyError as exc:
+            raised.append(exc)
+
+    session.monitor.start_cell(execution_count=1, cell_id=None, source="step()")
+    thread = threading.Thread(target=release)
+    thread.start()
+    thread.join()
+    session.monitor.discard_cell()
+
+    assert [type(exc) for exc in raised] == [BusyError]
+    assert session.shell.user_ns["x"] is not None
+
+
+class _Part:
+    """Something that a session closes."""
+
+    def __init__(self) -> None:
+        self.n_closed = 0
+
+    def close(self) -> None:
+        self.n_closed += 1
+
+
+def test_what_is_attached_is_made_once_and_closed(session: Session) -> None:
+    part = session.attach(_Part, _Part)
+
+    again = session.attach(_Part, _Part)
+    session.close()
+    session.close()
+
+    assert again is part
+    assert part.n_closed == 1
+
+
+def test_a_session_is_found_while_it_is_open(session: Session) -> None:
+    session.open("a shell")
+    found = find_session()
+    session.close()
+
+    assert found is session
+    with pytest.raises(NotLoadedError, match=r"^gpumemwidget is not loaded: run %load_ext gpum"):
+        current_session()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_events": 0}, "0 events can't be kept: give 1 to 20000000"),
+        ({"depth": -1}, "-1 is no depth: give 0 or a whole number above it"),
+        ({"force": True}, "--force goes with --export FILE or --snapshot FILE: name the file"),
+    ],
+)
+def test_a_trace_that_can_not_be_is_refused_when_it_is_asked_for(
+    options: dict[str, int], message: str
+) -> None:
+    with pytest.raises(BadInputError) as caught:
+        TraceRequest(**options)  # type: ignore[arg-type]
+
+    assert str(caught.value) == message
+
+
+def test_a_trace_of_an_unknown_device_is_refused(session: Session) -> None:
+    with pytest.raises(BadInputError, match="no device 'cuda:99' here: choose from host"):
+        make_trace_request(session.hardware, device="cuda:99")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "nothing to release: name the variables"),
+        ({"names": ("x",), "grads": True}, "goes without names: release x on its own"),
+        ({"names": (object(),)}, "a object is no name: give the variable's name as text"),
+    ],
+)
+def test_a_release_that_can_not_be_is_refused_when_it_is_asked_for(
+    options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(BadInputError, match=message):
+        ReleaseRequest(**options)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Simulated GPUs, scripts, recordings and their player."""

@@ -1,0 +1,340 @@
+"""The simulated allocator counts as PyTorch's does."""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.cuda.releasable import divide_unallocated
+from gpumemwidget.backends.cuda.snapshot import parse_segments
+from gpumemwidget.errors import BadInputError
+from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.traces import ACTIONS
+from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
+from gpumemwidget.tracing.allocator.replay import replay
+
+MIB = 1024 * 1024
+#: The counters that have a current value, a peak and totals in each pool.
+NESTED = (
+    *("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes"),
+    *("requested_bytes", "allocation", "segment", "active", "inactive_split"),
+)
+SIZES = (1, 511, 512, 513, 100_000, MIB, MIB + 1, 5 * MIB, 10 * MIB, 20 * MIB, 70 * MIB)
+
+
+def read(allocator: SimulatedGpus, name: str, which: str = "current", pool: str = "all") -> int:
+    return allocator.stats(0)[name][pool][which]
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "allocated", "reserved", "pool"),
+    [
+        (1, 512, 2 * MIB, "small_pool"),
+        (512, 512, 2 * MIB, "small_pool"),
+        (513, 1024, 2 * MIB, "small_pool"),
+        (MIB, MIB, 2 * MIB, "small_pool"),
+        (MIB + 1, MIB + 512, 20 * MIB, "large_pool"),
+        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB, "large_pool"),
+        (10 * MIB, 10 * MIB, 10 * MIB, "large_pool"),
+        (11 * MIB, 12 * MIB, 12 * MIB, "large_pool"),
+        (70 * MIB, 70 * MIB, 70 * MIB, "large_pool"),
+    ],
+)
+def test_sizes_are_rounded_as_pytorch_rounds_them(
+    n_bytes: int, allocated: int, reserved: int, pool: str
+) -> None:
+    """Requests to 512 bytes, and segments of 2 MiB, 20 MiB, or their own in steps of 2 MiB."""
+    allocator = SimulatedGpus()
+
+    allocator.allocate(n_bytes)
+
+    assert read(allocator, "allocated_bytes") == allocated
+    assert read(allocator, "requested_bytes") == n_bytes
+    assert read(allocator, "reserved_bytes") == reserved
+    assert read(allocator, "reserved_bytes", pool=pool) == reserved
+    assert read(allocator, "inactive_split_bytes") == (
+        reserved - allocated if reserved - allocated > MIB or pool == "small_pool" else 0
+    )
+
+
+def test_freed_memory_stays_reserved_until_the_cache_is_emptied() -> None:
+    """A freed block is used again, and goes back to the driver only when asked for."""
+    allocator = SimulatedGpus()
+    handle = allocator.allocate(64 * MIB)
+    allocator.free(handle)
+    kept = (read(allocator, "allocated_bytes"), read(allocator, "reserved_bytes"))
+    again = allocator.allocate(64 * MIB)
+    n_segments = read(allocator, "segment", "allocated")
+    allocator.free(again)
+
+    allocator.empty_cache()
+
+    assert kept == (0, 64 * MIB)
+    assert n_segments == 1
+    assert read(allocator, "reserved_bytes") == 0
+    assert read(allocator, "reserved_bytes", "peak") == 64 * MIB
+
+
+def test_a_full_device_flushes_tries_again_and_fails() -> None:
+    """Room in the cache is used after a retry; without room the failure is counted."""
+    allocator = SimulatedGpus(total_bytes=100 * MIB)
+    allocator.free(allocator.allocate(60 * MIB))
+    handle = allocator.allocate(80 * MIB)
+    retried = allocator.stats(0)
+
+    with pytest.raises(DeviceFullError, match="no room for 41943040 bytes"):
+        allocator.allocate(40 * MIB)
+    failed = allocator.stats(0)
+
+    assert (retried["num_alloc_retries"], retried["num_ooms"]) == (1, 0)
+    assert (failed["num_alloc_retries"], failed["num_ooms"]) == (2, 1)
+    assert failed["allocated_bytes"]["all"]["current"] == 80 * MIB
+    allocator.free(handle)
+
+
+def test_a_device_is_in_use_from_its_first_touch() -> None:
+    """Reading touches nothing; an allocation or ``touch`` does."""
+    allocator = SimulatedGpus(3)
+    allocator.stats(1)
+    untouched = allocator.list_touched()
+    allocator.touch("cuda:2")
+    allocator.allocate(1, 0)
+
+    assert untouched == ()
+    assert allocator.list_touched() == (0, 2)
+    assert allocator.stats("cuda:0")["allocated_bytes"]["all"]["current"] == 512
+
+
+@pytest.mark.parametrize("device", [1, -1, "cuda:1", "cuda:", "host", "cuda:x"])
+def test_devices_that_are_not_there_are_refused(device: int | str) -> None:
+    """The error names the device and how many there are."""
+    with pytest.raises(BadInputError, match=f"there is no device {device!r}: there are 1 "):
+        SimulatedGpus().allocate(1, device)
+
+
+def test_blocks_are_freed_once() -> None:
+    """A handle that is unknown or used up is refused."""
+    allocator = SimulatedGpus()
+    handle = allocator.allocate(1)
+    allocator.free(handle)
+
+    with pytest.raises(BadInputError, match="free each once"):
+        allocator.free(handle)
+    with pytest.raises(BadInputError, match="at least 1"):
+        allocator.allocate(0)
+
+
+def list_blocks(allocator: SimulatedGpus, kind: str) -> list[tuple[int, bool, bool]]:
+    """Each block of a pool: its size, whether it is free, whether its segment was split."""
+    return [
+        (block["size"], block["state"] == "inactive", len(segment["blocks"]) > 1)
+        for segment in allocator.snapshot()
+        if segment["segment_type"] == kind
+        for block in segment["blocks"]
+    ]
+
+
+def run(allocator: SimulatedGpus, program: list[tuple[str, int]], handles: list[int]) -> None:
+    """Carry a program out; the blocks in use are those of ``handles``."""
+    for action, argument in program:
+        if action == "allocate":
+            with contextlib.suppress(DeviceFullError):
+                handles.append(allocator.allocate(argument))
+        elif action == "free" and handles:
+            allocator.free(handles.pop(argument % len(handles)))
+        elif action != "free":
+            getattr(allocator, action)()
+
+
+PROGRAMS = st.lists(
+    st.one_of(
+        st.tuples(st.just("allocate"), st.sampled_from(SIZES)),
+        st.tuples(st.just("free"), st.integers(0, 50)),
+        st.tuples(st.just("empty_cache"), st.just(0)),
+        st.tuples(st.just("reset_peak"), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(PROGRAMS)
+def test_counters_agree_with_the_blocks(program: list[tuple[str, int]]) -> None:
+    """After any program each counter is the sum over the blocks, and no peak is below it."""
+    allocator = SimulatedGpus(total_bytes=300 * MIB)
+    handles: list[int] = []
+    run(allocator, program, handles)
+
+    stats = allocator.stats()
+    for pool in ("small_pool", "large_pool"):
+        blocks = list_blocks(allocator, pool.removesuffix("_pool"))
+        current = {name: stats[name][pool]["current"] for name in NESTED}
+        assert current["reserved_bytes"] == sum(size for size, _, _ in blocks)
+        assert current["allocated_bytes"] == sum(size for size, free, _ in blocks if not free)
+        assert current["active_bytes"] == current["allocated_bytes"]
+        assert current["allocation"] == sum(not free for _, free, _ in blocks)
+        assert current["inactive_split_bytes"] == sum(
+            size for size, free, split in blocks if free and split
+        )
+        assert current["inactive_split"] == sum(free and split for _, free, split in blocks)
+    for name in NESTED:
+        whole = stats[name]["all"]
+        parts = [stats[name][pool] for pool in ("small_pool", "large_pool")]
+        assert whole["current"] == sum(part["current"] for part in parts)
+        assert whole["peak"] >= whole["current"] >= 0
+        assert whole["current"] == whole["allocated"] - whole["freed"]
+    assert read(allocator, "allocation") == len(handles)
+    assert read(allocator, "reserved_bytes") <= 300 * MIB
+
+
+@given(PROGRAMS, st.booleans())
+def test_the_cache_gives_what_was_foretold(
+    program: list[tuple[str, int]], is_expandable: bool
+) -> None:
+    """After any program the snapshot is what the counters say, and tells what emptying gives."""
+    allocator = SimulatedGpus(total_bytes=300 * MIB, expandable=is_expandable)
+    run(allocator, program, [])
+    segments = parse_segments(allocator.snapshot())
+    foretold = divide_unallocated(segments)
+    before = read(allocator, "reserved_bytes")
+
+    allocator.empty_cache()
+
+    assert foretold.reserved_bytes == before <= 300 * MIB
+    assert foretold.allocated_bytes == read(allocator, "allocated_bytes")
+    assert foretold.releasable_bytes == before - read(allocator, "reserved_bytes")
+    assert {each.is_expandable for each in segments} <= {is_expandable}
+    left = parse_segments(allocator.snapshot())
+    ends = [each.address + each.n_bytes for each in left]
+    assert all(end <= after.address for end, after in zip(ends, left[1:], strict=False))
+    for pool in ("small_pool", "large_pool"):
+        blocks = list_blocks(allocator, pool.removesuffix("_pool"))
+        split = sum(size for size, free, is_split in blocks if free and is_split)
+        assert read(allocator, "inactive_split_bytes", pool=pool) == split
+
+
+def test_segments_grow_and_give_pages_back() -> None:
+    """One range a pool, page by page; what is left between gaps are segments of their own."""
+    allocator = SimulatedGpus(total_bytes=300 * MIB, expandable=True)
+    allocator.record_history()
+    handles = [allocator.allocate(n_bytes) for n_bytes in (30 * MIB, 30 * MIB, 30 * MIB, 1)]
+    grown = parse_segments(allocator.snapshot())
+    allocator.free(handles[1])
+
+    allocator.empty_cache()
+
+    left = parse_segments(allocator.snapshot())
+    allocator.allocate(25 * MIB)
+    assert [(each.n_bytes, each.is_small, len(each.blocks)) for each in grown] == [
+        (100 * MIB, False, 4),
+        (2 * MIB, True, 2),
+    ]
+    start = grown[0].address
+    assert [(each.address - start, each.n_bytes) for each in left[:-1]] == [
+        (0, 40 * MIB),
+        (60 * MIB, 40 * MIB),
+    ]
+    events = [
+        (each["action"], each["size"])
+        for each in allocator.take_snapshot()["device_traces"][0]
+        if each["action"].startswith("segment")
+    ]
+    assert events == [
+        *(("segment_map", n_bytes * MIB) for n_bytes in (40, 20, 40, 2)),
+        ("segment_unmap", 20 * MIB),
+        ("segment_map", 20 * MIB),
+    ]
+    assert allocator.take_snapshot()["allocator_settings"]["expandable_segments"] is True
+
+
+@given(PROGRAMS, PROGRAMS, st.booleans())
+def test_events_come_to_the_counters(
+    before: list[tuple[str, int]], program: list[tuple[str, int]], is_expandable: bool
+) -> None:
+    """After any program the history, played again, gives what was counted, to the byte."""
+    allocator = SimulatedGpus(total_bytes=300 * MIB, expandable=is_expandable)
+    allocator.touch(0)
+    backend = CudaBackend(simulate_torch(allocator))
+    handles: list[int] = []
+    run(allocator, before, handles)
+    backend.start_trace(n_events=10_000)
+    (start,) = backend.start_span()
+    run(allocator, [each for each in program if each[0] != "reset_peak"], handles)
+    (end,) = backend.end_span()
+    (trace,) = backend.end_trace()
+
+    found = replay(trace)
+
+    assert (found.agrees, found.n_contradictions, found.n_dropped) == (True, 0, 0)
+    allocated = list(accumulate(found.changes, initial=found.start_allocated_bytes))
+    reserved = list(accumulate(found.reserved_changes, initial=found.start_reserved_bytes))
+    assert (allocated[0], allocated[-1]) == (start.allocated_bytes, end.allocated_bytes)
+    assert (reserved[0], reserved[-1]) == (start.reserved_bytes, end.reserved_bytes)
+    assert max(allocated) == end.allocated_peak_bytes
+    assert max(reserved) == end.reserved_peak_bytes
+    n_ooms = [ACTIONS[code] for code in trace.events.actions].count("oom")
+    assert n_ooms == end.num_ooms - start.num_ooms
+
+
+def test_a_history_says_what_ran_or_what_it_is_told() -> None:
+    """The lines of the program's own, unless others are given; none where none are asked for."""
+    told = Frame("train.py", 3, "step")
+    allocator = SimulatedGpus()
+    allocator.record_history("all", context="alloc")
+
+    first, second = allocator.allocate(1), allocator.allocate(2, stack=(told,))
+    allocator.free(first)
+    allocator.empty_cache()
+    events = allocator.take_snapshot()["device_traces"][0]
+    blocks = allocator.snapshot()[0]["blocks"]
+
+    assert [each["action"] for each in events] == [
+        *("segment_alloc", "alloc", "alloc", "free_requested", "free_completed"),
+    ]
+    assert next(each["name"] for each in events[1]["frames"]) == (
+        "test_a_history_says_what_ran_or_what_it_is_told"
+    )
+    assert events[2]["frames"] == [{"name": "step", "filename": "train.py", "line": 3}]
+    assert events[3]["frames"] == events[1]["frames"]
+    assert events[0]["frames"] == events[1]["frames"]
+    assert [each["frames"] for each in blocks if each["state"] != "inactive"] == [
+        events[2]["frames"]
+    ]
+    allocator.record_history(None)
+    allocator.free(second)
+    assert allocator.take_snapshot()["device_traces"] == [[]]
+
+
+@pytest.mark.gpu
+def test_real_allocator_counts_the_same() -> None:
+    """On a GPU, PyTorch's allocator gives the same figures for the same program."""
+    import torch
+
+    device = torch.cuda.device_count() - 1
+    torch.zeros(1, device=f"cuda:{device}")
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    simulated = SimulatedGpus(1)
+    real: list[torch.Tensor] = []
+    handles: list[int] = []
+    base = torch.cuda.memory_stats_as_nested_dict(device)
+
+    def difference(name: str) -> int:
+        now = torch.cuda.memory_stats_as_nested_dict(device)
+        return now[name]["all"]["current"] - base[name]["all"]["current"]
+
+    for n_bytes in (5 * MIB, MIB + 1, 70 * MIB, 11 * MIB, 20 * MIB, 3 * MIB):
+        real.append(torch.empty(n_bytes, dtype=torch.uint8, device=f"cuda:{device}"))
+        handles.append(simulated.allocate(n_bytes))
+        for name in ("allocated_bytes", "reserved_bytes", "requested_bytes", "segment"):
+            assert difference(name) == read(simulated, name), (n_bytes, name)
+    for place in (1, 3, 0):
+        del real[place]
+        simulated.free(handles.pop(place))
+        for name in ("allocated_bytes", "reserved_bytes", "inactive_split_bytes"):
+            assert difference(name) == read(simulated, name), (place, name)
+    assert set(simulated.stats()) <= set(torch.cuda.memory_stats_as_nested_dict(device))

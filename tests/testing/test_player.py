@@ -1,0 +1,273 @@
+"""A recording is played from event to event: positions, spans, devices and traces."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumemwidget.errors import BadInputError
+from gpumemwidget.model.devices import DeviceInfo, PeakIs, Reading
+from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.traces import ACTIONS, AllocatorTrace
+from gpumemwidget.testing import (
+    Event,
+    Recording,
+    RecordingPlayer,
+    ReplayBackend,
+    ReplayMonitor,
+    Step,
+    play_script,
+)
+
+MIB = 1 << 20
+GPU = DeviceInfo("cuda:0", "GPU", None)
+
+
+def make_recording(*marks: tuple[int, int], peak_is: PeakIs = "exact") -> Recording:
+    """One device, and an event a second: what stands, and the peak since the event before."""
+    events = (
+        Event(float(second), (Reading("cuda:0", current, current, peak, peak, peak_is, second, 0),))
+        for second, (current, peak) in enumerate(marks)
+    )
+    return Recording(devices=(GPU,), visible=(), events=tuple(events))
+
+
+def play(recording: Recording, position: int = 0) -> ReplayBackend:
+    player = RecordingPlayer(recording)
+    player.advance(position)
+    return ReplayBackend(player)
+
+
+def peak_over(backend: ReplayBackend, n_events: int) -> tuple[int | None, PeakIs | None]:
+    """The peak of a span over the next events."""
+    backend.start_span()
+    backend.player.advance(n_events)
+    (reading,) = backend.end_span()
+    assert reading.allocated_peak_bytes == reading.reserved_peak_bytes
+    return reading.allocated_peak_bytes, reading.peak_is
+
+
+# -- Positions -------------------------------------------------------------------------------------
+
+
+def test_it_stands_until_it_is_moved() -> None:
+    """Without a clock the position is the caller's, and ends at the last event."""
+    player = RecordingPlayer(make_recording((1, 1), (2, 2), (3, 3)))
+
+    moves = [player.advance(), player.advance(5), player.advance()]
+
+    assert moves == [1, 1, 0]
+    assert player.position == 2
+    assert player.is_over
+    with pytest.raises(BadInputError, match="only forward"):
+        player.advance(-1)
+
+
+def test_it_follows_a_clock() -> None:
+    """With a clock, the event that stands is the last one whose time has come."""
+    now = [100.0]
+    player = RecordingPlayer(make_recording((1, 1), (2, 2), (3, 3)), clock=lambda: now[0])
+
+    positions = []
+    for time_s in (100.0, 100.99, 101.0, 101.5, 101.0, 102.0, 500.0):
+        now[0] = time_s
+        positions.append(player.position)
+
+    assert positions == [0, 0, 1, 1, 1, 2, 2]
+    assert player.is_over
+    with pytest.raises(BadInputError, match="without a clock"):
+        player.advance()
+
+
+# -- Peaks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("peak_is", ["at least", "sampled"])
+def test_recorded_doubt_stays(peak_is: PeakIs) -> None:
+    """A recorded peak that was not exact does not become so by being played."""
+    backend = play(make_recording((10, 10), (12, 80), peak_is=peak_is))
+
+    assert peak_over(backend, 1) == (80, peak_is)
+
+
+def test_unknown_stays_unknown() -> None:
+    """What was not recorded is ``None``, not 0, and says nothing against the rest."""
+    readings = [
+        Reading("host", None, None),
+        Reading("host", 5, 10, None, 10, "exact"),
+        Reading("host", 5, 20, None, 70, "exact"),
+        Reading("host", None, None),
+    ]
+    events = tuple(Event(float(i), (reading,)) for i, reading in enumerate(readings))
+    backend = play(Recording((DeviceInfo("host", "host memory", None),), (), events))
+
+    (failed,) = backend.read()
+    backend.player.advance()
+    backend.start_span()
+    backend.player.advance()
+    (known,) = backend.read()
+    backend.player.advance()
+    (unknown,) = backend.read()
+
+    assert failed == readings[0]
+    assert known == readings[2]
+    assert unknown == Reading("host", None, None, None, 70, "exact")
+
+
+def test_users_peaks_are_those_since_the_recording_began_or_their_reset() -> None:
+    """Our spans don't touch them, and a reset of them does not touch our span."""
+    backend = play(make_recording((10, 40), (10, 90), (10, 10), (20, 20)), 2)
+    before = backend.read_as_user()[0].allocated_peak_bytes
+
+    backend.start_span()
+    after_span = backend.read_as_user()[0].allocated_peak_bytes
+    backend.player.advance()
+    reset = backend.reset_peaks()
+    backend.player.advance()
+
+    assert (before, after_span) == (90, 90)
+    assert reset == ("cuda:0",)
+    assert backend.read_as_user()[0].allocated_peak_bytes == 20
+    assert backend.end_span()[0].allocated_peak_bytes == 20
+
+
+@given(st.integers(0, 10_000), st.data())
+def test_any_span_over_any_script_agrees_with_the_allocator(seed: int, data: st.DataObject) -> None:
+    """Over any stretch of a scripted session the peaks are the highest that it reached, exactly."""
+    chance = random.Random(seed)
+    steps: list[Step] = []
+    live: list[str] = []
+    for number in range(30):
+        if live and chance.random() < 0.5:
+            steps.append(Step(float(number), "free", 0, live.pop(chance.randrange(len(live)))))
+        else:
+            live.append(f"block {number}")
+            steps.append(Step(float(number), "allocate", 0, live[-1], chance.randrange(1, 9) * MIB))
+    recording = play_script(steps)
+    first = data.draw(st.integers(1, 30))
+    last = data.draw(st.integers(first, 30))
+    backend = play(recording, first)
+
+    backend.start_span()
+    backend.player.advance(last - first)
+    (end,) = backend.end_span()
+
+    passed = [event.readings[0] for event in recording.events[first : last + 1]]
+    assert end.allocated_peak_bytes == max(reading.allocated_bytes for reading in passed)
+    assert end.reserved_peak_bytes == max(reading.reserved_bytes for reading in passed)
+    assert end.peak_is == "exact"
+
+
+# -- Devices ---------------------------------------------------------------------------------------
+
+
+def test_devices_are_listed_once_they_are_used() -> None:
+    """The backend knows the devices in use, the monitor all that the driver listed."""
+    recording = play_script([Step(1.0, "touch", 1), Step(2.0, "touch", 0)])
+    backend = play(recording)
+
+    listed = [[info.device for info in backend.list_devices()]]
+    while backend.player.advance():
+        listed.append([info.device for info in backend.list_devices()])
+
+    assert listed == [[], ["cuda:1"], ["cuda:0", "cuda:1"]]
+    assert [info.device for info in ReplayMonitor(backend.player).list_infos()] == [
+        "cuda:0",
+        "cuda:1",
+    ]
+
+
+def test_a_device_used_within_a_span_begins_at_nothing() -> None:
+    """At the span's end its peak is what it reached since."""
+    steps = [
+        Step(1.0, "allocate", 0, "a", 2 * MIB),
+        Step(2.0, "allocate", 1, "b", 30 * MIB),
+        Step(3.0, "free", 1, "b"),
+    ]
+    backend = play(play_script(steps), 1)
+
+    start = backend.start_span()
+    backend.player.advance(2)
+    end = backend.end_span()
+
+    assert [reading.device for reading in start] == ["cuda:0"]
+    assert [reading.device for reading in end] == ["cuda:0", "cuda:1"]
+    assert (end[1].allocated_bytes, end[1].allocated_peak_bytes) == (0, 30 * MIB)
+    assert end[1].peak_is == "exact"
+
+
+def test_segments_are_those_of_the_position() -> None:
+    """At an event without a snapshot there are none: what stood before need not stand any more."""
+    recording = play_script([Step(1.0, "allocate", 0, "a", MIB)], snapshots=True)
+    empty = Event(2.0, recording.events[1].readings)
+    longer = Recording(recording.devices, (), (*recording.events, empty))
+
+    found = [len(play(longer, position).read_segments()) for position in range(3)]
+
+    assert found == [0, 1, 0]
+
+
+# -- Traces ----------------------------------------------------------------------------------------
+
+LINE, OTHER_LINE = Frame("train.py", 3, "<module>"), Frame("train.py", 4, "<module>")
+STEPS = [
+    Step(1.0, "allocate", 0, "a", 3 * MIB, (LINE,)),
+    Step(2.0, "allocate", 0, "b", 100, (OTHER_LINE,)),
+    Step(2.0, "allocate", 1, "c", MIB),
+    Step(3.0, "free", 0, "a"),
+    Step(4.0, "free", 0, "b"),
+    Step(4.0, "empty_cache"),
+]
+
+
+def trace(first: int, length: int, *, n_events: int = 1000) -> dict[str, AllocatorTrace]:
+    """The traces of a stretch of the script, by device."""
+    backend = play(play_script(STEPS, history=True), first)
+    assert backend.start_trace(n_events=n_events) == ()
+    backend.player.advance(length)
+    return {each.device: each for each in backend.end_trace()}
+
+
+def test_a_trace_is_what_happened_between_its_ends() -> None:
+    """With what stood at both, the lines of the script, and times as if it happened now."""
+    first, second = trace(1, 2).values()
+
+    assert [ACTIONS[code] for code in first.events.actions] == [
+        "segment_alloc",
+        "alloc",
+        "free_requested",
+        "free_completed",
+    ]
+    assert first.events.stack_table[first.events.stacks[1]] == (OTHER_LINE,)
+    assert [each.n_bytes for each in first.before] == [20 * MIB]
+    assert [each.n_bytes for each in first.after] == [20 * MIB, 2 * MIB]
+    assert [each - first.start_us for each in first.events.times_us] == [
+        *(1_000_000, 1_000_000),
+        *(2_000_000, 2_000_000),
+    ]
+    assert first.end_us - first.start_us == 2_000_000
+    assert [ACTIONS[code] for code in second.events.actions] == ["segment_alloc", "alloc"]
+    assert first.is_whole
+    assert second.is_whole
+
+
+def test_the_newest_events_are_kept() -> None:
+    """The devices share the number, and it is said that some are missing."""
+    traces = trace(0, 4, n_events=4)
+
+    assert len(traces["cuda:0"].events) == 2
+    assert not traces["cuda:0"].is_whole
+
+
+def test_a_recording_without_a_history_says_so() -> None:
+    """Nothing runs then."""
+    backend = play(play_script(STEPS, snapshots=True), 1)
+
+    (note,) = backend.start_trace(n_events=10)
+
+    assert "holds no history" in note
+    assert not backend.is_tracing
+    assert backend.end_trace() == ()

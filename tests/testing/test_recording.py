@@ -1,0 +1,436 @@
+"""Recordings: the file, what is refused, and recorders of hardware."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.errors import FileError, RecordingError
+from gpumemwidget.model.devices import ChildProcess, DeviceUse, Limit, PinnedUse, ProcessUse
+from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.traces import AllocatorRules, AllocatorTrace
+from gpumemwidget.ownership.blocks import BlockMap
+from gpumemwidget.testing import (
+    Change,
+    Recorder,
+    Recording,
+    RecordingPlayer,
+    ReplayBackend,
+    ReplayMonitor,
+    SceneKind,
+    SimulatedGpus,
+    Step,
+    load_recording,
+    play_scene,
+    play_script,
+    save_recording,
+    simulate_torch,
+)
+from gpumemwidget.testing.recording import decode_recording, encode_recording
+
+DATA = Path(__file__).parents[1] / "data"
+MIB = 1 << 20
+LINE = Frame("train.py", 3, "<module>")
+
+
+def make_recording() -> Recording:
+    """Three events with everything that a recording may hold."""
+    steps = [
+        Step(1.0, "allocate", 0, "a", 3 * MIB, (LINE,)),
+        Step(2.0, "free", 0, "a"),
+        Step(2.0, "empty_cache"),
+    ]
+    recording = play_script(steps, history=True)
+    change = Change(
+        processes=(
+            (
+                "cuda:0",
+                (ProcessUse(5, "python a.py", "own", 30), ProcessUse(6, None, "other", None)),
+            ),
+            ("cuda:1", None),
+        ),
+        failures=(("cuda:1", ("cuda:1: processes can't be read: it is lost.",)),),
+        children=(ChildProcess(7, 5, "python b.py", None),),
+        pinned=PinnedUse(None, 2, None, 4),
+        limits=(Limit("cuda:0", 50, 100, None), Limit("cuda:1", None, None, None, share=0.5)),
+    )
+    first, second, third = recording.events
+    uses = (DeviceUse("cuda:0", 40, 55, 100, 93, driver_bytes=5),)
+    return dataclasses.replace(
+        recording,
+        events=(first, dataclasses.replace(second, uses=uses, change=change), third),
+        rules=AllocatorRules(64 * MIB, is_expandable=True, roundup_divisions=((0, 4), (MIB, 0))),
+        is_whole=False,
+    )
+
+
+def damage(change: Callable[[dict[str, Any]], object]) -> bytes:
+    """A file's content after a change to its recording."""
+    data = json.loads(encode_recording(make_recording()))
+    change(data["recording"])
+    return json.dumps(data).encode()
+
+
+# -- The file --------------------------------------------------------------------------------------
+
+
+def test_a_file_keeps_everything(tmp_path: Path) -> None:
+    """What is written is read back; equal recordings give equal files, which gzip can open."""
+    recording = make_recording()
+
+    save_recording(recording, tmp_path / "one.json.gz")
+    save_recording(recording, tmp_path / "two.json.gz")
+
+    assert load_recording(tmp_path / "one.json.gz") == recording
+    data = (tmp_path / "one.json.gz").read_bytes()
+    assert data == (tmp_path / "two.json.gz").read_bytes()
+    assert json.loads(gzip.decompress(data))["recording"]["about"] == "scripted"
+
+
+def test_files_that_can_not_be_had(tmp_path: Path) -> None:
+    """A file that is missing or there already is refused by its name, and left as it is."""
+    path = tmp_path / "there.json.gz"
+    path.write_text("mine")
+
+    with pytest.raises(FileError, match=r"none.json.gz can't be read: No such file"):
+        load_recording(tmp_path / "none.json.gz")
+    with pytest.raises(FileError, match=r"there.json.gz is there already: choose another name"):
+        save_recording(make_recording(), path)
+    with pytest.raises(FileError, match="can't be written"):
+        save_recording(make_recording(), tmp_path / "no" / "folder.json.gz")
+    with pytest.raises(RecordingError, match="is no recording of gpumemwidget's"):
+        load_recording(path)
+
+    assert path.read_text() == "mine"
+
+
+def test_without_msgspec_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to install; scripts and simulated GPUs need nothing."""
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    recording = play_script([Step(1.0, "touch")])
+
+    with pytest.raises(FileError, match=r'pip install "gpumemwidget\[testing\]"'):
+        save_recording(recording, tmp_path / "new.json.gz")
+    with pytest.raises(FileError, match=r'pip install "gpumemwidget\[testing\]"'):
+        load_recording(DATA / "cpu-training.json.gz")
+
+
+@pytest.mark.parametrize("n_bytes", [30, 300])
+def test_a_file_that_is_cut_short_is_refused(tmp_path: Path, n_bytes: int) -> None:
+    """In one line, with what to do."""
+    whole, short = tmp_path / "whole.json.gz", tmp_path / "short.json.gz"
+    save_recording(make_recording(), whole)
+    short.write_bytes(whole.read_bytes()[:n_bytes])
+
+    with pytest.raises(RecordingError, match="is cut short or damaged: record it again"):
+        load_recording(short)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"3", b"\xff", b'{"format": "another"}', b"[" * 9999])
+def test_other_content_is_refused(data: bytes) -> None:
+    """JSON or not."""
+    with pytest.raises(RecordingError, match="x is no recording of gpumemwidget's: choose another"):
+        decode_recording(data, source="x")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda data: data.pop("devices"), "missing required field `devices`"),
+        (lambda data: data.update(events=[]), "it holds no event"),
+        (lambda data: data["events"].reverse(), "event 1 has no time, or is earlier"),
+        (lambda data: data["events"][0].update(time_s=-1), "event 0 has no time"),
+        (lambda data: data["events"][0].update(time_s="now"), "Expected `float`, got `str`"),
+        (
+            lambda data: data["events"][1]["readings"][0].update(peak_is="sure"),
+            "Invalid enum value",
+        ),
+        (lambda data: data["events"][1]["readings"][0].update(num_ooms=True), "Expected `int"),
+        (lambda data: data["events"][1]["readings"][0].update(num_ooms=-1), "num_ooms is -1"),
+        (lambda data: data["events"][1]["readings"][0].update(device="cuda:7"), "reads cuda:7,"),
+        (
+            lambda data: data["events"][1]["readings"].extend(data["events"][1]["readings"]),
+            "reads a device twice",
+        ),
+        (lambda data: data["events"][1]["segments"][0].update(n_bytes=5), "its blocks don't fill"),
+        (lambda data: data["events"][1]["segments"][0].update(address=5), "don't lie side by side"),
+        (lambda data: data["events"][1]["traced"][0].__setitem__(0, "cuda:7"), "reads cuda:7,"),
+        (lambda data: data["events"][1]["traced"][0][1][0].update(action="x"), "impossible event"),
+        (lambda data: data["events"][1]["traced"][0][1][0].update(n_bytes=1 << 63), "impossible"),
+        (lambda data: data["rules"].update(max_split_bytes=-1), "max_split_bytes is -1"),
+        (
+            lambda data: data["events"][1]["change"]["pinned"].pop("reserved_bytes"),
+            "reserved_bytes",
+        ),
+    ],
+)
+def test_what_can_not_be_is_refused(
+    change: Callable[[dict[str, Any]], object], reason: str
+) -> None:
+    """Each thing that contradicts the rest, or its type, is named in one line."""
+    with pytest.raises(RecordingError) as caught:
+        decode_recording(damage(change), source="x")
+
+    assert reason in str(caught.value)
+    assert str(caught.value).startswith("x is damaged: ")
+    assert str(caught.value).endswith("; record it again")
+    assert "\n" not in str(caught.value)
+
+
+@given(
+    st.recursive(
+        st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3)),
+        lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(), inner)),
+        max_leaves=8,
+    ),
+    st.sampled_from(["devices", "events", "about", "readings", "uses", "segments", "change"]),
+)
+def test_no_rubbish_gets_through_or_breaks_out(rubbish: object, where: str) -> None:
+    """Whatever stands in a field, the answer is a recording or our own error."""
+    data = damage(
+        lambda data: (data if where in data else data["events"][1]).update({where: rubbish})
+    )
+
+    try:
+        recording = decode_recording(data)
+    except RecordingError as error:
+        assert "\n" not in str(error)  # noqa: PT017 - either outcome is right, none other is
+    else:
+        assert encode_recording(recording)
+
+
+# -- Recorders -------------------------------------------------------------------------------------
+
+
+def trace_simulated_gpu() -> tuple[Recording, AllocatorTrace]:
+    """A recording of a simulated GPU, and the trace that it was made with."""
+    gpu = SimulatedGpus()
+    recorder = Recorder(Hardware([CudaBackend(simulate_torch(gpu))]))
+    kept = gpu.allocate(5 * MIB)
+    recorder.start_trace()
+    first = gpu.allocate(100)
+    recorder.tick()
+    gpu.free(kept)
+    recorder.tick()
+    gpu.free(first)
+    gpu.empty_cache()
+    (trace,) = recorder.end_trace()
+    return recorder.to_recording(), trace
+
+
+def test_a_recorded_trace_is_played_as_it_was() -> None:
+    """Its events stand with the moments that they lead to, its blocks at both ends."""
+    recording, trace = trace_simulated_gpu()
+    backend = ReplayBackend(RecordingPlayer(decode_recording(encode_recording(recording))))
+    backend.start_trace(n_events=100)
+    backend.player.advance(3)
+
+    (played,) = backend.end_trace()
+
+    counts = [[len(entries) for _, entries in event.traced] for event in recording.events]
+    assert counts == [[], [2], [2], [4]]
+    for name in ("actions", "addresses", "sizes", "streams"):
+        assert getattr(played.events, name) == getattr(trace.events, name), name
+    assert [played.events.stack_table[place] for place in played.events.stacks] == [
+        trace.events.stack_table[place] for place in trace.events.stacks
+    ]
+    assert (played.before, played.after) == (trace.before, trace.after)
+    assert played.is_whole
+
+
+def test_a_full_recorder_keeps_no_more() -> None:
+    """What it passes on is as before; of a trace that does not fit it keeps no part."""
+    gpu = SimulatedGpus()
+    gpu.touch()
+    recorder = Recorder(Hardware([CudaBackend(simulate_torch(gpu))]), max_events=2)
+
+    recorder.start_trace()
+    gpu.allocate(100)
+    told = [recorder.tick()[0].allocated_bytes for _ in range(3)]
+    (trace,) = recorder.end_trace()
+
+    assert told == [512, 512, 512]
+    assert len(trace.events) == 2
+    assert [event.traced for event in recorder.to_recording().events] == [(), ()]
+
+
+@pytest.mark.parametrize("kind", ["plain", "lost GPU", "no permission", "host PIDs"])
+def test_a_scene_that_is_recorded_again_is_the_same(kind: SceneKind) -> None:
+    """What a recorder writes down of whole devices, played, gives the same states."""
+
+    def describe(hardware: Hardware) -> list[object]:
+        states = hardware.take_device_states()
+        told = [(each.info, each.use, each.processes, each.notes) for each in states]
+        return [told, hardware.list_children(), hardware.read_limits(), hardware.read_pinned()]
+
+    def open_hardware(recording: Recording) -> tuple[RecordingPlayer, Hardware]:
+        player = RecordingPlayer(recording)
+        return player, Hardware([ReplayBackend(player)], ReplayMonitor(player))
+
+    player, hardware = open_hardware(play_scene(2, kind, n_steps=1, snapshots=False))
+    recorder = Recorder(hardware, ReplayMonitor(player))
+    told = []
+    while not told or player.advance():
+        recorder.tick()
+        told.append(describe(hardware))
+    again, played = open_hardware(decode_recording(encode_recording(recorder.to_recording())))
+    told_again = [describe(played)]
+    while again.advance():
+        told_again.append(describe(played))
+
+    assert told_again == told
+
+
+def test_only_changes_are_recorded() -> None:
+    """What stands as it stood is not written again."""
+    recording = play_script([Step(1.0, "touch"), Step(2.0, "touch"), Step(3.0, "pin", n_bytes=64)])
+
+    first, second, third = (event.change for event in recording.events[1:])
+
+    assert [use.relation for use in dict(first.processes)["cuda:0"]] == ["own"]
+    assert second == Change()
+    assert third == Change(pinned=PinnedUse(64, 64, 64, 64))
+
+
+@pytest.mark.parametrize("options", [(), ("--trace", "--snapshot")])
+def test_a_script_is_recorded_from_the_command_line(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """The tool runs a script with its arguments, and what it writes can be played."""
+    out, script = tmp_path / "out.json.gz", tmp_path / "work.py"
+    script.write_text(
+        "import sys\nblock = bytearray(64 << 20)\ndel block\nprint(__name__, sys.argv[1:])\n"
+    )
+    command = [sys.executable, "-m", "tools.record", "--interval-s", "0.01", *options]
+
+    done = subprocess.run(
+        [*command, str(out), "--", str(script), "--fast", "1"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=DATA.parents[1],
+    )
+    again = subprocess.run(
+        [*command, str(out), str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=DATA.parents[1],
+    )
+    recording = load_recording(out)
+
+    assert done.stdout == "__main__ ['--fast', '1']\n"
+    assert recording.devices[-1].device == "host"
+    assert recording.about.startswith("work.py on ")
+    peaks = [event.readings[-1].reserved_peak_bytes for event in recording.events]
+    assert max(peaks) - recording.events[0].readings[-1].reserved_bytes > 60 << 20
+    assert again.returncode == 1
+    assert again.stderr == f"{out} is there already: choose another name\n"
+
+
+# -- The recordings beside the tests ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(DATA.glob("**/*.json.gz")), ids=lambda path: path.name)
+def test_kept_recordings_add_up(path: Path) -> None:
+    """Every one is whole, and no peak in it is below what stands; none has grown large."""
+    recording = load_recording(path)
+
+    for event in recording.events:
+        for reading in event.readings:
+            if reading.reserved_peak_bytes is not None:
+                assert reading.reserved_peak_bytes >= reading.reserved_bytes
+            if reading.allocated_peak_bytes is not None:
+                assert reading.allocated_peak_bytes >= reading.allocated_bytes
+    assert path.stat().st_size < 100 * 1024
+
+
+def test_a_real_gpus_session_plays_as_it_was() -> None:
+    """Ten training steps on an H200: their peak, the out-of-memory error, what cuBLAS keeps."""
+    backend = ReplayBackend(RecordingPlayer(load_recording(DATA / "h200-training.json.gz")))
+    backend.start_span()
+
+    while backend.player.advance():
+        pass
+
+    gpu, host = backend.end_span()
+    assert (gpu.device, host.device) == ("cuda:0", "host")
+    assert (gpu.allocated_peak_bytes, gpu.reserved_peak_bytes) == (387_023_872, 446_693_376)
+    assert (gpu.peak_is, gpu.num_alloc_retries, gpu.num_ooms) == ("exact", 1, 1)
+    # Two workspaces of 32.5 MiB: the main thread's and the backward pass's.
+    assert gpu.allocated_bytes == 2 * 34_078_720
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted((DATA / "h100-traces").glob("*.json.gz")),
+    ids=lambda path: path.name.removesuffix(".json.gz"),
+)
+def test_real_traces_are_whole(path: Path) -> None:
+    """Blocks come to the counters at both ends, and each event stands in its order."""
+    recording = load_recording(path)
+    backend = ReplayBackend(RecordingPlayer(recording))
+    backend.start_trace(n_events=1000)
+    backend.player.advance()
+    (found,) = backend.end_trace()
+    name = path.name.removesuffix(".json.gz")
+
+    for event, segments in zip(recording.events, (found.before, found.after), strict=True):
+        blocks = [block for each in segments for block in each.blocks]
+        allocated = sum(each.n_bytes for each in blocks if each.state == "active_allocated")
+        (reading,) = event.readings
+        assert allocated == reading.allocated_bytes
+        assert sum(each.n_bytes for each in segments) == reading.reserved_bytes
+    assert list(found.events.times_us) == sorted(found.events.times_us)
+    assert found.is_whole == (name != "ring")
+    cell = json.loads((DATA / "h100-traces" / "cells.json").read_text())[name]
+    files = {frame.filename for stack in found.events.stack_table for frame in stack}
+    assert cell["filename"] in files
+
+
+def test_a_real_gpus_blocks_play_as_they_were() -> None:
+    """The blocks of a training step and a CUDA graph on an H100: they add up, and are told apart.
+
+    Those that no object of Python's held there are cuBLAS's (the main thread's, the side stream's,
+    the backward thread's, and in the graph's pool what was made while it was captured), and the
+    graph's random state.
+    """
+    path = DATA / "h100-blocks.json.gz"
+    backend = ReplayBackend(RecordingPlayer(load_recording(path)))
+    while backend.player.advance():
+        pass
+
+    segments, (gpu, _) = backend.read_segments(), backend.read()
+
+    blocks = [block for segment in segments for block in segment.blocks]
+    in_use = [block for block in blocks if block.state == "active_allocated"]
+    assert (len(segments), len(blocks)) == (24, 398)
+    assert sum(segment.n_bytes for segment in segments) == gpu.reserved_bytes
+    assert sum(block.n_bytes for block in in_use) == gpu.allocated_bytes
+    sizes = {32 * MIB, MIB}
+    claimed = {
+        ("cuda:0", block.address) for block in in_use if block.requested_bytes not in {*sizes, 8}
+    }
+    owned = BlockMap(segments, workspace_sizes=lambda _: sizes).describe_unclaimed(claimed)
+    pool = "cuBLAS workspace in the private pool 1, 0 on cuda:0"
+    assert [(each.owner, each.n_bytes, each.allocated_at) for each in owned] == [
+        (pool, 33 * MIB, "blocks.py, line 27"),
+        ("cuBLAS workspace of cuda:0", 33 * MIB, "blocks.py, line 15"),
+        ("cuBLAS workspace of cuda:0", 33 * MIB, "blocks.py, line 23"),
+        # The backward thread's own: it has no line of Python.
+        ("cuBLAS workspace of cuda:0", 32 * MIB, None),
+        ("random state of CUDA graphs on cuda:0", 1024, "blocks.py, line 26"),
+    ]
+    assert load_recording(path).about.startswith("tests/data/blocks.py on one NVIDIA H100")

@@ -1,0 +1,347 @@
+"""Who allocated: the cell's line, the running backward, a module, or nobody that can be named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.traces import Call, CallMark, DeviceTrace, NoteKind, Origin, TraceNote
+from gpumemwidget.tracing.device_trace import describe_device
+from gpumemwidget.tracing.sources import Source, Sources
+from tests.tracing.device import MIB, START_US, Device
+
+CELL = "/tmp/ipykernel_7/cell.py"
+EARLIER = "/tmp/ipykernel_7/earlier.py"
+TORCH = "/usr/lib/python3/dist-packages/torch"
+MODULE = f"{TORCH}/nn/modules/module.py"
+MAIN = (Frame("/usr/lib/python3/dist-packages/IPython/core/shell.py", 9, "run_code"),)
+
+STEP = """class Net:
+    def forward(self, x):
+        return self.fc(x)
+
+def step(x):
+    loss = net(x)
+    loss.backward()
+    opt.step()
+
+def twice(x):
+    net(x).backward()
+    net(x).backward()
+"""
+
+
+def at(line: int, *inner: Frame) -> tuple[Frame, ...]:
+    """The stack of a line of the cell; what it called is given innermost first."""
+    return (*inner, Frame(CELL, line, "<module>"), *MAIN)
+
+
+def in_step(
+    line: int, *inner: Frame, function: str = "step", cell_line: int = 1
+) -> tuple[Frame, ...]:
+    """The stack of a line of an earlier cell's function."""
+    return at(cell_line, *inner, Frame(EARLIER, line, function))
+
+
+def trace(
+    stacks: Sequence[tuple[Frame, ...]],
+    text: str,
+    *,
+    marks: Sequence[CallMark] = (),
+    depth: int | None = None,
+) -> DeviceTrace:
+    """The record of one allocation of 1 MiB for each stack; all of them stay."""
+    device = Device()
+    device.allocate(2 * MIB)
+    device.start()
+    for frames in stacks:
+        device.allocate(MIB, "", frames)
+    texts = {CELL: text, EARLIER: STEP}
+    sources = Sources(
+        Source("In[7]", CELL, "cell", text),
+        cells={CELL: 7, EARLIER: 3},
+        read=lambda name: texts.get(name, "").splitlines(keepends=True),
+    )
+    return describe_device(
+        device.end(), sources=sources, start_us=START_US, marks=marks, depth=depth
+    )
+
+
+def list_lines(found: DeviceTrace, unit: int = 0) -> dict[int, int]:
+    """MiB by line."""
+    return {
+        line.line: line.use.allocated_bytes // MIB
+        for line in found.units[unit].lines
+        if line.use is not None
+    }
+
+
+def when(number: int) -> int:
+    """The time of an allocation's event: each second one has a segment before it."""
+    return START_US + 1 + number + number // 2 + 1
+
+
+BEGUN = (
+    Frame(f"{TORCH}/autograd/__init__.py", 231, "_make_grads"),
+    Frame(f"{TORCH}/autograd/__init__.py", 374, "backward"),
+    Frame(f"{TORCH}/_tensor.py", 631, "backward"),
+)
+RECOMPUTED = (
+    Frame(EARLIER, 3, "forward"),
+    Frame(MODULE, 1790, "_call_impl"),
+    Frame(f"{TORCH}/utils/checkpoint.py", 308, "backward"),
+    Frame(f"{TORCH}/autograd/function.py", 317, "apply"),
+)
+OUTSIDE = (
+    Frame("/usr/lib/python3/dist-packages/IPython/core/displayhook.py", 9, "__call__"),
+    Frame("<frozen runpy>", 198, "_run_module_as_main"),
+)
+THREAD = (Frame(EARLIER, 6, "step"), Frame("/usr/lib/python3.11/threading.py", 9, "_bootstrap"))
+
+
+def test_what_had_gone_into_a_backward_is_placed_there() -> None:
+    """The last stack that was seen is that of a backward: its line, in the function, too."""
+    found = trace(
+        [in_step(6), in_step(7, *BEGUN), (), RECOMPUTED, in_step(8), at(2)], "step(x)\ny = 1\n"
+    )
+
+    assert list_lines(found) == {1: 5, 2: 1}
+    assert list_lines(found, 1) == {3: 1, 6: 1, 7: 2, 8: 1}
+    assert found.notes == (TraceNote(NoteKind.BACKWARD_BEGUN, n_bytes=2 * MIB),)
+
+
+@pytest.mark.parametrize(
+    ("text", "last", "following", "line"),
+    [
+        ("y = net(x)\ny.backward(g)\nopt.step()", 1, 3, 2),
+        ("y = net(x); y.backward(g)\nopt.step()", 1, 2, 1),
+        ("y = net(x)\ntorch.autograd.grad(y, x)", 1, None, 2),
+        # Around a loop.
+        ("for x in xs:\n  y = net(x)\n  y.backward(g)", 2, 2, 3),
+        ("for x in xs:\n  y = net(x)\n  y.backward(g)\nz = 1", 2, 4, 3),
+        ("while 1:\n  x.backward()\n  x = net(x)", 3, 3, 2),
+    ],
+)
+def test_the_only_line_with_a_backward_is_it(
+    text: str, last: int, following: int | None, line: int
+) -> None:
+    """Between what was seen before and what was seen after, round a loop as well."""
+    stacks = [at(last), (), *([at(following)] if following else [])]
+
+    found = trace(stacks, text)
+
+    expected: dict[int, int] = {}
+    for each in (last, line, *([following] if following else [])):
+        expected[each] = expected.get(each, 0) + 1
+    assert list_lines(found) == expected
+    assert found.notes == (TraceNote(NoteKind.BACKWARD_IN_SOURCE, n_bytes=MIB),)
+
+
+def test_the_stack_of_a_free_is_not_taken_for_what_runs() -> None:
+    """It is that of the block's allocation, if the history was not asked for more."""
+    device = Device()
+    device.start()
+    piece = device.allocate(MIB, "", at(1))
+    device.allocate(MIB, "", at(3, *BEGUN))
+    device.free(piece)
+    device.events[-2:] = [(*event[:4], at(1)) for event in device.events[-2:]]
+    device.allocate(MIB, "", ())
+    sources = Sources(Source("In[7]", CELL, "cell", "x = f()\ndel x\nx.backward()"))
+
+    found = describe_device(device.end(), sources=sources, start_us=START_US)
+
+    assert list_lines(found) == {1: 1, 3: 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "last", "following", "line"),
+    [
+        # Two that can have been it; none, as a library called it; and words that are no calls.
+        ("y = net(x)\ny.backward()\nz.backward()\na = 1", 1, 4, 1),
+        ("trainer.fit()\na = 1", 1, 2, 1),
+        ("y = net(x)\nopt.zero_grad()  # not y.backward()\nwith torch.no_grad(): pass", 1, 3, 1),
+        ("y = net(x)\ndef backward(x): pass\na = 1", 1, 3, 1),
+    ],
+)
+def test_else_it_is_the_line_that_was_seen_last(
+    text: str, last: int, following: int, line: int
+) -> None:
+    """And that is said, with its bytes."""
+    found = trace([at(last), (), (), at(following)], text)
+
+    assert list_lines(found)[line] == 3
+    assert found.notes == (TraceNote(NoteKind.BACKWARD_AFTER_LINE, n_bytes=2 * MIB),)
+
+
+def test_a_function_of_an_earlier_cell_is_searched_first() -> None:
+    """The cell has one line that calls it; its own text has the line with the backward."""
+    found = trace([in_step(6), (), in_step(8)], "step(x)")
+
+    assert list_lines(found) == {1: 3}
+    assert list_lines(found, 1) == {6: 1, 7: 1, 8: 1}
+
+
+def test_of_several_lines_in_a_function_none_is_taken() -> None:
+    """The cell's line is sure all the same."""
+    found = trace([in_step(11, function="twice"), (), at(2)], "twice(x)\nx.backward()")
+
+    assert list_lines(found) == {1: 2, 2: 1}
+    assert list_lines(found, 1) == {11: 2}
+
+
+def test_calls_that_were_seen_are_no_inference() -> None:
+    """Between its begin and its end what has no stack is the call's, whatever the text says."""
+    mark = CallMark("backward", START_US, when(1), 1, "", in_step(7, *BEGUN[1:]))
+    found = trace([at(2), (), ()], "a\nb\nx.backward()", marks=[mark])
+
+    assert list_lines(found) == {1: 1, 2: 1, 3: 1}
+    assert list_lines(found, 1) == {7: 1}
+    assert found.notes == (TraceNote(NoteKind.BACKWARD_IN_SOURCE, n_bytes=MIB),)
+
+
+def test_a_thread_that_runs_a_backward_has_no_line() -> None:
+    """It was seen to run, and nothing of the cell's was below it."""
+    mark = CallMark("backward", START_US, None, 2, "", (*BEGUN[1:], *THREAD))
+    found = trace([at(1), ()], "x.backward()", marks=[mark])
+
+    assert list_lines(found) == {1: 1}
+    assert found.unplaced.allocated_bytes == MIB
+    assert found.notes == ()
+
+
+def test_what_is_not_the_cells_has_no_line() -> None:
+    """Threads without a line of the cell's, the shell itself, and autograd before any line."""
+    found = trace([(), OUTSIDE, THREAD, at(1)], "x.backward()")
+
+    assert list_lines(found) == {1: 1}
+    assert found.unplaced.allocated_bytes == 3 * MIB
+    assert list_lines(found, 1) == {6: 1}
+    assert [part.origin for part in found.peak] == [
+        Origin.OUTSIDE_LINES,
+        Origin.BEFORE_CELL,
+        Origin.LINE,
+    ]
+
+
+def test_a_threads_line_of_the_cell_is_its_line() -> None:
+    """And it says nothing of what the cell itself was running."""
+    thread = (Frame(CELL, 3, "work"), Frame("/usr/lib/python3.11/threading.py", 9, "_bootstrap"))
+
+    found = trace([at(1), thread, ()], "a\ndef work():\n  b\n")
+
+    assert list_lines(found) == {1: 2, 3: 1}
+
+
+def test_a_history_without_stacks_says_so() -> None:
+    """All of it is no line's."""
+    found = trace([(), ()], "a")
+
+    assert list_lines(found) == {}
+    assert found.unplaced.allocated_bytes == 2 * MIB
+    assert found.notes == (TraceNote(NoteKind.NO_STACKS),)
+
+
+def _linear(number: int) -> tuple[Frame, ...]:
+    return (
+        Frame(f"{TORCH}/nn/modules/linear.py", 134, "forward"),
+        Frame(MODULE, 1790, "_call_impl"),
+        Frame(MODULE, 1779, "_wrapped_call_impl"),
+        Frame(EARLIER, 3, "forward"),
+        Frame(MODULE, 1790, "_call_impl"),
+        Frame(MODULE, 1779, "_wrapped_call_impl"),
+        Frame(EARLIER, number, "step"),
+    )
+
+
+def _flatten(calls: Sequence[Call], level: int = 0) -> list[tuple[int, str | None, str, int, int]]:
+    found = []
+    for call in calls:
+        mib = call.use.allocated_bytes // MIB
+        found.append((level, call.module, call.function, call.line, mib))
+        found += _flatten(call.calls, level + 1)
+    return found
+
+
+def test_calls_below_a_line_are_those_a_person_would_name() -> None:
+    """Modules by their paths where their calls were seen, without what only passes calls on."""
+    marks = [
+        CallMark("module", when(1), when(3), 1, "net"),
+        CallMark("module", when(1), when(1), 1, "net.h.0"),
+        CallMark("module", when(2), when(3), 1, "net.h.1"),
+        # Another thread's, at the same time.
+        CallMark("module", when(0), None, 2, "other"),
+    ]
+    stacks = [at(1, *_linear(6)) for _ in range(5)]
+
+    found = trace(stacks, "step(x)", marks=marks)
+
+    (line,) = found.units[0].lines
+    linear = "torch.nn.modules.linear.forward"
+    assert _flatten(line.calls) == [
+        (0, None, "step", 6, 5),
+        (1, "net", "Net.forward", 3, 3),
+        (2, "net.h.1", linear, 134, 2),
+        (2, "net.h.0", linear, 134, 1),
+        (1, None, "Net.forward", 3, 2),
+        (2, None, linear, 134, 2),
+    ]
+
+
+@pytest.mark.parametrize(("depth", "levels"), [(0, 0), (1, 1), (2, 2), (None, 3), (99, 3)])
+def test_calls_open_as_deep_as_asked_for(depth: int | None, levels: int) -> None:
+    """0 shows lines alone."""
+    found = trace([at(1, *_linear(6))], "step(x)", depth=depth)
+
+    assert len(_flatten(found.units[0].lines[0].calls)) == levels
+
+
+def test_many_calls_are_bounded_and_none_is_lost() -> None:
+    """The biggest ones stay, the rest is one of its own with its bytes."""
+    stacks = [
+        at(1, Frame(f"{TORCH}/f.py", number, "run"))
+        for number in range(1, 101)
+        for _ in range(3 if number == 7 else 1)
+    ]
+
+    found = trace(stacks, "run()")
+
+    (line,) = found.units[0].lines
+    assert line.use is not None
+    assert len(line.calls) == 64
+    assert (line.calls[0].line, line.calls[0].use.n_allocs) == (7, 3)
+    assert (line.calls[-1].function, line.calls[-1].use.n_allocs) == ("other", 37)
+    assert sum(call.use.allocated_bytes for call in line.calls) == line.use.allocated_bytes
+
+
+def test_deep_and_wide_calls_are_bounded_in_all() -> None:
+    """Where everything calls everything, the biggest calls are opened first."""
+    stacks = [
+        at(
+            1,
+            Frame("/home/me/a.py", second, "inner"),
+            Frame("/home/me/a.py", first, "outer"),
+        )
+        for first in range(1, 41)
+        for second in range(1, 61)
+        for _ in range(2 if first == 9 else 1)
+    ]
+
+    found = trace(stacks, "run()")
+
+    (line,) = found.units[0].lines
+    assert 1000 < len(_flatten(line.calls)) < 1600
+    assert (line.calls[0].line, len(line.calls[0].calls)) == (9, 60)
+    assert sum(call.use.allocated_bytes for call in line.calls) == 41 * 60 * MIB
+
+
+def test_lines_around_those_of_an_earlier_cell_are_shown() -> None:
+    """Three above and three below; of the traced cell all of them."""
+    found = trace([in_step(8)], "step(x)\n\nlast")
+
+    assert [line.line for line in found.units[0].lines] == [1, 2, 3]
+    assert [(line.line, line.text) for line in found.units[1].lines] == [
+        (number, STEP.splitlines()[number - 1]) for number in range(5, 12)
+    ]
+    assert (found.units[1].name, found.units[1].kind) == ("In[3]", "earlier cell")

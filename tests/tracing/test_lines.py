@@ -1,0 +1,689 @@
+"""The host's lines: each change belongs to the innermost line of the cell that ran."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import pytest
+
+from gpumemwidget.backends.host.malloc import find_malloc
+from gpumemwidget.model.traces import HostLines, NoteKind, TraceNote
+from gpumemwidget.tracing.host.line_watch import LineReadings
+from gpumemwidget.tracing.host.lines import describe_lines, watch_lines
+from gpumemwidget.tracing.sources import Source, Sources
+
+MIB = 1 << 20
+FILENAME = "<cell-7>"
+_HAS_MONITORING = sys.version_info >= (3, 12)
+
+
+class Heap:
+    """A malloc whose count moves only when a cell says so."""
+
+    def __init__(self, in_use_bytes: int = 100 * MIB) -> None:
+        self.in_use_bytes = in_use_bytes
+
+    def read(self) -> int:
+        return self.in_use_bytes
+
+    def take(self, n_mib: float) -> None:
+        self.in_use_bytes += int(n_mib * MIB)
+
+    def give(self, n_mib: float) -> None:
+        self.in_use_bytes -= int(n_mib * MIB)
+
+
+class Ran:
+    """A cell that was read, and what became of it."""
+
+    def __init__(self, source: str, readings: LineReadings, error: BaseException | None) -> None:
+        self.readings = readings
+        self.error = error
+        self.host = describe_lines(readings, Sources(Source("In[7]", FILENAME, "cell", source)))
+
+    @property
+    def changes(self) -> dict[int, float]:
+        """By line, its change in MiB."""
+        return list_changes(self.host)
+
+    @property
+    def unread(self) -> float:
+        """What changed in pauses, in MiB."""
+        return self.host.unread_bytes / MIB
+
+
+def list_changes(host: HostLines) -> dict[int, float]:
+    """By line, its change in MiB."""
+    return {line.line: line.net_bytes / MIB for line in host.lines if line.net_bytes}
+
+
+def run(
+    source: str,
+    heap: Heap | None = None,
+    *,
+    read: Callable[[], int] | None = None,
+    names: dict[str, Any] | None = None,
+    execute: Callable[[CodeType, dict[str, Any]], object] = exec,
+    is_timed: bool = False,
+) -> Ran:
+    """Read a cell while it runs, and check that what is told of it adds up.
+
+    Time goes on with each look at the clock alone, unless ``is_timed``: on a machine that is busy
+    each reading would seem dear.
+    """
+    heap = Heap() if heap is None else heap
+    namespace = {"heap": heap, "take": heap.take, "give": heap.give, **(names or {})}
+    watch = watch_lines(read or heap.read, on_interrupt=lambda: None)
+    if not is_timed:
+        watch._reader._clock_ns = itertools.count().__next__
+        watch.call_ns = watch._reader.call_ns = 0
+    code = compile(source, FILENAME, "exec")
+    error = None
+
+    refusal = watch.start_at(lambda frame: frame.f_code is code)
+    try:
+        execute(code, namespace)
+    except BaseException as exc:  # noqa: BLE001 - told to the test
+        error = exc
+    finally:
+        readings = watch.stop()
+
+    assert refusal is None
+    ran = Ran(source, readings, error)
+    check_sums(ran.host)
+    return ran
+
+
+def check_sums(host: HostLines) -> None:
+    """What is said adds up to what malloc counted at the end."""
+    lines = sum(line.net_bytes for line in host.lines)
+    total = host.before_bytes + lines + host.outside_bytes + host.unread_bytes
+    assert total == host.after_bytes
+
+
+# -- To which line a change belongs ----------------------------------------------------------------
+
+
+def test_each_line_has_what_it_added() -> None:
+    """What came between a line's start and the next one's is its own."""
+    ran = run("take(1)\nx = 1\ntake(2); take(3)\n")
+
+    assert ran.changes == {1: 1, 3: 5}
+    assert ran.host.after_bytes == 106 * MIB
+
+
+def test_lines_in_loops_add_up() -> None:
+    """A line that runs often has the sum over all turns; what it frees counts against it."""
+    ran = run("for i in range(10):\n    take(2)\n    give(1)\n")
+
+    assert ran.changes == {2: 20, 3: -10}
+
+
+def test_a_free_stands_at_the_line_that_freed() -> None:
+    """Nothing says which line's memory it was, so nobody guesses."""
+    ran = run("take(5)\ntake(3)\ngive(5)\ngive(60)\n")
+
+    assert ran.changes == {1: 5, 2: 3, 3: -5, 4: -60}
+
+
+def test_the_innermost_line_of_the_cell_has_it() -> None:
+    """A call of a function of the cell's counts for the function's lines, the rest for the call."""
+    ran = run("def f(n):\n    take(n)\n    return n\ntake(1); f(5); take(2)\ntake(f(3))\n")
+
+    assert ran.changes == {2: 8, 4: 3, 5: 3}
+
+
+def test_a_function_called_through_a_library_has_its_own() -> None:
+    """What a library calls back into the cell belongs to the cell's function."""
+    ran = run("def f(n):\n    take(n)\n    return n\nx = sorted([3, 1, 2], key=f); take(10)\n")
+
+    assert ran.changes == {2: 6, 4: 10}
+
+
+def test_generators_go_to_and_fro() -> None:
+    """Between a yield and the next turn it is the caller's line that runs."""
+    ran = run(
+        "def g():\n    for n in (1, 2):\n        take(n); yield n; take(10 * n)\n"
+        "for n in g():\n    take(100)\n"
+    )
+
+    assert ran.changes == {3: 33, 5: 200}
+
+
+def test_comprehensions_and_lambdas_are_of_their_line() -> None:
+    """They are functions of their own to Python, and none to a person."""
+    ran = run("[take(1) for _ in range(3)]\nf = lambda: take(5)\nf()\nsum(1 for _ in [take(2)])\n")
+
+    assert ran.changes == {1: 3, 2: 5, 4: 2}
+
+
+def test_recursion_adds_up() -> None:
+    """All depths of a function are the same lines."""
+    ran = run("def f(n):\n    take(1)\n    if n:\n        f(n - 1); take(10)\nf(4)\n")
+
+    assert ran.changes == {2: 5, 4: 40}
+
+
+def test_methods_and_classes_of_the_cell_are_read() -> None:
+    """A class's body and its methods are the cell's code."""
+    ran = run("class A:\n    take(1)\n    def f(self):\n        take(2)\nA().f()\n")
+
+    assert ran.changes == {2: 1, 4: 2}
+
+
+def test_what_is_executed_belongs_to_the_line_that_does_it() -> None:
+    """``exec`` and ``eval`` run code of no file."""
+    ran = run("exec('take(1)\\ntake(2)')\neval('take(4)')\n")
+
+    assert ran.changes == {1: 3, 2: 4}
+
+
+def test_an_exception_leaves_the_function_s_lines() -> None:
+    """After it has left a function, the line runs that called it."""
+    ran = run(
+        "def f():\n    take(1)\n    raise ValueError\n"
+        "import contextlib\n"
+        "with contextlib.suppress(ValueError):\n    f()\n"
+        "def g(call):\n    try:\n        call()\n    except ValueError:\n        take(4)\n"
+        "g(f); take(8)\n"
+    )
+
+    assert ran.changes == {2: 2, 11: 4, 12: 8}
+
+
+def test_what_a_library_does_after_an_exception_is_the_caller_s() -> None:
+    """A library that catches what the cell's function raises runs for the cell's calling line."""
+    library = compile(
+        "def call(f):\n    try:\n        f()\n    except ValueError:\n        take(7)\n",
+        "/usr/lib/library.py",
+        "exec",
+    )
+    heap = Heap()
+    names: dict[str, Any] = {"take": heap.take}
+    exec(library, names)
+
+    ran = run("def f():\n    take(1)\n    raise ValueError\ncall(f)\n", heap, names=names)
+
+    assert ran.changes == {2: 1, 4: 7}
+
+
+def test_an_error_that_ends_the_cell_is_the_cell_s_own() -> None:
+    """Its traceback has the cell's frames alone, and the lines until then are told."""
+    ran = run("take(1)\ndef f():\n    take(2)\n    1 / 0\nf()\ntake(4)\n")
+
+    assert isinstance(ran.error, ZeroDivisionError)
+    files = []
+    traceback = ran.error.__traceback__
+    while traceback is not None:
+        files.append(traceback.tb_frame.f_code.co_filename)
+        traceback = traceback.tb_next
+    assert files == [__file__, FILENAME, FILENAME]
+    assert ran.changes == {1: 1, 3: 2}
+
+
+def test_tasks_of_an_async_cell_are_each_their_own_lines() -> None:
+    """While one task awaits, the lines of the others run; the loop itself has no line."""
+    source = (
+        "import asyncio\n"
+        "async def work(n):\n    take(n)\n    await asyncio.sleep(0)\n    take(10 * n)\n"
+        "async def main():\n    await asyncio.gather(work(1), work(2))\n    take(100)\n"
+    )
+
+    def execute(code: CodeType, namespace: dict[str, Any]) -> None:
+        exec(code, namespace)
+        asyncio.run(namespace["main"]())
+
+    ran = run(source, execute=execute)
+
+    assert ran.changes == {3: 3, 5: 30, 8: 100}
+
+
+def test_other_threads_are_not_read() -> None:
+    """Their lines have nothing; what they take counts for the line that runs meanwhile."""
+    ran = run(
+        "import threading\ndef f():\n    take(1)\n"
+        "t = threading.Thread(target=f)\nt.start()\nt.join()\ntake(2)\n"
+    )
+
+    assert ran.changes.get(3) is None
+    assert sum(ran.changes.values()) == 3
+    assert ran.changes[7] == 2
+    if _HAS_MONITORING:
+        assert ran.host.notes == (TraceNote(NoteKind.OTHER_THREADS),)
+
+
+def test_parts_of_a_cell_are_its_lines() -> None:
+    """The body of another cell magic is compiled under a name of its own."""
+    heap = Heap()
+    watch = watch_lines(heap.read, on_interrupt=lambda: None)
+    body = compile("take(1)\ndef f():\n    take(2)\nf()\n", "<timed exec>", "exec")
+    cell = compile("take(10); exec(body); take(20)\n", FILENAME, "exec")
+
+    watch.start_at(lambda frame: frame.f_code in (cell, body))
+    exec(cell, {"take": heap.take, "body": body})
+    readings = watch.stop()
+
+    assert readings.files == (FILENAME, "<timed exec>")
+    source = Source("In[7]", FILENAME, "cell", "%%time\ntake(1)\ndef f():\n    take(2)\nf()\n")
+    host = describe_lines(readings, Sources(source, also={"<timed exec>": 1}))
+    check_sums(host)
+    assert list_changes(host) == {1: 30, 2: 1, 4: 2}
+
+
+# -- Real memory -----------------------------------------------------------------------------------
+
+
+def test_a_cell_that_allocates_nothing_shows_nothing() -> None:
+    """Our own bookkeeping is not in the figures."""
+    malloc = find_malloc()
+    assert malloc is not None
+    source = (
+        "x = 0\nfor i in range(3000):\n    x = i\n"
+        "def f():\n    return 1\nfor i in range(500):\n    f()\n"
+    )
+
+    ran = run(source, read=malloc.read_in_use, is_timed=True)
+
+    amounts = [line.net_bytes for line in ran.host.lines]
+    amounts += [ran.host.outside_bytes, ran.host.unread_bytes]
+    assert max(map(abs, amounts)) < 4096
+
+
+def test_real_arrays_have_their_size() -> None:
+    """What malloc maps for each is the array and a few bytes of its own."""
+    malloc = find_malloc()
+    assert malloc is not None
+    names: dict[str, Any] = {"kept": []}
+
+    ran = run(
+        "kept.append(bytearray(50_000_000))\n"
+        "for i in range(3):\n    kept.append(bytearray(10_000_000))\n"
+        "kept.clear()\n",
+        read=malloc.read_in_use,
+        names=names,
+    )
+
+    assert 0 <= ran.changes[1] * MIB - 50_000_000 <= 8192
+    assert 0 <= ran.changes[3] * MIB - 30_000_000 <= 3 * 8192
+    assert abs(ran.changes[4] * MIB + 80_000_000) <= 10 * 4096
+
+
+# -- What it costs ---------------------------------------------------------------------------------
+
+
+def test_a_loop_of_cheap_lines_is_not_read_each_time() -> None:
+    """What changed in between is one sum, of lines that are named where they are known."""
+    n = 300_000
+    ran = run(f"for i in range({n}):\n    heap.in_use_bytes += 1000\n    j = i\n", is_timed=True)
+
+    assert ran.host.n_readings < n
+    assert ran.host.after_bytes == 100 * MIB + n * 1000
+    assert ran.host.unread_bytes > 0
+    assert ran.changes.keys() <= {2}
+    assert ran.host.unread_lines == ((1, 2, 3) if _HAS_MONITORING else ())
+
+
+def test_a_line_that_runs_seldom_is_not_charged_with_its_neighbours() -> None:
+    """In a pause the lines beside it run unread: what they change is not its own."""
+    source = (
+        "for i in range(300_000):\n    heap.in_use_bytes += 1000\n"
+        "    if i % 1000 == 0:\n        j = i\n"
+    )
+
+    ran = run(source, is_timed=True)
+
+    assert ran.changes.keys() <= {2}
+
+
+def test_lines_are_read_again_after_a_pause() -> None:
+    """What comes after a hot loop is each line's own again."""
+    source = (
+        "for i in range(200_000):\n    j = i\n"
+        "import time\nfor i in range(40):\n    time.sleep(0.025)\n    take(1)\n"
+    )
+
+    ran = run(source, is_timed=True)
+
+    # On a machine that is busy the first turns may still fall into the pause.
+    assert ran.changes.get(6, 0) >= 20
+    assert ran.changes.get(6, 0) + ran.unread == 40
+
+
+def test_a_long_call_of_a_library_keeps_what_it_takes() -> None:
+    """However little of it is read, as of an import: its line ran all the time."""
+    library = compile(
+        "def work(end_s):\n"
+        "    def step():\n        return clock()\n"
+        "    while step() < end_s:\n        pass\n"
+        "    take(50)\n"
+        "    while step() < end_s + 0.1:\n        pass\n",
+        "/usr/lib/python3/dist-packages/library.py",
+        "exec",
+    )
+    heap = Heap()
+    names: dict[str, Any] = {"take": heap.take, "clock": time.perf_counter}
+    exec(library, names)
+
+    ran = run(
+        "take(30)\nwork(clock() + 0.2)\nfor i in range(40):\n    time.sleep(0.002)\ntake(7)\n",
+        heap,
+        names={**names, "time": time},
+        is_timed=True,
+    )
+
+    assert ran.changes[1] == 30
+    assert ran.changes[2] == 50
+
+
+def test_calls_of_a_library_in_a_loop_are_not_taken_for_each_other() -> None:
+    """Of two that take turns, neither has what the other one took in a pause."""
+    library = compile(
+        "def work(n, n_mib):\n"
+        "    def step(i):\n        return i\n"
+        "    for i in range(n):\n        step(i)\n"
+        "    take(n_mib)\n",
+        "/usr/lib/python3/dist-packages/library.py",
+        "exec",
+    )
+    heap = Heap()
+    names: dict[str, Any] = {"take": heap.take}
+    exec(library, names)
+
+    ran = run(
+        "for i in range(400):\n    work(2000, 1)\n    work(2000, 1000)\n",
+        heap,
+        names=names,
+        is_timed=True,
+    )
+
+    assert ran.changes.get(2, 0) <= 400
+    assert ran.changes.get(3, 0) % 1000 == 0
+    assert ran.host.after_bytes == (100 + 400 * 1001) * MIB
+
+
+def test_a_slow_count_is_read_less() -> None:
+    """A heap in many pieces takes long to count: the cell may lose a share of its time."""
+    heap = Heap()
+
+    def read() -> int:
+        end_s = time.perf_counter() + 0.002
+        while time.perf_counter() < end_s:
+            pass
+        return heap.in_use_bytes
+
+    start_s = time.perf_counter()
+    ran = run("for i in range(100_000):\n    j = i\n", heap, read=read, is_timed=True)
+
+    assert ran.host.n_readings < 2000
+    assert time.perf_counter() - start_s < 20
+
+
+def test_a_count_slower_than_a_pause_leaves_the_cell_its_time() -> None:
+    """What one reading takes is made up for before the next, however many pauses that takes."""
+    heap = Heap()
+
+    def read() -> int:
+        end_s = time.perf_counter() + 0.03
+        while time.perf_counter() < end_s:
+            pass
+        return heap.in_use_bytes
+
+    ran = run(
+        "end_s = clock() + 1.5\nwhile clock() < end_s:\n    pass\n",
+        heap,
+        read=read,
+        names={"clock": time.perf_counter},
+        is_timed=True,
+    )
+
+    # Three to fill the caches and a tenth of the time are 10; without a budget it is 80.
+    assert ran.host.n_readings <= 20
+
+
+@pytest.mark.skipif(_HAS_MONITORING, reason="no pending calls are used here")
+def test_a_pending_call_of_others_does_not_hang_the_cell() -> None:
+    """Python 3.11 hangs if a function is called with tracing on while one waits in another one."""
+    heap = Heap()
+    add = ctypes.pythonapi.Py_AddPendingCall
+    # Any function of C that gives 0.
+    waiting = ctypes.cast(ctypes.pythonapi.PyErr_CheckSignals, ctypes.c_void_p)
+
+    def read() -> int:
+        assert add(waiting, None) in (0, -1)
+        return heap.in_use_bytes
+
+    source = "for i in range(100_000):\n    j = i\ntake(1)\n"
+    ran = run(source, heap, read=read, is_timed=True)
+
+    assert ran.error is None
+    assert ran.host.after_bytes == 101 * MIB
+
+
+# -- Hostile cells ---------------------------------------------------------------------------------
+
+
+def test_what_python_traces_with_is_as_before() -> None:
+    """Nothing of ours stays, and on Python 3.12 and later nothing is seen within the cell."""
+    before = sys.gettrace(), threading.gettrace(), sys.getprofile()
+
+    ran = run("import sys\nseen = sys.gettrace()\n", names=(names := {}))
+
+    assert (sys.gettrace(), threading.gettrace(), sys.getprofile()) == before
+    assert ran.error is None
+    assert names == {}
+    if _HAS_MONITORING:
+        monitoring = sys.monitoring  # type: ignore[attr-defined]
+        assert [monitoring.get_tool(tool) for tool in (3, 4)] == [None, None]
+
+
+def test_a_debugger_s_place_is_not_taken() -> None:
+    """Where somebody traces this thread, lines are not told before Python 3.12."""
+    events = []
+
+    def trace(frame: Any, event: str, argument: object) -> None:
+        events.append(event)
+
+    watch = watch_lines(Heap().read, on_interrupt=lambda: None)
+    sys.settrace(trace)
+    try:
+        refusal = watch.start_at(lambda _frame: False)
+        is_kept = sys.gettrace() is trace
+        watch.stop()
+    finally:
+        sys.settrace(None)
+
+    assert is_kept
+    assert (refusal is None) == _HAS_MONITORING
+
+
+def test_a_cell_that_sets_its_own_trace_keeps_it() -> None:
+    """``sys.settrace`` in the cell is the cell's affair."""
+    source = (
+        "import sys\ntake(1)\nevents = []\n"
+        "def trace(frame, event, argument):\n    events.append(event)\n"
+        "sys.settrace(trace)\nsys.setprofile(trace)\n(lambda: take(2))()\n"
+        "is_kept = sys.gettrace() is trace\nsys.settrace(None)\nsys.setprofile(None)\ntake(4)\n"
+    )
+    seen: dict[str, Any] = {}
+
+    def execute(code: CodeType, namespace: dict[str, Any]) -> None:
+        exec(code, namespace)
+        seen.update(namespace)
+
+    ran = run(source, execute=execute)
+
+    assert ran.error is None
+    assert seen["is_kept"]
+    assert "call" in seen["events"]
+    assert ran.changes[2] == 1
+    assert ran.host.after_bytes == 107 * MIB
+    assert sys.gettrace() is None
+
+
+def test_deep_recursion_ends_as_it_would() -> None:
+    """The limit is the cell's own error, and what comes after it is read."""
+    ran = run(
+        "def f(n):\n    return f(n + 1)\n"
+        "try:\n    f(0)\nexcept RecursionError:\n    take(1)\ntake(2)\n"
+    )
+
+    assert ran.error is None
+    assert ran.host.after_bytes == 103 * MIB
+    if _HAS_MONITORING:
+        assert ran.changes == {6: 1, 7: 2}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_deep_recursion_shows_nothing_of_ours() -> None:
+    """Neither in the traceback nor as what was handled meanwhile."""
+    ran = run("def f(n):\n    return f(n + 1)\nf(0)")
+
+    error = ran.error
+    assert isinstance(error, RecursionError)
+    assert (error.__context__, error.__cause__) == (None, None)
+    names = {each.filename for each in traceback.extract_tb(error.__traceback__)}
+    assert not any("gpumemwidget" in name for name in names)
+
+
+def test_a_forked_child_is_not_read() -> None:
+    """It runs on, without us, and the parent goes on to be read."""
+    source = (
+        "import os, sys\nchild = os.fork()\n"
+        "if not child:\n"
+        "    monitoring = getattr(sys, 'monitoring', None)\n"
+        "    tools = [monitoring.get_tool(n) for n in (3, 4)] if monitoring else []\n"
+        "    os._exit(7 if sys.gettrace() is None and not any(tools) else 8)\n"
+        "status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\ntake(status)\n"
+    )
+
+    ran = run(source)
+
+    assert ran.error is None
+    assert ran.changes == {8: 7}
+
+
+def test_an_interrupt_is_the_cell_s() -> None:
+    """Ctrl-C ends a busy cell as it would; one that lands in our own code is sent again."""
+
+    def send_again() -> None:
+        threading.Timer(0.02, signal.raise_signal, (signal.SIGINT,)).start()
+
+    heap = Heap()
+    watch = watch_lines(heap.read, on_interrupt=send_again)
+    code = compile("while True:\n    heap.take(0)\n", FILENAME, "exec")
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
+
+    timer.start()
+    watch.start_at(lambda frame: frame.f_code is code)
+    try:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            exec(code, {"heap": heap})
+    finally:
+        watch.stop()
+        timer.join()
+
+    assert caught.traceback[1].frame.code.raw is code
+    if _HAS_MONITORING:
+        files = {each.frame.code.raw.co_filename for each in caught.traceback}
+        assert files == {__file__, FILENAME}
+    assert sys.gettrace() is None
+
+
+def test_an_error_of_ours_is_not_the_cell_s() -> None:
+    """Where reading fails in mid-cell the cell goes on, and the report says so."""
+    counts = iter([100 * MIB] * 8)
+
+    ran = run("for i in range(10):\n    take(1)\ndone = True\n", read=counts.__next__)
+
+    assert ran.error is None
+    assert ran.host.notes == (TraceNote(NoteKind.READING_FAILED, "StopIteration"),)
+
+
+def test_an_error_in_reading_malloc_is_not_the_cell_s() -> None:
+    """The reading is in another folder of the package than the code that follows lines."""
+    counts = iter([100 * MIB] * 8)
+    names: dict[str, Any] = {"counts": counts}
+    source = (
+        "def read():\n    for count in counts:\n        return count\n    raise OSError('gone')"
+    )
+    exec(compile(source, find_malloc.__code__.co_filename, "exec"), names)
+
+    ran = run("for i in range(10):\n    take(1)\ndone = True\n", read=names["read"])
+
+    assert ran.error is None
+    assert ran.host.notes == (TraceNote(NoteKind.READING_FAILED, "OSError: gone"),)
+
+
+def test_an_error_of_a_signal_s_handler_is_the_cell_s() -> None:
+    """Whatever the user's handler raises reaches the cell, also from within our own code."""
+
+    def handle(number: int, frame: Any) -> None:
+        raise TimeoutError("time is up")
+
+    previous = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        ran = run("while True:\n    take(0)\n", is_timed=True)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+    assert isinstance(ran.error, TimeoutError)
+    assert ran.error.__traceback__ is not None
+    assert ran.readings.files == (FILENAME,)
+
+
+def test_code_that_runs_already_is_read() -> None:
+    """A ``with`` block begins in the middle of a function."""
+    heap = Heap()
+    watch = watch_lines(heap.read, on_interrupt=lambda: None)
+
+    def work() -> int:
+        heap.in_use_bytes += 3 * MIB
+        return 1
+
+    heap.in_use_bytes += 50 * MIB
+    watch.start_in(sys._getframe())
+    work()
+    heap.in_use_bytes += MIB
+    readings = watch.stop()
+    heap.in_use_bytes += 50 * MIB
+
+    first = work.__code__.co_firstlineno
+    host = describe_lines(readings, Sources(Source("test_lines.py", __file__, "file", "")))
+    assert list_changes(host) == {first + 1: 3, first + 7: 1}
+    assert sys._getframe().f_trace is None
+    assert host.lines[0].line == first - 1
+
+
+def test_stopping_twice_and_without_a_line_is_fine() -> None:
+    """A cell may end before any of its lines ran."""
+    watch = watch_lines(Heap().read, on_interrupt=lambda: None)
+    watch.start_at(lambda _frame: False)
+
+    watch.stop()
+    readings = watch.stop()
+
+    assert readings.files == ()
+    assert readings.changes.keys() <= {("", 0)}
+
+
+def test_the_pause_s_thread_is_gone_at_the_end() -> None:
+    """However it stands when the cell ends."""
+    for n in (2_000, 20_000, 60_000):
+        run(f"for i in range({n}):\n    j = i\n", is_timed=True)
+
+    assert not [each for each in threading.enumerate() if each.name == "gpumemwidget-lines"]

@@ -1,0 +1,291 @@
+"""The timeline's moments, the parts of the peak, and what is said where figures differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from gpumemwidget.model.cells import CellDevice, Span
+from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.traces import DeviceTrace, NoteKind, Origin, PeakPart, TraceNote
+from gpumemwidget.testing.allocator import SimulatedBlock
+from gpumemwidget.tracing.allocator.timeline import MAX_MOMENTS
+from gpumemwidget.tracing.device_trace import describe_device
+from gpumemwidget.tracing.sources import Source, Sources
+from tests.tracing.device import MIB, START_US, Device
+from tests.tracing.test_tracing import check_sums
+
+CELL = "/tmp/ipykernel_7/cell.py"
+TEXT = "a = 1\nb = 2\nc = 3"
+SOURCES = Sources(Source("In[7]", CELL, "cell", TEXT))
+
+
+def at(line: int) -> tuple[Frame, ...]:
+    return (Frame(CELL, line, "<module>"),)
+
+
+def describe(device: Device, **options: object) -> DeviceTrace:
+    return describe_device(device.end(), sources=SOURCES, start_us=START_US, **options)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_thinning_keeps_every_extreme(seed: int) -> None:
+    """The first and last moment, the peak, and both extremes of each stretch are there."""
+    chance = random.Random(seed)
+    device = Device()
+    held: list[SimulatedBlock] = []
+    device.start()
+    for _ in range(1500 + 200 * seed):
+        if held and chance.random() < 0.5:
+            device.free(held.pop(chance.randrange(len(held))))
+        elif chance.random() < 0.01:
+            device.empty_cache()
+        else:
+            held.append(
+                device.allocate(chance.randrange(1, 2 * MIB), "", at(chance.randrange(1, 4)))
+            )
+
+    found = describe(device)
+
+    timeline = found.timeline
+    assert timeline is not None
+    assert timeline.n_moments == len(device.moments) > MAX_MOMENTS
+    assert 100 < len(timeline.times_s) <= MAX_MOMENTS + 1
+    allocated = [each.allocated_bytes for each in device.moments]
+    reserved = [each.reserved_bytes for each in device.moments]
+    assert (timeline.allocated_bytes[0], timeline.allocated_bytes[-1]) == (
+        allocated[0],
+        allocated[-1],
+    )
+    assert timeline.allocated_bytes[timeline.peak] == max(allocated)
+    assert max(each or 0 for each in timeline.reserved_bytes) == max(reserved)
+    # What is drawn between two kept moments is never far from what was: within what both and
+    # the moments around them show.
+    places = [round(time_s * 1e6) - 1 for time_s in timeline.times_s]
+    kept = dict(zip(places, timeline.allocated_bytes, strict=True))
+    truth = {moment.place: moment.allocated_bytes for moment in device.moments}
+    for place, moment in truth.items():
+        around = [
+            value
+            for other, value in kept.items()
+            if abs(other - place) <= 2 * len(device.events) // 70
+        ]
+        assert min(around) <= moment <= max(around)
+    check_sums(found)
+
+
+def test_a_cell_that_allocates_nothing_has_a_timeline() -> None:
+    """What stood before, from its start to its end."""
+    device = Device()
+    device.allocate(3 * MIB)
+    device.start()
+
+    found = describe(device)
+
+    timeline = found.timeline
+    assert timeline is not None
+    assert timeline.times_s == (0.0, 1e-6)
+    assert timeline.allocated_bytes == (3 * MIB, 3 * MIB)
+    assert timeline.reserved_bytes == (20 * MIB, 20 * MIB)
+    assert [(layer.origin, layer.held_bytes) for layer in timeline.layers] == [
+        (Origin.BEFORE_CELL, (3 * MIB, 3 * MIB))
+    ]
+    assert (timeline.peak, timeline.n_moments) == (0, 1)
+    assert [line.use for line in found.units[0].lines] == [None, None, None]
+
+
+def test_time_counts_from_the_cells_start() -> None:
+    """The history began a little earlier or later; nothing lies before 0."""
+    device = Device()
+    device.start()
+    device.allocate(MIB, "", at(1))
+    trace = device.end()
+
+    early = describe_device(trace, sources=SOURCES, start_us=START_US - 500_000).timeline
+    late = describe_device(trace, sources=SOURCES, start_us=START_US + 2).timeline
+
+    assert early is not None
+    assert late is not None
+    assert early.times_s == (0.5, 0.500001, 0.500002, 0.500003)
+    assert late.times_s == (0.0, 0.0, 0.0, 1e-6)
+
+
+def test_lines_beyond_eight_share_a_layer() -> None:
+    """Those that hold most at the peak have their own, biggest first."""
+    device = Device()
+    device.start()
+    for line in range(1, 13):
+        device.allocate(line * 512, "", at(line))
+
+    found = describe(device)
+
+    assert found.timeline is not None
+    assert [(layer.line, layer.held_bytes[-1]) for layer in found.timeline.layers] == [
+        *((line, line * 512) for line in range(12, 4, -1)),
+        (None, (1 + 2 + 3 + 4) * 512),
+    ]
+    first, *_ = (layer for layer in found.timeline.layers if layer.line == 5)
+    assert (first.unit, first.text) == ("In[7]", "")
+
+
+def test_the_peak_is_told_by_line_kind_and_name() -> None:
+    """What still stands has the name it has now; what is gone was freed since."""
+    device = Device()
+    old = [device.allocate(size * MIB) for size in (3, 2)]
+    device.start()
+    kept = device.allocate(4 * MIB, "", at(1))
+    gone = device.allocate(5 * MIB, "", at(1))
+    other = [device.allocate(MIB, "", at(2)) for _ in range(2)]
+    device.allocate(512, "", (Frame("/usr/lib/python3.11/threading.py", 9, "_bootstrap"),))
+    device.free(gone)
+    device.free(old[1])
+    names = {
+        kept.address: ("parameter", "model.weight"),
+        other[0].address: ("tensor", "xs[0]"),
+        old[0].address: ("unknown", ""),
+    }
+
+    found = describe(device, names=names)
+
+    def part(
+        origin: Origin, line: int | None, kind: str, owner: str | None, n_bytes: int
+    ) -> PeakPart:
+        unit = None if line is None else "In[7]"
+        return PeakPart(origin, unit, line, kind, owner, n_bytes, 1)
+
+    assert found.peak == (
+        part(Origin.LINE, 1, "freed since", None, 5 * MIB),
+        part(Origin.LINE, 1, "parameter", "model.weight", 4 * MIB),
+        part(Origin.BEFORE_CELL, None, "unknown", None, 3 * MIB),
+        part(Origin.BEFORE_CELL, None, "freed since", None, 2 * MIB),
+        part(Origin.LINE, 2, "tensor", "xs[0]", MIB),
+        part(Origin.LINE, 2, "unknown", None, MIB),
+        part(Origin.OUTSIDE_LINES, None, "unknown", None, 512),
+    )
+
+
+def test_many_names_are_bounded_and_no_byte_is_lost() -> None:
+    """The smallest ones are one part for each line and kind."""
+    device = Device()
+    device.start()
+    pieces = [device.allocate(512 * (1 + number), "", at(1)) for number in range(300)]
+    names = {piece.address: ("tensor", f"xs[{place}]") for place, piece in enumerate(pieces)}
+
+    found = describe(device, names=names)
+
+    assert len(found.peak) == 201
+    (rest,) = (part for part in found.peak if part.owner is None)
+    assert (rest.kind, rest.line, rest.n_blocks) == ("tensor", 1, 100)
+    assert sum(part.n_bytes for part in found.peak) == sum(piece.n_bytes for piece in pieces)
+
+
+def count(device: Device, **change: Span | str | None) -> CellDevice:
+    """The cell as the counters have it."""
+    first, last = device.moments[0], device.moments[-1]
+    cell = CellDevice(
+        device="cuda:0",
+        allocated=Span(
+            first.allocated_bytes,
+            last.allocated_bytes,
+            max(each.allocated_bytes for each in device.moments),
+        ),
+        reserved=Span(
+            first.reserved_bytes,
+            last.reserved_bytes,
+            max(each.reserved_bytes for each in device.moments),
+        ),
+        peak_is="exact",
+        num_alloc_retries=0,
+        num_ooms=0,
+    )
+    return dataclasses.replace(cell, **change)
+
+
+def make_short() -> Device:
+    """5 MiB for a moment, and 1 MiB that stays."""
+    device = Device()
+    device.start()
+    gone = device.allocate(5 * MIB, "", at(1))
+    device.free(gone)
+    device.allocate(MIB, "", at(2))
+    return device
+
+
+def test_counters_that_agree_need_no_words() -> None:
+    """Nor do those that were not read, or whose peak was cut short: the events have it."""
+    device = make_short()
+    unread = count(
+        device,
+        allocated=Span(None, None, None),
+        reserved=Span(None, None, None),
+        peak_is=None,
+    )
+    cut = count(device, allocated=Span(0, MIB, MIB), peak_is="at least")
+
+    for cell in (None, count(device), unread, cut):
+        found = describe(device, cell=cell)
+
+        assert found.allocated == Span(0, MIB, 5 * MIB)
+        assert found.reserved == Span(0, 22 * MIB, 22 * MIB)
+        assert (found.peak_is, found.notes) == ("exact", ())
+
+
+def test_counters_that_differ_are_shown_and_said() -> None:
+    """The figures are the counters', and the note has both."""
+    device = make_short()
+
+    found = describe(device, cell=count(device, allocated=Span(512, MIB, 6 * MIB)))
+
+    assert found.allocated == Span(512, MIB, 6 * MIB)
+    assert found.notes == (
+        TraceNote(NoteKind.START_DIFFERS, "allocated", 512, 0),
+        TraceNote(NoteKind.PEAK_DIFFERS, "allocated", 6 * MIB, 5 * MIB),
+    )
+
+
+def test_a_peak_before_the_oldest_event_is_the_counters() -> None:
+    """The record says so, and of which moment the peak's lines are told."""
+    device = make_short()
+    trace = device.end(n_lost=5)
+
+    found = describe_device(trace, sources=SOURCES, start_us=START_US, cell=count(device))
+
+    assert trace.events.actions == b"\0"
+    assert found.allocated == Span(0, MIB, 5 * MIB)
+    assert (found.peak_is, found.complete_since_s) == ("exact", 6e-6)
+    assert found.notes == (
+        TraceNote(NoteKind.OLDEST_EVENTS_LOST, seconds=6e-6),
+        TraceNote(NoteKind.PEAK_NOT_IN_EVENTS, "", 5 * MIB, MIB),
+    )
+    assert [(part.line, part.n_bytes) for part in found.peak] == [(2, MIB)]
+
+
+def test_without_counters_a_ring_that_lost_events_has_a_least_peak() -> None:
+    """More may have been allocated before the oldest event."""
+    found = describe_device(make_short().end(n_lost=5), sources=SOURCES, start_us=START_US)
+
+    assert (found.allocated.peak_bytes, found.peak_is) == (MIB, "at least")
+
+
+def test_a_span_that_begins_with_its_first_event_misses_nothing() -> None:
+    """Of a file that has no beginning, what stood at its first event is what was before."""
+    device = Device()
+    old = [device.allocate(size * MIB) for size in (3, 2)]
+    device.start()
+    device.free(old[1])
+    device.allocate(MIB, "", at(2))
+    trace = device.end(is_whole=False)
+    first_us = trace.events.times_us[0]
+    file = dataclasses.replace(trace, before=(), start_us=first_us)
+
+    found = describe_device(file, sources=SOURCES, start_us=first_us)
+
+    assert found.complete_since_s is None
+    assert found.notes == ()
+    assert found.allocated == Span(5 * MIB, 4 * MIB, 5 * MIB)
+    assert found.reserved == Span(20 * MIB, 22 * MIB, 22 * MIB)
+    assert (found.before.allocated_bytes, found.before.net_bytes) == (5 * MIB, 3 * MIB)
+    assert found.unplaced.allocated_bytes == 0
+    check_sums(found)

@@ -1,0 +1,141 @@
+"""Histories of a real GPU: what is told of them is what the counters said, to the byte."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+
+from gpumemwidget.model.cells import CellDevice, Span
+from gpumemwidget.model.devices import Reading
+from gpumemwidget.model.traces import AllocatorTrace, DeviceTrace, NoteKind
+from gpumemwidget.testing import RecordingPlayer, ReplayBackend, load_recording
+from gpumemwidget.tracing.allocator.replay import cut_events, replay
+from gpumemwidget.tracing.device_trace import describe_device
+from gpumemwidget.tracing.sources import Source, Sources
+from tests.tracing.test_tracing import check_sums
+
+DATA = Path(__file__).parent.parent / "data" / "h100-traces"
+COUNTERS_DIFFER = {NoteKind.START_DIFFERS, NoteKind.END_DIFFERS, NoteKind.PEAK_DIFFERS}
+CELLS = json.loads((DATA / "cells.json").read_text(encoding="utf-8"))
+
+
+def play(name: str) -> tuple[AllocatorTrace, CellDevice]:
+    """The trace, and the cell as the counters have it."""
+    player = RecordingPlayer(load_recording(DATA / f"{name}.json.gz"))
+    backend = ReplayBackend(player)
+    assert backend.start_trace(n_events=10_000) == ()
+    (start,) = _pick(backend.start_span())
+    player.advance(1)
+    (end,) = _pick(backend.end_span())
+    (trace,) = backend.end_trace()
+    cell = CellDevice(
+        device=trace.device,
+        allocated=Span(start.allocated_bytes, end.allocated_bytes, end.allocated_peak_bytes),
+        reserved=Span(start.reserved_bytes, end.reserved_bytes, end.reserved_peak_bytes),
+        peak_is=end.peak_is,
+        num_alloc_retries=None,
+        num_ooms=None,
+    )
+    return trace, cell
+
+
+def _pick(readings: tuple[Reading, ...]) -> list[Reading]:
+    return [each for each in readings if each.device == "cuda:0"]
+
+
+def describe(name: str) -> tuple[DeviceTrace, CellDevice]:
+    """What is told of a recording."""
+    about = CELLS[name]
+    texts = {about["before_filename"]: about["before"], about["filename"]: about["source"]}
+    sources = Sources(
+        Source("In[2]", about["filename"], "cell", about["source"]),
+        cells={about["before_filename"]: 1},
+        read=lambda filename: texts.get(filename, "").splitlines(keepends=True),
+    )
+    trace, cell = play(name)
+    return describe_device(trace, sources=sources, start_us=trace.start_us, cell=cell), cell
+
+
+@pytest.mark.parametrize("name", [name for name in CELLS if name != "ring"])
+def test_events_come_to_the_counters(name: str) -> None:
+    """Start, peak and end of both, and all of it belongs to a line or was there before."""
+    trace, cell = play(name)
+    played = replay(trace)
+
+    found, _ = describe(name)
+
+    assert (played.agrees, played.n_contradictions, played.n_dropped) == (True, 0, 0)
+    assert (found.allocated, found.reserved, found.peak_is) == (
+        cell.allocated,
+        cell.reserved,
+        "exact",
+    )
+    timeline = found.timeline
+    assert timeline is not None
+    assert cell.allocated == Span(
+        timeline.allocated_bytes[0], timeline.allocated_bytes[-1], max(timeline.allocated_bytes)
+    )
+    assert cell.reserved == Span(
+        timeline.reserved_bytes[0],
+        timeline.reserved_bytes[-1],
+        max(each or 0 for each in timeline.reserved_bytes),
+    )
+    assert not {note.kind for note in found.notes} & COUNTERS_DIFFER
+    assert found.unplaced.allocated_bytes == 0
+    check_sums(found)
+
+
+def test_a_ring_that_was_full_has_the_counters_peak() -> None:
+    """And the lines say from when on they are complete; what stands at the end is whole."""
+    found, cell = describe("ring")
+
+    assert (found.allocated, found.reserved) == (cell.allocated, cell.reserved)
+    assert found.complete_since_s is not None
+    assert found.complete_since_s > 0
+    assert found.before.net_bytes == cell.allocated.before_bytes
+    lines = {line.line: line.use for line in found.units[0].lines if line.use is not None}
+    assert sum(use.net_bytes for use in lines.values()) == cell.allocated.change_bytes
+    check_sums(found)
+
+
+def test_training_is_told_by_its_lines() -> None:
+    """Autograd's threads are placed at their backward, the optimizer's state at its step."""
+    found, _ = describe("training")
+
+    cell, earlier = found.units
+    assert (cell.name, earlier.name) == ("In[2]", "In[1]")
+    uses = {line.text.strip(): line.use for line in cell.lines if line.use is not None}
+    steps = {line.text.strip(): line.use for line in earlier.lines if line.use is not None}
+    # A gradient for each parameter, and twice as much for AdamW.
+    parameters = sum(4 * (256 * 1024 + 1024 + 1024 * 256 + 256) for _ in range(3)) + 4 * 2570
+    assert uses["loss.backward()"].net_bytes >= parameters
+    assert uses["loss.backward()"].net_bytes - parameters < 14 * 512
+    assert uses["y.backward(g)"].n_allocs > 14
+    assert uses["y.backward(g)"].net_bytes == 0
+    assert steps["opt.step()"].net_bytes >= 2 * parameters
+    calls = next(line.calls for line in cell.lines if line.text.strip() == "step(data, target)")
+    assert {call.function for call in calls} == {"step"}
+    assert len(found.notes) == 2
+
+
+@pytest.mark.parametrize("name", [name for name in CELLS if name != "ring"])
+def test_what_a_cut_leaves_is_played_as_in_the_whole(name: str) -> None:
+    """Taken back from the end, every event does what it did, and as much stands before them."""
+    trace, _ = play(name)
+    whole = replay(trace)
+    allocated = list(accumulate(whole.changes, initial=whole.start_allocated_bytes))
+    reserved = list(accumulate(whole.reserved_changes, initial=whole.start_reserved_bytes))
+
+    for first in range(0, len(trace.events), 1 + len(trace.events) // 25):
+        cut = dataclasses.replace(trace, events=cut_events(trace.events, first), is_whole=False)
+        found = replay(cut)
+
+        assert (found.agrees, found.n_dropped) == (True, 0)
+        assert found.changes == whole.changes[first:]
+        assert found.reserved_changes == whole.reserved_changes[first:]
+        assert found.start_allocated_bytes == allocated[first]
+        assert found.start_reserved_bytes == reserved[first]

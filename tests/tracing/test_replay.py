@@ -1,0 +1,182 @@
+"""A history played again: each block's bytes, and what is said where they do not agree."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+
+from gpumemwidget.model.segments import Block, Segment
+from gpumemwidget.model.traces import AllocatorRules
+from gpumemwidget.tracing.allocator.layout import choose_rounding
+from gpumemwidget.tracing.allocator.replay import replay
+from tests.tracing.device import MIB, Device, make_trace
+
+KIB = 1 << 10
+
+
+@pytest.mark.parametrize(
+    ("asked", "divisions", "taken"),
+    [
+        (0, (), 512),
+        (1, (), 512),
+        (512, (), 512),
+        (513, (), 1024),
+        # Between 1 MiB and 2 MiB are four steps.
+        (1200 * KIB, ((0, 4),), 1280 * KIB),
+        (1280 * KIB, ((0, 4),), 1280 * KIB),
+        (1280 * KIB + 1, ((0, 4),), 1536 * KIB),
+        (1024 * KIB, ((0, 4),), 1024 * KIB),
+        # Too small for four steps of whole blocks.
+        (1200, ((0, 4),), 1536),
+        (5000, ((0, 4),), 5120),
+        # From 64 MiB on two steps, below none.
+        (65 * MIB, ((64 * MIB, 2),), 96 * MIB),
+        (63 * MIB + 1, ((64 * MIB, 2),), 63 * MIB + 512),
+        (300 * MIB + 1, ((64 * MIB, 2), (256 * MIB, 0)), 300 * MIB + 512),
+    ],
+)
+def test_requests_are_rounded_as_the_allocator_does(
+    asked: int, divisions: tuple[tuple[int, int], ...], taken: int
+) -> None:
+    """To whole blocks, or by steps to the next power of two where that is set."""
+    assert choose_rounding(AllocatorRules(roundup_divisions=divisions))(asked) == taken
+
+
+def test_blocks_that_wait_for_a_stream_are_not_allocated_and_not_free() -> None:
+    """Allocated falls when a free is asked for; the memory is used again when it is done."""
+    device = Device()
+    old = device.allocate(2 * MIB)
+    device.free(old, is_used_elsewhere=True)
+    device.start()
+    device.synchronize()
+    kept = device.allocate(2 * MIB)
+    device.free(kept, is_used_elsewhere=True)
+    device.allocate(2 * MIB)
+
+    found = replay(device.end())
+
+    assert found.agrees
+    assert found.n_contradictions == 0
+    assert list(found.changes) == [0, 2 * MIB, -2 * MIB, 2 * MIB]
+
+
+def test_expandable_segments_grow_and_shrink_in_place() -> None:
+    """What is mapped joins what is free beside it, on both sides; unmapping cuts it out."""
+    device = Device(is_expandable=True)
+    first, second = device.allocate(15 * MIB), device.allocate(55 * MIB)
+    third = device.allocate(5 * MIB)
+    device.start()
+    device.free(second)
+    device.empty_cache()
+    address, size = device.events[-1][1:3]
+    again = device.list_segments()
+    trace = make_trace(
+        [
+            *device.events,
+            ("segment_map", address, size, 0, ()),
+            ("alloc", second.address, 55 * MIB, 0, ()),
+        ],
+        device.before,
+        device.before,
+        rules=device.rules,
+    )
+
+    found = replay(trace)
+
+    assert len(again) == 2
+    assert found.agrees
+    assert list(found.changes) == [-55 * MIB, 0, 0, 0, 55 * MIB]
+    assert list(found.reserved_changes) == [0, 0, -size, size, 0]
+    assert first.address < second.address < third.address
+
+
+def test_what_a_missing_event_allocated_is_found_from_the_end() -> None:
+    """The history lacks an allocation: what stood at the first event then has its bytes, too."""
+    device = Device()
+    device.start()
+    pieces = [device.allocate(5 * MIB), device.allocate(6 * MIB)]
+    device.free(pieces[0])
+    device.allocate(3 * MIB)
+    (segment, missing, *events) = device.events
+    trace = make_trace([segment, *events], device.before, device.list_segments())
+
+    found = replay(trace)
+
+    assert (segment[0], missing[0]) == ("segment_alloc", "alloc")
+    assert found.agrees
+    # The segment can't have come after what was in it: it is what stood when the rest began.
+    assert found.n_dropped == 1
+    assert [(each.n_bytes, each.is_before) for each in found.initial_blocks] == [(5 * MIB, False)]
+    assert list(found.changes) == [6 * MIB, -5 * MIB, 0, 3 * MIB]
+    assert found.start_reserved_bytes == 20 * MIB
+
+
+def test_an_end_that_nothing_leads_to_is_said() -> None:
+    """The history says that something was allocated, and the end knows nothing of it."""
+    events = [("segment_alloc", 1 << 40, 2 * MIB, 0, ()), ("alloc", 1 << 40, 512, 0, ())]
+
+    found = replay(make_trace(events))
+
+    assert not found.agrees
+    assert list(found.changes) == [0, 512]
+
+
+def test_what_lies_across_a_segments_edge_is_not_joined() -> None:
+    """Segments may lie side by side; a block never reaches into the next one."""
+    first = 1 << 40
+    segments = tuple(
+        Segment(
+            "cuda:0",
+            first + place * 2 * MIB,
+            2 * MIB,
+            False,
+            (0, 0),
+            (Block(first + place * 2 * MIB, 2 * MIB, None, "inactive"),),
+        )
+        for place in range(2)
+    )
+    events = [
+        ("alloc", first, 2 * MIB, 0, ()),
+        ("free_requested", first, 2 * MIB, 0, ()),
+        ("free_completed", first, 2 * MIB, 0, ()),
+        ("segment_free", first, 2 * MIB, 0, ()),
+        ("alloc", first + 2 * MIB, 512, 0, ()),
+    ]
+    after = (
+        Segment(
+            "cuda:0",
+            first + 2 * MIB,
+            2 * MIB,
+            False,
+            (0, 0),
+            (
+                Block(first + 2 * MIB, 512, None, "active_allocated"),
+                Block(first + 2 * MIB + 512, 2 * MIB - 512, None, "inactive"),
+            ),
+        ),
+    )
+
+    found = replay(make_trace(events, segments, after))
+
+    assert found.agrees
+    assert found.n_contradictions == 0
+    assert [*accumulate(found.reserved_changes, initial=4 * MIB)][-1] == 2 * MIB
+
+
+def test_a_rest_that_was_not_split_off_is_found_backwards() -> None:
+    """What a large block had beyond its request shows when its neighbour's free is undone."""
+    device = Device()
+    blocks = [device.allocate(size * MIB) for size in (7, 5, 8)]
+    device.free(blocks[0])
+    # 7 MiB are free, 6.5 MiB are asked for: what is left is too little to split off.
+    filler = device.allocate(13 * MIB // 2)
+    device.start()
+    for each in (blocks[1], filler, blocks[2]):
+        device.free(each)
+    trace = device.end(is_whole=False)
+
+    found = replay(trace)
+
+    assert filler.address == blocks[0].address
+    assert list(found.changes) == [-5 * MIB, 0, -7 * MIB, 0, -8 * MIB, 0]

@@ -1,0 +1,236 @@
+"""A trace as a file: written whole, read back the same, and refused where it is anything else."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumemwidget.errors import FileError
+from gpumemwidget.model.cells import CellDevice, CellRecord, Span
+from gpumemwidget.model.traces import (
+    Call,
+    CellTrace,
+    DeviceTrace,
+    HostLine,
+    HostLines,
+    Layer,
+    LineUse,
+    NoteKind,
+    Origin,
+    PeakPart,
+    SourceLine,
+    SourceUnit,
+    Timeline,
+    TraceNote,
+)
+from gpumemwidget.tracing.trace_file import (
+    check_target,
+    format_trace,
+    parse_trace,
+    read_trace,
+    write_trace,
+)
+
+_USE = LineUse(10, 2, -3, 4, 9)
+
+
+def _make_trace() -> CellTrace:
+    inner = Call("relu", "/lib/torch.py", 7, _USE, module="h.3.mlp")
+    call = Call("forward", "train.py", 3, _USE, calls=(inner,))
+    device = DeviceTrace(
+        device="cuda:0",
+        allocated=Span(1, 2, 30),
+        reserved=Span(1, None, None),
+        peak_is="exact",
+        timeline=Timeline(
+            times_s=(0.0, 0.5, 1.25),
+            allocated_bytes=(1, 30, 2),
+            reserved_bytes=(1, None, 40),
+            layers=(
+                Layer(Origin.BEFORE_CELL, "", None, None, (1, 1, 1)),
+                Layer(Origin.LINE, "x = f()", "In[7]", 2, (0, 29, 1)),
+            ),
+            peak=1,
+            n_moments=900,
+        ),
+        units=(
+            SourceUnit(
+                "In[7]",
+                "/tmp/7.py",
+                "cell",
+                (SourceLine(1, "# größe \ud800"), SourceLine(2, "x = f()", _USE, (call,))),
+            ),
+        ),
+        before=_USE,
+        unplaced=_USE,
+        peak=(PeakPart(Origin.LINE, "In[7]", 2, "freed since", None, 29, 1),),
+        n_events=1000,
+        complete_since_s=0.25,
+        notes=(TraceNote(NoteKind.PEAK_NOT_IN_EVENTS, "", 29, 1, 0.5),),
+    )
+    record = CellRecord(
+        execution_count=7,
+        cell_id=None,
+        first_line="x = f()",
+        started_at=1_800_000_000.5,
+        start_s=10.0,
+        duration_s=1.5,
+        status="error",
+        devices=(CellDevice("cuda:0", Span(1, 2, 30), Span(1, 1, 1), "at least", 0, None),),
+    )
+    host = HostLines(
+        name="In[7]",
+        filename="/tmp/7.py",
+        kind="cell",
+        lines=(HostLine(1, "x = f()", -3),),
+        before_bytes=10,
+        after_bytes=20,
+        outside_bytes=3,
+        unread_bytes=10,
+        unread_lines=(1,),
+        n_readings=5,
+    )
+    return CellTrace(record, (device, dataclasses.replace(device, timeline=None)), host, ("why",))
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    """All of it, to the last field."""
+    trace = _make_trace()
+
+    path = write_trace(trace, tmp_path / "cell.json")
+
+    assert path == tmp_path / "cell.json"
+    assert read_trace(path) == trace
+
+
+def test_the_file_says_what_it_is() -> None:
+    """Its format, version and units stand first; the names are those of the records."""
+    data = json.loads(format_trace(_make_trace()))
+
+    assert list(data) == ["format", "version", "units", "trace"]
+    assert (data["format"], data["version"]) == ("gpumemwidget trace", 1)
+    assert data["trace"]["devices"][0]["timeline"]["allocated_bytes"] == [1, 30, 2]
+
+
+def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
+    """Unless its place is asked for."""
+    path = tmp_path / "cell.json"
+    path.write_text("mine")
+
+    with pytest.raises(FileError, match="is there already"):
+        write_trace(_make_trace(), path)
+    assert path.read_text() == "mine"
+
+    write_trace(_make_trace(), path, force=True)
+    assert read_trace(path) == _make_trace()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cell.csv", "'cell.csv' is no name for a trace: give one that ends in .json"),
+        ("none/cell.json", "the folder {folder}/none does not exist"),
+        (".", "is no name for a trace"),
+    ],
+)
+def test_places_are_refused_before(tmp_path: Path, name: str, message: str) -> None:
+    """Before anything was traced for nothing."""
+    with pytest.raises(FileError) as caught:
+        check_target(tmp_path / name)
+
+    assert message.format(folder=tmp_path) in str(caught.value)
+
+
+def _change(path: str, value: Any) -> Any:
+    """The file's values with one of them replaced, or taken away for ``...``."""
+    data = json.loads(format_trace(_make_trace()))
+    steps = [int(step) if step.isdecimal() else step for step in path.split(".")]
+    place = data
+    for step in steps[:-1]:
+        place = place[step]
+    if value is ...:
+        del place[steps[-1]]
+    else:
+        place[steps[-1]] = value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("format", "other", 'it does not say "format"'),
+        ("version", 2, "this trace is of version 2, and we read version 1"),
+        ("version", ..., "this trace is of version None"),
+        ("trace", ..., "trace has not the fields"),
+        ("trace", [], "trace has not the fields"),
+        ("trace.record", None, "trace.record has not the fields"),
+        ("trace.record.status", "fine", "trace.record.status is none of what it may be"),
+        ("trace.record.status", ["ok"], "trace.record.status is none of what it may be"),
+        ("trace.record.duration_s", "1", "trace.record.duration_s is no number"),
+        ("trace.record.duration_s", float("nan"), "trace.record.duration_s is no number"),
+        ("trace.record.first_line", 5, "trace.record.first_line is no text"),
+        ("trace.record.extra", 5, "trace.record has not the fields"),
+        ("trace.devices", {}, "trace.devices is no list"),
+        ("trace.devices.0.n_events", 1.5, "trace.devices[0].n_events is no number"),
+        ("trace.devices.0.n_events", True, "trace.devices[0].n_events is no number"),
+        ("trace.devices.0.units", [], "trace.devices[0].units is empty"),
+        ("trace.devices.0.timeline.peak", 3, "peak is none of its moments"),
+        ("trace.devices.0.timeline.times_s", [0, 1], "columns of different lengths"),
+        ("trace.devices.0.timeline.times_s", [0, 2, 1], "goes back in time"),
+        ("trace.devices.0.timeline.reserved_bytes", [1, 2, "3"], "reserved_bytes[2] is no number"),
+        ("trace.devices.0.peak.0.kind", "odd", "peak[0].kind is none of what it may be"),
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_line(path: str, value: Any, message: str) -> None:
+    """With the place that is wrong: nothing is guessed."""
+    with pytest.raises(FileError) as caught:
+        parse_trace(json.dumps(_change(path, value)))
+
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\x80\x04", b"null", b"[" * 100_000, "ä".encode("utf-16")]
+)
+def test_other_files_are_refused_in_one_line(content: bytes, tmp_path: Path) -> None:
+    """Whatever somebody takes for a trace."""
+    path = tmp_path / "other.json"
+    path.write_bytes(content)
+
+    with pytest.raises(FileError, match="this is no trace of gpumemwidget's") as caught:
+        read_trace(path)
+
+    assert str(caught.value).startswith(str(path))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
+    """At whatever place."""
+    text = format_trace(_make_trace())
+
+    for length in range(0, len(text) - 2, 97):
+        with pytest.raises(FileError):
+            parse_trace(text[:length])
+
+
+def test_calls_without_end_are_refused() -> None:
+    """A file of somebody's may lie as deep as it likes."""
+    data = json.loads(format_trace(_make_trace()))
+    use = data["trace"]["devices"][0]["units"][0]["lines"][1]
+    for _ in range(300):
+        use["calls"] = [{**use["calls"][0], "calls": use["calls"]}]
+
+    with pytest.raises(FileError, match="its calls lie too deep"):
+        parse_trace(json.dumps(data))
+
+
+@pytest.mark.parametrize("name", ["none.json", "."])
+def test_what_can_not_be_read_is_refused(tmp_path: Path, name: str) -> None:
+    """In the system's words."""
+    with pytest.raises(FileError, match="can't read"):
+        read_trace(tmp_path / name)

@@ -1,0 +1,1 @@
+"""Commands for developers: recordings, pictures, notebooks, the built wheel, kernels, a browser."""

@@ -1,0 +1,350 @@
+"""Takes pictures of the dashboard, to be looked at: ``python -m tools.dashboard_pictures FOLDER``.
+
+Light and dark, wide and narrow, empty, busy, over: what a person may meet. Scenes with GPUs play a
+script on simulated devices. ``--readme`` takes the picture of the README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.browser.lab import Lab, Notebook, start_browser, start_lab
+
+__all__ = ["README_PICTURE", "SCENES", "take_pictures"]
+
+README_PICTURE = Path(__file__).parents[1] / "notebooks" / "images" / "dashboard.png"
+
+_LOAD = "%load_ext gpumemwidget\nimport time, torch"
+_GPUS = """
+import time
+from gpumemwidget.testing import demo_script, play_script, replay
+gpus = replay(
+    play_script(demo_script({n_devices}, n_steps=60, step_s=1.2)), clock=time.monotonic)
+def train(model, loader, seconds=4):
+    time.sleep(seconds)
+model = loader = None
+%load_ext gpumemwidget
+"""
+_STAGE = f"""
+import subprocess, sys, time
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from tests.browser.stage import MIB, Stage
+stage = Stage({{n_devices}}, n_used={{n_used}})
+stage.set()
+%load_ext gpumemwidget
+"""
+_PLAY = """
+import time
+from gpumemwidget.testing import play_scene, replay
+gpus = replay(play_scene({n_devices}, {kind!r}, n_steps=40), clock=time.monotonic)
+%load_ext gpumemwidget
+"""
+_FILL = "for n in range({n}): stage.train(n, scale=1 - n / 10)"
+_LAUNCH = """
+sleep = [sys.executable, "-c", "import time; time.sleep(60)", "--rank"]
+children = [subprocess.Popen([*sleep, str(n)]) for n in range(2)]
+for n, child in enumerate(children):
+    stage.processes["cuda:0", child.pid] = (2000 + 500 * n) * MIB
+time.sleep(8)
+for child in children: child.kill()
+"""
+_BOUNDS = "%memlimit 48GiB\n%membudget 30GiB"
+_CROSS = """
+for n in range(6):
+    stage.take(1500, "tensor", f"batch[{n}]")
+    time.sleep(0.25)
+"""
+_TRACED = (
+    "%%memtrace\n"
+    + """
+losses = []
+for step in range(4):
+    outputs = model(inputs)
+    loss = outputs.square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(outputs.detach())
+"""
+)
+_MODEL = """
+model = torch.nn.Sequential(*[torch.nn.Linear(1500, 1500) for _ in range(4)])
+optimizer = torch.optim.Adam(model.parameters())
+inputs = torch.randn(512, 1500)
+first_rows = inputs[:128]
+"""
+_TRAIN = """
+history = []
+for step in range({n_steps}):
+    loss = model(inputs).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    history.append(model(inputs).detach().repeat(8, 1))
+"""
+_FAIL = "model(torch.randn(64, 1000))"
+_SHOW = "inputs[:, :750] @ torch.randn(750, 1500)"
+
+
+def _empty(notebook: Notebook) -> None:
+    _open(notebook)
+
+
+def _busy(notebook: Notebook) -> None:
+    _open(notebook)
+    notebook.run(2)
+    notebook.run(3, timeout_s=90)
+    notebook.start(3)
+    notebook.page.wait_for_timeout(3000)
+
+
+def _variables(notebook: Notebook) -> None:
+    _open(notebook)
+    for cell in (2, 3, 4, 5):
+        notebook.run(cell, timeout_s=90)
+    notebook.page.locator("[data-tab=variables]").click()
+    for name in ("history", "inputs", "first_rows"):
+        notebook.page.locator(f".gmd-variables input[value={name}]").check()
+    notebook.page.wait_for_timeout(700)
+
+
+def _account(notebook: Notebook) -> None:
+    _variables(notebook)
+    page = notebook.page
+    page.locator(".gmd-account").click()
+    page.locator(".gmd-variables[data-account]").wait_for()
+    for name in ("optimizer", "model"):
+        page.locator(f'.gmd-variables tr[data-key="h {name}"] button.gmd-opener').click()
+    page.locator(".gmd-variables .gmd-part button.gmd-opener").first.click()
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(700)
+
+
+def _filtered(notebook: Notebook) -> None:
+    _account(notebook)
+    notebook.page.locator(".gmd-search").fill("weight")
+    notebook.page.wait_for_timeout(900)
+
+
+def _released(notebook: Notebook) -> None:
+    _variables(notebook)
+    notebook.page.locator(".gmd-release").click()
+    notebook.page.locator(".gmd-answer[data-state=done]").wait_for()
+    notebook.page.wait_for_timeout(700)
+
+
+def _restarted(notebook: Notebook) -> None:
+    _open(notebook)
+    notebook.run(2)
+    notebook.restart_kernel()
+    notebook.page.locator(".gmd[data-over]").wait_for()
+
+
+def _gpus(notebook: Notebook) -> None:
+    _open(notebook)
+    for cell in (2, 3):
+        notebook.run(cell, timeout_s=60)
+    notebook.start(4)
+    notebook.page.wait_for_timeout(5000)
+
+
+def _one_gpu(notebook: Notebook) -> None:
+    _gpus(notebook)
+    notebook.page.locator('[data-device="cuda:0"]').click()
+    notebook.page.wait_for_timeout(300)
+
+
+def _tip(notebook: Notebook) -> None:
+    _one_gpu(notebook)
+    notebook.page.locator(".gmd-band").nth(-2).hover()
+    notebook.page.wait_for_timeout(200)
+
+
+def _hover(notebook: Notebook) -> None:
+    _gpus(notebook)
+    box = notebook.page.locator(".gmd-canvas").bounding_box()
+    assert box is not None
+    notebook.page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.4)
+    notebook.page.wait_for_timeout(300)
+
+
+def _device(notebook: Notebook, *, wait_ms: int = 2000) -> None:
+    _open(notebook)
+    notebook.run(2)
+    notebook.page.locator("[data-tab=device]").click()
+    notebook.page.wait_for_timeout(wait_ms)
+
+
+def _device_empty(notebook: Notebook) -> None:
+    _open(notebook)
+    notebook.page.locator("[data-tab=device]").click()
+    notebook.page.wait_for_timeout(1500)
+
+
+def _device_busy(notebook: Notebook) -> None:
+    _device(notebook)
+    notebook.start(3)
+    notebook.page.wait_for_timeout(3500)
+    notebook.page.locator('.gmd-map rect[data-look="gradient"]').nth(4).hover()
+    notebook.page.wait_for_timeout(300)
+
+
+def _device_untouched(notebook: Notebook) -> None:
+    _device(notebook)
+    notebook.page.locator('[data-pick="cuda:1"]').click()
+    notebook.page.wait_for_timeout(700)
+
+
+def _device_host(notebook: Notebook) -> None:
+    _device(notebook)
+    notebook.page.locator('[data-pick="host"]').click()
+    notebook.page.wait_for_timeout(700)
+
+
+def _device_lost(notebook: Notebook) -> None:
+    _device(notebook)
+    page = notebook.page
+    page.locator('[data-pick="cuda:1"]', has_text="can't be read").wait_for(timeout=60_000)
+    page.locator('[data-pick="cuda:1"]').click()
+    page.locator(".gmd-look-again").click()
+    page.wait_for_timeout(1500)
+
+
+def _bounds(notebook: Notebook) -> None:
+    _open(notebook)
+    for cell in (2, 3, 4, 5):
+        notebook.run(cell)
+    notebook.page.wait_for_timeout(1500)
+
+
+def _traced(notebook: Notebook) -> None:
+    notebook.run(0, timeout_s=60)
+    notebook.run(1)
+    notebook.run(2, timeout_s=90)
+    notebook.page.wait_for_timeout(700)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is shown: a notebook's cells, what is done with them, and what is taken of it."""
+
+    cells: tuple[str, ...]
+    act: Callable[[Notebook], None]
+    selector: str = ".gmd"
+
+
+def _stage(n_devices: int, n_used: int, *cells: str) -> tuple[str, ...]:
+    return (_STAGE.format(n_devices=n_devices, n_used=n_used), "%memdash", *cells)
+
+
+def _play(kind: str, act: Callable[[Notebook], None] = _device) -> Scene:
+    return Scene((_PLAY.format(n_devices=2, kind=kind), "%memdash", "time.sleep(5)"), act)
+
+
+_HOST_CELLS = (_LOAD, "%memdash", _MODEL, _TRAIN.format(n_steps=10), _FAIL, _SHOW)
+_GPU_CELLS = (
+    "%memdash",
+    "train(model, loader)",
+    "train(model, loader, seconds=6)",
+    "train(model, loader, seconds=20)",
+)
+SCENES: dict[str, Scene] = {
+    "empty": Scene(_HOST_CELLS, _empty),
+    "busy": Scene(_HOST_CELLS, _busy),
+    "variables": Scene(_HOST_CELLS, _variables),
+    "account": Scene(_HOST_CELLS, _account),
+    "filtered": Scene(_HOST_CELLS, _filtered),
+    "released": Scene(_HOST_CELLS, _released),
+    "restarted": Scene(_HOST_CELLS, _restarted),
+    "one-gpu": Scene((_GPUS.format(n_devices=1), *_GPU_CELLS), _one_gpu),
+    "tip": Scene((_GPUS.format(n_devices=1), *_GPU_CELLS), _tip),
+    "two-gpus": Scene((_GPUS.format(n_devices=2), *_GPU_CELLS), _hover),
+    "eight-gpus": Scene((_GPUS.format(n_devices=8), *_GPU_CELLS), _gpus),
+    "bounds": Scene(_stage(1, 1, _BOUNDS, _FILL.format(n=1), _CROSS, "1 / 0"), _bounds),
+    "bounds-two": Scene(_stage(2, 2, _BOUNDS, _FILL.format(n=2), _CROSS, "1 / 0"), _bounds),
+    "device-empty": Scene(_stage(1, 0), _device_empty),
+    "device": Scene(_stage(1, 1, _FILL.format(n=1)), _device),
+    "device-busy": Scene(_stage(1, 1, _FILL.format(n=1), _LAUNCH), _device_busy),
+    "device-host": _play("plain", _device_host),
+    "device-untouched": Scene(_stage(2, 1, _FILL.format(n=1)), _device_untouched),
+    "device-eight": Scene(_stage(8, 6, f"{_FILL.format(n=6)}\nstage.lost.add('cuda:6')"), _device),
+    "lost": _play("lost GPU", _device_lost),
+    "no-permission": _play("no permission"),
+    "mig": _play("MIG"),
+    "host-pids": _play("host PIDs"),
+    "traced": Scene((_LOAD, _MODEL, _TRACED), _traced, ".jp-OutputArea:has(.gmw)"),
+}
+
+
+def take_readme_picture(lab: Lab) -> None:
+    """The README's picture: two GPUs in mid-cell."""
+    with lab.open(SCENES["two-gpus"].cells, width=1180, height=1400) as notebook:
+        notebook.wait_for_kernel()
+        _gpus(notebook)
+        README_PICTURE.parent.mkdir(exist_ok=True)
+        notebook.dashboards().first.screenshot(path=README_PICTURE)
+        print(README_PICTURE, README_PICTURE.stat().st_size)
+
+
+def take_pictures(
+    lab: Lab, folder: Path, *, scenes: list[str], width: int, theme: str, suffix: str
+) -> None:
+    """One picture for each scene."""
+    for name in scenes:
+        scene = SCENES[name]
+        with lab.open(scene.cells, width=width, height=2600, theme=theme) as notebook:
+            notebook.wait_for_kernel()
+            scene.act(notebook)
+            path = folder / f"{name}{suffix}.png"
+            notebook.page.locator(scene.selector).first.screenshot(path=path)
+            print(path, *notebook.problems)
+
+
+def _open(notebook: Notebook) -> None:
+    notebook.run(0, timeout_s=60)
+    notebook.run(1)
+    notebook.page.wait_for_selector(".gmd[data-drawn]")
+    notebook.page.wait_for_timeout(500)
+
+
+def main() -> int:
+    """Take the pictures that were asked for."""
+    parser = argparse.ArgumentParser(prog="python -m tools.dashboard_pictures", description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", help="where the pictures go")
+    parser.add_argument("--readme", action="store_true", help="take the README's picture instead")
+    parser.add_argument("--scene", action="append", choices=SCENES, help="only this one")
+    parser.add_argument("--look", action="append", choices=("wide", "dark", "narrow"))
+    options = parser.parse_args()
+    if options.folder is None and not options.readme:
+        parser.error("name a folder, or --readme")
+    scenes = options.scene or list(SCENES)
+    with ExitStack() as stack:
+        browser = stack.enter_context(start_browser())
+        temporary = stack.enter_context(tempfile.TemporaryDirectory())
+        lab = stack.enter_context(start_lab(Path(temporary), browser))
+        if options.readme:
+            take_readme_picture(lab)
+            return 0
+        options.folder.mkdir(parents=True, exist_ok=True)
+        light, dark = "JupyterLab Light", "JupyterLab Dark"
+        looks = {
+            "wide": (1280, light, ""),
+            "dark": (1280, dark, "-dark"),
+            "narrow": (560, light, "-narrow"),
+        }
+        for look in options.look or looks:
+            width, theme, suffix = looks[look]
+            take_pictures(
+                lab, options.folder, scenes=scenes, width=width, theme=theme, suffix=suffix
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
