@@ -20,7 +20,7 @@ import dataclasses, sys
 sys.path.insert(0, {str(_ROOT)!r})
 from tests.tracing.test_recordings import describe
 from tests.report.examples import make_gpu_cell
-from gpumemwidget.report.report import report_trace
+from gpumemwidget.report.trace import report_trace
 from gpumemwidget.model.traces import CellTrace
 device, cell = describe("training")
 device = dataclasses.replace(device, peak=(), notes=())

@@ -173,7 +173,7 @@ class MemMagics(Magics):
                 device = args.device or None
                 display(self._session.breakdown(device, with_maps=device is not None))
                 return
-            from gpumemwidget.report.report import report_stat  # noqa: PLC0415 - when it is used
+            from gpumemwidget.report.stat import report_stat  # noqa: PLC0415 - when it is used
 
             devices = self._session.stat()
             account = self._session.owners()
@@ -210,8 +210,8 @@ class MemMagics(Magics):
         """
         with _parsing(self.memvars, line) as args:
             names = _read_names(args.names)
+            from gpumemwidget.report.account import report_account  # noqa: PLC0415
             from gpumemwidget.report.account_tree import check_rows  # noqa: PLC0415 - when it is used
-            from gpumemwidget.report.report import report_account  # noqa: PLC0415
 
             account = self._session.owners()
             check_rows(account, names, bound=self._session.shell.list_user_names())
@@ -236,7 +236,7 @@ class MemMagics(Magics):
         Example: %memwhy model.layers[0].weight
         """
         with _parsing(self.memwhy, line) as args:
-            from gpumemwidget.report.report import report_explanation  # noqa: PLC0415 - when used
+            from gpumemwidget.report.why import report_explanation  # noqa: PLC0415 - when used
 
             expression = _unquote(" ".join(args.expression))
             display(report_explanation(self._session.why(expression, unnamed=args.unnamed)))
@@ -272,7 +272,7 @@ class MemMagics(Magics):
                 return
             if args.force:
                 raise BadInputError("--force goes with --export FILE: name the file")
-            from gpumemwidget.report.report import report_ledger  # noqa: PLC0415 - when it is used
+            from gpumemwidget.report.ledger import report_ledger  # noqa: PLC0415 - when it is used
 
             display(
                 report_ledger(
@@ -330,7 +330,7 @@ class MemMagics(Magics):
                 grads=args.grads,
             )
             if args.dry_run:
-                from gpumemwidget.report.report import report_plan  # noqa: PLC0415 - when used
+                from gpumemwidget.report.release import report_plan  # noqa: PLC0415 - when used
 
                 display(report_plan(self._session.plan_release(request)))
             else:
@@ -356,7 +356,7 @@ class MemMagics(Magics):
         with _parsing(self.memrestore, line) as args:
             names = _read_names(args.names)
             if args.dry_run:
-                from gpumemwidget.report.report import report_restore_plan  # noqa: PLC0415 - when used
+                from gpumemwidget.report.release import report_restore_plan  # noqa: PLC0415
 
                 display(report_restore_plan(self._session.plan_restore(names)))
             else:
@@ -387,7 +387,7 @@ class MemMagics(Magics):
         Example: %memlimit 0.8 --device cuda:0
         """
         with _parsing(self.memlimit, line) as args:
-            from gpumemwidget.report.report import report_limits  # noqa: PLC0415 - when it is used
+            from gpumemwidget.report.limits import report_limits  # noqa: PLC0415 - when it is used
 
             text = " ".join(map(_unquote, args.limit))
             limits = self._session.limit(text or None, device=args.device)
@@ -404,7 +404,7 @@ class MemMagics(Magics):
         Example: %memreset
         """
         with _parsing(self.memreset, line) as args:
-            from gpumemwidget.report.report import report_reset  # noqa: PLC0415 - when it is used
+            from gpumemwidget.report.limits import report_reset  # noqa: PLC0415 - when it is used
 
             before = self._session.hardware.read_as_user()
             display(report_reset(self._session.reset_peaks(args.device), before))
@@ -468,7 +468,7 @@ class MemMagics(Magics):
         with _parsing(self.memhelp, line) as args:
             helps = {help_.name.lstrip("%"): help_ for help_ in _describe_magics(self)}
             if args.name is None:
-                from gpumemwidget.report.report import report_help  # noqa: PLC0415 - when used
+                from gpumemwidget.report.help import report_help  # noqa: PLC0415 - when used
 
                 display(report_help(list(helps.values())))
                 return
@@ -624,7 +624,7 @@ class MemMagics(Magics):
             raise BadInputError(f"--load takes a file alone, without {state!r}")
         if not args.load:
             raise BadInputError("--load needs a file's name: --load cell.json")
-        from gpumemwidget.report.report import report_trace  # noqa: PLC0415 - when it is used
+        from gpumemwidget.report.trace import report_trace  # noqa: PLC0415 - when it is used
         from gpumemwidget.session.trace_block import load_trace  # noqa: PLC0415
 
         trace = load_trace(args.load).trace
@@ -659,7 +659,7 @@ def show_release(report: ReleaseReport) -> None:
     Raises:
         ReleaseInterrupt: the release was interrupted.
     """
-    from gpumemwidget.report.report import report_release  # noqa: PLC0415 - when it is used
+    from gpumemwidget.report.release import report_release  # noqa: PLC0415 - when it is used
 
     display(report_release(report))
     if report.is_interrupted:
@@ -672,7 +672,7 @@ def show_restore(report: RestoreReport) -> None:
     Raises:
         ReleaseInterrupt: the restore was interrupted.
     """
-    from gpumemwidget.report.report import report_restore  # noqa: PLC0415 - when it is used
+    from gpumemwidget.report.release import report_restore  # noqa: PLC0415 - when it is used
 
     display(report_restore(report))
     if report.is_interrupted:

@@ -172,14 +172,14 @@ class Outputs:
         if trace is not None:
             trace.close(record, has_run=has_run)
         elif record is not None and self._shows_line and self._session.shows_line:
-            from gpumemwidget.report.report import report_cell_line  # noqa: PLC0415 - when needed
+            from gpumemwidget.report.cell import report_cell_line  # noqa: PLC0415 - when needed
 
             _display(report_cell_line(record))
         # The report of a trace of all devices has the budgets among the rest.
         tells_all = trace is not None and trace.tells_all_devices
         has_budgets = self._session.monitor.budgets.table is not None
         if record is not None and has_budgets and not tells_all:
-            from gpumemwidget.report.report import report_crossings  # noqa: PLC0415 - when needed
+            from gpumemwidget.report.limits import report_crossings  # noqa: PLC0415 - when needed
 
             report = report_crossings(record)
             if report is not None:
@@ -274,11 +274,8 @@ class _CellTrace:
 
     def _describe(self, record: CellRecord) -> Sequence[object]:
         """Return what to show in the end: the plain report if nothing was traced."""
-        from gpumemwidget.report.report import (  # noqa: PLC0415 - at the first report
-            list_displays,
-            report_cell,
-            report_trace,
-        )
+        from gpumemwidget.report.cell import report_cell  # noqa: PLC0415 - at the first report
+        from gpumemwidget.report.trace import list_displays, report_trace  # noqa: PLC0415
 
         samples: Sequence[Sample] = self._monitor.samples_of(record)
         device = self._request.device

@@ -35,8 +35,6 @@ from gpumemwidget.report.wording.words import (
 )
 from gpumemwidget.units import format_bytes, format_duration
 
-__all__ = ["MAX_PARTS", "report_account", "report_variables"]
-
 #: Maximum number of rows, and of parts of one row, unless all are asked for.
 MAX_PARTS = 20
 #: Number of levels that are shown of a row which was asked for.
@@ -62,11 +60,7 @@ _VARIABLE_COLUMNS = (
 
 
 def report_variables(variables: Sequence[Variable]) -> Report:
-    """Report what variables hold, and what releasing each would free, with a row for each device.
-
-    Args:
-        variables: in the order in which they are shown.
-    """
+    """Report what variables hold on each device, and what releasing each alone would free."""
     if not variables:
         return Report(Document((Note("No variable holds a tensor."),)))
     table = Table(

@@ -18,19 +18,6 @@ from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, MemoryKin
 from gpumemwidget.report.wording.parts import UNATTRIBUTED, name_one_kind
 from gpumemwidget.report.wording.words import name_range
 
-__all__ = [
-    "ITSELF",
-    "NO_NAME",
-    "UNKNOWN",
-    "Entry",
-    "Group",
-    "Line",
-    "Node",
-    "check_rows",
-    "list_groups",
-    "list_lines",
-]
-
 #: A storage with the steps that lead to it from the root of its tree.
 Entry = tuple[tuple[str, ...], Owned]
 

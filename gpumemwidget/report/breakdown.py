@@ -28,8 +28,6 @@ from gpumemwidget.report.wording.parts import HIDDEN, find_look, list_pinned, na
 from gpumemwidget.report.wording.words import count
 from gpumemwidget.units import UNKNOWN, format_bytes
 
-__all__ = ["report_breakdown"]
-
 #: Maximum number of processes of one part; those beyond are one row.
 _MAX_PROCESSES = 8
 #: Maximum number of this notebook's children.
@@ -55,14 +53,7 @@ def report_breakdown(
     maps: Mapping[str, SegmentMap] | None = None,
     notes: Sequence[str] = (),
 ) -> Report:
-    """Report each device as a bar, with the figures of other tools and its parts in a table.
-
-    Args:
-        breakdowns: the devices.
-        children: the processes below this one.
-        maps: the segments of devices, by device; folded away until they are asked for.
-        notes: sentences on what could not be read at all.
-    """
+    """Report each device as a bar, with the figures of other tools and its parts in a table."""
     blocks: list[Block] = []
     for breakdown in sorted(breakdowns, key=lambda each: rank_device(each.device)):
         blocks.extend(_list_device(breakdown))

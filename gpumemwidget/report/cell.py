@@ -35,14 +35,6 @@ from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.wording.words import count, name_cell, name_counters, say_peak
 from gpumemwidget.units import format_bytes, format_change, format_duration
 
-__all__ = [
-    "explain_host",
-    "list_cell_blocks",
-    "report_cell",
-    "report_cell_line",
-    "report_unfinished",
-]
-
 _COLUMNS = (
     Column("device", "name"),
     Column("memory", "name"),
@@ -58,23 +50,13 @@ _COLUMNS = (
 
 
 def report_cell(record: CellRecord, samples: Sequence[Sample]) -> Report:
-    """Report each device's counters before, after and at their peak, with its chart.
-
-    Args:
-        record: the cell.
-        samples: readings in order of time; those from outside of the cell are left out.
-    """
+    """Report each device's counters before, after and at their peak, with its chart."""
     blocks = list_cell_blocks(record, samples)
     return Report(Document((*blocks, *explain_marks(blocks), *explain_host(record.devices))))
 
 
 def report_unfinished(record: CellRecord, samples: Sequence[Sample]) -> Report:
-    """Report what is known of a running cell, for a page that never hears of it again.
-
-    Args:
-        record: the cell up to now; its status is not told.
-        samples: readings taken while it ran.
-    """
+    """Report what is known of a running cell, for a page that never hears of it again."""
     _, *blocks = list_cell_blocks(record, samples)
     blocks = _rename_after(blocks, "last reading")
     heading = (
@@ -98,13 +80,7 @@ def _rename_after(blocks: Sequence[Block], title: str) -> list[Block]:
 def list_cell_blocks(
     record: CellRecord, samples: Sequence[Sample], *, without: Collection[str] = ()
 ) -> list[Block]:
-    """Return a cell's heading, its table, its charts, and notes on what went wrong.
-
-    Args:
-        record: the cell.
-        samples: readings taken while it ran.
-        without: the devices that get no chart here.
-    """
+    """Return a cell's heading, its table, its charts, and notes on what went wrong."""
     devices = sort_devices(record.devices)
     blocks: list[Block] = [Heading(list_cell_runs(record))]
     if devices:
@@ -204,12 +180,7 @@ def report_cell_line(record: CellRecord) -> Report:
 
 
 def _describe_device(device: CellDevice, *, is_alone: bool) -> str:
-    """Return ``cuda:0 allocated 1.20 GiB (+512.00 MiB), peak 3.40 GiB · reserved 4.00 GiB (0 B)``.
-
-    Args:
-        device: a device of the cell.
-        is_alone: whether there is room for its second counter.
-    """
+    """Return ``cuda:0 allocated 1.20 GiB (0 B), peak 3.40 GiB · reserved 4.00 GiB (0 B)``."""
     names = name_counters(device.device)
     parts = [_describe_span(names.allocated, device.allocated, device)]
     if is_alone:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from gpumemwidget.report.render.document import Cell, Column, Document, Note, Table
 from gpumemwidget.report.render.output import Report
 
-__all__ = ["MagicHelp", "report_help"]
-
 _COLUMNS = (
     Column("magic", "code"),
     Column("example", "code"),

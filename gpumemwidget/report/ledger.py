@@ -29,8 +29,6 @@ from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.wording.words import count, name_cell
 from gpumemwidget.units import UNKNOWN, format_duration
 
-__all__ = ["N_SHOWN", "report_ledger"]
-
 #: Number of cells that are shown: a longer ledger is shown by its end.
 N_SHOWN = 50
 

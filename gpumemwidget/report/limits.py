@@ -31,15 +31,6 @@ from gpumemwidget.report.wording.parts import name_library
 from gpumemwidget.report.wording.words import join_words, name_counters, say_peak
 from gpumemwidget.units import format_bytes
 
-__all__ = [
-    "describe_budgets",
-    "describe_removed_budgets",
-    "list_crossings",
-    "report_crossings",
-    "report_limits",
-    "report_reset",
-]
-
 _COLUMNS = (
     Column("device", "name"),
     Column("limit"),
@@ -55,12 +46,7 @@ _RESET_COLUMNS = (
 
 
 def report_limits(limits: Sequence[Limit], notes: Sequence[str] = ()) -> Report:
-    """Report the limits, with advice for each that is below what is reserved already.
-
-    Args:
-        limits: one for each GPU, also for those that have none.
-        notes: sentences on what could not be set or read.
-    """
+    """Report the limits, with advice for each that is below what is reserved already."""
     ordered = sorted(limits, key=lambda limit: rank_device(limit.device))
     blocks: list[Block] = [Note("There is no GPU that PyTorch could limit.")]
     if ordered:
@@ -138,12 +124,7 @@ def _explain(limit: Limit) -> list[Block]:
 
 
 def report_reset(devices: Sequence[str], before: Sequence[Reading]) -> Report:
-    """Report on which devices the peaks were reset, and what they were.
-
-    Args:
-        devices: where the peaks were reset.
-        before: readings with the peaks that the user's own calls returned.
-    """
+    """Report on which devices the peaks were reset, and what they were."""
     if not devices:
         return Report(Document((Note("No GPU in use yet: nothing to reset."),)))
     readings = {reading.device: reading for reading in before}

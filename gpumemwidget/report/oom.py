@@ -37,17 +37,6 @@ from gpumemwidget.report.wording.parts import name_one_kind
 from gpumemwidget.report.wording.words import join_words, name_counters
 from gpumemwidget.units import format_bytes
 
-__all__ = [
-    "describe_cached",
-    "describe_now",
-    "describe_released",
-    "judge_now",
-    "judge_shortage",
-    "report_oom",
-    "sort_ways",
-    "word_remedy",
-]
-
 #: Maximum number of owners; the account has all of them.
 _MAX_OWNERS = 10
 #: Owners with less than one part in this many get no row.
@@ -113,12 +102,7 @@ _COLUMNS = (
 
 
 def report_oom(card: OomCard, *, name: str = "") -> Report:
-    """Report why a cell ran out of memory, with the remedies, the largest first.
-
-    Args:
-        card: what is known of the error.
-        name: a class of its own for the HTML, by which a page finds this card among others.
-    """
+    """Report why a cell ran out of memory, with the remedies, the largest first."""
     event = card.event
     blocks: list[Block] = [
         Heading((Run(judge_shortage(event, sort_ways(card.ways)), "strong"),)),
@@ -186,12 +170,7 @@ def _is_hopeless(event: OomEvent) -> bool:
 
 
 def judge_shortage(event: OomEvent, ways: Sequence[Remedy]) -> str:
-    """Return the card's first line: how much was missing, and what would be enough.
-
-    Args:
-        event: the readings at the error.
-        ways: the remedies, the best first.
-    """
+    """Return the card's first line: how much was missing, and what would be enough."""
     if _is_hopeless(event):
         whole = "all memory of the host" if event.device == HOST else "the whole device"
         return f"This request is larger than {whole}: ask for less at a time."
@@ -323,12 +302,7 @@ def _word_amount(way: Remedy) -> str:
 
 
 def word_remedy(way: Remedy, event: OomEvent) -> tuple[str, str]:
-    """Return what to do, and the line to type for it (``""`` if it is no single line).
-
-    Args:
-        way: the remedy.
-        event: the error that it is a remedy for.
-    """
+    """Return what to do, and the line to type for it (``""`` if it is no single line)."""
     if way.kind == "names":
         return _word_names(way.names)
     text, command = _TEXTS[way.kind], _COMMANDS.get(way.kind, "")
@@ -387,13 +361,7 @@ def _describe_caught(number: int) -> str:
 def describe_released(
     way: Remedy, report: ReleaseReport, device: str
 ) -> tuple[str, tuple[str, ...]]:
-    """Return what a release on the card did in one line, and sentences on what remains.
-
-    Args:
-        way: the remedy, as on the card.
-        report: what the release did.
-        device: the card's device.
-    """
+    """Return what a release on the card did in one line, and sentences on what remains."""
     remains = (*describe_stays(report.plan.stays, is_done=True), *report.remains)
     if report.stopped is not None:
         return f"Stopped: {report.stopped}", remains
@@ -419,12 +387,7 @@ def describe_now(before: Remedy, now: Remedy) -> str:
 
 
 def judge_now(event: OomEvent, ways: Sequence[Remedy]) -> str:
-    """Return the card's first line after some of its remedies were used.
-
-    Args:
-        event: the request, with what is free, allocated and reserved now.
-        ways: the remaining remedies with what they free now, the best first.
-    """
+    """Return the card's first line after some of its remedies were used."""
     room, asked = event.room_bytes, event.requested_bytes
     if room is None or asked is None:
         return "Released. How much is available now is unknown."

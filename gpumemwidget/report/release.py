@@ -38,18 +38,6 @@ from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.wording.words import format_device_bytes, join_words, name_counters
 from gpumemwidget.units import format_bytes
 
-__all__ = [
-    "N_MOVES_SHOWN",
-    "describe_joint",
-    "describe_references",
-    "describe_result",
-    "describe_stays",
-    "report_plan",
-    "report_release",
-    "report_restore",
-    "report_restore_plan",
-]
-
 #: Maximum number of moves that are listed: an optimizer alone can be hundreds of tensors.
 N_MOVES_SHOWN = 12
 
@@ -120,12 +108,7 @@ def report_plan(plan: ReleasePlan) -> Report:
 
 
 def describe_stays(stays: Sequence[ReleaseStay], *, is_done: bool) -> list[str]:
-    """Return a sentence on each part that a release leaves where it is.
-
-    Args:
-        stays: the parts, as the plan lists them.
-        is_done: whether the release is over.
-    """
+    """Return a sentence on each part that a release leaves where it is."""
     verb = "was not freed" if is_done else "will not be freed"
     return [
         f"{format_bytes(stay.held_bytes.total_bytes, is_at_least=stay.held_bytes.is_at_least)} "
@@ -135,12 +118,7 @@ def describe_stays(stays: Sequence[ReleaseStay], *, is_done: bool) -> list[str]:
 
 
 def describe_joint(joint: JointRelease | None, *, done: Sequence[str] = ()) -> list[Block]:
-    """Return the command that frees what names share with others, with what that frees.
-
-    Args:
-        joint: what has to be released together; ``None`` gives no command.
-        done: names that are released already, and need not be typed.
-    """
+    """Return the command that frees what names share with others, with what that frees."""
     if joint is None:
         return []
     names = [name for name in joint.names if name not in done]

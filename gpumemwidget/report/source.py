@@ -29,8 +29,6 @@ from gpumemwidget.report.render.document import Cell, Listing, ListingRow
 from gpumemwidget.report.wording.words import count, join_words, name_range
 from gpumemwidget.units import format_bytes, format_change
 
-__all__ = ["RESOLUTION_BYTES", "list_host", "list_unit", "name_file", "sum_uses"]
-
 #: Changes on the host below this are shown in grey: malloc keeps small pieces that were freed for
 #: their next use and counts them as in use, and Python's own tables come and go.
 RESOLUTION_BYTES = 4096
@@ -79,11 +77,7 @@ def _add_up(uses: Iterable[LineUse]) -> LineUse:
 
 
 def sum_uses(device: DeviceTrace) -> LineUse:
-    """Return the sum of the traced cell's lines, of what has no line, and of what stood before.
-
-    Args:
-        device: what was traced.
-    """
+    """Return the sum of the traced cell's lines, of what has no line, and of what stood before."""
     lines = device.units[0].lines if device.units else ()
     before = replace(device.before, allocated_bytes=0, n_allocs=0)
     return _add_up([before, device.unplaced, *(line.use for line in lines if line.use is not None)])
@@ -132,12 +126,7 @@ def list_unit(
 
 
 def list_host(host: HostLines, *, n_lines: int | None) -> Listing:
-    """Return the traced cell's lines with what changed while each ran, and the rows of a sum.
-
-    Args:
-        host: what was read.
-        n_lines: maximum number of lines, those that matter most; ``None`` for a usual number.
-    """
+    """Return the traced cell's lines with what changed while each ran, and the rows of a sum."""
     changes = {line.line: line.net_bytes for line in host.lines if line.net_bytes}
     weights = {line: (-abs(n_bytes), 0) for line, n_bytes in changes.items()}
     shown = _choose_lines(host.lines, weights, n_lines, is_cell=True)
@@ -466,11 +455,7 @@ def _name_place(chain: Sequence[Call], files: Mapping[str, str]) -> str:
 
 
 def name_file(filename: str) -> str:
-    """Return a file's path in its package, or its own name with its folder's.
-
-    Args:
-        filename: the path that Python has.
-    """
+    """Return a file's path in its package, or its own name with its folder's."""
     parts = PurePath(filename.replace("\\", "/")).parts
     for folder in _FOLDERS:
         if folder in parts[:-1]:

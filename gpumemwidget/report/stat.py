@@ -13,8 +13,6 @@ from gpumemwidget.report.wording.parts import UNATTRIBUTED, name_kind
 from gpumemwidget.report.wording.words import name_counters
 from gpumemwidget.units import UNKNOWN
 
-__all__ = ["report_stat"]
-
 _PROCESS_COLUMNS = (
     Column("device", "name"),
     Column("memory", "name"),
@@ -44,13 +42,7 @@ def report_stat(
     notes: Sequence[str] = (),
     account: MemoryAccount | None = None,
 ) -> Report:
-    """Report the counters of this process, then whole devices with other processes in them.
-
-    Args:
-        devices: what was read; a device that the process has not used has no reading.
-        notes: sentences on what could not be read.
-        account: the owners, whose kinds stand between the two; ``None`` if nobody asked for them.
-    """
+    """Report the counters of this process, then whole devices with other processes in them."""
     ordered = sorted(devices, key=lambda device: rank_device(device.info.device))
     if not ordered:
         warnings = [Note(note, tone="warn") for note in notes]

@@ -33,8 +33,6 @@ from gpumemwidget.report.wording.trace_notes import name_origin, word_note
 from gpumemwidget.report.wording.words import count, join_words, say_peak
 from gpumemwidget.units import format_bytes
 
-__all__ = ["list_displays", "report_trace"]
-
 #: Maximum number of units that are shown besides the traced cell.
 _MAX_UNITS = 6
 #: Changes on the host outside of the lines below this may be Python's own: they get no table.
@@ -104,12 +102,6 @@ def list_displays(
 
     The head begins as the report of a cell does, so it can take the place of the cell's live chart.
     Without a timeline, there is only one piece.
-
-    Args:
-        trace: the traced cell.
-        samples: readings taken while it ran.
-        n_lines: maximum number of lines of a unit.
-        depth: how many levels of calls are shown below a line.
     """
     moved = _list_moved(trace)
     figure = plot_trace(replace(trace, devices=tuple(moved)), has_title=False)

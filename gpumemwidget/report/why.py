@@ -17,8 +17,6 @@ from gpumemwidget.report.render.document import (
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.wording.words import format_device_bytes
 
-__all__ = ["report_explanation", "word_fix"]
-
 #: Code to type for each fix; ``{}`` is its path.
 _COMMANDS = {
     FixKind.RELEASE_ROW: "%memrelease {}",

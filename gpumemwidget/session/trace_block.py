@@ -149,13 +149,13 @@ class Trace:
 
     def to_html(self) -> str:
         """Return the report as static HTML."""
-        from gpumemwidget.report.report import report_trace  # noqa: PLC0415 - when it is used
+        from gpumemwidget.report.trace import report_trace  # noqa: PLC0415 - when it is used
 
         return report_trace(self.trace, self._samples).html
 
     def to_text(self) -> str:
         """Return the report as plain text."""
-        from gpumemwidget.report.report import report_trace  # noqa: PLC0415 - when it is used
+        from gpumemwidget.report.trace import report_trace  # noqa: PLC0415 - when it is used
 
         return report_trace(self.trace, self._samples).text
 

@@ -19,8 +19,10 @@ from IPython.core.display_functions import DisplayHandle, display
 from IPython.core.getipython import get_ipython
 
 from gpumemwidget.model.devices import DeviceReport
+from gpumemwidget.report.ledger import report_ledger
 from gpumemwidget.report.render.document import Document, Note
-from gpumemwidget.report.report import Report, report_ledger, report_stat
+from gpumemwidget.report.render.output import Report
+from gpumemwidget.report.stat import report_stat
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.device_panel import DevicePanel, DeviceUseHistory
 from gpumemwidget.widgets.feed import OPENING, Feed

@@ -199,7 +199,7 @@ class VariablesPanel(Panel):
             self._sums.pop(view, None)
 
     def _release(self, request: Message) -> None:
-        from gpumemwidget.report.report import report_release  # noqa: PLC0415 - see the top
+        from gpumemwidget.report.release import report_release  # noqa: PLC0415 - see the top
 
         answer: Message = {"kind": "release", "id": request["id"]}
         self._send({**answer, "state": "running"})

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 #: A GPU's trace, shown as ``%%memtrace`` shows it.
 _SHOW = """\
 from IPython.display import display
-from gpumemwidget.report.report import list_displays
+from gpumemwidget.report.trace import list_displays
 from tests.report import trace_examples
 for piece in list_displays(trace_examples.{}(), ()):
     display(piece)

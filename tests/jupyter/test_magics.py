@@ -20,13 +20,10 @@ from IPython.utils.capture import RichOutput, capture_output
 import gpumemwidget
 from gpumemwidget.errors import BusyError, ReleaseInterrupt
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.report.report import (
-    report_cell,
-    report_cell_line,
-    report_explanation,
-    report_ledger,
-    report_plan,
-)
+from gpumemwidget.report.cell import report_cell, report_cell_line
+from gpumemwidget.report.ledger import report_ledger
+from gpumemwidget.report.release import report_plan
+from gpumemwidget.report.why import report_explanation
 
 
 @pytest.fixture

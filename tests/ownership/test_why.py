@@ -13,8 +13,7 @@ from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes, Explanation, JointRelease
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.why import explain, explain_unnamed
-from gpumemwidget.report.report import report_explanation
-from gpumemwidget.report.why import word_fix
+from gpumemwidget.report.why import report_explanation, word_fix
 from tests.ownership.notebook import Notebook
 
 

@@ -20,8 +20,7 @@ from gpumemwidget.model.releases import IPythonReference, ReleaseStay, StepResul
 from gpumemwidget.model.requests import ReleaseRequest
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
-from gpumemwidget.report.release import describe_stays
-from gpumemwidget.report.report import report_plan, report_release
+from gpumemwidget.report.release import describe_stays, report_plan, report_release
 from tests.ownership.notebook import Notebook, Tracker
 
 MIB = 1024**2

@@ -11,27 +11,22 @@ from pathlib import Path
 
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import StepResult
-from gpumemwidget.report.report import (
-    Report,
-    report_account,
-    report_breakdown,
-    report_cell,
-    report_cell_line,
-    report_crossings,
-    report_explanation,
-    report_ledger,
-    report_limits,
-    report_oom,
+from gpumemwidget.report.account import report_account, report_variables
+from gpumemwidget.report.breakdown import report_breakdown
+from gpumemwidget.report.cell import report_cell, report_cell_line, report_unfinished
+from gpumemwidget.report.ledger import report_ledger
+from gpumemwidget.report.limits import report_crossings, report_limits, report_reset
+from gpumemwidget.report.oom import report_oom
+from gpumemwidget.report.release import (
     report_plan,
     report_release,
-    report_reset,
     report_restore,
     report_restore_plan,
-    report_stat,
-    report_trace,
-    report_unfinished,
-    report_variables,
 )
+from gpumemwidget.report.render.output import Report
+from gpumemwidget.report.stat import report_stat
+from gpumemwidget.report.trace import report_trace
+from gpumemwidget.report.why import report_explanation
 from tests.report.account_examples import (
     make_account,
     make_big_account,

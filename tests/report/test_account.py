@@ -20,8 +20,10 @@ from gpumemwidget.model.ownership import (
     Owned,
     Variable,
 )
+from gpumemwidget.report.account import report_account
 from gpumemwidget.report.account_tree import ITSELF, Node, check_rows, list_lines
-from gpumemwidget.report.report import report_account, report_explanation, report_stat
+from gpumemwidget.report.stat import report_stat
+from gpumemwidget.report.why import report_explanation
 from gpumemwidget.units import parse_bytes
 from tests.report.account_examples import (
     make_account,

@@ -22,11 +22,11 @@ from gpumemwidget.model.breakdowns import (
 from gpumemwidget.model.devices import HOST, ChildProcess, PinnedUse
 from gpumemwidget.model.ownership import MemoryKind
 from gpumemwidget.model.segments import Frame
+from gpumemwidget.report.breakdown import report_breakdown
 from gpumemwidget.report.charts.bar import list_leaves, list_rulers
 from gpumemwidget.report.charts.figures import figure_breakdown, figure_segments
 from gpumemwidget.report.charts.segments import plot_segments
 from gpumemwidget.report.render.palette import PART_COLORS
-from gpumemwidget.report.report import report_breakdown
 from gpumemwidget.report.wording.parts import find_look, name_part, tell_part
 from tests.breakdowns.readings import accounts, make_segment, segments, states
 from tests.report.breakdown_examples import (

@@ -8,7 +8,7 @@ import pytest
 
 from gpumemwidget.model.cells import CellDevice, Span, Status
 from gpumemwidget.model.devices import PeakIs
-from gpumemwidget.report.report import report_cell, report_cell_line
+from gpumemwidget.report.cell import report_cell, report_cell_line
 from tests.report.examples import (
     GIB,
     MIB,

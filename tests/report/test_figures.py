@@ -9,7 +9,7 @@ import sys
 def test_reports_and_this_door_import_no_plotly() -> None:
     """It is loaded at the first figure, not with the extension."""
     program = (
-        "import sys, gpumemwidget.report.report, gpumemwidget.report.charts.figures\n"
+        "import sys, gpumemwidget.report.trace, gpumemwidget.report.charts.figures\n"
         "print(sorted({'plotly', 'torch', 'IPython', 'numpy', 'pandas'} & set(sys.modules)))"
     )
 

@@ -17,22 +17,16 @@ from gpumemwidget.model.ownership import DeviceBytes, Explanation, MemoryAccount
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport
 from gpumemwidget.model.requests import ReleaseRequest
 from gpumemwidget.model.traces import Call, CellTrace, Layer, LineUse, Origin, Timeline
+from gpumemwidget.report.account import report_account, report_variables
+from gpumemwidget.report.cell import report_cell, report_cell_line
 from gpumemwidget.report.charts.figures import figure_trace
-from gpumemwidget.report.report import (
-    Report,
-    list_displays,
-    report_account,
-    report_cell,
-    report_cell_line,
-    report_explanation,
-    report_ledger,
-    report_oom,
-    report_plan,
-    report_release,
-    report_stat,
-    report_trace,
-    report_variables,
-)
+from gpumemwidget.report.ledger import report_ledger
+from gpumemwidget.report.oom import report_oom
+from gpumemwidget.report.release import report_plan, report_release
+from gpumemwidget.report.render.output import Report
+from gpumemwidget.report.stat import report_stat
+from gpumemwidget.report.trace import list_displays, report_trace
+from gpumemwidget.report.why import report_explanation
 from tests.report.pages import Page, list_amounts, list_charts
 
 _HOSTILE = st.text(

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gpumemwidget.model.traces import CellTrace
-from gpumemwidget.report.report import list_displays, report_trace
+from gpumemwidget.report.trace import list_displays, report_trace
 from tests.report.examples import make_gpu_cell
 from tests.report.pages import Page
 from tests.tracing.test_recordings import CELLS, describe

@@ -9,15 +9,10 @@ import pytest
 from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease, Variable
 from gpumemwidget.model.releases import ReleaseMove, ReleaseStep, ReleaseStepKind, StepResult
-from gpumemwidget.report.ledger import N_SHOWN
-from gpumemwidget.report.release import N_MOVES_SHOWN
-from gpumemwidget.report.report import (
-    report_ledger,
-    report_plan,
-    report_release,
-    report_stat,
-    report_variables,
-)
+from gpumemwidget.report.account import report_variables
+from gpumemwidget.report.ledger import N_SHOWN, report_ledger
+from gpumemwidget.report.release import N_MOVES_SHOWN, report_plan, report_release
+from gpumemwidget.report.stat import report_stat
 from tests.report.examples import (
     GIB,
     HOSTILE,

@@ -9,8 +9,8 @@ import re
 import pytest
 
 from gpumemwidget.model.traces import Call, CellTrace, LineUse, SourceLine, SourceUnit
-from gpumemwidget.report.render.output import FigureReport
-from gpumemwidget.report.report import Report, list_displays, report_trace
+from gpumemwidget.report.render.output import FigureReport, Report
+from gpumemwidget.report.trace import list_displays, report_trace
 from gpumemwidget.units import format_bytes, format_change, parse_bytes
 from tests.report.examples import MIB, make_samples
 from tests.report.pages import Page

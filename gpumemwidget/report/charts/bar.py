@@ -21,8 +21,6 @@ from gpumemwidget.report.render.text import render_table
 from gpumemwidget.report.wording.parts import find_look, name_library, name_part
 from gpumemwidget.units import format_bytes
 
-__all__ = ["DeviceBar", "Ruler", "list_leaves", "list_marks", "list_rulers"]
-
 #: The parts of this process, which stand at the bar's left end.
 _OWN: frozenset[PartKey] = frozenset(
     {"allocated", "pending", "releasable", "fragmented", "pools", "cached", "outside"}
@@ -67,11 +65,7 @@ def list_marks(breakdown: Breakdown) -> list[tuple[int, bool]]:
 
 
 def list_rulers(breakdown: Breakdown) -> Iterator[Ruler]:
-    """Return the figures of other tools, the smallest first; each is a sum of neighbouring parts.
-
-    Args:
-        breakdown: the device.
-    """
+    """Return the figures of other tools, the smallest first; each sums neighbouring parts."""
     tellers: tuple[tuple[str, int | None, str], ...]
     if breakdown.device == HOST:
         tellers = (

@@ -20,8 +20,6 @@ from gpumemwidget.report.render.markup import Html, h, join_html
 from gpumemwidget.report.wording.words import format_peak, name_counters
 from gpumemwidget.units import format_bytes, format_duration
 
-__all__ = ["CounterChart", "CounterCharts", "list_points", "plot_device"]
-
 #: The ``viewBox``; the chart is 56 pixels high and as wide as there is room.
 _WIDTH, _HEIGHT = 600, 100
 #: Number of stretches of time, of each of which the lowest and the highest reading are drawn.
@@ -95,13 +93,7 @@ class CounterCharts(Picture):
 
 
 def list_points(record: CellRecord, device: CellDevice, samples: Sequence[Sample]) -> list[Point]:
-    """Return the counters over the cell: at its start, at the samples within it, at its end.
-
-    Args:
-        record: the cell.
-        device: one of ``record.devices``.
-        samples: readings in order of time; those outside of the cell are left out.
-    """
+    """Return the counters over the cell: at its start, at the samples within it, at its end."""
     points: list[Point] = [(0.0, device.allocated.before_bytes, device.reserved.before_bytes)]
     for sample in samples:
         time_s = sample.time_s - record.start_s
@@ -115,13 +107,7 @@ def list_points(record: CellRecord, device: CellDevice, samples: Sequence[Sample
 def plot_device(
     record: CellRecord, device: CellDevice, samples: Sequence[Sample]
 ) -> CounterChart | None:
-    """Return the chart of one device of a cell; ``None`` if not one reading is known.
-
-    Args:
-        record: the cell.
-        device: one of ``record.devices``.
-        samples: readings in order of time; those outside of the cell are left out.
-    """
+    """Return the chart of one device of a cell; ``None`` if not one reading is known."""
     times, allocated, reserved = zip(*list_points(record, device, samples), strict=True)
     names = name_counters(device.device)
     peak_bytes, peak_of = device.allocated.peak_bytes, "peak"

@@ -55,8 +55,6 @@ from gpumemwidget.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["figure_breakdown", "figure_segments", "figure_trace", "plot_trace"]
-
 _CLEAR = "rgba(0,0,0,0)"
 _AXIS = {
     "gridcolor": "rgba(128,128,128,0.25)",
@@ -141,13 +139,7 @@ def figure_trace(trace: CellTrace, device: str | None = None) -> Figure:
 def plot_trace(
     trace: CellTrace, device: str | None = None, *, has_title: bool = True
 ) -> dict[str, Any] | None:
-    """Return the figure of a traced cell as JSON; ``None`` if there is no timeline.
-
-    Args:
-        trace: the traced cell.
-        device: the one to draw; ``None`` for all.
-        has_title: whether the figure names the cell.
-    """
+    """Return the figure of a traced cell as JSON; ``None`` if there is no timeline."""
     drawn = [
         (each, each.timeline)
         for each in sorted(trace.devices, key=lambda one: rank_device(one.device))
@@ -385,9 +377,6 @@ def figure_breakdown(breakdown: Breakdown) -> Figure:
     """Return a device as a bar of its parts, with the figures of PyTorch and ``nvidia-smi``.
 
     The pointer shows what a part is, and what can be done about it.
-
-    Args:
-        breakdown: the device in parts.
     """
     import plotly.graph_objects as go  # noqa: PLC0415 - at the first figure
 
@@ -476,11 +465,7 @@ def _describe(breakdown: Breakdown, n_bytes: int, lines: list[str]) -> str:
 
 
 def figure_segments(segment_map: SegmentMap) -> Figure:
-    """Return a device's blocks where they lie; the pointer shows size, owner and line.
-
-    Args:
-        segment_map: the device's segments.
-    """
+    """Return a device's blocks where they lie; the pointer shows size, owner and line."""
     import plotly.graph_objects as go  # noqa: PLC0415 - at the first figure
 
     chart = plot_segments(segment_map, max_pieces=_MAX_PIECES)

@@ -21,8 +21,6 @@ from gpumemwidget.report.wording.parts import name_look
 from gpumemwidget.report.wording.words import cut_words
 from gpumemwidget.units import format_bytes
 
-__all__ = ["MapPiece", "SegmentChart", "list_looks", "plot_segments"]
-
 #: The ``viewBox``, stretched to the room that there is.
 _WIDTH, _HEIGHT = 1000, 400
 _MAX_ROWS = 24
@@ -159,11 +157,7 @@ class SegmentChart(Picture):
         return "".join(parts)
 
     def cut_rows(self, piece: MapPiece) -> Iterator[tuple[int, int, int]]:
-        """Return each row that a piece is in, with its offset and length there in bytes.
-
-        Args:
-            piece: one of the chart's.
-        """
+        """Return each row that a piece is in, with its offset and length there in bytes."""
         at = piece.start
         while at < piece.end:
             row, offset = divmod(at, self.row_bytes)
@@ -180,12 +174,7 @@ def _round(number: float) -> str:
 
 
 def plot_segments(segment_map: SegmentMap, *, max_pieces: int = _MAX_PIECES) -> SegmentChart:
-    """Return the chart of one device.
-
-    Args:
-        segment_map: the device's segments.
-        max_pieces: maximum number of pieces.
-    """
+    """Return the chart of one device."""
     total = segment_map.reserved_bytes
     row_bytes = _MIN_ROW_BYTES
     while row_bytes * _MAX_ROWS < total:
@@ -234,9 +223,6 @@ def list_looks(segment: MapSegment) -> Iterator[tuple[MapBlock, int, int, str]]:
     """Return each block with its start and end in the segment, and its look.
 
     A free block that ``empty_cache`` gives back in part is several.
-
-    Args:
-        segment: a segment of the map.
     """
     releasable = _list_releasable(segment)
     for block in segment.blocks:

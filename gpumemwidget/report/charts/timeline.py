@@ -22,24 +22,6 @@ from gpumemwidget.report.wording.trace_notes import name_origin
 from gpumemwidget.report.wording.words import cut_words, name_counters, say_peak
 from gpumemwidget.units import format_bytes, format_duration
 
-__all__ = [
-    "Band",
-    "Scale",
-    "TimelineChart",
-    "choose_range",
-    "choose_scale",
-    "choose_span",
-    "choose_ticks",
-    "describe_device",
-    "draw_curve",
-    "format_tick",
-    "list_bands",
-    "map_bands",
-    "plot_timeline",
-    "thin_moments",
-    "thin_stretch",
-]
-
 #: The ``viewBox``.
 _WIDTH, _HEIGHT = 1000, 400
 #: Number of stretches of time, of each of which a few moments are drawn.
@@ -67,9 +49,6 @@ def choose_range(values: Iterable[int]) -> tuple[int, int]:
 
     The bottom is 0 unless everything happens in the upper half: then it is a little below the
     lowest value, so that an area still has a body.
-
-    Args:
-        values: all that is drawn.
     """
     known = list(values)
     low, high = min(known, default=0), max(known, default=0)
@@ -82,12 +61,7 @@ def choose_range(values: Iterable[int]) -> tuple[int, int]:
 
 
 def choose_ticks(top: int, low: int = 0) -> list[int]:
-    """Return multiples of the smallest power of two that gives few of them, or the two ends.
-
-    Args:
-        top: the bytes at the top of the scale.
-        low: the bytes at its bottom.
-    """
+    """Return multiples of the smallest power of two that gives few of them, or the two ends."""
     step = 1
     while (top - low) // step >= _N_TICKS:
         step *= 2
@@ -115,9 +89,6 @@ def choose_scale(timeline: Timeline) -> Scale:
 
     What is reserved may be many times what is allocated; then it is off the scale, or the lines
     would be too thin to see.
-
-    Args:
-        timeline: what is drawn.
     """
     low, high = choose_range(timeline.allocated_bytes)
     top = max([high, *(value for value in timeline.reserved_bytes if value is not None)])
@@ -126,12 +97,7 @@ def choose_scale(timeline: Timeline) -> Scale:
 
 
 def choose_span(timeline: Timeline, duration_s: float) -> tuple[float, float]:
-    """Return the seconds at the left and at the right of a chart: the whole cell.
-
-    Args:
-        timeline: what is drawn.
-        duration_s: how long the cell took.
-    """
+    """Return the seconds at the left and at the right of a chart: the whole cell."""
     end_s = max([duration_s, *timeline.times_s[-1:], _MIN_SPAN_S])
     states = zip(timeline.allocated_bytes, timeline.reserved_bytes, strict=True)
     changes = pairwise(states)
@@ -143,12 +109,7 @@ def choose_span(timeline: Timeline, duration_s: float) -> tuple[float, float]:
 
 
 def thin_moments(timeline: Timeline, n_stretches: int) -> list[int]:
-    """Return the moments to draw, at most six for each stretch of time, and the peak.
-
-    Args:
-        timeline: what is drawn.
-        n_stretches: number of stretches.
-    """
+    """Return the moments to draw, at most six for each stretch of time, and the peak."""
     times_s, columns = timeline.times_s, (timeline.allocated_bytes, timeline.reserved_bytes)
     step_s = max(times_s[-1] - times_s[0], _MIN_SPAN_S) / n_stretches
     kept = {0, timeline.peak}
@@ -162,12 +123,7 @@ def thin_moments(timeline: Timeline, n_stretches: int) -> list[int]:
 
 
 def thin_stretch(stretch: range, columns: Sequence[Sequence[int | None]]) -> set[int]:
-    """Return the places of the extremes of each column, and of its first unknown value.
-
-    Args:
-        stretch: consecutive places.
-        columns: values at all places; ``None`` is unknown.
-    """
+    """Return the places of the extremes of each column, and of its first unknown value."""
     kept = set(find_extremes(stretch, highest=columns, lowest=columns))
     for column in columns:
         kept.update([place for place in stretch if column[place] is None][:1])
@@ -268,12 +224,7 @@ def map_bands(timeline: Timeline | None) -> dict[tuple[str | None, int], str]:
 
 
 def describe_device(device: DeviceTrace, duration_s: float) -> tuple[str, ...]:
-    """Return what stands above a device's timeline: its peak with its time, the number of events.
-
-    Args:
-        device: what was traced.
-        duration_s: how long the cell took.
-    """
+    """Return the words above a device's timeline: its peak with its time, the number of events."""
     timeline = device.timeline
     words = []
     if timeline is not None:
@@ -435,12 +386,7 @@ def _scale(y: float) -> int:
 
 
 def plot_timeline(device: DeviceTrace, duration_s: float) -> TimelineChart | None:
-    """Return the chart of one device; ``None`` if it has no timeline.
-
-    Args:
-        device: what was traced.
-        duration_s: how long the cell took.
-    """
+    """Return the chart of one device; ``None`` if it has no timeline."""
     timeline = device.timeline
     if timeline is None or not timeline.times_s or not timeline.layers:
         return None

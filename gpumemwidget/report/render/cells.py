@@ -12,23 +12,6 @@ from gpumemwidget.report.render.document import Block, Cell, Note, Run, Table, T
 from gpumemwidget.report.wording.words import MARK_MEANINGS, mark_peak, name_record
 from gpumemwidget.units import format_bytes, format_change, format_duration
 
-__all__ = [
-    "AT_LEAST_MARK",
-    "bytes_cell",
-    "change_cell",
-    "device_bytes_cell",
-    "explain_lower_bounds",
-    "explain_marks",
-    "has_moved",
-    "list_cell_runs",
-    "mark_budget",
-    "peak_cell",
-    "rise_cell",
-    "share_cell",
-    "sort_devices",
-    "status_tone",
-]
-
 #: Stands before a lower bound in a table; a note below explains it.
 AT_LEAST_MARK = "≥"
 

@@ -12,27 +12,6 @@ from typing import ClassVar, Literal
 
 from gpumemwidget.report.render.markup import Html
 
-__all__ = [
-    "Block",
-    "Cell",
-    "Column",
-    "Document",
-    "Fold",
-    "Heading",
-    "Line",
-    "Listing",
-    "ListingRow",
-    "Note",
-    "Option",
-    "Options",
-    "Picture",
-    "Run",
-    "Step",
-    "Steps",
-    "Table",
-    "Tone",
-]
-
 #: How a piece of text is meant. ``code`` is the user's own text.
 Tone = Literal["plain", "strong", "muted", "code", "bad", "warn"]
 

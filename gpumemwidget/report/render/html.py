@@ -40,8 +40,6 @@ from gpumemwidget.report.render.markup import (
 from gpumemwidget.report.render.palette import list_properties
 from gpumemwidget.report.wording.words import cut_words
 
-__all__ = ["CARD_CLASS", "read_sheet", "render_html"]
-
 #: Class of a report with a frame.
 CARD_CLASS = "gmw-card"
 
@@ -69,11 +67,7 @@ def render_html(document: Document) -> str:
 
 @functools.cache
 def read_sheet(name: str) -> str:
-    """Return a style sheet of ``styles/`` on one line, with the colours of the palette put in.
-
-    Args:
-        name: the file's name without its suffix.
-    """
+    """Return a style sheet of ``styles/`` on one line, with the colours of the palette put in."""
     css = (_STYLES / f"{name}.css").read_text(encoding="utf-8")
     css = re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL)
     colors = list_properties()

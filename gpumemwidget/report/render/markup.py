@@ -29,18 +29,6 @@ from gpumemwidget.report.render.palette import (
     name_class,
 )
 
-__all__ = [
-    "UNTRUSTED_NOTE",
-    "Html",
-    "clean",
-    "escape",
-    "fill_to",
-    "h",
-    "indent",
-    "join_html",
-    "render_share",
-]
-
 # Emoji and several scripts are written with these two; they move nothing else.
 _HARMLESS_FORMAT = frozenset("\u200c\u200d")
 

@@ -1,4 +1,4 @@
-"""The report that each function of ``report.report`` returns."""
+"""The report that each ``report_…`` function returns: it shows itself, as HTML or as text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import Any
 from gpumemwidget.report.render.document import Document
 from gpumemwidget.report.render.html import render_html
 from gpumemwidget.report.render.text import render_text
-
-__all__ = ["FigureReport", "Report"]
 
 #: MIME type that JupyterLab, Notebook and VS Code draw with plotly.
 _PLOTLY_TYPE = "application/vnd.plotly.v1+json"

@@ -9,21 +9,6 @@ between them: ``tests/report/test_palette.py`` computes that.
 
 from __future__ import annotations
 
-__all__ = [
-    "ALLOCATED_COLOR",
-    "BAD_COLOR",
-    "BAND_COLORS",
-    "BLOCK_STATES",
-    "NEUTRAL_COLOR",
-    "N_LINE_BANDS",
-    "PART_COLORS",
-    "PEAK_COLOR",
-    "RESERVED_COLOR",
-    "WARN_COLOR",
-    "list_properties",
-    "name_class",
-]
-
 ALLOCATED_COLOR = "#3b82d6"
 RESERVED_COLOR = "#d9730d"
 PEAK_COLOR = "#d6456b"

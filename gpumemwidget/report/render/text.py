@@ -28,8 +28,6 @@ from gpumemwidget.report.render.document import (
 )
 from gpumemwidget.report.render.markup import clean
 
-__all__ = ["cut", "cut_middle", "fill_text", "render_table", "render_text"]
-
 #: Number of columns that a report keeps to where its numbers allow it.
 _WIDTH = 80
 #: Number of columns of a listing: source needs more.
@@ -88,13 +86,7 @@ def _join_mark(mark: str, text: str) -> str:
 
 
 def fill_text(text: str, *, indent: str = "", start: str = "") -> str:
-    """Return a text in lines of 80 columns.
-
-    Args:
-        text: one line.
-        indent: stands before each line but the first.
-        start: stands before the first line.
-    """
+    """Return a text in lines of 80 columns."""
     if _measure(start + text) <= _WIDTH:
         return start + text
     return textwrap.fill(
@@ -178,11 +170,7 @@ def cut_middle(text: str, width: int) -> str:
 
 
 def render_table(table: Table) -> str:
-    """Return a table as lines; columns without a title have no header.
-
-    Args:
-        table: a table.
-    """
+    """Return a table as lines; columns without a title have no header."""
     columns = table.columns
     # Cells that a row shares with the row above it are left blank.
     blanks = (Cell(""),) * table.n_shared

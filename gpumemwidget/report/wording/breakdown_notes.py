@@ -8,8 +8,6 @@ from gpumemwidget.model.breakdowns import Breakdown, BreakdownDoubt, BreakdownNo
 from gpumemwidget.model.devices import ProcessUse
 from gpumemwidget.units import format_bytes
 
-__all__ = ["list_breakdown_notes"]
-
 #: Maximum number of processes that a note names.
 _MAX_NAMED = 4
 _SENTENCES = {

@@ -12,20 +12,6 @@ from gpumemwidget.model.devices import HOST, PinnedUse, ProcessUse
 from gpumemwidget.model.ownership import MemoryKind
 from gpumemwidget.report.wording.words import bind_bytes, count_kind, join_words
 
-__all__ = [
-    "HIDDEN",
-    "UNATTRIBUTED",
-    "find_look",
-    "list_pinned",
-    "name_kind",
-    "name_library",
-    "name_look",
-    "name_one_kind",
-    "name_part",
-    "name_process",
-    "tell_part",
-]
-
 # -- Names -----------------------------------------------------------------------------------------
 
 #: Name of a process that can't be read.
@@ -79,13 +65,7 @@ _MERGED_NAMES: tuple[tuple[Collection[PartKey], str], ...] = (
 
 
 def name_part(part: BreakdownPart, device: str = "", *, lists_merged: bool = False) -> str:
-    """Return a part's name in a few words; of a process its name and pid.
-
-    Args:
-        part: a part of a device.
-        device: the device; some parts of the host have names of their own.
-        lists_merged: name all parts that can't be told apart.
-    """
+    """Return a part's name in a few words; of a process its name and pid."""
     if part.process is not None:
         return name_process(part.process)
     if part.kind is not None:
@@ -113,24 +93,14 @@ def name_process(process: ProcessUse) -> str:
 
 
 def name_kind(kind: MemoryKind, device: str = "") -> str:
-    """Return the name of all memory of a kind: ``parameters``, ``other tensors``.
-
-    Args:
-        kind: what the memory is used for.
-        device: where it is allocated; one kind of the host's has a name of its own.
-    """
+    """Return the name of all memory of a kind: ``parameters``, ``other tensors``."""
     if kind in ("other", "unknown"):
         return name_one_kind(kind, device)
     return "other tensors" if kind == "tensor" else count_kind(kind)
 
 
 def name_one_kind(kind: MemoryKind, device: str) -> str:
-    """Return the name for the kind of one owner: ``parameter``, ``unattributed``.
-
-    Args:
-        kind: what the memory is used for.
-        device: where it is allocated; one kind of the host's has a name of its own.
-    """
+    """Return the name for the kind of one owner: ``parameter``, ``unattributed``."""
     if kind == "other" and device == HOST:
         return _PYTHON
     return UNATTRIBUTED if kind == "unknown" else kind
@@ -262,10 +232,6 @@ def tell_part(part: BreakdownPart, breakdown: Breakdown) -> str:
     """Return what a part is and what can be done about it, in a sentence or two.
 
     The name of a single process says enough: its sentence is ``""``.
-
-    Args:
-        part: a part of the device.
-        breakdown: the device.
     """
     on_host = breakdown.device == HOST
     library = name_library(breakdown.device)
@@ -321,11 +287,7 @@ def _tell_merged(keys: tuple[PartKey, ...], device: str) -> str:
 
 
 def list_pinned(pinned: PinnedUse) -> list[tuple[str, int, str]]:
-    """Return rows on pinned memory: the name, the bytes, and a sentence.
-
-    Args:
-        pinned: pinned memory, as PyTorch counts it.
-    """
+    """Return rows on pinned memory: the name, the bytes, and a sentence."""
     held, taken = pinned.allocated_bytes, pinned.reserved_bytes
     peak = pinned.reserved_peak_bytes if held is None else pinned.allocated_peak_bytes
     highest = "" if peak is None else f" Peak: {bind_bytes(peak)}."

@@ -5,8 +5,6 @@ from __future__ import annotations
 from gpumemwidget.model.traces import NoteKind, Origin, TraceNote
 from gpumemwidget.units import format_bytes, format_duration
 
-__all__ = ["name_origin", "word_note"]
-
 _ORIGINS = {
     Origin.BEFORE_CELL: "before the cell",
     Origin.OTHER_LINES: "other lines",

@@ -12,25 +12,6 @@ from gpumemwidget.model.ownership import DeviceBytes, MemoryKind
 from gpumemwidget.progress import Progress, Stage
 from gpumemwidget.units import format_bytes
 
-__all__ = [
-    "MARK_MEANINGS",
-    "CounterNames",
-    "bind_bytes",
-    "count",
-    "count_kind",
-    "cut_words",
-    "format_device_bytes",
-    "format_peak",
-    "format_progress",
-    "join_words",
-    "mark_peak",
-    "name_cell",
-    "name_counters",
-    "name_range",
-    "name_record",
-    "say_peak",
-]
-
 #: Maximum number of characters of a first line that stands for a cell's number.
 _MAX_FIRST_LINE = 60
 
@@ -143,11 +124,7 @@ def join_words(words: Sequence[str]) -> str:
 
 
 def name_range(names: Sequence[str]) -> str:
-    """Return names that differ in numbers alone as one: ``transformer.h.0…11.mlp``.
-
-    Args:
-        names: at least one; all are alike but for their numbers.
-    """
+    """Return names that differ in numbers alone as one: ``transformer.h.0…11.mlp``."""
     texts = _NUMBER.split(names[0])
     ranges = []
     for column in zip(*(_NUMBER.findall(name) for name in names), strict=True):
