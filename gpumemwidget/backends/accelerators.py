@@ -17,19 +17,16 @@ says why once, and recording goes on.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from gpumemwidget.backends.cuda.peak_overlay import NestedStats, PeakOverlay, find_extension
 from gpumemwidget.backends.cuda.snapshot import parse_segments
 from gpumemwidget.errors import BackendError
 from gpumemwidget.failures import Notes, describe_exception, read_first_line
-from gpumemwidget.model.devices import BytesByDevice, DeviceInfo, Limit, PeakIs, Reading
+from gpumemwidget.model.devices import BytesByDevice, DeviceInfo, PeakIs, Reading
 from gpumemwidget.model.segments import Segment
-
-__all__ = ["AcceleratorBackend"]
 
 _T = TypeVar("_T")
 #: Allocated and reserved bytes, or their peaks.
@@ -69,9 +66,8 @@ class AcceleratorBackend:
             self._overlay = PeakOverlay(self._bindings, kind=self.kind)
             self._overlay.install()
         self._touched: list[int] = []
-        #: Without an overlay: the highest values that were seen in the running span, and ever.
+        #: Without an overlay: the highest values that were seen in the running span.
         self._highest: dict[int, _Pair] = {}
-        self._highest_ever: dict[int, _Pair] = {}
         self._infos: dict[int, DeviceInfo] = {}
         self._notes = Notes(max_sentences=20)
 
@@ -95,10 +91,7 @@ class AcceleratorBackend:
         return self.read()
 
     def read_as_user(self) -> tuple[Reading, ...]:
-        """Return readings whose peaks are what PyTorch's own functions tell the user.
-
-        Where PyTorch tells none, the peak is the highest that was seen.
-        """
+        """Return readings whose peaks are what PyTorch's own functions tell the user."""
         return tuple(self._read_as_user(index) for index in self._list_touched())
 
     def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
@@ -124,7 +117,6 @@ class AcceleratorBackend:
                     f"the peaks of {device} could not be reset ({_describe(exc)}): restart the "
                     "kernel if the device is in error"
                 ) from exc
-            self._highest_ever.pop(index, None)
             reset.append(device)
         return tuple(reset)
 
@@ -163,7 +155,7 @@ class AcceleratorBackend:
         if self._overlay is not None:
             self._overlay.uninstall()
 
-    # -- Blocks, limits, whole devices -------------------------------------------------------------
+    # -- Blocks, whole devices ---------------------------------------------------------------------
 
     def read_segments(self) -> tuple[Segment, ...]:
         """Return the segments of touched devices, where this release of PyTorch tells them."""
@@ -177,34 +169,6 @@ class AcceleratorBackend:
             ),
             f"the allocator's blocks on {self.kind} can't be read",
             (),
-        )
-
-    def set_limit(
-        self,
-        device: str,
-        limit_bytes: int | None,  # noqa: ARG002 - the protocol's
-        *,
-        share: float | None = None,  # noqa: ARG002 - the protocol's
-    ) -> NoReturn:
-        """Refuse: limits are set on CUDA alone.
-
-        Raises:
-            BackendError: always.
-        """
-        set_share = f"torch.{self.kind}.set_per_process_memory_fraction"
-        raise BackendError(
-            f"{device} can't be limited from here: limits are set on CUDA alone; PyTorch itself "
-            f"may have {set_share}"
-        )
-
-    def read_limits(self) -> tuple[Limit, ...]:
-        """Return the limits that the user has set on touched devices, where PyTorch tells them."""
-        if not hasattr(self._bindings, f"_{self.kind}_getMemoryFraction"):
-            return ()
-        reserved = {reading.device: reading.reserved_bytes for reading in self.read_as_user()}
-        return tuple(
-            Limit(info.device, info.limit_bytes, info.total_bytes, reserved.get(info.device))
-            for info in self.list_devices()
         )
 
     def read_memory(self, device: str) -> tuple[int, int] | None:
@@ -225,13 +189,6 @@ class AcceleratorBackend:
             return int(free_bytes), int(total_bytes)
 
         return self._ask(read, f"{device} does not tell what is free", None)
-
-    def read_own_use(self, device: str) -> int | None:
-        """Return the bytes of this process on a touched device, which MPS alone tells."""
-        read = getattr(self._module, "driver_allocated_memory", None)
-        if read is None or self._find_index(device) is None:
-            return None
-        return self._ask(lambda: int(read()), f"{device} does not tell what this process has", None)
 
     # -- One device --------------------------------------------------------------------------------
 
@@ -256,20 +213,14 @@ class AcceleratorBackend:
                 stats = self._overlay.read_as_user(index)
             else:
                 stats = self._read_stats(index)
-                self._keep_highest(index, stats)
         except Exception as exc:  # noqa: BLE001 - a note tells it
             return self._fail(index, exc)
-        peaks = _pick(stats, "peak")
-        if peaks == _UNKNOWN:
-            highest = self._highest_ever.get(index, _UNKNOWN)
-            return self._to_reading(index, stats, highest, "sampled")
-        return self._to_reading(index, stats, peaks, "exact")
+        return self._to_reading(index, stats, _pick(stats, "peak"), "exact")
 
     def _keep_highest(self, index: int, stats: NestedStats) -> Reading:
         """Return a reading whose peaks are the highest values seen in the span."""
         now = _pick(stats, "current")
         self._highest[index] = _take_higher(self._highest.get(index, _UNKNOWN), now)
-        self._highest_ever[index] = _take_higher(self._highest_ever.get(index, _UNKNOWN), now)
         return self._to_reading(index, stats, self._highest[index], "sampled")
 
     def _to_reading(self, index: int, stats: NestedStats, peaks: _Pair, peak_is: PeakIs) -> Reading:
@@ -298,11 +249,6 @@ class AcceleratorBackend:
             unknown = DeviceInfo(device, self.kind.upper(), None)
             find = self._describe_mps if self.kind == "mps" else partial(self._describe_any, index)
             info = self._infos[index] = self._ask(find, f"{device} has no name", unknown)
-        # The user may set a limit at any time.
-        find_limit = partial(self._read_limit, index, info.total_bytes)
-        limit_bytes = self._ask(find_limit, f"{device} does not tell its limit", None)
-        if limit_bytes != info.limit_bytes:
-            info = self._infos[index] = dataclasses.replace(info, limit_bytes=limit_bytes)
         return info
 
     def _describe_mps(self) -> DeviceInfo:
@@ -327,17 +273,6 @@ class AcceleratorBackend:
             total_bytes=None if total_bytes is None else int(total_bytes),
             uuid=None if uuid is None else str(uuid),
         )
-
-    def _read_limit(self, index: int, total_bytes: int | None) -> int | None:
-        """Return the user's limit, which XPU alone tells; ``None`` where there is no limit too."""
-        read_share = getattr(self._bindings, f"_{self.kind}_getMemoryFraction", None)
-        if read_share is None or total_bytes is None:
-            return None
-        try:
-            share = read_share(index)
-        except RuntimeError:
-            return None
-        return round(share * total_bytes) if share < 1.0 else None
 
     # -- Devices in use ----------------------------------------------------------------------------
 

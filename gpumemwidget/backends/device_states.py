@@ -24,16 +24,6 @@ from gpumemwidget.model.devices import (
 )
 from gpumemwidget.model.segments import Segment
 
-__all__ = [
-    "DriverAnswer",
-    "Moment",
-    "are_pids_ours",
-    "build_states",
-    "group_by_device",
-    "index_by_device",
-    "join_children",
-]
-
 _OTHER_PIDS = (
     "{device}: the driver lists its processes, but not this one by the number that it has here, as "
     "happens within containers: it can't be told which of them it is."

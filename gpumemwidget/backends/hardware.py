@@ -35,7 +35,6 @@ from gpumemwidget.backends.protocol import (
     HostMemory,
     Limits,
     MemoryBackend,
-    OwnMemory,
     PinnedMemory,
     ProcessSource,
     Workspaces,
@@ -58,8 +57,6 @@ from gpumemwidget.model.devices import (
 )
 from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import AllocatorTrace
-
-__all__ = ["Hardware", "detect_hardware", "use_hardware"]
 
 #: Maximum number of times that the counters are read until they stand still.
 _MAX_COUNTER_READS = 3
@@ -336,13 +333,8 @@ class Hardware:
         ``None`` where nobody tells: there is no driver, or it knows this process by another pid, as
         in a container.
         """
-        if self._monitor is None:
-            return None
-        own_bytes = self._monitor.read_own_use(device)
-        for backend in self._backends:
-            if own_bytes is None and isinstance(backend, OwnMemory):
-                own_bytes = backend.read_own_use(device)
-        return own_bytes
+        listed = None if self._monitor is None else self._monitor.list_processes(device)
+        return dict(listed or ()).get(self._processes.own_pid)
 
     def take_device_states(self, *, with_segments: bool = True) -> tuple[DeviceState, ...]:
         """Return all that can be told of every device at one moment: GPUs, touched or not, host.

@@ -25,22 +25,6 @@ from gpumemwidget.model.devices import (
 from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import AllocatorTrace
 
-__all__ = [
-    "Blocks",
-    "DeviceMemory",
-    "DeviceMonitor",
-    "History",
-    "HostMemory",
-    "Limits",
-    "MemoryBackend",
-    "OwnMemory",
-    "PinnedMemory",
-    "ProcessSource",
-    "ProcessesByBytes",
-    "Relation",
-    "Workspaces",
-]
-
 #: How a process is related to this one: see ``ProcessUse``.
 Relation = Literal["own", "child", "other"]
 #: Pids with their bytes on a device, by ascending pid; bytes are ``None`` where none are told.
@@ -250,15 +234,6 @@ class DeviceMemory(Protocol):
 
 
 @runtime_checkable
-class OwnMemory(Protocol):
-    """A backend that knows all that this process takes of a device, other libraries included."""
-
-    def read_own_use(self, device: str) -> int | None:
-        """Return the bytes of this process on a device; ``None`` where that is not told."""
-        ...
-
-
-@runtime_checkable
 class HostMemory(Protocol):
     """The backend of the host's own memory."""
 
@@ -292,10 +267,6 @@ class DeviceMonitor(Protocol):
 
     def read_use(self, device: str) -> DeviceUse | None:
         """Return the use of the whole device now; ``None`` where it can't be read."""
-        ...
-
-    def read_own_use(self, device: str) -> int | None:
-        """Return the bytes of this process on a device; ``None`` where the driver does not know."""
         ...
 
     def list_processes(self, device: str) -> ProcessesByBytes | None:

@@ -237,10 +237,6 @@ class SimulatedDriver:
             driver_bytes=driver_bytes,
         )
 
-    def read_own_use(self, device: str) -> int | None:
-        """Return what the program takes of a GPU; ``None`` where it is not listed."""
-        return dict(self.list_processes(device) or ()).get(self._processes.own_pid)
-
     def list_processes(self, device: str) -> tuple[tuple[int, int | None], ...] | None:
         """Return the processes on a GPU with their bytes; ``None`` where that is not told."""
         index = self._find_index(device)

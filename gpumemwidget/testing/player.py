@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpumemwidget.backends.cuda.snapshot import StackTable
-from gpumemwidget.backends.cuda.snapshot_file import format_snapshot, write_snapshot
 from gpumemwidget.backends.protocol import Relation
-from gpumemwidget.errors import BackendError, BadInputError, FileError
+from gpumemwidget.errors import BackendError, BadInputError
 from gpumemwidget.model.devices import (
     HOST,
     BytesByDevice,
@@ -40,6 +39,7 @@ _NO_HISTORY = (
     "this recording holds no history of the allocator: record one with "
     "`python -m tools.record --trace`"
 )
+_NO_SNAPSHOT = "a recording has nothing for PyTorch's memory viewer: no snapshot is written"
 
 
 class RecordingPlayer:
@@ -324,10 +324,7 @@ class ReplayBackend:
         n_kept = max(1, n_events // max(1, len(devices)))
         traces = tuple(self._make_trace(device, events, start_us, n_kept) for device in devices)
         if traces and snapshot_to is not None:
-            try:
-                write_snapshot(format_snapshot(traces), snapshot_to)
-            except FileError as exc:
-                self._notes.append(str(exc))
+            self._notes.append(_NO_SNAPSHOT)
         return traces
 
     def _make_trace(
@@ -421,10 +418,6 @@ class ReplayMonitor:
         if use is None or use.used_bytes is use.free_bytes is use.utilization_percent is None:
             return None
         return use
-
-    def read_own_use(self, device: str) -> int | None:
-        """Return what the recorded process took of a device; ``None`` where it was not told."""
-        return dict(self.list_processes(device) or ()).get(self._processes.own_pid)
 
     def list_processes(self, device: str) -> tuple[tuple[int, int | None], ...] | None:
         """Return who was on a device at this position; ``None`` where it was not told."""

@@ -121,7 +121,6 @@ def make_mps(allocator: SimulatedGpus, *, version: str = "2.13.0"):
         is_available=_Forbidden("is_available"),
         device_count=_Forbidden("device_count"),
         recommended_max_memory=_guard(allocator, "recommended_max_memory", lambda: 21 * GIB),
-        driver_allocated_memory=_guard(allocator, "driver_allocated_memory", lambda: 3 * GIB),
         empty_cache=_guard(allocator, "empty_cache", allocator.empty_cache),
     )
     torch.backends = SimpleNamespace(mps=SimpleNamespace(get_name=lambda: "Apple M3 Max"))

@@ -16,7 +16,7 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.breakdowns.breakdown import build_breakdown
 from gpumemwidget.errors import BackendError
-from gpumemwidget.model.devices import DeviceInfo, DeviceUse, Limit, Reading
+from gpumemwidget.model.devices import DeviceInfo, DeviceUse, Reading
 from gpumemwidget.testing import (
     Recorder,
     RecordingPlayer,
@@ -38,7 +38,7 @@ from tests.backends.test_peak_overlay import make_torch
 MIB = 1 << 20
 METHODS = (
     *("list_devices", "read", "start_span", "end_span", "read_as_user", "read_segments"),
-    *("empty_cache", "take_notes", "read_limits", "reset_peaks", "list_lost_peaks"),
+    *("empty_cache", "take_notes", "reset_peaks", "list_lost_peaks"),
 )
 MAKERS: dict[str, Callable[..., Any]] = {
     "xpu": make_xpu,
@@ -148,31 +148,6 @@ def test_xpu_tells_its_blocks_where_the_release_does() -> None:
     old.close()
 
 
-def test_a_limit_of_the_users_is_told() -> None:
-    """XPU's share, in bytes; whole devices have none."""
-    allocator = SimulatedGpus(2)
-    torch = make_xpu(allocator)
-    shares = {0: 1.0, 1: 0.5}
-    torch._C._xpu_getMemoryFraction = shares.__getitem__
-    backend = AcceleratorBackend(torch)
-    allocator.allocate(MIB, 0)
-    allocator.allocate(MIB, 1)
-
-    before = [info.limit_bytes for info in backend.list_devices()]
-    limits = backend.read_limits()
-    shares[1] = 1.0
-    after = [info.limit_bytes for info in backend.list_devices()]
-
-    assert (before, after) == ([None, 24 * GIB], [None, None])
-    reserved = allocator.stats(0)["reserved_bytes"]["all"]["current"]
-    assert limits == (
-        Limit("xpu:0", None, 48 * GIB, reserved),
-        Limit("xpu:1", 24 * GIB, 48 * GIB, reserved),
-    )
-    assert [limit.limit_bytes for limit in backend.read_limits()] == [None, None]
-    backend.close()
-
-
 def test_xpu_in_a_forked_child_is_not_asked() -> None:
     """There the parent's can't be used."""
     allocator = SimulatedGpus()
@@ -275,8 +250,6 @@ def test_what_fails_is_unknown_and_said_once() -> None:
     torch.xpu.empty_cache = fail_always
     with pytest.raises(BackendError, match="xpu could not empty its cache"):
         backend.empty_cache()
-    with pytest.raises(BackendError, match="xpu:0 can't be limited from here"):
-        backend.set_limit("xpu:0", GIB)
     backend.close()
 
 
@@ -285,7 +258,6 @@ def test_what_fails_is_unknown_and_said_once() -> None:
     [
         *("is_initialized", "_is_in_bad_fork", "device_count", "get_device_properties"),
         *("mem_get_info", "memory_snapshot", "_xpu_memoryStats", "_xpu_resetPeakMemoryStats"),
-        "_xpu_getMemoryFraction",
     ],
 )
 @pytest.mark.parametrize("kind", [RuntimeError, AttributeError, OSError, None])
@@ -334,7 +306,7 @@ class _Failing:
 
 
 #: Not every driver lets everybody ask these, and a device without memory is not touched.
-_MAY_REFUSE = ("mem_get_info", "_xpu_getMemoryFraction", "_xpu_memoryStats")
+_MAY_REFUSE = ("mem_get_info", "_xpu_memoryStats")
 
 
 def fail_always(*_: object) -> None:
@@ -382,7 +354,7 @@ def test_hardware_is_joined_by_it_where_there_is_no_cuda(
 
 
 def test_whole_devices_are_told_as_far_as_pytorch_asks() -> None:
-    """XPU's free memory, MPS's own; nothing of a device that is not in use, or that refuses."""
+    """XPU's free memory; nothing of a device that is not in use, or that refuses."""
     xpu, mps = SimulatedGpus(2), SimulatedGpus()
     torch = make_xpu(xpu)
     hardware = Hardware([AcceleratorBackend(torch)], NvmlMonitor(FakeNvml(), environ={}))
@@ -391,7 +363,6 @@ def test_whole_devices_are_told_as_far_as_pytorch_asks() -> None:
     )
     unused = DeviceInfo("xpu:0", "XPU", 48 * GIB)
     assert (hardware.list_all_devices(), hardware.read_use(unused)) == ((), None)
-    assert apple.read_own_use("mps:0") is None
     xpu.allocate(MIB, 1)
     mps.allocate(MIB)
 
@@ -402,7 +373,7 @@ def test_whole_devices_are_told_as_far_as_pytorch_asks() -> None:
     assert hardware.read_use(unused) is None
     assert hardware.read_use(used) == DeviceUse("xpu:1", 8 * GIB, 40 * GIB, 48 * GIB)
     assert apple.read_use(nvidia) is not None
-    assert (apple.read_use(metal), apple.read_own_use("mps:0")) == (None, 3 * GIB)
+    assert apple.read_use(metal) is None
     assert hardware.read_own_use("xpu:1") is None
     (state,) = hardware.take_device_states()
     assert (state.processes, state.notes, hardware.take_notes()) == (None, (), ())

@@ -37,7 +37,6 @@ from gpumemwidget.backends.protocol import (
     HostMemory,
     Limits,
     MemoryBackend,
-    OwnMemory,
     PinnedMemory,
     ProcessSource,
     Workspaces,
@@ -78,11 +77,9 @@ METHODS = (
     *("start_trace", "end_trace", "keep_sites", "read_pinned", "read_limits", "reset_peaks"),
     *("list_lost_peaks", "close"),
 )
-CAPABILITIES = (
-    *(Blocks, History, Limits, PinnedMemory, Workspaces, DeviceMemory, OwnMemory, HostMemory),
-)
+CAPABILITIES = (*(Blocks, History, Limits, PinnedMemory, Workspaces, DeviceMemory, HostMemory),)
 _OF_CUDA = (Blocks, History, Limits, PinnedMemory, Workspaces, DeviceMemory)
-_OF_ACCELERATORS = (Blocks, Limits, DeviceMemory, OwnMemory)
+_OF_ACCELERATORS = (Blocks, DeviceMemory)
 _OF_REPLAYS = (Blocks, History, Limits, PinnedMemory, Workspaces)
 #: What the calls need to be told.
 OPTIONS: dict[str, dict[str, int]] = {
@@ -915,20 +912,10 @@ def test_what_is_not_told_has_a_reason(any_monitor: DeviceMonitor) -> None:
         assert all(each.startswith(f"{info.device}: ") and "\n" not in each for each in failures)
 
 
-def test_own_use_is_that_of_the_list(any_monitor: DeviceMonitor) -> None:
-    """By the number of the process that it is about."""
-    source = any_monitor.processes
-    own_pid = os.getpid() if source is None else source.own_pid
-    for info in any_monitor.list_infos():
-        listed = dict(any_monitor.list_processes(info.device) or ())
-        assert any_monitor.read_own_use(info.device) == listed.get(own_pid)
-
-
 @pytest.mark.parametrize("device", ["cuda:99", "host", "cuda", ""])
 def test_unknown_devices_have_no_use(monitor: DeviceMonitor, device: str) -> None:
     """A device that is not listed is unknown, which is no failure."""
     assert monitor.read_use(device) is None
-    assert monitor.read_own_use(device) is None
     assert monitor.list_processes(device) is None
     assert monitor.list_failures(device) == ()
     assert monitor.take_notes() == ()

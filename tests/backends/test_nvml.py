@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from pathlib import Path
@@ -46,18 +45,6 @@ def test_what_is_known_of_a_gpu() -> None:
     assert use == DeviceUse("cuda:0", 3 * GIB, 137 * GIB, 140 * GIB, 17, 0)
     assert monitor.read_use("cuda:1") is None
     assert monitor.read_use("host") is None
-    assert monitor.take_notes() == ()
-
-
-def test_what_this_process_takes() -> None:
-    """Its own line among the driver's processes; unknown without one, or without its bytes."""
-    own = os.getpid()
-    gpus = [FakeGpu(uuid=A, processes={1: 5, own: 7}), FakeGpu(uuid=B, processes={1: 5})]
-    monitor = monitor_of(*gpus, FakeGpu(uuid=C, processes={own: None}))
-
-    uses = [monitor.read_own_use(f"cuda:{index}") for index in range(4)]
-
-    assert uses == [7, None, None, None]
     assert monitor.take_notes() == ()
 
 

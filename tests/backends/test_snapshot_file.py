@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import gzip
 import io
 import itertools
 import pickle
@@ -23,24 +21,17 @@ from gpumemwidget.backends.cuda.snapshot_file import (
     _Parts,
     _PlainUnpickler,
     check_pickle,
-    format_snapshot,
     load_snapshot,
-    write_snapshot,
 )
 from gpumemwidget.errors import FileError
-from gpumemwidget.model.segments import Frame
-from gpumemwidget.model.traces import AllocatorRules, AllocatorTrace
+from gpumemwidget.model.traces import AllocatorTrace
 from gpumemwidget.progress import Progress, Stage, listen
 from gpumemwidget.testing import (
-    RecordingPlayer,
-    ReplayBackend,
     SimulatedGpus,
-    load_recording,
     simulate_torch,
 )
 from gpumemwidget.testing.recorder import list_allocator_events
 
-DATA = Path(__file__).parent.parent / "data" / "h100-traces"
 MIB = 1 << 20
 
 
@@ -99,18 +90,8 @@ def test_a_trace_comes_back_from_its_file(written: tuple[Path, AllocatorTrace]) 
     )
 
 
-def test_a_packed_file_is_read_as_it_is(written: tuple[Path, AllocatorTrace]) -> None:
-    """By what it is, not by its name."""
-    path, trace = written
-    path.write_bytes(gzip.compress(path.read_bytes()))
-
-    (read,) = load_snapshot(str(path))
-
-    assert read.after == trace.after
-
-
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_every_protocol_of_pickle_is_read(
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_every_binary_protocol_of_pickle_is_read(
     written: tuple[Path, AllocatorTrace], protocol: int
 ) -> None:
     """Whoever has written it again."""
@@ -118,50 +99,6 @@ def test_every_protocol_of_pickle_is_read(
     path.write_bytes(pickle.dumps(pickle.loads(path.read_bytes()), protocol=protocol))
 
     assert load_snapshot(path)[0].after == trace.after
-
-
-@pytest.mark.parametrize("name", ["training", "graph", "ring", "expandable", "roundup"])
-def test_real_traces_survive_the_file(name: str, tmp_path: Path) -> None:
-    """Written as torch would, and read back."""
-    backend = ReplayBackend(RecordingPlayer(load_recording(DATA / f"{name}.json.gz")))
-    backend.start_trace(n_events=10_000)
-    backend.player.advance()
-    path = tmp_path / "snapshot.pickle"
-    (trace,) = backend.end_trace(snapshot_to=path)
-
-    (read,) = load_snapshot(path)
-
-    assert list_allocator_events(read.events) == list_allocator_events(trace.events)
-    # The files are from before they told it; torch's own tells it by the size.
-    assert {each.is_small for each in read.after} == {
-        each.n_bytes == 2 << 20 for each in read.after
-    }
-    assert tuple(dataclasses.replace(each, is_small=None) for each in read.after) == trace.after
-    assert read.rules == trace.rules
-
-
-@pytest.mark.parametrize("name", ["training", "graph", "oom", "expandable"])
-def test_torchs_own_viewer_reads_what_is_written(name: str, tmp_path: Path) -> None:
-    """Its pages are drawn from it, and its lists name what is in it."""
-    viewer = pytest.importorskip("torch.cuda._memory_viz")
-    backend = ReplayBackend(RecordingPlayer(load_recording(DATA / f"{name}.json.gz")))
-    backend.start_trace(n_events=10_000)
-    backend.player.advance()
-    path = tmp_path / "snapshot.pickle"
-    (trace,) = backend.end_trace(snapshot_to=path)
-
-    snapshot = pickle.loads(path.read_bytes())
-
-    assert "Active Memory Timeline" in viewer.trace_plot(snapshot)
-    assert "Allocator State History" in viewer.segment_plot(snapshot)
-    allocated = sum(
-        block.n_bytes
-        for segment in trace.after
-        for block in segment.blocks
-        if block.state == "active_allocated"
-    )
-    assert f"total_allocated: {viewer.Bytes(allocated)}" in viewer.segsum(snapshot)
-    assert "Device 0 ----" in viewer.trace(snapshot)
 
 
 def test_each_device_has_its_trace(tmp_path: Path) -> None:
@@ -178,49 +115,6 @@ def test_each_device_has_its_trace(tmp_path: Path) -> None:
 
     assert [each.device for each in read] == [each.device for each in traces]
     assert [each.after for each in read] == [each.after for each in traces]
-
-
-def test_rules_survive_the_file(tmp_path: Path) -> None:
-    """Those of the rounding, by their intervals."""
-    backend = ReplayBackend(RecordingPlayer(load_recording(DATA / "tensors.json.gz")))
-    backend.start_trace(n_events=10_000)
-    backend.player.advance()
-    (trace,) = backend.end_trace()
-    rules = AllocatorRules(40 * MIB, is_expandable=True, roundup_divisions=((0, 4), (4 * MIB, 0)))
-    path = tmp_path / "snapshot.pickle"
-    object.__setattr__(trace, "rules", rules)
-
-    write_snapshot(format_snapshot([trace]), path)
-
-    assert load_snapshot(path)[0].rules == rules
-
-
-def test_files_of_old_releases_are_read(tmp_path: Path) -> None:
-    """Without times, addresses of blocks, sizes that were asked for, settings; with other names."""
-    frames = [{"name": "f", "filename": "a.py", "line": 3}]
-    blocks = [
-        {"size": 512, "state": "active_allocated", "history": [{"addr": 4096, "frames": frames}]},
-        {"size": 512, "state": "active_awaiting_free", "history": []},
-        {"size": 2 * MIB - 1024, "state": "inactive"},
-    ]
-    snapshot = {
-        "segments": [{"device": 0, "address": 4096, "total_size": 2 * MIB, "blocks": blocks}],
-        "device_traces": [[{"action": "alloc", "addr": 4096, "size": 500, "frames": frames}]],
-    }
-    path = tmp_path / "old.pickle"
-    path.write_bytes(pickle.dumps(snapshot))
-
-    (trace,) = load_snapshot(path)
-
-    (segment,) = trace.after
-    assert [(each.address, each.state) for each in segment.blocks] == [
-        (4096, "active_allocated"),
-        (4608, "active_pending_free"),
-        (5120, "inactive"),
-    ]
-    assert segment.blocks[0].frames == (Frame("a.py", 3, "f"),)
-    assert trace.rules == AllocatorRules()
-    assert "the file has no times" in trace.notes[1]
 
 
 # -- What is refused ---------------------------------------------------------------------------
@@ -255,8 +149,7 @@ def test_nothing_in_a_file_is_run(tmp_path: Path, written: tuple[Path, Allocator
     [
         b"cos\nsystem\n(S'touch ran'\ntR.",
         b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x09touch ran\x85R.",
-        b"(S'touch ran'\nios\nsystem\n.",
-        b"(cos\nsystem\nS'touch ran'\no.",
+        b"(ios\nsystem\n.",
         b"\x80\x02cbuiltins\nexec\nX\x01\x00\x00\x001\x85\x81.",
         b"Pid\n.",
         b"]Q.",
@@ -278,13 +171,12 @@ def test_no_operation_of_pickle_runs_anything(
 def test_a_file_cut_anywhere_is_refused(
     tmp_path: Path, written: tuple[Path, AllocatorTrace]
 ) -> None:
-    """Packed or not."""
+    """Wherever it ends."""
     whole = written[0].read_bytes()
     path = tmp_path / "cut.pickle"
-    for body in (whole, gzip.compress(whole)):
-        for length in range(0, len(body), 97):
-            path.write_bytes(body[:length])
-            assert "is damaged, or no memory snapshot" in refuse(path)
+    for length in range(0, len(whole), 97):
+        path.write_bytes(whole[:length])
+        assert "is damaged, or no memory snapshot" in refuse(path)
 
 
 @pytest.mark.parametrize(
@@ -295,10 +187,6 @@ def test_a_file_cut_anywhere_is_refused(
         ("text", "is no memory snapshot of PyTorch's: make one with"),
         ({"segments": [], "device_traces": []}, "holds no events: record a history before"),
         ({"segments": [], "device_traces": [[], []]}, "holds no events: record a history"),
-        (
-            [{"device": 0, "address": 1, "total_size": 1, "blocks": []}],
-            "holds no events: record a history before",
-        ),
     ],
 )
 def test_other_things_are_refused(tmp_path: Path, held: Any, said: str) -> None:
@@ -324,20 +212,13 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert "can't be read: Is a directory" in refuse(tmp_path)
 
 
-def test_too_large_a_file_is_refused(tmp_path: Path, written: tuple[Path, AllocatorTrace]) -> None:
-    """By what it unpacks to: a small file may hold any size."""
+def test_too_large_a_file_is_refused(written: tuple[Path, AllocatorTrace]) -> None:
+    """Before it is read."""
     path, _ = written
     size = path.stat().st_size
-    assert len(load_snapshot(path, max_bytes=size)) == 1
-    assert "holds more than" in refuse(path, max_bytes=size - 1)
-    bomb = io.BytesIO()
-    with gzip.GzipFile(fileobj=bomb, mode="wb") as file:
-        file.write(b"\x80\x04B" + (64 * MIB).to_bytes(4, "little"))
-        for _ in range(64):
-            file.write(bytes(MIB))
-    path.write_bytes(bomb.getvalue())
 
-    assert "holds more than 0.00977 GiB: record fewer events" in refuse(path, max_bytes=10 * MIB)
+    assert len(load_snapshot(path, max_bytes=size)) == 1
+    assert "GiB: record fewer events" in refuse(path, max_bytes=size - 1)
 
 
 _CHANGES: dict[str, Any] = {
@@ -405,65 +286,35 @@ def test_a_changed_byte_is_read_or_refused(
     assert all(type(each) is AllocatorTrace for each in traces)
 
 
-#: Keys of one hash, each with ``None``: 30,000 of them would take 20 seconds.
-_COLLIDING = b"".join(
-    b"\x8a\x0e" + (number * sys.hash_info.modulus).to_bytes(14, "little") + b"N"
-    for number in range(1, 30_000)
-)
-
-
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "place"),
     [
-        (b"\x80\x02]r\xff\xff\xff\x0f.", "its memo's index 268,435,455 is beyond its 9 bytes"),
-        (b"\x80\x02]p99999999999\n.", "its memo's index"),
-        (b"\x80\x04\x8e" + (1 << 40).to_bytes(8, "little") + b".", "1,099,511,627,776 bytes"),
-        (b"\x80\x05\x96" + (1 << 33).to_bytes(8, "little") + b".", "8,589,934,592 bytes"),
-        (b"\x80\x04\x8d" + b"\xff" * 8 + b".", "bytes should come, and fewer do"),
-        (b"\x80\x04" + b"]" * 40_000_001, "and 40,000,000 are read at most"),
-        (b"\x80\x04" + b"2" * 40_000_001, "and 40,000,000 are read at most"),
-        (b"I" + b"9" * 100_000 + b"\n.", "an integer of more than 64 bits, at byte 0"),
-        (b"\x80\x04}(" + _COLLIDING + b"u.", "an integer of more than 64 bits, at byte 4"),
-        (b"\x80\x04\x8b\xff\xff\xff\x7f.", "an integer of more than 64 bits, at byte 2"),
+        (b"\x80\x02]r\xff\xff\xff\x0f.", 3),
+        (b"\x80\x04}(\x8a\x0e" + (sys.hash_info.modulus << 40).to_bytes(14, "little") + b"Nu.", 4),
+        (b"\x80\x04\x8b\xff\xff\xff\x7f.", 2),
+        (b"I" + b"9" * 100_000 + b"\n.", 0),
     ],
-    ids=[
-        "memo",
-        "text memo",
-        "bytes",
-        "bytearray",
-        "text",
-        "lists",
-        "references",
-        "integer",
-        "keys",
-        "size",
-    ],
+    ids=["memo", "keys of one hash", "size", "integer"],
 )
 def test_a_file_that_would_take_memory_or_time_is_refused(
-    tmp_path: Path, content: bytes, message: str
+    tmp_path: Path, content: bytes, place: int
 ) -> None:
-    """Before any of it is taken, packed or not, and with the limit in one line."""
+    """Before any of it is taken."""
     path = tmp_path / "bomb.pickle"
-    for body in (content, gzip.compress(content, 1)):
-        path.write_bytes(body)
+    path.write_bytes(content)
 
-        assert message in refuse(path)
+    assert f"cut short, or of no snapshot, at byte {place}" in refuse(path)
 
 
 _plain = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**63 - 1)
-    | st.floats()
-    | st.text()
-    | st.binary(),
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
 )
 
 
 @given(_plain, st.integers(2, 5))
 def test_what_pickle_writes_of_plain_values_passes(value: object, protocol: int) -> None:
-    """Whatever the values and the protocol are; only what looks something up may end it early."""
+    """Whatever the values and the protocol are."""
     check_pickle(pickle.dumps(value, protocol))
     check_pickle(pickle.dumps([str(n) * 30 for n in range(400)], protocol))
 
@@ -473,8 +324,8 @@ def test_no_bytes_take_more_than_their_size(content: bytes) -> None:
     """Random opcodes are refused, or load to something small."""
     try:
         check_pickle(content)
-        _PlainUnpickler(_Parts(content)).load()
-    except (FileError, _ForbiddenError, *_DAMAGES):
+        _PlainUnpickler(io.BufferedReader(_Parts(content))).load()
+    except (_ForbiddenError, *_DAMAGES):
         pass
 
 

@@ -186,9 +186,6 @@ class _Driver:
         free = _TOTAL_BYTES - _DRIVER_BYTES - used
         return DeviceUse(device, used, free, _TOTAL_BYTES, 37, _DRIVER_BYTES)
 
-    def read_own_use(self, device: str) -> int | None:
-        return dict(self.list_processes(device) or ()).get(os.getpid())
-
     def list_processes(self, device: str) -> tuple[tuple[int, int | None], ...] | None:
         if device in self._stage.lost or device == "host":
             return None

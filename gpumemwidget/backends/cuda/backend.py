@@ -33,8 +33,6 @@ from gpumemwidget.model.devices import (
 from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import AllocatorTrace
 
-__all__ = ["CudaBackend", "keeps_workspaces"]
-
 #: The first release of PyTorch whose count of pinned memory in use falls when it is freed.
 _COUNTS_FREED_PINS = (2, 13)
 #: The first release of PyTorch that keeps no cuBLAS workspaces from one operation to the next.

@@ -15,8 +15,6 @@ from gpumemwidget.backends.cuda.snapshot import StackTable, parse_segments
 from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace, TraceEvents
 
-__all__ = ["parse_events", "parse_rules", "parse_traces"]
-
 _CODES = {action: code for code, action in enumerate(ACTIONS)}
 _OOM = _CODES["oom"]
 #: Number of dictionaries that are parsed at once.

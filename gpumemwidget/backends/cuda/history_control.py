@@ -18,8 +18,6 @@ from typing import Any
 
 from gpumemwidget.backends.patching import Patch
 
-__all__ = ["HistoryControl"]
-
 #: Bindings that ``torch.cuda.memory._record_memory_history`` calls, in its two forms.
 _SETTERS = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
 #: The binding that ``torch.cuda.memory_snapshot``, ``_snapshot`` and ``_dump_snapshot`` call.

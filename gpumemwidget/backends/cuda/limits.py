@@ -24,8 +24,6 @@ from gpumemwidget.failures import describe_exception, read_first_line
 from gpumemwidget.model.devices import LimitRequest
 from gpumemwidget.units import format_bytes
 
-__all__ = ["CudaLimits", "find_share", "read_release"]
-
 #: From this release on no device is touched by setting or reading its limit.
 _TOUCHES_NOTHING = (2, 11)
 

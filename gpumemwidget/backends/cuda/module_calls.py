@@ -19,8 +19,6 @@ from gpumemwidget.failures import describe_exception
 from gpumemwidget.model.segments import Frame
 from gpumemwidget.model.traces import CallMark
 
-__all__ = ["CallRecorder"]
-
 #: Tool ids of ``sys.monitoring`` that Python reserves for no kind of tool.
 _TOOLS = (4, 3)
 #: Maximum number of a model's modules that get names.

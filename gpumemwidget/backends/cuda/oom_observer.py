@@ -19,8 +19,6 @@ from typing import Any
 from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook, TorchImportHook, find_torch
 from gpumemwidget.model.segments import Frame
 
-__all__ = ["OomMoment", "OomObserver"]
-
 #: Maximum number of frames of a stack, the innermost ones: a recursion may be deep.
 _MAX_FRAMES = 256
 #: The function in which a thread of Python's waits for a running backward.

@@ -20,8 +20,6 @@ from typing import Any
 
 from gpumemwidget.backends.patching import Patch
 
-__all__ = ["NestedStats", "PeakOverlay", "find_extension"]
-
 #: The result of ``torch.cuda.memory_stats_as_nested_dict()``: ``{"allocated_bytes": {"all":
 #: {"current": …, "peak": …, "allocated": …, "freed": …}, …}, "num_ooms": …}``.
 NestedStats = dict[Any, Any]

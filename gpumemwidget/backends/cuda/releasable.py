@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from gpumemwidget.model.segments import Segment
 
-__all__ = ["Unallocated", "divide_unallocated", "list_releasable_ranges"]
-
 _MIB = 1024**2
 _SMALL_PAGE_BYTES = 2 * _MIB
 _LARGE_PAGE_BYTES = 20 * _MIB

@@ -15,8 +15,6 @@ from typing import Any, Literal
 from gpumemwidget.backends.cuda.history_control import HistoryControl
 from gpumemwidget.model.segments import Block, Frame, Segment
 
-__all__ = ["SnapshotReader", "StackTable", "parse_segments"]
-
 #: States of blocks by their names in any release of PyTorch.
 _STATES: dict[str, Literal["active_allocated", "active_pending_free", "inactive"]] = {
     "active_allocated": "active_allocated",

@@ -16,9 +16,6 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, TypeGuard
 
-__all__ = ["CudaStartHook", "TorchImportHook", "find_torch"]
-
-
 _read_namespace: Any = vars(ModuleType)["__dict__"].__get__
 
 

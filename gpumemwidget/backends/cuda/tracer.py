@@ -24,8 +24,6 @@ from gpumemwidget.failures import read_first_line
 from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
 
-__all__ = ["CudaTracer"]
-
 #: Exceptions of CUDA in error, and of calls that another release of PyTorch has otherwise.
 _REFUSALS = (RuntimeError, TypeError, ValueError, AttributeError)
 _STOP = "stop it with torch.cuda.memory._record_memory_history(None) for a trace of our own"

@@ -27,8 +27,6 @@ from gpumemwidget.backends.protocol import ProcessesByBytes, ProcessSource
 from gpumemwidget.failures import Notes
 from gpumemwidget.model.devices import DeviceInfo, DeviceUse
 
-__all__ = ["NvmlMonitor"]
-
 #: The question of how busy a device is, which MIG instances don't answer; its memory is known then.
 _BUSY = "utilisation"
 _NO_LIBRARY = (
@@ -100,14 +98,6 @@ class NvmlMonitor:
                 utilization_percent=None if rates is None else int(rates.gpu),
                 driver_bytes=None if driver is None else int(driver),
             )
-
-    def read_own_use(self, device: str) -> int | None:
-        """Return the bytes of this process on a device, its CUDA context included: about 60 µs.
-
-        ``None`` where the driver does not list this process's pid, as in a container, or gives no
-        bytes (Windows).
-        """
-        return dict(self.list_processes(device) or ()).get(os.getpid())
 
     def list_processes(self, device: str) -> ProcessesByBytes | None:
         """Return the processes that compute or draw on a device, each once: about 60 µs."""

@@ -22,8 +22,6 @@ import psutil  # type: ignore[import-untyped]  # no types are published with it
 from gpumemwidget.backends.protocol import Relation
 from gpumemwidget.model.devices import MOST_CHILDREN, ChildProcess
 
-__all__ = ["ProcessTree", "name_process"]
-
 #: Maximum number of ended children whose pids and names are kept: a driver may go on listing a
 #: process for a while after the system has forgotten it.
 _MAX_ENDED = 1024

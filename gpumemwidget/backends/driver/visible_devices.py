@@ -12,15 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = [
-    "Gpu",
-    "correct_numbers",
-    "find_by_uuid",
-    "number_gpus",
-    "parse_visible",
-    "strip_uuid",
-]
-
 _NUMBER = re.compile(r"[+]?\d+")
 
 

@@ -26,8 +26,6 @@ from gpumemwidget.backends.host.resident import (
 )
 from gpumemwidget.model.devices import HOST, BytesByDevice, DeviceInfo, PeakIs, Reading
 
-__all__ = ["HostBackend"]
-
 _KIB = 1024
 #: Minimum difference, in KiB, from which on a wiped peak is told: that of an idle process is less.
 _TELLING_KIB = 1024

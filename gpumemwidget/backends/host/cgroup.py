@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-__all__ = ["read_headroom_bytes", "read_limit_bytes"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Level:

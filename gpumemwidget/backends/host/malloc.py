@@ -10,8 +10,6 @@ import ctypes
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Glibc", "Malloc", "find_malloc"]
-
 #: Bytes of a probe, few enough to come from the heap: freeing a block that malloc took from
 #: ``mmap`` would raise its threshold for good (mallopt(3), M_MMAP_THRESHOLD).
 _PROBE_BYTES = 64 * 1024

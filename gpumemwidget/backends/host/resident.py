@@ -22,17 +22,6 @@ import psutil  # type: ignore[import-untyped]  # no types are published with it
 
 from gpumemwidget.backends.patching import Patch
 
-__all__ = [
-    "MAXRSS",
-    "MaxrssOverlay",
-    "Resident",
-    "ResidentFiles",
-    "read_addresses",
-    "read_available_elsewhere",
-    "read_resident_elsewhere",
-    "read_total_elsewhere",
-]
-
 #: Resident size and its high-water mark, in KiB; the mark is ``None`` where there is none.
 Resident = tuple[int, "int | None"]
 
