@@ -1,5 +1,4 @@
-// Devices over time, a row for each, drawn with plotly.js: the chart of the dashboard and the one
-// under a traced cell.
+// Devices over time, a row for each, drawn with plotly.js.
 
 import { reservedName } from "./cellwords.js";
 import { formatBytes } from "./format.js";

@@ -124,7 +124,7 @@ class View {
       return { name, tab, panel, count };
     });
     this.root.append(
-      // The static copy below this view is for a page without a kernel: static_copies.py.
+      // The static copy below this view is for a page without a kernel: dashboard.py.
       h("style", {}, `.gmw-copy-${this.connection.model.get("dashboard_id")} { display: none !important }`),
       h("header", { class: "gmd-header" }, h("h2", { class: "gmd-title" }, "Memory"), this.state, this.hint),
       this.banner,

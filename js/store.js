@@ -157,16 +157,6 @@ export class Store {
     return Object.fromEntries(COUNTERS.map((counter) => [counter, lastKnown(column[counter])]));
   }
 
-  /** Return the figures of a device at the first reading not before ``time``, by counter; ``null`` if
-   * nothing was known of the device then. */
-  figuresAt(device, time) {
-    const column = this.columns.get(device);
-    const at = this.indexAt(time);
-    if (!column || at >= this.times.length) return null;
-    const figures = COUNTERS.map((counter) => [counter, Number.isNaN(column[counter][at]) ? null : column[counter][at]]);
-    return figures.every(([, bytes]) => bytes === null) ? null : Object.fromEntries(figures);
-  }
-
   /** The first index whose time is not before ``time``. */
   indexAt(time) {
     let low = 0;

@@ -2,9 +2,8 @@
 
 import { createCards } from "./cards.js";
 import { createDashboard } from "./dashboard.js";
-import { createTrace } from "./trace.js";
 
-const WIDGETS = { cards: createCards, dashboard: createDashboard, trace: createTrace };
+const WIDGETS = { cards: createCards, dashboard: createDashboard };
 
 /** anywidget calls this once for each model, ``initialize`` once, and ``render`` for each view. */
 export default () => {

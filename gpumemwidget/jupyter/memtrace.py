@@ -1,4 +1,4 @@
-"""Trace cells with a ``%%memtrace`` line: take the line out, show the chart and the report.
+"""Trace cells with a ``%%memtrace`` line: take the line out, show the report, live and at the end.
 
 An input transformer takes the line out and the cell events do the measuring, so the cell runs as if
 the line were not there: ``await``, other cell magics, the last value, tracebacks with their line
@@ -11,8 +11,10 @@ from __future__ import annotations
 import dataclasses
 import re
 import textwrap
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -20,19 +22,24 @@ from IPython.core.interactiveshell import InteractiveShell
 from gpumemwidget.errors import BusyError, FileError
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import Sample
-from gpumemwidget.model.ownership import BlockNames
 from gpumemwidget.model.requests import TraceRequest
 from gpumemwidget.model.traces import CellTrace
+from gpumemwidget.recording.cells import RunningCell, build_record
+from gpumemwidget.recording.thinning import thin_samples
 from gpumemwidget.session.cell_sources import find_cell_sources, make_is_entry
-from gpumemwidget.widgets.progress_line import show_progress
-from gpumemwidget.widgets.static_copies import NOTHING
+from gpumemwidget.widgets.progress_line import NOTHING, show_progress
 
 if TYPE_CHECKING:
+    from gpumemwidget.recording.monitor import Monitor
     from gpumemwidget.session.session import Session
     from gpumemwidget.session.tracer import Tracer
-    from gpumemwidget.widgets.live_chart import LiveChart
 
-__all__ = ["MemtraceLine", "Outputs"]
+#: Seconds until a running cell shows its report, and at least between two states of it.
+_LIVE_EVERY_S = 1.0
+#: A state is worth a new one when this share of the cell's time has passed: less is not seen.
+_LIVE_EVERY_SHARE = 0.01
+#: Maximum number of samples that the report of a running cell is drawn from.
+_MAX_LIVE_SAMPLES = 1000
 
 _LINE = re.compile(r"%%memtrace(?![\w?])[ \t]*(?P<options>.*?)[ \t]*\r?\n?")
 _IDENTIFIER = re.compile(r"[^\W\d]")
@@ -186,8 +193,65 @@ class Outputs:
                 _display(report)
 
 
+class _LiveReport:
+    """The report of a cell while it runs, updated on the sampler's thread.
+
+    It is a static output, so a page whose kernel dies keeps the last state. A short cell has none.
+    """
+
+    def __init__(self, monitor: Monitor, device: str | None) -> None:
+        self._monitor = monitor
+        self._device = device
+        self._due_s = _LIVE_EVERY_S
+        # By the context of the cell its output is found, also from another thread.
+        self._context = copy_context()
+        self._output: Any = None
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._stop_listening = monitor.sampled.add(self._follow)
+
+    def close(self) -> None:
+        """Take the output away."""
+        self._stop_listening()
+        with self._lock:
+            self._is_closed = True
+            if self._output is not None:
+                self._output.update(NOTHING, raw=True)
+
+    def _follow(self, samples: Sequence[Sample]) -> None:
+        cell = self._monitor.running
+        if cell is None:
+            return
+        elapsed_s = samples[-1].time_s - cell.start_s
+        if elapsed_s < self._due_s:
+            return
+        self._due_s = elapsed_s + max(_LIVE_EVERY_S, _LIVE_EVERY_SHARE * elapsed_s)
+        report = self._describe(cell, samples[-1])
+        with self._lock:
+            if self._is_closed:
+                return
+            if self._output is None:
+                self._output = self._context.run(_display, report, display_id=True)
+            else:
+                self._output.update(report)
+
+    def _describe(self, cell: RunningCell, last: Sample) -> object:
+        from gpumemwidget.report.cell import report_unfinished  # noqa: PLC0415 - when needed
+
+        record = build_record(
+            cell,
+            last.readings,
+            end_s=last.time_s,
+            status="interrupted",
+            known_devices=[reading.device for reading in cell.before],
+        )
+        samples = thin_samples(self._monitor.history.samples(cell.start_s), _MAX_LIVE_SAMPLES)
+        trace, samples = _limit_to_device(CellTrace(record, ()), samples, self._device)
+        return report_unfinished(trace.record, samples)
+
+
 class _CellTrace:
-    """One cell's live chart, trace and report."""
+    """One cell's live report, trace and report."""
 
     def __init__(
         self, shell: InteractiveShell, session: Session, request: TraceRequest, source: str
@@ -197,9 +261,7 @@ class _CellTrace:
         self._monitor = session.monitor
         self._request = request
         self._source = source
-        self._chart: LiveChart | None = None
-        self._chart_output: Any = None
-        self._copy_output: Any = None
+        self._live: _LiveReport | None = None
         self._tracer: Tracer | None = None
         self._notes: tuple[str, ...] = ()
         #: Ends the callbacks from the monitor.
@@ -211,13 +273,13 @@ class _CellTrace:
         return self._request.device is None
 
     def open(self) -> None:
-        """Begin to trace, and show the live chart where there is somebody to see it."""
+        """Begin to trace, and to show how it goes where there is somebody to see it."""
         self._monitor.want_samples(self)
         try:
             self._prepare()
         finally:
             if self._request.live and _can_show_live(self._shell):
-                self._show_chart()
+                self._live = _LiveReport(self._monitor, self._request.device)
             # Last, so that nothing of ours comes between its readings and the cell.
             self._listening.callback(self._monitor.cell_started.add(lambda _: self._begin()))
             self._listening.callback(self._monitor.cell_ended.add(lambda _: self._stop_tracing()))
@@ -229,7 +291,7 @@ class _CellTrace:
             self._tracer.stop()
 
     def close(self, record: CellRecord | None, *, has_run: bool) -> None:
-        """Take the live chart away, and show the report below what the cell has displayed.
+        """Take the live report away, and show the last one below what the cell has displayed.
 
         Displayed anew, so that it is there also if the cell has cleared its output.
         """
@@ -240,11 +302,11 @@ class _CellTrace:
             if record is not None and has_run:
                 for thing in self._describe_or_stop(record):
                     _display(thing)
-            elif has_run and self._chart is not None:
+            elif has_run and self._live is not None:
                 _display(_Text("%%memtrace: this cell was not recorded to its end"))
         finally:
-            if self._chart is not None:
-                self._remove_chart(self._chart)
+            if self._live is not None:
+                self._live.close()
 
     # -- The trace ---------------------------------------------------------------------------------
 
@@ -291,7 +353,7 @@ class _CellTrace:
             print(line)
         trace, samples = _limit_to_device(trace, samples, device)
         n_lines, depth = self._request.n_lines, self._request.depth
-        if self._chart is not None:
+        if self._live is not None:
             return list_displays(trace, samples, n_lines=n_lines, depth=depth)
         return [report_trace(trace, samples, n_lines=n_lines, depth=depth)]
 
@@ -305,12 +367,7 @@ class _CellTrace:
             self._session.shell.read_cell_numbers(),
             self._tracer.files,
         )
-        return self._tracer.describe(record, sources, self._find_names)
-
-    def _find_names(self) -> dict[str, BlockNames]:
-        if self._tracer is None or not self._tracer.needs_names:
-            return {}
-        return self._session.name_blocks()
+        return self._tracer.describe(record, sources, self._session.name_blocks)
 
     def _write(self, trace: CellTrace) -> list[str]:
         """Write the files that were asked for; return a line on what became of each."""
@@ -331,27 +388,6 @@ class _CellTrace:
             else:
                 said.append(f"trace written to {path}")
         return said
-
-    # -- The chart ---------------------------------------------------------------------------------
-
-    def _show_chart(self) -> None:
-        from gpumemwidget.widgets.live_chart import LiveChart  # noqa: PLC0415 - brings ipywidgets
-
-        self._chart = LiveChart(
-            self._monitor,
-            # IPython has counted on already: the number of this cell is the one before.
-            execution_count=self._shell.execution_count - 1,
-            device=self._request.device,
-        )
-        self._chart_output = _display(self._chart, display_id=True)
-        self._copy_output = _display(self._chart.describe_copy(), display_id=True, raw=True)
-        self._chart.on_copy = lambda bundle: self._copy_output.update(bundle, raw=True)
-
-    def _remove_chart(self, chart: LiveChart) -> None:
-        for output in (self._chart_output, self._copy_output):
-            if output is not None:
-                output.update(NOTHING, raw=True)
-        chart.close()
 
 
 class _Text:

@@ -56,7 +56,7 @@ def report_cell(record: CellRecord, samples: Sequence[Sample]) -> Report:
 
 
 def report_unfinished(record: CellRecord, samples: Sequence[Sample]) -> Report:
-    """Report what is known of a running cell, for a page that never hears of it again."""
+    """Report what is known of a running cell; a page whose kernel dies keeps it."""
     _, *blocks = list_cell_blocks(record, samples)
     blocks = _rename_after(blocks, "last reading")
     heading = (
@@ -64,8 +64,7 @@ def report_unfinished(record: CellRecord, samples: Sequence[Sample]) -> Report:
         Run("not finished", "warn"),
         Run(f"as of {format_duration(record.duration_s)}", "muted"),
     )
-    why = "The kernel ended, or this page was saved, while the cell was running."
-    return Report(Document((Heading(heading), Note(why), *blocks, *explain_marks(blocks))))
+    return Report(Document((Heading(heading), *blocks, *explain_marks(blocks))))
 
 
 def _rename_after(blocks: Sequence[Block], title: str) -> list[Block]:

@@ -1,8 +1,7 @@
 """The report of a traced cell: which line took the memory, and what made the peak.
 
 ``report_trace`` makes one report, ``list_displays`` the pieces that stand under a cell: the cell's
-own table, in place of its live chart; the timeline, which front ends with plotly draw as a figure;
-and the lines.
+own table; the timeline, which front ends with plotly draw as a figure; and the lines.
 """
 
 from __future__ import annotations
@@ -100,7 +99,6 @@ def list_displays(
 ) -> tuple[Report, ...]:
     """Return the report in pieces, one display each: the head, the timelines, the lines.
 
-    The head begins as the report of a cell does, so it can take the place of the cell's live chart.
     Without a timeline, there is only one piece.
     """
     moved = _list_moved(trace)

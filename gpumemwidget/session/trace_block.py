@@ -15,7 +15,6 @@ from gpumemwidget.errors import BadInputError, FileError, GpuMemError
 from gpumemwidget.failures import describe_exception
 from gpumemwidget.model.cells import CellRecord, Status
 from gpumemwidget.model.devices import Reading, Sample
-from gpumemwidget.model.ownership import BlockNames
 from gpumemwidget.model.requests import TraceRequest
 from gpumemwidget.model.traces import CellTrace, DeviceTrace, HostLines
 from gpumemwidget.recording.cells import RunningCell, build_record
@@ -250,7 +249,8 @@ class _RunningBlock:
         if self._monitor is not None:
             self.samples = self._monitor.samples_of(record)
         sources = find_block_sources(self._filename, self._read_numbers())
-        trace = self._tracer.describe(record, sources, self._find_names)
+        find_names = None if self._session is None else self._session.name_blocks
+        trace = self._tracer.describe(record, sources, find_names)
         return dataclasses.replace(trace, notes=(*notes, *trace.notes))
 
     def _unwant_samples(self) -> None:
@@ -282,11 +282,6 @@ class _RunningBlock:
 
     def _read_numbers(self) -> Mapping[str, int]:
         return {} if self._session is None else self._session.shell.read_cell_numbers()
-
-    def _find_names(self) -> dict[str, BlockNames]:
-        if self._session is None or not self._tracer.needs_names:
-            return {}
-        return self._session.name_blocks()
 
 
 def _run_to_end(work: Callable[[], _T]) -> _T:

@@ -183,11 +183,6 @@ class Tracer:
         """Return the files whose lines were read, the cell's first; ``()`` if none were."""
         return () if self._readings is None else self._readings.files
 
-    @property
-    def needs_names(self) -> bool:
-        """True if allocators were traced, so that the owners of their blocks are worth a look."""
-        return bool(self._traces)
-
     def describe(
         self,
         record: CellRecord,
@@ -199,9 +194,11 @@ class Tracer:
         Args:
             record: the cell's, or the block's.
             sources: the files of the cell and of other cells.
-            find_names: returns what the blocks are for.
+            find_names: returns what the allocators' blocks are for.
         """
-        names = {} if find_names is None else self._guard("the names", find_names) or {}
+        names = {}
+        if self._traces and find_names is not None:
+            names = self._guard("the names", find_names) or {}
         devices = []
         for trace in self._traces:
             if self._device in (None, trace.device):

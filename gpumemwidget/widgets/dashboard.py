@@ -3,6 +3,13 @@
 The dashboard is an anywidget that draws with plotly.js in the browser. The kernel sends each sample
 as a small binary message; a page that joins late, or is loaded anew, gets all that it needs with
 the widget's state, which is put together when somebody asks for it.
+
+What a saved notebook shows when the kernel is gone is a static copy. JupyterLab prefers a widget to
+any HTML in the same output, and draws "Error displaying widget" where the widget's kernel is gone.
+So the copy is an output of its own, directly below the widget's. While the widget lives, its view
+hides the copy with a style sheet; where there is no view, the copy's own style sheet hides the
+output above it. A notebook that is not trusted draws no widget and keeps no style sheet: there the
+widget's output shows its text, which is empty, and the copy is shown as it is.
 """
 
 from __future__ import annotations
@@ -11,6 +18,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from string import Template
 from typing import Any
 
 import anywidget
@@ -34,16 +42,23 @@ from gpumemwidget.widgets.messages import (
     describe_failure,
 )
 from gpumemwidget.widgets.panel import CELL_PAUSE_S, schedule_on_main
-from gpumemwidget.widgets.static_copies import NOTHING, wrap_copy
+from gpumemwidget.widgets.progress_line import NOTHING
 from gpumemwidget.widgets.variables_panel import VariablesPanel
-
-__all__ = ["Dashboard", "open_dashboard"]
 
 #: IPython publishes no types for these.
 _display: Any = display
 _new_handle: Any = DisplayHandle
 #: Number of cells in the dashboard's static copy, the last ones.
 _N_STATIC_CELLS = 10
+#: JupyterLab, Notebook 7 and nbconvert give an output the class ``jp-OutputArea-child``, and what
+#: it draws ``jp-OutputArea-output``; that of a widget which can't be drawn has ``jupyter-widgets``.
+#: While JupyterLab still loads the widget, the copy waits a moment, so that nothing flickers.
+_COPY_STYLE = Template(
+    ".jp-OutputArea-child:has(+ .jp-OutputArea-child .$copy):not(:has(.$view)){display:none}"
+    ".jp-OutputArea-child:has(> .jp-OutputArea-output:not(.jp-RenderedText,.jupyter-widgets))"
+    " + .jp-OutputArea-child .$copy{animation:gmw-wait 2s}"
+    "@keyframes gmw-wait{from,99%{height:0;opacity:0;overflow:hidden}}"
+)
 #: A device whose counters moved by less is no reason for a new copy: the host's always move.
 _COPY_STEP_BYTES = 1024**2
 
@@ -185,7 +200,8 @@ class Dashboard(anywidget.AnyWidget):
     def _describe_copy(self, devices: Sequence[DeviceReport] | None = None) -> dict[str, str]:
         static = self._report_static(devices)
         copy_class = f"gmw-copy-{self.dashboard_id}"
-        html = wrap_copy(static.html, copy_class=copy_class, view_class="gmd")
+        style = _COPY_STYLE.substitute(copy=copy_class, view="gmd")
+        html = f'<div class="{copy_class}"><style>{style}</style>{static.html}</div>'
         return {"text/html": html, "text/plain": static.text}
 
     def _report_static(self, devices: Sequence[DeviceReport] | None = None) -> Report:

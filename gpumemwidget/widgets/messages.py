@@ -23,7 +23,6 @@ from gpumemwidget.recording.cells import RunningCell
 
 __all__ = [
     "CARD_REQUESTS",
-    "CHART_REQUESTS",
     "DASHBOARD_REQUESTS",
     "MOST_VARIABLES",
     "Message",
@@ -118,9 +117,6 @@ DASHBOARD_REQUESTS: Requests = {
     "sum": {"view": _TEXT, "id": _TEXT, "names": _NAMES},
     "release": {"id": _TEXT, "names": _NAMES, "keep": _FLAG},
 }
-
-#: Requests of a live chart.
-CHART_REQUESTS: Requests = {"snapshot": DASHBOARD_REQUESTS["snapshot"]}
 
 #: Requests of the buttons on the cards of OOMs.
 CARD_REQUESTS: Requests = {"hello": {}, "do": {"card": _TEXT, "way": _COUNT}}

@@ -20,9 +20,9 @@ from IPython.display import display as display_anew
 
 from gpumemwidget.progress import Progress, listen
 from gpumemwidget.report.wording.words import format_progress
-from gpumemwidget.widgets.static_copies import NOTHING
 
-__all__ = ["WorkInterrupt", "display", "show_progress", "tell_progress"]
+#: An output that takes no room in a page.
+NOTHING = {"text/plain": "", "text/html": ""}
 
 #: Seconds of work before its progress is shown, and seconds between two figures.
 _PATIENCE_S = 0.5

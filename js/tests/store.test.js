@@ -40,8 +40,6 @@ test("a device that is touched later is unknown before", () => {
   store.addRows(["cuda:0", "cuda:1"], pack(2, 11, 11, 11, 11, 5, 5, 5, 5));
 
   assert.deepEqual(store.columns.get("cuda:1").allocated, [NaN, 5]);
-  assert.equal(store.figuresAt("cuda:1", 1), null);
-  assert.equal(store.figuresAt("cuda:1", 2).allocated, 5);
 });
 
 test("a figure that was not read stands as the one before, and is no zero", () => {

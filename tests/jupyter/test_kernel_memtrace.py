@@ -236,46 +236,32 @@ def test_code_can_call_the_magic(notebook: Notebook) -> None:
 # -- The outputs -----------------------------------------------------------------------------------
 
 
-def test_the_chart_lives_while_the_cell_runs_and_the_report_comes_below(
-    notebook: Notebook,
-) -> None:
-    """Readings arrive in mid-cell; what is left is static, and nothing waits in the kernel."""
-    before = notebook.evaluate(_COMMS)
+def test_a_running_cell_shows_its_report_and_the_last_one_comes_below(notebook: Notebook) -> None:
+    """From its first second on, in mid-cell; in the end its place is empty."""
+    cell = notebook.run("%%memtrace\nimport time\nprint('first')\ntime.sleep(1.6)\nprint('last')")
 
-    cell = notebook.run("%%memtrace\nimport time\nprint('first')\ntime.sleep(0.6)\nprint('last')")
-
-    (shown,) = [m for m in cell.list_messages("display_data") if _WIDGET in m["content"]["data"]]
-    assert shown["content"]["data"]["text/plain"] == ""
-    copy = cell.list_messages("display_data")[1]["content"]["data"]
-    assert "not finished" in copy["text/html"]
-    # The chart and its copy are taken away.
-    updates = cell.list_messages("update_display_data")
-    assert [set(each["content"]["data"].values()) for each in updates] == [{""}, {""}]
-    contents = [m["content"]["data"].get("content", {}) for m in cell.list_messages("comm_msg")]
-    assert [each.get("kind") for each in contents].count("rows") >= 3
-    assert cell.kinds[:4] == ["display_data", "display_data", "stream", "display_data"]
+    shown = cell.list_messages("display_data")[0]["content"]["data"]
+    assert re.match(r"In \[\d+\] · not finished · as of 1\.\d+ s", shown["text/plain"])
+    assert "<svg" in shown["text/html"] or "gmw-t" in shown["text/html"]
+    *_, last = cell.list_messages("update_display_data")
+    assert set(last["content"]["data"].values()) == {""}
+    assert cell.kinds[:4] == ["stream", "display_data", "stream", "display_data"]
     assert len(_find_report(cell)["text/html"]) < 10_000
-    assert notebook.evaluate(_COMMS) == before
+    assert not cell.list_messages("comm_open")
     assert notebook.evaluate("gpumemwidget.monitor().is_sampling") is False
 
 
-_COMMS = "len(__import__('comm').get_comm_manager().comms)"
+def test_a_short_cell_leaves_its_report_alone(notebook: Notebook) -> None:
+    cell = notebook.run("%%memtrace\nprint('first')\n42")
 
-
-def test_the_opening_message_is_bounded(notebook: Notebook) -> None:
-    """It has the widgets' script and style sheet, and not plotly.js."""
-    cell = notebook.run("%%memtrace\n1")
-
-    opening = [m for m in cell.list_messages("comm_open") if "_esm" in str(m["content"])]
-    assert len(opening) == 1
-    assert len(str(opening[0]["content"])) < 150_000
+    assert cell.kinds == ["stream", "execute_result", "display_data"]
+    assert _find_report(cell)
 
 
 def test_no_live_shows_the_report_alone(notebook: Notebook) -> None:
-    cell = notebook.run("%%memtrace --no-live\nprint('first')\n42")
+    cell = notebook.run("%%memtrace --no-live\nimport time\ntime.sleep(1.3)")
 
-    assert not cell.list_messages("comm_open")
-    assert cell.kinds == ["stream", "execute_result", "display_data"]
+    assert cell.kinds == ["display_data"]
     assert _find_report(cell)
 
 
@@ -306,29 +292,6 @@ def test_the_report_survives_the_users_clear_output(
     assert _list_others(cell) == others
 
 
-def test_a_cell_without_widgets_gets_its_report(notebook: Notebook) -> None:
-    """If anywidget is broken the cell runs, one line says what failed, and the report comes."""
-    notebook.run(
-        "import sys\nlive = sys.modules.pop('gpumemwidget.widgets.live_chart', None)\n"
-        "real = sys.modules.get('anywidget')\nsys.modules['anywidget'] = None"
-    )
-
-    cell = notebook.run("%%memtrace\nx = 42\nx")
-    again = notebook.run("%%memtrace\nx")
-
-    notebook.run(
-        "sys.modules['anywidget'] = real; sys.modules.pop('anywidget' if real is None else '')"
-    )
-    notebook.run("import importlib, anywidget")
-    assert cell.status == "ok"
-    assert _find_report(cell)
-    (stderr,) = [o["text"] for o in cell.outputs if o.get("name") == "stderr"]
-    assert stderr.startswith("gpumemwidget: preparing a cell's output failed")
-    assert len(stderr.splitlines()) == 1
-    assert not [o for o in again.outputs if o.get("name") == "stderr"]
-    assert _find_report(again)
-
-
 def test_a_line_under_every_cell(notebook: Notebook) -> None:
     """From the cell behind ``%memtrace on`` to the one before ``%memtrace off``."""
     cells = [
@@ -341,9 +304,8 @@ def test_a_line_under_every_cell(notebook: Notebook) -> None:
     assert "host" in lines[1][0]
 
 
-def test_unloading_in_a_traced_cell_leaves_no_dead_chart(notebook: Notebook) -> None:
+def test_unloading_in_a_traced_cell_is_said(notebook: Notebook) -> None:
     cell = notebook.run("%%memtrace\n%unload_ext gpumemwidget")
     notebook.run("%load_ext gpumemwidget")
 
-    assert not any(_WIDGET in output.get("data", {}) for output in cell.outputs)
     assert "was not recorded to its end" in cell.text

@@ -246,7 +246,7 @@ def test_a_host_s_report_is_one_piece() -> None:
 
 
 def test_displays_are_the_report_in_pieces() -> None:
-    """The head as the live chart shows it, the timeline, the lines; nothing twice."""
+    """The head, the timeline, the lines; nothing twice."""
     trace = make_trace()
 
     head, timeline, lines = list_displays(trace, [])
