@@ -48,17 +48,6 @@ from gpumemwidget.ownership.source_lines import format_allocation
 from gpumemwidget.ownership.variables import describe_rows
 from gpumemwidget.units import format_bytes
 
-__all__ = [
-    "Purposes",
-    "describe_briefly",
-    "has_backward_beside",
-    "may_read_graphs",
-    "name_blocks",
-    "take_block_account",
-    "take_memory_account",
-    "take_running_account",
-]
-
 #: For each device the kinds and paths of its blocks, by their addresses.
 _Names = dict[str, dict[int, tuple[MemoryKind, str]]]
 
@@ -479,8 +468,6 @@ class Purposes:
         ):
             if not places.isdisjoint(tensors):
                 return word  # type: ignore[return-value]  # the words are the kinds'
-        if storage in self._graph.unseen:
-            return "gradient"
         if self._paths.passes_graph(storage):
             return "saved for backward"
         root = self._paths.find_root(storage)

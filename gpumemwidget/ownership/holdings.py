@@ -35,17 +35,6 @@ from gpumemwidget.ownership.other_holders import (
 from gpumemwidget.ownership.paths import Paths, Root
 from gpumemwidget.ownership.shell import Shell, ShellReference
 
-__all__ = [
-    "ELSEWHERE",
-    "Account",
-    "Groups",
-    "Row",
-    "Scope",
-    "spread_marks",
-    "sum_storages",
-    "take_account",
-]
-
 #: How far a walk looks. ``names``: as far as the rows lead; it is not noticed that something else
 #: holds an autograd graph too, for that takes a look at every object of the process. ``process``:
 #: with that look. ``surroundings``: it is also found out what holds what no row reaches.
@@ -287,7 +276,7 @@ def take_account(
         outer.extend(found)
         elsewhere.extend(list_held_elsewhere(graph, {}, since=n_known))
     elsewhere.extend(root.place for root in outer if root.kind != "nowhere")
-    if scope != "running" and needs_outside(graph, is_thorough=scope != "names"):
+    if scope not in ("names", "running") and needs_outside(graph):
         if outside is None:
             outside = [] if graph.is_late(ahead_s) else list_outside(graph)
         elsewhere.extend(list_seen_from_outside(graph, outside))
