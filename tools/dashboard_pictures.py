@@ -39,10 +39,14 @@ stage = Stage({{n_devices}}, n_used={{n_used}})
 stage.set()
 %load_ext gpumemwidget
 """
-_PLAY = """
+_SHARED = """
 import time
-from gpumemwidget.testing import play_scene, replay
-gpus = replay(play_scene({n_devices}, {kind!r}, n_steps=40), clock=time.monotonic)
+from gpumemwidget.testing import simulate_gpus
+gpus = simulate_gpus(2)
+for index in range(2):
+    gpus.allocate(30 << 30, index)
+gpus.driver.set_process(2**30, 5 << 30, name="python serve.py")
+gpus.driver.set_process(2**30 + 1, 2 << 30, 1, name="python rank.py", relation="child")
 %load_ext gpumemwidget
 """
 _FILL = "for n in range({n}): stage.train(n, scale=1 - n / 10)"
@@ -243,10 +247,6 @@ def _stage(n_devices: int, n_used: int, *cells: str) -> tuple[str, ...]:
     return (_STAGE.format(n_devices=n_devices, n_used=n_used), "%memdash", *cells)
 
 
-def _play(kind: str, act: Callable[[Notebook], None] = _device) -> Scene:
-    return Scene((_PLAY.format(n_devices=2, kind=kind), "%memdash", "time.sleep(5)"), act)
-
-
 _HOST_CELLS = (_LOAD, "%memdash", _MODEL, _TRAIN.format(n_steps=10), _FAIL, _SHOW)
 _GPU_CELLS = (
     "%memdash",
@@ -271,13 +271,10 @@ SCENES: dict[str, Scene] = {
     "device-empty": Scene(_stage(1, 0), _device_empty),
     "device": Scene(_stage(1, 1, _FILL.format(n=1)), _device),
     "device-busy": Scene(_stage(1, 1, _FILL.format(n=1), _LAUNCH), _device_busy),
-    "device-host": _play("plain", _device_host),
+    "device-host": Scene((_SHARED, "%memdash", "time.sleep(5)"), _device_host),
     "device-untouched": Scene(_stage(2, 1, _FILL.format(n=1)), _device_untouched),
     "device-eight": Scene(_stage(8, 6, f"{_FILL.format(n=6)}\nstage.lost.add('cuda:6')"), _device),
-    "lost": _play("lost GPU", _device_lost),
-    "no-permission": _play("no permission"),
-    "mig": _play("MIG"),
-    "host-pids": _play("host PIDs"),
+    "lost": Scene((_SHARED, "%memdash", "gpus.driver.lose(1)\ntime.sleep(5)"), _device_lost),
     "traced": Scene((_LOAD, _MODEL, _TRACED), _traced, ".jp-OutputArea:has(.gmw)"),
 }
 

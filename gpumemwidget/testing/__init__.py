@@ -12,34 +12,25 @@ docs/testing.md has examples. Files of recordings need the extra ``testing``.
 """
 
 from gpumemwidget.testing.allocator import DeviceFullError
-from gpumemwidget.testing.driver import DriverKind, SimulatedDriver, SimulatedProcesses
+from gpumemwidget.testing.driver import SimulatedDriver
 from gpumemwidget.testing.gpus import SimulatedGpus
 from gpumemwidget.testing.machine import ReplayedMachine, SimulatedMachine, replay, simulate_gpus
 from gpumemwidget.testing.player import RecordingPlayer, ReplayBackend, ReplayMonitor
 from gpumemwidget.testing.recorder import Recorder
 from gpumemwidget.testing.recording import (
     AllocatorEvent,
-    Change,
     Event,
     Recording,
+    Surroundings,
     load_recording,
     save_recording,
 )
-from gpumemwidget.testing.script import (
-    SceneKind,
-    ScriptRunner,
-    Step,
-    demo_script,
-    play_scene,
-    play_script,
-)
+from gpumemwidget.testing.script import Step, demo_script, play_script
 from gpumemwidget.testing.torch_module import simulate_torch
 
 __all__ = [
     "AllocatorEvent",
-    "Change",
     "DeviceFullError",
-    "DriverKind",
     "Event",
     "Recorder",
     "Recording",
@@ -47,16 +38,13 @@ __all__ = [
     "ReplayBackend",
     "ReplayMonitor",
     "ReplayedMachine",
-    "SceneKind",
-    "ScriptRunner",
     "SimulatedDriver",
     "SimulatedGpus",
     "SimulatedMachine",
-    "SimulatedProcesses",
     "Step",
+    "Surroundings",
     "demo_script",
     "load_recording",
-    "play_scene",
     "play_script",
     "replay",
     "save_recording",

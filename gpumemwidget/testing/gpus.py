@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.model.segments import Frame
 from gpumemwidget.testing.allocator import CachingAllocator, SimulatedBlock, Statistic
 
 __all__ = ["SimulatedGpus", "SimulatedPinnedMemory"]
@@ -37,28 +35,25 @@ class SimulatedGpus:
     Args:
         n_devices: the number of GPUs.
         total_bytes: the memory of each.
-        clock_ns: returns nanoseconds since the epoch, for the history.
         expandable: whether segments grow, as with ``expandable_segments:True``.
-        name: what each GPU is called.
 
     Attributes:
         pinned: the process's pinned host memory.
         name: what each GPU is called.
     """
 
+    name = "Simulated GPU"
+
     def __init__(
         self,
         n_devices: int = 1,
         *,
         total_bytes: int = 80 * 1024**3,
-        clock_ns: Callable[[], int] = time.time_ns,
         expandable: bool = False,
-        name: str = "Simulated GPU",
     ) -> None:
         self.pinned = SimulatedPinnedMemory()
-        self.name = name
         self._is_expandable = expandable
-        self._history = SimulatedHistory(n_devices, clock_ns)
+        self._history = SimulatedHistory(n_devices)
         self._allocators = [
             CachingAllocator(total_bytes, is_expandable=expandable) for _ in range(n_devices)
         ]
@@ -75,15 +70,8 @@ class SimulatedGpus:
         with self._lock:
             self._touched.add(self._find_index(device))
 
-    def allocate(
-        self, n_bytes: int, device: int | str = 0, *, stack: tuple[Frame, ...] | None = None
-    ) -> int:
+    def allocate(self, n_bytes: int, device: int | str = 0) -> int:
         """Allocate a block, and return the handle that ``free`` takes.
-
-        Args:
-            n_bytes: the size.
-            device: the GPU.
-            stack: the frames that a history notes, innermost first; Python's own, if not given.
 
         Raises:
             BadInputError: the size is not positive, or there is no such GPU.
@@ -91,37 +79,33 @@ class SimulatedGpus:
         """
         if n_bytes <= 0:
             raise BadInputError(f"can't allocate {n_bytes} bytes: ask for at least 1")
-        with self._lock, self._history.running(stack):
+        with self._lock:
             allocator = self._use(device)
             block = allocator.allocate(n_bytes)
             handle, self._next_handle = self._next_handle, self._next_handle + 1
             self._blocks[handle] = (allocator, block)
             return handle
 
-    def free(self, handle: int, *, stack: tuple[Frame, ...] | None = None) -> None:
-        """Give a block back to its GPU's cache.
-
-        Args:
-            handle: what ``allocate`` returned.
-            stack: the frames that a history notes, as for ``allocate``.
+    def free(self, handle: int) -> None:
+        """Give a block, by what ``allocate`` returned, back to its GPU's cache.
 
         Raises:
             BadInputError: there is no such block, or it was freed already.
         """
-        with self._lock, self._history.running(stack):
+        with self._lock:
             allocator, block = self._find_block(handle)
             del self._blocks[handle]
             allocator.free(block)
 
-    def empty_cache(self, *, stack: tuple[Frame, ...] | None = None) -> None:
+    def empty_cache(self) -> None:
         """Give unused memory of every GPU back, as ``torch.cuda.empty_cache`` does."""
-        with self._lock, self._history.running(stack):
+        with self._lock:
             for allocator in self._allocators:
                 allocator.empty_cache()
 
-    def oom(self, device: int | str = 0, *, stack: tuple[Frame, ...] | None = None) -> None:
+    def oom(self, device: int | str = 0) -> None:
         """Have an allocation fail: a retry and an out-of-memory error are counted."""
-        with self._lock, self._history.running(stack):
+        with self._lock:
             allocator = self._use(device)
             allocator.retry()
             allocator.fail()
@@ -210,7 +194,7 @@ class SimulatedGpus:
         with self._lock:
             return self._allocators[self._find_index(device)].to_stats()
 
-    def snapshot(self, *, include_traces: bool = True) -> list[dict[str, Any]]:  # noqa: ARG002 - PyTorch's parameter
+    def snapshot(self) -> list[dict[str, Any]]:
         """Return the segments of all GPUs as ``torch.cuda.memory_snapshot`` does."""
         segments: list[dict[str, Any]] = self.take_snapshot()["segments"]
         return segments
@@ -273,20 +257,16 @@ class SimulatedHistory:
 
     Args:
         n_devices: the number of GPUs.
-        clock_ns: returns nanoseconds since the epoch.
     """
 
-    def __init__(self, n_devices: int, clock_ns: Callable[[], int] = time.time_ns) -> None:
-        self._clock_ns = clock_ns
+    def __init__(self, n_devices: int) -> None:
         self._events: list[deque[dict[str, Any]]] = [deque() for _ in range(n_devices)]
         self._enabled: str | None = None
         self._context: str | None = None
         #: The stacks of live blocks, by device and address.
         self._stacks: dict[tuple[int, int], list[dict[str, Any]]] = {}
         #: PyTorch gives the same dictionary for the same frame, and so does this history.
-        self._raw_frames: dict[Frame, dict[str, Any]] = {}
-        #: The stack that the caller says is running; ``None``: take Python's.
-        self._given_stack: tuple[Frame, ...] | None = None
+        self._frames: dict[tuple[str, int, str], dict[str, Any]] = {}
 
     @property
     def is_on(self) -> bool:
@@ -303,15 +283,6 @@ class SimulatedHistory:
             deque(() if enabled is None or clear else events, maxlen=max_entries)
             for events in self._events
         ]
-
-    @contextlib.contextmanager
-    def running(self, stack: tuple[Frame, ...] | None) -> Iterator[None]:
-        """Note ``stack`` with the events of a ``with`` block; ``None``: what Python is running."""
-        self._given_stack = stack
-        try:
-            yield
-        finally:
-            self._given_stack = None
 
     def note(self, index: int, action: str, address: int, n_bytes: int, stream: int) -> None:
         """Keep one event of device ``index``, if the history is on."""
@@ -332,7 +303,7 @@ class SimulatedHistory:
                 ("device_free" if action == "oom" else "addr"): address,
                 "size": n_bytes,
                 "stream": stream,
-                "time_us": self._clock_ns() // 1000,
+                "time_us": time.time_ns() // 1000,
             }
             if action != "snapshot":
                 event["frames"] = stack
@@ -347,22 +318,16 @@ class SimulatedHistory:
         return [list(events) for events in self._events]
 
     def _take_stack(self) -> list[dict[str, Any]]:
-        stack = self._given_stack
-        if stack is None:
-            frames = []
-            frame: Any = sys._getframe(1)  # noqa: SLF001 - inspect's public way reads all sources
-            while frame is not None:
-                code = frame.f_code
-                if not code.co_filename.startswith(_OWN_FOLDER):
-                    frames.append(Frame(code.co_filename, frame.f_lineno, code.co_name))
-                frame = frame.f_back
-            stack = tuple(frames)
-        return [
-            self._raw_frames.setdefault(
-                each, {"name": each.function, "filename": each.filename, "line": each.line}
-            )
-            for each in stack
-        ]
+        """Return the program's frames, innermost first."""
+        frames = []
+        frame: Any = sys._getframe(1)  # noqa: SLF001 - inspect's public way reads all sources
+        while frame is not None:
+            name, filename, line = frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno
+            if not filename.startswith(_OWN_FOLDER):
+                raw = {"name": name, "filename": filename, "line": line}
+                frames.append(self._frames.setdefault((filename, line, name), raw))
+            frame = frame.f_back
+        return frames
 
 
 class SimulatedPinnedMemory:

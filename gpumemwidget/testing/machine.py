@@ -63,12 +63,8 @@ class SimulatedMachine(_Place, SimulatedGpus):
     """
 
     def __init__(self, n_devices: int, *, total_bytes: int, expandable: bool) -> None:
-        super().__init__(
-            n_devices,
-            total_bytes=SimulatedDriver.leave_for_pytorch(total_bytes),
-            expandable=expandable,
-        )
-        self.driver = SimulatedDriver(self, total_bytes)
+        super().__init__(n_devices, total_bytes=total_bytes, expandable=expandable)
+        self.driver = SimulatedDriver(self)
         self.torch: ModuleType = simulate_torch(self, version="2.13.0")
         self.take()
 
@@ -108,7 +104,7 @@ def simulate_gpus(
 
     Args:
         n_devices: the number of GPUs.
-        total_bytes: the memory of each, of which the driver keeps a small part.
+        total_bytes: the memory of each.
         expandable: whether segments grow, as with ``expandable_segments:True``.
 
     Returns:

@@ -12,7 +12,8 @@ import time
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 from gpumemwidget.backends.cuda.snapshot import StackTable
@@ -33,7 +34,7 @@ from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
 from gpumemwidget.testing.recording import AllocatorEvent, Event, Recording, Surroundings
 
-__all__ = ["RecordingPlayer", "ReplayBackend", "ReplayMonitor", "ReplayProcesses"]
+__all__ = ["RecordingPlayer", "ReplayBackend", "ReplayMonitor"]
 
 _NO_HISTORY = (
     "this recording holds no history of the allocator: record one with "
@@ -56,14 +57,12 @@ class RecordingPlayer:
         self._clock = clock
         self._start_s = 0.0 if clock is None else clock()
         self._times_s = [event.time_s - recording.events[0].time_s for event in recording.events]
-        #: Whole devices and their surroundings at each event.
-        self._wholes: list[tuple[Mapping[str, DeviceUse], Surroundings]] = []
-        uses: dict[str, DeviceUse] = {}
-        surroundings = Surroundings()
-        for event in recording.events:
-            uses = {**uses, **{use.device: use for use in event.uses}}
-            surroundings = surroundings.apply(event.change)
-            self._wholes.append((uses, surroundings))
+        surroundings = accumulate(
+            recording.events,
+            lambda before, event: event.surroundings or before,
+            initial=Surroundings(),
+        )
+        self._surroundings = tuple(surroundings)[1:]
         self._position = 0
         self._lock = threading.Lock()
 
@@ -92,14 +91,9 @@ class RecordingPlayer:
         return self.recording.events[self.position]
 
     @property
-    def uses(self) -> Mapping[str, DeviceUse]:
-        """The whole devices at the position."""
-        return self._wholes[self.position][0]
-
-    @property
     def surroundings(self) -> Surroundings:
-        """Return the processes, pinned memory and limits at the position."""
-        return self._wholes[self.position][1]
+        """The processes, pinned memory and limits at the position."""
+        return self._surroundings[self.position]
 
     def advance(self, n_events: int = 1) -> int:
         """Go on by some events, to the last at most; return by how many.
@@ -118,60 +112,38 @@ class RecordingPlayer:
 # -- Counters --------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Peaks:
-    """The highest values of one device's counters since some event.
+#: From the surest kind of peak to the least sure.
+_KINDS: tuple[PeakIs, ...] = ("exact", "at least", "sampled")
 
-    Peaks of a counter for which none was recorded stay unknown.
-    """
 
-    allocated_bytes: int | None
-    reserved_bytes: int | None
-    is_exact: bool
+def _begin_peaks(reading: Reading) -> Reading:
+    """Return a reading whose peaks begin with it, where peaks are recorded at all."""
+    has_allocated = reading.allocated_peak_bytes is not None
+    has_reserved = reading.reserved_peak_bytes is not None
+    return replace(
+        reading,
+        allocated_peak_bytes=reading.allocated_bytes if has_allocated else None,
+        reserved_peak_bytes=reading.reserved_bytes if has_reserved else None,
+        peak_is=None if reading.peak_is is None else "exact",
+    )
 
-    @classmethod
-    def begin(cls, reading: Reading) -> _Peaks:
-        """Begin with what stands, where peaks are recorded at all."""
-        has_peaks = reading.peak_is is not None
-        return cls(
-            reading.allocated_bytes if reading.allocated_peak_bytes is not None else None,
-            reading.reserved_bytes if reading.reserved_peak_bytes is not None else None,
-            is_exact=has_peaks,
-        )
 
-    def include(self, reading: Reading) -> None:
-        """Go on to a reading with the peaks since the event before."""
-        self.allocated_bytes = _find_higher(self.allocated_bytes, reading.allocated_peak_bytes)
-        self.reserved_bytes = _find_higher(self.reserved_bytes, reading.reserved_peak_bytes)
-        self.is_exact = self.is_exact and reading.peak_is in ("exact", None)
+def _go_on(before: Reading, reading: Reading) -> Reading:
+    """Return the next event's reading with the peaks since those of ``before`` began."""
+    kinds = [kind for kind in (before.peak_is, reading.peak_is) if kind is not None]
+    return replace(
+        reading,
+        allocated_peak_bytes=_find_higher(
+            before.allocated_peak_bytes, reading.allocated_peak_bytes
+        ),
+        reserved_peak_bytes=_find_higher(before.reserved_peak_bytes, reading.reserved_peak_bytes),
+        peak_is=max(kinds, key=_KINDS.index, default=None),
+    )
 
 
 def _find_higher(one: int | None, other: int | None) -> int | None:
     known = [value for value in (one, other) if value is not None]
     return max(known, default=None)
-
-
-@dataclass(slots=True)
-class _Device:
-    """One device on its way through a recording."""
-
-    reading: Reading
-    span: _Peaks
-    user: _Peaks
-    #: Kind of a peak that is not exact.
-    inexact: PeakIs = "at least"
-
-    def to_reading(self, peaks: _Peaks) -> Reading:
-        """Return the latest reading with other peaks."""
-        peak_is: PeakIs | None = "exact" if peaks.is_exact else self.inexact
-        if peaks.allocated_bytes is None and peaks.reserved_bytes is None:
-            peak_is = None
-        return replace(
-            self.reading,
-            allocated_peak_bytes=peaks.allocated_bytes,
-            reserved_peak_bytes=peaks.reserved_bytes,
-            peak_is=peak_is,
-        )
 
 
 class ReplayBackend:
@@ -186,7 +158,9 @@ class ReplayBackend:
     def __init__(self, player: RecordingPlayer) -> None:
         self.player = player
         self._lock = threading.Lock()
-        self._devices: dict[str, _Device] = {}
+        #: The readings of this position, by device: with the peaks of the span, and the user's.
+        self._span: dict[str, Reading] = {}
+        self._user: dict[str, Reading] = {}
         self._notes: list[str] = []
         #: The position up to which readings were included.
         self._included = -1
@@ -211,16 +185,14 @@ class ReplayBackend:
         """Return the readings of this position, with the peaks since the span began."""
         with self._lock:
             self._follow()
-            return tuple(each.to_reading(each.span) for each in self._list_used())
+            return self._list_in_order(self._span)
 
     def start_span(self) -> tuple[Reading, ...]:
         """Begin a span at this position, and return its readings."""
         with self._lock:
             self._follow()
-            used = self._list_used()
-            for each in used:
-                each.span = _Peaks.begin(each.reading)
-            return tuple(each.to_reading(each.span) for each in used)
+            self._span = {device: _begin_peaks(each) for device, each in self._span.items()}
+            return self._list_in_order(self._span)
 
     def end_span(self) -> tuple[Reading, ...]:
         """Return the readings of this position, with the peaks since the span began."""
@@ -230,17 +202,16 @@ class ReplayBackend:
         """Return the readings of this position, with the peaks since the recording began."""
         with self._lock:
             self._follow()
-            return tuple(each.to_reading(each.user) for each in self._list_used())
+            return self._list_in_order(self._user)
 
     def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
         """Begin the user's peaks anew, as the user's own call would; return for which devices."""
         with self._lock:
             self._follow()
-            reset = [each for each in self._devices if each != HOST]
+            reset = [each for each in self._user if each != HOST]
             reset = [each for each in reset if devices is None or each in devices]
             for each in reset:
-                device = self._devices[each]
-                device.user = _Peaks.begin(device.reading)
+                self._user[each] = _begin_peaks(self._user[each])
             return tuple(reset)
 
     def list_lost_peaks(self) -> BytesByDevice:
@@ -281,9 +252,6 @@ class ReplayBackend:
     def keep_sites(self, *, is_on: bool) -> str:  # noqa: ARG002 - the protocol's
         """Do nothing, and say so where there are GPUs."""
         return "a recording keeps the lines that it has" if self._has_gpu else ""
-
-    def release_workspaces(self) -> None:
-        """Do nothing: a recording stays what it is."""
 
     def empty_cache(self) -> None:
         """Do nothing: a recording stays what it is."""
@@ -348,10 +316,10 @@ class ReplayBackend:
 
     def _list_infos(self) -> list[DeviceInfo]:
         listed = self.player.recording.devices
-        return [info for info in listed if info.device in self._devices]
+        return [info for info in listed if info.device in self._span]
 
-    def _list_used(self) -> list[_Device]:
-        return [self._devices[info.device] for info in self._list_infos()]
+    def _list_in_order(self, readings: Mapping[str, Reading]) -> tuple[Reading, ...]:
+        return tuple(readings[info.device] for info in self._list_infos())
 
     def _follow(self) -> None:
         """Include the readings of all events up to the player's position."""
@@ -359,16 +327,10 @@ class ReplayBackend:
         while self._included < position:
             self._included += 1
             for reading in self.player.recording.events[self._included].readings:
-                device = self._devices.get(reading.device)
-                if device is None:
+                for readings in (self._span, self._user):
                     # The counters of a new device began at 0, or before the recording.
-                    device = _Device(reading, _Peaks.begin(reading), _Peaks.begin(reading))
-                    self._devices[reading.device] = device
-                device.reading = reading
-                device.span.include(reading)
-                device.user.include(reading)
-                if reading.peak_is == "sampled":
-                    device.inexact = "sampled"
+                    before = readings.get(reading.device) or _begin_peaks(reading)
+                    readings[reading.device] = _go_on(before, reading)
 
 
 def _to_columns(entries: Sequence[AllocatorEvent], shift_us: int) -> TraceEvents:
@@ -389,7 +351,7 @@ def _to_columns(entries: Sequence[AllocatorEvent], shift_us: int) -> TraceEvents
 
 
 class ReplayMonitor:
-    """The whole devices of a recording, as a ``DeviceMonitor``.
+    """The whole devices of a recording; a ``DeviceMonitor``, and a ``ProcessSource``.
 
     Args:
         player: where the recording stands.
@@ -397,13 +359,7 @@ class ReplayMonitor:
 
     def __init__(self, player: RecordingPlayer) -> None:
         self._player = player
-        self._processes = ReplayProcesses(player)
         self._is_closed = False
-
-    @property
-    def processes(self) -> ReplayProcesses:
-        """The recorded processes."""
-        return self._processes
 
     def list_infos(self) -> tuple[DeviceInfo, ...]:
         """Return what the driver listed."""
@@ -414,7 +370,8 @@ class ReplayMonitor:
 
     def read_use(self, device: str) -> DeviceUse | None:
         """Return a whole device at this position; ``None`` where it was not told."""
-        use = None if self._is_closed else self._player.uses.get(device)
+        uses = () if self._is_closed else self._player.event.uses
+        use = next((use for use in uses if use.device == device), None)
         if use is None or use.used_bytes is use.free_bytes is use.utilization_percent is None:
             return None
         return use
@@ -438,21 +395,15 @@ class ReplayMonitor:
         """List no devices any more."""
         self._is_closed = True
 
-
-class ReplayProcesses:
-    """The processes of a recording, as a ``ProcessSource``.
-
-    Args:
-        player: where the recording stands.
-    """
-
-    def __init__(self, player: RecordingPlayer) -> None:
-        self._player = player
+    @property
+    def processes(self) -> ReplayMonitor:
+        """Whose pids these are: those of the recorded processes."""
+        return self
 
     @property
     def own_pid(self) -> int:
         """The recorded process's number; 0 where the driver did not list it."""
-        return next((pid for pid, told in self._list_all().items() if told[0] == "own"), 0)
+        return next((pid for pid, told in self._list_known().items() if told[0] == "own"), 0)
 
     @property
     def are_pids_certain(self) -> bool:
@@ -461,15 +412,15 @@ class ReplayProcesses:
 
     def list_children(self) -> tuple[ChildProcess, ...]:
         """Return the children at this position."""
-        return tuple(replace(each, devices=()) for each in self._player.surroundings.children)
+        return self._player.surroundings.children
 
     def describe(
         self, pids: Collection[int], *, are_ours: bool | None
     ) -> Mapping[int, tuple[Relation, str | None]]:
         """Return what was recorded of processes."""
-        known = {} if are_ours is False else self._list_all()
+        known = {} if are_ours is False else self._list_known()
         return {pid: known.get(pid, ("other", None)) for pid in pids}
 
-    def _list_all(self) -> dict[int, tuple[Relation, str | None]]:
+    def _list_known(self) -> dict[int, tuple[Relation, str | None]]:
         listed = self._player.surroundings.processes.values()
         return {use.pid: (use.relation, use.name) for each in listed for use in each or ()}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.protocol import DeviceMonitor
-from gpumemwidget.model.devices import DeviceUse, Limit, Reading
+from gpumemwidget.model.devices import DeviceState, DeviceUse, Reading
 from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
-from gpumemwidget.testing.recording import AllocatorEvent, Change, Event, Recording, Surroundings
+from gpumemwidget.testing.recording import AllocatorEvent, Event, Recording, Surroundings
 
 __all__ = ["Recorder", "list_allocator_events"]
 
@@ -27,7 +27,7 @@ class Recorder:
     Args:
         hardware: what is recorded. The caller closes it.
         monitor: what lists the whole devices; without it, they are not recorded.
-        clock: returns seconds, counted from anywhere.
+        clock_ns: returns nanoseconds since the epoch, as the allocator's history counts them.
         about: what is recorded, and on what machine.
         max_events: from this number on, nothing more is kept.
     """
@@ -37,22 +37,21 @@ class Recorder:
         hardware: Hardware,
         monitor: DeviceMonitor | None = None,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock_ns: Callable[[], int] = time.time_ns,
         about: str = "",
         max_events: int = 100_000,
     ) -> None:
         self._hardware = hardware
         self._monitor = monitor
-        self._clock = clock
+        self._clock_ns = clock_ns
         self._max_events = max_events
-        self._start_s = clock()
+        self._start_us = clock_ns() // 1000
         self._lock = threading.Lock()
         self._recording = Recording(devices=(), visible=(), events=(), about=about)
         self._events: list[Event] = []
         self._surroundings = Surroundings()
-        #: First event of the running trace, and the recording's start in microseconds on the clock
-        #: of the allocator's history.
-        self._trace_start = (0, 0.0)
+        #: The place of the running trace's first event.
+        self._trace_start = 0
 
     @property
     def n_events(self) -> int:
@@ -78,8 +77,7 @@ class Recorder:
         """Record this moment, and each allocation from now on; return why that can't be done."""
         notes = self._hardware.start_trace(n_events=n_events)
         self.tick()
-        began_us = time.time_ns() / 1000 - (self._clock() - self._start_s) * 1e6
-        self._trace_start = (len(self._events) - 1, began_us)
+        self._trace_start = len(self._events) - 1
         return notes
 
     def end_trace(self) -> tuple[AllocatorTrace, ...]:
@@ -90,8 +88,8 @@ class Recorder:
             traces = self._hardware.end_trace()
             # If it was full before, it lacks the moment at which the traces end.
             if traces and self.n_events > n_events:
-                first, began_us = self._trace_start
-                self._events[first:] = _add_traces(self._events[first:], traces, began_us)
+                start = self._trace_start
+                self._events[start:] = _add_traces(self._events[start:], traces, self._start_us)
                 self._recording = dataclasses.replace(
                     self._recording,
                     rules=traces[0].rules,
@@ -112,60 +110,64 @@ class Recorder:
         # In the latest order: a GPU that comes into use later stands before the host.
         gone = [each for each in self._recording.devices if each.device not in infos]
         self._recording = dataclasses.replace(self._recording, devices=(*infos.values(), *gone))
-        uses, change = self._read_whole_devices()
-        time_s = round(self._clock() - self._start_s, 6)
-        self._events.append(Event(time_s, readings, uses, segments, change=change))
-
-    def _read_whole_devices(self) -> tuple[tuple[DeviceUse, ...], Change]:
-        """Return the whole devices, and what has changed on them."""
-        hardware, monitor = self._hardware, self._monitor
         states = {
-            state.info.device: state for state in hardware.take_device_states(with_segments=False)
+            state.info.device: state
+            for state in self._hardware.take_device_states(with_segments=False)
         }
-        visible = () if monitor is None else monitor.list_infos()
+        surroundings = self._read_surroundings(states)
+        is_same = bool(self._events) and surroundings == self._surroundings
+        self._surroundings = surroundings
+        # The machine's clock may be set back.
+        time_s = max(
+            self._events[-1].time_s if self._events else 0.0,
+            (self._clock_ns() // 1000 - self._start_us) / 1e6,
+        )
+        self._events.append(
+            Event(
+                time_s,
+                readings,
+                self._list_uses(states),
+                segments,
+                surroundings=None if is_same else surroundings,
+            )
+        )
+
+    def _list_uses(self, states: Mapping[str, DeviceState]) -> tuple[DeviceUse, ...]:
+        visible = () if self._monitor is None else self._monitor.list_infos()
+        uses = ((info.device, states.get(info.device)) for info in visible)
+        return tuple(
+            # A device that answers nothing is recorded as unknown.
+            DeviceUse(device, None, None, None) if state is None or state.use is None else state.use
+            for device, state in uses
+        )
+
+    def _read_surroundings(self, states: Mapping[str, DeviceState]) -> Surroundings:
+        hardware, monitor = self._hardware, self._monitor
         processes = {device: state.processes for device, state in states.items()}
         failures = {}
         if monitor is not None:
             # Only the driver's own words: a player concludes from them anew.
-            for info in visible:
+            for info in monitor.list_infos():
                 failures[info.device] = monitor.list_failures(info.device)
                 if monitor.list_processes(info.device) == ():
                     processes[info.device] = ()
-        surroundings = Surroundings(
+        return Surroundings(
             processes=processes,
             failures=failures,
-            # The devices' own records say how much children take of each.
             children=tuple(
                 dataclasses.replace(child, devices=()) for child in hardware.list_children()
             ),
             pinned=hardware.read_pinned(),
             limits=tuple(
-                Limit(
-                    each.device,
-                    each.limit_bytes,
-                    each.total_bytes,
-                    None,
-                    is_waiting=each.is_waiting,
-                    share=each.share,
-                )
-                for each in hardware.read_limits()
+                dataclasses.replace(limit, reserved_bytes=None) for limit in hardware.read_limits()
             ),
         )
-        change = surroundings.compare(self._surroundings)
-        self._surroundings = surroundings
-        uses = []
-        for info in visible:
-            state = states.get(info.device)
-            # A device that answers nothing is recorded as unknown, else its last answer would stay.
-            unknown = DeviceUse(info.device, None, None, None)
-            uses.append(unknown if state is None or state.use is None else state.use)
-        return tuple(uses), change
 
 
 def list_allocator_events(
-    events: TraceEvents, *, shift_us: float = 0.0, start: int = 0, stop: int | None = None
+    events: TraceEvents, *, start_us: int = 0, start: int = 0, stop: int | None = None
 ) -> tuple[AllocatorEvent, ...]:
-    """Return the entries from ``start`` to ``stop``, with their times moved, but not before 0."""
+    """Return the entries from ``start`` to ``stop``, with their times counted from ``start_us``."""
     columns = (
         events.actions,
         events.addresses,
@@ -180,7 +182,7 @@ def list_allocator_events(
             action=ACTIONS[action],
             address=address,
             n_bytes=n_bytes,
-            time_us=max(0, round(time_us + shift_us)),
+            time_us=max(0, time_us - start_us),
             stream=stream,
             frames=events.stack_table[stack],
         )
@@ -189,14 +191,14 @@ def list_allocator_events(
 
 
 def _add_traces(
-    events: Sequence[Event], traces: Sequence[AllocatorTrace], began_us: float
+    events: Sequence[Event], traces: Sequence[AllocatorTrace], start_us: int
 ) -> list[Event]:
     """Return events with what the allocators did before each, and their segments at both ends.
 
     Args:
         events: from the moment at which the traces start to the one at which they end.
         traces: one for each device.
-        began_us: when the recording began, on the clock of the allocator's history.
+        start_us: when the recording began, in microseconds since the epoch.
     """
     before = tuple(segment for trace in traces for segment in trace.before)
     after = tuple(segment for trace in traces for segment in trace.after)
@@ -207,12 +209,12 @@ def _add_traces(
         traced = []
         for trace in traces:
             times_us, start = trace.events.times_us, starts[trace.device]
-            until_us = began_us + event.time_s * 1e6
-            stop = len(times_us) if is_last else bisect_left(times_us, until_us, lo=start)
+            until_us = start_us + round(event.time_s * 1e6)
+            stop = len(times_us) if is_last else bisect_right(times_us, until_us, lo=start)
             starts[trace.device] = stop
             if stop > start:
                 entries = list_allocator_events(
-                    trace.events, shift_us=-began_us, start=start, stop=stop
+                    trace.events, start_us=start_us, start=start, stop=stop
                 )
                 traced.append((trace.device, entries))
         segments = after if is_last else event.segments

@@ -1,19 +1,18 @@
 """Recordings: what the memory of real or simulated devices did, as records and as a file.
 
-A file is the recording's records as JSON, compressed by gzip: ``zcat FILE`` shows it. It is read
-and written by msgspec, which holds every value to the type of its field.
+A file is the ``Recording`` as JSON, compressed by gzip: ``zcat FILE`` shows it. It is read and
+written by msgspec, which holds every value to the type of its field.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from gpumemwidget.errors import FileError, RecordingError
 from gpumemwidget.model.devices import (
@@ -26,11 +25,10 @@ from gpumemwidget.model.devices import (
     Reading,
 )
 from gpumemwidget.model.segments import Frame, Segment
-from gpumemwidget.model.traces import ACTIONS, AllocatorRules
+from gpumemwidget.model.traces import AllocatorRules
 
 __all__ = [
     "AllocatorEvent",
-    "Change",
     "Event",
     "Recording",
     "Surroundings",
@@ -58,58 +56,19 @@ class AllocatorEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """A difference to the event before; an empty field is unchanged."""
+class Surroundings:
+    """What else is on the devices, and in the process; mappings are by device."""
 
     #: The processes on a device; ``None`` where the driver does not tell.
-    processes: tuple[tuple[str, tuple[ProcessUse, ...] | None], ...] = ()
+    processes: Mapping[str, tuple[ProcessUse, ...] | None] = field(default_factory=dict)
     #: Why something of a device can't be read.
-    failures: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    #: The processes below the recorded one.
-    children: tuple[ChildProcess, ...] | None = None
+    failures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    #: The processes below the recorded one, without their devices: ``processes`` has those.
+    children: tuple[ChildProcess, ...] = ()
     #: Pinned host memory. PyTorch counts it from its first use on.
     pinned: PinnedUse | None = None
     #: The limits of the devices, without what is reserved: the readings have that.
-    limits: tuple[Limit, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """Processes, failures, children, pinned memory and limits at one event; mappings by device."""
-
-    processes: Mapping[str, tuple[ProcessUse, ...] | None] = field(default_factory=dict)
-    failures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    children: tuple[ChildProcess, ...] = ()
-    pinned: PinnedUse | None = None
     limits: tuple[Limit, ...] = ()
-
-    def apply(self, change: Change) -> Surroundings:
-        """Return what is known after a change."""
-        return Surroundings(
-            processes={**self.processes, **dict(change.processes)},
-            failures={**self.failures, **dict(change.failures)},
-            children=self.children if change.children is None else change.children,
-            pinned=self.pinned if change.pinned is None else change.pinned,
-            limits=self.limits if change.limits is None else change.limits,
-        )
-
-    def compare(self, before: Surroundings) -> Change:
-        """Return the change that leads here from ``before``."""
-        return Change(
-            processes=tuple(
-                (device, uses)
-                for device, uses in self.processes.items()
-                if uses != before.processes.get(device)
-            ),
-            failures=tuple(
-                (device, reasons)
-                for device, reasons in self.failures.items()
-                if reasons != before.failures.get(device, ())
-            ),
-            children=None if self.children == before.children else self.children,
-            pinned=None if self.pinned == before.pinned else self.pinned,
-            limits=None if self.limits == before.limits else self.limits,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +85,8 @@ class Event:
     segments: tuple[Segment, ...] | None = None
     #: Allocator events of each device since the event before, where a history was recorded.
     traced: tuple[tuple[str, tuple[AllocatorEvent, ...]], ...] = ()
-    change: Change = field(default_factory=Change)
+    #: ``None``: as at the event before.
+    surroundings: Surroundings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,24 +110,13 @@ class Recording:
 # -- Files -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """A file's content: its format's name and version, and the recording."""
-
-    format: Literal["gpumemwidget recording"]
-    version: Literal[3]
-    recording: Recording
-
-
 def encode_recording(recording: Recording) -> bytes:
     """Return a recording as JSON: what a file contains, without its compression.
 
     Raises:
         FileError: msgspec is not installed.
     """
-    msgspec = _import_msgspec()
-    content = _Content("gpumemwidget recording", 3, recording)
-    data: bytes = msgspec.json.encode(content)
+    data: bytes = _import_msgspec().json.encode(recording)
     return data
 
 
@@ -184,17 +133,11 @@ def decode_recording(data: bytes, *, source: str = "recording") -> Recording:
     """
     msgspec = _import_msgspec()
     try:
-        content: _Content = msgspec.json.decode(data, type=_Content)
+        recording: Recording = msgspec.json.decode(data, type=Recording)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        if b"gpumemwidget recording" not in data[:100]:
-            raise RecordingError(
-                f"{source} is no recording of gpumemwidget's: choose another file"
-            ) from None
-        raise RecordingError(f"{source} is damaged: {error}; record it again") from None
-    fault = next(_find_faults(content.recording), None)
-    if fault is not None:
-        raise RecordingError(f"{source} is damaged: {fault}; record it again")
-    return content.recording
+        raise _refuse(source, error) from None
+    _check_events(recording, source)
+    return recording
 
 
 def load_recording(path: str | Path) -> Recording:
@@ -206,12 +149,8 @@ def load_recording(path: str | Path) -> Recording:
     """
     try:
         data = gzip.decompress(Path(path).read_bytes())
-    except (EOFError, zlib.error):
-        raise RecordingError(f"{path} is cut short or damaged: record it again") from None
-    except gzip.BadGzipFile:
-        raise RecordingError(
-            f"{path} is no recording of gpumemwidget's: choose another file"
-        ) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise _refuse(str(path), error) from None
     except OSError as error:
         raise FileError(f"{path} can't be read: {error.strerror or error}") from error
     return decode_recording(data, source=str(path))
@@ -246,54 +185,26 @@ def _import_msgspec() -> Any:
     return msgspec
 
 
-def _find_faults(recording: Recording) -> Iterator[str]:
-    """Yield what the types of a recording's fields allow and no recording can be, one by one."""
+def _check_events(recording: Recording, source: str) -> None:
+    """Refuse what the types of a recording's fields allow and no player can follow.
+
+    Raises:
+        RecordingError: there are no events, they are not in order, or name an unlisted device.
+    """
     if not recording.events:
-        yield "it holds no event"
+        raise _refuse(source, "it holds no event")
     known = {info.device for info in recording.devices}
     before_s = 0.0
     for number, event in enumerate(recording.events):
         if not before_s <= event.time_s < math.inf:
-            yield f"event {number} has no time, or is earlier than the one before"
+            raise _refuse(source, f"event {number} has no time, or is earlier than the one before")
         before_s = event.time_s
-        named = [reading.device for reading in event.readings]
-        segments = event.segments or ()
-        for device in (*named, *(each.device for each in segments), *dict(event.traced)):
+        for device in (*(reading.device for reading in event.readings), *dict(event.traced)):
             if device not in known:
-                yield f"event {number} reads {device}, which is not listed"
-        if len(set(named)) < len(named):
-            yield f"event {number} reads a device twice"
-        for segment in segments:
-            end = segment.address
-            for block in segment.blocks:
-                if block.address != end or block.n_bytes <= 0:
-                    yield f"event {number} has blocks that don't lie side by side"
-                end += block.n_bytes
-            if end != segment.address + segment.n_bytes:
-                yield f"event {number} has a segment that its blocks don't fill"
-        for _, traced in event.traced:
-            if not all(map(_is_possible, traced)):
-                yield f"event {number} has an impossible event of the allocator"
-    yield from _find_negatives(recording)
+                raise _refuse(source, f"event {number} reads {device}, which is not listed")
 
 
-def _is_possible(event: AllocatorEvent) -> bool:
-    """Return whether the values fit into ``TraceEvents``."""
-    values = (event.n_bytes, event.time_us, event.stream)
-    return (
-        event.action in ACTIONS
-        and 0 <= event.address < 1 << 64
-        and all(0 <= value < 1 << 63 for value in values)
+def _refuse(source: str, reason: object) -> RecordingError:
+    return RecordingError(
+        f"{source} is no recording, or damaged: {reason}; choose another file, or record it again"
     )
-
-
-def _find_negatives(value: object, name: str = "recording") -> Iterator[str]:
-    """Yield the fields of nested records whose numbers are below 0."""
-    if isinstance(value, tuple):
-        for each in value:
-            yield from _find_negatives(each, name)
-    elif dataclasses.is_dataclass(value):
-        for each in dataclasses.fields(value):
-            yield from _find_negatives(getattr(value, each.name), each.name)
-    elif isinstance(value, (int, float)) and value < 0:
-        yield f"{name} is {value}, and can't be negative"

@@ -46,21 +46,18 @@ from gpumemwidget.model.devices import HOST, ChildProcess, DeviceInfo, Limit, Pe
 from gpumemwidget.model.segments import Block, Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace
 from gpumemwidget.testing import (
-    DriverKind,
     Recorder,
     Recording,
     RecordingPlayer,
     ReplayBackend,
     ReplayMonitor,
-    SceneKind,
     SimulatedDriver,
     SimulatedGpus,
-    Step,
     demo_script,
     load_recording,
-    play_scene,
     play_script,
     save_recording,
+    simulate_torch,
 )
 from tests.backends.fake_accelerators import make_mps, make_xpu
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
@@ -80,7 +77,7 @@ METHODS = (
 CAPABILITIES = (*(Blocks, History, Limits, PinnedMemory, Workspaces, DeviceMemory, HostMemory),)
 _OF_CUDA = (Blocks, History, Limits, PinnedMemory, Workspaces, DeviceMemory)
 _OF_ACCELERATORS = (Blocks, DeviceMemory)
-_OF_REPLAYS = (Blocks, History, Limits, PinnedMemory, Workspaces)
+_OF_REPLAYS = (Blocks, History, Limits, PinnedMemory)
 #: What the calls need to be told.
 OPTIONS: dict[str, dict[str, int]] = {
     "start_trace": {"n_events": 1000},
@@ -124,16 +121,6 @@ def make_host(_tmp_path: Path) -> Subject:
     )
 
 
-def make_steps(n_rounds: int = 400) -> list[Step]:
-    """A device in use from the start that works again and again, and another from the end on."""
-    steps = [Step(0.5, "allocate", 0, "base", 3 * MIB)]
-    for number in range(1, n_rounds):
-        steps.append(Step(float(number), "allocate", 0, "work", WORK_BYTES))
-        steps.append(Step(number + 0.5, "free", 0, "work"))
-    steps.append(Step(float(n_rounds), "allocate", 1, "other", MIB))
-    return steps
-
-
 def make_replay(recording: Recording) -> Subject:
     player = RecordingPlayer(recording)
     player.advance()
@@ -148,17 +135,29 @@ def make_replay(recording: Recording) -> Subject:
 
 
 @functools.cache
-def record_script() -> Recording:
-    return play_script(make_steps(), history=True)
+def record_simulation() -> Recording:
+    """A device in use from the start that works again and again, and another from the end on."""
+    gpus = SimulatedGpus(2)
+    recorder = Recorder(Hardware([CudaBackend(simulate_torch(gpus))]))
+    recorder.start_trace()
+    gpus.allocate(3 * MIB)
+    for _ in range(400):
+        recorder.tick(with_segments=True)
+        block = gpus.allocate(WORK_BYTES)
+        recorder.tick(with_segments=True)
+        gpus.free(block)
+    gpus.allocate(MIB, 1)
+    recorder.end_trace()
+    return recorder.to_recording()
 
 
-def make_script(_tmp_path: Path) -> Subject:
-    return make_replay(record_script())
+def make_recorded_simulation(_tmp_path: Path) -> Subject:
+    return make_replay(record_simulation())
 
 
 def make_file(tmp_path: Path) -> Subject:
-    path = tmp_path / "script.json.gz"
-    save_recording(record_script(), path)
+    path = tmp_path / "simulation.json.gz"
+    save_recording(record_simulation(), path)
     return make_replay(load_recording(path))
 
 
@@ -242,7 +241,7 @@ def make_real_cuda(_tmp_path: Path) -> Subject:
 
 
 WITH_A_SECOND_DEVICE = [
-    pytest.param(make_script, id="script"),
+    pytest.param(make_recorded_simulation, id="recorded-simulation"),
     pytest.param(make_file, id="file"),
     pytest.param(make_simulated_cuda, id="simulated-cuda"),
 ]
@@ -765,15 +764,13 @@ def make_instance() -> NvmlMonitor:
     return make_nvml(FakeGpu(uuid="GPU-b", instances=[instance]), CUDA_VISIBLE_DEVICES="MIG-1")
 
 
-def make_simulated(kind: DriverKind = "plain") -> SimulatedDriver:
+def make_simulated() -> SimulatedDriver:
     """Two simulated GPUs: one in use, beside another process and a child."""
-    total_bytes = 80 * 1024 * MIB
-    gpus = SimulatedGpus(2, total_bytes=SimulatedDriver.leave_for_pytorch(total_bytes))
+    gpus = SimulatedGpus(2)
     gpus.allocate(3 * MIB)
-    driver = SimulatedDriver(gpus, total_bytes, kind=kind)
+    driver = SimulatedDriver(gpus)
     driver.set_process(2**30 + 1, 5 * MIB)
     driver.set_process(2**30 + 2, 7 * MIB, 1, name="python rank.py", relation="child")
-    driver.processes.set_child(2**30 + 2, "python rank.py", 9 * MIB)
     return driver
 
 
@@ -783,16 +780,11 @@ def make_lost() -> SimulatedDriver:
     return driver
 
 
-@functools.cache
-def record_scene(kind: SceneKind) -> Recording:
-    return play_scene(2, kind, n_steps=2)
-
-
-def make_played(kind: SceneKind) -> ReplayMonitor:
-    """In the middle of a scene."""
-    player = RecordingPlayer(record_scene(kind))
-    player.advance(player.n_events * 2 // 3)
-    return ReplayMonitor(player)
+def record(driver: SimulatedDriver) -> ReplayMonitor:
+    """A recording of a driver, played."""
+    recorder = Recorder(Hardware([], driver), driver)
+    recorder.tick()
+    return ReplayMonitor(RecordingPlayer(recorder.to_recording()))
 
 
 def play_to_the_end(name: str) -> ReplayMonitor:
@@ -817,12 +809,8 @@ TELLING = [
         lambda: ReplayMonitor(RecordingPlayer(play_script(demo_script(2, n_steps=1)))), id="replay"
     ),
     pytest.param(lambda: play_to_the_end("two-gpus"), id="recorded-gpus"),
-    pytest.param(lambda: make_played("plain"), id="scene"),
-    pytest.param(lambda: make_played("MIG"), id="scene-of-an-instance"),
     pytest.param(make_simulated, id="simulated"),
-    pytest.param(lambda: make_simulated("MIG"), id="simulated-instance"),
-    pytest.param(lambda: make_simulated("host PIDs"), id="simulated-container"),
-    pytest.param(lambda: make_played("host PIDs"), id="scene-in-a-container"),
+    pytest.param(lambda: record(make_simulated()), id="recorded-simulation"),
     pytest.param(NvmlMonitor, id="real-nvml", marks=pytest.mark.gpu),
 ]
 SILENT = [
@@ -847,10 +835,8 @@ SILENT = [
         ),
         id="no-permission",
     ),
-    pytest.param(lambda: make_played("lost GPU"), id="scene-of-a-lost-one"),
-    pytest.param(lambda: make_played("no permission"), id="scene-without-permission"),
     pytest.param(make_lost, id="simulated-lost-one"),
-    pytest.param(lambda: make_simulated("no permission"), id="simulated-without-permission"),
+    pytest.param(lambda: record(make_lost()), id="recorded-lost-one"),
 ]
 
 
@@ -905,7 +891,7 @@ def test_what_is_not_told_has_a_reason(any_monitor: DeviceMonitor) -> None:
         told = any_monitor.read_use(info.device), any_monitor.list_processes(info.device)
         failures = any_monitor.list_failures(info.device)
         was_recorded = not isinstance(any_monitor, ReplayMonitor) or any(
-            event.change.failures for event in any_monitor._player.recording.events
+            any_monitor._player.surroundings.failures.values()
         )
         assert bool(failures) is (None in told and was_recorded)
         assert failures == any_monitor.list_failures(info.device)
@@ -941,9 +927,8 @@ def test_a_closed_monitor_lists_nothing(monitor: DeviceMonitor) -> None:
 @pytest.fixture(
     params=[
         pytest.param(ProcessTree, id="this-machine"),
-        pytest.param(lambda: make_played("plain").processes, id="scene"),
-        pytest.param(lambda: make_simulated().processes, id="simulated"),
-        pytest.param(lambda: play_to_the_end("two-gpus").processes, id="recorded-gpus"),
+        pytest.param(make_simulated, id="simulated"),
+        pytest.param(lambda: play_to_the_end("two-gpus"), id="recorded-gpus"),
     ]
 )
 def source(request: pytest.FixtureRequest) -> Iterator[ProcessSource]:
