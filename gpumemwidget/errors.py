@@ -25,21 +25,6 @@ import traceback
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = [
-    "BackendError",
-    "BadInputError",
-    "BusyError",
-    "FileError",
-    "GpuMemError",
-    "NotLoadedError",
-    "RecordingError",
-    "ReleaseError",
-    "ReleaseInterrupt",
-    "UnknownNameError",
-    "forgets_frames",
-    "name_type",
-]
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _NAME: Any = vars(type)["__name__"]

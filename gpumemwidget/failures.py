@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Notes", "describe_exception", "read_first_line"]
-
 
 def read_first_line(exc: BaseException) -> str:
     """Return the first line of an exception's message; PyTorch's go on with a stack of C++."""

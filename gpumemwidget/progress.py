@@ -14,8 +14,6 @@ from enum import Enum, auto
 from itertools import chain, islice
 from typing import TypeVar
 
-__all__ = ["Progress", "Stage", "follow", "listen", "report_progress"]
-
 _T = TypeVar("_T")
 
 #: Number of items of a loop between two reports: a few milliseconds of the fastest loops.

@@ -10,8 +10,6 @@ import re
 
 from gpumemwidget.errors import BadInputError
 
-__all__ = ["UNKNOWN", "format_bytes", "format_change", "format_duration", "parse_bytes"]
-
 #: The text for a number that is not known.
 UNKNOWN = "—"
 

@@ -175,7 +175,7 @@ class OomCards:
         self, cell: _Cell, sign: OomSign, record: CellRecord | None, source: str
     ) -> OomCard | None:
         from gpumemwidget.oom.mentions import list_mentions  # noqa: PLC0415 - when needed
-        from gpumemwidget.oom.remedies import find_owners_and_remedies, list_remedies  # noqa: PLC0415
+        from gpumemwidget.oom.remedies import find_remedies  # noqa: PLC0415 - when needed
         from gpumemwidget.ownership.source_lines import find_place  # noqa: PLC0415
 
         shell, hardware = self._session.shell, self._session.hardware
@@ -200,21 +200,16 @@ class OomCards:
         frames = seen.event.frames or sign.frames
         place = find_place(frames, cells, source=source, number=number)
         mentions = list_mentions(_find_source(cells, number) or source, shell.user_ns)
-        if is_at_end:
-            taken, ways = find_owners_and_remedies(
-                shell, hardware, seen.event, mentions=mentions, budget_s=_CARD_BUDGET_S
-            )
+        taken, ways = find_remedies(
+            shell,
+            hardware,
+            seen.event,
+            seen.account,
+            mentions=mentions,
+            budget_s=max(_CARD_BUDGET_S - seen.duration_s, _MIN_BUDGET_S),
+        )
+        if taken is not None:
             seen.keep(taken)
-        else:
-            ways = list_remedies(
-                shell,
-                hardware,
-                seen.event,
-                seen.account,
-                mentions=mentions,
-                budget_s=max(_CARD_BUDGET_S - seen.duration_s, _MIN_BUDGET_S),
-                is_at_end=False,
-            )
         if not seen.is_complete:
             notes.append("There was too much to look at all of it: some owners are not known")
         account = seen.account

@@ -25,8 +25,6 @@ from gpumemwidget.ownership.graph.objects import (
     read_namespace,
 )
 
-__all__ = ["OomSign", "find_oom", "format_as_torch"]
-
 #: Maximum number of errors of a chain, and of frames of one error, that are read.
 _MOST_ERRORS = 64
 

@@ -10,8 +10,6 @@ from gpumemwidget.model.devices import HOST, ProcessUse, Reading
 from gpumemwidget.model.ooms import OomEvent
 from gpumemwidget.model.segments import Frame
 
-__all__ = ["describe_moment", "describe_oom"]
-
 
 def describe_moment(hardware: Hardware, moment: OomMoment, *, is_thorough: bool) -> OomEvent:
     """Return the state of the device on which an allocation is failing now.

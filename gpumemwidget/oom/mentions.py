@@ -15,8 +15,6 @@ from types import CodeType, FunctionType, MethodType
 
 from gpumemwidget.ownership.graph.objects import is_a, list_bases, read_cell, read_type_dict
 
-__all__ = ["list_mentions"]
-
 _WORD = re.compile(r"\w+")
 #: Maximum number of the notebook's objects whose code is read.
 _MOST_OBJECTS = 2000

@@ -13,8 +13,6 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BackendError
 from gpumemwidget.ownership.graph.torch_reader import find_torch
 
-__all__ = ["clear_caches", "describe_costs"]
-
 
 def describe_costs(*, cublas: bool, compile_caches: bool) -> tuple[str, ...]:
     """A sentence on each of the caches to be cleared, and on what that costs."""

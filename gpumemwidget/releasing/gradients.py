@@ -22,8 +22,6 @@ from gpumemwidget.ownership.graph.torch_reader import find_torch
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, spread_marks
 from gpumemwidget.ownership.partition import word_use
 
-__all__ = ["Gradients", "clear_gradients", "cut_cycles", "find_cycles", "find_gradients"]
-
 _MOST_NAMED = 4
 
 

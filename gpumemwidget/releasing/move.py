@@ -19,8 +19,6 @@ from gpumemwidget.ownership.holdings import Account
 from gpumemwidget.ownership.moves import Move
 from gpumemwidget.progress import Stage, report_progress
 
-__all__ = ["Whereabouts", "carry_out", "describe_error", "whereabouts"]
-
 
 def carry_out(account: Account, moves: Sequence[Move]) -> list[Any]:
     """Move the storages, all of them or none: one object's parts belong together.

@@ -34,8 +34,6 @@ from gpumemwidget.releasing.gradients import Gradients, find_cycles, find_gradie
 from gpumemwidget.releasing.refusals import check_bound, check_functions, find_capture, find_user
 from gpumemwidget.units import format_bytes
 
-__all__ = ["RELEASE_BUDGET_S", "Draft", "draw_up", "plan_release", "sum_releases"]
-
 #: Seconds for the walk: memory that it misses would not be freed.
 RELEASE_BUDGET_S = 10.0
 

@@ -36,8 +36,6 @@ from gpumemwidget.ownership.graph.torch_reader import find_torch
 from gpumemwidget.ownership.holdings import Account
 from gpumemwidget.ownership.shell import Shell
 
-__all__ = ["check_bound", "check_functions", "find_capture", "find_user"]
-
 #: A variable, and the begin of a way to a part of it.
 _PART = re.compile(r"([^\W\d]\w*)[.\[]")
 

@@ -39,8 +39,6 @@ from gpumemwidget.releasing.plan import Draft, draw_up
 from gpumemwidget.releasing.watch import StorageWatch
 from gpumemwidget.units import format_bytes
 
-__all__ = ["execute_release"]
-
 #: Shortfall from the plan that is not looked into (bytes): other threads and the interpreter
 #: allocate meanwhile.
 TOLERANCE_BYTES = 1024**2

@@ -29,8 +29,6 @@ from gpumemwidget.releasing.refusals import check_bound, find_capture, find_user
 from gpumemwidget.releasing.watch import StorageWatch
 from gpumemwidget.units import format_bytes
 
-__all__ = ["execute_restore", "plan_restore"]
-
 _BUDGET_S = 10.0
 _TOLERANCE_BYTES = 1024**2
 

@@ -17,8 +17,6 @@ from gpumemwidget.ownership.paths import Paths
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.units import format_bytes
 
-__all__ = ["StorageWatch"]
-
 _BUDGET_S = 5.0
 #: Maximum number of holders that are named, the biggest first.
 _MOST_NAMED = 5

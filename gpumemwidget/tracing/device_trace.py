@@ -35,8 +35,6 @@ from gpumemwidget.tracing.allocator.timeline import (
 )
 from gpumemwidget.tracing.sources import Sources
 
-__all__ = ["describe_device"]
-
 #: Maximum number of parts of the peak; smaller ones are added up by line and kind.
 _MAX_PEAK_PARTS = 200
 

@@ -15,8 +15,6 @@ from gpumemwidget.model.traces import AllocatorTrace, CellTrace, DeviceTrace
 from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.sources import Source, Sources, is_library, read_source
 
-__all__ = ["read_snapshot"]
-
 #: Exceptions that impossible figures cause in our code, such as huge sizes or settings of text.
 _DAMAGES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 #: File names of IPython's cells, in a terminal and in a kernel.

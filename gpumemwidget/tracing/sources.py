@@ -19,8 +19,6 @@ from typing import Literal
 
 from gpumemwidget.model.segments import Frame
 
-__all__ = ["Source", "Sources", "align_typed", "is_library", "read_source"]
-
 #: Files of the standard library and of installed packages, here and on the machine of a recording,
 #: and files that torch.compile wrote.
 _LIBRARIES = re.compile(

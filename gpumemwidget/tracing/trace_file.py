@@ -23,8 +23,6 @@ from gpumemwidget.errors import FileError
 from gpumemwidget.model.traces import CellTrace
 from gpumemwidget.recording.files import find_target, refuse_target, write_whole
 
-__all__ = ["check_target", "format_trace", "parse_trace", "read_trace", "write_trace"]
-
 _FORMAT = "gpumemwidget trace"
 _VERSION = 1
 _SUFFIX = ".json"

@@ -14,7 +14,7 @@ from gpumemwidget.model.devices import HOST, ProcessUse
 from gpumemwidget.model.ooms import OomEvent, Remedy
 from gpumemwidget.model.ownership import DeviceAccount, DeviceBytes, MemoryKind, Owned
 from gpumemwidget.model.segments import Block, Segment
-from gpumemwidget.oom.remedies import find_owners_and_remedies, list_remedies
+from gpumemwidget.oom.remedies import find_remedies
 from gpumemwidget.ownership.account import take_memory_account, take_running_account
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo, TorchReader
 from gpumemwidget.ownership.graph.walk import Graph
@@ -47,16 +47,30 @@ def find(
     mentions: Collection[str] = (),
 ) -> dict[str, Remedy]:
     """The ways by their kind."""
-    ways = list_remedies(
-        notebook.shell, notebook.hardware, event, at_oom, mentions=mentions, budget_s=10
+    return {way.kind: way for way in find_all(notebook, event, at_oom, mentions)}
+
+
+def find_all(
+    notebook: Notebook,
+    event: OomEvent = ON_HOST,
+    at_oom: DeviceAccount | None = None,
+    mentions: Collection[str] = (),
+) -> tuple[Remedy, ...]:
+    """The ways in their order, for an OOM in which nobody owned anything if nothing is given."""
+    _, ways = find_remedies(
+        notebook.shell,
+        notebook.hardware,
+        event,
+        at_oom or DeviceAccount(event.device, None, ()),
+        mentions=mentions,
+        budget_s=10,
     )
-    return {way.kind: way for way in ways}
+    return ways
 
 
 def find_names(notebook: Notebook, event: OomEvent = ON_HOST) -> list[Remedy]:
     """The sets of names that are offered."""
-    ways = list_remedies(notebook.shell, notebook.hardware, event, None, mentions=(), budget_s=10)
-    return [way for way in ways if way.kind == "names"]
+    return [way for way in find_all(notebook, event) if way.kind == "names"]
 
 
 def own(kind: MemoryKind, n_bytes: int, root: str = "name") -> Owned:
@@ -83,19 +97,14 @@ def test_both_at_the_end_in_one_walk(notebook: Notebook) -> None:
     vars(library)["kept"] = torch.ones(3 * N)
     words = frozenset({"model", "step"})
 
-    taken, ways = find_owners_and_remedies(
-        notebook.shell, notebook.hardware, ON_HOST, mentions=words, budget_s=60
+    taken, ways = find_remedies(
+        notebook.shell, notebook.hardware, ON_HOST, None, mentions=words, budget_s=60
     )
     alone = take_running_account(notebook.shell, notebook.hardware, HOST, budget_s=60)
     at_oom = next(each for each in alone.devices if each.device == HOST)
-    apart = list_remedies(
-        notebook.shell, notebook.hardware, ON_HOST, at_oom, mentions=words, budget_s=60
-    )
 
-    assert [(way.kind, way.gives_bytes, way.names) for way in ways] == [
-        (way.kind, way.gives_bytes, way.names) for way in apart
-    ]
     assert {"last exception", "gradients", "names", "smaller batch"} <= {way.kind for way in ways}
+    assert taken is not None
     (device,) = (each for each in taken.devices if each.device == HOST)
     assert _list_big(device) == _list_big(at_oom)
     assert taken.is_complete
@@ -187,11 +196,8 @@ def test_names_that_the_cell_does_not_mention(notebook: Notebook, tracker: Track
     notebook.put(one=shared, two=[shared])
     del shared
 
-    ways = list_remedies(
-        notebook.shell, notebook.hardware, ON_HOST, None, mentions={"used"}, budget_s=10
-    )
+    names = [way for way in find_all(notebook, mentions={"used"}) if way.kind == "names"]
 
-    names = [way for way in ways if way.kind == "names"]
     assert [(way.names, way.gives_bytes) for way in names] == [
         (("one", "two"), 3 * MIB),
         (("alone",), 2 * MIB),
@@ -341,17 +347,8 @@ def test_too_little_time_for_the_last_exception(
     named = Owned(HOST, 3 * MIB, "tensor", ("running: fail(): x",), "thread", rows=("x",))
     at_oom = DeviceAccount(HOST, 5 * MIB, (named, running))
 
-    ways = list_remedies(
-        notebook.shell,
-        notebook.hardware,
-        ON_HOST,
-        at_oom,
-        mentions=(),
-        budget_s=10,
-        is_at_end=False,
-    )
+    way = find(notebook, at_oom=at_oom)["last exception"]
 
-    way = next(way for way in ways if way.kind == "last exception")
     assert (way.gives_bytes, way.gives_is) == (2 * MIB, "about")
     assert find(notebook)["last exception"].gives_bytes is None
 
@@ -530,6 +527,6 @@ def test_the_most_first(notebook: Notebook) -> None:
     notebook.put(x=torch.ones(4 * N), y=torch.ones(2 * N))
     event = dataclasses.replace(ON_HOST, others_bytes=3 * MIB)
 
-    ways = list_remedies(notebook.shell, notebook.hardware, event, None, mentions=(), budget_s=10)
+    ways = [way for way in find_all(notebook, event) if way.kind != "lower precision"]
 
     assert [way.gives_bytes for way in ways] == [4 * MIB, 3 * MIB, 2 * MIB]

@@ -19,8 +19,6 @@ from gpumemwidget.tracing.allocator.replay import ALLOC, SEGMENT_ALLOC, SEGMENT_
 from gpumemwidget.tracing.allocator.stacks import Stack, read_stack
 from gpumemwidget.tracing.sources import Sources
 
-__all__ = ["BEFORE", "Attribution", "Site", "attribute_events"]
-
 #: Actions whose stack is the one that was running. The stack of a free may be the allocation's.
 _TAKING = frozenset((ALLOC, SEGMENT_ALLOC, SEGMENT_MAP))
 #: Sites of the blocks from before the cell, and of blocks that a lost event allocated.

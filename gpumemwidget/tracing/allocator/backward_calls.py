@@ -16,8 +16,6 @@ from gpumemwidget.model.traces import CallMark, NoteKind
 from gpumemwidget.tracing.allocator.stacks import THREAD, Stack, find_backward
 from gpumemwidget.tracing.sources import Sources, is_library
 
-__all__ = ["BackwardCalls", "InferredCaller"]
-
 #: The stack of a caller, and how it was inferred.
 InferredCaller: TypeAlias = "tuple[tuple[Frame, ...], NoteKind]"
 

@@ -12,15 +12,6 @@ from collections.abc import Callable, Iterable
 from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import AllocatorRules
 
-__all__ = [
-    "MAX_DEVICE_BYTES",
-    "MIN_BLOCK_BYTES",
-    "SMALL_BYTES",
-    "UNLIMITED_BYTES",
-    "BlockLayout",
-    "choose_rounding",
-]
-
 #: Size of the smallest block; every block is a multiple of it.
 MIN_BLOCK_BYTES = 512
 #: Largest request that comes from segments for small blocks.

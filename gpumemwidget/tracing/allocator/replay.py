@@ -24,17 +24,6 @@ from gpumemwidget.tracing.allocator.layout import (
     choose_rounding,
 )
 
-__all__ = [
-    "ALLOC",
-    "SEGMENT_ALLOC",
-    "SEGMENT_MAP",
-    "InitialBlock",
-    "Replay",
-    "begins_with_events",
-    "cut_events",
-    "replay",
-]
-
 ALLOC = ACTIONS.index("alloc")
 FREE_REQUESTED = ACTIONS.index("free_requested")
 FREE_COMPLETED = ACTIONS.index("free_completed")

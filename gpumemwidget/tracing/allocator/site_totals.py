@@ -8,8 +8,6 @@ from gpumemwidget.model.traces import LineUse
 from gpumemwidget.tracing.allocator.attribution import Attribution
 from gpumemwidget.tracing.allocator.replay import Replay
 
-__all__ = ["SiteTotals"]
-
 
 class SiteTotals:
     """The totals of each site, and of groups of sites.

@@ -13,8 +13,6 @@ from gpumemwidget.tracing.allocator.site_totals import SiteTotals
 from gpumemwidget.tracing.allocator.stacks import Step, fold_frames, name_step
 from gpumemwidget.tracing.sources import Source, Sources
 
-__all__ = ["AllocatingSource", "list_sources"]
-
 #: Lines of an earlier cell or a file that are shown above and below one that allocated.
 _N_CONTEXT = 3
 #: Maximum number of earlier cells and files.

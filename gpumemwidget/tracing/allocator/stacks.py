@@ -16,8 +16,6 @@ from typing import Literal, TypeAlias
 from gpumemwidget.model.segments import Frame
 from gpumemwidget.tracing.sources import Sources, is_library
 
-__all__ = ["Stack", "Step", "find_backward", "fold_frames", "name_step", "read_stack"]
-
 _BACKWARDS = {
     "_engine_run_backward": ("torch/autograd/graph.py",),
     "backward": ("torch/autograd/__init__.py", "torch/_tensor.py"),

@@ -15,14 +15,6 @@ from gpumemwidget.tracing.allocator.site_totals import SiteTotals
 from gpumemwidget.tracing.allocator.source_lines import AllocatingSource
 from gpumemwidget.tracing.sources import Source
 
-__all__ = [
-    "MAX_MOMENTS",
-    "Moments",
-    "choose_layer_lines",
-    "choose_moments",
-    "make_layers",
-]
-
 #: Maximum number of moments; of a shorter history all are kept.
 MAX_MOMENTS = 800
 #: Number of cuts by count, and of cuts by time. A stretch keeps five moments at most; the first,

@@ -22,8 +22,6 @@ from gpumemwidget.failures import describe_exception
 from gpumemwidget.model.traces import NoteKind, TraceNote
 from gpumemwidget.recording.forks import survive_fork
 
-__all__ = ["IsEntry", "LineReadings", "LineWatch"]
-
 #: The folder of the package ``gpumemwidget``.
 _PACKAGE = str(Path(__file__).parents[2])
 #: Length of a pause in reading, in seconds.

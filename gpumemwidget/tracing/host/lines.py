@@ -14,8 +14,6 @@ from gpumemwidget.tracing.host.monitoring import MonitoringWatch
 from gpumemwidget.tracing.host.settrace import SettraceWatch
 from gpumemwidget.tracing.sources import Source, Sources
 
-__all__ = ["describe_lines", "watch_lines"]
-
 #: Number of lines of a file shown on either side of one that changed something.
 _N_AROUND = 2
 

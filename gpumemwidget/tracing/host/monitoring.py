@@ -18,8 +18,6 @@ from typing import Any
 
 from gpumemwidget.tracing.host.line_watch import LineWatch
 
-__all__ = ["MonitoringWatch"]
-
 #: Reads an error's traceback whatever its class has under that name.
 _read_traceback: Callable[[BaseException], TracebackType | None] = vars(BaseException)[
     "__traceback__"

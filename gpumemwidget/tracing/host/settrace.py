@@ -21,8 +21,6 @@ from typing import Any
 
 from gpumemwidget.tracing.host.line_watch import LineWatch
 
-__all__ = ["SettraceWatch"]
-
 #: Estimated cost of a call of any Python function while tracing, in nanoseconds.
 _CALL_NS = 1200
 #: Number of calls whose cost is added at once.
