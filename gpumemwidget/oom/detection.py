@@ -26,12 +26,10 @@ from gpumemwidget.ownership.graph.objects import (
 )
 
 #: Maximum number of errors of a chain, and of frames of one error, that are read.
-_MOST_ERRORS = 64
-
-_MOST_FRAMES = 512
+_MAX_ERRORS = 64
+_MAX_FRAMES = 512
 
 _SLOTS: Any = vars(BaseException)
-
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", None)  # Since Python 3.11.
 
 #: Errors of the CUDA libraries' own allocations, and of the driver's.
@@ -40,23 +38,16 @@ _DEVICE_TEXT = re.compile(
     r"|\b(?:CUDA|HIP)(?: driver)?(?: error:)? out of memory\b"
     r"|\b(?:cuda|hip)ErrorMemoryAllocation\b|\bCUDA_ERROR_OUT_OF_MEMORY\b"
 )
-
 #: Errors of MPS's allocator, which in most releases have no class of their own.
 _MPS_TEXT = re.compile(r"\bMPS backend out of memory\b|\bMPS allocated: ")
-
 #: The device that an allocator's error names: ``CUDA out of memory. … GPU 1 has a total capacity``.
 _PLACE = re.compile(r"\b(CUDA|HIP|XPU) out of memory\. .*?\bGPU (\d+) has a total", re.DOTALL)
-
 #: PyTorch's names of device types, by the names in its errors.
 _KINDS = {"CUDA": "cuda", "HIP": "cuda", "XPU": "xpu"}
-
 #: Libraries whose own class of ``MemoryError`` is a device's.
 _DEVICE_MODULES = ("cupy", "rmm")
-
 _HOST_TEXT = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+) bytes", re.DOTALL)
-
 _REQUEST = re.compile(r"Tried to allocate ((\d+(?:\.\d+)?) (bytes|[KMG]iB))")
-
 _UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
@@ -78,7 +69,7 @@ class OomSign:
 
 
 def find_oom(error: BaseException | None) -> OomSign | None:
-    """The sign of an OOM in an error, or in those that its traceback shows with it.
+    """Return the sign of an OOM in an error, or in those that its traceback shows with it.
 
     These are its cause, what it was raised in the handling of (unless ``from None`` hides that) and
     the members of a group.
@@ -91,19 +82,17 @@ def find_oom(error: BaseException | None) -> OomSign | None:
 
 
 def format_as_torch(n_bytes: int) -> str:
-    """Bytes as PyTorch's error for devices puts them."""
-    for exponent, unit in ((1, "KiB"), (2, "MiB")):
-        if n_bytes <= 1024:
-            break
-        if n_bytes <= 1024 ** (exponent + 1):
-            return f"{n_bytes / 1024**exponent:.2f} {unit}"
-    return f"{n_bytes} bytes" if n_bytes <= 1024 else f"{n_bytes / 1024**3:.2f} GiB"
+    """Return bytes as PyTorch's error for devices spells them."""
+    if n_bytes <= 1024:
+        return f"{n_bytes} bytes"
+    exponent = next((each for each in (1, 2) if n_bytes <= 1024 ** (each + 1)), 3)
+    return f"{n_bytes / 1024**exponent:.2f} {('KiB', 'MiB', 'GiB')[exponent - 1]}"
 
 
 def _list_shown(error: BaseException | None) -> Iterator[BaseException]:
     met: set[int] = set()
     pending = [error]
-    while pending and len(met) < _MOST_ERRORS:
+    while pending and len(met) < _MAX_ERRORS:
         each = pending.pop(0)
         if each is None or id(each) in met:
             continue
@@ -121,7 +110,8 @@ def _read(error: BaseException) -> OomSign | None:
     cls = type(error)
     args = _SLOTS["args"].__get__(error)
     text = args[0] if type(args) is tuple and args and type(args[0]) is str else ""
-    is_mps = is_one_of(cls, RuntimeError) and _MPS_TEXT.search(text) is not None
+    is_runtime_error = is_one_of(cls, RuntimeError)
+    is_mps = is_runtime_error and _MPS_TEXT.search(text) is not None
     if is_mps or is_one_of(cls, *_list_torch_classes()):
         request = _REQUEST.search(text)
         place = _PLACE.search(text)
@@ -133,15 +123,15 @@ def _read(error: BaseException) -> OomSign | None:
             frames=_list_frames(error),
             device="mps:0" if is_mps else f"{_KINDS[place[1]]}:{place[2]}" if place else "",
         )
-    if is_one_of(cls, MemoryError):
-        if _DEVICE_TEXT.search(text) or _is_from(cls, _DEVICE_MODULES):
-            return OomSign("device", frames=_list_frames(error))
+    is_memory_error = is_one_of(cls, MemoryError)
+    if (is_memory_error or is_runtime_error) and _DEVICE_TEXT.search(text):
+        return OomSign("device", frames=_list_frames(error))
+    if is_memory_error and _is_from(cls, _DEVICE_MODULES):
+        return OomSign("device", frames=_list_frames(error))
+    if is_memory_error:
         return OomSign("host", requested_bytes=_read_array_bytes(args), frames=_list_frames(error))
-    if is_one_of(cls, RuntimeError):
-        if host := _HOST_TEXT.search(text):
-            return OomSign("host", requested_bytes=int(host[1]), frames=_list_frames(error))
-        if _DEVICE_TEXT.search(text):
-            return OomSign("device", frames=_list_frames(error))
+    if is_runtime_error and (host := _HOST_TEXT.search(text)):
+        return OomSign("host", requested_bytes=int(host[1]), frames=_list_frames(error))
     return None
 
 
@@ -179,7 +169,7 @@ def _read_array_bytes(args: object) -> int | None:
 def _list_frames(error: BaseException) -> tuple[Frame, ...]:
     traceback: TracebackType | None = _SLOTS["__traceback__"].__get__(error)
     # The frame that raised the error comes last.
-    frames: deque[Frame] = deque(maxlen=_MOST_FRAMES)
+    frames: deque[Frame] = deque(maxlen=_MAX_FRAMES)
     while traceback is not None:
         code = traceback.tb_frame.f_code
         # Python 3.10 has no qualified names of functions here.

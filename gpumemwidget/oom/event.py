@@ -6,19 +6,13 @@ from gpumemwidget.backends.cuda.oom_observer import OomMoment
 from gpumemwidget.backends.cuda.releasable import divide_unallocated
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host.resident import read_addresses
-from gpumemwidget.model.devices import HOST, ProcessUse, Reading
+from gpumemwidget.model.devices import HOST, ProcessUse
 from gpumemwidget.model.ooms import OomEvent
 from gpumemwidget.model.segments import Frame
 
 
 def describe_moment(hardware: Hardware, moment: OomMoment, *, is_thorough: bool) -> OomEvent:
-    """Return the state of the device on which an allocation is failing now.
-
-    Args:
-        hardware: reads the state.
-        moment: the failing allocation.
-        is_thorough: see ``describe_oom``.
-    """
+    """Return the state of the device on which an allocation is failing now."""
     return describe_oom(
         hardware,
         moment.device,
@@ -52,30 +46,32 @@ def describe_oom(
         is_thorough: also read the allocator's blocks and the driver's list of processes, which
             takes some milliseconds; else the counters alone.
     """
+    is_host = device == HOST
     reading = next((each for each in hardware.read() if each.device == device), None)
     info = next((each for each in hardware.list_devices() if each.device == device), None)
+    reserved = None if reading is None else reading.reserved_bytes
     total = 0 if info is None else info.total_bytes
     driver = None
-    use = hardware.read_use(info) if is_thorough and info is not None and device != HOST else None
-    if use is not None and use.total_bytes is not None and use.driver_bytes is not None:
-        total, driver = use.total_bytes, use.driver_bytes
     if allowed_bytes is None and info is not None:
         allowed_bytes = info.limit_bytes
     largest = cached = own = None
     listed: tuple[ProcessUse, ...] | None = None
     if is_thorough:
+        use = None if info is None or is_host else hardware.read_use(info)
+        if use is not None and use.total_bytes is not None and use.driver_bytes is not None:
+            total, driver = use.total_bytes, use.driver_bytes
         segments = [each for each in hardware.read_segments() if each.device == device]
         if segments:
             parts = divide_unallocated(segments)
             largest, cached = parts.largest_free_block_bytes, parts.releasable_bytes
         own = hardware.read_own_use(device)
-        if own is not None and reading is not None and own < (reading.reserved_bytes or 0):
+        if own is not None and reading is not None and own < (reserved or 0):
             own = None  # The pid is another process's, outside of our container.
-        if own is not None and device != HOST:
+        if own is not None and not is_host:
             listed = _list_others(hardware, device)
-    if device == HOST:
+    if is_host:
         free_bytes = hardware.available_host_bytes()
-        own = None if reading is None else reading.reserved_bytes
+        own = reserved
         allowed_bytes = _read_address_limit()
     used = None if free_bytes is None or not total else total - free_bytes - (driver or 0)
     limits = allowed_bytes is not None and (not total or allowed_bytes < total - (driver or 0))
@@ -90,27 +86,20 @@ def describe_oom(
         device=device,
         requested_bytes=requested_bytes,
         allocated_bytes=None if reading is None else reading.allocated_bytes,
-        reserved_bytes=None if reading is None else reading.reserved_bytes,
+        reserved_bytes=reserved,
         largest_free_block_bytes=largest,
         device_free_bytes=free_bytes,
         device_total_bytes=total or None,
         limit_bytes=allowed_bytes if limits else None,
         others_bytes=others,
-        outside_bytes=None if device == HOST else _find_outside(own, reading),
+        outside_bytes=None if is_host or own is None or reserved is None else own - reserved,
         frames=frames,
         cached_bytes=cached,
-        addresses_bytes=read_addresses() if device == HOST and limits else None,
+        addresses_bytes=read_addresses() if is_host and limits else None,
         others=listed or (),
         unlisted_bytes=unlisted,
         driver_bytes=driver,
     )
-
-
-def _find_outside(own: int | None, reading: Reading | None) -> int | None:
-    """Return the bytes of this process outside of PyTorch's allocator."""
-    if own is None or reading is None or reading.reserved_bytes is None:
-        return None
-    return own - reading.reserved_bytes
 
 
 def _list_others(hardware: Hardware, device: str) -> tuple[ProcessUse, ...] | None:

@@ -13,15 +13,22 @@ import warnings
 from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType, MethodType
 
-from gpumemwidget.ownership.graph.objects import is_a, list_bases, read_cell, read_type_dict
+from gpumemwidget.ownership.graph.objects import (
+    is_a,
+    is_one_of,
+    list_bases,
+    read_cell,
+    read_type_dict,
+)
 
 _WORD = re.compile(r"\w+")
 #: Maximum number of the notebook's objects whose code is read.
-_MOST_OBJECTS = 2000
+_MAX_OBJECTS = 2000
+_METHODS = (FunctionType, property, staticmethod, classmethod)
 
 
 def list_mentions(source: str, namespace: Mapping[str, object]) -> frozenset[str]:
-    """All words that a cell's code is made of: names, attributes, and those in its strings.
+    """Return all words of a cell's code: names, attributes, and those in its strings.
 
     Args:
         source: the cell, with its magics as typed or as IPython makes calls of them.
@@ -70,7 +77,7 @@ def _list_codes(
     pending = [value]
     while pending:
         each = pending.pop()
-        if id(each) in met or len(met) >= _MOST_OBJECTS:
+        if id(each) in met or len(met) >= _MAX_OBJECTS:
             continue
         met[id(each)] = each
         if type(each) is FunctionType:
@@ -99,9 +106,4 @@ def _list_methods(cls: type, namespace: Mapping[str, object]) -> Iterator[object
         attributes = read_type_dict(base)
         module = attributes.get("__module__")
         if type(module) is str and module == own_name:
-            yield from (
-                each for each in attributes.values() if any(type(each) is cls for cls in _CALLABLES)
-            )
-
-
-_CALLABLES = (FunctionType, property, staticmethod, classmethod)
+            yield from (each for each in attributes.values() if is_one_of(type(each), *_METHODS))
