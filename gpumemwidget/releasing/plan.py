@@ -40,10 +40,11 @@ RELEASE_BUDGET_S = 10.0
 
 @dataclass(slots=True)
 class Draft:
-    """The objects behind a plan. Let go of it before memory is to be freed."""
+    """What a plan is about, while it is carried out."""
 
+    #: The walk, with the user's objects; let go of them before memory is to be freed.
     account: Account | None
-    #: The names to be set to ``None``, and the ids of what they are bound to.
+    #: The names that are variables, and the ids of the objects to be dropped.
     user_names: tuple[str, ...]
     ids: frozenset[int]
     #: Rows of displayed values that were named one by one.
@@ -60,6 +61,11 @@ class Draft:
     cycles: list[weakref.ref[Any]] = field(default_factory=list)
     #: The leaves whose gradients are set to ``None``; weak.
     grad_owners: list[weakref.ref[Any]] = field(default_factory=list)
+
+    def let_go(self) -> None:
+        """Hold none of the user's objects any more."""
+        self.account = None
+        self.moves.clear()
 
 
 @forgets_frames

@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import gc
 import time
-import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import ReleaseError, forgets_frames
@@ -79,24 +76,6 @@ def execute_release(shell: Shell, hardware: Hardware, request: ReleaseRequest) -
         watch.close()
 
 
-@dataclass(slots=True)
-class _Prepared:
-    """The needs of the steps after the move: no objects, only how to find them."""
-
-    plan: ReleasePlan
-    user_names: tuple[str, ...] = ()
-    ids: frozenset[int] = frozenset()
-    out_rows: tuple[str, ...] = ()
-    moved: StepResult = _NOTHING
-    #: Tensors that hold themselves; weak.
-    cycles: list[weakref.ref[Any]] = field(default_factory=list)
-    #: Leaves whose gradients go; weak.
-    grad_owners: list[weakref.ref[Any]] = field(default_factory=list)
-    #: Why the move failed, in one line; or why it was not even begun.
-    failure: str | None = None
-    is_begun: bool = True
-
-
 class _Release:
     def __init__(
         self, request: ReleaseRequest, shell: Shell, hardware: Hardware, watch: StorageWatch
@@ -106,59 +85,40 @@ class _Release:
         self._hardware = hardware
         self._watch = watch
         self._steps: list[ReleaseStep] = []
-        #: The planned bytes of each step.
-        self._planned: dict[ReleaseStepKind, DeviceBytes] = {}
-        #: Pinned bytes that are freed: PyTorch has a cache of pinned memory, and malloc none.
-        self._pinned_bytes = 0
         #: True once a Ctrl-C came after the first change: no further step is taken then.
         self._is_interrupted = False
 
     def run(self, before: tuple[Reading, ...]) -> ReleaseReport:
-        started_s = time.perf_counter()
-        prepared = self._prepare()
-        plan, request = prepared.plan, prepared.plan.request
-        acts: dict[ReleaseStepKind, Callable[[], StepResult]] = {
-            ReleaseStepKind.UNBIND: lambda: self._unbind(prepared),
-            ReleaseStepKind.CLEAR_GRADIENTS: lambda: StepResult(
-                n_tensors=clear_gradients(prepared.grad_owners)
-            ),
-            ReleaseStepKind.DROP_REFERENCES: lambda: self._drop(prepared),
-            ReleaseStepKind.CLEAR_CACHES: lambda: StepResult(
-                notes=clear_caches(
-                    self._hardware, cublas=request.cublas, compile_caches=request.compile_caches
-                )
-            ),
-            ReleaseStepKind.COLLECT: lambda: StepResult(
-                n_tensors=cut_cycles(prepared.cycles), n_objects=gc.collect()
-            ),
-            ReleaseStepKind.EMPTY_CACHE: self._empty_cache,
-        }
-        if not request.grads:
-            del acts[ReleaseStepKind.CLEAR_GRADIENTS]
-        if not plan.costs:
-            del acts[ReleaseStepKind.CLEAR_CACHES]
-        try:
-            self._note_move(prepared, before, started_s)
-            for kind, act in acts.items():
-                self._take_step(kind, act)
-        except KeyboardInterrupt:
-            # Between two steps.
-            self._is_interrupted = True
+        draft, plan = draw_up(self._shell, self._hardware, self._request)
+        acts = self._list_acts(draft, plan)
+        pinned_bytes = 0
+        if plan.refusal is None:
+            pinned_bytes = self._watch_storages(draft)
+            try:
+                for kind, act in acts.items():
+                    if self._is_interrupted or self._find_failure() is not None:
+                        break
+                    # Before the plan: the draft that it made takes memory of the host itself.
+                    start = before if kind is ReleaseStepKind.MOVE else None
+                    self._take_step(kind, act, start, draft.planned)
+            except KeyboardInterrupt:
+                # Between two steps.
+                self._is_interrupted = True
+        draft.let_go()
         taken = {step.kind for step in self._steps}
-        left = [kind for kind in (ReleaseStepKind.MOVE, *acts) if kind not in taken]
-        self._steps.extend(ReleaseStep(kind, "not reached") for kind in left)
+        self._steps += [ReleaseStep(kind, "not reached") for kind in acts if kind not in taken]
         after = self._measure()
-        stopped = prepared.failure if not prepared.is_begun else self._find_stop()
+        stopped = plan.refusal or self._find_stop()
         freed = _subtract(before, after, "allocated_bytes")
         remains: Sequence[str] = ()
         notes: tuple[str, ...] = ()
-        if request.exceptions:
+        if plan.request.exceptions:
             notes = ("The last exception is dropped: %debug has nothing to look at",)
         if stopped is None:
             try:
                 remains = self._watch.list_remains(
                     self._shell, tolerance_bytes=TOLERANCE_BYTES
-                ) or _compare(plan.frees_bytes, freed, pinned_bytes=self._pinned_bytes)
+                ) or _compare(plan.frees_bytes, freed, pinned_bytes=pinned_bytes)
             except KeyboardInterrupt:
                 self._is_interrupted = True
                 notes += ("Interrupted before it was found out what still holds the rest",)
@@ -175,6 +135,42 @@ class _Release:
             is_interrupted=self._is_interrupted,
         )
 
+    def _list_acts(
+        self, draft: Draft, plan: ReleasePlan
+    ) -> dict[ReleaseStepKind, Callable[[], StepResult]]:
+        """Return the work of each step, in their order."""
+        request = plan.request
+        acts: dict[ReleaseStepKind, Callable[[], StepResult]] = {
+            ReleaseStepKind.MOVE: lambda: self._move(draft, plan),
+            ReleaseStepKind.UNBIND: lambda: self._unbind(() if request.keep else draft.user_names),
+        }
+        if request.grads:
+            acts[ReleaseStepKind.CLEAR_GRADIENTS] = lambda: StepResult(
+                n_tensors=clear_gradients(draft.grad_owners)
+            )
+        acts[ReleaseStepKind.DROP_REFERENCES] = lambda: self._drop(draft, request)
+        if plan.costs:
+            acts[ReleaseStepKind.CLEAR_CACHES] = lambda: StepResult(
+                notes=clear_caches(
+                    self._hardware, cublas=request.cublas, compile_caches=request.compile_caches
+                )
+            )
+        acts[ReleaseStepKind.COLLECT] = lambda: StepResult(
+            n_tensors=cut_cycles(draft.cycles), n_objects=gc.collect()
+        )
+        acts[ReleaseStepKind.EMPTY_CACHE] = self._empty_cache
+        return acts
+
+    def _watch_storages(self, draft: Draft) -> int:
+        """Watch what is to go, and return the pinned bytes among it."""
+        if draft.account is None:
+            return 0
+        moved = [move.place for group in draft.moves for move in group]
+        self._watch.add(draft.account, [*draft.dying, *moved])
+        infos = [draft.account.graph.storages[place] for place in draft.dying]
+        # PyTorch has a cache of pinned memory, and malloc none.
+        return sum(info.n_bytes for info in infos if info.is_pinned)
+
     def _measure(self) -> tuple[Reading, ...]:
         """Read the devices; a Ctrl-C meanwhile ends the release before its next step."""
         while True:
@@ -183,11 +179,14 @@ class _Release:
             except KeyboardInterrupt:
                 self._is_interrupted = True
 
+    def _find_failure(self) -> ReleaseStep | None:
+        return next((step for step in self._steps if step.status == "failed"), None)
+
     def _find_stop(self) -> str | None:
-        """Why the release stopped, in one line; ``None`` where all steps were taken."""
-        for step in self._steps:
-            if step.status == "failed":
-                return f"{step.kind.value}: {step.result.error}"
+        """Return why the release stopped, in one line; ``None`` if all steps were taken."""
+        failed = self._find_failure()
+        if failed is not None:
+            return f"{failed.kind.value}: {failed.result.error}"
         done = [step.kind.value for step in self._steps if step.status != "not reached"]
         if len(done) < len(self._steps):
             return f"interrupted after {done[-1]}" if done else "interrupted"
@@ -195,73 +194,44 @@ class _Release:
 
     # -- the steps ---------------------------------------------------------------------------------
 
-    def _prepare(self) -> _Prepared:
-        """Draw up the plan and move; when this returns, nothing of the draft is left."""
-        draft, plan = draw_up(self._shell, self._hardware, self._request)
-        if plan.refusal is not None:
-            return _Prepared(plan=plan, failure=plan.refusal, is_begun=False)
-        if draft.account is not None:
-            self._watch.add(draft.account, draft.dying)
-            infos = [draft.account.graph.storages[place] for place in draft.dying]
-            self._pinned_bytes = sum(info.n_bytes for info in infos if info.is_pinned)
-            moved = [move.place for group in draft.moves for move in group]
-            self._watch.add(draft.account, moved)
-        prepared = _Prepared(
-            plan=plan,
-            user_names=() if plan.request.keep else draft.user_names,
-            ids=draft.ids,
-            out_rows=draft.out_rows,
-            cycles=draft.cycles,
-            grad_owners=draft.grad_owners,
-        )
-        self._planned = draft.planned
-        try:
-            prepared.moved = self._move(draft, plan)
-        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
-            self._note_interrupt(exc)
-            prepared.failure = describe_error(exc)
-        return prepared
-
     def _move(self, draft: Draft, plan: ReleasePlan) -> StepResult:
         """Move what hangs together as one; what was moved before a failure stays moved."""
-        account = draft.account
-        if account is None or not draft.moves:
-            return _NOTHING
         n_tensors = 0
-        for unit in draft.units:
-            moves = [move for number in unit for move in draft.moves[number]]
-            try:
-                made = carry_out(account, moves)
-            except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
-                self._note_interrupt(exc)
-                told = [plan.moves[number] for number in unit]
-                failed = next(
-                    path.path
-                    for path, number in zip(told, unit, strict=True)
-                    if any(move.is_failed for move in draft.moves[number]) or path is told[-1]
-                )
-                message = f"{failed}: {describe_error(exc)}"
-                raise ReleaseError(message) from None
-            n_tensors += sum(len(move.tensors) for move in moves)
-            infos = [account.graph.storages[move.place] for move in moves]
-            whereabouts.note(account.graph.reader.storage_type, made, infos)
-            made.clear()
-        n_bytes = sum(told.n_bytes for told in plan.moves)
-        return StepResult(n_tensors=n_tensors, n_bytes=n_bytes)
+        try:
+            for unit in draft.units:
+                n_tensors += self._move_unit(draft, plan, unit)
+        finally:
+            # Nothing may hold what the next steps are to free.
+            draft.let_go()
+        return StepResult(n_tensors=n_tensors, n_bytes=sum(move.n_bytes for move in plan.moves))
 
-    def _note_move(
-        self, prepared: _Prepared, before: tuple[Reading, ...], started_s: float
-    ) -> None:
-        kind = ReleaseStepKind.MOVE
-        if not prepared.is_begun:
-            self._steps.append(ReleaseStep(kind, "not reached"))
-        else:
-            result = replace(prepared.moved, error=prepared.failure or "")
-            self._note_step(kind, result, before, started_s)
+    def _move_unit(self, draft: Draft, plan: ReleasePlan, unit: Sequence[int]) -> int:
+        account = draft.account
+        if account is None:
+            return 0
+        moves = [move for number in unit for move in draft.moves[number]]
+        try:
+            made = carry_out(account, moves)
+        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
+            self._note_interrupt(exc)
+            paths = [plan.moves[number].path for number in unit]
+            failed = next(
+                (
+                    path
+                    for path, number in zip(paths, unit, strict=True)
+                    if any(move.is_failed for move in draft.moves[number])
+                ),
+                paths[-1],
+            )
+            message = f"{failed}: {describe_error(exc)}"
+            raise ReleaseError(message) from None
+        infos = [account.graph.storages[move.place] for move in moves]
+        whereabouts.note(account.graph.reader.storage_type, made, infos)
+        return sum(len(move.tensors) for move in moves)
 
-    def _unbind(self, prepared: _Prepared) -> StepResult:
+    def _unbind(self, names: Sequence[str]) -> StepResult:
         done: list[str] = []
-        for name in prepared.user_names:
+        for name in names:
             try:
                 self._shell.user_ns[name] = None
             except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
@@ -272,11 +242,11 @@ class _Release:
             done.append(name)
         return StepResult(names=tuple(done))
 
-    def _drop(self, prepared: _Prepared) -> StepResult:
-        shell, request = self._shell, prepared.plan.request
-        dropped = list(shell.drop_ids(prepared.ids)) if prepared.ids else []
-        if request.out or prepared.out_rows:
-            dropped += shell.drop_out(None if request.out else prepared.out_rows)
+    def _drop(self, draft: Draft, request: ReleaseRequest) -> StepResult:
+        shell = self._shell
+        dropped = list(shell.drop_ids(draft.ids)) if draft.ids else []
+        if request.out or draft.out_rows:
+            dropped += shell.drop_out(None if request.out else draft.out_rows)
         if request.exceptions:
             dropped += shell.drop_exceptions()
         return StepResult(references=tuple(dropped))
@@ -289,30 +259,21 @@ class _Release:
         if isinstance(exc, KeyboardInterrupt):
             self._is_interrupted = True
 
-    def _take_step(self, kind: ReleaseStepKind, act: Callable[[], StepResult]) -> None:
-        if self._is_interrupted or any(
-            step.status in {"failed", "not reached"} for step in self._steps
-        ):
-            self._steps.append(ReleaseStep(kind, "not reached"))
-            return
-        before: tuple[Reading, ...] = ()
+    def _take_step(
+        self,
+        kind: ReleaseStepKind,
+        act: Callable[[], StepResult],
+        before: tuple[Reading, ...] | None,
+        planned: Mapping[ReleaseStepKind, DeviceBytes],
+    ) -> None:
+        """Take a step, and note it with the memory that it freed."""
         started_s = time.perf_counter()
         try:
-            before = self._hardware.end_span()
+            before = before or self._hardware.end_span()
             result = act()
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
             self._note_interrupt(exc)
             result = StepResult(error=describe_error(exc))
-        self._note_step(kind, result, before, started_s)
-
-    def _note_step(
-        self,
-        kind: ReleaseStepKind,
-        result: StepResult,
-        before: tuple[Reading, ...],
-        started_s: float,
-    ) -> None:
-        """Note a step that was begun, with the memory that it freed."""
         duration_s = time.perf_counter() - started_s
         if result == _NOTHING and kind not in _ALWAYS_TAKEN:
             self._steps.append(ReleaseStep(kind, "skipped"))
@@ -323,16 +284,16 @@ class _Release:
                 kind,
                 "failed" if result.error else "done",
                 result,
-                allocated_freed_bytes=_subtract(before, after, "allocated_bytes"),
-                reserved_freed_bytes=_subtract(before, after, "reserved_bytes"),
+                allocated_freed_bytes=_subtract(before or (), after, "allocated_bytes"),
+                reserved_freed_bytes=_subtract(before or (), after, "reserved_bytes"),
                 duration_s=duration_s,
-                planned_bytes=self._planned.get(kind, DeviceBytes()),
+                planned_bytes=planned.get(kind, DeviceBytes()),
             )
         )
 
 
 def _subtract(before: Sequence[Reading], after: Sequence[Reading], counter: str) -> BytesByDevice:
-    """The fall of a counter, for each device where both ends are known."""
+    """Return the fall of a counter, for each device where both ends are known."""
     ends = {reading.device: getattr(reading, counter) for reading in after}
     return tuple(
         (reading.device, start - end)
@@ -345,7 +306,7 @@ def _subtract(before: Sequence[Reading], after: Sequence[Reading], counter: str)
 def _compare(
     planned: DeviceBytes, measured: Sequence[tuple[str, int]], *, pinned_bytes: int
 ) -> list[str]:
-    """A sentence for each device whose counter fell by less than was planned."""
+    """Return a sentence for each device whose counter fell by less than was planned."""
     fell = dict(measured)
     counted = {
         device: n_bytes - (pinned_bytes if device == HOST else 0)
