@@ -125,19 +125,10 @@ def _place_on(torch: Any, storage: Any, tensor: Any, device: str) -> Any:
     return placed
 
 
-#: Maximum number of storages that are remembered, the latest; a model has some thousands.
-MOST_NOTED = 100_000
-
-
 class Whereabouts:
-    """The devices where storages were before a release moved them; keeps none of them alive.
+    """The devices where storages were before a release moved them; keeps none of them alive."""
 
-    Args:
-        most: so many are remembered, the latest.
-    """
-
-    def __init__(self, most: int = MOST_NOTED) -> None:
-        self._most = most
+    def __init__(self) -> None:
         #: The device, by the address of a storage's header, which is also torch's weak reference:
         #: as long as it is kept no other storage gets this address.
         self._devices: dict[int, str] = {}
@@ -146,7 +137,7 @@ class Whereabouts:
     def note(
         self, storage_type: Any, storages: Sequence[Any], infos: Iterable[StorageInfo]
     ) -> None:
-        """Remember where the memory of these new storages was."""
+        """Remember where the memory of these new storages was; forget those that are gone."""
         self._storage_type = storage_type
         for storage, info in zip(storages, infos, strict=True):
             self._forget(storage._cdata)  # noqa: SLF001 - its name in torch
@@ -154,11 +145,9 @@ class Whereabouts:
         expired = [each for each in self._devices if storage_type._expired(each)]  # noqa: SLF001
         for each in expired:
             self._forget(each)
-        while len(self._devices) > self._most:
-            self._forget(next(iter(self._devices)))
 
     def find(self, storage: Any) -> str | None:
-        """The device where a storage's memory was; ``None`` where that is not known."""
+        """Return the device where a storage's memory was; ``None`` where that is not known."""
         return self._devices.get(storage._cdata)  # noqa: SLF001 - its name in torch
 
     def forget(self, storage: Any) -> None:

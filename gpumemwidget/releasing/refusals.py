@@ -13,33 +13,22 @@ import gc
 import re
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from types import (
-    BuiltinFunctionType,
-    FrameType,
-    FunctionType,
-    GetSetDescriptorType,
-    MethodType,
-    ModuleType,
-)
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.ownership.graph.kinds import Kind
-from gpumemwidget.ownership.graph.objects import (
-    is_one_of,
-    read_class_attribute,
-    read_locals,
-    read_type_dict,
-)
+from gpumemwidget.ownership.graph.objects import is_one_of, read_locals
 from gpumemwidget.ownership.graph.torch_reader import find_torch
-from gpumemwidget.ownership.holdings import Account
+from gpumemwidget.ownership.holdings import Account, Row
 from gpumemwidget.ownership.shell import Shell
 
 #: A variable, and the begin of a way to a part of it.
 _PART = re.compile(r"([^\W\d]\w*)[.\[]")
 
 _CODE_TYPES = (FunctionType, BuiltinFunctionType, MethodType, type)
+_UNCHANGED = "nothing was changed"
 
 
 def check_bound(shell: Shell, names: Sequence[str], *, rows: Mapping[str, str]) -> None:
@@ -92,45 +81,41 @@ def check_functions(shell: Shell, names: Sequence[str], account: Account | None)
             )
 
 
-#: Nodes of a running backward that are looked at.
-_MOST_NODES = 10_000
-
-_UNCHANGED = "nothing was changed"
-
-#: Python's side of a running backward.
-_BACKWARD = "_engine_run_backward"
-
-
 def find_capture() -> str | None:
-    """Why nothing may be done while a CUDA graph is captured; ``None`` where none is.
+    """Return why nothing may be done while a CUDA graph is captured; ``None`` where none is.
 
     Torch tells of the current stream of this thread. Of captures on others it tells by the streams
     that ``torch.cuda.graph`` takes for them. XPU has such graphs in later releases.
     """
     torch: Any = find_torch()
-    for kind in ("cuda", "xpu"):
+    for kind, graph in (("cuda", "a CUDA graph"), ("xpu", "an XPU graph")):
         module = getattr(torch, kind, None)
         if module is None or not module.is_initialized():
             continue
         is_capturing = getattr(module, "is_current_stream_capturing", None)
         if is_capturing is None:
             continue
-        graph = f"{'a CUDA' if kind == 'cuda' else 'an XPU'} graph"
-        # To ask for a device that is not in use, as the current one may be, would start it.
-        if _has_context(torch, kind) and is_capturing():
+        where = _find_capturing(torch, kind, module, is_capturing)
+        if where is not None:
             return (
-                f"{graph} is being captured on this thread's stream, and to free or copy memory "
-                f"would break it: release after the capture; {_UNCHANGED}"
+                f"{graph} is being captured on {where} stream, and to free or copy memory would "
+                f"break it: release after the capture; {_UNCHANGED}"
             )
-        for stream in _list_capture_streams(module):
-            # The device first: else what was current before would be set anew, and so started.
-            with module.device(stream.device), module.stream(stream):
-                is_busy = is_capturing()
-            if is_busy:
-                return (
-                    f"{graph} is being captured on another stream, and to free or copy memory "
-                    f"would break it: release after the capture; {_UNCHANGED}"
-                )
+    return None
+
+
+def _find_capturing(
+    torch: Any, kind: str, module: Any, is_capturing: Callable[[], bool]
+) -> str | None:
+    # To ask for a device that is not in use, as the current one may be, would start it.
+    if _has_context(torch, kind) and is_capturing():
+        return "this thread's"
+    for stream in _list_capture_streams(module):
+        # The device first: else what was current before would be set anew, and so started.
+        with module.device(stream.device), module.stream(stream):
+            is_busy = is_capturing()
+        if is_busy:
+            return "another"
     return None
 
 
@@ -153,8 +138,8 @@ def _list_capture_streams(module: Any) -> list[Any]:
 def find_user(shell: Shell, account: Account, names: Sequence[str]) -> str | None:
     """Return which other thread uses what these rows hold, in one line; ``None`` if none does.
 
-    A thread uses it whose functions, those that are running now, have one of the tensors, modules
-    or optimizers in a variable, mention one of the names, or are in a backward that leads to one.
+    A thread uses it if one of its running functions has one of the tensors, modules or optimizers
+    in a variable, or mentions one of the names.
 
     Args:
         shell: whose namespace a function may mention names of.
@@ -162,9 +147,8 @@ def find_user(shell: Shell, account: Account, names: Sequence[str]) -> str | Non
         names: the rows.
     """
     rows = [account.rows[name] for name in names if name in account.rows]
-    chosen = _list_chosen(account, [row.mark for row in rows])
+    chosen = _list_chosen(account, rows)
     words = {row.name for row in rows if row.root == "name"}
-    namespace = shell.user_ns
     threads = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
     frame: FrameType | None = None
@@ -173,13 +157,12 @@ def find_user(shell: Shell, account: Account, names: Sequence[str]) -> str | Non
         while tops:
             ident, frame = tops.pop()
             while frame is not None:
-                used = _find_use(
-                    account, frame, chosen, words if frame.f_globals is namespace else ()
-                )
-                if used is not None:
+                is_notebooks = frame.f_globals is shell.user_ns
+                use = _find_use(frame, chosen, words if is_notebooks else set())
+                if use is not None:
                     return (
                         f"thread {threads.get(ident, ident)!r} is in {frame.f_code.co_name}() line "
-                        f"{frame.f_lineno}, which {used}: wait for its end; {_UNCHANGED}"
+                        f"{frame.f_lineno}, which {use}: wait for its end; {_UNCHANGED}"
                     )
                 frame = frame.f_back
         return None
@@ -188,15 +171,16 @@ def find_user(shell: Shell, account: Account, names: Sequence[str]) -> str | Non
         del frame, tops
 
 
-def _list_chosen(account: Account, marks: Sequence[int]) -> dict[int, str]:
+def _list_chosen(account: Account, rows: Sequence[Row]) -> dict[int, str]:
     """Return what a thread may have of these rows, by id, with a name for each."""
     graph = account.graph
     mark = 0
-    for each in marks:
-        mark |= each
+    for row in rows:
+        mark |= row.mark
     chosen: dict[int, str] = {}
     for place, kind in enumerate(graph.kinds):
-        if not account.marks[place] & mark:
+        marks = account.marks[place] & mark
+        if not marks:
             continue
         cls = type(graph.objects[place])
         if kind is Kind.TENSOR:
@@ -207,60 +191,17 @@ def _list_chosen(account: Account, marks: Sequence[int]) -> dict[int, str]:
             word = "optimizer"
         else:
             continue
-        chosen[id(graph.objects[place])] = f"{_name_rows(account, place, mark)} ({word})"
+        name = next(iter(account.name_holders(marks)))
+        chosen[id(graph.objects[place])] = f"{name} ({word})"
     return chosen
 
 
-def _name_rows(account: Account, place: int, mark: int) -> str:
-    return next(iter(account.name_holders(account.marks[place] & mark)))
-
-
-def _find_use(
-    account: Account, frame: FrameType, chosen: dict[int, str], words: Collection[str]
-) -> str | None:
+def _find_use(frame: FrameType, chosen: Mapping[int, str], words: Collection[str]) -> str | None:
     """Return how a running function uses the chosen objects, to complete "which …"."""
-    code = frame.f_code
-    for name in code.co_names:
+    for name in frame.f_code.co_names:
         if name in words:
             return f"mentions {name}"
-    variables = read_locals(frame)
-    for variable, value in variables.items():
+    for variable, value in read_locals(frame).items():
         if id(value) in chosen:
             return f"has {chosen[id(value)]} in {variable}"
-    if code.co_name == _BACKWARD:
-        for each in _list_leaves(account, variables.get("t_outputs")):
-            if id(each) in chosen:
-                return f"runs a backward to {chosen[id(each)]}"
     return None
-
-
-def _list_leaves(account: Account, outputs: Any) -> Iterator[object]:
-    """The tensors that a backward leads to, by what of a graph does not change while it runs."""
-    reader = account.graph.reader
-    if not is_one_of(type(outputs), tuple, list):
-        return
-    met: dict[int, Any] = {}
-    with reader.quiet():
-        tensors = [each for each in outputs if is_one_of(type(each), reader.tensor_type)]
-        pending: list[Any] = [reader.read_tensor(each).grad_fn for each in tensors]
-        while pending and len(met) < _MOST_NODES:
-            node = pending.pop()
-            if node is None or id(node) in met:
-                continue
-            met[id(node)] = node
-            following, leaf = _read_way(reader.torch, node)
-            pending.extend(following)
-            if leaf is not None:
-                yield leaf
-
-
-def _read_way(torch: Any, node: Any) -> tuple[list[Any], object | None]:
-    """The nodes that follow, and the tensor whose gradient is accumulated."""
-    function_class: Any = torch._C._FunctionBase  # noqa: SLF001 - has no public name
-    cls = type(node)
-    is_python = is_one_of(cls, function_class)
-    read: Any = (
-        function_class.next_functions if is_python else read_type_dict(cls)["next_functions"]
-    )
-    is_leaf = type(read_class_attribute(cls, "variable")) is GetSetDescriptorType
-    return [each[0] for each in read.__get__(node)], node.variable if is_leaf else None

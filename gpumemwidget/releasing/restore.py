@@ -16,8 +16,6 @@ from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import ReleaseMove, RestorePlan, RestoreReport, StepResult
 from gpumemwidget.model.requests import check_names
-from gpumemwidget.ownership.graph.kinds import Kind
-from gpumemwidget.ownership.graph.objects import is_a, is_one_of, read_attribute
 from gpumemwidget.ownership.graph.torch_reader import round_up
 from gpumemwidget.ownership.holdings import Account, Row, take_account
 from gpumemwidget.ownership.labels import find_kind_name
@@ -41,7 +39,6 @@ class _Draft:
     moves: list[Move] = field(default_factory=list)
     remains: list[str] = field(default_factory=list)
     told: tuple[ReleaseMove, ...] = ()
-    plan: RestorePlan | None = None
 
 
 @forgets_frames
@@ -117,7 +114,7 @@ def execute_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> R
 
 
 def _bring_back(draft: _Draft, watch: StorageWatch) -> tuple[StepResult, str | None, bool]:
-    """Move; what was done, why it stopped, and whether a Ctrl-C came."""
+    """Move; return what was done, why it stopped, and whether a Ctrl-C came."""
     account = draft.account
     if account is None:
         return StepResult(), "torch is not imported: there is nothing to restore", False
@@ -159,7 +156,7 @@ def _draw_up(shell: Shell, hardware: Hardware, names: Sequence[str]) -> tuple[_D
     if draft.account is not None:
         _find_moves(draft, draft.account, names)
         for move in draft.moves:
-            device = _name_device(move.device)
+            device = HOST if move.device == "cpu" else move.device
             n_bytes = draft.account.graph.storages[move.place].n_bytes
             needs[device] = needs.get(device, 0) + round_up(n_bytes, device)
         refusal = find_user(shell, draft.account, names)
@@ -184,13 +181,12 @@ def _draw_up(shell: Shell, hardware: Hardware, names: Sequence[str]) -> tuple[_D
 def _find_moves(draft: _Draft, account: Account, names: Sequence[str]) -> None:
     graph = account.graph
     rows = [account.rows[name] for name in names if name in account.rows]
-    reached = [(place, row) for place, row in _list_reached(account, rows)]
+    reached = _list_reached(account, rows)
     targets = {
         place: device
         for place, _ in reached
         if (device := whereabouts.find(graph.objects[place])) is not None
     }
-    targets.update(_find_companions(account, targets))
     owned = list_owned(account, rows, keep=True)
     with graph.reader.quiet():
         outside = find_outside(account, list(targets))
@@ -234,7 +230,7 @@ def _find_moves(draft: _Draft, account: Account, names: Sequence[str]) -> None:
 
 
 def _list_reached(account: Account, rows: Sequence[Row]) -> list[tuple[int, Row]]:
-    """The storages that the rows reach, each under the first row, in the order of the rows."""
+    """Return the storages that the rows reach, each under the first row, in their order."""
     met: set[int] = set()
     reached = []
     for row in rows:
@@ -245,48 +241,8 @@ def _list_reached(account: Account, rows: Sequence[Row]) -> list[tuple[int, Row]
     return reached
 
 
-def _find_companions(account: Account, targets: dict[int, str]) -> dict[int, str]:
-    """Find storages made on the CPU since, that have to be on the device of their tensor.
-
-    A gradient, and what an optimizer keeps of a parameter in the parameter's own shape: a step on
-    the CPU made them. Its count of steps stays, for that is on the CPU by PyTorch's own choice.
-    """
-    graph, reader = account.graph, account.graph.reader
-    found: dict[int, str] = {}
-    device_of: dict[int, str] = {}
-
-    def follow(target: object, device: str) -> None:
-        place = graph.find(target)
-        for part in graph.edges[place] if place is not None else ():
-            info = graph.storages.get(part)
-            if info is not None and info.device == HOST and part not in targets:
-                found[part] = device
-
-    with reader.quiet():
-        for storage, device in targets.items():
-            for each in graph.tensors_on.get(storage, ()):
-                device_of[id(graph.objects[each])] = device
-                for other in reader.read_tensor(graph.objects[each]).tensors:
-                    follow(other, device)
-        for target in list(graph.objects):
-            if not is_one_of(type(target), reader.optimizer_type):
-                continue
-            state = read_attribute(target, "state")
-            for key, values in list(dict.items(state)) if is_a(state, dict) else ():
-                if id(key) not in device_of or not is_a(values, dict):
-                    continue
-                shape = reader.read_shape(key)[0]
-                for value in list(dict.values(values)):
-                    place = graph.find(value)
-                    if place is None or graph.kinds[place] is not Kind.TENSOR or not shape:
-                        continue
-                    if reader.read_shape(value)[0] == shape:
-                        follow(value, device_of[id(key)])
-    return found
-
-
 def _describe_absence(shell: Shell, draft: _Draft, names: Sequence[str]) -> str:
-    """Why there is nothing to bring back, for the first name."""
+    """Return why there is nothing to bring back, for the first name."""
     if draft.remains:
         return draft.remains[0]
     for name in names:
@@ -300,13 +256,6 @@ def _describe_absence(shell: Shell, draft: _Draft, names: Sequence[str]) -> str:
     if account is None or row is None or not account.list_storages(row.mark):
         return f"{names[0]} holds no tensor memory"
     return f"{names[0]} holds nothing that a release moved to the CPU and that is still there"
-
-
-# -- the devices -----------------------------------------------------------------------------------
-
-
-def _name_device(device: str) -> str:
-    return HOST if device == "cpu" else device
 
 
 def _read_available(hardware: Hardware, needs: Iterable[str]) -> dict[str, int]:

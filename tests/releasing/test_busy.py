@@ -106,26 +106,6 @@ def test_an_optimizers_step(notebook: Notebook, gate: _Gate) -> None:
     assert "has opt (optimizer) in " in refusal
 
 
-def test_a_backward_that_leads_to_a_parameter(notebook: Notebook, gate: _Gate) -> None:
-    """No variable of the thread's has the model, but the graph that it runs through does."""
-    model = torch.nn.Linear(3, 3)
-    notebook.put(model=model, other=torch.ones(3, requires_grad=True))
-    losses = [model(torch.ones(2, 3)).sum()]
-    losses[0].grad_fn.register_prehook(lambda _grads: gate())  # type: ignore[union-attr]
-
-    def run() -> None:
-        losses.pop().backward()
-
-    with gate.held(run):
-        refusal = notebook.plan("model").refusal
-        other = notebook.plan("other").refusal
-
-    assert refusal is not None
-    assert "_engine_run_backward() line " in refusal
-    assert "runs a backward to model (tensor)" in refusal
-    assert other is None
-
-
 def test_looking_leaves_nothing_in_the_frames(
     notebook: Notebook, tracker: Tracker, gate: _Gate
 ) -> None:

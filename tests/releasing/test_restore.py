@@ -17,7 +17,7 @@ from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import RestorePlan, RestoreReport, StepResult
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo
-from gpumemwidget.releasing.move import Whereabouts, whereabouts
+from gpumemwidget.releasing.move import whereabouts
 from gpumemwidget.releasing.restore import execute_restore, plan_restore
 from tests.ownership.notebook import Notebook, Tracker
 
@@ -152,29 +152,6 @@ def test_a_device_without_room_is_refused_before(
     )
 
 
-def test_what_was_made_on_the_cpu_goes_along(notebook: Notebook) -> None:
-    """A gradient and an optimizer's state must be where the parameter is; a count of steps not."""
-    notebook.run(_TRAINED)
-    ns = notebook.ip.user_ns
-    notebook.release("model", "opt", keep=True)
-    ns["opt"].state.clear()
-    ns["opt"].zero_grad(set_to_none=True)
-    ns["step"]()
-    tensors = _list_tensors(notebook)
-    addresses = [each.data_ptr() for each in tensors]
-    steps = [state["step"].data_ptr() for state in ns["opt"].state.values()]
-
-    report = _restore(notebook, "model", "opt")
-
-    moved = [each.data_ptr() != address for each, address in zip(tensors, addresses, strict=True)]
-    assert [each.dim() > 0 for each in tensors] == moved
-    assert [state["step"].data_ptr() for state in ns["opt"].state.values()] == steps
-    assert report.plan.remains == (
-        "12 B of opt stays on the CPU: it was not moved there by a release, or not since it was "
-        "last restored",
-    )
-
-
 def test_what_an_optimizer_holds_comes_back_by_its_name(notebook: Notebook) -> None:
     """A model that was released and not kept lives on in its optimizer, and can return there."""
     notebook.run(_TRAINED)
@@ -247,20 +224,6 @@ def test_nothing_is_kept_alive(notebook: Notebook, tracker: Tracker) -> None:
     assert gone == 0
     # "x" was moved once more: nobody kept it, so it was not.
     assert (noted, len(whereabouts)) == (1, 1)
-
-
-def test_only_so_many_are_remembered() -> None:
-    """The oldest is forgotten first, and its header given back."""
-    places = Whereabouts(most=2)
-    storages = [torch.ones(each).untyped_storage() for each in (1, 2, 3)]
-    infos = [StorageInfo("cuda:1", 4, each.data_ptr(), is_borrowed=False) for each in storages]
-
-    places.note(torch.UntypedStorage, storages, infos)
-    found = [places.find(each) for each in storages]
-    places.forget_all()
-
-    assert found == [None, "cuda:1", "cuda:1"]
-    assert len(places) == 0
 
 
 def test_another_device_is_where_it_goes(notebook: Notebook) -> None:
