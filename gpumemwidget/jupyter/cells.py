@@ -15,15 +15,15 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import get_ident
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpumemwidget.model.cells import CellRecord, Status
+from gpumemwidget.model.cells import Status
 from gpumemwidget.progress import Progress, listen
-from gpumemwidget.recording.cells import build_record
-from gpumemwidget.session.interrupts import ProtectedCallback, RaiseInterrupt
+from gpumemwidget.session.interrupts import InterruptHold, RaiseInterrupt
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import (
@@ -34,10 +34,9 @@ if TYPE_CHECKING:
 
     from gpumemwidget.jupyter.memtrace import Outputs
     from gpumemwidget.jupyter.oom import OomCards
-    from gpumemwidget.recording.cells import RunningCell
     from gpumemwidget.session.session import Session
 
-__all__ = ["CellEvents"]
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True, eq=False)
@@ -48,9 +47,6 @@ class _Run:
     info: Any
     #: True for a cell that a person ran, which is recorded.
     is_cell: bool
-    #: The start of a run that is not recorded, but whose report was asked for; and the devices that
-    #: were known then.
-    unrecorded: tuple[RunningCell, tuple[str, ...]] | None = None
     #: True if a display had failed before the run began, which then says nothing of this run.
     display_had_failed: bool = False
     #: Status of the runs within this one: ``%%capture`` hides the error of its body.
@@ -81,14 +77,8 @@ class CellEvents:
         self._report_failure = session.report_failure
         self._thread = threading.main_thread().ident
         self._runs: list[_Run] = []
-        self._pre_run_cell: ProtectedCallback[Any] = ProtectedCallback(
-            lambda info: self._guard("following the cells", self._begin, info),
-            self._interrupt_start,
-        )
-        self._post_run_cell: ProtectedCallback[ExecutionResult | None] = ProtectedCallback(
-            lambda result: self._guard("following the cells", self._end, result),
-            self._interrupt_end,
-        )
+        #: Holds a Ctrl-C back while a run begins or ends.
+        self._hold = InterruptHold()
         #: In the shell's list while a cell begins that was interrupted before its first line.
         self._raise_interrupt = RaiseInterrupt()
 
@@ -99,8 +89,8 @@ class CellEvents:
 
     def register(self) -> None:
         """Take part in the shell's events; a cell that is running now counts from here on."""
-        for event, callback in self._list_callbacks():
-            self._shell.events.register(event, callback)
+        self._shell.events.register("pre_run_cell", self._pre_run_cell)
+        self._shell.events.register("post_run_cell", self._post_run_cell)
         if get_ident() == self._thread:
             self._runs = [_Run(info, is_cell=False) for info in _list_running(self._shell)]
             if self._runs and self._runs[0].info.store_history:
@@ -109,84 +99,73 @@ class CellEvents:
 
     def unregister(self) -> None:
         """Leave the shell's events. May be called twice."""
-        for event, callback in self._list_callbacks():
-            if callback in self._shell.events.callbacks[event]:
-                self._shell.events.unregister(event, callback)
+        events = self._shell.events
+        for event, callback in (
+            ("pre_run_cell", self._pre_run_cell),
+            ("post_run_cell", self._post_run_cell),
+        ):
+            if callback in events.callbacks[event]:
+                events.unregister(event, callback)
         self._runs.clear()
         self._let_cells_run()
 
-    def _list_callbacks(self) -> tuple[tuple[str, Callable[[Any], None]], ...]:
-        """The callbacks with their events, in the order in which IPython is to call them."""
-        return (
-            ("pre_run_cell", self._pre_run_cell.run),
-            ("pre_run_cell", self._pre_run_cell.settle),
-            ("post_run_cell", self._post_run_cell.run),
-            ("post_run_cell", self._post_run_cell.settle),
-        )
-
     # -- The events --------------------------------------------------------------------------------
 
-    def _begin(self, info: Any) -> None:
+    def _pre_run_cell(self, info: Any) -> None:
         """Note that a run begins; ``info`` is its ``ExecutionInfo``."""
+        if get_ident() != self._thread:
+            return
+        with InterruptHold() as self._hold:
+            self._guard("following the cells", lambda: self._begin(info))
+        if self._hold.is_due:
+            self._shell.ast_transformers.append(self._raise_interrupt)
+
+    def _post_run_cell(self, result: ExecutionResult | None) -> None:
+        """Note that a run has ended, or an empty cell was run; ``None``: IPython knows no more."""
+        if get_ident() != self._thread:
+            return
+        with InterruptHold() as self._hold:
+            self._guard("following the cells", lambda: self._end(result))
+        if self._hold.is_due and result is not None and result.success:
+            # Cells that wait behind are not run then, as with a Ctrl-C a moment before.
+            interrupt = KeyboardInterrupt()
+            result.error_in_exec = interrupt
+            self._shell.showtraceback((KeyboardInterrupt, interrupt, None))
+
+    def _begin(self, info: Any) -> None:
         if self._runs and info.store_history and len(_list_running(self._shell)) <= 1:
             # The end of what is on the stack never came, for this one runs alone.
             self._abandon()
-        is_outermost = not self._runs
         run = _Run(
             info,
-            is_cell=is_outermost and info.store_history,
+            is_cell=not self._runs and info.store_history,
             display_had_failed=self._has_display_failed(),
         )
         self._runs.append(run)
-        if is_outermost:
-            self._guard("preparing a cell's output", self._outputs.open, info.raw_cell)
-            if run.is_cell:
-                self._start(info, partial=False)
-            elif self._outputs.is_tracing:
-                self._guard("measuring a run", self._start_unrecorded, run)
-
-    def _interrupt_start(self, _info: Any) -> None:
-        """End a run by the Ctrl-C that came while it began."""
-        self._shell.ast_transformers.append(self._raise_interrupt)
+        if run.is_cell:
+            self._guard("preparing a cell's output", lambda: self._outputs.open(info.raw_cell))
+            self._start(info, partial=False)
 
     def _let_cells_run(self) -> None:
         transformers = self._shell.ast_transformers
         if self._raise_interrupt in transformers:
             transformers.remove(self._raise_interrupt)
 
-    def _interrupt_end(self, result: ExecutionResult | None) -> None:
-        """End a run as interrupted, by a Ctrl-C that came when it had just ended.
-
-        So cells that wait behind are not run, as with a Ctrl-C a moment before.
-        """
-        if result is not None and result.success:
-            interrupt = KeyboardInterrupt()
-            result.error_in_exec = interrupt
-            self._shell.showtraceback((KeyboardInterrupt, interrupt, None))
-
     def _end(self, result: ExecutionResult | None) -> None:
-        """Note that a run has ended, or an empty cell was run; ``None`` if IPython knows no more.
-
-        Long work from here on (a report, a release that has waited) says how far it has got, and is
-        broken off there by a Ctrl-C.
-        """
-        try:
-            with listen(self._break_off):
-                self._end_run(result)
-        except KeyboardInterrupt:
-            # A noted Ctrl-C is handed on after the work; here IPython would print it as ours.
-            if not self._post_run_cell.is_interrupted:
-                raise
+        # Long work from here on (a report, a release that has waited) says how far it has got, and
+        # is broken off there by a Ctrl-C. That one is handed on after the work.
+        with suppress(KeyboardInterrupt), listen(self._break_off):
+            self._end_run(result)
 
     def _break_off(self, _progress: Progress) -> None:
-        if self._post_run_cell.is_interrupted:
+        if self._hold.is_noted:
             raise KeyboardInterrupt
 
     def _end_run(self, result: ExecutionResult | None) -> None:
         self._let_cells_run()
         run = self._find_run(result)
         status = _read_status(result)
-        if status == "ok" and self._post_run_cell.is_interrupted:
+        if status == "ok" and self._hold.is_noted:
             status = "interrupted"
         if run is None:
             if result is not None and not self._runs:
@@ -200,11 +179,9 @@ class CellEvents:
             status = run.inner_status
         if run.is_cell:
             self._finish(result, status)
-        elif run.unrecorded is not None:
-            self._finish_unrecorded(run.unrecorded, result, status)
         elif self._runs and status != "ok":
             self._runs[-1].inner_status = status
-            self._guard("noticing OOMs", self._ooms.end_inner, result)
+            self._guard("noticing OOMs", lambda: self._ooms.end_inner(result))
 
     def _has_display_failed(self) -> bool:
         """Tell whether ipykernel (7.3) answers "error" because the repr of the cell's value raised.
@@ -231,94 +208,59 @@ class CellEvents:
 
     def _start(self, info: Any, *, partial: bool) -> None:
         self._ooms.start()
-        try:
-            self._monitor.start_cell(
+        self._guard(
+            "recording a cell's start",
+            lambda: self._monitor.start_cell(
                 # IPython has counted on already: the number of this cell is the one before.
                 execution_count=self._shell.execution_count - 1,
                 cell_id=getattr(info, "cell_id", None),
                 source=info.raw_cell,
                 partial=partial,
-            )
-        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
-            self._report_failure("recording a cell's start", exc)
+            ),
+        )
 
     def _finish(self, result: ExecutionResult | None, status: Status) -> None:
-        record = None
-        try:
-            record = self._monitor.end_cell(
+        record = self._guard(
+            "recording a cell's end",
+            lambda: self._monitor.end_cell(
                 status=status,
                 execution_count=None if result is None else result.execution_count,
-            )
-        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
-            self._report_failure("recording a cell's end", exc)
-        try:
-            self._guard("showing the card of an OOM", self._ooms.end, record, result)
-        finally:  # A Ctrl-C that stops the card must not leave the cell's trace open.
-            self._show(record, result)
-
-    def _show(self, record: CellRecord | None, result: ExecutionResult | None) -> None:
-        # A syntax error, or a magic that IPython refuses: no line ran.
-        has_run = result is None or result.error_before_exec is None
-        try:
-            self._outputs.close(record, has_run=has_run)
-        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
-            self._report_failure("showing a cell's report", exc)
-
-    def _start_unrecorded(self, run: _Run) -> None:
-        """Begin to measure a run that its caller keeps out of the history."""
-        known_devices = self._monitor.history.devices()
-        cell = self._monitor.start_cell(
-            execution_count=None, cell_id=None, source=run.info.raw_cell
+            ),
         )
-        run.unrecorded = (cell, known_devices)
-
-    def _finish_unrecorded(
-        self,
-        unrecorded: tuple[RunningCell, tuple[str, ...]],
-        result: ExecutionResult | None,
-        status: Status,
-    ) -> None:
-        """Show the report of a run that leaves no record in the ledger."""
-        cell, known_devices = unrecorded
-
-        def build() -> CellRecord:
-            end_s = self._monitor.clock.now()
-            after = self._monitor.end_span()
-            self._monitor.discard_cell()
-            return build_record(
-                cell, after, end_s=end_s, status=status, known_devices=known_devices
+        try:
+            self._guard("showing the card of an OOM", lambda: self._ooms.end(record, result))
+        finally:  # A Ctrl-C that stops the card must not leave the cell's trace open.
+            # A syntax error, or a magic that IPython refuses: no line ran.
+            has_run = result is None or result.error_before_exec is None
+            self._guard(
+                "showing a cell's report", lambda: self._outputs.close(record, has_run=has_run)
             )
-
-        self._show(self._guard("measuring a run", build), result)
 
     def _record_empty(self, info: Any) -> None:
         """Record a cell with nothing in it, for which IPython counts no execution."""
         if info is None or not info.store_history or info.raw_cell.strip():
             return
-
-        def record() -> None:
-            self._monitor.start_cell(
+        self._guard(
+            "recording an empty cell",
+            lambda: self._monitor.start_cell(
                 execution_count=None, cell_id=getattr(info, "cell_id", None), source=""
-            )
-            self._monitor.end_cell(status="ok")
-
-        self._guard("recording an empty cell", record)
+            ),
+        )
+        self._guard("recording an empty cell", lambda: self._monitor.end_cell(status="ok"))
 
     def _abandon(self) -> None:
-        was_measured = self._runs[0].is_cell or self._runs[0].unrecorded is not None
+        was_measured = self._runs[0].is_cell
         self._runs.clear()
         if was_measured:
             self._guard("giving up a cell without an end", self._monitor.discard_cell)
-            self._guard("giving up a cell's output", self._outputs.close, None)
+            self._guard("giving up a cell's output", lambda: self._outputs.close(None))
 
-    def _guard(self, what: str, action: Callable[..., object], *args: object) -> CellRecord | None:
-        """Call ``action`` and return the record that it returns; report what it raises."""
+    def _guard(self, what: str, action: Callable[[], _T]) -> _T | None:
         try:
-            outcome = action(*args)
+            return action()
         except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
             self._report_failure(what, exc)
             return None
-        return outcome if isinstance(outcome, CellRecord) else None
 
 
 def _read_status(result: ExecutionResult | None) -> Status:

@@ -148,11 +148,6 @@ class Outputs:
         self._source = ""
         self._trace: _CellTrace | None = None
 
-    @property
-    def is_tracing(self) -> bool:
-        """True if the cell that runs will get its report."""
-        return self._trace is not None
-
     def open(self, source: str) -> None:
         """Prepare for a cell that begins; nothing of it has been measured yet."""
         self._shows_line = self._session.shows_line

@@ -83,8 +83,6 @@ class OomCards:
         self._session = session
         self._observer = OomObserver(self._note, self._fail)
         self._cell: _Cell | None = None
-        #: For the next cell: most meet nothing, and leave it as it is.
-        self._unused = _Cell()
         self._failures: deque[tuple[str, Exception]] = deque(maxlen=_MAX_KEPT)
 
     def open(self) -> None:
@@ -100,10 +98,7 @@ class OomCards:
 
     def start(self) -> None:
         """Begin to note the OOMs of a cell."""
-        unused = self._unused
-        if unused.n_ooms or unused.inner is not None:
-            unused = self._unused = _Cell()
-        self._cell = unused
+        self._cell = _Cell()
 
     def end_inner(self, result: Any) -> None:
         """Note the OOM of a run within the cell, as ``%%capture`` makes one."""
@@ -135,13 +130,9 @@ class OomCards:
     def _note(self, moment: OomMoment) -> None:
         """Note an allocation that is failing, on any thread."""
         cell = self._cell
-        if cell is None:
-            return
-        if threading.get_ident() == threading.main_thread().ident:
+        if cell is not None:
             # A Ctrl-C that lands here is for the cell.
             run_uninterrupted(self._keep, cell, moment)
-        else:
-            self._keep(cell, moment)
 
     def _keep(self, cell: _Cell, moment: OomMoment) -> None:
         cell.n_ooms += 1

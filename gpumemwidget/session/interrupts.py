@@ -17,16 +17,8 @@ import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
-from types import FrameType, FunctionType, MethodType
-from typing import Any, Generic, TypeVar
-
-__all__ = [
-    "InterruptHold",
-    "ProtectedCallback",
-    "RaiseInterrupt",
-    "run_uninterrupted",
-    "send_later",
-]
+from types import FrameType, FunctionType
+from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
@@ -43,119 +35,56 @@ _SIGINT = int(signal.SIGINT)
 
 
 class InterruptHold:
-    """Notes SIGINT instead of having it handled, from ``begin`` to ``end``.
+    """Notes SIGINT in a ``with`` block instead of having it handled, and has it handled behind it.
 
-    Only on the main thread, where Python runs signal handlers.
+    Only on the main thread, where Python runs signal handlers; elsewhere it does nothing.
 
     Attributes:
-        is_noted: whether a SIGINT has come since ``begin``.
+        is_noted: whether a SIGINT has come.
+        is_due: whether what follows the block is to be interrupted: known after it.
     """
 
-    __slots__ = ("_previous", "is_noted")
+    __slots__ = ("_previous", "is_due", "is_noted")
 
     def __init__(self) -> None:
         self.is_noted = False
+        self.is_due = False
         self._previous: Callable[[int, FrameType | None], Any] | None = None
 
-    def begin(self) -> None:
-        """Note SIGINT from now on; nothing where it is noted already.
+    def __enter__(self) -> InterruptHold:
+        if threading.current_thread() is threading.main_thread():
+            try:
+                self._begin()
+            except KeyboardInterrupt:  # One that came just before is as good as noted.
+                self.is_due = True
+                self._begin()
+        return self
 
-        Where SIGINT is ignored or ends the process it stays so: Python would not handle it.
-
-        Raises:
-            KeyboardInterrupt: one came just before; call this again.
-        """
+    def _begin(self) -> None:
         handler = _get_handler(_SIGINT)
-        if self._is_mine(handler):
-            return
-        self.is_noted = False
-        self._previous = None
-        if callable(handler):
+        # Where SIGINT is ignored or ends the process it stays so: Python would not handle it.
+        if self._previous is None and callable(handler):
             self._previous = handler
             _set_handler(_SIGINT, self._note)
 
-    def end(self) -> bool:
-        """Have SIGINT handled as before, also the one that was noted.
-
-        Returns:
-            Whether one was noted and its handler, which is ipykernel's for a cell that awaits,
-            cancels what the loop does next instead of raising.
-
-        Raises:
-            KeyboardInterrupt: one was noted, or came just now, and Python's own handler raises.
-        """
-        previous = self._previous
+    def __exit__(self, *_: object) -> None:
+        previous, self._previous = self._previous, None
         if previous is None:
-            return False
-        if self._is_mine(_get_handler(_SIGINT)):
-            _set_handler(_SIGINT, previous)
-        if not self.is_noted:
-            return False
-        # A handler of the user's own may do without an interrupt.
-        previous(_SIGINT, None)
-        return _is_from_ipykernel(previous)
+            return
+        try:
+            # Unless the block itself has set another one.
+            if _get_handler(_SIGINT) == self._note:
+                _set_handler(_SIGINT, previous)
+            if self.is_noted:
+                # A handler of the user's own may do without an interrupt.
+                previous(_SIGINT, None)
+                # ipykernel's for a cell that awaits does not raise, but cancels its task.
+                self.is_due |= _is_from_ipykernel(previous)
+        except KeyboardInterrupt:
+            self.is_due = True
 
     def _note(self, _signum: int, _frame: FrameType | None) -> None:
         self.is_noted = True
-
-    def _is_mine(self, handler: object) -> bool:
-        return type(handler) is MethodType and handler.__self__ is self
-
-
-class ProtectedCallback(Generic[_T]):
-    """A callback for one of IPython's events that Ctrl-C neither cuts short nor is lost in.
-
-    In the few instructions before SIGINT is noted a Ctrl-C still ends the callback, but then its
-    work has not begun. So there are two callbacks to register, one right behind the other: ``run``
-    does the work, and ``settle`` makes up for a ``run`` that was cut and hands the interrupt on.
-    Both do nothing on other threads than the main one.
-
-    Args:
-        work: what the event is for.
-        on_interrupt: called after the work if a Ctrl-C came meanwhile.
-    """
-
-    def __init__(self, work: Callable[[_T], object], on_interrupt: Callable[[_T], object]) -> None:
-        self._work = work
-        self._on_interrupt = on_interrupt
-        self._hold = InterruptHold()
-        self._has_begun = False
-        self._was_cut = False
-        self._thread = threading.main_thread().ident
-
-    @property
-    def is_interrupted(self) -> bool:
-        """True if a Ctrl-C has come since the work began."""
-        return self._was_cut or self._hold.is_noted
-
-    def run(self, argument: _T) -> None:
-        """Do the work, and leave SIGINT noted: the first callback."""
-        if threading.get_ident() == self._thread:
-            self._hold.begin()
-            self._has_begun = True
-            try:
-                self._work(argument)
-            except (Exception, KeyboardInterrupt):
-                raise  # IPython prints it, and calls ``settle``.
-            except BaseException:
-                self._has_begun = False
-                self._hold.end()
-                raise
-
-    def settle(self, argument: _T) -> None:
-        """Do the work if a Ctrl-C kept ``run`` from it, and hand Ctrl-C on: the second callback."""
-        if threading.get_ident() == self._thread:
-            self._hold.begin()
-            was_cut = self._was_cut = not self._has_begun
-            if was_cut:
-                self._work(argument)
-            self._has_begun = self._was_cut = False
-            try:
-                is_due = self._hold.end() or was_cut
-            except KeyboardInterrupt:
-                is_due = True
-            if is_due:
-                self._on_interrupt(argument)
 
 
 class RaiseInterrupt(ast.NodeTransformer):
@@ -171,30 +100,19 @@ class RaiseInterrupt(ast.NodeTransformer):
         return node
 
 
-def run_uninterrupted(work: Callable[..., object], *args: object) -> None:
-    """Run ``work`` to its end, and send a Ctrl-C that came meanwhile again a moment later.
-
-    Only on the main thread, where Python runs signal handlers.
+def run_uninterrupted(work: Callable[..., _T], *args: Any) -> _T:
+    """Return what ``work(*args)`` does; a Ctrl-C that came meanwhile is sent again a moment later.
 
     Args:
         work: short.
         args: its arguments.
     """
     hold = InterruptHold()
-    is_due = False
     try:
-        hold.begin()
-    except KeyboardInterrupt:
-        is_due = True
-        hold.begin()
-    try:
-        work(*args)
+        with hold:
+            return work(*args)
     finally:
-        try:
-            is_due |= hold.end()
-        except KeyboardInterrupt:
-            is_due = True
-        if is_due:
+        if hold.is_due:
             send_later()
 
 
@@ -219,5 +137,4 @@ def _send() -> None:
 
 
 def _is_from_ipykernel(handler: object) -> bool:
-    """Tell whether a handler cancels the task of a cell that awaits, instead of raising."""
     return type(handler) is FunctionType and handler.__module__.startswith("ipykernel.")

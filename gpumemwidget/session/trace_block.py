@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from gpumemwidget.errors import BadInputError, FileError, GpuMemError
 from gpumemwidget.failures import describe_exception
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
-__all__ = ["Trace", "load_trace", "make_trace"]
-
-_T = TypeVar("_T")
 _PLACEHOLDER = "a trace that has not ended"
 
 
@@ -83,7 +79,7 @@ class Trace:
             frame = frame.f_back
         begun_in = frame or sys._getframe(1)  # noqa: SLF001 - as above
         try:
-            self._block = _run_to_end(lambda: _RunningBlock(self._request, begun_in))
+            self._block = run_uninterrupted(_RunningBlock, self._request, begun_in)
         except GpuMemError as exc:
             # Our own lines say nothing of why.
             error = exc.with_traceback(None)
@@ -102,7 +98,7 @@ class Trace:
             status: Status = "ok" if kind is None else "error"
             if kind is not None and issubclass(kind, KeyboardInterrupt):
                 status = "interrupted"
-            self._trace = _run_to_end(lambda: block.close(status))
+            self._trace = run_uninterrupted(block.close, status)
             self._samples = block.samples
 
     @property
@@ -282,22 +278,3 @@ class _RunningBlock:
 
     def _read_numbers(self) -> Mapping[str, int]:
         return {} if self._session is None else self._session.shell.read_cell_numbers()
-
-
-def _run_to_end(work: Callable[[], _T]) -> _T:
-    """Run ``work`` to its end before a Ctrl-C is handled."""
-    if threading.current_thread() is not threading.main_thread():
-        return work()
-    done: list[_T] = []
-    failed: list[Exception] = []
-
-    def attempt() -> None:
-        try:
-            done.append(work())
-        except Exception as exc:  # noqa: BLE001 - raised again below
-            failed.append(exc)
-
-    run_uninterrupted(attempt)
-    if failed:
-        raise failed[0]
-    return done[0]

@@ -83,7 +83,7 @@ def test_loading_twice_doubles_nothing(shell: InteractiveShell, again: str) -> N
 
     shell.run_cell(again, store_history=True)
 
-    assert _count_ours(shell) == once == (4, 1, 13)
+    assert _count_ours(shell) == once == (2, 1, 13)
 
 
 def test_loading_by_hand_beside_the_extension_manager_doubles_nothing(
@@ -93,7 +93,7 @@ def test_loading_by_hand_beside_the_extension_manager_doubles_nothing(
     gpumemwidget.load_ipython_extension(shell)
     shell.run_cell("%load_ext gpumemwidget", store_history=True)
 
-    assert _count_ours(shell) == (4, 1, 13)
+    assert _count_ours(shell) == (2, 1, 13)
 
 
 def _count_ours(shell: InteractiveShell) -> tuple[int, int, int]:

@@ -3,81 +3,15 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-import gpumemwidget
-from gpumemwidget.jupyter import extension as extensions
-from gpumemwidget.session.interrupts import InterruptHold, ProtectedCallback
+from gpumemwidget.session.interrupts import run_uninterrupted
 from gpumemwidget.session.session import Session, current_session
 from tests.jupyter.notebook import Notebook, open_notebook
-
-_PACKAGE = str(Path(gpumemwidget.__file__).parent)
-_END = InterruptHold.end.__code__
-#: Maximum number of moments to try: with more, something sends for ever.
-_MOST_MOMENTS = 2000
-_EVERY = pytest.mark.parametrize(
-    "every", [10, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(300)])]
-)
-
-
-class Injector:
-    """Sends SIGINT at one of the moments at which a callback of ours is called, runs or returns.
-
-    Args:
-        callback: the second of the event's two callbacks; the first one is traced too.
-        at: the number of the moment.
-    """
-
-    def __init__(self, callback: ProtectedCallback[Any], at: int) -> None:
-        self._entries = (ProtectedCallback.run.__code__, ProtectedCallback.settle.__code__)
-        self._callback = callback
-        self._at = at
-        self._outermost: FrameType | None = None
-        self._n_moments = 0
-        self.has_sent = False
-
-    def __enter__(self) -> Injector:
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _trace(self, frame: FrameType, event: str, _argument: object) -> Callable[..., Any] | None:
-        if self._outermost is None:
-            is_entry = frame.f_code in self._entries
-            if not is_entry or frame.f_locals["self"] is not self._callback:
-                return None
-            self._outermost = frame
-        elif not frame.f_code.co_filename.startswith(_PACKAGE):
-            return None
-        if frame.f_code is self._entries[1] or frame.f_code is _END:
-            frame.f_trace_opcodes = True
-        is_over = frame.f_code is _END and event == "return"
-        self._hit()
-        if frame is self._outermost and event == "return":
-            self._outermost = None
-        if is_over:
-            # From here on SIGINT is handled as if we were not there.
-            sys.settrace(None)
-            assert frame.f_back is not None
-            frame.f_back.f_trace = None
-            return None
-        return self._trace
-
-    def _hit(self) -> None:
-        self._n_moments += 1
-        if self._n_moments > self._at:
-            sys.settrace(None)
-            self.has_sent = True
-            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.fixture
@@ -102,47 +36,61 @@ def _check_at_rest(shell: InteractiveShell, session: Session) -> None:
     assert (record.first_line, record.status) == ("y = 1", "ok")
 
 
-@_EVERY
-def test_at_any_moment_before_the_cell_it_ends_the_cell(
-    shell: InteractiveShell, session: Session, every: int
+def _interrupt_call(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+    """Let a Ctrl-C come in the next call of a method."""
+    real: Callable[[], object] = getattr(owner, name)
+
+    def interrupted() -> object:
+        monkeypatch.setattr(owner, name, real)
+        signal.raise_signal(signal.SIGINT)
+        return real()
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+def test_one_before_the_cell_ends_the_cell(
+    shell: InteractiveShell, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cell's own code does not run, and it is recorded as interrupted."""
-    for moment in range(0, _MOST_MOMENTS, every):
-        with Injector(extensions._extensions[shell].events._pre_run_cell, moment) as injector:
-            result = shell.run_cell("x = 1", store_history=True)
-        if not injector.has_sent:
-            break
+    _interrupt_call(monkeypatch, session.hardware, "start_span")
 
-        assert isinstance(result.error_in_exec, KeyboardInterrupt), f"moment {moment}"
-        assert shell.user_ns["x"] == 0
-        record = session.monitor.ledger[-1]
-        assert (record.first_line, record.status) == ("x = 1", "interrupted"), f"moment {moment}"
-        _check_at_rest(shell, session)
+    result = shell.run_cell("x = 1", store_history=True)
 
-    assert 100 < moment < _MOST_MOMENTS - every
+    assert isinstance(result.error_in_exec, KeyboardInterrupt)
+    assert shell.user_ns["x"] == 0
+    record = session.monitor.ledger[-1]
+    assert (record.first_line, record.status) == ("x = 1", "interrupted")
+    _check_at_rest(shell, session)
 
 
-@_EVERY
-def test_at_any_moment_behind_the_cell_it_ends_the_cell_too(
-    shell: InteractiveShell, session: Session, every: int
+def test_one_behind_the_cell_ends_the_cell_too(
+    shell: InteractiveShell, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the cell did is recorded once, and what waits behind it is not run by a front end."""
-    for moment in range(0, _MOST_MOMENTS, every):
-        n_cells = len(session.monitor.ledger)
-        with Injector(extensions._extensions[shell].events._post_run_cell, moment) as injector:
-            result = shell.run_cell(f"x = {moment}", store_history=True)
-        if not injector.has_sent:
-            break
+    n_cells = len(session.monitor.ledger)
+    _interrupt_call(monkeypatch, session.hardware, "end_span")
 
-        assert isinstance(result.error_in_exec, KeyboardInterrupt), f"moment {moment}"
-        assert shell.user_ns["x"] == moment
-        assert len(session.monitor.ledger) == n_cells + 1, f"moment {moment}"
-        record = session.monitor.ledger[-1]
-        assert record.first_line == f"x = {moment}"
-        assert record.status in ("ok", "interrupted")
-        _check_at_rest(shell, session)
+    result = shell.run_cell("x = 1", store_history=True)
 
-    assert 100 < moment < _MOST_MOMENTS - every
+    assert isinstance(result.error_in_exec, KeyboardInterrupt)
+    assert shell.user_ns["x"] == 1
+    assert len(session.monitor.ledger) == n_cells + 1
+    assert session.monitor.ledger[-1].first_line == "x = 1"
+    _check_at_rest(shell, session)
+
+
+def test_work_is_done_before_it_is_interrupted() -> None:
+    """The result is there, and the Ctrl-C comes a moment later."""
+
+    def work() -> int:
+        signal.raise_signal(signal.SIGINT)
+        return 42
+
+    result = run_uninterrupted(work)
+
+    assert result == 42
+    with pytest.raises(KeyboardInterrupt):
+        signal.sigtimedwait([], 10)
 
 
 def test_an_interrupt_that_ipython_meets_before_the_first_line_is_one(
@@ -201,11 +149,10 @@ def test_the_front_end_is_told_what_came_before_the_cell(notebook: Notebook, fir
 
 @pytest.mark.slow
 @pytest.mark.kernel
-@pytest.mark.parametrize("first", ["", "import asyncio; await asyncio.sleep(0)\n"])
-def test_the_front_end_is_told_what_came_behind_the_cell(notebook: Notebook, first: str) -> None:
+def test_the_front_end_is_told_what_came_behind_the_cell(notebook: Notebook) -> None:
     notebook.run(_ARM)
 
-    cell = notebook.run(f"{first}arm('end_span')\nreached.append(1)")
+    cell = notebook.run("arm('end_span')\nreached.append(1)")
     after = notebook.run("'alive'")
 
     assert cell.status == "error"

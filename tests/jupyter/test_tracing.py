@@ -210,7 +210,6 @@ def test_a_syntax_error_gets_no_report(cells: Cells) -> None:
 
 def test_an_interrupt_ends_the_cell(cells: Cells) -> None:
     """With what it had done until then."""
-    timer = threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,))
     timer = threading.Timer(
         0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)
     )
@@ -242,13 +241,6 @@ def test_a_run_within_the_cell_belongs_to_the_line_that_runs_it(cells: Cells) ->
     )
 
     assert cells.list_nets() == {3: 11}
-
-
-def test_a_run_that_is_no_cell_is_told(cells: Cells) -> None:
-    """What keeps itself out of the history may ask for its report."""
-    cells.run(f"%%memtrace\na = bytearray({20 * MIB})\n", store_history=False)
-
-    assert cells.list_nets() == {2: 20}
 
 
 def test_a_debugger_keeps_its_place(cells: Cells) -> None:
@@ -481,19 +473,6 @@ def test_a_block_within_a_cell_leaves_the_cell_its_peaks(gpu_cells: Cells) -> No
     assert gpu_cells.list_nets() == {4: 100}
     assert gpu_cells.device.units[0].name == "In[1]"
     assert gpu_cells.traces[-1].record.first_line == "with trace() in In[1], line 3"
-
-
-def test_marks_within_a_run_that_is_no_cell_leave_it_its_peaks(gpu_cells: Cells) -> None:
-    """As within a cell."""
-    gpu_cells.run(
-        f"%%memtrace\nimport gpumemwidget\ngpu.free(gpu.allocate({300 * MIB}))\n"
-        "monitor = gpumemwidget.monitor()\nmonitor.start_span_within()\n"
-        f"gpu.free(gpu.allocate({100 * MIB}))\nends = monitor.end_span_within()\n",
-        store_history=False,
-    )
-
-    assert gpu_cells.shell.user_ns["ends"][0].allocated_peak_bytes == 100 * MIB
-    assert gpu_cells.traces[-1].record.devices[0].allocated.peak_bytes == 300 * MIB
 
 
 def test_unloading_in_a_traced_cell_ends_the_trace(cells: Cells) -> None:
