@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart, SegmentMap
 from gpumemwidget.model.devices import HOST, MOST_CHILDREN, ChildProcess, rank_device
 from gpumemwidget.report.charts.bar import DeviceBar
-from gpumemwidget.report.charts.segments import plot_segments
+from gpumemwidget.report.charts.segments import describe_map, plot_segments
 from gpumemwidget.report.render.cells import bytes_cell, share_cell
 from gpumemwidget.report.render.document import (
     Block,
@@ -25,7 +25,6 @@ from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.palette import name_class
 from gpumemwidget.report.wording.breakdown_notes import list_breakdown_notes
 from gpumemwidget.report.wording.parts import HIDDEN, find_look, list_pinned, name_part, tell_part
-from gpumemwidget.report.wording.words import count
 from gpumemwidget.units import UNKNOWN, format_bytes
 
 #: Maximum number of processes of one part; those beyond are one row.
@@ -125,12 +124,7 @@ def _share(n_bytes: int, breakdown: Breakdown) -> Cell:
 
 
 def _fold_map(segment_map: SegmentMap) -> Fold:
-    number = count(len(segment_map.segments), "segment")
-    runs = (
-        Run("Map of segments", "strong"),
-        Run(f"{format_bytes(segment_map.reserved_bytes)} in {number}"),
-        Run(f"largest free block {format_bytes(segment_map.largest_free_block_bytes)}"),
-    )
+    runs = (Run("Map of segments", "strong"), *map(Run, describe_map(segment_map)))
     return Fold(runs, (plot_segments(segment_map),))
 
 

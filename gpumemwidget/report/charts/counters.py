@@ -30,56 +30,6 @@ Point = tuple[float, int | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class CounterChart:
-    """The chart of one device; the path of a counter that is unknown is empty."""
-
-    device: str
-    allocated_path: str
-    reserved_path: str
-    allocated_name: str
-    reserved_name: str
-    #: Height of the dashed line; ``None`` if no peak is known.
-    peak_y: int | None
-    #: ``"peak 3.40 GiB"``, and of what if not of *allocated*.
-    peak_label: str
-    low_bytes: int
-    high_bytes: int
-    duration_s: float
-    #: Number of readings between the two ends of the cell.
-    n_samples: int
-
-    def to_html(self) -> Html:
-        """Return the names and the peak above, the scale beside, the time span below the chart."""
-        drawn = (
-            ("gmw-a", self.allocated_path, self.allocated_name),
-            ("gmw-v", self.reserved_path, self.reserved_name),
-            ("gmw-p", "" if self.peak_y is None else f"M0 {self.peak_y}H{_WIDTH}", self.peak_label),
-        )
-        paths = [h(f"path.{key}", d=path) for key, path, _ in drawn if path]
-        names = [name for _, path, name in drawn if path]
-        legend = [h("span", h(f"i.{key}"), name) for key, path, name in drawn if path]
-        span = format_duration(self.duration_s)
-        low, high = format_bytes(self.low_bytes), format_bytes(self.high_bytes)
-        svg = h(
-            "svg",
-            *paths,
-            role="img",
-            aria_label=f"{self.device} over {span}, from {low} to {high}: {', '.join(names)}",
-            viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
-            preserveAspectRatio="none",
-        )
-        times = [h("span", "0 s"), h("span", span)]
-        if not self.n_samples:
-            times.insert(1, h("span", "too short to sample: its ends only"))
-        scale = join_html([h("span", high), h("span", low), ""], " ")
-        return h(
-            "figure.gmw-g",
-            h("figcaption", join_html([h("strong", self.device), *legend], " ")),
-            h("div.gmw-b", svg, scale, h("div.gmw-x", join_html(times, " "))),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class CounterCharts(Picture):
     """The charts of several devices, side by side where there is room."""
 
@@ -92,8 +42,13 @@ class CounterCharts(Picture):
         return h("div.gmw-s.gmw-pic", *(chart.to_html() for chart in self.charts))
 
 
-def list_points(record: CellRecord, device: CellDevice, samples: Sequence[Sample]) -> list[Point]:
-    """Return the counters over the cell: at its start, at the samples within it, at its end."""
+def plot_device(
+    record: CellRecord, device: CellDevice, samples: Sequence[Sample]
+) -> CounterChart | None:
+    """Return the chart of one device of a cell; ``None`` if not one reading is known.
+
+    Samples from outside of the cell are left out.
+    """
     points: list[Point] = [(0.0, device.allocated.before_bytes, device.reserved.before_bytes)]
     for sample in samples:
         time_s = sample.time_s - record.start_s
@@ -101,51 +56,76 @@ def list_points(record: CellRecord, device: CellDevice, samples: Sequence[Sample
             if reading.device == device.device and 0 < time_s < record.duration_s:
                 points.append((time_s, reading.allocated_bytes, reading.reserved_bytes))
     end = (record.duration_s, device.allocated.after_bytes, device.reserved.after_bytes)
-    return [*points, end]
-
-
-def plot_device(
-    record: CellRecord, device: CellDevice, samples: Sequence[Sample]
-) -> CounterChart | None:
-    """Return the chart of one device of a cell; ``None`` if not one reading is known."""
-    times, allocated, reserved = zip(*list_points(record, device, samples), strict=True)
-    names = name_counters(device.device)
-    peak_bytes, peak_of = device.allocated.peak_bytes, "peak"
-    if peak_bytes is None:
-        peak_bytes, peak_of = device.reserved.peak_bytes, f"peak {names.reserved}"
-    known = [value for value in (*allocated, *reserved) if value is not None]
-    if not known:
+    points.append(end)
+    if all(n_bytes is None for _, *amounts in points for n_bytes in amounts):
         return None
-    peak_label = ""
-    if peak_bytes is not None:
-        known.append(peak_bytes)
-        peak_label = f"{peak_of} {format_peak(peak_bytes, device.peak_is)}"
-    low, high = choose_range(known)
+    return CounterChart(device, tuple(points))
 
-    def place(n_bytes: int | None) -> int | None:
-        if n_bytes is None:
-            return None
-        return round((1 - min(max((n_bytes - low) / (high - low), 0.0), 1.0)) * _HEIGHT)
 
-    def draw(values: Sequence[int | None], base: int | None = None) -> str:
-        stretches = cut_evenly(len(values), _N_STRETCHES)
-        thinned = {place for each in stretches for place in thin_stretch(each, [values])}
-        kept = sorted({0, *thinned, len(values) - 1})
-        # A cell that took no time at all is all end.
-        span_s = record.duration_s
-        xs = [round(times[i] / span_s * _WIDTH) if span_s > 0 else _WIDTH for i in kept]
-        return draw_curve(xs, [place(values[i]) for i in kept], base=base)
+@dataclass(frozen=True, slots=True)
+class CounterChart:
+    """The chart of one device."""
 
-    return CounterChart(
-        device=device.device,
-        allocated_name=names.allocated,
-        reserved_name=names.reserved,
-        allocated_path=draw(allocated, base=_HEIGHT),
-        reserved_path=draw(reserved),
-        peak_y=place(peak_bytes),
-        peak_label=peak_label,
-        low_bytes=low,
-        high_bytes=high,
-        duration_s=record.duration_s,
-        n_samples=len(times) - 2,
-    )
+    device: CellDevice
+    #: At the cell's start, at the samples within it, at its end.
+    points: tuple[Point, ...]
+
+    def to_html(self) -> Html:
+        """Return the names and the peak above, the scale beside, the time span below the chart."""
+        times_s, allocated, reserved = zip(*self.points, strict=True)
+        peak_bytes, peak_label = self._find_peak()
+        amounts = (*allocated, *reserved, peak_bytes)
+        low, high = choose_range(n_bytes for n_bytes in amounts if n_bytes is not None)
+
+        def place(n_bytes: int | None) -> int | None:
+            if n_bytes is None:
+                return None
+            return round((1 - min(max((n_bytes - low) / (high - low), 0.0), 1.0)) * _HEIGHT)
+
+        def draw(values: Sequence[int | None], base: int | None = None) -> str:
+            stretches = cut_evenly(len(values), _N_STRETCHES)
+            thinned = {index for each in stretches for index in thin_stretch(each, [values])}
+            kept = sorted({0, *thinned, len(values) - 1})
+            # A cell that took no time at all is all end.
+            span_s = times_s[-1]
+            xs = [round(times_s[i] / span_s * _WIDTH) if span_s > 0 else _WIDTH for i in kept]
+            return draw_curve(xs, [place(values[i]) for i in kept], base=base)
+
+        names = name_counters(self.device.device)
+        peak_y = place(peak_bytes)
+        drawn = [
+            ("gmw-a", draw(allocated, base=_HEIGHT), names.allocated),
+            ("gmw-v", draw(reserved), names.reserved),
+            ("gmw-p", "" if peak_y is None else f"M0 {peak_y}H{_WIDTH}", peak_label),
+        ]
+        drawn = [(key, path, name) for key, path, name in drawn if path]
+        span, bottom, top = format_duration(times_s[-1]), format_bytes(low), format_bytes(high)
+        listed = ", ".join(name for _, _, name in drawn)
+        svg = h(
+            "svg",
+            *(h(f"path.{key}", d=path) for key, path, _ in drawn),
+            role="img",
+            aria_label=f"{self.device.device} over {span}, from {bottom} to {top}: {listed}",
+            viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
+            preserveAspectRatio="none",
+        )
+        legend = [h("span", h(f"i.{key}"), name) for key, _, name in drawn]
+        times = [h("span", "0 s"), h("span", span)]
+        if len(times_s) == 2:
+            times.insert(1, h("span", "too short to sample: its ends only"))
+        scale = join_html([h("span", top), h("span", bottom), ""], " ")
+        return h(
+            "figure.gmw-g",
+            h("figcaption", join_html([h("strong", self.device.device), *legend], " ")),
+            h("div.gmw-b", svg, scale, h("div.gmw-x", join_html(times, " "))),
+        )
+
+    def _find_peak(self) -> tuple[int | None, str]:
+        """Return the peak, of *reserved* where *allocated* has none, and its words."""
+        peak_bytes, words = self.device.allocated.peak_bytes, "peak"
+        if peak_bytes is None:
+            peak_bytes = self.device.reserved.peak_bytes
+            words = f"peak {name_counters(self.device.device).reserved}"
+        if peak_bytes is None:
+            return None, ""
+        return peak_bytes, f"{words} {format_peak(peak_bytes, self.device.peak_is)}"

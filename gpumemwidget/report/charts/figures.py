@@ -8,21 +8,21 @@ and write in a middle grey, so they can be read on a light and on a dark page.
 from __future__ import annotations
 
 import textwrap
+from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart, SegmentMap
 from gpumemwidget.model.devices import rank_device
 from gpumemwidget.model.traces import CellTrace, DeviceTrace, Timeline
 from gpumemwidget.report.charts.bar import list_leaves, list_marks, list_rulers
-from gpumemwidget.report.charts.segments import MapPiece, SegmentChart, plot_segments
+from gpumemwidget.report.charts.segments import describe_map, plot_segments
 from gpumemwidget.report.charts.timeline import (
     Band,
     choose_scale,
-    choose_span,
     choose_ticks,
     describe_device,
+    find_end,
     format_tick,
     list_bands,
     thin_moments,
@@ -30,6 +30,7 @@ from gpumemwidget.report.charts.timeline import (
 from gpumemwidget.report.render.cells import share_cell
 from gpumemwidget.report.render.markup import escape
 from gpumemwidget.report.render.palette import (
+    BAND_COLORS,
     BLOCK_STATES,
     NEUTRAL_COLOR,
     PART_COLORS,
@@ -44,7 +45,6 @@ from gpumemwidget.report.wording.parts import (
     tell_part,
 )
 from gpumemwidget.report.wording.words import (
-    count,
     cut_words,
     format_peak,
     name_counters,
@@ -63,12 +63,11 @@ _AXIS = {
 }
 
 
-def _start_layout(title: str | None, *, height: int, **more: object) -> dict[str, Any]:
+def _start_layout(title: str | None, **more: object) -> dict[str, Any]:
     layout: dict[str, Any] = {
         "font": {"color": NEUTRAL_COLOR, "size": 12},
         "paper_bgcolor": _CLEAR,
         "plot_bgcolor": _CLEAR,
-        "height": height,
         # Light text on a dark box, on every page.
         "hoverlabel": {
             "align": "left",
@@ -84,7 +83,6 @@ def _start_layout(title: str | None, *, height: int, **more: object) -> dict[str
             "font": {"size": 14},
             "x": 0,
             "xref": "paper",
-            "xanchor": "left",
             "y": 1,
             "yref": "container",
             "yanchor": "top",
@@ -93,12 +91,12 @@ def _start_layout(title: str | None, *, height: int, **more: object) -> dict[str
     return layout
 
 
-def _place_ticks(top: int, low: int = 0, unit: int = 1) -> dict[str, Any]:
+def _place_ticks(top: int, low: int = 0) -> dict[str, Any]:
     """Return an axis's ticks at round binary amounts: plotly's own would be decimal."""
     ticks = choose_ticks(top, low)
     return {
         "tickmode": "array",
-        "tickvals": [tick / unit if unit > 1 else tick for tick in ticks],
+        "tickvals": ticks,
         "ticktext": [format_tick(tick) for tick in ticks],
     }
 
@@ -108,14 +106,12 @@ def _place_ticks(top: int, low: int = 0, unit: int = 1) -> dict[str, Any]:
 _DEVICE_PIXELS, _MARGIN_PIXELS, _TITLE_PIXELS = 250, 60, 30
 #: Share of a figure's height between the charts of two devices.
 _GAP = 0.12
-#: Maximum number of points of all bands of a figure; one takes some 27 characters.
-_MAX_POINTS = 4_800
-#: Maximum number of stretches of time, and of points between moments that are far apart.
-_MAX_STRETCHES, _N_BETWEEN = 500, 100
+#: Maximum number of points of all bands of a figure; one takes some 32 characters.
+_MAX_POINTS = 4_000
+#: Maximum number of stretches of time, and number of points at equal distances.
+_MAX_STRETCHES, _N_GRID = 500, 100
 #: Maximum numbers of characters of a line's code: under the pointer, and in the legend.
 _HOVER_CODE, _LEGEND_CODE = 32, 22
-#: Units in bytes, with the number of digits that can be told apart in the chart.
-_UNITS = ((1024**3, 4), (1024**2, 2), (1024, 2), (1, 0))
 
 
 def figure_trace(trace: CellTrace, device: str | None = None) -> Figure:
@@ -149,9 +145,11 @@ def plot_trace(
         return None
     record = trace.record
     title_pixels = _TITLE_PIXELS * has_title
-    name = escape(name_record(record))
+    title = (
+        f"{escape(name_record(record))} · {record.status} · {format_duration(record.duration_s)}"
+    )
     layout = _start_layout(
-        f"{name} · {record.status} · {format_duration(record.duration_s)}" if has_title else None,
+        title if has_title else None,
         height=_MARGIN_PIXELS + _DEVICE_PIXELS * len(drawn) + title_pixels,
         margin={"l": 70, "r": 10, "t": 28 + title_pixels, "b": 32},
         modebar={
@@ -165,17 +163,17 @@ def plot_trace(
         annotations=[],
     )
     data: list[dict[str, Any]] = []
+    height = (1 - _GAP * (len(drawn) - 1)) / len(drawn)
     for row, (each, timeline) in enumerate(drawn):
         number = "" if row == 0 else str(row + 1)
-        span = choose_span(timeline, record.duration_s)
+        top = round(1 - row * (height + _GAP), 4)
+        end_s = find_end(timeline, record.duration_s)
         max_points = _MAX_POINTS // len(drawn) // (len(timeline.layers) + 1)
-        points = _choose_points(timeline, span, max_points)
+        points = _choose_points(timeline, end_s, max_points)
         data.extend(_draw_device(each, timeline, points, number))
-        bottom, top = _place_row(row, len(drawn))
         layout[f"xaxis{number}"] = {
             **_AXIS,
-            "range": list(span),
-            "domain": [0, 1],
+            "range": [0, end_s],
             "anchor": f"y{number}",
             "hoverformat": ".4~f",
             "ticksuffix": " s",
@@ -184,15 +182,17 @@ def plot_trace(
             "spikethickness": 1,
             "spikedash": "dot",
         }
+        low_bytes, high_bytes = choose_scale(timeline)
         layout[f"yaxis{number}"] = {
             **_AXIS,
-            **_place_bytes(timeline),
-            "domain": [bottom, top],
+            **_place_ticks(high_bytes, low_bytes),
+            # The peak's figure stands above its point.
+            "range": [low_bytes, high_bytes + 0.12 * (high_bytes - low_bytes)],
+            "domain": [max(round(top - height, 4), 0), top],
             "anchor": f"x{number}",
         }
         layout[f"legend{number}"] = {
             "x": 1.01,
-            "xanchor": "left",
             "y": top,
             "yanchor": "top",
             "traceorder": "reversed",
@@ -209,51 +209,35 @@ def plot_trace(
                 "yref": "paper",
                 "yanchor": "bottom",
                 "showarrow": False,
-                "font": {"size": 12, "color": NEUTRAL_COLOR},
             }
         )
     return {"data": data, "layout": layout}
 
 
-def _place_row(row: int, n_rows: int) -> tuple[float, float]:
-    """Return the bottom and the top of a device's chart as shares of the height."""
-    height = (1 - _GAP * (n_rows - 1)) / n_rows
-    top = 1 - row * (height + _GAP)
-    return round(max(top - height, 0), 4), round(top, 4)
-
-
-def _choose_points(
-    timeline: Timeline, span: tuple[float, float], max_points: int
-) -> list[tuple[float, int]]:
+def _choose_points(timeline: Timeline, end_s: float, max_points: int) -> list[tuple[float, int]]:
     """Return the seconds of each point, and the moment whose amounts it has.
 
-    The pointer tells of the nearest point. So there are points between moments that are far apart,
-    with the amounts that held then, and not those that came later.
+    The pointer tells of the nearest point. So there are points at equal distances too, with the
+    amounts that held then, and not those that came later.
     """
     n_stretches = _MAX_STRETCHES
-    while True:
-        kept = thin_moments(timeline, n_stretches)
-        if len(kept) <= max_points - _N_BETWEEN or n_stretches < 10:
-            break
+    kept = thin_moments(timeline, n_stretches)
+    while len(kept) > max_points - _N_GRID and n_stretches >= 10:
         n_stretches = n_stretches * 3 // 4
-    start_s, end_s = span
-    step_s = (end_s - start_s) / _N_BETWEEN
-    moments = [(timeline.times_s[index], index) for index in kept]
-    points = list(moments)
-    for (time_s, index), (next_s, _) in pairwise((*moments, (end_s, 0))):
-        begin_s = max(time_s, start_s)
-        steps = range(1, int((next_s - begin_s) / step_s) + 1)
-        between = [(begin_s + step * step_s, index) for step in steps]
-        points += [point for point in between if point[0] < end_s]
-    if moments and moments[-1][0] < end_s:
-        points.append((end_s, moments[-1][1]))
-    return sorted(points)
+        kept = thin_moments(timeline, n_stretches)
+    times_s = [timeline.times_s[place] for place in kept]
+    grid_s = [end_s * step / _N_GRID for step in range(1, _N_GRID + 1)]
+    between = [
+        (time_s, kept[bisect_right(times_s, time_s) - 1])
+        for time_s in grid_s
+        if time_s >= times_s[0]
+    ]
+    return sorted([*zip(times_s, kept, strict=True), *between])
 
 
 def _draw_device(
     device: DeviceTrace, timeline: Timeline, points: Sequence[tuple[float, int]], number: str
 ) -> list[dict[str, Any]]:
-    unit, digits = _choose_unit(timeline)
     common: dict[str, Any] = {
         "type": "scatter",
         "x": [round(time_s, 6) for time_s, _ in points],
@@ -264,20 +248,21 @@ def _draw_device(
     }
 
     def draw(values: Sequence[int | None], width: float, color: str) -> dict[str, Any]:
-        picked = [values[index] for _, index in points]
+        picked = [values[place] for _, place in points]
         return {
             **common,
-            "y": [None if each is None else round(each / unit, digits) for each in picked],
+            "y": picked,
             "customdata": [format_bytes(each) for each in picked],
             "line": {"shape": "hv", "width": width, "color": color},
         }
 
     traces = [
         {
-            **draw(layer.held_bytes, 0.5, band.color),
+            **draw(layer.held_bytes, 0.5, BAND_COLORS[band.key]),
             **_name_band(band, layer.held_bytes[timeline.peak]),
             "stackgroup": device.device,
-            "fillcolor": _fade(band.color),
+            # Opacity of 0.8.
+            "fillcolor": f"{BAND_COLORS[band.key]}cc",
         }
         for layer, band in zip(timeline.layers, list_bands(timeline), strict=True)
         if any(layer.held_bytes)
@@ -290,7 +275,7 @@ def _draw_device(
                 "hovertemplate": "%{customdata}",
             }
         )
-    return [*traces, _mark_peak(device, timeline, common, unit)]
+    return [*traces, {**common, **_mark_peak(device, timeline)}]
 
 
 def _name_band(band: Band, at_peak_bytes: int) -> dict[str, str]:
@@ -308,48 +293,24 @@ def _escape_code(text: str, max_length: int) -> str:
     return escape(cut_words(text, max_length)).replace("%{", "%&#123;")
 
 
-def _mark_peak(
-    device: DeviceTrace, timeline: Timeline, common: dict[str, Any], unit: int
-) -> dict[str, Any]:
+def _mark_peak(device: DeviceTrace, timeline: Timeline) -> dict[str, Any]:
     peak_bytes = timeline.allocated_bytes[timeline.peak]
     is_late = timeline.times_s[timeline.peak] > 0.8 * timeline.times_s[-1]
     words = f"peak {format_peak(peak_bytes, None)}"
     if device.allocated.peak_bytes not in (None, peak_bytes):
         words = f"{words} of what is known"
     return {
-        **common,
         "x": [round(timeline.times_s[timeline.peak], 6)],
-        "y": [peak_bytes / unit],
+        "y": [peak_bytes],
         "name": "peak",
         "mode": "markers+text",
         "text": [words],
         "textposition": "top left" if is_late else "top right",
-        "textfont": {"color": PEAK_COLOR, "size": 12},
+        "textfont": {"color": PEAK_COLOR},
         "marker": {"color": PEAK_COLOR, "size": 8, "symbol": "diamond"},
         "hoverinfo": "skip",
         "showlegend": False,
     }
-
-
-def _choose_unit(timeline: Timeline) -> tuple[int, int]:
-    """Return the unit that makes the numbers short, and their digits."""
-    top = max(timeline.allocated_bytes)
-    return next((each for each in _UNITS if top >= 2 * each[0]), _UNITS[-1])
-
-
-def _place_bytes(timeline: Timeline) -> dict[str, Any]:
-    unit, _ = _choose_unit(timeline)
-    scale = choose_scale(timeline)
-    room = (scale.high_bytes - scale.low_bytes) * 0.12
-    return {
-        **_place_ticks(scale.high_bytes, scale.low_bytes, unit),
-        "range": [scale.low_bytes / unit, (scale.high_bytes + room) / unit],
-    }
-
-
-def _fade(color: str) -> str:
-    red, green, blue = (int(color[start : start + 2], 16) for start in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.8)"
 
 
 # -- A whole device --------------------------------------------------------------------------------
@@ -393,32 +354,24 @@ def figure_breakdown(breakdown: Breakdown) -> Figure:
         }
         for part in list_leaves(breakdown.parts)
     ]
-    bars += [
-        {
-            "name": escape(ruler.label),
-            "y": [number + 0.3],
-            "x": [ruler.n_bytes],
-            "width": [0.16],
-            "marker": {"color": NEUTRAL_COLOR, "line": {"width": 0}},
-            "showlegend": False,
-            "hovertemplate": _describe(
-                breakdown, ruler.n_bytes, [f"<b>{ruler.label}</b>", escape(ruler.teller)]
-            ),
-        }
-        for number, ruler in enumerate(rulers, 1)
-    ]
-    title = f"{breakdown.device} · {breakdown.name} · {format_bytes(total)}"
-    layout = _start_layout(
-        escape(title),
-        height=_BAR_PIXELS + _RULER_PIXELS * len(rulers),
-        **_DEVICE_LAYOUT,
-        barmode="stack",
-        xaxis={**_AXIS, **_place_ticks(total), "range": [0, total], "zeroline": False},
-        yaxis={"range": [bottom, -0.55], "visible": False},
-        annotations=[
+    annotations = []
+    for number, ruler in enumerate(rulers, 1):
+        told = [f"<b>{ruler.label}</b>", escape(ruler.teller)]
+        bars.append(
             {
-                "text": f"{ruler.label} <b>{format_bytes(ruler.n_bytes)}</b> · "
-                f"{escape(ruler.teller)}",
+                "name": escape(ruler.label),
+                "y": [number + 0.3],
+                "x": [ruler.n_bytes],
+                "width": [0.16],
+                "marker": {"color": NEUTRAL_COLOR, "line": {"width": 0}},
+                "showlegend": False,
+                "hovertemplate": _describe(breakdown, ruler.n_bytes, told),
+            }
+        )
+        amount = format_bytes(ruler.n_bytes)
+        annotations.append(
+            {
+                "text": f"{ruler.label} <b>{amount}</b> · {escape(ruler.teller)}",
                 "x": 0,
                 "xanchor": "left",
                 "y": number - 0.05,
@@ -426,8 +379,15 @@ def figure_breakdown(breakdown: Breakdown) -> Figure:
                 "showarrow": False,
                 "font": {"size": 11},
             }
-            for number, ruler in enumerate(rulers, 1)
-        ],
+        )
+    layout = _start_layout(
+        escape(f"{breakdown.device} · {breakdown.name} · {format_bytes(total)}"),
+        height=_BAR_PIXELS + _RULER_PIXELS * len(rulers),
+        **_DEVICE_LAYOUT,
+        barmode="stack",
+        xaxis={**_AXIS, **_place_ticks(total), "range": [0, total], "zeroline": False},
+        yaxis={"range": [bottom, -0.55], "visible": False},
+        annotations=annotations,
         shapes=[
             _draw_line(n_bytes, -0.5, bottom, "dash" if is_dashed else "solid")
             for n_bytes, is_dashed in list_marks(breakdown)
@@ -469,40 +429,41 @@ def figure_segments(segment_map: SegmentMap) -> Figure:
     import plotly.graph_objects as go  # noqa: PLC0415 - at the first figure
 
     chart = plot_segments(segment_map, max_pieces=_MAX_PIECES)
-    areas: dict[str, list[tuple[float, float, float, float, str]]] = {}
+    bars: dict[str, dict[str, Any]] = {
+        look: {
+            "type": "bar",
+            "orientation": "h",
+            "name": f"{name_look(look)} {format_bytes(n_bytes)}",
+            "base": [],
+            "x": [],
+            "y": [],
+            "width": [],
+            "customdata": [],
+            "hovertemplate": "%{customdata}<extra></extra>",
+            "marker": {
+                "color": PART_COLORS[look],
+                "opacity": 1 if look in BLOCK_STATES else _KIND_OPACITY,
+                "line": {"width": 0},
+            },
+        }
+        for look, n_bytes in chart.looks
+    }
     for piece in chart.pieces:
-        _add_areas(areas, piece, chart)
-    data: list[dict[str, Any]] = []
-    for look, n_bytes in chart.looks:
-        bases, lengths, middles, heights, tooltips = map(list, zip(*areas[look], strict=True))
-        data.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": f"{name_look(look)} {format_bytes(n_bytes)}",
-                "base": bases,
-                "x": lengths,
-                "y": middles,
-                "width": heights,
-                "customdata": tooltips,
-                "hovertemplate": "%{customdata}<extra></extra>",
-                "marker": {
-                    "color": PART_COLORS[look],
-                    "opacity": 1 if look in BLOCK_STATES else _KIND_OPACITY,
-                    "line": {"width": 0},
-                },
-            }
-        )
+        told = escape(piece.told)
+        for area in chart.list_areas(piece):
+            bar = bars[area.look]
+            bar["base"].append(area.offset)
+            bar["x"].append(area.length)
+            # The axis points down: what is in use stands at a row's foot.
+            middle = area.row + _ROW_SHARE * (0.5 - (area.low + area.high) / 2)
+            bar["y"].append(round(middle, 4))
+            bar["width"].append(round(_ROW_SHARE * (area.high - area.low), 4))
+            bar["customdata"].append(told)
     labelled = range(0, chart.n_rows, max(chart.n_rows // 8, 1))
-    title = (
-        f"{segment_map.device} · {format_bytes(segment_map.reserved_bytes)} in "
-        f"{count(len(segment_map.segments), 'segment')} · largest free block "
-        f"{format_bytes(segment_map.largest_free_block_bytes)}"
-    )
     plain = {"showgrid": False, "zeroline": False}
     row_bytes, half = chart.row_bytes, _ROW_SHARE / 2
     layout = _start_layout(
-        escape(title),
+        escape(" · ".join((segment_map.device, *describe_map(segment_map)))),
         height=150 + _ROW_PIXELS * chart.n_rows,
         **_DEVICE_LAYOUT,
         barmode="overlay",
@@ -519,22 +480,4 @@ def figure_segments(segment_map: SegmentMap) -> Figure:
             for start in chart.starts
         ],
     )
-    return go.Figure({"data": data, "layout": layout})
-
-
-def _add_areas(
-    areas: dict[str, list[tuple[float, float, float, float, str]]],
-    piece: MapPiece,
-    chart: SegmentChart,
-) -> None:
-    """Add base, length, middle, height and tooltip of each row of a piece to its look's areas."""
-    told = escape(piece.told)
-    low = 0.0
-    for look, n_bytes in piece.looks:
-        share = n_bytes / (piece.end - piece.start)
-        for row, offset, length in chart.cut_rows(piece):
-            # The axis points down: what is in use stands at a row's foot.
-            middle = round(row + _ROW_SHARE * (0.5 - low - share / 2), 4)
-            area = (offset, length, middle, round(_ROW_SHARE * share, 4), told)
-            areas.setdefault(look, []).append(area)
-        low += share
+    return go.Figure({"data": list(bars.values()), "layout": layout})

@@ -18,7 +18,7 @@ from gpumemwidget.report.render.markup import Html, h, join_html
 from gpumemwidget.report.render.palette import BLOCK_STATES, PART_COLORS, name_class
 from gpumemwidget.report.render.text import fill_text
 from gpumemwidget.report.wording.parts import name_look
-from gpumemwidget.report.wording.words import cut_words
+from gpumemwidget.report.wording.words import count, cut_words
 from gpumemwidget.units import format_bytes
 
 #: The ``viewBox``, stretched to the room that there is.
@@ -46,6 +46,20 @@ class MapPiece:
     looks: tuple[tuple[str, int], ...]
     #: Tooltip.
     told: str
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """A rectangle of the map: bytes of one look in one row."""
+
+    look: str
+    row: int
+    #: In bytes, from the start of the row.
+    offset: int
+    length: int
+    #: Shares of the row's height, from its foot.
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +96,8 @@ class SegmentChart(Picture):
 
     def to_html(self) -> Html:
         """Return the rows, how to read them, and what the colours mean."""
-        height = _HEIGHT / self.n_rows
         # The text between two pieces is not drawn; it is read where SVG is stripped.
-        drawn = join_html((self._draw_piece(piece, height) for piece in self.pieces), "; ")
-        lines = "".join(
-            f"M{_round(x)} {_round(y)}v{_round(height * (1 - _GAP))}"
-            for x, y in (self._place(start, height) for start in self.starts)
-        )
+        drawn = join_html(map(self._draw_piece, self.pieces), "; ")
         sums = [f"{name_look(look)} {format_bytes(n_bytes)}" for look, n_bytes in self.looks]
         keys = [
             h("li", h(f"i.gmw-sq.{name_class(look)}"), words)
@@ -98,7 +107,7 @@ class SegmentChart(Picture):
             "svg",
             drawn,
             ". ",
-            h("path.gmw-se", d=lines),
+            h("path.gmw-se", d=self._draw_starts()),
             role="img",
             aria_label=(
                 f"{self.device}: segments of {format_bytes(self.total_bytes)}: {', '.join(sums)}"
@@ -127,54 +136,65 @@ class SegmentChart(Picture):
             )
         return words
 
-    def _place(self, at: int, height: float) -> tuple[float, float]:
-        row, offset = divmod(at, self.row_bytes)
-        return _WIDTH * offset / self.row_bytes, height * row
-
-    def _draw_piece(self, piece: MapPiece, height: float) -> Html:
-        title = h("title", piece.told)
-        if len(piece.looks) == 1:
-            path = self._draw_rows(piece, height, 0.0, 1.0)
-            return h(f"path.{name_class(piece.looks[0][0])}", title, d=path)
-        parts = []
+    def list_areas(self, piece: MapPiece) -> Iterator[Area]:
+        """Return the rectangles of a piece: one for each of its looks in each row that it is in."""
         low, total = 0.0, piece.end - piece.start
         for look, n_bytes in piece.looks:
             high = low + n_bytes / total
-            path = self._draw_rows(piece, height, low, high)
-            parts.append(h(f"path.{name_class(look)}", d=path))
+            at = piece.start
+            while at < piece.end:
+                row, offset = divmod(at, self.row_bytes)
+                end = min(piece.end, (row + 1) * self.row_bytes)
+                yield Area(look, row, offset, end - at, low, high)
+                at = end
             low = high
-        return h("g", title, *parts)
 
-    def _draw_rows(self, piece: MapPiece, height: float, low: float, high: float) -> str:
-        """Return a path over the piece's rows, from one share of their height to another."""
+    def _draw_piece(self, piece: MapPiece) -> Html:
+        paths: dict[str, str] = {}
+        for area in self.list_areas(piece):
+            paths[area.look] = paths.get(area.look, "") + self._draw_area(area)
+        title = h("title", piece.told)
+        if len(paths) == 1:
+            [(look, path)] = paths.items()
+            return h(f"path.{name_class(look)}", title, d=path)
+        drawn = [h(f"path.{name_class(look)}", d=path) for look, path in paths.items()]
+        return h("g", title, *drawn)
+
+    def _draw_area(self, area: Area) -> str:
+        height = _HEIGHT / self.n_rows
+        x, y = _WIDTH * area.offset / self.row_bytes, height * area.row
+        left, right = _round(x), _round(x + _WIDTH * area.length / self.row_bytes)
         full = height * (1 - _GAP)
-        parts = []
-        for row, offset, length in self.cut_rows(piece):
-            x, y = _WIDTH * offset / self.row_bytes, height * row
-            left, right = _round(x), _round(x + _WIDTH * length / self.row_bytes)
-            top, foot = _round(y + full * (1 - high)), _round(y + full * (1 - low))
-            parts.append(f"M{left} {top}H{right}V{foot}H{left}z")
-        return "".join(parts)
+        top, foot = _round(y + full * (1 - area.high)), _round(y + full * (1 - area.low))
+        return f"M{left} {top}H{right}V{foot}H{left}z"
 
-    def cut_rows(self, piece: MapPiece) -> Iterator[tuple[int, int, int]]:
-        """Return each row that a piece is in, with its offset and length there in bytes."""
-        at = piece.start
-        while at < piece.end:
-            row, offset = divmod(at, self.row_bytes)
-            end = min(piece.end, (row + 1) * self.row_bytes)
-            yield row, offset, end - at
-            at = end
+    def _draw_starts(self) -> str:
+        height = _HEIGHT / self.n_rows
+        lines = []
+        for start in self.starts:
+            row, offset = divmod(start, self.row_bytes)
+            x, y = _WIDTH * offset / self.row_bytes, height * row
+            lines.append(f"M{_round(x)} {_round(y)}v{_round(height * (1 - _GAP))}")
+        return "".join(lines)
 
 
 def _round(number: float) -> str:
     return f"{number:.1f}".removesuffix(".0")
 
 
+def describe_map(segment_map: SegmentMap) -> tuple[str, str]:
+    """Return how much is reserved in how many segments, and the largest free block."""
+    number = count(len(segment_map.segments), "segment")
+    largest = format_bytes(segment_map.largest_free_block_bytes)
+    reserved = format_bytes(segment_map.reserved_bytes)
+    return f"{reserved} in {number}", f"largest free block {largest}"
+
+
 # -- What is drawn ---------------------------------------------------------------------------------
 
 
 def plot_segments(segment_map: SegmentMap, *, max_pieces: int = _MAX_PIECES) -> SegmentChart:
-    """Return the chart of one device."""
+    """Return the chart of a device's segments, of at most so many pieces."""
     total = segment_map.reserved_bytes
     row_bytes = _MIN_ROW_BYTES
     while row_bytes * _MAX_ROWS < total:
@@ -224,63 +244,48 @@ def list_looks(segment: MapSegment) -> Iterator[tuple[MapBlock, int, int, str]]:
 
     A free block that ``empty_cache`` gives back in part is several.
     """
-    releasable = _list_releasable(segment)
+    releasable: Sequence[tuple[int, int]] = ()
+    if not segment.is_private:
+        found = list_releasable_ranges(
+            [(each.offset_bytes, each.n_bytes, each.state) for each in segment.blocks],
+            is_expandable=segment.is_expandable,
+            is_small=segment.is_small,
+            page_bytes=segment.page_bytes,
+        )
+        releasable = found or ()
     for block in segment.blocks:
-        for start, end, look in _split(block, segment, releasable):
-            yield block, start, end, look
-
-
-def _list_releasable(segment: MapSegment) -> Sequence[tuple[int, int]]:
-    if segment.is_private:
-        return ()
-    ranges = list_releasable_ranges(
-        [(each.offset_bytes, each.n_bytes, each.state) for each in segment.blocks],
-        is_expandable=segment.is_expandable,
-        is_small=segment.is_small,
-        page_bytes=segment.page_bytes,
-    )
-    return ranges or ()
-
-
-def _split(
-    block: MapBlock, segment: MapSegment, releasable: Sequence[tuple[int, int]]
-) -> Iterator[tuple[int, int, str]]:
-    start, end = block.offset_bytes, block.offset_bytes + block.n_bytes
-    if block.state == "active_allocated":
-        # Named and coloured as in the table of parts.
-        kind = block.kind or "allocated"
-        yield start, end, "unnamed" if kind == "unknown" else kind
-    elif block.state == "active_pending_free":
-        yield start, end, "pending"
-    elif segment.is_private:
-        yield start, end, "pools"
-    else:
-        at = start
-        for first, last in releasable:
-            if start <= first < end:
-                if at < first:
-                    yield at, first, "fragmented"
-                yield first, last, "releasable"
-                at = last
-        if at < end:
-            yield at, end, "fragmented"
+        start, end = block.offset_bytes, block.offset_bytes + block.n_bytes
+        if block.state == "active_allocated":
+            # Named and coloured as in the table of parts.
+            kind = block.kind or "allocated"
+            yield block, start, end, "unnamed" if kind == "unknown" else kind
+        elif block.state == "active_pending_free":
+            yield block, start, end, "pending"
+        elif segment.is_private:
+            yield block, start, end, "pools"
+        else:
+            at = start
+            for first, last in releasable:
+                if start <= first < end:
+                    if at < first:
+                        yield block, at, first, "fragmented"
+                    yield block, first, last, "releasable"
+                    at = last
+            if at < end:
+                yield block, at, end, "fragmented"
 
 
 def _group(atoms: Sequence[_Atom], min_bytes: int) -> list[list[_Atom]]:
     """Put neighbours together that are smaller than ``min_bytes``."""
     groups: list[list[_Atom]] = []
-    group: list[_Atom] = []
+    # The atoms before this one take no more.
+    is_full = True
     for atom in atoms:
         is_small = atom.n_bytes < min_bytes
-        if group and (not is_small or group[-1].end - group[0].start >= min_bytes):
-            groups.append(group)
-            group = []
-        if is_small:
-            group.append(atom)
-        else:
-            groups.append([atom])
-    if group:
-        groups.append(group)
+        if is_full or not is_small:
+            groups.append([])
+        groups[-1].append(atom)
+        is_full = not is_small or atom.end - groups[-1][0].start >= min_bytes
     return groups
 
 

@@ -17,9 +17,9 @@ from gpumemwidget.model.traces import DeviceTrace, Origin, Timeline
 from gpumemwidget.recording.thinning import find_extremes
 from gpumemwidget.report.render.document import Picture
 from gpumemwidget.report.render.markup import Html, h, join_html
-from gpumemwidget.report.render.palette import BAND_COLORS, N_LINE_BANDS
+from gpumemwidget.report.render.palette import N_LINE_BANDS
 from gpumemwidget.report.wording.trace_notes import name_origin
-from gpumemwidget.report.wording.words import cut_words, name_counters, say_peak
+from gpumemwidget.report.wording.words import count, cut_words, name_counters, say_peak
 from gpumemwidget.units import format_bytes, format_duration
 
 #: The ``viewBox``.
@@ -34,8 +34,8 @@ _N_TICKS = 5
 _FINEST_PART = 200
 #: Reserved memory may be this many times as high as the peak and still be on the scale.
 _MAX_RESERVED_HEIGHT = 2
-#: Share of the time that is drawn beyond its end if something changed so late: what the last line
-#: left behind would have no width.
+#: Share of the time that is drawn beyond its end: what the last line left behind would have no
+#: width.
 _END_SHARE = 0.03
 #: Minimum length of a chart in seconds: no clock tells less apart.
 _MIN_SPAN_S = 1e-9
@@ -45,7 +45,7 @@ _MIN_SPAN_S = 1e-9
 
 
 def choose_range(values: Iterable[int]) -> tuple[int, int]:
-    """Return the bytes at the bottom and at the top of a chart.
+    """Return the bytes at the bottom and at the top of a chart of these values.
 
     The bottom is 0 unless everything happens in the upper half: then it is a little below the
     lowest value, so that an area still has a body.
@@ -74,38 +74,24 @@ def format_tick(n_bytes: int) -> str:
     return format_bytes(n_bytes).replace(".00", "")
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """The bytes at the bottom and at the top of a timeline."""
-
-    low_bytes: int
-    high_bytes: int
-    #: All of the reserved line is on the scale.
-    has_reserved: bool
-
-
-def choose_scale(timeline: Timeline) -> Scale:
-    """Return the scale of a timeline.
+def choose_scale(timeline: Timeline) -> tuple[int, int]:
+    """Return the bytes at the bottom and at the top of a timeline.
 
     What is reserved may be many times what is allocated; then it is off the scale, or the lines
     would be too thin to see.
     """
     low, high = choose_range(timeline.allocated_bytes)
-    top = max([high, *(value for value in timeline.reserved_bytes if value is not None)])
-    limit = low + _MAX_RESERVED_HEIGHT * (high - low)
-    return Scale(low, min(top, limit), top <= limit)
+    top = max([high, *_list_reserved(timeline)])
+    return low, min(top, low + _MAX_RESERVED_HEIGHT * (high - low))
 
 
-def choose_span(timeline: Timeline, duration_s: float) -> tuple[float, float]:
-    """Return the seconds at the left and at the right of a chart: the whole cell."""
-    end_s = max([duration_s, *timeline.times_s[-1:], _MIN_SPAN_S])
-    states = zip(timeline.allocated_bytes, timeline.reserved_bytes, strict=True)
-    changes = pairwise(states)
-    last_s = max(
-        (time_s for time_s, (a, b) in zip(timeline.times_s[1:], changes, strict=True) if a != b),
-        default=0.0,
-    )
-    return 0.0, end_s * (1 + _END_SHARE) if last_s > (1 - _END_SHARE) * end_s else end_s
+def _list_reserved(timeline: Timeline) -> list[int]:
+    return [value for value in timeline.reserved_bytes if value is not None]
+
+
+def find_end(timeline: Timeline, duration_s: float) -> float:
+    """Return the seconds at the right edge of a chart, whose left edge is the cell's start."""
+    return max([duration_s, *timeline.times_s[-1:], _MIN_SPAN_S]) * (1 + _END_SHARE)
 
 
 def thin_moments(timeline: Timeline, n_stretches: int) -> list[int]:
@@ -149,13 +135,11 @@ def draw_curve(
     pieces: list[str] = []
     run: list[tuple[int, int]] = []
     for x, y in (*zip(xs, ys, strict=True), (end_x, None)):
+        if run and end_x is not None and x is not None:
+            run.append((x, run[-1][1]))
         if y is not None and x is not None:
-            if run and end_x is not None:
-                run.append((x, run[-1][1]))
             run.append((x, y))
         elif run:
-            if end_x is not None and x is not None:
-                run.append((x, run[-1][1]))
             pieces.append(_draw_run(run, base))
             run = []
     return "".join(pieces)
@@ -192,7 +176,6 @@ class Band:
 
     #: Key of ``BAND_COLORS``; the band's class is ``gmw-k`` and this.
     key: str
-    color: str
     label: str
     text: str
 
@@ -207,8 +190,7 @@ def list_bands(timeline: Timeline) -> tuple[Band, ...]:
         else:
             key = str(n_lines % N_LINE_BANDS)
             n_lines += 1
-        label = name_origin(layer.origin, layer.line)
-        bands.append(Band(key, BAND_COLORS[key], label, layer.text.strip()))
+        bands.append(Band(key, name_origin(layer.origin, layer.line), layer.text.strip()))
     return tuple(bands)
 
 
@@ -236,53 +218,33 @@ def describe_device(device: DeviceTrace, duration_s: float) -> tuple[str, ...]:
         if peak_bytes == drawn_bytes:
             after_s = timeline.times_s[timeline.peak]
             words[-1] += f", at {format_duration(after_s)} of {format_duration(duration_s)}"
-    return (*words, f"{device.n_events:,} event{'' if device.n_events == 1 else 's'}")
+    return (*words, count(device.n_events, "event"))
 
 
 # -- The chart -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnBand:
-    """A band with its path and its amounts."""
-
-    band: Band
-    path: str
-    at_peak_bytes: int
-    highest_bytes: int
-
-    @property
-    def tooltip(self) -> str:
-        """Words that the pointer shows."""
-        text = cut_words(self.band.text, _TOOLTIP_WIDTH)
-        name = self.band.label + (f": {text}" if text else "")
-        return (
-            f"{name} · at the peak {format_bytes(self.at_peak_bytes)} · "
-            f"highest {format_bytes(self.highest_bytes)}"
-        )
+def plot_timeline(device: DeviceTrace, duration_s: float) -> TimelineChart | None:
+    """Return the chart of one device; ``None`` if it has no timeline."""
+    timeline = device.timeline
+    if timeline is None or not timeline.times_s or not timeline.layers:
+        return None
+    end_s = find_end(timeline, duration_s)
+    return TimelineChart(device, timeline, duration_s or end_s, end_s, *choose_scale(timeline))
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineChart(Picture):
     """The chart of one device."""
 
-    device: str
-    #: From the top down.
-    bands: tuple[DrawnBand, ...]
-    reserved_path: str
-    reserved_name: str
-    reserved_bytes: int | None
-    #: All of the reserved line is on the scale.
-    has_reserved: bool
-    #: Shares of the width and of the height, from the left and from above.
-    peak_x: float
-    peak_y: float
-    peak_bytes: int
-    #: Share of the width from where on nothing is missing; ``None`` if all is known.
-    complete_x: float | None
-    #: Shares of the height from above, with their labels.
-    ticks: tuple[tuple[float, str], ...]
+    device: DeviceTrace
+    timeline: Timeline
     duration_s: float
+    #: Seconds at the right edge.
+    end_s: float
+    #: Bytes at the bottom and at the top.
+    low_bytes: int
+    high_bytes: int
 
     sheet: ClassVar[str] = "timeline"
 
@@ -291,71 +253,94 @@ class TimelineChart(Picture):
 
         Where SVG is stripped, the names of the bands and what they held at the peak remain.
         """
-        middle = None
-        if self.complete_x:
-            middle = join_html([h("span", "shaded: what came before is lost"), ""], " ")
+        lost = None
+        if self.device.complete_since_s:
+            lost = join_html([h("span", "shaded: what came before is lost"), ""], " ")
+        end = h("span", format_duration(self.duration_s))
         return h(
             "figure.gmw-tl",
             h("div.gmw-tp.gmw-pic", self._draw_peak()),
             h("div.gmw-ty.gmw-pic", self._draw_ticks()),
             h("div.gmw-tv.gmw-pic", self._draw_bands()),
-            h(
-                "div.gmw-tx.gmw-pic",
-                h("span", "0 s"),
-                " ",
-                middle,
-                h("span", format_duration(self.duration_s)),
-            ),
+            h("div.gmw-tx.gmw-pic", h("span", "0 s"), " ", lost, end),
             self._render_legend(),
         )
 
+    def _place_time(self, time_s: float) -> float:
+        """Return the share of the width at which a moment stands."""
+        return min(max(time_s / self.end_s, 0.0), 1.0)
+
+    def _place_bytes(self, n_bytes: int) -> float:
+        """Return the share of the height, from above, at which an amount stands."""
+        height = self.high_bytes - self.low_bytes
+        return 1 - min(max((n_bytes - self.low_bytes) / height, 0.0), 1.0)
+
+    def _list_ticks(self) -> list[tuple[float, str]]:
+        ticks = choose_ticks(self.high_bytes, self.low_bytes)
+        return [(self._place_bytes(tick), format_tick(tick)) for tick in ticks]
+
+    def _list_shown(self) -> list[tuple[Band, int]]:
+        """Return the bands that ever held something and their bytes at the peak, from the top."""
+        timeline = self.timeline
+        shown = [
+            (band, layer.held_bytes[timeline.peak])
+            for layer, band in zip(timeline.layers, list_bands(timeline), strict=True)
+            if any(layer.held_bytes)
+        ]
+        return shown[::-1]
+
     def _draw_bands(self) -> Html:
-        # Some pages strip SVG and keep its text: the words stand apart.
-        bands = join_html(
-            (
-                h(f"path.gmw-k{each.band.key}", h("title", each.tooltip), d=each.path)
-                for each in self.bands
-            ),
-            " ",
-        )
-        lines = [h("path.gmw-ti", d=f"M0 {_scale(y)}H{_WIDTH}") for y, _ in self.ticks if y < 1]
-        names = ", ".join(
-            f"{each.band.label} {format_bytes(each.at_peak_bytes)}" for each in self.bands
-        )
+        timeline = self.timeline
+        kept = thin_moments(timeline, _N_STRETCHES)
+        xs = [round(_WIDTH * self._place_time(timeline.times_s[place])) for place in kept]
+
+        def draw(values: Sequence[int | None], base: int | None = None) -> str:
+            ys = [None if n is None else round(_HEIGHT * self._place_bytes(n)) for n in values]
+            return draw_curve(xs, ys, base=base, end_x=_WIDTH)
+
+        paths = []
+        tops = [0] * len(kept)
+        for layer, band in zip(timeline.layers, list_bands(timeline), strict=True):
+            held = layer.held_bytes
+            if any(held):
+                tops = [top + held[place] for top, place in zip(tops, kept, strict=True)]
+                title = h("title", _describe_band(band, held[timeline.peak], max(held)))
+                paths.append(h(f"path.gmw-k{band.key}", title, d=draw(tops, _HEIGHT)))
+        reserved = draw([timeline.reserved_bytes[place] for place in kept])
+        ticks = [round(_HEIGHT * y) for y, _ in self._list_ticks() if y < 1]
+        peak_x = round(_WIDTH * self._place_time(timeline.times_s[timeline.peak]))
+        complete_s = self.device.complete_since_s
         lost = None
-        if self.complete_x is not None:
-            lost = h("path.gmw-co", d=f"M0 0H{round(_WIDTH * self.complete_x)}V{_HEIGHT}H0z")
+        if complete_s is not None:
+            lost_x = round(_WIDTH * self._place_time(complete_s))
+            lost = h("path.gmw-co", d=f"M0 0H{lost_x}V{_HEIGHT}H0z")
+        names = ", ".join(f"{band.label} {format_bytes(n)}" for band, n in self._list_shown())
+        peak = format_bytes(timeline.allocated_bytes[timeline.peak])
         return h(
             "svg",
-            *lines,
-            h("g", bands),
-            h("path.gmw-p", d=f"M{round(_WIDTH * self.peak_x)} 0V{_HEIGHT}"),
-            h("path.gmw-v", d=self.reserved_path) if self.reserved_path else None,
+            *(h("path.gmw-ti", d=f"M0 {y}H{_WIDTH}") for y in ticks),
+            # Some pages strip SVG and keep its text: the words stand apart.
+            h("g", join_html(reversed(paths), " ")),
+            h("path.gmw-p", d=f"M{peak_x} 0V{_HEIGHT}"),
+            h("path.gmw-v", d=reserved) if reserved else None,
             lost,
             role="img",
-            aria_label=(
-                f"{self.device} over the cell: peak {format_bytes(self.peak_bytes)}; "
-                f"at the peak {names}"
-            ),
+            aria_label=f"{self.device.device} over the cell: peak {peak}; at the peak {names}",
             viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
             preserveAspectRatio="none",
         )
 
     def _draw_peak(self) -> Html:
         """Return the peak's figure above its moment; near an edge it stands to the other side."""
-        anchor = "start" if self.peak_x < 0.15 else "end" if self.peak_x > 0.85 else "middle"
-        text = h(
-            "text",
-            f"peak {format_bytes(self.peak_bytes)}",
-            x=f"{100 * self.peak_x:.3g}%",
-            y=12,
-            text_anchor=anchor,
-        )
+        x = self._place_time(self.timeline.times_s[self.timeline.peak])
+        anchor = "start" if x < 0.15 else "end" if x > 0.85 else "middle"
+        peak = f"peak {format_bytes(self.timeline.allocated_bytes[self.timeline.peak])}"
+        text = h("text", peak, x=f"{100 * x:.3g}%", y=12, text_anchor=anchor)
         return h("svg", text, width="100%", height=16, aria_hidden="true")
 
     def _draw_ticks(self) -> Html:
         texts = []
-        for y, label in self.ticks:
+        for y, label in self._list_ticks():
             # No label may be cut at the chart's ends.
             shift = ".75em" if y < 0.04 else "0" if y > 0.97 else ".33em"
             place = f"{100 * y:.3g}%"
@@ -364,70 +349,23 @@ class TimelineChart(Picture):
 
     def _render_legend(self) -> Html:
         items = []
-        if self.reserved_path:
-            remark = None if self.has_reserved else h("em", "above the scale")
-            items.append(_render_key("gmw-sv", self.reserved_name, remark, self.reserved_bytes))
-        for each in self.bands:
-            band = each.band
-            text = cut_words(band.text, _LEGEND_WIDTH)
-            code = h("code", text) if text else None
-            key = f"gmw-sq.gmw-k{band.key}"
-            items.append(_render_key(key, band.label, code, each.at_peak_bytes))
+        reserved = _list_reserved(self.timeline)
+        if reserved:
+            remark = h("em", "above the scale") if max(reserved) > self.high_bytes else None
+            name = name_counters(self.device.device).reserved
+            items.append(_render_key("gmw-sv", name, remark, max(reserved)))
+        for band, n_bytes in self._list_shown():
+            code = h("code", cut_words(band.text, _LEGEND_WIDTH)) if band.text else None
+            items.append(_render_key(f"gmw-sq.gmw-k{band.key}", band.label, code, n_bytes))
         return h("ul.gmw-ul", *items)
 
 
-def _render_key(key: str, label: str, remark: Html | None, n_bytes: int | None) -> Html:
+def _describe_band(band: Band, at_peak_bytes: int, highest_bytes: int) -> str:
+    text = f": {cut_words(band.text, _TOOLTIP_WIDTH)}" if band.text else ""
+    at_peak, highest = format_bytes(at_peak_bytes), format_bytes(highest_bytes)
+    return f"{band.label}{text} · at the peak {at_peak} · highest {highest}"
+
+
+def _render_key(key: str, label: str, remark: Html | None, n_bytes: int) -> Html:
     name = h("span", label, " " if remark else None, remark)
     return h("li", h(f"i.{key}"), name, " ", h("strong", format_bytes(n_bytes)))
-
-
-def _scale(y: float) -> int:
-    return round(_HEIGHT * y)
-
-
-def plot_timeline(device: DeviceTrace, duration_s: float) -> TimelineChart | None:
-    """Return the chart of one device; ``None`` if it has no timeline."""
-    timeline = device.timeline
-    if timeline is None or not timeline.times_s or not timeline.layers:
-        return None
-    span = choose_span(timeline, duration_s)
-    scale = choose_scale(timeline)
-    kept = thin_moments(timeline, _N_STRETCHES)
-    xs = [round(_WIDTH * _place(timeline.times_s[index], span)) for index in kept]
-    height = scale.high_bytes - scale.low_bytes
-
-    def place_bytes(n_bytes: float) -> float:
-        return 1 - min(max((n_bytes - scale.low_bytes) / height, 0.0), 1.0)
-
-    drawn = []
-    tops = [0] * len(kept)
-    for layer, band in zip(timeline.layers, list_bands(timeline), strict=True):
-        held = layer.held_bytes
-        tops = [top + held[index] for top, index in zip(tops, kept, strict=True)]
-        ys = [_scale(place_bytes(top)) for top in tops]
-        path = draw_curve(xs, ys, base=_HEIGHT, end_x=_WIDTH)
-        drawn.append(DrawnBand(band, path, held[timeline.peak], max(held)))
-    reserved = [timeline.reserved_bytes[index] for index in kept]
-    reserved_ys = [None if n is None else _scale(place_bytes(n)) for n in reserved]
-    known = [value for value in timeline.reserved_bytes if value is not None]
-    ticks = choose_ticks(scale.high_bytes, scale.low_bytes)
-    complete_s = device.complete_since_s
-    return TimelineChart(
-        device=device.device,
-        bands=tuple(each for each in reversed(drawn) if each.highest_bytes),
-        reserved_path=draw_curve(xs, reserved_ys, end_x=_WIDTH),
-        reserved_name=name_counters(device.device).reserved,
-        reserved_bytes=max(known, default=None),
-        has_reserved=scale.has_reserved,
-        peak_x=_place(timeline.times_s[timeline.peak], span),
-        peak_y=place_bytes(timeline.allocated_bytes[timeline.peak]),
-        peak_bytes=timeline.allocated_bytes[timeline.peak],
-        complete_x=None if complete_s is None else _place(complete_s, span),
-        ticks=tuple((place_bytes(tick), format_tick(tick)) for tick in ticks),
-        duration_s=duration_s or span[1],
-    )
-
-
-def _place(time_s: float, span: tuple[float, float]) -> float:
-    start_s, end_s = span
-    return min(max((time_s - start_s) / (end_s - start_s), 0.0), 1.0)
