@@ -219,7 +219,6 @@ class _AccountTable:
             caption=f"{device}: {total}",
             columns=_COLUMNS if self.has_frees else _COLUMNS_OF_NAMES,
             groups=tuple(rows),
-            last_is_shared=False,
             caption_is_seen=True,
         )
         if allocated is None:

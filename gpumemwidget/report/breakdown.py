@@ -77,7 +77,6 @@ def _list_device(breakdown: Breakdown) -> Iterator[Block]:
         caption=f"All of {'the memory' if breakdown.device == HOST else breakdown.device}",
         columns=_COLUMNS,
         groups=tuple(_list_groups(breakdown)),
-        last_is_shared=False,
         stacks=True,
     )
     for note in list_breakdown_notes(breakdown):
@@ -147,7 +146,6 @@ def _list_children(
         caption="This notebook's children",
         columns=tuple(columns),
         groups=(tuple(rows),),
-        last_is_shared=False,
         caption_is_seen=True,
     )
     n_more = len(ordered) - _MAX_CHILDREN

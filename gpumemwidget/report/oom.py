@@ -273,7 +273,6 @@ def _tabulate_owners(card: OomCard) -> Table:
         caption=f"Biggest owners of the {format_bytes(whole)} allocated, as of the error",
         columns=_COLUMNS,
         groups=(tuple(rows),),
-        last_is_shared=False,
         caption_is_seen=True,
     )
 

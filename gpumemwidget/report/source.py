@@ -11,15 +11,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import TypeVar
 
 from gpumemwidget.model.traces import (
     Call,
     DeviceTrace,
-    HostLine,
     HostLines,
     LineUse,
     SourceLine,
@@ -41,7 +39,7 @@ _CELL_LINES = (50, 30)
 _OTHER_LINES = (30, 12)
 #: Maximum number of calls below one line, and the number if a depth was asked for.
 _MAX_CALLS, _MAX_CALLS_ASKED = 8, 60
-#: Minimum share of a line's bytes that a call is shown for.
+#: Minimum share of a line's bytes that a call is shown for, unless a depth was asked for.
 _MIN_CALL_SHARE = 0.02
 #: Maximum number of line numbers that are named in one row.
 _MAX_NUMBERS = 5
@@ -54,14 +52,6 @@ _PLUMBING = frozenset({"_wrapped_call_impl", "_call_impl", "_fn", "decorate_cont
 _OTHER = "other"
 _FOLDERS = ("site-packages", "dist-packages")
 _NUMBER = re.compile(r"\d+", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class _Totals:
-    """The amounts that bars are drawn as a share of."""
-
-    allocated_bytes: int
-    peak_bytes: int
 
 
 def _add_up(uses: Iterable[LineUse]) -> LineUse:
@@ -102,42 +92,47 @@ def list_unit(
             for none in other units than the cell, which show them as lines of their own.
     """
     total = sum_uses(device)
-    totals = _Totals(total.allocated_bytes, total.at_peak_bytes)
     is_cell = bool(device.units) and unit is device.units[0]
+    if depth is None and not is_cell:
+        depth = 0
     files = {each.filename: name_file(each.name) for each in device.units}
-    rows: list[ListingRow] = []
+    lines = {line.line: line for line in unit.lines}
     weights = {line.line: _weigh_line(line.use) for line in unit.lines if line.use is not None}
-    shown = _choose_lines(unit.lines, weights, n_lines, is_cell=is_cell)
-    for lines in _group_lines(unit.lines, weights, shown, lambda number: SourceLine(number, "")):
-        if lines[0].line in shown:
-            band = bands.get((unit.name, lines[0].line), "")
-            levels = 0 if depth is None and not is_cell else depth
-            rows.append(_list_line(lines[0], totals, files, band=band, depth=levels))
+    texts = {line.line: line.text for line in unit.lines}
+    rows: list[ListingRow] = []
+    for numbers, is_shown in _choose_lines(texts, weights, n_lines, is_cell=is_cell):
+        if is_shown:
+            line = lines[numbers[0]]
+            band = bands.get((unit.name, line.line), "")
+            rows.append(_list_line(line, total, files, band=band, depth=depth))
         elif is_cell:
-            rows.append(_list_hidden(lines, totals))
-        elif rows and rows[-1].kind != "words":
+            rows.append(_list_hidden([lines[number] for number in numbers], total))
+        elif rows:
             rows.append(ListingRow("words", "…"))
-    if not is_cell and rows and rows[-1].kind == "words":
-        rows.pop()
     if is_cell:
-        rows.extend(_list_sums(device, total, totals))
+        rows.extend(_list_sums(device, total))
+    elif rows and rows[-1].kind == "words":
+        rows.pop()
     name = "the cell" if is_cell else unit.name
     return Listing(f"What the lines of {name} did on {device.device}", _COLUMNS, tuple(rows))
 
 
 def list_host(host: HostLines, *, n_lines: int | None) -> Listing:
-    """Return the traced cell's lines with what changed while each ran, and the rows of a sum."""
+    """Return the traced cell's lines with what changed while each ran, and the rows of a sum.
+
+    At most ``n_lines``, those that matter most, are shown one by one; ``None`` for a usual number.
+    """
     changes = {line.line: line.net_bytes for line in host.lines if line.net_bytes}
     weights = {line: (-abs(n_bytes), 0) for line, n_bytes in changes.items()}
-    shown = _choose_lines(host.lines, weights, n_lines, is_cell=True)
+    texts = {line.line: line.text for line in host.lines}
     rows = []
-    for lines in _group_lines(host.lines, weights, shown, lambda number: HostLine(number, "", 0)):
-        changed = [line.line for line in lines if line.line in changes]
-        amounts = (_show_change(sum(changes[line] for line in changed)),) if changed else ()
-        if lines[0].line in shown:
-            rows.append(ListingRow("line", lines[0].text, lines[0].line, amounts))
+    for numbers, is_shown in _choose_lines(texts, weights, n_lines, is_cell=True):
+        changed = [changes[number] for number in numbers if number in changes]
+        amounts = (_show_change(sum(changed)),) if changed else ()
+        if is_shown:
+            rows.append(ListingRow("line", texts[numbers[0]], numbers[0], amounts))
         else:
-            words = _count_hidden(len(lines)) if changed else _count_idle(len(lines), "changed")
+            words = _count_hidden(len(numbers), "changed", has_any=bool(changed))
             rows.append(ListingRow("words", words, amounts=amounts))
     if host.unread_bytes:
         words = f"{_name_lines(host.unread_lines)}, not read one by one"
@@ -163,34 +158,52 @@ def _show_change(n_bytes: int) -> Cell:
 
 # -- Which lines -----------------------------------------------------------------------------------
 
-_Line = TypeVar("_Line", SourceLine, HostLine)
-
 
 def _choose_lines(
-    lines: Sequence[_Line],
+    texts: Mapping[int, str],
     weights: Mapping[int, tuple[int, int]],
     n_lines: int | None,
     *,
     is_cell: bool,
-) -> frozenset[int]:
-    """Return the numbers of the lines to show: all of a short unit, else those that matter most.
+) -> Iterator[tuple[list[int], bool]]:
+    """Return each line that is shown, and in between the hidden lines of one place together.
 
-    ``weights`` has the sort keys of the lines that did something.
+    All lines of a short unit are shown, else those that matter most.
+
+    Args:
+        texts: the lines by number.
+        weights: sort keys of the lines that did something.
+        n_lines: maximum number of lines to show.
+        is_cell: whether it is the traced cell.
+
+    Yields:
+        the numbers, and whether they are one line to show; none for a gap in the unit.
     """
-    lines = _strip_blank(lines, weights)
+    # ``%%memtrace`` leaves a blank line at the start.
+    used = [number for number, text in texts.items() if text.strip() or number in weights]
+    numbers = [number for number in texts if used and used[0] <= number <= used[-1]]
     max_whole, max_lines = _CELL_LINES if is_cell else _OTHER_LINES
-    if n_lines is None and len(lines) <= max_whole:
-        return frozenset(line.line for line in lines)
-    n_chosen = max_lines if n_lines is None else n_lines
-    chosen = set(sorted(weights, key=lambda line: (*weights[line], line))[:n_chosen])
-    if is_cell:
-        # A row that stands for one line alone says less than the line.
-        chosen |= {
-            middle.line
-            for before, middle, after in zip(lines, lines[1:], lines[2:], strict=False)
-            if {before.line, after.line} <= chosen and middle.line not in weights
-        }
-    return frozenset(chosen)
+    shown: Collection[int] = numbers
+    if n_lines is not None or len(numbers) > max_whole:
+        most = max_lines if n_lines is None else n_lines
+        shown = set(sorted(weights, key=lambda number: (*weights[number], number))[:most])
+    hidden: list[int] = []
+    for place, number in enumerate(numbers):
+        is_after_gap = place > 0 and number != numbers[place - 1] + 1
+        if number not in shown:
+            hidden.append(number)
+            continue
+        if hidden or is_after_gap:
+            yield hidden, _is_one_idle(hidden, weights)
+            hidden = []
+        yield [number], True
+    if hidden:
+        yield hidden, _is_one_idle(hidden, weights)
+
+
+def _is_one_idle(hidden: Sequence[int], weights: Mapping[int, tuple[int, int]]) -> bool:
+    """Return whether a row for these would say less than the one line that it stands for."""
+    return len(hidden) == 1 and hidden[0] not in weights
 
 
 def _weigh_line(use: LineUse) -> tuple[int, int]:
@@ -199,43 +212,9 @@ def _weigh_line(use: LineUse) -> tuple[int, int]:
     return -most, -use.allocated_bytes
 
 
-def _strip_blank(lines: Sequence[_Line], used: Container[int]) -> Sequence[_Line]:
-    """Return the lines without the blank ones at both ends: ``%%memtrace`` leaves one."""
-    places = [place for place, line in enumerate(lines) if line.text.strip() or line.line in used]
-    return lines[places[0] : places[-1] + 1] if places else ()
-
-
-def _group_lines(
-    lines: Sequence[_Line],
-    used: Container[int],
-    shown: frozenset[int],
-    make_blank: Callable[[int], _Line],
-) -> Iterator[list[_Line]]:
-    """Return each line that is shown alone, and the hidden lines between two of them together."""
-    hidden: list[_Line] = []
-    previous: int | None = None
-    for line in _strip_blank(lines, used):
-        is_gap = previous is not None and line.line != previous + 1
-        previous = line.line
-        if is_gap and not hidden:
-            # The unit does not have the lines between: one blank line stands for them.
-            hidden.append(make_blank(line.line - 1))
-        if line.line not in shown:
-            hidden.append(line)
-            continue
-        if hidden:
-            yield hidden
-            hidden = []
-        yield [line]
-    if hidden:
-        yield hidden
-
-
-def _count_idle(n_lines: int, verb: str) -> str:
-    return f"{count(n_lines, 'line')} that {verb} nothing"
-
-
-def _count_hidden(n_lines: int) -> str:
+def _count_hidden(n_lines: int, verb: str, *, has_any: bool) -> str:
+    if not has_any:
+        return f"{count(n_lines, 'line')} that {verb} nothing"
     return "1 line that matters less" if n_lines == 1 else f"{n_lines} lines that matter less"
 
 
@@ -244,7 +223,7 @@ def _count_hidden(n_lines: int) -> str:
 
 def _list_line(
     line: SourceLine,
-    totals: _Totals,
+    total: LineUse,
     files: Mapping[str, str],
     *,
     band: str,
@@ -252,40 +231,40 @@ def _list_line(
 ) -> ListingRow:
     if line.use is None:
         return ListingRow("line", line.text, line.line, band=band)
-    amounts = _list_amounts(line.use, totals)
+    amounts = _list_amounts(line.use, total)
     calls = tuple(_list_calls(line.calls, line.use, depth, files))
     return ListingRow("line", line.text, line.line, amounts, band=band, calls=calls)
 
 
-def _list_hidden(lines: Sequence[SourceLine], totals: _Totals) -> ListingRow:
+def _list_hidden(lines: Sequence[SourceLine], total: LineUse) -> ListingRow:
     uses = [line.use for line in lines if line.use is not None]
-    if not uses:
-        return ListingRow("words", _count_idle(len(lines), "allocated"))
-    amounts = _list_amounts(_add_up(uses), totals, has_highest=False)
-    return ListingRow("words", _count_hidden(len(lines)), amounts=amounts)
+    words = _count_hidden(len(lines), "allocated", has_any=bool(uses))
+    amounts = _list_amounts(_add_up(uses), total, has_highest=False) if uses else ()
+    return ListingRow("words", words, amounts=amounts)
 
 
-def _list_sums(device: DeviceTrace, total: LineUse, totals: _Totals) -> Iterator[ListingRow]:
+def _list_sums(device: DeviceTrace, total: LineUse) -> Iterator[ListingRow]:
     before, unplaced = device.before, device.unplaced
     if any((before.net_bytes, before.at_peak_bytes, before.highest_bytes)):
-        amounts = (Cell(""), *_list_amounts(before, totals)[1:])
+        amounts = (Cell(""), *_list_amounts(before, total)[1:])
         yield ListingRow("words", "before the cell", amounts=amounts)
     if any((unplaced.allocated_bytes, unplaced.net_bytes, unplaced.at_peak_bytes)):
-        amounts = _list_amounts(unplaced, totals)
+        amounts = _list_amounts(unplaced, total)
         yield ListingRow("words", "outside the cell's lines", amounts=amounts)
     counters = (device.allocated.after_bytes, device.allocated.peak_bytes)
     agrees = counters == (total.net_bytes, total.at_peak_bytes)
-    amounts = _list_amounts(total, None, has_highest=False)
+    amounts = _list_amounts(total, has_highest=False)
     yield ListingRow("sum", "total" + ", as the counters say" * agrees, amounts=amounts)
 
 
 def _list_amounts(
-    use: LineUse, totals: _Totals | None, *, has_highest: bool = True
+    use: LineUse, total: LineUse | None = None, *, has_highest: bool = True
 ) -> tuple[Cell, ...]:
+    """Return the cells of the columns, with bars of their shares of a total."""
     return (
-        _show_amount(use.allocated_bytes, totals.allocated_bytes if totals else 0),
+        _show_amount(use.allocated_bytes, total.allocated_bytes if total else 0),
         _show_amount(use.net_bytes),
-        _show_amount(use.at_peak_bytes, totals.peak_bytes if totals else 0),
+        _show_amount(use.at_peak_bytes, total.at_peak_bytes if total else 0),
         _show_amount(use.highest_bytes) if has_highest else Cell(""),
     )
 
@@ -326,28 +305,22 @@ def _list_calls(
     """Return the rows below a line, each followed by those below it."""
     min_bytes, max_rows = 0, _MAX_CALLS_ASKED
     if depth is None:
-        calls = _merge_alike(calls)
         min_bytes, max_rows = int(_MIN_CALL_SHARE * use.allocated_bytes), _MAX_CALLS
     root = _Node(())
-    nodes = [_follow(call) for call in calls]
+    nodes = [_follow(call) for call in _merge_alike(calls)]
     _open_biggest(root, nodes, depth=depth, max_rows=max_rows, min_bytes=min_bytes)
     yield from _iter_calls(root, nodes, 1, use, files)
 
 
 def _merge_alike(calls: Iterable[Call]) -> tuple[Call, ...]:
     """Return the calls, with those whose modules differ in a number alone as one, biggest first."""
-    alike: dict[tuple[str, str, str], list[Call]] = {}
-    merged = []
+    alike: dict[object, list[Call]] = {}
     for call in calls:
         # The module of a layer is often known only one or two calls further down.
         module = _follow(call).module
-        if module is None:
-            merged.append(replace(call, calls=_merge_alike(call.calls)))
-        else:
-            key = (_NUMBER.sub("#", module), call.function, call.filename)
-            alike.setdefault(key, []).append(call)
-    merged.extend(map(_join_calls, alike.values()))
-    return tuple(sorted(merged, key=lambda call: -_weigh_call(call.use)))
+        key = id(call) if module is None else _NUMBER.sub("#", module)
+        alike.setdefault((key, call.function, call.filename), []).append(call)
+    return tuple(sorted(map(_join_calls, alike.values()), key=lambda call: -_weigh_call(call.use)))
 
 
 def _join_calls(calls: Sequence[Call]) -> Call:
@@ -356,8 +329,7 @@ def _join_calls(calls: Sequence[Call]) -> Call:
         return replace(calls[0], calls=below)
     modules = [call.module for call in calls if call.module is not None]
     module = name_range(modules) if len(modules) == len(calls) else None
-    use = _add_up(call.use for call in calls)
-    return replace(calls[0], use=use, module=module, calls=below)
+    return replace(calls[0], use=_add_up(call.use for call in calls), module=module, calls=below)
 
 
 def _follow(call: Call) -> _Node:

@@ -267,7 +267,6 @@ def _list_peak(device: DeviceTrace) -> list[Block]:
             caption=f"What made the peak of {device.device}: {format_bytes(total)}",
             columns=_PEAK_COLUMNS,
             groups=(tuple(rows),),
-            last_is_shared=False,
             caption_is_seen=True,
         )
     ]

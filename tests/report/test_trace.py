@@ -149,13 +149,13 @@ def test_as_many_lines_as_are_asked_for_are_shown() -> None:
     assert _read_column(rows[2], 0) == 4 * MIB
 
 
-def test_depth_shows_each_module_alone() -> None:
-    """What was asked for is shown as it is."""
+def test_depth_opens_more_calls_and_none() -> None:
+    """A depth of 0 hides them; layers that are alike are one row at any depth."""
     trace = make_trace()
 
     deep, flat = (report_trace(trace, [], depth=depth).text for depth in (4, 0))
 
-    assert "transformer.h.3.mlp" in deep
+    assert "    > transformer.h.0…11.mlp.c_fc" in deep
     assert "  > " not in flat
 
 

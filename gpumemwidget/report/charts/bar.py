@@ -210,7 +210,7 @@ class DeviceBar(Picture):
                 (*_list_row(ruler.label, ruler.n_bytes, 1), Cell(ruler.teller))
                 for ruler in list_rulers(self.breakdown)
             ]
-            lines = render_table(Table("", _ROWS, (tuple(rows),), last_is_shared=False))
+            lines = render_table(Table("", _ROWS, (tuple(rows),)))
             return f"{_CAPTION}\n{lines}"
         rows = [_list_row(self.title, self.breakdown.total_bytes, 0)]
         for part in self.breakdown.parts:

@@ -7,7 +7,7 @@ from it, so both forms say the same numbers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from gpumemwidget.report.render.markup import Html
@@ -78,15 +78,14 @@ class Cell:
 class Table:
     """Rows in groups; the first ``n_shared`` cells of a group's first row stand for all its rows.
 
-    The cell of a ``last`` column is shared in the same way, unless ``last_is_shared`` is false. The
-    group's other rows are shorter by the shared cells.
+    The cell of a ``last`` column is shared with them. The group's other rows are shorter by the
+    shared cells.
     """
 
     caption: str
     columns: tuple[Column, ...]
     groups: tuple[tuple[tuple[Cell, ...], ...], ...]
     n_shared: int = 0
-    last_is_shared: bool = True
     #: Screen readers hear the caption in any case; it is seen where several tables need names.
     caption_is_seen: bool = False
     #: In HTML the shared cell is a line above its rows, which keeps the table narrow.
@@ -204,6 +203,6 @@ Block = Heading | Line | Table | Note | Steps | Options | Listing | Fold | Pictu
 class Document:
     """A whole report."""
 
-    blocks: tuple[Block, ...] = field(default=())
+    blocks: tuple[Block, ...] = ()
     #: Further classes of the HTML's outermost element; ``gmw-card`` gives it a frame.
     classes: tuple[str, ...] = ()

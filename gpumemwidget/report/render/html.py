@@ -47,7 +47,6 @@ CARD_CLASS = "gmw-card"
 _ROOT = "div.gmw.mathjax_ignore.tex2jax_ignore"
 
 _STYLES = Path(__file__).parent / "styles"
-_OPTION = re.compile(r"((?<= )--[a-z]+)")
 _TONES = {"muted": "gmw-m", "bad": "gmw-bad", "warn": "gmw-warn"}
 #: Maximum number of characters of a source line.
 _MAX_SOURCE_WIDTH = 180
@@ -80,21 +79,11 @@ def _list_sheets(document: Document, blocks: Iterable[Block]) -> list[str]:
     kinds = {type(block) for block in blocks}
     if kinds == {Line}:
         return ["line"]
-    has_shares = any(
-        cell.share is not None
-        for block in blocks
-        if isinstance(block, Table)
-        for group in block.groups
-        for row in group
-        for cell in row
-    )
     wanted = {
         "base": True,
         "table": bool(kinds & {Table, Options, Listing}),
-        "share": Listing in kinds or has_shares,
-        "steps": Steps in kinds,
+        "steps": bool(kinds & {Steps, Fold}),
         "listing": Listing in kinds,
-        "fold": Fold in kinds,
         **{block.sheet: True for block in blocks if isinstance(block, Picture)},
         "card": CARD_CLASS in document.classes,
     }
@@ -195,45 +184,37 @@ def _render_table(table: Table) -> Html:
 def _iter_rows(
     table: Table, group: tuple[tuple[Cell, ...], ...], columns: tuple[Column, ...]
 ) -> Iterator[Html]:
-    first, n_rows, n_shared = group[0], len(group), table.n_shared
-    others = columns[table.n_shared :]
+    first, *others = group
     if table.shared_above:
-        shared, first = first[:n_shared], first[n_shared:]
-        label = " ".join(cell.text for cell in shared)
-        is_note = bool(first) and first[0].spans_rest
-        note = h("span.gmw-m", first[0].text) if is_note else None
-        title = join_html([label, note], " ") if note else label
-        yield h("tr", h("th.gmw-d", title, scope="rowgroup", colspan=len(columns)))
-        if is_note:
-            return
-        n_rows, n_shared, others = 1, 0, columns
-    is_last_shared = table.last_is_shared and not table.shared_above
-    yield _render_row(table, first, columns, n_rows, n_shared, is_last_shared=is_last_shared)
-    for row in group[1:]:
-        yield _render_row(table, row, others)
+        label = " ".join(cell.text for cell in first[: table.n_shared])
+        yield h("tr", h("th.gmw-d", label, scope="rowgroup", colspan=len(columns)))
+        yield _render_row(first[table.n_shared :], columns)
+    else:
+        yield _render_row(first, columns, table.n_shared, len(group))
+        columns = columns[table.n_shared :]
+    for row in others:
+        yield _render_row(row, columns)
 
 
 def _render_row(
-    table: Table,
     row: tuple[Cell, ...],
     columns: tuple[Column, ...],
-    n_rows: int = 1,
     n_shared: int = 0,
-    *,
-    is_last_shared: bool = False,
+    n_rows: int = 1,
 ) -> Html:
     cells = []
     for index, (cell, column) in enumerate(zip(row, columns, strict=False)):
-        is_shared = index < n_shared or (is_last_shared and column.last is not None)
-        is_code = column.kind == "code" and cell.text and cell.tone == "plain"
+        stands_for_all = index < n_shared or (n_shared > 0 and column.last is not None)
+        is_shared = n_rows > 1 and stands_for_all
+        is_code = column.kind == "code" and cell.text != "" and cell.tone == "plain"
         is_name = column.kind == "name"
-        scope = ("rowgroup" if is_shared and n_rows > 1 else "row") if is_name else None
+        scope = ("rowgroup" if is_shared else "row") if is_name else None
         cells.append(
             h(
                 f"{'th' if is_name else 'td'}{_list_classes(column, cell)}",
-                *_list_content(table, column, cell, is_code=bool(is_code)),
+                *_list_content(cell, is_code=is_code),
                 scope=scope,
-                rowspan=n_rows if is_shared and n_rows > 1 else None,
+                rowspan=n_rows if is_shared else None,
                 colspan=len(columns) - index if cell.spans_rest else None,
                 title=cell.text if is_code and column.last == "cut" else None,
             )
@@ -241,18 +222,12 @@ def _render_row(
     return h("tr", *cells)
 
 
-def _list_content(
-    table: Table, column: Column, cell: Cell, *, is_code: bool
-) -> list[Html | str | None]:
+def _list_content(cell: Cell, *, is_code: bool) -> list[Html | str | None]:
     text: Html | str = cell.text
     if is_code:
         text = h("code", text, dir="auto")
     elif cell.tone == "strong":
         text = h("strong", text)
-    elif table.stacks and column.last == "wrap":
-        # A line may end after each hyphen, and would divide an option of a magic.
-        pieces = enumerate(_OPTION.split(text))
-        text = join_html(h("span.gmw-nb", piece) if odd % 2 else piece for odd, piece in pieces)
     if cell.swatch:
         text = join_html([h(f"i.gmw-sq.{cell.swatch}"), text])
     if cell.level:
