@@ -59,34 +59,12 @@ def test_secrets_within_code_are_left_out() -> None:
     assert name_process(words, with_arguments=True) == "python -c import hub; …"
 
 
-def test_a_program_that_was_started_without_its_name() -> None:
-    """Its thread's stands in for it."""
-    assert name_process(["", "600"], "sleep", with_arguments=True) == "sleep 600"
+def test_code_on_the_command_line() -> None:
+    """Of others' code nothing is shown."""
+    command = ["/usr/bin/python3", "-c", "import time; time.sleep(1)", "-x"]
 
-
-@pytest.mark.parametrize(
-    ("code", "name"),
-    [
-        (
-            "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=3)",
-            "multiprocessing spawn",
-        ),
-        (
-            "from multiprocessing.resource_tracker import main;main(7)",
-            "multiprocessing resource tracker",
-        ),
-        ("from multiprocessing.forkserver import main; main(3)", "multiprocessing fork server"),
-        ("import time; time.sleep(1)", "python -c import time; time.sleep(1)"),
-    ],
-)
-def test_code_on_the_command_line(code: str, name: str) -> None:
-    """What multiprocessing starts is told by what it is; of others' code nothing is shown."""
-    command = ["/usr/bin/python3", "-c", code, "--multiprocessing-fork"]
-
-    named = name_process(command, with_arguments=True)
-
-    assert named in (name, f"{name} --multiprocessing-fork")
-    assert name_process(command) == (name if "multi" in name else "python -c")
+    assert name_process(command, with_arguments=True) == "python -c import time; time.sleep(1) -x"
+    assert name_process(command) == "python -c"
 
 
 def test_workers_of_a_data_loader_are_told_by_their_thread() -> None:

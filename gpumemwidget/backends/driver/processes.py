@@ -15,16 +15,17 @@ import os
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TypeVar
 
 import psutil  # type: ignore[import-untyped]  # no types are published with it
 
 from gpumemwidget.backends.protocol import Relation
 from gpumemwidget.model.devices import MOST_CHILDREN, ChildProcess
 
-#: Maximum number of ended children whose pids and names are kept: a driver may go on listing a
-#: process for a while after the system has forgotten it.
-_MAX_ENDED = 1024
+_T = TypeVar("_T")
+
 #: The link target of the outermost pid namespace on every Linux (PROC_PID_INIT_INO in the kernel's
 #: include/linux/proc_ns.h). In any other namespace the driver may count processes differently.
 _OUTERMOST_PID_NAMESPACE = "pid:[4026531836]"
@@ -51,8 +52,6 @@ class ProcessTree:
         self._pid = self._get_own_pid()
         self._children: dict[int, psutil.Process] = {}
         self._names: dict[int, str | None] = {}
-        #: Names of ended children by pid, the latest last.
-        self._ended: dict[int, str | None] = {}
 
     @property
     def own_pid(self) -> int:
@@ -105,8 +104,6 @@ class ProcessTree:
         if pid in self._children:
             return "child", self._names[pid]
         process = _find_process(pid)
-        if process is None and pid in self._ended:
-            return "child", self._ended[pid]
         # A command line may hold the secrets of others: only children are shown with arguments.
         name = None if process is None else _name_process(process, with_arguments=False)
         return ("own" if pid == self._pid else "other"), name
@@ -122,17 +119,14 @@ class ProcessTree:
         for pid, process in list(self._children.items()):
             if not process.is_running():  # also if another process has this pid by now
                 del self._children[pid]
-                self._ended.pop(pid, None)
-                self._ended[pid] = self._names.pop(pid, None)
-        while len(self._ended) > _MAX_ENDED:
-            del self._ended[next(iter(self._ended))]
+                self._names.pop(pid, None)
         own = _find_process(self._pid)
         if own is None:
             return
         adopted = [child for child in self._children.values() if self._is_adopted(child)]
         for root in (own, *adopted):
-            self._add(_list_descendants(root))
-        if self._leads_session(self._pid):
+            self._add(_read(partial(root.children, recursive=True), []))
+        if self._is_in_session(self._pid):
             # A daemon that left its parent between two reads is still in the kernel's session.
             self._add(
                 [process for process in psutil.process_iter() if self._is_in_session(process.pid)]
@@ -146,33 +140,38 @@ class ProcessTree:
         for process in processes:
             if process.pid != self._pid:
                 self._children.setdefault(process.pid, process)
-                self._ended.pop(process.pid, None)
 
     def _is_adopted(self, child: psutil.Process) -> bool:
         """Return whether a child's parent is no longer below this process."""
-        return _read_parent_pid(child) not in (self._pid, *self._children)
-
-    def _leads_session(self, pid: int) -> bool:
-        return hasattr(os, "getsid") and self._is_in_session(pid)
+        return _read(child.ppid, 0) not in (self._pid, *self._children)
 
     def _is_in_session(self, pid: int) -> bool:
+        """Return whether this process leads the session of a process; Windows has no sessions."""
         try:
             return os.getsid(pid) == self._pid
-        except OSError:
+        except (AttributeError, OSError):
             return False
 
     def _name_child(self, process: psutil.Process) -> str | None:
         """Return a child's name; a child forked without ``exec`` is named after its parent."""
         forked_from = None
-        command = _read_command(process)
-        parent = _find_process(_read_parent_pid(process)) if command else None
-        if parent is not None and _read_command(parent) == command:
+        command = _read(process.cmdline, [])
+        parent = _find_process(_read(process.ppid, 0)) if command else None
+        if parent is not None and _read(parent.cmdline, []) == command:
             forked_from = name_process(command)
         return _name_process(process, with_arguments=True, forked_from=forked_from)
 
 
 def _find_procfs() -> Path:
     return Path(psutil.PROCFS_PATH)
+
+
+def _read(ask: Callable[[], _T], unknown: _T) -> _T:
+    """Return an answer of psutil's; ``unknown`` where the process can't be read."""
+    try:
+        return ask()
+    except _UNREADABLE:
+        return unknown
 
 
 def _find_process(pid: int) -> psutil.Process | None:
@@ -186,63 +185,28 @@ def _read_child(process: psutil.Process, name: str | None) -> ChildProcess | Non
     """Return a running child; ``None`` for one that has ended or is a zombie, without memory."""
     if _is_zombie(process) or not process.is_running():
         return None
+    memory = _read(process.memory_info, None)
     return ChildProcess(
         pid=process.pid,
-        parent_pid=_read_parent_pid(process),
+        parent_pid=_read(process.ppid, 0),
         name=name or f"process {process.pid}",
-        resident_bytes=_read_resident_bytes(process),
+        resident_bytes=None if memory is None else memory.rss,
     )
 
 
 def _is_zombie(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    except _UNREADABLE:
-        return False
-
-
-def _read_parent_pid(process: psutil.Process) -> int:
-    """Return the pid of a process's parent; 0 where it can't be read."""
-    try:
-        return int(process.ppid())
-    except _UNREADABLE:
-        return 0
-
-
-def _list_descendants(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return list(process.children(recursive=True))
-    except _UNREADABLE:
-        return []
-
-
-def _read_command(process: psutil.Process) -> list[str]:
-    try:
-        return list(process.cmdline())
-    except _UNREADABLE:
-        return []
+    return bool(_read(process.status, "") == psutil.STATUS_ZOMBIE)
 
 
 def _name_process(
     process: psutil.Process, *, with_arguments: bool, forked_from: str | None = None
 ) -> str | None:
-    try:
-        thread_name = str(process.name())
-    except _UNREADABLE:
-        thread_name = ""
     return name_process(
-        _read_command(process),
-        thread_name,
+        _read(process.cmdline, []),
+        _read(process.name, ""),
         with_arguments=with_arguments,
         forked_from=forked_from,
     )
-
-
-def _read_resident_bytes(process: psutil.Process) -> int | None:
-    try:
-        return int(process.memory_info().rss)
-    except _UNREADABLE:
-        return None
 
 
 def _has_cuda_context(pid: int) -> bool:
@@ -274,13 +238,8 @@ _PYTHON = re.compile(r"(python|pypy)[0-9.]*(\.exe)?", re.IGNORECASE)
 #: Python's options that are followed by a value.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _SECRET = re.compile(r"token|passw|passphrase|secret|key|credential|auth|://[^/]*@", re.IGNORECASE)
-#: Beginnings of the code behind ``python -c`` in processes that multiprocessing starts.
-_MULTIPROCESSING = {
-    "from multiprocessing.spawn import spawn_main": "multiprocessing spawn",
-    "from multiprocessing.forkserver import main": "multiprocessing fork server",
-    "from multiprocessing.resource_tracker import main": "multiprocessing resource tracker",
-    "from multiprocessing.semaphore_tracker import main": "multiprocessing resource tracker",
-}
+#: The code behind ``python -c`` in processes that multiprocessing starts.
+_MULTIPROCESSING = re.compile(r"from multiprocessing\.(\w+) import \w*main\b")
 #: Names of main threads that say more than the command does, as PyTorch gives them.
 _TELLING_THREADS = ("pt_data_worker",)
 
@@ -312,50 +271,42 @@ def name_process(
     if not any(words):
         # A thread of the system's kernel, or a process that shows no more.
         return _shorten(_clean(thread_name)) or None
-    # The name of the program may be missing in its command line.
-    program, rest = words[0] if words[0].strip() else _clean(thread_name), words[1:]
-    if not rest and " " in program.strip():
+    if len(words) == 1 and " " in words[0].strip():
         # The program has set its own title.
-        return _shorten(_leave_out_secrets(program.split()))
-    program = _strip_folders(program)
-    if not _PYTHON.fullmatch(program):
-        return _join([program], rest if with_arguments else [])
-    return _name_python(rest, with_arguments=with_arguments)
+        return _shorten(_leave_out_secrets(words[0].split()))
+    program = _strip_folders(words[0])
+    if _PYTHON.fullmatch(program):
+        started, arguments = _split_python(words[1:], with_code=with_arguments)
+    else:
+        started, arguments = [program], words[1:]
+    shown = _leave_out_secrets(arguments) if with_arguments else ""
+    return _shorten(" ".join([*started, shown])) or None
 
 
-def _name_python(words: Sequence[str], *, with_arguments: bool) -> str | None:
-    started, arguments = _split_python(words)
-    if started and started[0] == "-c":
-        code = started[1] if len(started) > 1 else ""
-        for beginning, name in _MULTIPROCESSING.items():
-            if code.startswith(beginning):
-                return name
-        # The user knows the code that they typed; of other people's none is shown.
-        started = ["-c", _leave_out_secrets(code.split())] if with_arguments else ["-c"]
-    if started and started[0][:1].isalpha() and "." not in started[0]:
-        # A script that was installed as a command: ``torchrun``, ``jupyter-lab``.
-        return _join(started, arguments if with_arguments else [])
-    return _join(["python", *started], arguments if with_arguments else [])
-
-
-def _split_python(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the script, module or code that Python runs, and the arguments behind that."""
+def _split_python(words: list[str], *, with_code: bool) -> tuple[list[str], list[str]]:
+    """Return the name of what Python runs (a script, a module, code), and the arguments behind."""
     place = 0
     while place < len(words):
         word = words[place]
-        if word in ("-m", "-c"):
-            return list(words[place : place + 2]), list(words[place + 2 :])
+        if word == "-m":
+            return ["python", *words[place : place + 2]], words[place + 2 :]
+        if word == "-c":
+            own = _MULTIPROCESSING.match(" ".join(words[place + 1 : place + 2]))
+            if own is not None:
+                return [f"multiprocessing {own[1]}"], []
+            # The user knows the code that they typed; of other people's none is shown.
+            code = _leave_out_secrets(" ".join(words[place + 1 : place + 2]).split())
+            return ["python", "-c", code if with_code else ""], words[place + 2 :]
         if word in _WITH_VALUE:
             place += 2
         elif word.startswith("-") and word != "-":
             place += 1
         else:
-            return [_strip_folders(word)], list(words[place + 1 :])
-    return [], []
-
-
-def _join(started: Sequence[str], arguments: Sequence[str]) -> str | None:
-    return _shorten(" ".join([*started, *filter(None, [_leave_out_secrets(arguments)])])) or None
+            script = _strip_folders(word)
+            # A script that was installed as a command: ``torchrun``, ``jupyter-lab``.
+            is_command = script[:1].isalpha() and "." not in script
+            return [script] if is_command else ["python", script], words[place + 1 :]
+    return ["python"], []
 
 
 def _leave_out_secrets(words: Sequence[str]) -> str:
