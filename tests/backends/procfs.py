@@ -14,12 +14,10 @@ class FakeProc:
         (root / "self").mkdir(parents=True)
         (root / "stat").write_text("btime 1000\n")
 
-    def write_status(self, *, resident_kib: int, mark_kib: int | None, n_groups: int = 0) -> None:
+    def write_status(self, *, resident_kib: int, mark_kib: int | None) -> None:
         mark = "" if mark_kib is None else f"VmHWM:\t{mark_kib:8} kB\n"
-        groups = " ".join(str(group) for group in range(n_groups))
         (self.root / "self" / "status").write_text(
-            f"Name:\tpython\nGroups:\t{groups} \nVmSize:\t  999999 kB\n"
-            f"{mark}VmRSS:\t{resident_kib:8} kB\nThreads:\t1\n"
+            f"Name:\tpython\nVmSize:\t  999999 kB\n{mark}VmRSS:\t{resident_kib:8} kB\nThreads:\t1\n"
         )
 
     def write_clear_refs(self) -> Path:
@@ -29,12 +27,6 @@ class FakeProc:
 
     def write_cgroup(self, text: str) -> None:
         (self.root / "self" / "cgroup").write_text(text)
-
-    def write_meminfo(self, *, total_kib: int, available_kib: int) -> None:
-        (self.root / "meminfo").write_text(
-            f"MemTotal:       {total_kib} kB\nMemFree:        1 kB\n"
-            f"MemAvailable:   {available_kib} kB\n"
-        )
 
     def write_process(
         self,

@@ -155,7 +155,7 @@ class ProcessTree:
     def _name_child(self, process: psutil.Process) -> str | None:
         """Return a child's name; a child forked without ``exec`` is named after its parent."""
         forked_from = None
-        command = _read(process.cmdline, [])
+        command: list[str] = _read(process.cmdline, [])
         parent = _find_process(_read(process.ppid, 0)) if command else None
         if parent is not None and _read(parent.cmdline, []) == command:
             forked_from = name_process(command)

@@ -15,14 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpumemwidget.backends.host import cgroup as cgroups
-from gpumemwidget.backends.host.malloc import Malloc, find_malloc
+from gpumemwidget.backends.host.malloc import Glibc, find_malloc
 from gpumemwidget.backends.host.resident import (
     MAXRSS,
     Resident,
     ResidentFiles,
-    read_available_elsewhere,
+    read_machine_bytes,
     read_resident_elsewhere,
-    read_total_elsewhere,
 )
 from gpumemwidget.model.devices import HOST, BytesByDevice, DeviceInfo, PeakIs, Reading
 
@@ -61,7 +60,7 @@ class HostBackend:
         proc: Path = Path("/proc"),
         cgroup: Path = Path("/sys/fs/cgroup"),
         *,
-        find_malloc: Callable[[], Malloc | None] = find_malloc,
+        find_malloc: Callable[[], Glibc | None] = find_malloc,
         timer: Callable[[], float] = time.perf_counter,
         cpu_timer: Callable[[], float] = time.thread_time,
     ) -> None:
@@ -90,7 +89,7 @@ class HostBackend:
         if self._info is None:
             totals = (
                 cgroups.read_limit_bytes(self._proc, self._cgroup),
-                self._read_meminfo(b"MemTotal:") or read_total_elsewhere(),
+                read_machine_bytes()[0],
             )
             total_bytes = min((total for total in totals if total is not None), default=None)
             self._info = DeviceInfo(device=HOST, name="host memory", total_bytes=total_bytes)
@@ -101,16 +100,12 @@ class HostBackend:
 
         *allocated* is ``None`` in between where malloc's count is too slow to be read this often.
         """
-        if os.getpid() != self._pid:
-            self._adopt()
-        with self._lock:
+        with self._lock_of_this_process():
             return (self._measure(self._read_resident(), self._count_often()),)
 
     def start_span(self) -> tuple[Reading, ...]:
         """Reset the kernel's mark, which ``resource.getrusage`` doesn't show; return a reading."""
-        if os.getpid() != self._pid:
-            self._adopt()
-        with self._lock:
+        with self._lock_of_this_process():
             resident = self._read_resident()
             in_use_bytes = self._count()
             self._is_in_span = True
@@ -125,9 +120,7 @@ class HostBackend:
 
     def end_span(self) -> tuple[Reading, ...]:
         """Return the memory now, with the peak since the span began."""
-        if os.getpid() != self._pid:
-            self._adopt()
-        with self._lock:
+        with self._lock_of_this_process():
             return (self._measure(self._read_resident(), self._count()),)
 
     def read_as_user(self) -> tuple[Reading, ...]:
@@ -135,9 +128,7 @@ class HostBackend:
 
         The user has no call of PyTorch's for that peak; ``resource.getrusage`` tells it.
         """
-        if os.getpid() != self._pid:
-            self._adopt()
-        with self._lock:
+        with self._lock_of_this_process():
             resident = self._read_resident()
             reading = self._measure(resident, self._count_often())
             if resident is None:
@@ -174,7 +165,7 @@ class HostBackend:
         """
         rooms = (
             cgroups.read_headroom_bytes(self._proc, self._cgroup),
-            self._read_meminfo(b"MemAvailable:") or read_available_elsewhere(),
+            read_machine_bytes()[1],
         )
         return min((room for room in rooms if room is not None), default=None)
 
@@ -194,9 +185,7 @@ class HostBackend:
 
     def close(self) -> None:
         """Close the files and give ``resource.getrusage`` back; readings go on, less exactly."""
-        if os.getpid() != self._pid:
-            self._adopt()
-        with self._lock:
+        with self._lock_of_this_process():
             self._is_closed = True
             if self._files is not None:
                 self._files.close()
@@ -218,19 +207,21 @@ class HostBackend:
         except (OSError, ValueError):
             return  # Without procfs, psutil tells the resident size.
 
-    def _adopt(self) -> None:
-        """Start anew in a forked child.
+    def _lock_of_this_process(self) -> threading.Lock:
+        """Return the lock; a forked child starts anew.
 
         The open files still tell of the parent, and another thread of the parent may have held the
         lock. The old descriptors are left alone: a child that closed everything may have given
         their numbers to files of its own.
         """
-        self._begin_span(None)
-        self._highest_kib = 0
-        self._was_ever_cut = False
-        # The marks of a running span were the parent's; those of a fresh process are its own.
-        self._is_cut = self._is_in_span
-        self._open()
+        if os.getpid() != self._pid:
+            self._begin_span(None)
+            self._highest_kib = 0
+            self._was_ever_cut = False
+            # The marks of a running span were the parent's; those of a fresh process are its own.
+            self._is_cut = self._is_in_span
+            self._open()
+        return self._lock
 
     def _read_resident(self) -> Resident | None:
         if self._files is not None:
@@ -251,17 +242,6 @@ class HostBackend:
             self._holds_maxrss = True
         MAXRSS.remember(mark_kib)
         return self._files.reset()
-
-    def _read_meminfo(self, key: bytes) -> int | None:
-        try:
-            text = (self._proc / "meminfo").read_bytes()
-        except OSError:
-            return None
-        for line in text.splitlines():
-            words = line.split()
-            if len(words) >= 2 and words[0] == key and words[1].isdigit():
-                return int(words[1]) * _KIB
-        return None
 
     # -- malloc's count -----------------------------------------------------------------------
 

@@ -8,29 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 #: Bytes of a probe, few enough to come from the heap: freeing a block that malloc took from
 #: ``mmap`` would raise its threshold for good (mallopt(3), M_MMAP_THRESHOLD).
 _PROBE_BYTES = 64 * 1024
 #: Maximum number of probes: threads outside Python may free memory in the middle of one.
 _PROBE_ATTEMPTS = 5
-
-
-class Malloc(Protocol):
-    """A malloc that can tell how much it has handed out."""
-
-    def read_in_use(self) -> int:
-        """Return the bytes handed out and not yet freed."""
-        ...
-
-    def make_counter(self) -> Callable[[], int]:
-        """Return a call that reads them, fast enough for every line of a program."""
-        ...
-
-    def trim(self) -> None:
-        """Give free memory back to the system."""
-        ...
 
 
 class _MallInfo2(ctypes.Structure):
@@ -45,6 +29,10 @@ class _MallInfo2(ctypes.Structure):
     )
     hblkhd: int
     uordblks: int
+
+    def sum_in_use(self) -> int:
+        """Return the bytes handed out, from the heaps and mapped one by one."""
+        return self.uordblks + self.hblkhd
 
 
 class Glibc:
@@ -62,41 +50,24 @@ class Glibc:
     def __init__(self) -> None:
         # Not PyDLL: a long walk or trim must not hold up Python's other threads.
         library = ctypes.CDLL(None)
-        self._mallinfo2 = library.mallinfo2
-        self._mallinfo2.argtypes = ()
-        self._mallinfo2.restype = _MallInfo2
-        self._trim = library.malloc_trim
-        self._trim.argtypes = (ctypes.c_size_t,)
-        self._trim.restype = ctypes.c_int
+        self._mallinfo2 = _declare(library.mallinfo2, _MallInfo2)
+        self._trim = _declare(library.malloc_trim, ctypes.c_int, ctypes.c_size_t)
         # The process's own malloc, which is another library's where one is preloaded.
-        self._malloc = library.malloc
-        self._malloc.argtypes = (ctypes.c_size_t,)
-        self._malloc.restype = ctypes.c_void_p
-        self._free = library.free
-        self._free.argtypes = (ctypes.c_void_p,)
-        self._free.restype = None
+        self._malloc = _declare(library.malloc, ctypes.c_void_p, ctypes.c_size_t)
+        self._free = _declare(library.free, None, ctypes.c_void_p)
 
     def read_in_use(self) -> int:
-        """Return the bytes handed out and not yet freed, from the heaps and mapped one by one."""
-        info = self._mallinfo2()
-        in_use: int = info.uordblks + info.hblkhd
-        return in_use
+        """Return the bytes handed out and not yet freed."""
+        info: _MallInfo2 = self._mallinfo2()
+        return info.sum_in_use()
 
     def make_counter(self) -> Callable[[], int]:
         """Return a call that gives the bytes in use, and holds the interpreter's lock meanwhile.
 
         Letting go of the lock at every line would let other threads in at every line.
         """
-        mallinfo2 = ctypes.PyDLL(None).mallinfo2
-        mallinfo2.argtypes = ()
-        mallinfo2.restype = _MallInfo2
-
-        def read() -> int:
-            info = mallinfo2()
-            in_use: int = info.uordblks + info.hblkhd
-            return in_use
-
-        return read
+        mallinfo2 = _declare(ctypes.PyDLL(None).mallinfo2, _MallInfo2)
+        return lambda: mallinfo2().sum_in_use()
 
     def trim(self) -> None:
         """Give free memory at the top of the heaps and whole free pages back: malloc_trim(3)."""
@@ -120,7 +91,12 @@ class Glibc:
         return False
 
 
-def find_malloc() -> Malloc | None:
+def _declare(function: Any, result: Any, *arguments: Any) -> Any:
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+def find_malloc() -> Glibc | None:
     """Return the process's malloc, or ``None`` where it can't tell what is in use."""
     try:
         glibc = Glibc()

@@ -25,12 +25,11 @@ from gpumemwidget.backends.patching import Patch
 #: Resident size and its high-water mark, in KiB; the mark is ``None`` where there is none.
 Resident = tuple[int, "int | None"]
 
-_FIRST_READ_BYTES = 4096
-#: Maximum length of a status file: that of a process in 65,536 groups has 600 KB.
-_LONGEST_STATUS_BYTES = 4 * 1024 * 1024
+#: More than a status file has: its longest line lists the user's groups.
+_STATUS_BYTES = 16 * 1024
 _RESET_PEAK = b"5"
-#: The two lines, which every kernel writes one below the other.
-_MARK_AND_SIZE = re.compile(rb"\nVmHWM:\s*(\d+) kB\nVmRSS:\s*(\d+) kB")
+#: The two lines, which every kernel writes one below the other; some sandboxes leave the mark out.
+_MARK_AND_SIZE = re.compile(rb"\n(?:VmHWM:\s*(\d+) kB\n)?VmRSS:\s*(\d+) kB")
 
 
 class ResidentFiles:
@@ -72,18 +71,10 @@ class ResidentFiles:
             OSError: the file can't be read any more.
             ValueError: the file holds no process's status.
         """
-        text = os.pread(self._status, _FIRST_READ_BYTES, 0)
-        both = _MARK_AND_SIZE.search(text)
-        if both is not None:
-            return int(both[2]), int(both[1])
-        resident_kib = _parse(text, b"\nVmRSS:")
-        if resident_kib is None and len(text) == _FIRST_READ_BYTES:
-            # The list of groups stands before it and can be long.
-            text = os.pread(self._status, _LONGEST_STATUS_BYTES, 0)
-            resident_kib = _parse(text, b"\nVmRSS:")
-        if resident_kib is None:
+        found = _MARK_AND_SIZE.search(os.pread(self._status, _STATUS_BYTES, 0))
+        if found is None:
             raise ValueError("no resident size in the process's status")
-        return resident_kib, _parse(text, b"\nVmHWM:")
+        return int(found[2]), None if found[1] is None else int(found[1])
 
     def reset(self) -> bool:
         """Set the mark back to the present resident size; return whether that was done."""
@@ -104,16 +95,6 @@ class ResidentFiles:
             if descriptor >= 0:
                 os.close(descriptor)
         self._status = self._clear_refs = -1
-
-
-def _parse(text: bytes, key: bytes) -> int | None:
-    """Return the number behind a key of the status file: 1024 of ``VmRSS:  1024 kB``."""
-    start = text.find(key)
-    if start < 0:
-        return None
-    start += len(key)
-    end = text.find(b" kB", start)
-    return int(text[start:end]) if end >= 0 else None
 
 
 class MaxrssOverlay:
@@ -197,17 +178,10 @@ def read_resident_elsewhere() -> Resident | None:
         return None
 
 
-def read_total_elsewhere() -> int | None:
-    """Return the machine's memory in bytes without procfs."""
+def read_machine_bytes() -> tuple[int, int] | tuple[None, None]:
+    """Return the machine's memory, and how much of it is available."""
     try:
-        return int(psutil.virtual_memory().total)
+        memory = psutil.virtual_memory()
     except (psutil.Error, OSError):
-        return None
-
-
-def read_available_elsewhere() -> int | None:
-    """Return the machine's available memory in bytes without procfs."""
-    try:
-        return int(psutil.virtual_memory().available)
-    except (psutil.Error, OSError):
-        return None
+        return None, None
+    return int(memory.total), int(memory.available)
