@@ -27,16 +27,6 @@ def test_lowest_limit_of_all_levels_holds(proc: FakeProc, tmp_path: Path) -> Non
     assert limit_bytes == 3000
 
 
-def test_max_is_no_limit(proc: FakeProc, tmp_path: Path) -> None:
-    """``max`` limits nothing, so neither a limit nor a room is known."""
-    cgroup = tmp_path / "cgroup"
-    proc.write_cgroup("0::/user\n")
-    write_group(cgroup / "user", limit="max", usage=100)
-
-    assert read_limit_bytes(proc.root, cgroup) is None
-    assert read_headroom_bytes(proc.root, cgroup) is None
-
-
 def test_room_counts_page_cache_as_free(proc: FakeProc, tmp_path: Path) -> None:
     """What is left is the limit less the usage, without the cache that the kernel drops first."""
     cgroup = tmp_path / "cgroup"
@@ -96,19 +86,3 @@ def test_rubbish_means_no_limit(text: str, proc: FakeProc, tmp_path: Path) -> No
     proc.write_cgroup(text)
 
     assert read_limit_bytes(proc.root, tmp_path / "cgroup") is None
-
-
-@pytest.mark.parametrize("limit", ["", "-1", "many", "٣", "1e9", "5 5"])
-def test_a_limit_that_is_no_number_is_none(limit: str, proc: FakeProc, tmp_path: Path) -> None:
-    """Nothing is made of a file that holds no plain number."""
-    cgroup = tmp_path / "cgroup"
-    proc.write_cgroup("0::/\n")
-    write_group(cgroup, limit=limit)
-
-    assert read_limit_bytes(proc.root, cgroup) is None
-
-
-def test_no_files_at_all(tmp_path: Path) -> None:
-    """Without procfs nothing is known."""
-    assert read_limit_bytes(tmp_path / "none", tmp_path / "none") is None
-    assert read_headroom_bytes(tmp_path / "none", tmp_path / "none") is None

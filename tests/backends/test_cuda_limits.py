@@ -210,30 +210,6 @@ def test_older_releases_wait_for_the_device(old: Gpu) -> None:
     assert old.allocator.list_touched() == (0, 1)
 
 
-def test_other_allocators_wait_for_the_device(gpu: Gpu) -> None:
-    """CUDA's own brings a device into use, as older releases do."""
-    gpu.torch.cuda.memory.get_allocator_backend = lambda: "cudaMallocAsync"
-
-    gpu.backend.set_limit("cuda:1", 12 * GIB)
-    before = gpu.read()
-    gpu.allocator.touch(1)
-
-    assert before == [("cuda:1", 12 * GIB, True)]
-    assert gpu.read() == [("cuda:1", 12 * GIB, False)]
-
-
-def test_what_waits_is_taken_back(early: Gpu) -> None:
-    """By off, or by another limit in its place."""
-    early.backend.set_limit("cuda:0", 12 * GIB)
-    early.backend.set_limit("cuda:1", 12 * GIB)
-
-    early.backend.set_limit("cuda:0", None)
-    early.backend.set_limit("cuda:1", None, share=0.25)
-    early.torch.cuda.init()
-
-    assert early.read() == [("cuda:1", TOTAL // 4, False)]
-
-
 def test_closing_forgets_what_waits_and_leaves_what_is_set(early: Gpu) -> None:
     """A limit that stands is torch's own; one that waits is ours, and so is the place in line."""
     early.torch.cuda._queued_calls.append((lambda: None, ["the user's"]))
@@ -297,13 +273,6 @@ def test_a_forked_child_has_no_limit(early: Gpu, monkeypatch: pytest.MonkeyPatch
     early.torch.cuda.init()
 
     assert early.allocator.get_allowed(0) == TOTAL
-
-
-@pytest.mark.parametrize(("device", "limit_bytes"), [("cuda:3", 1), ("cuda:x", 1), ("xpu:0", 1)])
-def test_no_such_device(gpu: Gpu, device: str, limit_bytes: int) -> None:
-    """It is refused in one line."""
-    with pytest.raises(BackendError, match=f"there is no {device} here: name one"):
-        gpu.backend.set_limit(device, limit_bytes)
 
 
 def test_more_than_the_device_has(gpu: Gpu) -> None:
@@ -382,24 +351,6 @@ def test_a_build_without_cuda_refuses() -> None:
 # -- Beside limits ---------------------------------------------------------------------------------
 
 
-def test_peaks_are_reset_as_the_user_does(gpu: Gpu) -> None:
-    """The user's peaks begin anew, those of the running span do not."""
-    for index in (0, 1):
-        gpu.allocator.touch(index)
-        gpu.allocator.free(gpu.allocator.allocate(MIB, index))
-    gpu.backend.start_span()
-    gpu.allocator.free(gpu.allocator.allocate(3 * MIB, 0))
-    peak = gpu.torch.cuda.max_memory_allocated(0)
-
-    done = gpu.backend.reset_peaks(["cuda:0", "cuda:7"])
-
-    assert done == ("cuda:0",)
-    assert (peak, gpu.torch.cuda.max_memory_allocated(0)) == (3 * MIB, 0)
-    assert gpu.torch.cuda.max_memory_allocated(1) == MIB
-    assert gpu.backend.end_span()[0].allocated_peak_bytes == 3 * MIB
-    assert gpu.backend.reset_peaks() == ("cuda:0", "cuda:1")
-
-
 def test_pinned_memory(gpu: Gpu, early: Gpu) -> None:
     """What tensors hold, and what the allocator has from the system; before its use it is unknown.
 
@@ -474,18 +425,3 @@ def test_a_gpu_in_error_keeps_nothing_else_from_being_told(version: str) -> None
         f"cuda:1 does not tell its total: {why}",
         f"pinned host memory is not told: {why}",
     )
-
-
-def test_failures_of_other_words_each_time_are_not_kept_without_end(gpu: Gpu) -> None:
-    """As of errors that name an address."""
-    gpu.allocator.touch(1)
-    addresses = iter(range(1000))
-
-    def refuse(_: object) -> Any:
-        raise RuntimeError(f"CUDA error at {next(addresses):#x}")
-
-    gpu.torch.cuda.mem_get_info = refuse
-    for _ in range(1000):
-        gpu.backend.read_memory("cuda:1")
-
-    assert len(gpu.backend.take_notes()) == 100

@@ -113,18 +113,6 @@ def test_all_of_a_machine(make: Callable[..., Machine]) -> None:
     assert machine.allocator.list_touched() == (0,)
 
 
-def test_blocks_are_read_where_they_are_asked_for(make: Callable[..., Machine]) -> None:
-    """They are what takes longest."""
-    machine = make()
-    machine.allocator.allocate(3 * MIB)
-    machine.backend.read_segments = pytest.fail  # type: ignore[assignment]
-
-    (first, *_) = machine.hardware.take_device_states(with_segments=False)
-
-    assert first.segments == ()
-    assert first.reading.reserved_bytes == 20 * MIB
-
-
 def test_processes_are_sorted_by_what_they_are_and_take(make: Callable[..., Machine]) -> None:
     """Each kind biggest first; those without bytes last, by number."""
     machine = make()
@@ -370,30 +358,6 @@ def test_numbers_of_the_machine_within_a_container(make: Callable[..., Machine])
     assert len(second.notes) == 1
 
 
-def test_a_number_that_is_somebody_elses(make: Callable[..., Machine]) -> None:
-    """Who has less than PyTorch has reserved can't be this process."""
-    machine = make(CONTAINER)
-    machine.allocator.allocate(30 * MIB)
-    machine.gpus[0].processes = {OWN: 29 * MIB, CHILD: 5 * MIB}
-
-    (first, *_) = machine.take()
-
-    assert {each.relation for each in first.processes} == {"other"}
-    assert {each.name for each in first.processes} == {None}
-
-
-def test_outside_of_a_container_less_is_possible(make: Callable[..., Machine]) -> None:
-    """Pools of the user's own may hold what the driver does not count."""
-    machine = make(OUTERMOST)
-    machine.allocator.allocate(30 * MIB)
-    machine.gpus[0].processes = {OWN: 29 * MIB}
-
-    (first, *_) = machine.take()
-
-    assert first.processes == (ProcessUse(OWN, KERNEL, "own", 29 * MIB),)
-    assert first.notes == ()
-
-
 def test_a_container_whose_numbers_are_told(make: Callable[..., Machine]) -> None:
     """This process is there with enough: the others have the numbers that they have here."""
     machine = make(CONTAINER)
@@ -453,87 +417,4 @@ def test_a_driver_that_lists_nobody(make: Callable[..., Machine]) -> None:
     )
 
 
-def test_bytes_that_are_not_told(make: Callable[..., Machine]) -> None:
-    """As on Windows: who is there is known, and how much is not."""
-    machine = make(OUTERMOST)
-    machine.allocator.allocate(3 * MIB)
-    machine.gpus[0].processes = {OWN: None, CHILD: None, OTHER: None}
-
-    (first, *_) = machine.take()
-
-    assert [(each.relation, each.n_bytes) for each in first.processes] == [
-        ("own", None),
-        ("child", None),
-        ("other", None),
-    ]
-    assert first.notes == ()
-
-
 # -- What can't be read ------------------------------------------------------------------------
-
-
-def test_no_permission_for_the_list(make: Callable[..., Machine]) -> None:
-    """The device's figures are there, its processes are unknown, and it is said why."""
-    machine = make()
-    machine.allocator.allocate(3 * MIB)
-    machine.gpus[0].failures["nvmlDeviceGetComputeRunningProcesses"] = (
-        pynvml.NVML_ERROR_NO_PERMISSION
-    )
-
-    first, second, _ = machine.take()
-
-    assert first.processes is None
-    assert first.use.used_bytes == 200 * MIB
-    assert first.notes == ("cuda:0: processes can't be read: this user has no permission for it.",)
-    assert (second.processes, second.notes) == ((), ())
-
-
-def test_a_lost_gpu(make: Callable[..., Machine]) -> None:
-    """PyTorch's counters are all that is known of it; its neighbour answers."""
-    machine = make()
-    machine.allocator.allocate(3 * MIB)
-    before = machine.take()
-    lost = pynvml.NVML_ERROR_GPU_IS_LOST
-    for what in ("MemoryInfo", "UtilizationRates", "ComputeRunningProcesses"):
-        machine.gpus[0].failures[f"nvmlDeviceGet{what}"] = lost
-
-    first, second, _ = machine.take()
-
-    assert before[0].use is not None
-    assert (first.use, first.processes) == (None, None)
-    assert first.info.total_bytes == 999 * MIB
-    assert first.reading.allocated_bytes == 3 * MIB
-    assert first.notes == (
-        "cuda:0: memory in use can't be read: the GPU is lost and does not answer any more "
-        "(nvidia-smi tells more).",
-        "cuda:0: processes can't be read: the GPU is lost and does not answer any more "
-        "(nvidia-smi tells more).",
-    )
-    assert second.use is not None
-    assert machine.hardware.list_children()[0].devices == ()
-
-
-def test_no_driver_at_all(tmp_path: Path) -> None:
-    """PyTorch's figures and the host's, without the driver's."""
-    allocator = SimulatedGpus()
-    allocator.allocate(MIB)
-    hardware = Hardware([CudaBackend(make_torch(allocator)), HostBackend()])
-
-    gpu, host = hardware.take_device_states()
-    hardware.close()
-
-    assert (gpu.use, gpu.processes, gpu.notes) == (None, None, ())
-    assert gpu.is_at_one_moment
-    assert host.info.device == "host"
-
-
-def test_pinned_memory_is_the_hosts(make: Callable[..., Machine]) -> None:
-    """It has its row beside the process's memory."""
-    machine = make()
-    machine.allocator.touch(0)
-    machine.allocator.pinned.allocate(100 * MIB)
-
-    first, _, host = machine.take()
-
-    assert first.pinned is None
-    assert host.pinned.reserved_bytes == 128 * MIB

@@ -73,13 +73,6 @@ def test_frames_that_are_not_shared_are_not_kept() -> None:
     assert len(table._parsed) <= 200_000
 
 
-def test_frames_of_cpp_are_left_out() -> None:
-    """What is left of a stack is Python's."""
-    events = parse_events([_event("alloc", frames=[_FOREIGN, _LINE])])
-
-    assert events.stack_table == ((), (Frame("cell.py", 3, "<module>"),))
-
-
 def test_events_of_other_kinds_are_left_out() -> None:
     """Kinds that are not about memory, such as a user's own marks, have no row."""
     events = parse_events([_event("user_defined"), _event("alloc", size=5), _event("user_defined")])
@@ -96,15 +89,6 @@ def test_chunks_join_without_a_seam() -> None:
 
     assert list(events.times_us) == list(range(n_events))
     assert len(events) == n_events
-
-
-def test_the_dictionaries_are_let_go_of() -> None:
-    """What was parsed is gone from the snapshot."""
-    raw = [_event("alloc") for _ in range(10)]
-
-    parse_events(raw)
-
-    assert raw == []
 
 
 def test_the_span_begins_by_time_where_nothing_marks_it() -> None:
@@ -208,17 +192,6 @@ def test_a_device_that_was_first_touched_within_the_span_has_no_mark() -> None:
     assert [trace.device for trace in traces] == ["cuda:1"]
     assert traces[0].is_whole
     assert len(traces[0].events) == 2
-
-
-def test_each_device_has_its_own_segments() -> None:
-    """What stood at the start and what stands at the end is told apart by device."""
-    before = parse_segments([_segment(4096), _segment(8192, device=1)])
-    snapshot = {**_snapshot([], []), "segments": [_segment(4096), _segment(1 << 30, device=1)]}
-
-    first, second = parse_traces(snapshot, before=before, start_us=0, end_us=1, touched={0, 1})
-
-    assert [each.address for each in first.before + first.after] == [4096, 4096]
-    assert [each.address for each in second.before + second.after] == [8192, 1 << 30]
 
 
 def test_the_rules_are_read_from_the_settings() -> None:

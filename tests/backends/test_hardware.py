@@ -51,31 +51,6 @@ def hardware(allocator: SimulatedGpus) -> Iterator[Hardware]:
     hardware.close()
 
 
-def test_gpus_come_first_and_untouched_ones_are_not_read(
-    hardware: Hardware, allocator: SimulatedGpus
-) -> None:
-    """Counters are read of what the user touched, in the order of the devices, the host last."""
-    assert [reading.device for reading in hardware.start_span()] == ["host"]
-
-    allocator.allocate(100, 1)
-
-    assert [reading.device for reading in hardware.end_span()] == ["cuda:1", "host"]
-    assert [reading.device for reading in hardware.read()] == ["cuda:1", "host"]
-    assert [info.device for info in hardware.list_devices()] == ["cuda:1", "host"]
-
-
-def test_blocks_are_those_of_the_gpus_in_use(hardware: Hardware, allocator: SimulatedGpus) -> None:
-    """The host adds none, and a GPU's are there from its first use on."""
-    before = hardware.read_segments()
-    allocator.allocate(1000)
-
-    after = hardware.read_segments()
-
-    assert before == ()
-    assert [(segment.device, segment.n_bytes) for segment in after] == [("cuda:0", 2 << 20)]
-    assert [block.requested_bytes for block in after[0].blocks] == [1000, None]
-
-
 def test_workspaces_are_released_where_a_gpu_is_in_use(allocator: SimulatedGpus) -> None:
     """Not while a CUDA graph is alive, which may use them; without a GPU there is nothing."""
 
@@ -157,20 +132,6 @@ def test_whole_devices_are_matched_by_uuid(hardware: Hardware, allocator: Simula
     assert large.reading.allocated_bytes == 512
     host = reports["host"].use
     assert host.used_bytes + host.free_bytes == host.total_bytes
-
-
-def test_a_visible_device_that_nobody_touched_has_no_reading(allocator: SimulatedGpus) -> None:
-    """It is shown with the driver's figures alone."""
-    hardware = Hardware(
-        [CudaBackend(make_torch(allocator))], NvmlMonitor(FakeNvml(LARGE), environ={})
-    )
-
-    (report,) = hardware.read_devices()
-    hardware.close()
-
-    assert report.reading is None
-    assert (report.info.device, report.info.total_bytes) == ("cuda:0", 80 * GIB)
-    assert report.use is not None
 
 
 def test_peaks_of_the_present_are_the_users_own(

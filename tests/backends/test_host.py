@@ -500,18 +500,6 @@ class SlowMalloc:
 
 
 @linux
-def test_glibc_is_believed_only_if_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With another malloc in use, glibc's count stands still and is not taken for the truth."""
-    glibc = Glibc()
-    counted = glibc.counts()
-    monkeypatch.setattr(glibc, "_malloc", lambda _n_bytes: 0)
-    monkeypatch.setattr(glibc, "_free", lambda _address: None)
-
-    assert counted
-    assert not glibc.counts()
-
-
-@linux
 def test_a_malloc_that_does_not_count_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allocated is unknown then, and not a number that never moves."""
     monkeypatch.setattr(Glibc, "counts", lambda _self: False)

@@ -205,21 +205,6 @@ def test_a_call_that_runs_at_the_end_has_no_end(recorder: CallRecorder) -> None:
 
 
 @needs_monitoring
-def test_a_call_that_began_before_is_not_told(recorder: CallRecorder) -> None:
-    """Its return has no start."""
-
-    class Starting(nn.Module):
-        def forward(self, x: Any) -> Any:
-            recorder.start()
-            return x
-
-    Starting()(torch.ones(1))
-    nn.Identity()(torch.ones(1))
-
-    assert [mark.name for mark in recorder.stop()] == ["Identity"]
-
-
-@needs_monitoring
 def test_threads_have_their_own_calls(recorder: CallRecorder) -> None:
     """Those of one do not end those of another."""
     net, other = Net(), nn.Identity()
@@ -348,32 +333,6 @@ def test_tracebacks_show_no_frame_of_ours(recorder: CallRecorder) -> None:
 
 
 @needs_monitoring
-def test_a_recursion_up_to_its_limit_shows_nothing_of_ours(recorder: CallRecorder) -> None:
-    """There is no room for our own handling of it, and nothing failed."""
-
-    class Endless(nn.Module):
-        def forward(self, x: Any) -> Any:
-            return self(x)
-
-    recorder.start()
-
-    for depth in range(6):  # Wherever in a call the limit is met.
-        with pytest.raises(RecursionError) as caught:
-            _go_down(depth, Endless())
-        error = caught.value
-        assert error.__context__ is None
-        frames = traceback.extract_tb(error.__traceback__)
-        assert not any("backends/calls.py" in each.filename for each in frames)
-
-    recorder.stop()
-    assert recorder.take_notes() == ()
-
-
-def _go_down(depth: int, module: nn.Module) -> Any:
-    return module(None) if depth == 0 else _go_down(depth - 1, module)
-
-
-@needs_monitoring
 def test_tools_of_others_are_left_alone(recorder: CallRecorder) -> None:
     """Where no place is free there are no marks, and a note."""
     monitoring = sys.monitoring
@@ -391,25 +350,6 @@ def test_tools_of_others_are_left_alone(recorder: CallRecorder) -> None:
     assert recorder.take_notes() == (
         "calls of modules and of backward are not seen: other tools use sys.monitoring",
     )
-
-
-@needs_monitoring
-def test_a_place_that_was_freed_by_others_is_theirs(recorder: CallRecorder) -> None:
-    """What has it now is not taken away."""
-    monitoring = sys.monitoring
-    recorder.start()
-    tool = next(each for each in range(6) if monitoring.get_tool(each) == "gpumemwidget")
-    monitoring.free_tool_id(tool)
-    monitoring.use_tool_id(tool, "theirs")
-
-    recorder.stop()
-
-    assert monitoring.get_tool(tool) == "theirs"
-    monitoring.free_tool_id(tool)
-    for function in (nn.Module._call_impl, torch.autograd.graph._engine_run_backward):
-        monitoring.use_tool_id(tool, "test")
-        monitoring.set_local_events(tool, function.__code__, 0)
-        monitoring.free_tool_id(tool)
 
 
 @needs_monitoring
@@ -439,16 +379,3 @@ def test_torch_that_is_imported_meanwhile_is_seen() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "['Identity']"
     assert done.stdout.splitlines()[1].endswith("[None, None]")
-
-
-def test_it_may_be_started_and_stopped_in_any_order(recorder: CallRecorder) -> None:
-    """On any Python; a stop without a start gives nothing."""
-    assert recorder.stop() == ()
-    recorder.start()
-    recorder.start()
-    nn.Identity()(torch.ones(1))
-
-    marks = recorder.stop()
-
-    assert len(marks) == (1 if sys.version_info >= (3, 12) else 0)
-    assert recorder.stop() == ()

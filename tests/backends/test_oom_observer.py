@@ -147,36 +147,6 @@ def test_what_stood(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> 
     assert watcher.failures == []
 
 
-def test_cached_segments(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> None:
-    """Segments without a block in use are what the cache can give back."""
-    observer.open()
-    cuda.initialise()
-    cuda.allocator.free(cuda.allocate(20 * MIB))
-    cuda.allocate(150 * MIB)
-    cached = cuda.allocator.stats(0)["reserved_bytes"]["all"]["current"] - 150 * MIB
-
-    describe = describe_oom(Hardware([CudaBackend(cuda.torch)]), "cuda:0")
-
-    assert describe.cached_bytes == cached
-    assert describe.requested_bytes is None
-
-
-def test_the_counters_alone(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> None:
-    """Who catches OOMs in a loop waits for no snapshot."""
-    watcher.is_thorough = False
-    cuda.initialise()
-    observer.open()
-    cuda.allocate(150 * MIB)
-    cuda.torch.cuda.memory.memory_snapshot = None  # Not to be called.
-
-    run_out(cuda)
-
-    (event,) = watcher.events
-    assert event.allocated_bytes == 150 * MIB
-    assert event.largest_free_block_bytes is None
-    assert event.frames
-
-
 def test_a_limit(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> None:
     """Where the process may take a share of the device only, that is the limit."""
     cuda.initialise()
@@ -188,17 +158,6 @@ def test_a_limit(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> Non
 
     assert watcher.events[0].limit_bytes == 160 * MIB
     assert watcher.events[0].device_total_bytes == 200 * MIB
-
-
-def test_a_limit_that_stands(cuda: FakeCuda) -> None:
-    """Where an error alone tells of it, the limit is read."""
-    cuda.initialise()
-    cuda.allocate(150 * MIB)
-    cuda.torch.cuda.set_per_process_memory_fraction(0.8, 0)
-
-    event = describe_oom(Hardware([CudaBackend(cuda.torch)]), "cuda:0")
-
-    assert event.limit_bytes == 160 * MIB
 
 
 @pytest.mark.parametrize(

@@ -43,18 +43,6 @@ def test_every_state_of_every_release_is_understood() -> None:
     assert (segment.is_small, segment.is_expandable) == (None, False)
 
 
-@pytest.mark.parametrize(("kind", "is_small"), [("small", True), ("large", False)])
-def test_what_a_segment_is_for(kind: str, is_small: bool) -> None:
-    """Small requests or large ones, and whether it grows."""
-    raw = make_raw_segment(
-        {"size": 512, "state": "inactive"}, segment_type=kind, is_expandable=is_small
-    )
-
-    (segment,) = parse_segments([raw])
-
-    assert (segment.is_small, segment.is_expandable) == (is_small, is_small)
-
-
 def test_stacks_are_pythons_alone() -> None:
     """What C++ did is left out: the innermost line of Python comes first."""
     stack = [
@@ -151,18 +139,6 @@ def test_an_allocator_that_keeps_no_blocks_is_a_note() -> None:
         "the allocator's blocks can't be read: CUDAPluggableAllocator does not yet support "
         "snapshot",
     )
-
-
-def test_only_devices_in_use_are_listed() -> None:
-    """What the allocator has on another one is nobody's that is shown."""
-    allocator = SimulatedGpus(2)
-    allocator.allocate(MIB, 1)
-    backend = CudaBackend(make_torch(allocator))
-
-    found = backend.read_segments()
-    backend.close()
-
-    assert {segment.device for segment in found} == {"cuda:1"}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -115,28 +114,6 @@ def test_no_lines_of_frees_are_taken(gpu: Gpu) -> None:
 
     # What torch gives is the allocation's, where that is known.
     assert list(trace.events.stacks) == [1, 0, 0, 1, 1]
-
-
-def test_nothing_runs_without_a_start(gpu: Gpu) -> None:
-    """An end alone gives nothing, and so does a second one."""
-    assert gpu.backend.end_trace() == ()
-    gpu.backend.start_trace(n_events=100)
-    assert len(gpu.trace()) == 1
-    assert gpu.backend.end_trace() == ()
-    assert gpu.is_clean
-
-
-def test_a_second_start_drops_the_first(gpu: Gpu) -> None:
-    """A trace whose cell never ended does not run on."""
-    gpu.backend.start_trace(n_events=100)
-    gpu.make(1)
-    gpu.backend.start_trace(n_events=100)
-    gpu.make(2)
-
-    (trace,) = gpu.trace()
-
-    assert list_sizes(trace) == [2]
-    assert gpu.is_clean
 
 
 def test_the_ring_is_bounded_for_all_devices_together() -> None:
@@ -259,21 +236,6 @@ def test_a_start_that_cuda_refuses_leaves_nothing(gpu: Gpu) -> None:
     assert gpu.is_clean
 
 
-def test_a_release_with_other_options_is_left_alone(gpu: Gpu) -> None:
-    """The line says what it does not know."""
-
-    def record(enabled: str | None, stacks: str) -> None:
-        raise AssertionError((enabled, stacks))
-
-    gpu.memory._record_memory_history = record
-
-    (note,) = gpu.backend.start_trace(n_events=100)
-
-    assert note.startswith("CUDA refuses a trace: ")
-    assert "unexpected keyword argument" in note
-    assert gpu.is_clean
-
-
 def test_an_interrupt_in_the_start_leaves_nothing(gpu: Gpu) -> None:
     """Ctrl-C while torch imports what it takes, or reads what stands."""
 
@@ -344,20 +306,6 @@ def test_a_history_of_the_users_is_used_and_left(gpu: Gpu) -> None:
     for _ in range(100):
         gpu.make(3)
     assert len(gpu.memory._snapshot()["device_traces"][0]) == 30
-
-
-def test_a_ring_of_the_users_that_lost_the_start_is_not_whole(gpu: Gpu) -> None:
-    """It is as small as he made it."""
-    gpu.memory._record_memory_history("all", context="all", max_entries=3)
-    gpu.make(1)
-    gpu.backend.start_trace(n_events=100)
-    for size in range(2, 12):
-        gpu.make(size)
-
-    (trace,) = gpu.trace()
-
-    assert not trace.is_whole
-    assert list_sizes(trace) == [9, 10, 11]
 
 
 @pytest.mark.parametrize(
@@ -537,17 +485,6 @@ def test_sites_may_be_switched_while_a_trace_runs(gpu: Gpu) -> None:
     assert gpu.is_clean
 
 
-def test_unloading_switches_sites_off(gpu: Gpu) -> None:
-    """With or without a trace, and twice."""
-    gpu.backend.keep_sites(is_on=True)
-    gpu.backend.start_trace(n_events=100)
-
-    gpu.backend.close()
-    gpu.backend.close()
-
-    assert gpu.is_clean
-
-
 def test_sites_are_not_forced_on_a_history_of_the_users(gpu: Gpu) -> None:
     """It has been running, or he starts one afterwards."""
     gpu.memory._record_memory_history("all", context="all", max_entries=9)
@@ -579,15 +516,6 @@ def test_blocks_can_be_read_where_only_their_lines_are_kept(gpu: Gpu) -> None:
 
     assert len(with_sites) == 1
     assert gpu.backend.read_segments() == ()
-
-
-def test_no_gpu_has_no_lines() -> None:
-    """Where there is only the host, it is said."""
-    hardware = Hardware([])
-
-    assert "no memory of a GPU" in hardware.keep_sites(is_on=True)
-    assert hardware.start_trace() == ()
-    assert hardware.end_trace() == ()
 
 
 # -- The file ----------------------------------------------------------------------------------
@@ -623,19 +551,6 @@ def test_a_file_that_cant_be_written_is_a_note(gpu: Gpu, tmp_path: Path) -> None
 
 
 # -- Threads and children ----------------------------------------------------------------------
-
-
-def test_other_threads_calls_are_others(gpu: Gpu) -> None:
-    """A library that sets the history from a thread of its own is seen."""
-    gpu.backend.start_trace(n_events=100)
-    thread = threading.Thread(target=gpu.memory._record_memory_history, args=("all",))
-    thread.start()
-    thread.join()
-
-    (trace,) = gpu.trace()
-
-    assert trace.ends_early
-    assert gpu.allocator.is_history_on
 
 
 def test_a_forked_child_leaves_the_history_alone(gpu: Gpu) -> None:
