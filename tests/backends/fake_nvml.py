@@ -96,13 +96,16 @@ class FakeNvml:
         self._check(gpu, "nvmlDeviceGetUtilizationRates")
         return SimpleNamespace(gpu=gpu.busy_percent, memory=1)
 
-    def nvmlDeviceGetComputeRunningProcesses(self, gpu: FakeGpu) -> list[SimpleNamespace]:  # noqa: N802
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, gpu: FakeGpu) -> list[SimpleNamespace]:  # noqa: N802
         self._check(gpu, "nvmlDeviceGetComputeRunningProcesses")
         return self._list(gpu, gpu.processes)
 
-    def nvmlDeviceGetGraphicsRunningProcesses(self, gpu: FakeGpu) -> list[SimpleNamespace]:  # noqa: N802
+    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, gpu: FakeGpu) -> list[SimpleNamespace]:  # noqa: N802
         self._check(gpu, "nvmlDeviceGetGraphicsRunningProcesses")
         return self._list(gpu, gpu.drawing)
+
+    def nvmlDeviceGetMPSComputeRunningProcesses_v3(self, _gpu: FakeGpu) -> list[SimpleNamespace]:  # noqa: N802
+        raise self.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     def nvmlDeviceGetGpuInstanceId(self, gpu: FakeGpu) -> int:  # noqa: N802
         self._check(gpu, "nvmlDeviceGetGpuInstanceId")

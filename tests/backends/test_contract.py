@@ -13,6 +13,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -155,10 +156,16 @@ def make_recorded_simulation(_tmp_path: Path) -> Subject:
     return make_replay(record_simulation())
 
 
-def make_file(tmp_path: Path) -> Subject:
-    path = tmp_path / "simulation.json.gz"
-    save_recording(record_simulation(), path)
-    return make_replay(load_recording(path))
+@functools.cache
+def record_file() -> Recording:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "simulation.json.gz"
+        save_recording(record_simulation(), path)
+        return load_recording(path)
+
+
+def make_file(_tmp_path: Path) -> Subject:
+    return make_replay(record_file())
 
 
 @functools.cache

@@ -319,14 +319,14 @@ def test_the_driver_is_asked_until_it_stands_still(
     """Another process that takes memory while processes are listed."""
     machine = make()
     changes = iter(range(n_changes))
-    listed = machine.library.nvmlDeviceGetComputeRunningProcesses
+    listed = machine.library.nvmlDeviceGetComputeRunningProcesses_v3
 
     def list_processes(gpu: FakeGpu) -> Any:
         gpu.used_bytes += MIB if next(changes, None) is not None else 0
         gpu.processes = {OTHER: gpu.used_bytes}
         return listed(gpu)
 
-    machine.library.nvmlDeviceGetComputeRunningProcesses = list_processes  # type: ignore[method-assign]
+    machine.library.nvmlDeviceGetComputeRunningProcesses_v3 = list_processes  # type: ignore[method-assign]
     (first, *_) = machine.take()
 
     assert first.is_at_one_moment is stood

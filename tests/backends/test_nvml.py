@@ -259,7 +259,9 @@ def test_processes_that_are_not_told_are_unknown() -> None:
 def test_a_service_for_several_processes_lists_them_apart() -> None:
     """Those that share a GPU by NVIDIA's service may be in its list alone."""
     library = FakeNvml(FakeGpu(processes={7: 70}))
-    library.nvmlDeviceGetMPSComputeRunningProcesses = lambda gpu: library._list(gpu, {8: 80, 7: 70})
+    library.nvmlDeviceGetMPSComputeRunningProcesses_v3 = lambda gpu: library._list(
+        gpu, {8: 80, 7: 70}
+    )
 
     assert NvmlMonitor(library, environ={}).list_processes("cuda:0") == ((7, 70), (8, 80))
 
@@ -270,18 +272,14 @@ def test_an_older_driver_has_older_lists(
 ) -> None:
     """Of two versions the newest that it knows; without any the processes are unknown."""
     library = FakeNvml(FakeGpu(processes={7: 70}))
-    plain = library.nvmlDeviceGetComputeRunningProcesses
+    known = library.nvmlDeviceGetComputeRunningProcesses_v3
 
     def refuse(_gpu: FakeGpu) -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
-    def mismatch(_gpu: FakeGpu) -> None:
-        raise pynvml.NVMLLibraryMismatchError("as the binding's plain functions do")
-
     name = "nvmlDeviceGetComputeRunningProcesses"
-    vars(library)[name] = mismatch
-    vars(library)[f"{name}_v3"] = plain if n_versions == 2 else refuse
-    vars(library)[f"{name}_v2"] = plain if n_versions == 1 else refuse
+    vars(library)[f"{name}_v3"] = known if n_versions == 2 else refuse
+    vars(library)[f"{name}_v2"] = known if n_versions == 1 else refuse
     monitor = NvmlMonitor(library, environ={})
 
     assert monitor.list_processes("cuda:0") == listed
@@ -293,6 +291,7 @@ def test_the_real_binding_has_what_we_ask_for() -> None:
     """By these names, so that nothing is missed on a real machine."""
     for name in ("Compute", "Graphics", "MPSCompute"):
         assert callable(getattr(pynvml, f"nvmlDeviceGet{name}RunningProcesses_v3"))
+        assert callable(getattr(pynvml, f"nvmlDeviceGet{name}RunningProcesses_v2"))
     assert pynvml.nvmlMemory_v2 == FakeNvml.nvmlMemory_v2
     assert callable(pynvml.nvmlDeviceGetGpuInstanceId)
 

@@ -14,6 +14,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -281,8 +282,7 @@ _LACKING = (2, 3, _NOT_FOUND, 25)
 _NO_INSTANCE = 0xFFFFFFFF
 _NO_BYTES = 0xFFFFFFFFFFFFFFFF
 #: Functions that list the processes which compute, and those which draw or compute by NVIDIA's
-#: multi-process service. The binding's newer versions need a newer driver, and its plain functions
-#: raise another kind of error where that is missing, so the newest version comes first.
+#: multi-process service, with the versions of each that a driver may have, the newest first.
 _COMPUTE_LIST = "nvmlDeviceGetComputeRunningProcesses"
 _OTHER_LISTS = ("nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
 _VERSIONS = ("_v3", "_v2")
@@ -319,18 +319,16 @@ class _Questions:
         In the first version, before driver 510, the driver's part is among the used bytes.
         """
         nvml = self._library
-        version = getattr(nvml, "nvmlMemory_v2", None)
-        if version is not None and not self._lacks_v2:
+        if not self._lacks_v2:
             try:
-                return nvml.nvmlDeviceGetMemoryInfo(handle, version=version)
+                return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
             except nvml.NVMLError as error:
                 if error.value not in _LACKING:
                     raise
-                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-                # The first version works, so the second one is missing, for all GPUs.
-                self._lacks_v2 = True
-                return memory
-        return nvml.nvmlDeviceGetMemoryInfo(handle)
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        # The first version works, so the second one is missing, for all GPUs.
+        self._lacks_v2 = True
+        return memory
 
     def list_processes(self, gpu: Gpu, where: str) -> ProcessesByBytes | None:
         """Return the processes on a GPU, each once, by pid; ``None`` where they are not told."""
@@ -347,7 +345,7 @@ class _Questions:
         return tuple(sorted(found.items()))
 
     def _list_computing(self, gpu: Gpu, where: str) -> Sequence[Any] | None:
-        question = self._find_list(_COMPUTE_LIST)
+        question = partial(self._list, _COMPUTE_LIST)
         parent, instance_id = gpu.parent, gpu.instance_id
         if parent is None or instance_id is None:
             return self.ask(gpu, where, "processes", question)
@@ -367,44 +365,31 @@ class _Questions:
             if name in gpu.lacks:
                 continue
             try:
-                yield from self._find_list(name)(gpu.handle)
+                yield from self._list(name, gpu.handle)
             except self._library.NVMLError as error:
                 # After other errors the list is asked for again. Meanwhile the memory of such
                 # processes counts as that of no listed process.
                 if error.value in _LACKING:
                     gpu.lacks.add(name)
 
-    def _find_list(self, name: str) -> Callable[[Any], Sequence[Any]]:
-        """Return the function for a list, in the newest version that binding and driver have."""
-        nvml = self._library
-        versions = [
-            function
-            for version in _VERSIONS
-            if (function := getattr(nvml, name + version, None)) is not None
-        ]
-        if not versions and hasattr(nvml, name):
-            versions = [getattr(nvml, name)]
-
-        def ask(handle: Any) -> Sequence[Any]:
-            for function in versions:
-                try:
-                    listed: Sequence[Any] = function(handle)
-                except nvml.NVMLError as error:
-                    if error.value != _NOT_FOUND:
-                        raise
-                else:
-                    return listed
-            raise nvml.NVMLError(_NOT_FOUND)
-
-        return ask
+    def _list(self, name: str, handle: Any) -> Sequence[Any]:
+        """Return the processes of a list, by the newest version of its function that works."""
+        for version in _VERSIONS:
+            try:
+                listed: Sequence[Any] = getattr(self._library, name + version)(handle)
+            except self._library.NVMLError as error:
+                if error.value != _NOT_FOUND:
+                    raise
+            else:
+                return listed
+        raise self._library.NVMLError(_NOT_FOUND)
 
     def find_instance_id(self, handle: Any) -> int | None:
         """Return an instance's number on its GPU; ``None`` where it is not told."""
-        nvml = self._library
         try:
-            return int(nvml.nvmlDeviceGetGpuInstanceId(handle))
-        except (nvml.NVMLError, AttributeError):
-            return None  # an older binding, or driver
+            return int(self._library.nvmlDeviceGetGpuInstanceId(handle))
+        except self._library.NVMLError:
+            return None  # an older driver
 
     def ask(self, gpu: Gpu, where: str, what: str, question: Callable[[Any], _T]) -> _T | None:
         """Return the answer to a question; ``None`` where there is none, with a note why."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 _NUMBER = re.compile(r"[+]?\d+")
@@ -49,21 +50,14 @@ def parse_visible(text: str | None) -> tuple[int, ...] | tuple[str, ...] | None:
     if text is None:
         return None
     entries = text.split(",")
-    for prefix in ("GPU-", "MIG-"):
-        if text.startswith(prefix):
-            uuids: list[str] = []
-            for entry in entries:
-                if not entry.startswith(prefix):
-                    break
-                uuids.append(entry)
-            return tuple(uuids) if len(set(uuids)) == len(uuids) else ()
-    numbers: list[int] = []
-    for entry in entries:
-        match = _NUMBER.match(entry.strip())
-        if match is None:
-            break
-        numbers.append(int(match[0]))
-    return tuple(numbers) if len(set(numbers)) == len(numbers) else ()
+    found: tuple[int, ...] | tuple[str, ...]
+    prefix = text[:4]
+    if prefix in ("GPU-", "MIG-"):
+        found = tuple(takewhile(lambda entry: entry.startswith(prefix), entries))
+    else:
+        matches = (_NUMBER.match(entry.strip()) for entry in entries)
+        found = tuple(int(match[0]) for match in takewhile(bool, matches) if match)
+    return found if len(set(found)) == len(found) else ()
 
 
 def number_gpus(
@@ -90,7 +84,10 @@ def number_gpus(
     elif not by_bus and len({gpu.name for gpu in gpus if gpu is not None}) > 1:
         return None
     else:
-        chosen = list(gpus) if entries is None else _choose_by_number(gpus, entries)
+        chosen = list(gpus)
+        if entries is not None:
+            numbers = takewhile(lambda number: number < len(gpus), map(int, entries))
+            chosen = [gpus[number] for number in numbers]
         # If there are MIG instances, CUDA shows one of them and no other GPU:
         # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/ (CUDA device enumeration)
         of_chosen = [instance for instance in instances if instance.parent in chosen]
@@ -119,12 +116,6 @@ def correct_numbers(
     return {device: by_uuid[told[device]] for device in in_order if told[device] in by_uuid}
 
 
-def find_by_uuid(beginning: str, uuids: Sequence[str]) -> int | None:
-    """Return the index of the one UUID with a beginning; ``None`` where none or several have it."""
-    places = [place for place, uuid in enumerate(uuids) if uuid.startswith(beginning)]
-    return places[0] if len(places) == 1 else None
-
-
 def strip_uuid(uuid: str) -> str:
     """Return a UUID without ``GPU-`` or ``MIG-``, which torch leaves out, in small letters."""
     return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
@@ -137,28 +128,18 @@ def _agree(numbered: Gpu | None, told: Gpu | None) -> bool:
     )
 
 
-def _choose_by_number(gpus: Sequence[Gpu | None], entries: Sequence[int | str]) -> list[Gpu | None]:
-    chosen = []
-    for number in map(int, entries):
-        if number >= len(gpus):
-            break
-        chosen.append(gpus[number])
-    return chosen
-
-
 def _choose_by_uuid(
     gpus: Sequence[Gpu | None], instances: Sequence[Gpu], beginnings: Sequence[str]
 ) -> list[Gpu | None]:
     is_mig = beginnings[0].startswith("MIG-")
     known = [gpu for gpu in (instances if is_mig else gpus) if gpu is not None and gpu.uuid]
-    uuids = [str(gpu.uuid) for gpu in known]
-    places: list[int] = []
+    found: list[Gpu | None] = []
     for beginning in beginnings:
-        place = find_by_uuid(beginning, uuids)
-        if place is None:
+        begins_so = [gpu for gpu in known if str(gpu.uuid).startswith(beginning)]
+        if len(begins_so) != 1:
             break
-        places.append(place)
-    if len(set(places)) < len(places):
+        found += begins_so
+    if len(set(found)) < len(found):
         return []
     # CUDA shows only the first of several instances.
-    return [known[place] for place in (places[:1] if is_mig else places)]
+    return found[:1] if is_mig else found
