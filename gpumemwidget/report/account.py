@@ -1,4 +1,4 @@
-"""The owners of what is allocated, and what the user's variables hold."""
+"""The owners of what is allocated, each as a tree of its parts."""
 
 from __future__ import annotations
 
@@ -48,51 +48,6 @@ _FREES_NOTE = Note(
 )
 
 
-# -- Variables -------------------------------------------------------------------------------------
-
-_VARIABLE_COLUMNS = (
-    Column("name", "code"),
-    Column("device", "words"),
-    Column("holds"),
-    Column("frees"),
-    Column("what", "words", last="wrap"),
-)
-
-
-def report_variables(variables: Sequence[Variable]) -> Report:
-    """Report what variables hold on each device, and what releasing each alone would free."""
-    if not variables:
-        return Report(Document((Note("No variable holds a tensor."),)))
-    table = Table(
-        caption="What the variables hold, and what releasing each alone would free",
-        columns=_VARIABLE_COLUMNS,
-        groups=tuple(_list_variable_rows(variable) for variable in variables),
-        n_shared=1,
-    )
-    is_shared = any(variable.held_bytes != variable.frees_bytes for variable in variables)
-    bounds = explain_lower_bounds(
-        amounts for each in variables for amounts in (each.held_bytes, each.frees_bytes)
-    )
-    return Report(Document((table, *((_FREES_NOTE,) if is_shared else ()), *bounds)))
-
-
-def _list_variable_rows(variable: Variable) -> tuple[tuple[Cell, ...], ...]:
-    held, frees = variable.held_bytes, variable.frees_bytes
-    # The device with most comes first, as in the record.
-    devices = [device for device, _ in held.by_device]
-    devices += sorted({device for device, _ in frees.by_device} - {*devices}, key=rank_device)
-    words = _describe_shape(variable)
-    if variable.shared_with:
-        words += f"; shared with {', '.join(variable.shared_with)}"
-    if variable.held_elsewhere:
-        words += "; also held elsewhere"
-    first, *others = [
-        (Cell(device), device_bytes_cell(held, device), device_bytes_cell(frees, device))
-        for device in devices or [""]
-    ]
-    return ((Cell(variable.name), *first, Cell(words)), *others)
-
-
 def _describe_shape(variable: Variable) -> str:
     """Return ``tensor 1024×1024 float32``, or ``module`` if there is no shape."""
     words = [variable.kind]
@@ -102,8 +57,6 @@ def _describe_shape(variable: Variable) -> str:
         words.append(variable.dtype.removeprefix("torch."))
     return " ".join(words)
 
-
-# -- The account of owners -------------------------------------------------------------------------
 
 _BYTES = (Column("bytes"), Column("share"))
 _WHAT = Column("what", "words", last="wrap")

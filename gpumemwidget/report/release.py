@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from gpumemwidget.model.devices import Reading, rank_device
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
@@ -35,7 +35,12 @@ from gpumemwidget.report.render.document import (
     Tone,
 )
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.wording.words import format_device_bytes, join_words, name_counters
+from gpumemwidget.report.wording.words import (
+    count,
+    format_device_bytes,
+    join_words,
+    name_counters,
+)
 from gpumemwidget.units import format_bytes
 
 #: Maximum number of moves that are listed: an optimizer alone can be hundreds of tensors.
@@ -86,12 +91,7 @@ _TOTAL_COLUMNS = (
 
 def report_plan(plan: ReleasePlan) -> Report:
     """Report what a release would do, step by step; a refusal comes first."""
-    title = Run(f"Release {join_words(plan.request.names)}".rstrip(), "strong")
-    if plan.refusal:
-        blocks: list[Block] = [Heading((title, Run("refused", "bad")))]
-        blocks.append(Note(plan.refusal, tone="bad"))
-    else:
-        blocks = [Heading((title, Run("plan, nothing is changed yet", "muted")))]
+    blocks = _begin_plan("Release", plan.request.names, plan.refusal)
     blocks.append(Steps(_list_steps(plan)))
     verb = "Would" if plan.refusal else "Will"
     amounts = format_device_bytes(plan.frees_bytes) or "nothing"
@@ -101,10 +101,27 @@ def report_plan(plan: ReleasePlan) -> Report:
         needed = format_bytes(needs_bytes.total_bytes, is_at_least=needs_bytes.is_at_least)
         available = format_bytes(plan.host_available_bytes)
         blocks.append(Note(f"Needs {needed} of host memory; {available} available.", tone="plain"))
-    sentences = [*describe_stays(plan.stays, is_done=False), *plan.remains]
-    blocks.extend(Note(sentence, tone="warn") for sentence in sentences)
+    blocks.extend(_warn([*describe_stays(plan.stays, is_done=False), *plan.remains]))
     blocks.extend(describe_joint(plan.joint))
     return Report(Document(tuple(blocks)))
+
+
+def _begin_plan(verb: str, names: Sequence[str], refusal: str | None) -> list[Block]:
+    title = Run(f"{verb} {join_words(names)}".rstrip(), "strong")
+    if refusal:
+        return [Heading((title, Run("refused", "bad"))), Note(refusal, tone="bad")]
+    return [Heading((title, Run("plan, nothing is changed yet", "muted")))]
+
+
+def _begin_report(verb: str, names: Sequence[str], stopped: str | None, done: str) -> list[Block]:
+    title = Run(f"{verb} {join_words(names)}".rstrip(), "strong")
+    if stopped:
+        return [Heading((title, Run("stopped", "bad"))), Note(stopped, tone="bad")]
+    return [Heading((title, Run(f"done, {done}")))]
+
+
+def _warn(sentences: Iterable[str]) -> list[Note]:
+    return [Note(sentence, tone="warn") for sentence in sentences]
 
 
 def describe_stays(stays: Sequence[ReleaseStay], *, is_done: bool) -> list[str]:
@@ -175,142 +192,106 @@ def _describe_move(move: ReleaseMove) -> str:
 
 def report_release(report: ReleaseReport) -> Report:
     """Report what a release did: the totals beside the plan, each step, what remains and why."""
-    title = Run(f"Release {join_words(report.plan.request.names)}".rstrip(), "strong")
-    if report.stopped:
-        blocks: list[Block] = [Heading((title, Run("stopped", "bad")))]
-        blocks.append(Note(report.stopped, tone="bad"))
-    else:
-        freed_bytes = _drop_noise(report.allocated_freed_bytes, report.plan.frees_bytes)
-        freed = format_device_bytes(DeviceBytes(tuple(freed_bytes.items()))) or "nothing"
-        blocks = [Heading((title, Run(f"done, {freed} freed")))]
-    totals = _list_totals(report)
-    if totals:
-        blocks.append(
-            Table(
-                caption="Freed on each device",
-                columns=_TOTAL_COLUMNS,
-                groups=totals,
-                n_shared=1,
-                caption_is_seen=True,
-            )
-        )
-    blocks.append(
-        Table(
-            caption="Freed by each step",
-            columns=_STEP_COLUMNS,
-            groups=tuple(_list_step_rows(step) for step in report.steps),
-            n_shared=1,
-            caption_is_seen=True,
-        )
-    )
-    blocks.extend(explain_lower_bounds([report.plan.frees_bytes]))
+    plan = report.plan
+    freed = _drop_noise(report.allocated_freed_bytes, plan.frees_bytes)
+    amounts = format_device_bytes(DeviceBytes(tuple(freed.items()))) or "nothing"
+    blocks = _begin_report("Release", plan.request.names, report.stopped, f"{amounts} freed")
+    tables = [
+        _tabulate("Freed on each device", _TOTAL_COLUMNS, _list_totals(report)),
+        _tabulate("Freed by each step", _STEP_COLUMNS, map(_list_step_rows, report.steps)),
+    ]
+    blocks.extend(table for table in tables if table.groups)
+    blocks.extend(explain_lower_bounds([plan.frees_bytes]))
     if _has_risen(report):
         blocks.append(Note("A negative value means that memory use grew during this step."))
-    sentences = [*describe_stays(report.plan.stays, is_done=True), *report.remains]
-    blocks.extend(Note(sentence, tone="warn") for sentence in sentences)
+    blocks.extend(_warn([*describe_stays(plan.stays, is_done=True), *report.remains]))
     if report.stopped is None:
-        blocks.extend(describe_joint(report.plan.joint, done=report.plan.request.names))
+        blocks.extend(describe_joint(plan.joint, done=plan.request.names))
     blocks.extend(Note(sentence) for sentence in report.notes)
     return Report(Document(tuple(blocks)))
 
 
+def _tabulate(
+    caption: str, columns: tuple[Column, ...], groups: Iterable[tuple[tuple[Cell, ...], ...]]
+) -> Table:
+    return Table(caption, columns, tuple(groups), n_shared=1, caption_is_seen=True)
+
+
 def report_restore_plan(plan: RestorePlan) -> Report:
     """Report what would be brought back from the CPU; a refusal comes first."""
-    title = Run(f"Restore {join_words(plan.names)}".rstrip(), "strong")
-    if plan.refusal:
-        blocks: list[Block] = [Heading((title, Run("refused", "bad")))]
-        blocks.append(Note(plan.refusal, tone="bad"))
-    else:
-        blocks = [Heading((title, Run("plan, nothing is changed yet", "muted")))]
+    blocks = _begin_plan("Restore", plan.names, plan.refusal)
     if plan.moves:
-        blocks.append(Steps((_step_back(plan),)))
+        blocks.append(_list_moves_back(plan))
     available = dict(plan.available_bytes)
     for device, n_bytes in plan.needs_bytes.by_device:
         needs = format_bytes(n_bytes, is_at_least=plan.needs_bytes.is_at_least)
         room = format_bytes(available[device]) if device in available else "an unknown amount"
         blocks.append(Note(f"Needs {needs} on {device}; {room} available.", tone="plain"))
-    blocks.extend(Note(sentence, tone="warn") for sentence in plan.remains)
+    blocks.extend(_warn(plan.remains))
     return Report(Document(tuple(blocks)))
 
 
 def report_restore(report: RestoreReport) -> Report:
     """Report what was brought back, with what each device held before and holds now."""
     plan = report.plan
-    title = Run(f"Restore {join_words(plan.names)}".rstrip(), "strong")
-    if report.stopped:
-        blocks: list[Block] = [Heading((title, Run("stopped", "bad")))]
-        blocks.append(Note(report.stopped, tone="bad"))
-    else:
-        moved = describe_result(ReleaseStepKind.MOVE, report.result)
-        blocks = [Heading((title, Run(f"done, {moved} brought back")))]
-        blocks.append(Steps((_step_back(plan),)))
-        blocks.append(
-            Table(
-                caption="On each device",
-                columns=_RESTORE_COLUMNS,
-                groups=tuple(
-                    (_describe_restored(device, plan, report),)
-                    for device in sorted(
-                        {reading.device for reading in report.after}, key=rank_device
-                    )
-                ),
-                n_shared=1,
-                caption_is_seen=True,
+    moved = describe_result(ReleaseStepKind.MOVE, report.result)
+    blocks = _begin_report("Restore", plan.names, report.stopped, f"{moved} brought back")
+    if report.stopped is None:
+        blocks.append(_list_moves_back(plan))
+        needs = {device for device, _ in plan.needs_bytes.by_device}
+        before = {each.device: each.allocated_bytes for each in report.before}
+        after = {each.device: each.allocated_bytes for each in report.after}
+        rows = [
+            (
+                Cell(device),
+                _planned_cell(plan.needs_bytes, device, needs),
+                bytes_cell(before.get(device)),
+                bytes_cell(after[device]),
             )
-        )
-    blocks.extend(Note(sentence, tone="warn") for sentence in (*plan.remains, *report.remains))
+            for device in sorted(after, key=rank_device)
+        ]
+        blocks.append(_tabulate("On each device", _RESTORE_COLUMNS, ((row,) for row in rows)))
+    blocks.extend(_warn((*plan.remains, *report.remains)))
     return Report(Document(tuple(blocks)))
 
 
-def _step_back(plan: RestorePlan) -> Step:
-    return Step("Move back", "", tuple(_list_moves(plan.moves)))
+def _list_moves_back(plan: RestorePlan) -> Steps:
+    return Steps((Step("Move back", "", tuple(_list_moves(plan.moves))),))
 
 
-def _describe_restored(device: str, plan: RestorePlan, report: RestoreReport) -> tuple[Cell, ...]:
-    needs = {needed for needed, _ in plan.needs_bytes.by_device}
-
-    def find(readings: Sequence[Reading]) -> int | None:
-        return next((each.allocated_bytes for each in readings if each.device == device), None)
-
-    return (
-        Cell(device),
-        device_bytes_cell(plan.needs_bytes, device) if device in needs else Cell(""),
-        bytes_cell(find(report.before)),
-        bytes_cell(find(report.after)),
-    )
+def _planned_cell(planned: DeviceBytes, device: str, devices: Container[str]) -> Cell:
+    """Return what is planned on a device; blank where nothing is."""
+    return device_bytes_cell(planned, device) if device in devices else Cell("")
 
 
-def _list_totals(report: ReleaseReport) -> tuple[tuple[tuple[Cell, ...], ...], ...]:
-    frees_bytes = report.plan.frees_bytes
-    planned = {device for device, _ in frees_bytes.by_device}
-    allocated = _drop_noise(report.allocated_freed_bytes, frees_bytes)
-    reserved = _drop_noise(report.reserved_freed_bytes, frees_bytes)
+def _list_totals(report: ReleaseReport) -> Iterator[tuple[tuple[Cell, ...], ...]]:
+    planned_bytes = report.plan.frees_bytes
+    planned = {device for device, _ in planned_bytes.by_device}
+    allocated = _drop_noise(report.allocated_freed_bytes, planned_bytes)
+    reserved = _drop_noise(report.reserved_freed_bytes, planned_bytes)
     before = {reading.device: reading for reading in report.before}
     after = {reading.device: reading for reading in report.after}
-    devices = planned | allocated.keys() | reserved.keys()
-
-    def list_rows(device: str) -> tuple[tuple[Cell, ...], ...]:
+    for device in sorted(planned | allocated.keys() | reserved.keys(), key=rank_device):
         names = name_counters(device)
-        start, end = before.get(device), after.get(device)
-        return (
+        unknown = Reading(device, None, None)
+        start, end = before.get(device, unknown), after.get(device, unknown)
+        yield (
             (
                 Cell(device),
                 Cell(names.allocated, detail=names.allocated_detail),
-                device_bytes_cell(frees_bytes, device) if device in planned else Cell(""),
+                _planned_cell(planned_bytes, device, planned),
                 bytes_cell(allocated.get(device)),
-                bytes_cell(start.allocated_bytes if start else None),
-                bytes_cell(end.allocated_bytes if end else None),
+                bytes_cell(start.allocated_bytes),
+                bytes_cell(end.allocated_bytes),
             ),
             (
                 Cell(names.reserved),
                 Cell(""),
                 bytes_cell(reserved.get(device)),
-                bytes_cell(start.reserved_bytes if start else None),
-                bytes_cell(end.reserved_bytes if end else None),
+                bytes_cell(start.reserved_bytes),
+                bytes_cell(end.reserved_bytes),
             ),
         )
-
-    return tuple(list_rows(device) for device in sorted(devices, key=rank_device))
 
 
 def describe_references(references: Iterable[IPythonReference]) -> str:
@@ -325,7 +306,7 @@ def describe_references(references: Iterable[IPythonReference]) -> str:
     n_more = len(paths) - len(shown)
     if not n_more:
         return ", ".join(shown)
-    return f"{', '.join(shown)} and {_count(n_more, 'other reference')}"
+    return f"{', '.join(shown)} and {count(n_more, 'other reference')}"
 
 
 def _describe_outcome(step: ReleaseStep) -> str:
@@ -341,14 +322,14 @@ def _describe_outcome(step: ReleaseStep) -> str:
 
 def describe_result(kind: ReleaseStepKind, result: StepResult) -> str:
     """Return what a step did, in a few words: ``2 tensors, 479.00 MiB``."""
-    n_tensors = _count(result.n_tensors, "tensor")
+    n_tensors = count(result.n_tensors, "tensor")
     words = {
         ReleaseStepKind.MOVE: f"{n_tensors}, {format_bytes(result.n_bytes)}",
         ReleaseStepKind.UNBIND: ", ".join(result.names),
-        ReleaseStepKind.CLEAR_GRADIENTS: _count(result.n_tensors, "gradient"),
+        ReleaseStepKind.CLEAR_GRADIENTS: count(result.n_tensors, "gradient"),
         ReleaseStepKind.DROP_REFERENCES: describe_references(result.references),
         ReleaseStepKind.CLEAR_CACHES: "; ".join(result.notes),
-        ReleaseStepKind.COLLECT: f"{result.n_objects} objects",
+        ReleaseStepKind.COLLECT: count(result.n_objects, "object"),
         ReleaseStepKind.EMPTY_CACHE: "cached memory given back",
     }
     if kind is ReleaseStepKind.COLLECT and result.n_tensors:
@@ -356,50 +337,41 @@ def describe_result(kind: ReleaseStepKind, result: StepResult) -> str:
     return words[kind]
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def _list_step_rows(step: ReleaseStep) -> tuple[tuple[Cell, ...], ...]:
     allocated = _drop_noise(step.allocated_freed_bytes, step.planned_bytes)
     reserved = _drop_noise(step.reserved_freed_bytes, step.planned_bytes)
     planned = {device for device, n_bytes in step.planned_bytes.by_device if n_bytes}
-    devices = sorted(
-        (
-            device
-            for device in allocated.keys() | reserved.keys() | planned
-            if allocated.get(device) or reserved.get(device) or device in planned
-        ),
-        key=rank_device,
-    )
+    moved = {
+        device
+        for device in {**allocated, **reserved}
+        if allocated.get(device) or reserved.get(device)
+    }
     tones: dict[str, Tone] = {"failed": "bad", "done": "plain"}
     tone = tones.get(step.status, "muted")
     name = Cell(_STEP_NAMES[step.kind], tone=tone)
     what = Cell(_describe_outcome(step), tone=tone)
-    if not devices:
-        return ((name, Cell(""), Cell(""), Cell(""), Cell(""), what),)
-    rows = [
+    blank = (Cell(""),) * 4
+    first, *others = [
         (
             Cell(device),
-            device_bytes_cell(step.planned_bytes, device) if device in planned else Cell(""),
+            _planned_cell(step.planned_bytes, device, planned),
             bytes_cell(allocated.get(device)),
             bytes_cell(reserved.get(device)),
         )
-        for device in devices
-    ]
-    return ((name, *rows[0], what), *rows[1:])
+        for device in sorted(moved | planned, key=rank_device)
+    ] or [blank]
+    return ((name, *first, what), *others)
 
 
 def _has_risen(report: ReleaseReport) -> bool:
-    planned = report.plan.frees_bytes
-    falls = [
-        _drop_noise(report.allocated_freed_bytes, planned),
-        _drop_noise(report.reserved_freed_bytes, planned),
+    spans = [
+        (report.allocated_freed_bytes, report.plan.frees_bytes),
+        (report.reserved_freed_bytes, report.plan.frees_bytes),
     ]
     for step in report.steps:
-        falls.append(_drop_noise(step.allocated_freed_bytes, step.planned_bytes))
-        falls.append(_drop_noise(step.reserved_freed_bytes, step.planned_bytes))
-    return any(n_bytes < 0 for fall in falls for n_bytes in fall.values())
+        spans.append((step.allocated_freed_bytes, step.planned_bytes))
+        spans.append((step.reserved_freed_bytes, step.planned_bytes))
+    return any(n_bytes < 0 for span in spans for n_bytes in _drop_noise(*span).values())
 
 
 def _drop_noise(freed: Iterable[tuple[str, int]], planned: DeviceBytes) -> dict[str, int]:

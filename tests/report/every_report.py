@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import StepResult
-from gpumemwidget.report.account import report_account, report_variables
+from gpumemwidget.report.account import report_account
 from gpumemwidget.report.breakdown import report_breakdown
 from gpumemwidget.report.cell import report_cell, report_cell_line, report_unfinished
 from gpumemwidget.report.ledger import report_ledger
@@ -60,7 +60,6 @@ from tests.report.examples import (
     make_stat,
     make_stopped_release,
     make_two_gpu_cell,
-    make_variables,
 )
 from tests.report.limit_examples import make_limits, make_peaks, make_tight_limits
 from tests.report.oom_examples import (
@@ -153,8 +152,6 @@ def make_every_report() -> dict[str, Report]:
         "why_unnamed_nothing": report_explanation(
             make_unnamed_explanation(held_bytes=DeviceBytes(), holders=())
         ),
-        "variables": report_variables(make_variables()),
-        "variables_cut": report_variables(list(map(cut_short, make_variables()))),
         "limits": report_limits(make_limits()),
         "limits_none": report_limits([], ["The driver did not answer."]),
         "limits_tight": report_limits(

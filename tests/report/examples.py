@@ -159,66 +159,6 @@ def make_stat() -> list[DeviceReport]:
     ]
 
 
-def make_variables() -> list[Variable]:
-    """A model with its optimizer, a view, what ``Out`` and an exception hold."""
-    return [
-        Variable(
-            "model",
-            "name",
-            "module",
-            "transformers.GPT2LMHeadModel",
-            None,
-            None,
-            DeviceBytes((("cuda:0", 475 * MIB), ("host", 12 * MIB))),
-            DeviceBytes((("cuda:0", 0), ("host", 12 * MIB))),
-            ("optimizer",),
-        ),
-        Variable(
-            "optimizer",
-            "name",
-            "optimizer",
-            "torch.optim.AdamW",
-            None,
-            None,
-            DeviceBytes((("cuda:0", 1425 * MIB),)),
-            DeviceBytes((("cuda:0", 950 * MIB),)),
-            ("model",),
-        ),
-        Variable(
-            "batch",
-            "name",
-            "tensor",
-            "torch.Tensor",
-            (64, 1024, 1024),
-            "torch.float32",
-            DeviceBytes((("cuda:0", 256 * MIB),)),
-            DeviceBytes((("cuda:0", 256 * MIB),)),
-        ),
-        Variable(
-            "Out[7]",
-            "out",
-            "view",
-            "torch.Tensor",
-            (1024, 1024),
-            "torch.float32",
-            DeviceBytes((("cuda:0", 256 * MIB),)),
-            DeviceBytes((("cuda:0", 0),)),
-            ("batch", "history"),
-            held_elsewhere=True,
-        ),
-        Variable(
-            "last exception",
-            "exception",
-            "object",
-            "torch.OutOfMemoryError",
-            None,
-            None,
-            DeviceBytes((("cuda:0", 64 * MIB),)),
-            DeviceBytes((("cuda:0", 64 * MIB),)),
-        ),
-    ]
-
-
 def cut_short(variable: Variable) -> Variable:
     """The row as a search that ran out of time tells of it."""
     return replace(

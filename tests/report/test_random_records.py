@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import DeviceReport, Sample
 from gpumemwidget.model.ooms import OomCard
-from gpumemwidget.model.ownership import DeviceBytes, Explanation, MemoryAccount, Variable
+from gpumemwidget.model.ownership import DeviceBytes, Explanation, MemoryAccount
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport
 from gpumemwidget.model.requests import ReleaseRequest
 from gpumemwidget.model.traces import Call, CellTrace, Layer, LineUse, Origin, Timeline
-from gpumemwidget.report.account import report_account, report_variables
+from gpumemwidget.report.account import report_account
 from gpumemwidget.report.cell import report_cell, report_cell_line
 from gpumemwidget.report.charts.figures import figure_trace
 from gpumemwidget.report.ledger import report_ledger
@@ -187,12 +187,6 @@ def test_any_explanation(explanation: Explanation) -> None:
 def test_any_oom(card: OomCard) -> None:
     """Why a cell ran out of memory."""
     _check(report_oom(card))
-
-
-@given(st.lists(_make(Variable), max_size=5))
-def test_any_variables(variables: list[Variable]) -> None:
-    """The rows of the variables panel."""
-    _check(report_variables(variables))
 
 
 @given(_make(ReleasePlan))

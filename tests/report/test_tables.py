@@ -1,4 +1,4 @@
-"""The ledger, the present, the variables and the releases: what each says beside its numbers."""
+"""The ledger, the present and the releases: what each says beside its numbers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import dataclasses
 import pytest
 
 from gpumemwidget.model.cells import CellDevice, Span
-from gpumemwidget.model.ownership import DeviceBytes, JointRelease, Variable
+from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.model.releases import ReleaseMove, ReleaseStep, ReleaseStepKind, StepResult
-from gpumemwidget.report.account import report_variables
 from gpumemwidget.report.ledger import N_SHOWN, report_ledger
 from gpumemwidget.report.release import N_MOVES_SHOWN, report_plan, report_release
+from gpumemwidget.report.render.document import Cell, Column, Table
+from gpumemwidget.report.render.text import render_table
 from gpumemwidget.report.stat import report_stat
 from tests.report.examples import (
     GIB,
@@ -86,22 +87,10 @@ def test_users_text_is_no_formula() -> None:
 
 def test_wide_letters_keep_the_columns() -> None:
     """A name in Chinese takes two columns a letter, one with a joined accent no more than one."""
-    variables = [
-        Variable(name, "name", "tensor", "torch.Tensor", (2,), None, held, held)
-        for name in ("模型", "n\u0303", "batch")
-        for held in [DeviceBytes((("cuda:0", MIB),))]
-    ]
+    rows = tuple((Cell(name), Cell("1")) for name in ("模型", "n\u0303", "batch"))
+    table = Table("names", (Column("name", "code"), Column("n")), (rows,))
 
-    lines = report_variables(variables).text.splitlines()
-
-    assert lines[1] == "模型   cuda:0  1.00 MiB  1.00 MiB  tensor 2"
-    assert lines[2] == "n\u0303      cuda:0  1.00 MiB  1.00 MiB  tensor 2"
-    assert lines[3] == "batch  cuda:0  1.00 MiB  1.00 MiB  tensor 2"
-
-
-def test_nothing_held_is_said() -> None:
-    """An empty table would leave the reader to guess."""
-    assert report_variables([]).text == "No variable holds a tensor."
+    assert render_table(table).splitlines()[1:] == ["模型   1", "n\u0303      1", "batch  1"]
 
 
 def test_no_device_is_said() -> None:
@@ -109,17 +98,6 @@ def test_no_device_is_said() -> None:
     assert report_stat([], ["The driver is not installed."]).text == (
         "No device was found.\nThe driver is not installed."
     )
-
-
-def test_refusal_comes_first() -> None:
-    """Before the steps, which then will not be done."""
-    plan = make_plan(refusal="Host memory is too short: close something.")
-
-    lines = report_plan(plan).text.splitlines()
-
-    assert lines[0].endswith(" · refused")
-    assert lines[2] == "Host memory is too short: close something."
-    assert "Would free 1.40 GiB on cuda:0." in lines
 
 
 def test_plan_with_kept_names_says_that_they_stay() -> None:
@@ -150,23 +128,6 @@ def test_long_plan_is_cut_with_its_count() -> None:
 def test_plan_that_frees_nothing_says_so() -> None:
     """The point of a plan is to know that before."""
     assert "Will free nothing." in report_plan(make_plan(frees_bytes=DeviceBytes())).text
-
-
-def test_stopped_release_says_where_first() -> None:
-    """And which steps were not reached."""
-    report = make_release(
-        stopped="Moving model failed: no host memory.",
-        steps=(
-            ReleaseStep(ReleaseStepKind.MOVE, "failed", StepResult(error="model: MemoryError")),
-            ReleaseStep(ReleaseStepKind.UNBIND, "not reached"),
-        ),
-    )
-
-    lines = report_release(report).text.splitlines()
-
-    assert lines[0].endswith(" · stopped")
-    assert lines[2] == "Moving model failed: no host memory."
-    assert any(line.startswith("set to None") and line.endswith("not reached") for line in lines)
 
 
 def test_a_plan_that_frees_nothing_has_the_command_that_does() -> None:
@@ -220,16 +181,3 @@ def test_release_leaves_out_noise() -> None:
     assert "-2.00 KiB" in text
     assert "A negative value" in text
     assert "A negative value" not in report_release(quiet).text
-
-
-def test_release_explains_a_rise() -> None:
-    """What moves to the host makes it fuller, which is no failure."""
-    risen = report_release(make_release()).text
-    fallen = report_release(
-        dataclasses.replace(
-            make_release(), allocated_freed_bytes=(), reserved_freed_bytes=(), steps=()
-        )
-    ).text
-
-    assert "A negative value means that memory use grew" in risen
-    assert "A negative value means that memory use grew" not in fallen
