@@ -30,8 +30,6 @@ from gpumemwidget.model.breakdowns import (
 from gpumemwidget.model.devices import HOST, DeviceState, ProcessUse
 from gpumemwidget.model.ownership import DeviceAccount, MemoryKind
 
-__all__ = ["build_breakdown"]
-
 #: The order of the kinds.
 _KINDS: tuple[MemoryKind, ...] = (
     "parameter",

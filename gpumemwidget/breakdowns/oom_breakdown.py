@@ -18,8 +18,6 @@ from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomEvent
 from gpumemwidget.model.ownership import MemoryKind
 
-__all__ = ["build_oom_breakdown"]
-
 
 def build_oom_breakdown(
     event: OomEvent, kinds: Sequence[tuple[MemoryKind, int]] = ()

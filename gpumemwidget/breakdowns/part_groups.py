@@ -7,16 +7,6 @@ from dataclasses import dataclass
 
 from gpumemwidget.model.breakdowns import BreakdownPart, PartKey
 
-__all__ = [
-    "UNALLOCATED_KEYS",
-    "PartGroup",
-    "divide_total",
-    "drop_impossible",
-    "forget_all",
-    "make_group",
-    "merge_parts",
-]
-
 #: Parts of the memory that is reserved but unallocated.
 UNALLOCATED_KEYS: tuple[PartKey, ...] = ("pending", "releasable", "fragmented", "pools")
 

@@ -9,8 +9,6 @@ from gpumemwidget.model.breakdowns import MapBlock, MapSegment, SegmentMap
 from gpumemwidget.model.ownership import BlockNames, MemoryKind
 from gpumemwidget.model.segments import Block, Frame, Segment
 
-__all__ = ["build_segment_map"]
-
 _UNKNOWN: tuple[MemoryKind, str] = ("unknown", "")
 
 

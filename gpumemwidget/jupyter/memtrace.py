@@ -179,7 +179,7 @@ class Outputs:
             _display(report_cell_line(record))
         # The report of a trace of all devices has the budgets among the rest.
         tells_all = trace is not None and trace.tells_all_devices
-        has_budgets = self._session.monitor.budgets.table is not None
+        has_budgets = bool(self._session.monitor.budgets.list())
         if record is not None and has_budgets and not tells_all:
             from gpumemwidget.report.limits import report_crossings  # noqa: PLC0415 - when needed
 

@@ -9,16 +9,6 @@ from typing import Literal
 from gpumemwidget.model.devices import PinnedUse, ProcessUse
 from gpumemwidget.model.ownership import MemoryKind
 
-__all__ = [
-    "Breakdown",
-    "BreakdownPart",
-    "MapBlock",
-    "MapSegment",
-    "PartKey",
-    "SegmentMap",
-]
-
-
 #: Kinds of parts of a device's memory:
 #:
 #: - ``allocated``: held by tensors and by what else asks PyTorch's allocator; parts: ``kind``

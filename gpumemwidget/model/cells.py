@@ -7,15 +7,6 @@ from typing import Literal
 
 from gpumemwidget.model.devices import HOST, PeakIs
 
-__all__ = [
-    "CellDevice",
-    "CellRecord",
-    "Span",
-    "Status",
-    "crosses_budget",
-]
-
-
 #: How a cell ended.
 Status = Literal["ok", "error", "interrupted"]
 

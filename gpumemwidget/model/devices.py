@@ -12,29 +12,6 @@ from typing import Literal, TypeAlias
 from gpumemwidget.errors import BadInputError, name_type
 from gpumemwidget.model.segments import Segment
 
-__all__ = [
-    "EVERY_GPU",
-    "HOST",
-    "MOST_CHILDREN",
-    "Budget",
-    "BytesByDevice",
-    "ChildProcess",
-    "DeviceInfo",
-    "DeviceReport",
-    "DeviceState",
-    "DeviceUse",
-    "Limit",
-    "LimitRequest",
-    "PeakIs",
-    "PinnedUse",
-    "ProcessUse",
-    "Reading",
-    "Sample",
-    "check_device_name",
-    "rank_device",
-]
-
-
 #: The name of the process's own memory among the devices.
 HOST = "host"
 

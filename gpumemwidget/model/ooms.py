@@ -9,13 +9,6 @@ from gpumemwidget.model.devices import HOST, ProcessUse
 from gpumemwidget.model.ownership import MemoryKind, Owned
 from gpumemwidget.model.segments import Frame
 
-__all__ = [
-    "OomCard",
-    "OomEvent",
-    "Remedy",
-    "RemedyKind",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class OomEvent:

@@ -9,22 +9,6 @@ from typing import Literal
 
 from gpumemwidget.model.devices import BytesByDevice
 
-__all__ = [
-    "BlockNames",
-    "DeviceAccount",
-    "DeviceBytes",
-    "Explanation",
-    "Fix",
-    "FixKind",
-    "Holder",
-    "JointRelease",
-    "MemoryAccount",
-    "MemoryKind",
-    "Owned",
-    "RootKind",
-    "Variable",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceBytes:

@@ -10,20 +10,6 @@ from gpumemwidget.model.devices import BytesByDevice, Reading
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.model.requests import ReleaseRequest
 
-__all__ = [
-    "IPythonReference",
-    "ReleaseMove",
-    "ReleasePlan",
-    "ReleaseReport",
-    "ReleaseStay",
-    "ReleaseStep",
-    "ReleaseStepKind",
-    "ReleaseSum",
-    "RestorePlan",
-    "RestoreReport",
-    "StepResult",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSum:

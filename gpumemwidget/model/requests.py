@@ -8,8 +8,6 @@ from pathlib import Path
 
 from gpumemwidget.errors import BadInputError, name_type
 
-__all__ = ["DEFAULT_EVENTS", "ReleaseRequest", "TraceRequest", "check_names"]
-
 #: Number of allocator events that a trace keeps by default: some 300 MB while it runs.
 DEFAULT_EVENTS = 1_000_000
 #: Maximum number of allocator events that a trace may keep.

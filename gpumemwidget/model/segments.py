@@ -5,12 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = [
-    "Block",
-    "Frame",
-    "Segment",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Frame:

@@ -17,29 +17,6 @@ from gpumemwidget.model.devices import PeakIs
 from gpumemwidget.model.ownership import MemoryKind
 from gpumemwidget.model.segments import Frame, Segment
 
-__all__ = [
-    "ACTIONS",
-    "AllocatorRules",
-    "AllocatorTrace",
-    "Call",
-    "CallMark",
-    "CellTrace",
-    "DeviceTrace",
-    "HostLine",
-    "HostLines",
-    "Layer",
-    "LineUse",
-    "NoteKind",
-    "Origin",
-    "PeakPart",
-    "SourceLine",
-    "SourceUnit",
-    "Timeline",
-    "TraceEvents",
-    "TraceNote",
-]
-
-
 #: Kinds of events; ``TraceEvents.actions`` has their indices.
 ACTIONS = (
     "alloc",

@@ -1,4 +1,4 @@
-"""Set how much a cell may have allocated, and mark each record with its cell's budget.
+"""Set how much a cell may have allocated.
 
 A cell has the budgets of its start, unless they are raised or removed while it runs. A budget that
 a cell's own line sets is for the cells after it, as the cell's peak may have come before that line.
@@ -7,19 +7,15 @@ a cell's own line sets is for the cells after it, as the cell's peak may have co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpumemwidget.errors import BadInputError, name_type
-from gpumemwidget.model.cells import CellDevice, CellRecord
 from gpumemwidget.model.devices import EVERY_GPU, HOST, Budget, DeviceReport, check_device_name
 from gpumemwidget.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from gpumemwidget.backends.hardware import Hardware
-
-__all__ = ["BudgetTable", "Budgets", "change_budgets", "mark_budgets"]
+    from gpumemwidget.recording.monitor import Monitor
 
 #: Smallest budget: a lower number is one whose unit was left out.
 _MIN_BYTES = 1024**2
@@ -28,51 +24,33 @@ _MAX_BYTES = 1024**6
 
 
 @dataclass(frozen=True, slots=True)
-class BudgetTable:
+class Budgets:
     """The budgets at one moment.
 
     Attributes:
-        every_gpu: the budget of every GPU without an own one.
-        own: budgets of single devices; ``None`` for a device that has none.
+        bytes_by_device: the budget of each device, and of each GPU without an own one under
+            ``EVERY_GPU``; ``None`` for a GPU that has none although every GPU has one.
     """
 
-    every_gpu: Budget | None
-    own: Mapping[str, Budget | None]
+    bytes_by_device: Mapping[str, int | None] = field(default_factory=dict)
 
     def find(self, device: str) -> Budget | None:
         """Return the budget of a device, under the device's name; ``None`` if it has none."""
-        if device in self.own:
-            return self.own[device]
-        if self.every_gpu is None or device == HOST:
-            return None
-        return replace(self.every_gpu, device=device)
-
-    def list(self) -> tuple[Budget, ...]:
-        """Return the budgets that were set: every GPU's first."""
-        every_gpu = () if self.every_gpu is None else (self.every_gpu,)
-        return (*every_gpu, *(budget for budget in self.own.values() if budget is not None))
-
-
-class Budgets:
-    """The budgets that hold now.
-
-    Attributes:
-        table: all budgets; ``None`` if none is set.
-    """
-
-    def __init__(self) -> None:
-        self.table: BudgetTable | None = None
-
-    def find(self, device: str) -> Budget | None:
-        """Return the budget of a device; ``None`` if it has none."""
-        return None if self.table is None else self.table.find(device)
+        of_every_gpu = None if device == HOST else self.bytes_by_device.get(EVERY_GPU)
+        n_bytes = self.bytes_by_device.get(device, of_every_gpu)
+        return None if n_bytes is None else Budget(device, n_bytes)
 
     def list(self) -> tuple[Budget, ...]:
         """Return the budgets that were set; the first may be every GPU's (``EVERY_GPU``)."""
-        return () if self.table is None else self.table.list()
+        found = (
+            Budget(device, n_bytes)
+            for device, n_bytes in self.bytes_by_device.items()
+            if n_bytes is not None
+        )
+        return tuple(sorted(found, key=lambda budget: budget.device != EVERY_GPU))
 
-    def set(self, n_bytes: int, *, device: str | None = None) -> None:
-        """Set how much each cell may have allocated, from the next cell on.
+    def add(self, n_bytes: int, *, device: str | None = None) -> Budgets:
+        """Return the budgets with one more, for each cell from the next one on.
 
         Args:
             n_bytes: the budget.
@@ -91,70 +69,32 @@ class Budgets:
                 "a budget of more than a million TiB is more than any device has: give less, as in "
                 "10GiB"
             )
-        budget = Budget(EVERY_GPU if device is None else device, n_bytes)
+        kept = self.bytes_by_device
         if device is None:
-            self._put(budget, {name: own for name, own in self._own.items() if name == HOST})
-        else:
-            self._put(self._every_gpu, {**self._own, device: budget})
+            kept = {name: own for name, own in kept.items() if name == HOST}
+        return Budgets({**kept, device or EVERY_GPU: n_bytes})
 
-    def clear(self, device: str | None = None) -> None:
-        """Remove budgets, also for the cell that runs.
+    def remove(self, device: str | None = None) -> Budgets:
+        """Return the budgets without some, also for the cell that runs.
 
         Args:
             device: remove only this device's, also if every GPU has one; ``None`` for all.
         """
         if device is None:
-            self.table = None
-            return
-        own = {name: budget for name, budget in self._own.items() if name != device}
-        if self._every_gpu is not None and device != HOST:
-            own[device] = None
-        self._put(self._every_gpu, own)
-
-    @property
-    def _every_gpu(self) -> Budget | None:
-        return None if self.table is None else self.table.every_gpu
-
-    @property
-    def _own(self) -> Mapping[str, Budget | None]:
-        return {} if self.table is None else self.table.own
-
-    def _put(self, every_gpu: Budget | None, own: Mapping[str, Budget | None]) -> None:
-        table = BudgetTable(every_gpu, MappingProxyType(dict(own)))
-        self.table = table if table.list() else None
-
-
-def mark_budgets(record: CellRecord, start: BudgetTable, end: BudgetTable | None) -> CellRecord:
-    """Return the record of a cell with its budget on each device.
-
-    Args:
-        record: the record without budgets.
-        start: the budgets at the cell's start.
-        end: the budgets at its end.
-    """
-
-    def mark(device: CellDevice) -> CellDevice:
-        at_start = start.find(device.device)
-        at_end = None if end is None else end.find(device.device)
-        if at_start is None or at_end is None:
-            return replace(device, budget_bytes=None)
-        return replace(device, budget_bytes=max(at_start.budget_bytes, at_end.budget_bytes))
-
-    return replace(record, devices=tuple(map(mark, record.devices)))
+            return Budgets()
+        kept = {name: own for name, own in self.bytes_by_device.items() if name != device}
+        if EVERY_GPU in kept and device != HOST:
+            kept[device] = None
+        return Budgets(kept)
 
 
 def change_budgets(
-    budgets: Budgets,
-    hardware: Hardware,
-    amount: int | str | None = None,
-    *,
-    device: str | None = None,
+    monitor: Monitor, amount: int | str | None = None, *, device: str | None = None
 ) -> tuple[Budget, ...]:
     """Set, remove or just return the budgets.
 
     Args:
-        budgets: what is changed.
-        hardware: has the devices that may be named.
+        monitor: has the budgets, and the hardware whose devices may be named.
         amount: bytes, or text such as ``"10GiB"``; ``"off"`` removes; ``None`` changes nothing.
         device: one device; ``None`` for every GPU.
 
@@ -167,19 +107,19 @@ def change_budgets(
     check_device_name(device)
     reports: tuple[DeviceReport, ...] = ()
     if device is not None or amount is not None:
-        reports = hardware.read_devices()
+        reports = monitor.hardware.read_devices()
     known = [report.info.device for report in reports]
     if device is not None and device not in known:
         raise BadInputError(f"no device {device!r} here: choose from {', '.join(known)}")
     n_bytes = _parse_amount(amount)
     if n_bytes is not None:
         _check_room(n_bytes, device, reports)
-        budgets.set(n_bytes, device=device)
+        monitor.budgets = monitor.budgets.add(n_bytes, device=device)
     elif amount is not None:
-        budgets.clear(device)
+        monitor.budgets = monitor.budgets.remove(device)
     if device is None or amount is not None:
-        return budgets.list()
-    budget = budgets.find(device)
+        return monitor.budgets.list()
+    budget = monitor.budgets.find(device)
     return () if budget is None else (budget,)
 
 

@@ -9,8 +9,6 @@ from typing import Generic, TypeVar
 
 from gpumemwidget.recording.forks import survive_fork
 
-__all__ = ["Callbacks", "IdleQueue"]
-
 _T = TypeVar("_T")
 
 

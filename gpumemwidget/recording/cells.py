@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span, Status
 from gpumemwidget.model.devices import HOST, PeakIs, Reading, rank_device
-from gpumemwidget.recording.budgets import BudgetTable
-
-__all__ = ["RunningCell", "build_record", "find_first_line", "has_only_own_magics", "lift_peaks"]
+from gpumemwidget.recording.budgets import Budgets
 
 #: Maximum number of characters of a cell's first line in its record.
 FIRST_LINE_LIMIT = 120
@@ -23,6 +21,7 @@ _OWN_MAGIC = re.compile(
     r"%(?:mem(?:budget|dash|help|ledger|limit|reset|stat|trace|vars|why)"
     r"|(?:un|re)?load_ext\s+gpumemwidget)\b"
 )
+_NO_BUDGETS = Budgets()
 
 
 @dataclass(slots=True)
@@ -37,7 +36,7 @@ class RunningCell:
         before: the readings at the start.
         partial: whether the cell began before we did, as the one that loads the extension.
         start_failed: whether nothing could be read at the start, so that ``before`` is empty.
-        budgets: the budgets that were set when it began; ``None`` if there were none.
+        budgets: the budgets that were set when it began.
         is_only_own_magics: whether it has only our magics; see ``CellRecord``.
     """
 
@@ -49,7 +48,7 @@ class RunningCell:
     before: tuple[Reading, ...]
     partial: bool = False
     start_failed: bool = False
-    budgets: BudgetTable | None = None
+    budgets: Budgets = _NO_BUDGETS
     is_only_own_magics: bool = False
 
 
@@ -107,6 +106,7 @@ def build_record(
     status: Status,
     execution_count: int | None = None,
     known_devices: Sequence[str] = (),
+    budgets: Budgets = _NO_BUDGETS,
 ) -> CellRecord:
     """Return the record of a cell that has ended.
 
@@ -117,6 +117,8 @@ def build_record(
         status: how it ended.
         execution_count: the count that IPython gave at the end, if the start had none.
         known_devices: the devices that were seen before the cell began.
+        budgets: the budgets at its end. A cell has those of its start, as far as they still hold;
+            one that was raised meanwhile holds as it is then.
 
     Returns:
         A record with every device of the start or the end, the host last. A device that was first
@@ -147,6 +149,7 @@ def build_record(
                     ends.get(name),
                     began_here=not cell.start_failed and name not in known_devices and name != HOST,
                     partial=cell.partial,
+                    budget_bytes=_find_budget(name, cell.budgets, budgets),
                 )
                 for name in names
             ]
@@ -187,8 +190,21 @@ def _find_higher(first: int | None, second: int | None) -> int | None:
     return None if first is None or second is None else max(first, second)
 
 
+def _find_budget(device: str, start: Budgets, end: Budgets) -> int | None:
+    at_start, at_end = start.find(device), end.find(device)
+    if at_start is None or at_end is None:
+        return None
+    return max(at_start.budget_bytes, at_end.budget_bytes)
+
+
 def _build_device(
-    device: str, start: Reading | None, end: Reading | None, *, began_here: bool, partial: bool
+    device: str,
+    start: Reading | None,
+    end: Reading | None,
+    *,
+    began_here: bool,
+    partial: bool,
+    budget_bytes: int | None,
 ) -> CellDevice:
     was_there = start is not None
     if start is None:
@@ -208,6 +224,7 @@ def _build_device(
         peak_is=peak_is,
         num_alloc_retries=_count(start.num_alloc_retries, end.num_alloc_retries),
         num_ooms=_count(start.num_ooms, end.num_ooms),
+        budget_bytes=budget_bytes,
     )
 
 

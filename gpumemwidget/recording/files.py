@@ -9,8 +9,6 @@ from pathlib import Path
 
 from gpumemwidget.errors import FileError
 
-__all__ = ["find_target", "refuse_target", "write_whole"]
-
 
 def find_target(path: str | os.PathLike[str]) -> Path:
     """Return the file that a path leads to through links; ``~`` is the home folder.

@@ -10,8 +10,6 @@ import os
 import weakref
 from typing import Protocol
 
-__all__ = ["survive_fork"]
-
 
 class _Survivor(Protocol):
     def reset_after_fork(self) -> None: ...

@@ -18,8 +18,6 @@ from gpumemwidget.model.devices import PeakIs, Reading, Sample, rank_device
 from gpumemwidget.recording.forks import survive_fork
 from gpumemwidget.recording.thinning import find_extremes
 
-__all__ = ["History"]
-
 #: Number of samples in a block.
 _BLOCK = 64
 #: Maximum number of samples that are kept as records before they are packed.

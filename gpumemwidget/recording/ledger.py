@@ -21,8 +21,6 @@ from gpumemwidget.recording.forks import survive_fork
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["COLUMNS", "Ledger"]
-
 Row = dict[str, Any]
 
 #: The columns in their order, and what kind of value each has.

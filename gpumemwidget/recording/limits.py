@@ -22,8 +22,6 @@ from gpumemwidget.model.devices import (
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.units import format_bytes, parse_bytes
 
-__all__ = ["NO_LIMIT", "LimitWatch", "parse_limit", "read_limits", "reset_peaks", "set_limits"]
-
 NO_LIMIT = LimitRequest()
 _HINT = "give a share such as 0.8 or 80%, an amount such as 12GiB, or off"
 _SHARE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<percent>%)?")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from gpumemwidget.failures import Notes, describe_exception
 from gpumemwidget.model.cells import CellRecord, Status
 from gpumemwidget.model.devices import Reading, Sample
-from gpumemwidget.recording.budgets import Budgets, mark_budgets
+from gpumemwidget.recording.budgets import Budgets
 from gpumemwidget.recording.callbacks import Callbacks, IdleQueue
 from gpumemwidget.recording.cells import (
     RunningCell,
@@ -33,8 +33,6 @@ from gpumemwidget.recording.sampler import Clock, Sampler, SystemClock
 
 if TYPE_CHECKING:
     from gpumemwidget.backends.hardware import Hardware
-
-__all__ = ["Monitor", "RunningCell"]
 
 #: Maximum number of samples that wait for the sampler's next tick.
 _MAX_UNSENT = 1000
@@ -151,7 +149,7 @@ class Monitor:
             before=before or (),
             partial=partial,
             start_failed=before is None,
-            budgets=self.budgets.table,
+            budgets=self.budgets,
             is_only_own_magics=is_only_own_magics,
         )
         self.cell_started.call(cell)
@@ -187,9 +185,8 @@ class Monitor:
                 status=status,
                 execution_count=execution_count,
                 known_devices=self._known_devices,
+                budgets=self.budgets,
             )
-            if cell.budgets is not None:
-                record = mark_budgets(record, cell.budgets, self.budgets.table)
             self.running = None
             self.ledger.append(record)
             try:

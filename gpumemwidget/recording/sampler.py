@@ -18,8 +18,6 @@ from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.devices import Reading, Sample
 from gpumemwidget.recording.forks import survive_fork
 
-__all__ = ["Clock", "Sampler", "SystemClock"]
-
 #: Queue that ends the thread's wait: C throughout, where an Event is Python code and two locks.
 _Wakes: TypeAlias = "queue.SimpleQueue[None]"
 #: Smallest change that counts, in bytes: our own samples move an idle process by kilobytes.

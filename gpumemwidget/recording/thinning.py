@@ -12,8 +12,6 @@ from itertools import pairwise
 
 from gpumemwidget.model.devices import Sample
 
-__all__ = ["cut_evenly", "find_extremes", "thin_samples"]
-
 
 def find_extremes(
     stretch: range,

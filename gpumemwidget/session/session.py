@@ -301,7 +301,7 @@ class Session:
         Raises:
             BadInputError: not an amount, more than the device has, or there is no such device.
         """
-        return change_budgets(self.monitor.budgets, self.hardware, amount, device=device)
+        return change_budgets(self.monitor, amount, device=device)
 
     def keep_sites(self, *, is_on: bool) -> str:
         """Keep the line of each block on a GPU from now on, or no longer; return what was done."""

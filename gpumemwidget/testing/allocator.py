@@ -17,8 +17,6 @@ from typing import Any, Literal, NoReturn
 
 from gpumemwidget.errors import BackendError
 
-__all__ = ["CachingAllocator", "DeviceFullError", "SimulatedBlock", "SimulatedSegment"]
-
 MIB = 1024 * 1024
 #: The size of every block is a multiple of this.
 BLOCK_ROUNDING_BYTES = 512

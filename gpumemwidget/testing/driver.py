@@ -12,8 +12,6 @@ from gpumemwidget.model.devices import ChildProcess, DeviceInfo, DeviceUse
 from gpumemwidget.testing.gpus import SimulatedGpus
 from gpumemwidget.testing.torch_module import format_uuid
 
-__all__ = ["SimulatedDriver"]
-
 #: One part in so many of a GPU's memory is what a CUDA context takes.
 _CONTEXT_DIVISOR = 160
 _LOST = (

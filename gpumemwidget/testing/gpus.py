@@ -14,8 +14,6 @@ from typing import Any
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.testing.allocator import CachingAllocator, SimulatedBlock, Statistic
 
-__all__ = ["SimulatedGpus", "SimulatedPinnedMemory"]
-
 #: Frames of files in this folder are the simulation's, and so no part of a program's stack.
 _OWN_FOLDER = str(Path(__file__).parent)
 #: For each action, the contexts in which PyTorch keeps the stack of the event.

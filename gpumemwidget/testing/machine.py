@@ -22,8 +22,6 @@ from gpumemwidget.testing.torch_module import simulate_torch
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ReplayedMachine", "SimulatedMachine", "replay", "simulate_gpus"]
-
 
 class _Place:
     """The place of this machine's GPUs, as long as a simulation or a recording has it."""

@@ -34,8 +34,6 @@ from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
 from gpumemwidget.testing.recording import AllocatorEvent, Event, Recording, Surroundings
 
-__all__ = ["RecordingPlayer", "ReplayBackend", "ReplayMonitor"]
-
 _NO_HISTORY = (
     "this recording holds no history of the allocator: record one with "
     "`python -m tools.record --trace`"

@@ -15,8 +15,6 @@ from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
 from gpumemwidget.testing.recording import AllocatorEvent, Event, Recording, Surroundings
 
-__all__ = ["Recorder", "list_allocator_events"]
-
 
 class Recorder:
     """Reads hardware at chosen moments, and keeps what it says.

@@ -27,17 +27,6 @@ from gpumemwidget.model.devices import (
 from gpumemwidget.model.segments import Frame, Segment
 from gpumemwidget.model.traces import AllocatorRules
 
-__all__ = [
-    "AllocatorEvent",
-    "Event",
-    "Recording",
-    "Surroundings",
-    "decode_recording",
-    "encode_recording",
-    "load_recording",
-    "save_recording",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class AllocatorEvent:

@@ -20,8 +20,6 @@ from gpumemwidget.testing.recorder import Recorder
 from gpumemwidget.testing.recording import Recording
 from gpumemwidget.testing.torch_module import simulate_torch
 
-__all__ = ["Step", "demo_script", "play_script"]
-
 _MIB = 1024 * 1024
 _OWN_PID = 4100
 

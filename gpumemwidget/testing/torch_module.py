@@ -9,8 +9,6 @@ from typing import Any
 
 from gpumemwidget.testing.gpus import SimulatedGpus
 
-__all__ = ["format_uuid", "simulate_torch"]
-
 
 def simulate_torch(
     gpus: SimulatedGpus, *, version: str = "2.11.0", is_initialized: bool = True

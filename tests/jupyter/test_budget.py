@@ -118,7 +118,7 @@ def test_bad_input_is_refused_in_one_line(cells: Cells, line: str, cause: str) -
     assert type(result.error_in_exec).__name__ == "UsageError"
     assert any(each in str(result.error_in_exec) for each in cause.split("|"))
     assert "\n" not in str(result.error_in_exec)
-    assert current_session().monitor.budgets.table is None
+    assert current_session().monitor.budgets.list() == ()
 
 
 def test_the_function_sets_the_same(cells: Cells) -> None:
@@ -182,12 +182,8 @@ def test_objects_of_the_users_are_not_asked_what_they_are(cells: Cells) -> None:
 
 def test_more_than_there_can_be_is_refused_where_no_device_tells_its_total() -> None:
     """An export's columns would not hold it."""
-    budgets = Budgets()
-
     with pytest.raises(BadInputError, match="more than any device has"):
-        budgets.set(10**25)
-
-    assert budgets.table is None
+        Budgets().add(10**25)
 
 
 # -- What is marked --------------------------------------------------------------------------------

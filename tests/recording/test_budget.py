@@ -15,17 +15,12 @@ from tests.recording.scripted import ScriptedHardware, gpu, host
 MIB = 1 << 20
 
 
-@pytest.fixture
-def budgets() -> Budgets:
-    return Budgets()
-
-
 # -- What is set -----------------------------------------------------------------------------------
 
 
-def test_every_gpu_has_its_own_and_the_host_has_none(budgets: Budgets) -> None:
+def test_every_gpu_has_its_own_and_the_host_has_none() -> None:
     """Those that come into use later too."""
-    budgets.set(10 * MIB)
+    budgets = Budgets().add(10 * MIB)
 
     assert budgets.find("cuda:0") == Budget("cuda:0", 10 * MIB)
     assert budgets.find("xpu:7") == Budget("xpu:7", 10 * MIB)
@@ -33,62 +28,31 @@ def test_every_gpu_has_its_own_and_the_host_has_none(budgets: Budgets) -> None:
     assert budgets.list() == (Budget(EVERY_GPU, 10 * MIB),)
 
 
-def test_a_single_device_has_its_own_before_the_one_of_every_gpu(budgets: Budgets) -> None:
-    budgets.set(10 * MIB)
-    budgets.set(5 * MIB, device="cuda:1")
-    budgets.set(7 * MIB, device=HOST)
-
-    assert budgets.find("cuda:0") == Budget("cuda:0", 10 * MIB)
-    assert budgets.find("cuda:1") == Budget("cuda:1", 5 * MIB)
-    assert budgets.find(HOST) == Budget(HOST, 7 * MIB)
-
-
-def test_one_for_every_gpu_takes_the_place_of_single_ones(budgets: Budgets) -> None:
-    """But not of the host's."""
-    budgets.set(5 * MIB, device="cuda:1")
-    budgets.set(7 * MIB, device=HOST)
-
-    budgets.set(10 * MIB)
+def test_one_for_every_gpu_takes_the_place_of_single_ones() -> None:
+    """But not of the host's; a single device's that is set after it goes before it."""
+    budgets = Budgets().add(5 * MIB, device="cuda:1").add(7 * MIB, device=HOST).add(10 * MIB)
+    again = budgets.add(5 * MIB, device="cuda:1")
 
     assert budgets.list() == (Budget(EVERY_GPU, 10 * MIB), Budget(HOST, 7 * MIB))
+    assert budgets.find("cuda:1") == Budget("cuda:1", 10 * MIB)
+    assert again.find("cuda:0") == Budget("cuda:0", 10 * MIB)
+    assert again.find("cuda:1") == Budget("cuda:1", 5 * MIB)
 
 
-def test_all_are_taken_away_together(budgets: Budgets) -> None:
-    budgets.set(10 * MIB)
-    budgets.set(7 * MIB, device=HOST)
+def test_budgets_are_removed_one_by_one_or_together() -> None:
+    """One GPU may be left out of every GPU's."""
+    budgets = Budgets().add(10 * MIB).add(7 * MIB, device=HOST)
 
-    budgets.clear()
-
-    assert budgets.table is None
-    assert budgets.list() == ()
-
-
-def test_one_gpu_is_left_out_of_every_gpu(budgets: Budgets) -> None:
-    budgets.set(10 * MIB)
-
-    budgets.clear("cuda:1")
-
-    assert budgets.find("cuda:1") is None
-    assert budgets.find("cuda:0") == Budget("cuda:0", 10 * MIB)
+    assert budgets.remove("cuda:1").find("cuda:1") is None
+    assert budgets.remove("cuda:1").find("cuda:0") == Budget("cuda:0", 10 * MIB)
+    assert budgets.remove(HOST).list() == (Budget(EVERY_GPU, 10 * MIB),)
+    assert budgets.remove() == Budgets()
 
 
-def test_the_last_one_taken_away_leaves_nothing(budgets: Budgets) -> None:
-    """Then a cell's start looks at nothing but that."""
-    budgets.set(10 * MIB, device="cuda:0")
-    budgets.set(10 * MIB, device=HOST)
-
-    budgets.clear("cuda:0")
-    budgets.clear(HOST)
-
-    assert budgets.table is None
-
-
-@pytest.mark.parametrize("n_bytes", [-1, 0, 10, MIB - 1])
-def test_a_number_without_its_unit_is_refused(budgets: Budgets, n_bytes: int) -> None:
+@pytest.mark.parametrize("n_bytes", [-1, 10, MIB - 1])
+def test_a_number_without_its_unit_is_refused(n_bytes: int) -> None:
     with pytest.raises(BadInputError, match=f"{n_bytes} bytes .* 10GiB"):
-        budgets.set(n_bytes)
-
-    assert budgets.table is None
+        Budgets().add(n_bytes)
 
 
 # -- The record ------------------------------------------------------------------------------------
@@ -124,7 +88,7 @@ def _run_cell(monitor: Monitor, *end: Reading) -> CellRecord:
 def test_a_cell_is_over_by_its_peak(*, start: int, peak: int, is_over: bool) -> None:
     """To the byte; one that begins beyond it only if it rises above what stood at its start."""
     monitor = _make_monitor(gpu(start))
-    monitor.budgets.set(10 * MIB)
+    monitor.budgets = Budgets().add(10 * MIB)
 
     (device,) = _run_cell(monitor, gpu(start, peak=peak)).devices
 
@@ -135,7 +99,7 @@ def test_a_cell_is_over_by_its_peak(*, start: int, peak: int, is_over: bool) -> 
 def test_the_hosts_is_its_resident_size(*, peak: int, is_over: bool) -> None:
     """Which moves by kilobytes in every cell, also in one that begins beyond its budget."""
     monitor = _make_monitor(host(1 * MIB, reserved=40 * MIB))
-    monitor.budgets.set(10 * MIB, device=HOST)
+    monitor.budgets = Budgets().add(10 * MIB, device=HOST)
 
     (device,) = _run_cell(monitor, host(1 * MIB, reserved=40 * MIB, peak=peak)).devices
 
@@ -154,7 +118,7 @@ def test_a_cell_without_budgets_knows_of_none() -> None:
 
 def test_a_device_that_comes_into_use_within_the_cell_has_its_budget() -> None:
     monitor = _make_monitor(gpu(0))
-    monitor.budgets.set(10 * MIB)
+    monitor.budgets = Budgets().add(10 * MIB)
 
     _, second = _run_cell(monitor, gpu(0), gpu(11 * MIB, device="cuda:1")).devices
 
@@ -165,7 +129,7 @@ def test_a_budget_that_a_cell_sets_is_for_the_cells_after_it() -> None:
     """Its own peak may have come before."""
     monitor = _make_monitor(gpu(0))
     monitor.start_cell(execution_count=1, cell_id=None, source="")
-    monitor.budgets.set(10 * MIB)
+    monitor.budgets = Budgets().add(10 * MIB)
     monitor.hardware.readings = (gpu(11 * MIB),)  # type: ignore[attr-defined]
 
     record = monitor.end_cell(status="ok")
@@ -177,19 +141,19 @@ def test_a_budget_that_a_cell_sets_is_for_the_cells_after_it() -> None:
 @pytest.mark.parametrize(
     ("change", "held_to"),
     [
-        (lambda budgets: budgets.clear(), None),
-        (lambda budgets: budgets.clear("cuda:0"), None),
-        (lambda budgets: budgets.set(20 * MIB), 20 * MIB),
-        (lambda budgets: budgets.set(5 * MIB), 10 * MIB),
+        (lambda budgets: budgets.remove(), None),
+        (lambda budgets: budgets.remove("cuda:0"), None),
+        (lambda budgets: budgets.add(20 * MIB), 20 * MIB),
+        (lambda budgets: budgets.add(5 * MIB), 10 * MIB),
     ],
     ids=["taken away", "taken away there", "raised", "lowered"],
 )
 def test_what_a_cell_eases_counts_for_itself(change: object, held_to: int | None) -> None:
     monitor = _make_monitor(gpu(0))
-    monitor.budgets.set(10 * MIB)
+    monitor.budgets = Budgets().add(10 * MIB)
     monitor.start_cell(execution_count=1, cell_id=None, source="")
     assert callable(change)
-    change(monitor.budgets)
+    monitor.budgets = change(monitor.budgets)
     monitor.hardware.readings = (gpu(11 * MIB),)  # type: ignore[attr-defined]
 
     record = monitor.end_cell(status="ok")
