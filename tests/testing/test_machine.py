@@ -35,7 +35,7 @@ def read_examples() -> list[str]:
 def run(shell: InteractiveShell, capsys: pytest.CaptureFixture[str], source: str) -> str:
     """What a cell prints."""
     capsys.readouterr()
-    done = shell.run_cell(source)
+    done = shell.run_cell(source, store_history=True)
     done.raise_error()
     return capsys.readouterr().out
 
