@@ -196,21 +196,6 @@ def test_what_is_used_of_the_host_is_what_can_not_be_had(make: Callable[..., Mac
     ]
 
 
-def test_why_a_device_tells_nothing_stands_beside_its_counters(
-    make: Callable[..., Machine],
-) -> None:
-    """For as long as it is so, and of several reasons the first."""
-    machine = make()
-    before = machine.hardware.read_devices()
-    machine.gpus[0].failures["nvmlDeviceGetMemoryInfo"] = pynvml.NVML_ERROR_GPU_IS_LOST
-
-    during = [machine.hardware.read_devices() for _ in range(2)][1]
-
-    assert [report.note for report in before] == [None, None, None]
-    assert during[0].note.startswith("cuda:0: memory in use can't be read: the GPU is lost")
-    assert [report.note for report in during[1:]] == [None, None]
-
-
 @pytest.mark.parametrize(("n_bytes", "is_told"), [(50 * MIB, True), (29 * MIB, False)])
 def test_children_are_not_mixed_up_with_others_of_their_number(
     make: Callable[..., Machine], n_bytes: int, is_told: bool
@@ -270,30 +255,6 @@ def test_what_never_stands_still_says_so(make: Callable[..., Machine]) -> None:
     assert first.reading.reserved_bytes == sum(each.n_bytes for each in first.segments)
     assert first.reading.allocated_bytes == allocated
     assert first.reading.allocated_peak_bytes >= allocated
-
-
-def test_what_came_and_went_between_two_readings(make: Callable[..., Machine]) -> None:
-    """The counters stand where they stood, and yet the blocks are of another moment: once more."""
-    machine = make()
-    machine.allocator.allocate(3 * MIB)
-    read = machine.backend.read_segments
-    left = [1]
-
-    def read_segments() -> Any:
-        if not left:
-            return read()
-        handle = machine.allocator.allocate(left.pop())
-        found = read()
-        machine.allocator.free(handle)
-        machine.allocator.empty_cache()
-        return found
-
-    machine.backend.read_segments = read_segments  # type: ignore[method-assign]
-    (first, *_) = machine.take()
-
-    blocks = [block for segment in first.segments for block in segment.blocks]
-    assert first.is_at_one_moment
-    assert [each.n_bytes for each in blocks if each.state == "active_allocated"] == [3 * MIB]
 
 
 def test_blocks_that_never_fit_leave_the_counters_as_they_are(
@@ -356,20 +317,6 @@ def test_numbers_of_the_machine_within_a_container(make: Callable[..., Machine])
         "as happens within containers: it can't be told which of them it is.",
     )
     assert len(second.notes) == 1
-
-
-def test_a_container_whose_numbers_are_told(make: Callable[..., Machine]) -> None:
-    """This process is there with enough: the others have the numbers that they have here."""
-    machine = make(CONTAINER)
-    machine.allocator.allocate(30 * MIB)
-    machine.gpus[0].processes = {OWN: 50 * MIB}
-    machine.gpus[1].processes = {CHILD: 5 * MIB}
-
-    first, second, _ = machine.take()
-
-    assert first.processes[0].relation == "own"
-    assert second.processes == (ProcessUse(CHILD, "python rank.py", "child", 5 * MIB),)
-    assert (first.notes, second.notes) == ((), ())
 
 
 def test_a_container_in_which_nothing_is_in_use_yet(make: Callable[..., Machine]) -> None:

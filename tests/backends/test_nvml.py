@@ -98,14 +98,6 @@ def test_different_models_are_not_guessed_at() -> None:
     assert monitor.take_notes() == ()
 
 
-def test_different_models_in_bus_order_are_certain() -> None:
-    """With ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` CUDA's order is NVML's."""
-    monitor = monitor_of(*two_models(), CUDA_DEVICE_ORDER="PCI_BUS_ID")
-
-    assert uuids_of(monitor) == {"cuda:0": A, "cuda:1": B}
-    assert monitor.take_notes() == ()
-
-
 def test_different_models_appear_once_cuda_tells() -> None:
     """What torch says of the devices in use settles their numbers; torch writes no ``GPU-``."""
     monitor = monitor_of(*two_models())
@@ -125,15 +117,6 @@ def test_what_cuda_tells_goes_before_what_was_worked_out() -> None:
     monitor.match({"cuda:1": C})
 
     assert uuids_of(monitor) == {"cuda:1": C}
-
-
-def test_a_gpu_that_nvml_does_not_know_is_not_mixed_up() -> None:
-    """If torch names a UUID that NVML lacks, no other GPU's figures appear under its name."""
-    monitor = monitor_of(*three_alike())
-
-    monitor.match({"cuda:0": "GPU-ffff"})
-
-    assert uuids_of(monitor) == {}
 
 
 def test_a_mig_instance_is_the_only_device() -> None:
@@ -157,15 +140,6 @@ def test_a_mig_instance_is_the_only_device() -> None:
 
 
 # -- What the driver keeps to itself ----------------------------------------------------------
-
-
-def test_what_is_used_is_what_nvidia_smi_shows() -> None:
-    """Without what the driver has reserved, which stands apart; the three are the total."""
-    monitor = monitor_of(FakeGpu(uuid=A, reserved_bytes=GIB))
-
-    use = monitor.read_use("cuda:0")
-
-    assert use == DeviceUse("cuda:0", 3 * GIB, 136 * GIB, 140 * GIB, 17, GIB)
 
 
 @pytest.mark.parametrize(
@@ -214,13 +188,6 @@ def test_who_computes_and_draws_is_there_once() -> None:
     assert monitor.processes is None
 
 
-def test_bytes_that_are_marked_as_missing_are_unknown() -> None:
-    """A binding may pass on the driver's own mark for it, all ones."""
-    monitor = monitor_of(FakeGpu(processes={7: (1 << 64) - 1}))
-
-    assert monitor.list_processes("cuda:0") == ((7, None),)
-
-
 def test_a_device_that_does_not_draw_has_no_such_list() -> None:
     """That is no failure, and it is not asked again."""
     gpu = FakeGpu(processes={7: 70}, drawing={9: 90})
@@ -254,16 +221,6 @@ def test_processes_that_are_not_told_are_unknown() -> None:
     assert later == ((7, 70),)
     assert monitor.list_failures("cuda:0") == ()
     assert monitor.take_notes() == (sentence,)
-
-
-def test_a_service_for_several_processes_lists_them_apart() -> None:
-    """Those that share a GPU by NVIDIA's service may be in its list alone."""
-    library = FakeNvml(FakeGpu(processes={7: 70}))
-    library.nvmlDeviceGetMPSComputeRunningProcesses_v3 = lambda gpu: library._list(
-        gpu, {8: 80, 7: 70}
-    )
-
-    assert NvmlMonitor(library, environ={}).list_processes("cuda:0") == ((7, 70), (8, 80))
 
 
 @pytest.mark.parametrize(("n_versions", "listed"), [(2, ((7, 70),)), (1, ((7, 70),)), (0, None)])
@@ -371,18 +328,6 @@ def test_a_failed_question_is_told_once(error: int, reason: str) -> None:
     assert uses == [DeviceUse("cuda:0", None, None, 140 * GIB, 17)] * 3
     assert monitor.take_notes() == (f"cuda:0: memory in use can't be read: {reason}.",)
     assert monitor.take_notes() == ()
-
-
-def test_a_lost_gpu_gives_nothing() -> None:
-    """When no question is answered there is no use at all, and a sentence for each."""
-    gpu = FakeGpu(uuid=A)
-    monitor = monitor_of(gpu)
-    monitor.list_infos()
-    lost = pynvml.NVML_ERROR_GPU_IS_LOST
-    gpu.failures = {"nvmlDeviceGetMemoryInfo": lost, "nvmlDeviceGetUtilizationRates": lost}
-
-    assert monitor.read_use("cuda:0") is None
-    assert len(monitor.take_notes()) == 2
 
 
 def test_a_gpu_lost_before_we_came_keeps_its_number_from_others() -> None:

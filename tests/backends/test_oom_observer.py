@@ -147,19 +147,6 @@ def test_what_stood(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> 
     assert watcher.failures == []
 
 
-def test_a_limit(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> None:
-    """Where the process may take a share of the device only, that is the limit."""
-    cuda.initialise()
-    observer.open()
-    cuda.allocate(150 * MIB)
-
-    with pytest.raises(DeviceFullError):
-        cuda.allocate(100 * MIB, allowed_bytes=160 * MIB)
-
-    assert watcher.events[0].limit_bytes == 160 * MIB
-    assert watcher.events[0].device_total_bytes == 200 * MIB
-
-
 @pytest.mark.parametrize(
     ("own_bytes", "outside_and_others"),
     [(170 * MIB, (20 * MIB, 0)), (None, (None, None)), (10, (None, None))],
@@ -384,18 +371,6 @@ def test_a_thread_of_pythons_has_its_own(
     functions = [frame.function.rpartition(".")[2] for frame in watcher.events[0].frames]
     assert functions[-1] == "_bootstrap"
     assert "_engine_run_backward" not in functions
-
-
-def test_the_host() -> None:
-    """The process's own memory has no allocator's blocks; what others take is the machine's."""
-    hardware = Hardware([])
-
-    event = describe_oom(hardware, "host", requested_bytes=5)
-
-    assert event.device == "host"
-    assert event.requested_bytes == 5
-    assert event.largest_free_block_bytes is None
-    assert event.outside_bytes is None
 
 
 @pytest.mark.parametrize(

@@ -154,15 +154,6 @@ def test_after_a_fork_the_parents_children_are_not_its_own(
 # -- Whose the numbers are ---------------------------------------------------------------------
 
 
-def test_numbers_that_are_not_ours_tell_nothing(proc: FakeProc, machine: Machine) -> None:
-    """A process of the same number within this container is another one."""
-    proc.write_process(600, OWN, "python", "rank.py", files=("/dev/nvidia-uvm",))
-
-    told = machine.tree.describe([OWN, 600], are_ours=False)
-
-    assert told == {OWN: ("other", None), 600: ("other", None)}
-
-
 def test_where_that_is_not_known_a_gpu_must_be_open(proc: FakeProc, machine: Machine) -> None:
     """Who has not opened what CUDA opens can't be the one that the driver means."""
     uvm = ("/dev/null", "/dev/nvidia-uvm")
@@ -251,28 +242,6 @@ def tree() -> Iterator[ProcessTree]:
 
 def find(tree: ProcessTree, name: str) -> list[ChildProcess]:
     return [child for child in tree.list_children() if name in child.name]
-
-
-def test_a_real_child_and_its_child(tree: ProcessTree) -> None:
-    """Both with their names and sizes, for as long as they run."""
-    inner = "import time; time.sleep(60)"
-    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
-    with subprocess.Popen([sys.executable, "-c", outer]) as started:
-        # It has its name before the interpreter is in memory.
-        wait_for(
-            lambda: [each.resident_bytes > MIB for each in find(tree, "import time")] == [True]
-        )
-        (child,) = find(tree, "import subprocess")
-        (grandchild,) = find(tree, "import time")
-        os.kill(grandchild.pid, signal.SIGKILL)
-    after = [each.pid for each in tree.list_children()]
-
-    assert (child.pid, child.parent_pid) == (started.pid, os.getpid())
-    assert grandchild.parent_pid == child.pid
-    assert grandchild.name == "python -c import time; time.sleep(60)"
-    assert MIB < grandchild.resident_bytes < 1024 * MIB
-    assert started.pid not in after
-    assert grandchild.pid not in after
 
 
 def test_a_daemon_that_has_left_is_still_this_processes(tree: ProcessTree) -> None:

@@ -97,6 +97,7 @@ assert seen == [] and torch.value == 1
     )
 
 
+@pytest.mark.slow
 def test_real_torch_arrives_complete(tmp_path: Path) -> None:
     """The real module comes from the real import, and works within the callback."""
     run_python(
