@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import itertools
 import os
 import signal
@@ -26,6 +25,9 @@ from gpumemwidget.tracing.sources import Source, Sources
 MIB = 1 << 20
 FILENAME = "<cell-7>"
 _HAS_MONITORING = sys.version_info >= (3, 12)
+needs_monitoring = pytest.mark.skipif(
+    not _HAS_MONITORING, reason="before Python 3.12 reading ends for good when it costs too much"
+)
 
 
 class Heap:
@@ -159,27 +161,6 @@ def test_generators_go_to_and_fro() -> None:
     )
 
     assert ran.changes == {3: 33, 5: 200}
-
-
-def test_comprehensions_and_lambdas_are_of_their_line() -> None:
-    """They are functions of their own to Python, and none to a person."""
-    ran = run("[take(1) for _ in range(3)]\nf = lambda: take(5)\nf()\nsum(1 for _ in [take(2)])\n")
-
-    assert ran.changes == {1: 3, 2: 5, 4: 2}
-
-
-def test_recursion_adds_up() -> None:
-    """All depths of a function are the same lines."""
-    ran = run("def f(n):\n    take(1)\n    if n:\n        f(n - 1); take(10)\nf(4)\n")
-
-    assert ran.changes == {2: 5, 4: 40}
-
-
-def test_methods_and_classes_of_the_cell_are_read() -> None:
-    """A class's body and its methods are the cell's code."""
-    ran = run("class A:\n    take(1)\n    def f(self):\n        take(2)\nA().f()\n")
-
-    assert ran.changes == {2: 1, 4: 2}
 
 
 def test_what_is_executed_belongs_to_the_line_that_does_it() -> None:
@@ -346,6 +327,7 @@ def test_a_line_that_runs_seldom_is_not_charged_with_its_neighbours() -> None:
     assert ran.changes.keys() <= {2}
 
 
+@needs_monitoring
 def test_lines_are_read_again_after_a_pause() -> None:
     """What comes after a hot loop is each line's own again."""
     source = (
@@ -360,8 +342,9 @@ def test_lines_are_read_again_after_a_pause() -> None:
     assert ran.changes.get(6, 0) + ran.unread == 40
 
 
+@needs_monitoring
 def test_a_long_call_of_a_library_keeps_what_it_takes() -> None:
-    """However little of it is read, as of an import: its line ran all the time."""
+    """However long it takes, as an import: its line ran all the time."""
     library = compile(
         "def work(end_s):\n"
         "    def step():\n        return clock()\n"
@@ -386,51 +369,8 @@ def test_a_long_call_of_a_library_keeps_what_it_takes() -> None:
     assert ran.changes[2] == 50
 
 
-def test_calls_of_a_library_in_a_loop_are_not_taken_for_each_other() -> None:
-    """Of two that take turns, neither has what the other one took in a pause."""
-    library = compile(
-        "def work(n, n_mib):\n"
-        "    def step(i):\n        return i\n"
-        "    for i in range(n):\n        step(i)\n"
-        "    take(n_mib)\n",
-        "/usr/lib/python3/dist-packages/library.py",
-        "exec",
-    )
-    heap = Heap()
-    names: dict[str, Any] = {"take": heap.take}
-    exec(library, names)
-
-    ran = run(
-        "for i in range(400):\n    work(2000, 1)\n    work(2000, 1000)\n",
-        heap,
-        names=names,
-        is_timed=True,
-    )
-
-    assert ran.changes.get(2, 0) <= 400
-    assert ran.changes.get(3, 0) % 1000 == 0
-    assert ran.host.after_bytes == (100 + 400 * 1001) * MIB
-
-
-def test_a_slow_count_is_read_less() -> None:
-    """A heap in many pieces takes long to count: the cell may lose a share of its time."""
-    heap = Heap()
-
-    def read() -> int:
-        end_s = time.perf_counter() + 0.002
-        while time.perf_counter() < end_s:
-            pass
-        return heap.in_use_bytes
-
-    start_s = time.perf_counter()
-    ran = run("for i in range(100_000):\n    j = i\n", heap, read=read, is_timed=True)
-
-    assert ran.host.n_readings < 2000
-    assert time.perf_counter() - start_s < 20
-
-
-def test_a_count_slower_than_a_pause_leaves_the_cell_its_time() -> None:
-    """What one reading takes is made up for before the next, however many pauses that takes."""
+def test_a_slow_count_leaves_the_cell_its_time() -> None:
+    """What one reading takes is made up for before the next, or ends the readings."""
     heap = Heap()
 
     def read() -> int:
@@ -449,25 +389,6 @@ def test_a_count_slower_than_a_pause_leaves_the_cell_its_time() -> None:
 
     # Three to fill the caches and a tenth of the time are 10; without a budget it is 80.
     assert ran.host.n_readings <= 20
-
-
-@pytest.mark.skipif(_HAS_MONITORING, reason="no pending calls are used here")
-def test_a_pending_call_of_others_does_not_hang_the_cell() -> None:
-    """Python 3.11 hangs if a function is called with tracing on while one waits in another one."""
-    heap = Heap()
-    add = ctypes.pythonapi.Py_AddPendingCall
-    # Any function of C that gives 0.
-    waiting = ctypes.cast(ctypes.pythonapi.PyErr_CheckSignals, ctypes.c_void_p)
-
-    def read() -> int:
-        assert add(waiting, None) in (0, -1)
-        return heap.in_use_bytes
-
-    source = "for i in range(100_000):\n    j = i\ntake(1)\n"
-    ran = run(source, heap, read=read, is_timed=True)
-
-    assert ran.error is None
-    assert ran.host.after_bytes == 101 * MIB
 
 
 # -- Hostile cells ---------------------------------------------------------------------------------
@@ -544,7 +465,6 @@ def test_deep_recursion_ends_as_it_would() -> None:
         assert ran.changes == {6: 1, 7: 2}
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_deep_recursion_shows_nothing_of_ours() -> None:
     """Neither in the traceback nor as what was handled meanwhile."""
     ran = run("def f(n):\n    return f(n + 1)\nf(0)")
@@ -556,6 +476,7 @@ def test_deep_recursion_shows_nothing_of_ours() -> None:
     assert not any("gpumemwidget" in name for name in names)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_is_not_read() -> None:
     """It runs on, without us, and the parent goes on to be read."""
     source = (
@@ -679,11 +600,3 @@ def test_stopping_twice_and_without_a_line_is_fine() -> None:
 
     assert readings.files == ()
     assert readings.changes.keys() <= {("", 0)}
-
-
-def test_the_pause_s_thread_is_gone_at_the_end() -> None:
-    """However it stands when the cell ends."""
-    for n in (2_000, 20_000, 60_000):
-        run(f"for i in range({n}):\n    j = i\n", is_timed=True)
-
-    assert not [each for each in threading.enumerate() if each.name == "gpumemwidget-lines"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from gpumemwidget.model.cells import CellDevice
 from gpumemwidget.model.segments import Frame
 from gpumemwidget.model.traces import HostLine, HostLines
-from gpumemwidget.tracing.host.line_watch import LineReadings, LineWatch
+from gpumemwidget.tracing.host.line_watch import LineReadings, LineWatch, Place
 from gpumemwidget.tracing.host.monitoring import MonitoringWatch
 from gpumemwidget.tracing.host.settrace import SettraceWatch
 from gpumemwidget.tracing.sources import Source, Sources
@@ -37,8 +37,8 @@ def describe_lines(
     """
     source = sources.traced
 
-    def number(place: tuple[str, int]) -> int:
-        return sources.find_line(Frame(*place, "")) or 0
+    def number(place: Place) -> int:
+        return 0 if place is None else sources.find_line(Frame(*place, "")) or 0
 
     changes: Counter[int] = Counter()
     for place, n_bytes in readings.changes.items():

@@ -1,22 +1,22 @@
 """Follow lines with ``sys.monitoring`` (Python 3.12 and later).
 
-Events are switched on for the files' own code alone, and in a pause for each line off again when it
-next runs. Neither tracebacks nor ``sys.gettrace`` show any of it. Two events come from all code: a
-function's first start, by which the files' code is found, and an exception that leaves a function,
-which can't be switched on for single code objects.
+Events are switched on for the files' own code alone. Once reading has cost too much of the cell's
+time, a pause begins: lines run unread, and one that runs often in the pause is switched off, so
+that a hot loop goes on at full speed. The pause ends at the next event for which the cell can
+afford reading again. Neither tracebacks nor ``sys.gettrace`` show any of it. Two events come from
+all code: a function's first start, by which the files' code is found, and an exception that leaves
+a function, which can't be switched on for single code objects.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Callable
-from functools import partial
 from threading import get_ident
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from gpumemwidget.tracing.host.line_watch import LineWatch
+from gpumemwidget.tracing.host.line_watch import LineWatch, Place
 
 #: Reads an error's traceback whatever its class has under that name.
 _read_traceback: Callable[[BaseException], TracebackType | None] = vars(BaseException)[
@@ -24,6 +24,8 @@ _read_traceback: Callable[[BaseException], TracebackType | None] = vars(BaseExce
 ].__get__
 #: Maximum number of code objects under the files' names.
 _MAX_CODES = 10_000
+#: Number of times that a line runs in a pause before it is switched off.
+_MAX_PAUSED_RUNS = 100
 
 
 class MonitoringWatch(LineWatch):
@@ -55,12 +57,12 @@ class MonitoringWatch(LineWatch):
         for event, callback in self._callbacks.items():
             monitoring.register_callback(self._tool, event, callback)
         self._reader.start()
-        line = self._find_line(frame)
+        place = self._find_place(frame)
         while (frame := self._find_frame(frame)) is not None:
             self._add(frame.f_code)
             frame = frame.f_back
         monitoring.set_events(self._tool, events.PY_START | events.PY_UNWIND)
-        self._reader.advance(line)
+        self._reader.advance(place)
         return None
 
     def _leave(self) -> None:
@@ -74,18 +76,6 @@ class MonitoringWatch(LineWatch):
         monitoring.free_tool_id(tool)
         self._callbacks.clear()
 
-    def _resume(self) -> None:
-        if not (self._is_on and self._is_paused):
-            return
-        switch = partial(self._monitoring.set_local_events, self._tool)
-        actions: list[partial[Any]] = []
-        for code in self._codes:
-            actions += [partial(switch, code, 0), partial(switch, code, self._local)]
-        actions.append(partial(setattr, self, "_is_paused", False))
-        # Called from C, so that no other thread runs in between: a line that is switched off then
-        # would stay off, and its changes would be added to another line.
-        deque(map(partial.__call__, actions), maxlen=0)
-
     def _add(self, code: CodeType) -> None:
         if len(self._codes) < _MAX_CODES:
             self._codes.append(code)
@@ -94,7 +84,7 @@ class MonitoringWatch(LineWatch):
     # -- Called by the interpreter ----------------------------------------------------------------
 
     def _follow(
-        self, find_place: Callable[[CodeType, Any, FrameType], tuple[str, int] | None]
+        self, find_place: Callable[[CodeType, Any, FrameType], Place]
     ) -> Callable[..., Any]:
         """Return the callback of an event; ``find_place`` tells which line runs from then on."""
 
@@ -104,8 +94,7 @@ class MonitoringWatch(LineWatch):
                 return None
             try:
                 frame = sys._getframe(1)  # noqa: SLF001 - public by its documentation
-                place = find_place(code, argument, frame)
-                return self._move(self._count(*place) if place else 0)
+                return self._move(find_place(code, argument, frame))
             except RecursionError:
                 # The cell is about to meet it itself, and there is no room for further calls.
                 return None
@@ -116,11 +105,8 @@ class MonitoringWatch(LineWatch):
 
         return on_event
 
-    def _find_caller(
-        self, _code: CodeType, _offset: int, frame: FrameType
-    ) -> tuple[str, int] | None:
-        caller = self._find_frame(frame.f_back)
-        return None if caller is None else (caller.f_code.co_filename, caller.f_lineno)
+    def _find_caller(self, _code: CodeType, _offset: int, frame: FrameType) -> Place:
+        return self._find_place(frame.f_back)
 
     def _on_start(self, code: CodeType, _offset: int) -> Any:
         """Follow a function's code if it is of the files; called at its first start."""
@@ -142,29 +128,35 @@ class MonitoringWatch(LineWatch):
         if code.co_filename not in self._files:
             return
         try:
-            # Python can't switch this event off, so the pause is observed here.
+            # Python can't switch this event off, so a pause is observed here.
             if self._is_paused and isinstance(error, Exception):
                 return
             _forget_us(error)
             if get_ident() == self._thread_id:
                 frame = sys._getframe(1)  # noqa: SLF001 - public by its documentation
-                self._move(self._find_line(frame.f_back))
+                self._move(self._find_place(frame.f_back))
         except RecursionError:
             return
         except BaseException as exc:
             if not self._survive(exc):
                 raise
 
-    def _move(self, line: int) -> Any:
-        if self._is_paused:
-            self._unread.add(line)
-            return self._monitoring.DISABLE
-        if self._reader.advance(line):
-            self._unread.add(line)
-            self._pause()
-            self._is_paused = True
-            return self._monitoring.DISABLE
-        return None
+    def _move(self, place: Place) -> Any:
+        reader = self._reader
+        if self._is_paused and not reader.charge(self.call_ns):
+            reader.exclude(self._end_pause)
+        if not self._is_paused and not reader.advance(place):
+            return None
+        reader.is_unread = self._is_paused = True
+        n_runs = self._unread[place] = self._unread.get(place, 0) + 1
+        return self._monitoring.DISABLE if n_runs > _MAX_PAUSED_RUNS else None
+
+    def _end_pause(self) -> None:
+        self._is_paused = False
+        self._unread = dict.fromkeys(self._unread, 0)
+        for code in self._codes:
+            self._monitoring.set_local_events(self._tool, code, 0)
+            self._monitoring.set_local_events(self._tool, code, self._local)
 
 
 def _find_resumed(code: CodeType, _offset: int, frame: FrameType) -> tuple[str, int]:
