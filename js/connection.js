@@ -2,7 +2,7 @@
 
 import { Store } from "./store.js";
 
-/** Figures at the head of an update's binary part, in bytes: ``UpdateHead`` in feed.py. */
+/** Figures at the head of an update's binary part, in bytes: see feed.py. */
 const HEAD_BYTES = 32;
 const MOST_TROUBLE = 5;
 /** The wall's clock less the kernel's is read a little later each time: what is no more than that
@@ -76,9 +76,8 @@ export class Connection {
     // The number of the newest message that carries one.
     this.seq = 0;
     this.asking = false;
-    // The ids of the views, and whether any has asked for all of the past.
+    // The ids of the views.
     this.views = new Set();
-    this.isFull = false;
     this.renew(model.get("snapshot"));
     model.on("msg:custom", (message, buffers) => this.receive(message, buffers));
     // Sent anew when a page finds its kernel again.

@@ -105,16 +105,10 @@ export class VariablesPanel {
       if (kind === "account") this.find();
     } else if (kind === "sum") {
       this.takeSum(message);
-    } else if (kind === "release" && this.isOurs(message.id)) {
+    } else if (kind === "release" && message.id === this.releaseId) {
       this.showRelease(message);
-      if (!this.busy) this.connection.send({ kind: "seen", id: message.id });
     }
     this.draw(kind !== "sum" && kind !== "release");
-  }
-
-  /** A click of ours, or one of a view that is gone: its page may have been loaded anew. */
-  isOurs(id) {
-    return id === this.releaseId || ![...this.connection.views].some((view) => id.startsWith(`${view}-`));
   }
 
   /** Something went wrong in the kernel, perhaps with what was asked for: it can be asked again. */
@@ -137,16 +131,15 @@ export class VariablesPanel {
     this.sumTimer = setTimeout(() => {
       if (this.asked || !this.sumIsStale || !this.ticks.size) return;
       const id = `${this.id}-${performance.now()}`;
-      if (!this.connection.send({ kind: "sum", view: this.id, id, names: [...this.ticks.names] })) return;
+      if (!this.connection.send({ kind: "sum", id, names: [...this.ticks.names] })) return;
       this.asked = id;
       this.sumIsStale = false;
     }, SETTLE_MS);
   }
 
-  /** A first answer may be a lower bound, while the kernel is still counting: more come then. */
   takeSum(message) {
-    if (message.id === this.asked) this.asked = null;
-    else if (!this.sum || message.id !== this.sum.id) return;
+    if (message.id !== this.asked) return;
+    this.asked = null;
     if (this.sumIsStale) this.askSum();
     else this.sum = message;
   }
@@ -289,9 +282,9 @@ export class VariablesPanel {
     if (this.sum && this.sum.error) setText(this.summary, `${count}: ${this.sum.error}`);
     else {
       const joint = jointText(this.sum && this.sum.joint, this.ticks);
-      const { frees, counting, interrupted } = this.sum || { frees: this.lowerBound(), counting: true };
+      const frees = this.sum ? this.sum.frees : this.lowerBound();
       this.summary.replaceChildren(`${count}: releases `, h("strong", {}, formatAmounts(frees) || "nothing by itself"),
-        counting ? " (still counting…)" : interrupted ? " (counting was interrupted)" : "",
+        this.sum ? "" : " (still counting…)",
         ...(joint.length ? [". ", ...joint] : []));
     }
   }

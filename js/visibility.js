@@ -13,7 +13,7 @@ export class Visibility {
     this.describe = describe;
     this.onChange = onChange;
     this.onScreen = true;
-    this.wentOffScreen = "";
+    this.isHidden = false;
     this.visible = null;
     this.toldAt = 0;
     this.askedAt = null;
@@ -23,7 +23,6 @@ export class Visibility {
     document.addEventListener("visibilitychange", this.onVisibility);
     this.onPageHide = () => connection.send({ kind: "gone", view: id, page_left: true });
     window.addEventListener("pagehide", this.onPageHide);
-    connection.model.on("change:hears_in_mid_cell", () => this.tell());
   }
 
   dispose() {
@@ -36,19 +35,15 @@ export class Visibility {
   look(entry) {
     const box = entry.boundingClientRect;
     // No box: its notebook's tab is hidden. Out of the page: scrolled away, or its cell was detached.
-    const gone = this.element.isConnected && box.width === 0 && box.height === 0;
     this.onScreen = entry.isIntersecting;
-    this.wentOffScreen = this.onScreen ? "" : gone ? "hidden" : "scrolled";
+    this.isHidden = !this.onScreen && this.element.isConnected && box.width === 0 && box.height === 0;
     this.tell();
     this.onChange();
   }
 
+  /** A view that is scrolled away counts: a kernel may be deaf in mid-cell, when it comes back. */
   isSeen() {
-    if (document.visibilityState === "hidden") return false;
-    if (this.onScreen) return true;
-    if (this.wentOffScreen === "hidden") return false;
-    // Scrolled away. A kernel that is deaf in mid-cell could not hear that we are back.
-    return !this.connection.model.get("hears_in_mid_cell");
+    return document.visibilityState !== "hidden" && !this.isHidden;
   }
 
   /** True if the kernel owes this view an answer since it came back. */
@@ -61,7 +56,6 @@ export class Visibility {
     const visible = this.isSeen();
     if (visible === this.visible && !anyway) return;
     const back = visible && this.visible === false;
-    const first = this.visible === null;
     const { variables, device } = this.describe();
     const { connection } = this;
     const { lastTime } = connection.store;
@@ -70,13 +64,11 @@ export class Visibility {
     if (back) this.askedAt = connection.heardAt = this.toldAt;
     connection.send({
       kind: "view", view: this.id, visible, variables, device,
-      // The page came with a coarse past: the first view asks for more.
-      snapshot: back || (first && !connection.isFull),
-      since_s: back && connection.isFull ? lastTime : null,
+      snapshot: back,
+      since_s: back ? lastTime : null,
       list: visible && variables && (list || back),
       look: visible && device !== null && (look || back),
     });
-    if (first) connection.isFull = true;
   }
 
   everySecond() {

@@ -26,14 +26,13 @@ import traitlets
 from IPython.core.display_functions import DisplayHandle, display
 from IPython.core.getipython import get_ipython
 
-from gpumemwidget.model.devices import DeviceReport
 from gpumemwidget.report.ledger import report_ledger
 from gpumemwidget.report.render.document import Document, Note
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.stat import report_stat
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.device_panel import DevicePanel, DeviceUseHistory
-from gpumemwidget.widgets.feed import OPENING, Feed
+from gpumemwidget.widgets.feed import Feed
 from gpumemwidget.widgets.frontend import read_css, read_esm, read_plotly
 from gpumemwidget.widgets.messages import (
     DASHBOARD_REQUESTS,
@@ -59,8 +58,6 @@ _COPY_STYLE = Template(
     " + .jp-OutputArea-child .$copy{animation:gmw-wait 2s}"
     "@keyframes gmw-wait{from,99%{height:0;opacity:0;overflow:hidden}}"
 )
-#: A device whose counters moved by less is no reason for a new copy: the host's always move.
-_COPY_STEP_BYTES = 1024**2
 
 
 def open_dashboard(session: Session, *, interval_s: float | None = None) -> Dashboard:
@@ -96,8 +93,6 @@ class Dashboard(anywidget.AnyWidget):
     dashboard_id = traitlets.Unicode().tag(sync=True)
     #: The state for a page that joins; made anew each time that it is asked for.
     snapshot = traitlets.Any().tag(sync=True, to_json=_snapshot_to_json)
-    #: True once messages from the page were heard while a cell ran.
-    hears_in_mid_cell = traitlets.Bool(False).tag(sync=True)
 
     def __init__(self, session: Session) -> None:
         self._is_closed = False
@@ -106,12 +101,8 @@ class Dashboard(anywidget.AnyWidget):
         self._copy_output = _new_handle()
         self._has_outputs = False
         self._copies_soon = False
-        #: True if the last view was closed without its page: most likely its output was cleared.
-        self._outputs_are_cleared = False
-        #: The cells and each device's counters, in steps, as the copies show them.
-        self._copied: object = None
         self._monitor = session.monitor
-        self._feed = Feed(session.monitor, self._send_all, on_hearing=self._note_hearing)
+        self._feed = Feed(session.monitor, self._send_all)
         self._variables = VariablesPanel(session, self._send_all, guard=self._guard_call)
         self._device = DevicePanel(
             session,
@@ -134,10 +125,11 @@ class Dashboard(anywidget.AnyWidget):
         #: The answer to each kind of request from a page; ``DASHBOARD_REQUESTS`` has their fields.
         self._answers: dict[str, Callable[[Message], None]] = {
             "view": self._hear_view,
-            "gone": self._lose_view,
-            "snapshot": lambda request: self._feed.send_snapshot(request.get("since_s")),
+            "gone": lambda request: self._feed.lose(
+                request["view"], page_left=request["page_left"]
+            ),
+            "snapshot": lambda request: self._feed.send_snapshot(request["since_s"]),
             "variables": lambda _: self._variables.list_soon(),
-            "seen": self._variables.note_seen,
             "account": lambda _: self._variables.account_soon(),
             "parts": self._variables.send_parts,
             "find": self._variables.send_found,
@@ -166,8 +158,7 @@ class Dashboard(anywidget.AnyWidget):
         user's own must not fail with ours.
         """
         try:
-            state = self._feed.take_snapshot(OPENING)
-            return {**state, "use": self._use.describe(is_opening=True)}
+            return {**self._feed.take_snapshot(), "use": self._use.describe()}
         except Exception as exc:  # noqa: BLE001 - shown once; the page draws what comes later
             failure = describe_failure(exc)
             self._monitor.report_failure(f"The dashboard's state could not be read: {failure}")
@@ -195,22 +186,16 @@ class Dashboard(anywidget.AnyWidget):
         self._live_output.display(bundle[0], metadata=bundle[1], raw=True)
         self._copy_output.display(self._describe_copy(), raw=True)
         self._has_outputs = True
-        self._outputs_are_cleared = False
 
-    def _describe_copy(self, devices: Sequence[DeviceReport] | None = None) -> dict[str, str]:
-        static = self._report_static(devices)
+    def _describe_copy(self) -> dict[str, str]:
+        static = self._report_static()
         copy_class = f"gmw-copy-{self.dashboard_id}"
         style = _COPY_STYLE.substitute(copy=copy_class, view="gmd")
         html = f'<div class="{copy_class}"><style>{style}</style>{static.html}</div>'
         return {"text/html": html, "text/plain": static.text}
 
-    def _report_static(self, devices: Sequence[DeviceReport] | None = None) -> Report:
-        """Return the dashboard as a static report.
-
-        Args:
-            devices: what was read of the devices just now; they are read if it is not given.
-        """
-        now = report_stat(self._monitor.hardware.read_devices() if devices is None else devices)
+    def _report_static(self) -> Report:
+        now = report_stat(self._monitor.hardware.read_devices())
         ledger = self._monitor.ledger
         cells = report_ledger(
             ledger.records, dropped=ledger.dropped, last=_N_STATIC_CELLS, shows_own_magics=False
@@ -221,46 +206,25 @@ class Dashboard(anywidget.AnyWidget):
 
     def _update_copies_soon(self) -> None:
         """Bring the static copies up to date when the cells have paused, if a page has any."""
-        if self._has_outputs and not self._outputs_are_cleared and not self._copies_soon:
+        if self._has_outputs and self._feed.has_views and not self._copies_soon:
             self._copies_soon = True
             schedule_on_main(lambda: self._monitor.when_idle(self._update_copies), CELL_PAUSE_S)
 
     def _update_copies(self) -> None:
         self._copies_soon = False
-        if self._is_closed or self._outputs_are_cleared:
-            return
-        with self._guard():
-            devices = self._monitor.hardware.read_devices()
-            shown = self._list_copied(devices)
-            if shown != self._copied:
-                self._copy_output.update(self._describe_copy(devices), raw=True)
-                self._copied = shown
-
-    def _list_copied(self, devices: Sequence[DeviceReport]) -> object:
-        """Return what makes a copy worth a new one if it differs."""
-        ledger = self._monitor.ledger
-        records = [record for record in ledger.records if not record.is_only_own_magics]
-        counters = [
-            tuple(
-                None if n_bytes is None else n_bytes // _COPY_STEP_BYTES
-                for n_bytes in (report.reading.allocated_bytes, report.reading.reserved_bytes)
-            )
-            for report in devices
-            if report.reading is not None
-        ]
-        return records[-_N_STATIC_CELLS:], counters
+        if not self._is_closed:
+            with self._guard():
+                self._copy_output.update(self._describe_copy(), raw=True)
 
     def close(self) -> None:
         """Stop, and leave the static copy in the outputs. May be called twice."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._feed.close()
-            self._listening.close()
-            try:
+        try:
+            if not self._is_closed:
+                self._is_closed = True
+                self._feed.close()
+                self._listening.close()
                 self._leave_copies()
-            finally:
-                super().close()
-        else:
+        finally:
             super().close()
 
     def _leave_copies(self) -> None:
@@ -279,36 +243,23 @@ class Dashboard(anywidget.AnyWidget):
             request = check_request(content, DASHBOARD_REQUESTS)
             self._answers[request["kind"]](request)
 
-    def _lose_view(self, request: Message) -> None:
-        self._feed.lose(request["view"], page_left=request["page_left"])
-        self._outputs_are_cleared = not request["page_left"] and not self._feed.has_views
-        self._variables.forget_view(request["view"])
-
     def _hear_view(self, request: Message) -> None:
-        if self._outputs_are_cleared:
-            # A notebook that was closed, and is shown again.
-            self._outputs_are_cleared = False
-            self._update_copies_soon()
         self._feed.hear(
             request["view"],
             visible=request["visible"],
             variables=request["variables"],
-            device=request.get("device"),
+            device=request["device"],
         )
-        if request.get("snapshot"):
-            self._feed.send_snapshot(request.get("since_s"))
+        if request["snapshot"]:
+            self._feed.send_snapshot(request["since_s"])
             self._send_all({"kind": "uses", **self._use.describe()})
-            self._variables.send_unseen()
-        if request.get("list"):
+        if request["list"]:
             self._variables.list_soon()
-        if request.get("look"):
+        if request["look"]:
             self._device.look_soon()
 
     def _send_all(self, message: Message, buffers: Sequence[bytes] = ()) -> None:
         self.send(message, list(buffers))
-
-    def _note_hearing(self) -> None:
-        self.hears_in_mid_cell = True
 
     def note_change(self) -> None:
         """Refresh what shows the user's objects, after a cell or a release."""
@@ -326,6 +277,6 @@ class Dashboard(anywidget.AnyWidget):
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown
             self._send_all({"kind": "trouble", "message": describe_failure(exc)})
 
-    def _guard_call(self, action: Callable[[], None]) -> None:
+    def _guard_call(self, action: Callable[[], object]) -> None:
         with self._guard():
             action()

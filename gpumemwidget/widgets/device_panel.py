@@ -34,23 +34,12 @@ from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.messages import Message, describe_failure
 from gpumemwidget.widgets.panel import CELL_PAUSE_S, Panel
 
-__all__ = [
-    "DevicePanel",
-    "DeviceUseHistory",
-    "describe_breakdown",
-    "describe_children",
-    "describe_map",
-    "describe_use",
-]
-
 #: Minimum number of seconds between two questions to the drivers; a sampler's tick may be early.
 _ASK_EVERY_S = 0.95
-#: Maximum number of moments that a page which joins gets, and of those within its first message.
+#: Maximum number of moments that a page which joins gets.
 _MAX_MOMENTS = 900
-_MAX_OPENING = 120
-#: Seconds that the walk through the user's objects may take; after a cell nobody has asked for it.
-_ASKED_S = 2.0
-_AFTER_CELL_S = 0.5
+#: Seconds that the walk through the user's objects may take.
+_WALK_BUDGET_S = 0.5
 #: Minimum number of seconds between two lists of the children.
 _CHILDREN_EVERY_S = 0.95
 #: Maximum number of parts within a part, such as processes among the others.
@@ -80,21 +69,18 @@ class DevicePanel(Panel):
         session: Session,
         send: Callable[[Message], None],
         *,
-        guard: Callable[[Callable[[], None]], None],
+        guard: Callable[[Callable[[], object]], None],
         seen: Callable[[], Collection[str]],
     ) -> None:
         super().__init__(session, send, guard=guard)
         self._seen = seen
         self._looks_soon = False
-        #: True if somebody has asked for the next look.
-        self._is_asked = False
         self._children_s: float | None = None
         self._children: Message | None = None
         self._lock = threading.Lock()
 
     def look_soon(self) -> None:
         """Send the devices as soon as no cell runs; several requests are answered once."""
-        self._is_asked = True
         if self._monitor.running is not None:
             self._send({"kind": "device", "state": "queued"})
         self._look_in(0.0)
@@ -135,25 +121,21 @@ class DevicePanel(Panel):
 
     def _look(self) -> None:
         # Two requests may be queued; the first look has answered both.
-        if self._looks_soon:
-            is_asked, self._looks_soon, self._is_asked = self._is_asked, False, False
-            self._send_devices(is_asked=is_asked)
-
-    def _send_devices(self, *, is_asked: bool) -> None:
+        is_due, self._looks_soon = self._looks_soon, False
         devices = self._seen()
-        if not devices:
-            # The tab was closed meanwhile; opening it asks again.
+        # None is seen if the tab was closed meanwhile; opening it asks again.
+        if not is_due or not devices:
             return
         self._send({"kind": "device", "state": "running"})
         try:
-            told = self._describe(devices, _ASKED_S if is_asked else _AFTER_CELL_S)
+            told = self._describe(devices)
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown where the click was
             self._send({"kind": "device", "state": "failed", "message": describe_failure(exc)})
             return
         self._send({"kind": "device", "state": "done", **told})
 
-    def _describe(self, devices: Collection[str], budget_s: float) -> Message:
-        taken = self._session.breakdown(budget_s=budget_s)
+    def _describe(self, devices: Collection[str]) -> Message:
+        taken = self._session.breakdown(budget_s=_WALK_BUDGET_S)
         return {
             "wall_s": self._monitor.clock.wall(),
             "notes": list(taken.notes),
@@ -192,17 +174,11 @@ class DeviceUseHistory:
         if self._is_seen() and self._ask():
             self._send({"kind": "use", "time_s": self._asked_s, "devices": self._now})
 
-    def describe(self, *, is_opening: bool = False) -> Message:
-        """Return what a page that joins needs: the newest figures, and those before.
-
-        Args:
-            is_opening: for the first message, which has to be small.
-        """
+    def describe(self) -> Message:
+        """Return what a page that joins needs: the newest figures, and those before."""
         self._ask()
         with self._lock:
             moments = list(self._moments)
-        if is_opening:
-            moments = moments[-_MAX_OPENING:]
         return {"devices": self._now, "moments": [list(moment) for moment in moments]}
 
     def _ask(self) -> bool:

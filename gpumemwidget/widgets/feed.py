@@ -6,24 +6,22 @@ sampled and nothing is sent.
 
 Samples travel as rows: the time, then of each device allocated, reserved and the peaks of both, all
 as little-endian float64 (exact for bytes up to 2**53), NaN for an unknown figure. A row of one GPU
-and the host is 72 bytes. An update begins with the four figures of ``UpdateHead``.
+and the host is 72 bytes. An update begins with four more figures: the message's running number, the
+start of the running cell on the monitor's clock (NaN if none runs), the wall's clock less the
+monitor's, which jumps when the wall's is set or the machine slept, and the seconds between updates.
 
-Messages that arrive in mid-cell differ: ipykernel 6 hears nothing until the cell has ended, 7.0 to
-7.3 hear everything at once on a thread of their own, 7.4 one or the other. So the feed finds out by
-itself (``hears_in_mid_cell``), and counts a view as lost only when it was silent although it could
-have been heard.
+ipykernel 6 hears nothing until the cell has ended, other releases may. So a view that says nothing
+while a cell runs is not counted as lost.
 """
 
 from __future__ import annotations
 
 import math
-import sys
+import struct
 import threading
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import PeakIs, Reading, Sample
@@ -37,37 +35,21 @@ from gpumemwidget.widgets.messages import (
     describe_running,
 )
 
-__all__ = ["FULL", "OPENING", "Feed", "SnapshotSize", "count_rows", "pack_rows"]
-
 #: Seconds of silence after which a view that could be heard is gone: views speak up every 10, and a
 #: notebook that is closed cuts its line to the kernel before its views can say a word.
 _LOST_AFTER_S = 25.0
 #: Name of a view that is on its way: the cell that shows it still runs, or its page is being loaded
 #: anew. It speaks up as soon as it can be heard.
 _EXPECTED = "expected"
-#: Seconds after which an expected view is given up.
-_NOT_COMING_AFTER_S = 15.0
 #: Maximum number of views that are remembered, those that spoke last.
 _MAX_VIEWS = 200
+#: How much of the past goes with the state: bytes of rows, and cells.
+_MAX_ROWS_BYTES = 96 * 1024
+_MAX_CELLS = 100
 
-_NAN = math.nan
 _N_COUNTERS = 4
-_UNKNOWN = (_NAN,) * _N_COUNTERS
-_N_BYTES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotSize:
-    """How much of the past a snapshot takes along."""
-
-    rows_bytes: int
-    n_cells: int
-
-
-#: Within the message that opens the dashboard, and with the state of a page that is loaded anew.
-OPENING = SnapshotSize(rows_bytes=48 * 1024, n_cells=50)
-#: The size that a view asks for once it is there.
-FULL = SnapshotSize(rows_bytes=192 * 1024, n_cells=200)
+_UNKNOWN = (math.nan,) * _N_COUNTERS
+_FIGURE_BYTES = 8
 
 
 @dataclass(slots=True)
@@ -87,25 +69,15 @@ class Feed:
     Args:
         monitor: what happens.
         send: sends a message with its binary part to all views.
-        on_hearing: called once, when it is certain that messages arrive in mid-cell.
     """
 
-    def __init__(
-        self,
-        monitor: Monitor,
-        send: Callable[[Message, list[bytes]], None],
-        *,
-        on_hearing: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, monitor: Monitor, send: Callable[[Message, list[bytes]], None]) -> None:
         self._monitor = monitor
         self._send = send
-        self._on_hearing = on_hearing
-        self.hears_in_mid_cell = False
         self._views: dict[str, _Sight] = {}
         self._seq = 0
-        #: The JSON part of an update: the columns of its rows, and whether their peaks are exact.
-        self._rows: Message = {"kind": "rows", "devices": (), "peaks_are": []}
-        #: The devices as the views were last told of them.
+        #: The devices of the rows, and all devices as the views were last told of them.
+        self._columns: tuple[str, ...] = ()
         self._devices: list[Message] = []
         self._limits_may_be_new = False
         #: When the last cell ended: from then on every kernel can hear.
@@ -123,11 +95,9 @@ class Feed:
     # -- What the monitor says ---------------------------------------------------------------------
 
     def _send_started(self, cell: RunningCell) -> None:
-        """Tell the views that a cell begins."""
         self._tell({"kind": "started", "cell": describe_running(cell)})
 
     def _send_ended(self, record: CellRecord) -> None:
-        """Tell the views what the cell did."""
         self._idle_since_s = self._monitor.clock.now()
         self._limits_may_be_new = True
         self._tell({"kind": "ended", "record": describe_cell(record)})
@@ -138,24 +108,24 @@ class Feed:
         with self._lock:
             if not self._is_wanted:
                 return
-            devices = monitor.history.devices()
-            if devices != self._rows["devices"] or self._limits_may_be_new:
+            columns = monitor.history.devices()
+            if columns != self._columns or self._limits_may_be_new:
+                self._columns = columns
                 self._limits_may_be_new = False
                 self._tell_devices()
-            self._rows = {
-                "kind": "rows",
-                "devices": devices,
-                "peaks_are": _list_peak_kinds(samples, devices),
-            }
             self._seq += 1
             running = monitor.running
-            head = UpdateHead(
-                number=self._seq,
-                running_s=None if running is None else running.start_s,
-                wall_offset_s=clock.wall() - clock.now(),
-                interval_s=monitor.interval_s,
+            head = (
+                self._seq,
+                math.nan if running is None else running.start_s,
+                clock.wall() - clock.now(),
+                monitor.interval_s,
             )
-            self._send(self._rows, [pack_update(head, samples, devices)])
+            peaks_are = _list_peak_kinds(samples, columns)
+            self._send(
+                {"kind": "rows", "devices": columns, "peaks_are": peaks_are},
+                [pack_rows(samples, columns, head=head)],
+            )
             self._drop_lost()
 
     def _tell_devices(self) -> None:
@@ -174,67 +144,49 @@ class Feed:
             for info in hardware.list_all_devices()
         ]
 
-    def _tell(self, message: Message, buffers: Sequence[bytes] = ()) -> None:
+    def _tell(self, message: Message) -> None:
         with self._lock:
-            if not self._is_wanted:
-                return
-            self._seq += 1
-            self._send({**message, "seq": self._seq}, list(buffers))
+            if self._is_wanted:
+                self._seq += 1
+                self._send({**message, "seq": self._seq}, [])
 
     # -- Snapshots ---------------------------------------------------------------------------------
 
-    def take_snapshot(self, size: SnapshotSize, since_s: float | None = None) -> Message:
+    def take_snapshot(self, since_s: float | None = None) -> Message:
         """Return the whole state, or what came since a moment: a view goes on from here.
 
         Args:
-            size: how much of the past to take along.
             since_s: what the view has already, on the monitor's clock.
 
         Returns:
             The state; under ``data`` the rows, which belong into a message's binary part.
         """
-        samples = self._take_samples(size, since_s)
+        monitor, clock = self._monitor, self._monitor.clock
         with self._lock:
-            return self._describe_state(size, since_s, samples)
+            columns = monitor.history.devices()
+            max_rows = count_rows(_MAX_ROWS_BYTES, len(columns)) if columns else 0
+            samples = thin_samples(monitor.history.samples(since_s), max_rows)
+            running = monitor.running
+            records = monitor.ledger.records[-_MAX_CELLS:]
+            return {
+                "seq": self._seq,
+                "since_s": since_s,
+                "wall_offset_s": clock.wall() - clock.now(),
+                "interval_s": monitor.interval_s,
+                "devices": self._describe_devices(),
+                "cells": [describe_cell(record) for record in records],
+                "running": None if running is None else describe_running(running),
+                "columns": columns,
+                "peaks_are": _list_peak_kinds(samples, columns),
+                "data": pack_rows(samples, columns),
+            }
 
     def send_snapshot(self, since_s: float | None = None) -> None:
         """Send the state to all views."""
-        samples = self._take_samples(FULL, since_s)
         with self._lock:
-            snapshot = self._describe_state(FULL, since_s, samples)
+            snapshot = self.take_snapshot(since_s)
             data = snapshot.pop("data")
             self._send({"kind": "snapshot", **snapshot}, [data])
-
-    def _take_samples(self, size: SnapshotSize, since_s: float | None) -> Sequence[Sample]:
-        """Return the samples so far; without the lock, as it may take tenths of a second."""
-        history = self._monitor.history
-        n_devices = len(history.devices())
-        most = count_rows(size.rows_bytes, n_devices) if n_devices else 0
-        return thin_samples(history.samples(since_s), most)
-
-    def _describe_state(
-        self, size: SnapshotSize, since_s: float | None, samples: Sequence[Sample]
-    ) -> Message:
-        monitor, clock = self._monitor, self._monitor.clock
-        if samples:
-            # Samples that came meanwhile went out before the number that goes with this state.
-            last_s = samples[-1].time_s
-            newer = [sample for sample in monitor.history.samples(last_s) if sample.time_s > last_s]
-            samples = [*samples, *newer]
-        columns = monitor.history.devices()
-        running = monitor.running
-        return {
-            "seq": self._seq,
-            "since_s": since_s,
-            "wall_offset_s": clock.wall() - clock.now(),
-            "interval_s": monitor.interval_s,
-            "devices": self._describe_devices(),
-            "cells": [describe_cell(record) for record in monitor.ledger.records[-size.n_cells :]],
-            "running": None if running is None else describe_running(running),
-            "columns": columns,
-            "peaks_are": _list_peak_kinds(samples, columns),
-            "data": pack_rows(samples, columns),
-        }
 
     # -- Who is looking ----------------------------------------------------------------------------
 
@@ -256,7 +208,6 @@ class Feed:
                 return
             if view != _EXPECTED:
                 self._views.pop(_EXPECTED, None)
-                self._notice_hearing()
             self._views.pop(view, None)
             self._views[view] = _Sight(visible, variables, device, self._monitor.clock.now())
             while len(self._views) > _MAX_VIEWS:
@@ -306,13 +257,6 @@ class Feed:
             self._update_sampling()
         self._listening.close()
 
-    def _notice_hearing(self) -> None:
-        if self.hears_in_mid_cell or self._monitor.running is None:
-            return
-        if threading.current_thread() is not threading.main_thread():
-            self.hears_in_mid_cell = True
-            self._on_hearing()
-
     def _drop_lost(self) -> None:
         if self._monitor.running is not None:
             return
@@ -320,8 +264,7 @@ class Feed:
         lost = [
             name
             for name, view in self._views.items()
-            if now_s - max(view.heard_s, self._idle_since_s)
-            > (_NOT_COMING_AFTER_S if name == _EXPECTED else _LOST_AFTER_S)
+            if now_s - max(view.heard_s, self._idle_since_s) > _LOST_AFTER_S
         ]
         for name in lost:
             del self._views[name]
@@ -343,62 +286,29 @@ class Feed:
 # -- Rows ------------------------------------------------------------------------------------------
 
 
-def pack_rows(samples: Iterable[Sample], devices: Sequence[str]) -> bytes:
+def pack_rows(
+    samples: Iterable[Sample], devices: Sequence[str], *, head: Sequence[float] = ()
+) -> bytes:
     """Return samples as rows.
 
     Args:
         samples: in order of time.
         devices: which devices the columns are for, in this order.
+        head: figures that stand before the rows.
     """
-    return _to_bytes(_list_figures(samples, devices))
-
-
-class UpdateHead(NamedTuple):
-    """The figures of an update beside its samples."""
-
-    #: The running number of the message.
-    number: int
-    #: Start of the running cell on the monitor's clock; NaN in the update if none runs.
-    running_s: float | None
-    #: The wall's clock less the monitor's; jumps when the wall's is set or the machine slept.
-    wall_offset_s: float
-    #: Seconds to the next update while something happens.
-    interval_s: float
-
-
-def pack_update(head: UpdateHead, samples: Iterable[Sample], devices: Sequence[str]) -> bytes:
-    """Return the binary part of an update.
-
-    Args:
-        head: the four figures that stand before the rows.
-        samples: in order of time.
-        devices: which devices the columns are for, in this order.
-    """
-    figures = [_NAN if figure is None else figure for figure in head]
-    return _to_bytes(figures + _list_figures(samples, devices))
-
-
-def _list_figures(samples: Iterable[Sample], devices: Sequence[str]) -> list[float]:
-    figures: list[float] = []
+    figures = [*head]
     for sample in samples:
         figures.append(sample.time_s)
         readings = {reading.device: reading for reading in sample.readings}
         for device in devices:
             reading = readings.get(device)
             figures += _UNKNOWN if reading is None else _list_counters(reading)
-    return figures
-
-
-def _to_bytes(figures: list[float]) -> bytes:
-    packed = array("d", figures)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+    return struct.pack(f"<{len(figures)}d", *figures)
 
 
 def count_rows(n_bytes: int, n_devices: int) -> int:
     """Return how many rows of ``n_devices`` devices fit into ``n_bytes``."""
-    return n_bytes // (_N_BYTES * (1 + _N_COUNTERS * n_devices))
+    return n_bytes // (_FIGURE_BYTES * (1 + _N_COUNTERS * n_devices))
 
 
 def _list_counters(reading: Reading) -> list[float]:
@@ -408,7 +318,7 @@ def _list_counters(reading: Reading) -> list[float]:
         reading.allocated_peak_bytes,
         reading.reserved_peak_bytes,
     )
-    return [_NAN if n_bytes is None else n_bytes for n_bytes in counters]
+    return [math.nan if n_bytes is None else n_bytes for n_bytes in counters]
 
 
 def _list_peak_kinds(samples: Sequence[Sample], devices: Sequence[str]) -> list[PeakIs | None]:

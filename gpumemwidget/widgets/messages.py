@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gpumemwidget.errors import BadInputError, GpuMemError
@@ -20,21 +19,6 @@ from gpumemwidget.model.cells import CellDevice, CellRecord
 from gpumemwidget.model.devices import Budget, DeviceInfo
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease, Variable
 from gpumemwidget.recording.cells import RunningCell
-
-__all__ = [
-    "CARD_REQUESTS",
-    "DASHBOARD_REQUESTS",
-    "MOST_VARIABLES",
-    "Message",
-    "check_request",
-    "describe_bytes",
-    "describe_cell",
-    "describe_device",
-    "describe_failure",
-    "describe_joint",
-    "describe_running",
-    "describe_variables",
-]
 
 #: Maximum number of rows in a message: a page takes seconds to lay out more.
 MOST_VARIABLES = 500
@@ -46,18 +30,13 @@ _MAX_COUNT = 2**53
 
 #: A message's content: JSON.
 Message = dict[str, Any]
+#: Whether a field of a request has the value that it should have.
+Check = Callable[[object], bool]
+#: The fields of each kind of request.
+Requests = Mapping[str, Mapping[str, Check]]
 
 
 # -- Requests --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """The values that a field of a request may have."""
-
-    words: str
-    is_valid: Callable[[object], bool]
-    is_required: bool = True
 
 
 def _is_text(value: object) -> bool:
@@ -72,9 +51,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not _is_flag(value) and 0 <= value <= _MAX_COUNT
 
 
-def _is_moment(value: object) -> bool:
-    if value is None:
-        return True
+def _is_number(value: object) -> bool:
     return math.isfinite(value) if isinstance(value, float) else _is_count(value)
 
 
@@ -82,48 +59,38 @@ def _is_names(value: object) -> bool:
     return isinstance(value, list) and len(value) <= _MAX_NAMES and all(map(_is_text, value))
 
 
-_TEXT = _Field("a text", _is_text)
-_FLAG = _Field("true or false", _is_flag)
-_COUNT = _Field("a whole number", _is_count)
-_NAMES = _Field("a list of names", _is_names)
-_MAYBE_FLAG = _Field("true or false", _is_flag, is_required=False)
-_MAYBE_MOMENT = _Field("a number of seconds", _is_moment, is_required=False)
-_MAYBE_DEVICE = _Field(
-    "a device", lambda value: value is None or _is_text(value), is_required=False
-)
+def _maybe(is_valid: Check) -> Check:
+    return lambda value: value is None or is_valid(value)
 
-#: The fields of each kind of request.
-Requests = Mapping[str, Mapping[str, _Field]]
 
 #: Requests of the dashboard's views.
 DASHBOARD_REQUESTS: Requests = {
     "view": {
-        "view": _TEXT,
-        "visible": _FLAG,
-        "variables": _FLAG,
-        "device": _MAYBE_DEVICE,
-        "snapshot": _MAYBE_FLAG,
-        "since_s": _MAYBE_MOMENT,
-        "list": _MAYBE_FLAG,
-        "look": _MAYBE_FLAG,
+        "view": _is_text,
+        "visible": _is_flag,
+        "variables": _is_flag,
+        "device": _maybe(_is_text),
+        "snapshot": _maybe(_is_flag),
+        "since_s": _maybe(_is_number),
+        "list": _maybe(_is_flag),
+        "look": _maybe(_is_flag),
     },
-    "gone": {"view": _TEXT, "page_left": _FLAG},
-    "snapshot": {"since_s": _MAYBE_MOMENT},
+    "gone": {"view": _is_text, "page_left": _is_flag},
+    "snapshot": {"since_s": _maybe(_is_number)},
     "variables": {},
-    "seen": {"id": _TEXT},
     "account": {},
-    "parts": {"key": _COUNT, "node": _COUNT, "start": _COUNT},
-    "find": {"key": _COUNT, "text": _TEXT},
-    "sum": {"view": _TEXT, "id": _TEXT, "names": _NAMES},
-    "release": {"id": _TEXT, "names": _NAMES, "keep": _FLAG},
+    "parts": {"key": _is_count, "node": _is_count, "start": _is_count},
+    "find": {"key": _is_count, "text": _is_text},
+    "sum": {"id": _is_text, "names": _is_names},
+    "release": {"id": _is_text, "names": _is_names, "keep": _is_flag},
 }
 
 #: Requests of the buttons on the cards of OOMs.
-CARD_REQUESTS: Requests = {"hello": {}, "do": {"card": _TEXT, "way": _COUNT}}
+CARD_REQUESTS: Requests = {"hello": {}, "do": {"card": _is_text, "way": _is_count}}
 
 
 def check_request(content: object, requests: Requests) -> Message:
-    """Return a request with its known fields alone.
+    """Return a request with all fields of its kind and no other; ``None`` for those left out.
 
     Args:
         content: what came from the page.
@@ -138,15 +105,12 @@ def check_request(content: object, requests: Requests) -> Message:
     if not isinstance(content, dict) or fields is None:
         raise BadInputError("a message from this page was not understood: reload the page")
     checked: Message = {"kind": kind}
-    for name, field in fields.items():
-        if name not in content and not field.is_required:
-            continue
-        if not field.is_valid(content.get(name)):
+    for name, is_valid in fields.items():
+        value = checked[name] = content.get(name)
+        if not is_valid(value):
             raise BadInputError(
-                f"a message from this page was not understood ({kind}: {name} is not "
-                f"{field.words}): reload the page"
+                f"a message from this page was not understood ({kind}: {name}): reload the page"
             )
-        checked[name] = content[name]
     return checked
 
 

@@ -51,7 +51,7 @@ class Panel:
         session: Session,
         send: Callable[[Message], None],
         *,
-        guard: Callable[[Callable[[], None]], None],
+        guard: Callable[[Callable[[], object]], None],
     ) -> None:
         self._session = session
         self._monitor = session.monitor

@@ -268,29 +268,6 @@ def test_click_during_a_cell_waits_for_its_end(lab: Lab) -> None:
         assert notebook.ask("big") == "None"
 
 
-def test_release_is_reported_to_a_page_that_was_loaded_anew(lab: Lab) -> None:
-    """The view that was clicked in is gone when the cell ends; the next one shows the report."""
-    with _open_dashboard(lab, BIG, TAKE) as notebook:
-        notebook.run(2)
-        _show_variables(notebook)
-        page = notebook.page
-        page.locator(".gmd-variables input[value=big]").check()
-        notebook.start(3)
-        notebook.wait_until(lambda: "running" in _state(notebook), "the cell has started")
-        page.locator(".gmd-release").click()
-        page.locator(".gmd-answer[data-state=queued]").wait_for()
-        notebook.save()
-
-        notebook.load()
-        notebook.let_finish()
-        page.locator(".gmd[data-drawn]").wait_for()
-
-        page.locator(".gmd-answer[data-state=done]").wait_for(state="attached")
-        page.locator("[data-tab=variables]").click()
-        assert "Release big" in page.locator(".gmd-answer").inner_text()
-        assert notebook.ask("big") == "None"
-
-
 def test_kernel_restart_is_told(lab: Lab) -> None:
     """A restarted kernel's dashboard says that it is over and what to do."""
     with _open_dashboard(lab) as notebook:

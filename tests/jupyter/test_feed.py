@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import struct
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.model.devices import Sample
+from gpumemwidget.model.devices import Reading, Sample
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.testing import RecordingPlayer, ReplayBackend, Step, play_script
-from gpumemwidget.widgets.feed import FULL, OPENING, Feed
+from gpumemwidget.widgets.feed import _MAX_ROWS_BYTES, Feed, pack_rows
 from tests.clock import ManualClock
 from tests.jupyter.rows import unpack_rows, unpack_update
 
@@ -217,7 +216,7 @@ def test_snapshot_has_all_that_a_new_page_needs(session: _Session) -> None:
     session.run_cell()
     session.monitor.start_cell(execution_count=4, cell_id="d", source="more()")
 
-    snapshot = session.feed.take_snapshot(OPENING)
+    snapshot = session.feed.take_snapshot()
 
     assert snapshot["seq"] == session.take_sent()[-1]["seq"]
     assert snapshot["wall_offset_s"] == 4990.0
@@ -243,28 +242,15 @@ def test_snapshot_since_a_moment_is_what_came_after(session: _Session) -> None:
 
 
 def test_snapshot_of_a_long_session_is_bounded(session: _Session) -> None:
-    """Both sizes hold, with the newest sample in them."""
+    """With the newest sample in it."""
     for _ in range(5000):
         session.clock.advance(0.1)
         session.monitor.history.append(Sample(session.clock.now(), session.monitor.hardware.read()))
 
-    for size in (OPENING, FULL):
-        data = session.feed.take_snapshot(size)["data"]
-        assert 0.7 * size.rows_bytes < len(data) <= size.rows_bytes
-        assert unpack_rows(data, 1)[-1][0] == session.clock.now()
+    data = session.feed.take_snapshot()["data"]
 
-
-def test_message_beside_a_running_cell_proves_hearing(session: _Session) -> None:
-    """It has to come on another thread: the main one also hears within an await."""
-    session.monitor.start_cell(execution_count=1, cell_id="c", source="await x")
-    session.see()
-    assert not session.feed.hears_in_mid_cell
-
-    thread = threading.Thread(target=session.see)
-    thread.start()
-    thread.join()
-
-    assert session.feed.hears_in_mid_cell
+    assert 0.7 * _MAX_ROWS_BYTES < len(data) <= _MAX_ROWS_BYTES
+    assert unpack_rows(data, 1)[-1][0] == session.clock.now()
 
 
 def test_silent_view_is_lost_when_it_could_be_heard(session: _Session) -> None:
@@ -311,7 +297,7 @@ def test_expected_view_that_never_comes_is_given_up(session: _Session) -> None:
     """A notebook that is executed without a front end is not sampled for ever."""
     session.feed.expect_view()
 
-    session.sample(16.0)
+    session.sample(26.0)
 
     assert not session.feed.is_seen
 
@@ -326,7 +312,7 @@ def test_page_left_in_mid_cell_may_come_back(session: _Session) -> None:
 
     assert session.feed.is_seen
     session.monitor.end_cell(status="ok")
-    session.sample(16.0)
+    session.sample(26.0)
     assert not session.feed.is_seen
 
 
@@ -363,7 +349,7 @@ def test_update_tells_the_interval_and_the_clock(
     before, after = (message["buffers"][0] for message in session.take_sent()[-2:])
     assert struct.unpack_from("<4d", before)[2:] == (4990.0, 30.0)
     assert struct.unpack_from("<4d", after)[2:] == (9030.0 - session.clock.now(), 30.0)
-    assert session.feed.take_snapshot(OPENING)["interval_s"] == 30.0
+    assert session.feed.take_snapshot()["interval_s"] == 30.0
 
 
 def test_limit_that_a_cell_set_is_told(session: _Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,36 +371,40 @@ def test_limit_that_a_cell_set_is_told(session: _Session, monkeypatch: pytest.Mo
     assert rows["kind"] == "rows"
 
 
-def test_cell_starts_while_a_long_past_is_put_together(
-    session: _Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A page that asks for hours of nine devices does not hold up the user's cell.
+# -- Rows ------------------------------------------------------------------------------------------
 
-    What happens meanwhile is in the state that goes out, whose number is that of its last message.
-    """
-    session.see()
-    session.sample()
-    taken = session.monitor.history.samples
-    calls: list[object] = []
 
-    def run_a_cell_meanwhile(*args: Any, **options: Any) -> list[Sample]:
-        samples = taken(*args, **options)
-        calls.append(args)
-        if len(calls) == 1:
-            thread = threading.Thread(target=session.run_cell)
-            thread.start()
-            thread.join(30)
-            assert not thread.is_alive()
-        return samples
+def _sample(time_s: float, *readings: Reading) -> Sample:
+    return Sample(time_s, readings)
 
-    monkeypatch.setattr(session.monitor.history, "samples", run_a_cell_meanwhile)
 
-    session.feed.send_snapshot()
+def test_row_holds_a_sample_exactly() -> None:
+    """Bytes up to the petabytes are whole numbers in a float64."""
+    huge = 2**52 + 1
+    sample = _sample(1.5, Reading("cuda:0", huge, huge + 1, huge + 2, huge + 3))
 
-    *_, ended, snapshot = session.take_sent()
-    assert (ended["kind"], snapshot["kind"]) == ("ended", "snapshot")
-    assert snapshot["seq"] == ended["seq"]
-    assert len(snapshot["cells"]) == 1
-    times = [time for time, _ in unpack_rows(snapshot["buffers"][0], 1)]
-    # Of one moment a page keeps one sample.
-    assert times == pytest.approx([10.1, 12.1])
+    data = pack_rows([sample], ["cuda:0"])
+
+    assert unpack_rows(data, 1) == [(1.5, [(huge, huge + 1, huge + 2, huge + 3)])]
+
+
+def test_unknown_is_not_zero() -> None:
+    """What was not read, and a device that was not there, are NaN."""
+    sample = _sample(1.0, Reading("cuda:0", None, 5))
+
+    ((_, (known, missing)),) = unpack_rows(pack_rows([sample], ["cuda:0", "cuda:1"]), 2)
+
+    assert math.isnan(known[0])
+    assert known[1] == 5
+    assert math.isnan(known[2])
+    assert math.isnan(known[3])
+    assert all(math.isnan(figure) for figure in missing)
+
+
+def test_columns_have_the_order_that_was_asked_for() -> None:
+    """Whatever order the readings come in."""
+    sample = _sample(1.0, Reading("host", 1, 1, 1, 1), Reading("cuda:0", 2, 2, 2, 2))
+
+    assert unpack_rows(pack_rows([sample], ["cuda:0", "host"]), 2) == [
+        (1.0, [(2, 2, 2, 2), (1, 1, 1, 1)])
+    ]
