@@ -502,20 +502,6 @@ def test_a_traced_cell_in_a_terminal_gets_its_report_at_its_end(loaded: Interact
     assert [line for line in told if line in plain] == plain
 
 
-def test_a_traced_run_that_is_no_cell_is_reported_and_not_recorded(
-    loaded: InteractiveShell,
-) -> None:
-    """Code that keeps its run out of the history still gets the report that it asks for."""
-    with capture_output() as captured:
-        result = loaded.run_cell("%%memtrace\n6 * 7")
-
-    (report,) = captured.outputs
-    assert result.result == 42
-    assert _get_text(report).startswith("6 * 7 · ok")
-    assert len(gpumemwidget.monitor().ledger) == 1
-    assert gpumemwidget.monitor().running is None
-
-
 def test_every_magic_has_help_with_its_options(loaded: InteractiveShell) -> None:
     magics = loaded.magics_manager.magics["line"]
 
