@@ -32,6 +32,7 @@ from gpumemwidget.report.wording.words import (
     count_kind,
     format_device_bytes,
     join_words,
+    list_some,
 )
 from gpumemwidget.units import format_bytes, format_duration
 
@@ -251,7 +252,7 @@ class _AccountTable:
             parts.append("" if kinds in (group.name, group.label) else kinds)
         others = [name for name in node.rows if name != group.name]
         if others and (above is None or node.rows.keys() != above.rows.keys()):
-            parts.append(f"shared with {_join_sharers(others)}")
+            parts.append(f"shared with {join_words(list_some(others, _MAX_SHARERS))}")
         elif above is not None and not others and len(above.rows) > 1:
             parts.append("not shared")
         is_new = above is None or False in above.held_elsewhere
@@ -273,12 +274,6 @@ def _describe_kinds(node: Node) -> str:
         number = len(node.entries)
         return count_kind(next(iter(node.kinds)), None if number == node.n_alike else number)
     return ", ".join(f"{count_kind(kind)} {bind_bytes(n)}" for kind, n in node.kinds.items())
-
-
-def _join_sharers(names: Sequence[str]) -> str:
-    if len(names) <= _MAX_SHARERS + 1:
-        return join_words(names)
-    return join_words([*names[:_MAX_SHARERS], f"{len(names) - _MAX_SHARERS} more"])
 
 
 def _tell_of_names(

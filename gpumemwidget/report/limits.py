@@ -89,16 +89,16 @@ def _explain(limit: Limit) -> list[Block]:
     cap, reserved = limit.limit_bytes, limit.reserved_bytes
     if not _is_exceeded(limit) or cap is None or reserved is None:
         return []
+    largest, released = limit.largest_free_block_bytes, limit.releasable_bytes
+    fits = "" if largest is None else f" (up to {format_bytes(largest)})"
     words = (
         f"{limit.device} already has {format_bytes(reserved)} reserved, "
         f"{format_bytes(reserved - cap)} more than its limit. What is allocated stays allocated. "
     )
-    largest, released = limit.largest_free_block_bytes, limit.releasable_bytes
-    if largest is None:
-        words += "Requests that fit into the cache still succeed; "
-    elif largest:
-        words += f"Requests that fit into the cache succeed (up to {format_bytes(largest)}); "
-    words += "any other request" if largest != 0 else "The cache has no free block: any request"
+    if largest == 0:
+        words += "The cache has no free block: any request"
+    else:
+        words += f"Requests that fit into the cache{fits} still succeed; any other request"
     if released is None:
         words += " is an out-of-memory error."
     elif reserved - released <= cap:
@@ -108,10 +108,11 @@ def _explain(limit: Limit) -> list[Block]:
             f"an out-of-memory error if it is larger than {room}."
         )
     else:
-        needed = format_bytes(reserved - released - cap)
-        words += f" is an out-of-memory error until at least {needed} of tensors are released"
-        gives = f"gives back only {format_bytes(released)}" if released else "gives back nothing"
-        words += f" (empty_cache() {gives})."
+        words += (
+            " is an out-of-memory error until at least "
+            f"{format_bytes(reserved - released - cap)} of tensors are released (empty_cache() "
+            f"gives back {format_bytes(released)})."
+        )
     options = [
         Option("", "see what holds the rest", f"%memvars --device {limit.device}"),
         Option("", "remove the limit", f"%memlimit off --device {limit.device}"),

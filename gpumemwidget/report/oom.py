@@ -34,12 +34,12 @@ from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import cut, cut_middle
 from gpumemwidget.report.wording.parts import name_one_kind
-from gpumemwidget.report.wording.words import join_words, name_counters
+from gpumemwidget.report.wording.words import count, join_words, list_some, name_counters
 from gpumemwidget.units import format_bytes
 
 #: Maximum number of owners; the account has all of them.
 _MAX_OWNERS = 10
-#: Owners with less than one part in this many get no row.
+#: Owners with less than one part in this many get no row, unless there are no others.
 _SMALLEST_PART = 1000
 #: Maximum numbers of columns of a path and of a line: the card is read at a glance.
 _MAX_PATH, _MAX_LINE = 72, 160
@@ -127,7 +127,8 @@ def report_oom(card: OomCard, *, name: str = "") -> Report:
         ways = [_describe_way(way, event) for way in sort_ways(card.ways)]
         blocks.append(Options(_name_ways(event), tuple(ways)))
     if card.n_caught:
-        blocks.append(Note(_describe_caught(card.n_caught)))
+        errors = count(card.n_caught, "out-of-memory error")
+        blocks.append(Note(f"The cell's own code caught {errors} before this one."))
     blocks.extend(Note(note if note.endswith(".") else f"{note}.") for note in card.notes)
     classes = (CARD_CLASS, name) if name else (CARD_CLASS,)
     return Report(Document(tuple(blocks), classes))
@@ -198,10 +199,7 @@ def find_missing(event: OomEvent) -> int | None:
 
 def _name_act(way: Remedy) -> str:
     if way.kind == "names":
-        names = way.names[:_MAX_NAMES]
-        more = len(way.names) - len(names)
-        words = [*names, f"{more} more"] if more else names
-        return f"Releasing {clean(join_words(words))}"
+        return f"Releasing {clean(join_words(list_some(way.names, _MAX_NAMES)))}"
     return _ACTS[way.kind]
 
 
@@ -247,7 +245,6 @@ def _tabulate_owners(card: OomCard) -> Table:
     named = sum(owned.n_bytes for owned in owners)
     if whole is None or whole < named:
         whole = max(card.owned_bytes or 0, named)
-    # Tiny owners help nobody, unless there are no others.
     owners = [each for each in owners if _SMALLEST_PART * each.n_bytes >= whole] or owners
     shown = sum(owned.n_bytes for owned in owners)
     rows = [
@@ -260,15 +257,8 @@ def _tabulate_owners(card: OomCard) -> Table:
         for owned in owners
     ]
     if whole > shown:
-        rest = whole - shown
-        rows.append(
-            (
-                Cell("everything else", tone="muted"),
-                Cell(""),
-                bytes_cell(rest),
-                share_cell(rest, whole),
-            )
-        )
+        amounts = (bytes_cell(whole - shown), share_cell(whole - shown, whole))
+        rows.append((Cell("everything else", tone="muted"), Cell(""), *amounts))
     return Table(
         caption=f"Biggest owners of the {format_bytes(whole)} allocated, as of the error",
         columns=_COLUMNS,
@@ -288,9 +278,8 @@ def _name_owner(owned: Owned) -> Cell:
 
 def _describe_way(way: Remedy, event: OomEvent) -> Option:
     text, command = word_remedy(way, event)
-    if way.loses_training_state:
-        text += " (loses training state)"
-    return Option(_word_amount(way), text, command)
+    loss = " (loses training state)" if way.loses_training_state else ""
+    return Option(_word_amount(way), text + loss, command)
 
 
 def _word_amount(way: Remedy) -> str:
@@ -319,8 +308,8 @@ def word_remedy(way: Remedy, event: OomEvent) -> tuple[str, str]:
     elif way.kind == "other processes":
         command = "!ps aux --sort=-rss | head" if event.device == HOST else "!nvidia-smi"
         if event.others:
-            names = ", ".join(_name_processes(event.others))
-            text = f"End what else is on the device: {names}"
+            names = list_some([_name_process(each) for each in event.others], _MAX_PROCESSES)
+            text = f"End what else is on the device: {', '.join(names)}"
     elif way.kind == "last exception" and way.has_earlier:
         text = (
             "Release the last exception and what is left of the one before it, with all that "
@@ -330,28 +319,18 @@ def word_remedy(way: Remedy, event: OomEvent) -> tuple[str, str]:
 
 
 def _word_names(names: Sequence[str]) -> tuple[str, str]:
-    shown = [*names[:_MAX_NAMES]]
-    if len(names) > len(shown):
-        shown.append(f"{len(names) - len(shown)} more")
     together = " together" if len(names) > 1 else ""
-    text = f"Release {join_words(shown)}{together}, not mentioned in this cell"
+    released = join_words(list_some(names, _MAX_NAMES))
     # A name that is no identifier, which code can make, can't be typed after the magic.
     can_be_typed = all(map(str.isidentifier, names))
-    return text, f"%memrelease {' '.join(names)}" if can_be_typed else ""
+    return (
+        f"Release {released}{together}, not mentioned in this cell",
+        f"%memrelease {' '.join(names)}" if can_be_typed else "",
+    )
 
 
-def _name_processes(processes: Sequence[ProcessUse]) -> list[str]:
-    names = [
-        f"{each.name} (pid {each.pid})" if each.name else f"process {each.pid}"
-        for each in processes[:_MAX_PROCESSES]
-    ]
-    n_more = len(processes) - len(names)
-    return [*names, f"{n_more} more"] if n_more else names
-
-
-def _describe_caught(number: int) -> str:
-    times, errors = ("once", "error") if number == 1 else (f"{number} times", "errors")
-    return f"The cell had run out of memory {times} before; its own code caught the {errors}."
+def _name_process(process: ProcessUse) -> str:
+    return f"{process.name} (pid {process.pid})" if process.name else f"process {process.pid}"
 
 
 # -- After a remedy was used -----------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpumemwidget.model.breakdowns import Breakdown, BreakdownDoubt, BreakdownNote
 from gpumemwidget.model.devices import ProcessUse
+from gpumemwidget.report.wording.words import list_some
 from gpumemwidget.units import format_bytes
 
 #: Maximum number of processes that a note names.
@@ -103,8 +104,6 @@ def _name_processes(processes: Sequence[ProcessUse]) -> str:
     names = [
         f"pid {each.pid}"
         + ("" if each.n_bytes is None or each.n_bytes < 0 else f" ({format_bytes(each.n_bytes)})")
-        for each in processes[:_MAX_NAMED]
+        for each in processes
     ]
-    if len(processes) > _MAX_NAMED:
-        names.append(f"{len(processes) - _MAX_NAMED} more")
-    return ", ".join(names)
+    return ", ".join(list_some(names, _MAX_NAMED))

@@ -123,6 +123,12 @@ def join_words(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
+def list_some(words: Sequence[str], most: int) -> list[str]:
+    """Return the first words, and ``3 more`` for the rest."""
+    n_more = len(words) - most
+    return [*words[:most], f"{n_more} more"] if n_more > 0 else list(words)
+
+
 def name_range(names: Sequence[str]) -> str:
     """Return names that differ in numbers alone as one: ``transformer.h.0…11.mlp``."""
     texts = _NUMBER.split(names[0])
