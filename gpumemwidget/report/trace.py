@@ -79,15 +79,8 @@ def report_trace(
         n_lines: maximum number of lines of a unit, those that matter most.
         depth: how many levels of calls are shown below a line; 0 for none.
     """
-    blocks = _list_head(trace, samples)
-    for device in _list_moved(trace):
-        blocks.extend(_list_timeline(trace, device))
-        blocks.extend(_list_lines(device, n_lines=n_lines, depth=depth))
-    if trace.host is not None and not _is_host_still(trace.host):
-        blocks.append(list_host(trace.host, n_lines=n_lines))
-    blocks.extend(_list_still(trace))
-    blocks.extend(_list_notes(trace, blocks))
-    return _render(blocks)
+    pieces = _list_pieces(trace, samples, n_lines=n_lines, depth=depth)
+    return _render([block for piece in pieces for block in piece])
 
 
 def list_displays(
@@ -99,22 +92,35 @@ def list_displays(
 ) -> tuple[Report, ...]:
     """Return the report in pieces, one display each: the head, the timelines, the lines.
 
+    The head begins as the report of a cell does, so it can take the place of the cell's live chart.
     Without a timeline, there is only one piece.
     """
-    moved = _list_moved(trace)
-    figure = plot_trace(replace(trace, devices=tuple(moved)), has_title=False)
+    moved = tuple(_list_moved(trace))
+    figure = plot_trace(replace(trace, devices=moved), has_title=False)
     if figure is None:
         return (report_trace(trace, samples, n_lines=n_lines, depth=depth),)
-    head = _list_head(trace, samples)
+    head, timelines, lines = _list_pieces(trace, samples, n_lines=n_lines, depth=depth)
+    return _render(head), FigureReport(Document(tuple(timelines)), figure), _render(lines)
+
+
+def _list_pieces(
+    trace: CellTrace, samples: Sequence[Sample], *, n_lines: int | None, depth: int | None
+) -> tuple[list[Block], list[Block], list[Block]]:
+    """Return the head, the timelines, and the lines with the notes."""
+    moved = _list_moved(trace)
+    drawn = [device.device for device in moved if device.timeline is not None]
+    head = list_cell_blocks(trace.record, samples, without=drawn)
     timelines = [block for device in moved for block in _list_timeline(trace, device)]
     lines: list[Block] = []
     for device in moved:
         if len(trace.devices) > 1:
             lines.append(Heading((Run(device.device, "strong"),)))
         lines.extend(_list_lines(device, n_lines=n_lines, depth=depth))
+    if trace.host is not None and not _is_host_still(trace.host):
+        lines.append(list_host(trace.host, n_lines=n_lines))
     lines.extend(_list_still(trace))
     lines.extend(_list_notes(trace, [*head, *lines]))
-    return _render(head), FigureReport(Document(tuple(timelines)), figure), _render(lines)
+    return head, timelines, lines
 
 
 def _render(blocks: Sequence[Block]) -> Report:
@@ -126,15 +132,6 @@ def _sort(devices: Sequence[DeviceTrace]) -> list[DeviceTrace]:
 
 
 # -- The parts -------------------------------------------------------------------------------------
-
-
-def _list_head(trace: CellTrace, samples: Sequence[Sample]) -> list[Block]:
-    drawn = [
-        device.device
-        for device in trace.devices
-        if device.timeline is not None and not _is_still(device)
-    ]
-    return list_cell_blocks(trace.record, samples, without=drawn)
 
 
 def _list_timeline(trace: CellTrace, device: DeviceTrace) -> list[Block]:

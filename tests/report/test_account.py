@@ -22,17 +22,14 @@ from gpumemwidget.model.ownership import (
 )
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.account_tree import ITSELF, Node, check_rows, list_lines
-from gpumemwidget.report.stat import report_stat
 from gpumemwidget.report.why import report_explanation
 from gpumemwidget.units import parse_bytes
 from tests.report.account_examples import (
     make_account,
     make_big_account,
-    make_explanation,
     make_unnamed_explanation,
 )
-from tests.report.examples import KIB, MIB, make_stat
-from tests.report.pages import Page
+from tests.report.examples import KIB, MIB
 
 
 def _own(*steps: str, n_bytes: int = MIB, **more: object) -> Owned:
@@ -130,11 +127,6 @@ def test_alike_keys_are_one_line_too() -> None:
     assert _open(*keys) == ['  .state[model.h[0…8].w]["exp_avg"]']
 
 
-def test_attributes_are_not_put_together() -> None:
-    """Whoever gave them names of their own wants to read them."""
-    assert _open(_own("x", ".conv1"), _own("x", ".conv2")) == ["  .conv1", "  .conv2"]
-
-
 def test_a_thread_is_one_row() -> None:
     """With what its function's variables hold below it."""
     owned = [
@@ -156,22 +148,6 @@ def test_a_thread_is_one_row() -> None:
         (1, "load() line 7: labels", MIB),
     ]
     assert "held elsewhere" not in report.text
-
-
-def test_alike_elements_say_what_each_holds_where_all_hold_the_same() -> None:
-    """Else only how many they are."""
-    same = [_own("x", f"[{number}]") for number in range(3)]
-    grown = [_own("x", f"[{number}]", n_bytes=(number + 1) * KIB) for number in range(3)]
-
-    assert "3 similar, 1.00 MiB each" in report_account(_make(*same), depth=2).text
-    assert "3 similar\n" in report_account(_make(*grown), depth=2).text
-
-
-def test_a_lone_part_takes_no_line_of_its_own() -> None:
-    """``model.transformer`` with nothing beside it is said in the lines below."""
-    owned = [_own("x", ".t", ".a", n_bytes=2 * MIB), _own("x", ".t", ".b", ".c")]
-
-    assert _open(*owned) == ["  .t.a", "  .t.b.c"]
 
 
 def test_what_a_part_holds_itself_stands_beside_its_own_parts() -> None:
@@ -202,13 +178,6 @@ def test_ten_thousand_storages_are_read_on_one_screen() -> None:
 
     assert len(report.text.splitlines()) < 40
     assert len(report.html) < 16_000
-
-
-def test_unknown_has_a_line_even_where_there_is_none() -> None:
-    """0 B is what the reader wants to see there."""
-    lines = report_account(_make(_own("x"))).text.splitlines()
-
-    assert any(re.match(r"unattributed +0 B", line) for line in lines)
 
 
 def test_what_is_missing_is_a_line() -> None:
@@ -273,44 +242,6 @@ def test_rows_that_are_no_variables_can_be_opened() -> None:
     assert (0, "no variable", 5 * MIB) in _read_lines(text)
     assert report_account(make_account(), ["no variable"]).text == text
     assert "held where Python can't see" in text
-
-
-def test_a_walk_that_was_cut_short_says_so() -> None:
-    """In the account, and where its kinds are shown."""
-    account = make_account(is_complete=False)
-
-    assert "There were too many objects to look at in 42.0 ms" in report_account(account).text
-    assert "There were too many objects" in report_stat(make_stat(), account=account).text
-    assert "There were too many objects to look at" not in report_account(make_account()).text
-
-
-def test_bars_say_no_more_than_the_numbers_beside_them() -> None:
-    """They hold no text for screen readers and are drawn to scale."""
-    html = report_account(_make(_own("x", n_bytes=3 * MIB), _own("y"))).html
-
-    bars = re.findall(r'<span class="gmw-y" style="[^"]*#3b82d6 ([\d.]+)%,[^"]*"></span>', html)
-    assert bars == ["75", "25", "0", "100"]
-    assert Page(html).text.count("%") == 4
-
-
-def test_kinds_are_shown_for_each_device_and_add_up() -> None:
-    """Parameters, gradients and the rest, and what is unknown in any case."""
-    text = report_stat(make_stat(), account=make_account()).text
-
-    for words in (
-        "optimizer state",
-        "gradients",
-        "parameters",
-        "saved for backward",
-        "unattributed",
-    ):
-        assert re.search(rf"{words} +[\d.]+ [KMG]?i?B +<?[\d.]+ %", text)
-    assert report_stat(make_stat(), account=_make()).text == report_stat(make_stat()).text
-
-
-def test_a_lone_further_path_is_no_paths() -> None:
-    """One is one."""
-    assert "and 1 more path\n" in report_explanation(make_explanation(n_more=1)).text
 
 
 def test_holders_without_a_name_are_words_and_not_code() -> None:

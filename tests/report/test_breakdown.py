@@ -21,7 +21,6 @@ from gpumemwidget.model.breakdowns import (
 )
 from gpumemwidget.model.devices import HOST, ChildProcess, PinnedUse
 from gpumemwidget.model.ownership import MemoryKind
-from gpumemwidget.model.segments import Frame
 from gpumemwidget.report.breakdown import report_breakdown
 from gpumemwidget.report.charts.bar import list_leaves, list_rulers
 from gpumemwidget.report.charts.figures import figure_breakdown, figure_segments
@@ -155,15 +154,6 @@ class TestBar:
         assert set(rulers.values()) <= ends
         assert breakdown.total_bytes - driver == 480 * 1024**2
 
-    def test_what_has_no_nvidia_smi_is_not_told_by_it(self) -> None:
-        """Of Intel's GPUs PyTorch itself tells what is in use."""
-        breakdown = replace(make_busy_breakdown(), device="xpu:0")
-
-        tellers = {ruler.label: ruler.teller for ruler in list_rulers(breakdown)}
-
-        assert tellers["allocated"] == "torch.xpu.memory_allocated()"
-        assert tellers["used"] == "torch.xpu.mem_get_info(): the total less what is free"
-
     def test_a_small_process_is_drawn_a_second_time(self) -> None:
         """As wide as there is room; one that has half of the device is not."""
         idle, busy = make_idle_breakdown(), make_busy_breakdown()
@@ -216,15 +206,6 @@ class TestBar:
         assert text.index("rank 1\n") < text.index("rank 256\n")
         assert "\n10 more are not shown." in report_breakdown([], children[:22]).text
 
-    def test_pinned_memory_is_never_less_than_none(self) -> None:
-        """PyTorch's two counts of it may differ by some bytes."""
-        breakdown = replace(make_host_breakdown(), pinned=PinnedUse(GIB + 4, GIB))
-
-        text = report_breakdown([breakdown]).text
-
-        assert "pinned, in use" in text
-        assert "pinned, cached" not in text
-
     def test_pinned_memory_whose_use_is_not_counted_is_one_row(self) -> None:
         """And it says so."""
         breakdown = replace(make_host_breakdown(), pinned=PinnedUse(None, GIB, None, 2 * GIB))
@@ -234,12 +215,6 @@ class TestBar:
         assert "pinned, in use" not in text
         assert "This release of PyTorch does not count" in " ".join(text.split())
         assert "Peak: 2.00 GiB." in " ".join(text.split())
-
-    def test_what_is_allocated_is_drawn_by_kind(self) -> None:
-        """Processes are drawn together, and what is allocated is not drawn twice."""
-        keys = [part.key for part in list_leaves(make_host_breakdown().parts)]
-
-        assert keys == ["kind", "kind", "unnamed", "cached", "rest", "free"]
 
 
 def _map_of(*segments: MapSegment) -> SegmentMap:
@@ -360,35 +335,6 @@ class TestMap:
         ]
         assert unnamed.segments[0].blocks[0].kind is None
 
-    def test_names_and_lines_are_those_of_the_blocks(self) -> None:
-        """By their addresses; the stack of what is free says nothing."""
-        segment = make_segment(("a", 512), ("i", 512), ("a", 1024))
-        names: dict[int, tuple[MemoryKind, str]] = {segment.address: ("gradient", "model.w.grad")}
-
-        built = build_segment_map(
-            [segment], names, tell_line=lambda frames: f"{len(frames)} frames"
-        )
-
-        assert built is not None
-        first, free, last = built.segments[0].blocks
-        assert (first.kind, first.owner, first.allocated_at) == (
-            "gradient",
-            "model.w.grad",
-            "0 frames",
-        )
-        assert (free.kind, free.owner, free.allocated_at) == (None, "", "")
-        assert (last.kind, last.owner) == ("unknown", "")
-
-    def test_the_largest_segment_is_first(self) -> None:
-        """As the allocator's own figures are."""
-        small, large = make_segment(("i", 5)), make_segment(("a", 50), address=1 << 50)
-
-        built = build_segment_map([small, large], tell_line=lambda _: Frame.__name__)
-
-        assert built is not None
-        assert [each.n_bytes for each in built.segments] == [50, 5]
-        assert (built.reserved_bytes, built.allocated_bytes, built.fragmented_bytes) == (55, 50, 0)
-
 
 class TestFigures:
     """Plotly's."""
@@ -417,9 +363,3 @@ class TestFigures:
         )
         assert drawn == pytest.approx(found.reserved_bytes, rel=1e-3)
         assert len(figure.to_json()) < 600_000
-
-    def test_the_users_text_is_no_html_of_plotlys(self) -> None:
-        """Plotly reads some tags in what the pointer shows."""
-        text = figure_segments(make_map()).to_json()
-
-        assert not re.search(r"<script|\\u003cscript", text)

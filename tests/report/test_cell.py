@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from gpumemwidget.model.cells import CellDevice, Span, Status
+from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.devices import PeakIs
 from gpumemwidget.report.cell import report_cell, report_cell_line
 from tests.report.examples import (
@@ -15,7 +15,7 @@ from tests.report.examples import (
     make_gpu_cell,
     make_samples,
 )
-from tests.report.pages import Page, list_charts
+from tests.report.pages import list_charts
 
 _STILL = Span(GIB, GIB, GIB)
 
@@ -55,15 +55,6 @@ def test_peak_says_what_it_is(peak_is: PeakIs, shown: str, legend: str | None) -
     assert all(line.startswith(str(legend)) for line in legends)
 
 
-@pytest.mark.parametrize("status", ["ok", "error", "interrupted"])
-def test_status_is_a_word(status: Status) -> None:
-    """Colour alone tells nothing to many people."""
-    report = report_cell(make_gpu_cell(status=status), [])
-
-    assert report.text.splitlines()[0] == f"In [7] · {status} · 4.56 s"
-    assert status in Page(report.html).text
-
-
 def test_host_with_a_silent_malloc_says_so() -> None:
     """Elsewhere than on glibc there is no figure at all."""
     host = CellDevice(
@@ -97,13 +88,6 @@ def test_cell_too_short_to_be_sampled_says_so() -> None:
 
     assert "too short to sample" in report_cell(record, []).html
     assert "too short to sample" not in report_cell(record, make_samples(record)).html
-
-
-def test_cell_without_devices_is_reported() -> None:
-    """Where nothing could be read, the cell still has its line."""
-    assert report_cell(make_gpu_cell(devices=()), []).text == (
-        "In [7] · ok · 4.56 s\n\nNo device was read."
-    )
 
 
 def test_line_counts_gpus_that_stood_still() -> None:

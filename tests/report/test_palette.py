@@ -153,12 +153,3 @@ def test_style_sheets_use_the_palette() -> None:
     for look in (*_KINDS, *BLOCK_STATES, "allocated"):
         rule = f".{palette.name_class(look)}{{fill:{PART_COLORS[look]}}}"
         assert rule in read_sheet("segments")
-
-
-def test_custom_properties_have_each_colour() -> None:
-    """The dashboard's style sheets take the same colours under these names."""
-    properties = palette.list_properties()
-
-    assert properties["--gmw-optimizer-state"] == PART_COLORS["optimizer state"]
-    assert properties["--gmw-reserved"] == palette.RESERVED_COLOR
-    assert len(properties) == len({*PART_COLORS, "allocated"}) + len(BAND_COLORS) + 5

@@ -78,13 +78,6 @@ def test_hostile_first_line_stays_text() -> None:
     assert "\\u202egnp.exe\\u2066 \\ud800" in page.text
 
 
-def test_users_text_is_no_formula() -> None:
-    """MathJax passes over the report, or ``"$x$"`` would be set as mathematics."""
-    page = Page(report_ledger([make_gpu_cell(first_line="a = '$x$'")]).html)
-
-    assert {"mathjax_ignore", "tex2jax_ignore"} <= set(str(page.elements[0][1]["class"]).split())
-
-
 def test_wide_letters_keep_the_columns() -> None:
     """A name in Chinese takes two columns a letter, one with a joined accent no more than one."""
     rows = tuple((Cell(name), Cell("1")) for name in ("模型", "n\u0303", "batch"))
@@ -107,14 +100,6 @@ def test_plan_with_kept_names_says_that_they_stay() -> None:
     assert "2. Set to None: not done: model and optimizer will name the copies on the CPU" in text
 
 
-def test_plan_of_outputs_alone_sets_no_name() -> None:
-    """``Out[7]`` and the last exception are no names."""
-    text = report_plan(make_plan(names=("Out[7]", "last exception"), moves=())).text
-
-    assert "2. Set to None: no name" in text
-    assert "1. Move to CPU: nothing to move" in text
-
-
 def test_long_plan_is_cut_with_its_count() -> None:
     """An optimizer's hundreds of tensors do not push the rest out of sight."""
     move = ReleaseMove("optimizer.state[0]", "tensor", "cuda:0", MIB, "kept")
@@ -123,11 +108,6 @@ def test_long_plan_is_cut_with_its_count() -> None:
 
     assert text.count("optimizer.state[0]") == N_MOVES_SHOWN
     assert f"and {400 - N_MOVES_SHOWN} more" in text
-
-
-def test_plan_that_frees_nothing_says_so() -> None:
-    """The point of a plan is to know that before."""
-    assert "Will free nothing." in report_plan(make_plan(frees_bytes=DeviceBytes())).text
 
 
 def test_a_plan_that_frees_nothing_has_the_command_that_does() -> None:

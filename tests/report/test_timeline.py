@@ -97,20 +97,6 @@ def test_reserved_far_above_is_off_the_scale_and_says_so() -> None:
     assert "<em>above the scale</em>" in chart.to_html()
 
 
-def test_much_that_never_moved_is_cut_off() -> None:
-    """60 GiB of weights would leave the step no more than a line's width."""
-    timeline = _make_timeline(
-        {"before the cell": [60 * GIB] * 3, "line 1": [0, 2 * GIB, GIB]},
-    )
-
-    low, high = choose_scale(timeline)
-
-    assert 57 * GIB < low < 60 * GIB
-    assert high == 62 * GIB
-    ticks = re.findall(r'"end">([^<>]* GiB)</text>', _plot(timeline, 3.0).to_html())
-    assert ticks == ["60 GiB", "60.50 GiB", "61 GiB", "61.50 GiB", "62 GiB"]
-
-
 @pytest.mark.parametrize(
     ("low", "top", "ticks"),
     [
@@ -188,16 +174,6 @@ def test_a_colour_has_its_line_in_the_legend_and_under_the_pointer() -> None:
     assert len(html) < 20_000
 
 
-def test_what_was_lost_is_shaded() -> None:
-    """Nobody should take the start of a cut history for a quiet one."""
-    device = dataclasses.replace(make_training_device(), complete_since_s=1.14)
-    chart = plot_timeline(device, 4.56)
-    assert chart is not None
-
-    assert 'class="gmw-co" d="M0 0H243V400H0z"' in chart.to_html()
-    assert "shaded: what came before is lost" in chart.to_html()
-
-
 # -- As plotly's figure ----------------------------------------------------------------------------
 
 
@@ -272,18 +248,6 @@ def test_figure_is_small_and_shows_the_page() -> None:
     assert len(json_text) < 150_000
     assert figure.layout.paper_bgcolor == figure.layout.plot_bgcolor == "rgba(0,0,0,0)"
     assert figure.layout.yaxis.ticktext == ("0 B", "1 GiB", "2 GiB", "3 GiB", "4 GiB")
-
-
-def test_figure_is_valid_for_plotly() -> None:
-    """The JSON is made without plotly, and plotly finds nothing in it that it does not know."""
-    for trace in (make_trace(), make_two_gpu_trace()):
-        drawn = plot_trace(trace)
-        assert drawn is not None
-
-        figure = json.loads(figure_trace(trace).to_json())
-
-        assert len(figure["data"]) == len(drawn["data"])
-        assert {*drawn["layout"]} <= {*figure["layout"]}
 
 
 def test_figure_takes_no_markup_from_a_line() -> None:

@@ -6,21 +6,16 @@ import dataclasses
 import json
 import re
 
-import pytest
-
-from gpumemwidget.model.traces import Call, CellTrace, LineUse, SourceLine, SourceUnit
-from gpumemwidget.report.render.output import FigureReport, Report
+from gpumemwidget.model.traces import Call, LineUse, SourceLine, SourceUnit
 from gpumemwidget.report.trace import list_displays, report_trace
-from gpumemwidget.units import format_bytes, format_change, parse_bytes
+from gpumemwidget.units import parse_bytes
 from tests.report.examples import MIB, make_samples
 from tests.report.pages import Page
 from tests.report.trace_examples import (
     LOOP,
     make_host_trace,
     make_lines_device,
-    make_long_trace,
     make_still_trace,
-    make_tiny_trace,
     make_trace,
     make_training_device,
     make_two_gpu_trace,
@@ -120,17 +115,6 @@ def test_a_long_line_is_cut() -> None:
     assert report.html.count("1 + ") < 150
 
 
-def test_lines_that_allocated_nothing_are_folded_in_a_long_cell() -> None:
-    """A row stands for each run of them; what is left out of the rest is in the sums."""
-    trace = make_long_trace()
-
-    rows = _list_rows(report_trace(trace, []).text)
-
-    assert len(rows) < 80
-    assert any(row.endswith("8 lines that allocated nothing") for row in rows)
-    assert rows[-1].endswith("total, as the counters say")
-
-
 def test_as_many_lines_as_are_asked_for_are_shown() -> None:
     """Those that held the most; the others together, with their sum."""
     uses = [(f"x{n}", _use(n)) for n in (1, 2, 16, 4, 32)]
@@ -217,23 +201,6 @@ def test_on_the_host_that_is_told_of_what_is_seen_there() -> None:
     assert "allocated anything" not in text
 
 
-def test_the_host_s_lines_have_their_change_and_no_peak() -> None:
-    """What each changed, frees too, adds up to the change that the table has."""
-    trace = make_host_trace()
-
-    text = report_trace(trace, []).text
-
-    assert trace.host is not None
-    for line in trace.host.lines:
-        if line.net_bytes:
-            assert f"{format_change(line.net_bytes)}  {line.line}  {line.text}" in text
-    assert _list_rows(text)[-1].split() == ["+203.00", "MiB", "total"]
-    assert "-300.00 MiB  3  del rows" in text
-    assert "lines 5 and 6, not read one by one" in text
-    assert not {"at peak", "highest"} & set(re.split(r"  +|\n", text))
-    assert "the resident peak in the table includes it" in " ".join(text.split())
-
-
 def test_a_host_s_report_is_one_piece() -> None:
     """Its chart is that of the sampler's readings, from the start to the end."""
     trace = make_host_trace()
@@ -243,21 +210,6 @@ def test_a_host_s_report_is_one_piece() -> None:
     assert report == report_trace(trace, make_samples(trace.record))
     assert report.html.count("<figure") == 1
     assert "<span>0 s</span>" in report.html
-
-
-def test_displays_are_the_report_in_pieces() -> None:
-    """The head, the timeline, the lines; nothing twice."""
-    trace = make_trace()
-
-    head, timeline, lines = list_displays(trace, [])
-
-    assert isinstance(timeline, FigureReport)
-    assert isinstance(head, Report)
-    assert head.text.split("\n")[2].startswith("device  memory")
-    assert "peak 4.22 GiB allocated" in timeline.text
-    assert "What made the peak" in lines.text
-    whole = report_trace(trace, []).text
-    assert "\n\n".join(piece.text for piece in (head, timeline, lines)) == whole
 
 
 def test_timeline_is_drawn_by_plotly_where_it_can_be() -> None:
@@ -272,28 +224,6 @@ def test_timeline_is_drawn_by_plotly_where_it_can_be() -> None:
     assert "<script" not in bundle["text/html"]
     assert repr(timeline) == str(timeline) == timeline.text
     assert timeline._repr_html_() == timeline.html
-
-
-def test_a_tiny_cell_takes_little_room() -> None:
-    """The notebook's file grows by no more than this."""
-    trace = make_tiny_trace()
-
-    sizes = [len(json.dumps(each._repr_mimebundle_())) for each in list_displays(trace, [])]
-
-    assert sum(sizes) < 40_000
-
-
-@pytest.mark.parametrize("make", [make_trace, make_two_gpu_trace])
-def test_parts_of_the_peak_are_all_of_it(make: object) -> None:
-    """The table's rows are what was held then, and the title says how much that is."""
-    trace: CellTrace = make()  # type: ignore[operator]
-
-    text = report_trace(trace, []).text
-
-    for device in trace.devices:
-        if device.peak:
-            total = sum(part.n_bytes for part in device.peak)
-            assert f"What made the peak of {device.device}: {format_bytes(total)}" in text
 
 
 def test_many_files_are_counted() -> None:
