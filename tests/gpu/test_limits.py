@@ -21,7 +21,7 @@ from gpumemwidget.recording.limits import read_limits, set_limits
 from gpumemwidget.report.oom import word_remedy
 from gpumemwidget.session.session import current_session
 from gpumemwidget.units import format_bytes
-from gpumemwidget.widgets.feed import FULL, Feed
+from gpumemwidget.widgets.feed import Feed
 from tests.gpu.test_cuda import SHELL, run_python
 from tests.gpu.test_oom import cards, find_gives, run, shell  # noqa: F401 - fixtures
 
@@ -330,7 +330,7 @@ def test_the_limit_stands_in_the_plot_and_the_tables(
     """What the user has set too."""
     torch.cuda.set_per_process_memory_fraction(0.5, 0)
     feed = Feed(current_session().monitor, lambda *_: None)
-    described = [each for each in feed.take_snapshot(FULL)["devices"] if each["device"] == "cuda:0"]
+    described = [each for each in feed.take_snapshot()["devices"] if each["device"] == "cuda:0"]
     feed.close()
     capsys.readouterr()
     run(shell, "%memlimit")

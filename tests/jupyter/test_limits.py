@@ -18,7 +18,7 @@ from gpumemwidget.jupyter import extension
 from gpumemwidget.model.devices import Limit
 from gpumemwidget.session.session import current_session
 from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
-from gpumemwidget.widgets.feed import FULL, Feed
+from gpumemwidget.widgets.feed import Feed
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
 
 MIB = 1 << 20
@@ -289,7 +289,7 @@ def test_memstat_and_the_dashboard_show_it(gpus: Gpus) -> None:
 
     gpus.run("%memlimit 12GiB")
     stat = gpus.run("%memstat")
-    described = [each for each in feed.take_snapshot(FULL)["devices"] if each["device"] == "cuda:0"]
+    described = [each for each in feed.take_snapshot()["devices"] if each["device"] == "cuda:0"]
     feed.close()
 
     assert "reserved 2.00 MiB 2.00 MiB 12.00 GiB" in stat
