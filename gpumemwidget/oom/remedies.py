@@ -72,7 +72,7 @@ def find_remedies(
         account = take_account(
             shell,
             budget_s=budget_s * _WALK_SHARE,
-            scope="both" if is_at_end else "process",
+            with_running=is_at_end,
             reads_graphs=may_read_graphs(hardware),
             with_host=event.device == HOST,
         )

@@ -92,7 +92,7 @@ def take_memory_account(
     """
     with paused_collector():
         started_s = time.perf_counter()
-        account = take_account(shell, budget_s=budget_s, scope="surroundings")
+        account = take_account(shell, budget_s=budget_s, depth="holders")
         taken = _describe_memory(account, shell, hardware, started_s=started_s)
         if account is None:
             return taken
@@ -117,7 +117,7 @@ def take_block_account(
     """
     with paused_collector():
         started_s = time.perf_counter()
-        account = take_account(shell, budget_s=budget_s, scope="surroundings")
+        account = take_account(shell, budget_s=budget_s, depth="holders")
         names: _Names = {}
         taken = _describe_memory(account, shell, hardware, started_s=started_s, names=names)
         return taken, dict(names)
@@ -150,7 +150,8 @@ def take_running_account(
         account = take_account(
             shell,
             budget_s=budget_s / 2,
-            scope="running",
+            depth="rows",
+            with_running=True,
             reads_graphs=may_read_graphs(hardware),
             with_host=device == HOST,
             is_enough=lambda graph: _has_met_all(graph, hardware, device),

@@ -35,12 +35,11 @@ from gpumemwidget.ownership.other_holders import (
 from gpumemwidget.ownership.paths import Paths, Root
 from gpumemwidget.ownership.shell import Shell, ShellReference
 
-#: How far a walk looks. ``names``: as far as the rows lead; it is not noticed that something else
-#: holds an autograd graph too, for that takes a look at every object of the process. ``process``:
-#: with that look. ``surroundings``: it is also found out what holds what no row reaches.
-#: ``running``: what running functions hold too, and no search for holders: as much as can be told
-#: in a moment. ``both``: what ``process`` and ``running`` tell, in one walk.
-Scope = Literal["names", "process", "surroundings", "running", "both"]
+#: How thoroughly holders beside the rows are searched for. ``rows``: as far as the rows lead; it is
+#: not noticed that something else holds an autograd graph too, for that takes a look at every
+#: object of the process. ``process``: with that look. ``holders``: it is also found out what holds
+#: what no row reaches.
+Depth = Literal["rows", "process", "holders"]
 
 #: Maximum number of places whose other holders are searched for.
 _MOST_HOLDERS = 8
@@ -213,8 +212,8 @@ def take_account(
     shell: Shell,
     *,
     budget_s: float,
-    extra_roots: Sequence[object] = (),
-    scope: Scope = "process",
+    depth: Depth = "process",
+    with_running: bool = False,
     reads_graphs: bool = True,
     with_host: bool = True,
     is_enough: Callable[[Graph], bool] | None = None,
@@ -224,8 +223,10 @@ def take_account(
     Args:
         shell: the running IPython.
         budget_s: seconds after which the walk stops; what it then knows is "at least".
-        extra_roots: objects to enter that no row leads to; they count as held elsewhere.
-        scope: how far it looks.
+        depth: how thoroughly holders beside the rows are searched for.
+        with_running: whether to enter what running functions hold, and tensors that nothing leads
+            to; with the depth ``rows`` no other holder is searched for then. Always so with the
+            depth ``holders``.
         reads_graphs: whether autograd's nodes are asked what they hold.
         with_host: whether host memory is looked at too, which may have most of the tensors.
         is_enough: tells of a walk from rows and running functions whether it has met all; where it
@@ -243,42 +244,28 @@ def take_account(
     if not reads_graphs:
         graph.allowance.close()
     rows, root_refs = _enter_rows(shell, graph)
-    elsewhere = [place for each in extra_roots if (place := graph.add_root(each)) is not None]
-    started_s = time.perf_counter()
     graph.walk()
-    # A look at all of the process takes its time: about as long as the walk, or as the last look.
-    ahead_s = (time.perf_counter() - started_s) / 2 if scope in ("process", "both") else 0.0
     outer: list[Root] = []
     outside: list[object] | None = None
-    if scope == "both":
+    searches_s = budget_s / 4
+    if with_running or depth == "holders":
         outer.extend(enter_running(graph))
-    elif scope in ("surroundings", "running"):
-        outer.extend(enter_running(graph))
-        outside = []
+        searches_s = 0.0 if depth == "rows" else searches_s
         if is_enough is None or not is_enough(graph):
-            found, outside = _enter_unmet(graph, budget_s=budget_s, is_brief=scope == "running")
-            outer.extend(found)
-    looked_s = time.perf_counter()
-    held = _find_elsewhere(
-        graph,
-        root_refs,
-        budget_s=0.0 if scope == "running" else budget_s / 4,
-        ahead_s=ahead_s,
-    )
-    ahead_s = max(ahead_s, time.perf_counter() - looked_s) if ahead_s else 0.0
-    if scope == "surroundings":
+            # To look at all of the process takes a moment, that is not there when the time is up.
+            outside = [] if depth != "holders" and graph.is_late() else list_outside(graph)
+            outer.extend(
+                enter_surroundings(graph, outside, budget_s=budget_s / 2, climbs=depth == "holders")
+            )
+            # Objects that have been met meanwhile would be held by this list.
+            outside = [each for each in outside if graph.find(each) is None]
+    held = _find_elsewhere(graph, root_refs, budget_s=searches_s)
+    if depth == "holders":
         outer.extend(_find_holders(graph, held, outer))
-    elsewhere.extend(held)
-    if scope == "both":
-        # Only now: what is met here would be among those whose holders are searched for.
-        n_known = len(graph.objects)
-        found, outside = _enter_unmet(graph, budget_s=budget_s, is_brief=True, ahead_s=ahead_s)
-        outer.extend(found)
-        elsewhere.extend(list_held_elsewhere(graph, {}, since=n_known))
-    elsewhere.extend(root.place for root in outer if root.kind != "nowhere")
-    if scope not in ("names", "running") and needs_outside(graph):
+    elsewhere = [*held, *(root.place for root in outer if root.kind != "nowhere")]
+    if depth != "rows" and needs_outside(graph):
         if outside is None:
-            outside = [] if graph.is_late(ahead_s) else list_outside(graph)
+            outside = [] if graph.is_late() else list_outside(graph)
         elsewhere.extend(list_seen_from_outside(graph, outside))
     del outside
     account = Account(
@@ -291,20 +278,6 @@ def take_account(
     )
     account.marks = spread_marks(graph, account.list_root_marks())
     return account
-
-
-def _enter_unmet(
-    graph: Graph, *, budget_s: float, is_brief: bool, ahead_s: float = 0.0
-) -> tuple[list[Root], list[object]]:
-    """Enter the tensors that were not met; return their roots, and what is still not met then."""
-    # To look at all of the process takes a moment too, that is not there when the time is up.
-    outside = [] if is_brief and graph.is_late(ahead_s) else list_outside(graph)
-    if is_brief:
-        roots = enter_surroundings(graph, outside, budget_s=budget_s / 2, most_climbs=0)
-    else:
-        roots = enter_surroundings(graph, outside, budget_s=budget_s / 2)
-    # Objects that have been met meanwhile would be held by this list.
-    return roots, [each for each in outside if graph.find(each) is None]
 
 
 def _enter_rows(shell: Shell, graph: Graph) -> tuple[dict[str, Row], dict[int, int]]:
@@ -345,16 +318,13 @@ def _enter_rows(shell: Shell, graph: Graph) -> tuple[dict[str, Row], dict[int, i
     return rows, root_refs
 
 
-def _find_elsewhere(
-    graph: Graph, root_refs: dict[int, int], *, budget_s: float, ahead_s: float
-) -> list[int]:
+def _find_elsewhere(graph: Graph, root_refs: dict[int, int], *, budget_s: float) -> list[int]:
     """Return the places that something beside the rows holds, rubbish not counted."""
-    deadline = time.perf_counter() + budget_s
+    deadline_s = time.perf_counter() + budget_s
     found = list_held_elsewhere(graph, root_refs)
     while True:
         held = [place for place in found if graph.kinds[place] not in _UNTOLD]
-        late = time.perf_counter() > deadline or not graph.is_complete
-        if late or not held or (ahead_s and graph.is_late(ahead_s)):
+        if not held or not graph.is_complete or time.perf_counter() > deadline_s:
             return found
         n_known = len(graph.objects)
         if not graph.adopt_referrers(held):

@@ -55,7 +55,7 @@ def enter_running(graph: Graph) -> list[Root]:
 
 
 def enter_surroundings(
-    graph: Graph, outside: Iterable[object], *, budget_s: float, most_climbs: int = _MOST_CLIMBS
+    graph: Graph, outside: Iterable[object], *, budget_s: float, climbs: bool
 ) -> list[Root]:
     """Enter and walk what holds the tensors that the graph has not met.
 
@@ -63,7 +63,7 @@ def enter_surroundings(
         graph: the walk from all rows and running functions; it is extended.
         outside: the tensors that it has not met, among other things (``counts.list_outside``).
         budget_s: seconds after which no other holder is looked for.
-        most_climbs: maximum number of tensors whose holder is looked for, the biggest.
+        climbs: whether the holders of the biggest are looked for.
 
     Returns:
         The roots that were entered; what was found without a root has the kind ``nowhere``.
@@ -78,7 +78,7 @@ def enter_surroundings(
         # Two lists, the zip's tuple, the variable and the call hold it: if that is all, nothing
         # else does.
         if n_bytes >= _LEAST_BYTES and sys.getrefcount(tensor) > _OWN_REFS
-    ][: max(most_climbs, 0)]
+    ][: _MOST_CLIMBS if climbs else 0]
     report_progress(Stage.FIND_HOLDERS, 0, n_unmet)
     chains = _climb(graph, targets, ours=(unmet, outside), deadline_s=deadline_s)
     targets.clear()

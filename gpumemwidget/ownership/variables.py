@@ -39,7 +39,7 @@ def list_variables(shell: Shell) -> tuple[Variable, ...]:
     """
     deadline_s = time.perf_counter() + LIST_BUDGET_S
     with paused_collector():
-        account = take_account(shell, budget_s=LIST_BUDGET_S, scope="names")
+        account = take_account(shell, budget_s=LIST_BUDGET_S, depth="rows")
         return () if account is None else describe_rows(account, deadline_s=deadline_s)
 
 

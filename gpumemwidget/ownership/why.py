@@ -71,7 +71,7 @@ def explain(shell: Shell, hardware: Hardware, expression: str) -> Explanation:
     # With double quotes, as paths are spelled.
     expression = _QUOTED.sub(r'["\1"]', expression.strip())
     with paused_collector():
-        account = take_account(shell, budget_s=FULL_BUDGET_S, scope="surroundings")
+        account = take_account(shell, budget_s=FULL_BUDGET_S, depth="holders")
         if account is None:
             raise BadInputError("torch is not imported: no name holds a tensor yet")
         target = _find_target(shell, account, expression)

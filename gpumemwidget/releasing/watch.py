@@ -50,7 +50,7 @@ class StorageWatch:
         alive = self._list_alive()
         if sum(each.info.n_bytes for each in alive) <= tolerance_bytes:
             return []
-        account = take_account(shell, budget_s=_BUDGET_S, scope="surroundings")
+        account = take_account(shell, budget_s=_BUDGET_S, depth="holders")
         paths = None if account is None else account.find_paths()
         sums: dict[tuple[str, str], int] = {}
         for each in alive:

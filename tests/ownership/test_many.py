@@ -44,7 +44,7 @@ def test_when_there_is_no_time_to_find_out_what_would_be_moved(notebook: Noteboo
         "model = torch.nn.Linear(10, 1); model.own = torch.ones(7)\n"
         "kept = model.weight; alone = torch.ones(11)"
     )
-    account = take_account(notebook.shell, budget_s=10.0, scope="names")
+    account = take_account(notebook.shell, budget_s=10.0, depth="rows")
     assert account is not None
 
     exact = {row.name: row for row in describe_rows(account)}

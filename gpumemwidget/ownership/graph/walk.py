@@ -181,9 +181,9 @@ class Graph:
                 else:
                     break
 
-    def is_late(self, ahead_s: float = 0.0) -> bool:
-        """Return whether the time is up, or will be so much later; the walk is cut short then."""
-        if time.perf_counter() + ahead_s > self._deadline:
+    def is_late(self) -> bool:
+        """Return whether the time is up; the walk is cut short then."""
+        if time.perf_counter() > self._deadline:
             self._is_cut = True
             for left in (self._urgent, self._pending, self._rest):
                 left.clear()
