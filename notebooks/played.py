@@ -215,7 +215,7 @@ class Gpus:
             self._recorder.tick()
         self._recorder.tick(with_segments=True)
         account = entries.take_memory_account(running.shell, hardware)
-        names = entries.name_blocks(running.shell, hardware, budget_s=5.0)
+        names = entries.take_block_account(running.shell, hardware, budget_s=5.0)[1]
         self._moments.append(
             {
                 "name": name,

@@ -8,20 +8,27 @@ tensor's is one line.
 
 from __future__ import annotations
 
-import itertools
+import math
 import re
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import forgets_frames
 from gpumemwidget.model.devices import HOST, Reading
-from gpumemwidget.model.ownership import BlockNames, DeviceAccount, MemoryAccount, MemoryKind, Owned
+from gpumemwidget.model.ownership import (
+    BlockNames,
+    DeviceAccount,
+    MemoryAccount,
+    MemoryKind,
+    Owned,
+    RootKind,
+)
 from gpumemwidget.model.segments import Block
 from gpumemwidget.ownership.blocks import (
     PINNED,
@@ -48,12 +55,6 @@ from gpumemwidget.ownership.source_lines import format_allocation
 from gpumemwidget.ownership.variables import describe_rows
 from gpumemwidget.units import format_bytes
 
-#: For each device the kinds and paths of its blocks, by their addresses.
-_Names = dict[str, dict[int, tuple[MemoryKind, str]]]
-
-#: A storage's place, its block and its bytes.
-_Claim = tuple[int, Block | None, int]
-
 #: Seconds for the full account, for which the user waits.
 FULL_BUDGET_S = 10.0
 
@@ -62,11 +63,11 @@ _NO_NAME = PathStep(StepKind.ROOT, "held where Python can't see")
 _UNNAMED_ROOTS = ("module", "thread", "nowhere")
 
 #: For an account that did not search for other holders.
-_NO_NAME_OF_YOURS = "no name of the notebook's"
+_NO_NAME_OF_YOURS = PathStep(StepKind.ROOT, "no name of the notebook's")
 
 _OTHER = "Python's own objects and libraries"
 
-#: Maximum number of storages that have a line of their own in a brief account, the biggest.
+#: Maximum number of storages that have a path of their own in a brief account, the biggest.
 _MOST_ALONE = 128
 
 #: Holders of less than this are not searched for in a brief account (bytes).
@@ -93,7 +94,7 @@ def take_memory_account(
     with paused_collector():
         started_s = time.perf_counter()
         account = take_account(shell, budget_s=budget_s, depth="holders")
-        taken = _describe_memory(account, shell, hardware, started_s=started_s)
+        taken, _ = _describe_memory(account, shell, hardware, started_s=started_s)
         if account is None:
             return taken
         variables = describe_rows(account, deadline_s=started_s + budget_s)
@@ -113,14 +114,14 @@ def take_block_account(
         budget_s: seconds after which the walk stops.
 
     Returns:
-        The account without variables, and what ``name_blocks`` gives.
+        The account without variables; and for each device whose allocator tells its blocks, what
+        each allocated one is for and the path that a person would type for it, ``""`` where no
+        name leads to what is in the block.
     """
     with paused_collector():
         started_s = time.perf_counter()
         account = take_account(shell, budget_s=budget_s, depth="holders")
-        names: _Names = {}
-        taken = _describe_memory(account, shell, hardware, started_s=started_s, names=names)
-        return taken, dict(names)
+        return _describe_memory(account, shell, hardware, started_s=started_s)
 
 
 @forgets_frames
@@ -139,8 +140,8 @@ def take_running_account(
         hardware: the allocators' figures and blocks.
         device: whose memory is told.
         budget_s: seconds for all of it; half of them for the walk. What was not met by then has no
-            name, and what was not described is told by its row: the biggest come first. Behind
-            these, what has the same row and kind is one line.
+            name. The biggest are told by their paths, as long as there is time; the others by
+            their rows, and what has the same row and kind is one line.
 
     Returns:
         Lines of that device that add up to what its allocator says is allocated, and no variables.
@@ -190,40 +191,15 @@ def describe_briefly(
         started_s: when the walk began, on ``time.perf_counter``.
         budget_s: so many seconds later lines are told by their rows.
     """
-    brief = _Brief(device, started_s + budget_s)
-    return _describe_memory(account, shell, hardware, started_s=started_s, brief=brief)
-
-
-def name_blocks(shell: Shell, hardware: Hardware, *, budget_s: float) -> dict[str, BlockNames]:
-    """Return what each allocated block is for, and the path that a person would type for it.
-
-    Args:
-        shell: the running IPython.
-        hardware: the allocators' blocks.
-        budget_s: seconds after which the walk stops; what was not met by then has no name.
-
-    Returns:
-        For each device whose allocator tells its blocks, by their addresses; the path is ``""``
-        where no name leads to what is in the block.
-    """
-    return take_block_account(shell, hardware, budget_s=budget_s)[1]
-
-
-def _list_kinds(blocks: BlockMap) -> _Names:
-    """Return what each block is if no tensor of the user's is in it."""
-    return {
-        device: {block.address: (kind, "") for block, kind in blocks.list_kinds(device)}
-        for device in blocks.devices
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class _Brief:
-    """The limits of a brief account: one device, and a deadline."""
-
-    device: str
-    #: On ``time.perf_counter``: from then on lines are told by their rows.
-    deadline_s: float
+    taken, _ = _describe_memory(
+        account,
+        shell,
+        hardware,
+        started_s=started_s,
+        device=device,
+        deadline_s=started_s + budget_s,
+    )
+    return taken
 
 
 def _describe_memory(
@@ -232,63 +208,50 @@ def _describe_memory(
     hardware: Hardware,
     *,
     started_s: float,
-    brief: _Brief | None = None,
-    names: _Names | None = None,
-) -> MemoryAccount:
-    """Return the lines of each device, without variables.
+    device: str | None = None,
+    deadline_s: float = math.inf,
+) -> tuple[MemoryAccount, dict[str, BlockNames]]:
+    """Return the lines of each device, without variables, and the kind and path of each block.
 
-    The kind and path of each block are added to ``names``, if given.
+    Args:
+        account: the walk's result; ``None`` where torch is not imported.
+        shell: the running IPython.
+        hardware: the allocators' figures and blocks.
+        started_s: when the walk began, on ``time.perf_counter``.
+        device: the only device to describe, briefly; ``None`` for all.
+        deadline_s: on ``time.perf_counter``; from then on the lines of one device are told by their
+            rows.
     """
-    segments = hardware.read_segments()
-    readings = hardware.read()
-    if brief is not None:
-        segments = tuple(each for each in segments if each.device == brief.device)
-        readings = tuple(each for each in readings if each.device == brief.device)
+    segments = [each for each in hardware.read_segments() if device in (None, each.device)]
+    readings = [each for each in hardware.read() if device in (None, each.device)]
     cells = shell.read_cell_numbers()
     blocks = BlockMap(segments, cells=cells)
-    if names is not None:
-        names.update(_list_kinds(blocks))
+    names: dict[str, dict[int, tuple[MemoryKind, str]]] = {
+        each: {block.address: (kind, "") for block, kind in blocks.list_kinds(each)}
+        for each in blocks.devices
+    }
     pools: dict[tuple[int, int], str] = {}
     owned: list[Owned] = []
     claimed: set[tuple[str, int]] = set()
     outside: dict[str, int] = {}
     if account is not None:
         paths = account.find_paths()
-        purposes = Purposes(account.graph, paths)
-        groups = group_storages(account, None if brief is None else brief.device)
+        alike: list[Owned] = []
+        no_name = _NO_NAME if device is None else _NO_NAME_OF_YOURS
+        describer = _Describer(account, paths, cells, no_name=no_name)
+        groups = group_storages(account, device)
         claims = match_storages_to_blocks(account, paths, blocks, groups, outside)
-        for lot in (
-            [[each] for each in claims]
-            if brief is None
-            else _join_claims(claims, account, paths, purposes, cells)
-        ):
-            place = lot[0][0]
-            is_late = brief is not None and time.perf_counter() > brief.deadline_s
-            line = _describe(
-                account,
-                paths,
-                purposes,
-                place,
-                sum(n_bytes for _, _, n_bytes in lot),
-                by_row=is_late or len(lot) > 1,
+        for number, (place, block, n_bytes) in enumerate(claims):
+            is_short = device is not None and (
+                number >= _MOST_ALONE or time.perf_counter() > deadline_s
             )
-            if brief is not None and line.steps[0] == _NO_NAME.text:
-                line = replace(line, steps=(_NO_NAME_OF_YOURS, *line.steps[1:]))
-            for _, block, _ in lot:
-                if block is None:
-                    continue
-                claimed.add((line.device, block.address))
-                if names is not None:
-                    path = "" if line.root == "nowhere" else line.owner
-                    names[line.device][block.address] = (line.kind, path)
-            block = lot[0][1]
+            line = describer.describe(place, block, n_bytes, is_short=is_short)
+            (alike if is_short else owned).append(line)
             if block is not None:
-                line = replace(
-                    line,
-                    rounding_bytes=_sum_rounding(lot),
-                    allocated_at=format_allocation(block.frames, cells),
-                )
-            owned.append(line)
+                claimed.add((line.device, block.address))
+                path = "" if line.root == "nowhere" else line.owner
+                names[line.device][block.address] = (line.kind, path)
+        owned.extend(_join_alike(alike))
         pools = name_pools(
             (row.name, account.graph.objects[place])
             for row in account.rows.values()
@@ -297,13 +260,14 @@ def _describe_memory(
     notes = [_describe_outside(*each) for each in outside.items() if each[1]]
     owned.extend(blocks.describe_unclaimed(claimed, pools))
     devices = tuple(_balance_device(reading, owned, notes) for reading in readings)
-    return MemoryAccount(
+    taken = MemoryAccount(
         devices=devices,
         variables=(),
         is_complete=account is None or account.graph.is_complete,
         duration_s=time.perf_counter() - started_s,
         notes=tuple(notes),
     )
+    return taken, dict(names)
 
 
 def _has_met_all(graph: Graph, hardware: Hardware, device: str) -> bool:
@@ -324,35 +288,19 @@ def _has_met_all(graph: Graph, hardware: Hardware, device: str) -> bool:
     return unmet < _LEAST_UNMET_BYTES
 
 
-def _join_claims(
-    claims: Iterable[_Claim],
-    account: Account,
-    paths: Paths,
-    purposes: Purposes,
-    cells: Mapping[str, int],
-) -> Iterator[list[_Claim]]:
-    """Yield the biggest claims each by itself, then together those that make the same line."""
-    claims = iter(claims)
-    for claim in itertools.islice(claims, _MOST_ALONE):
-        yield [claim]
-    lots: dict[tuple[object, ...], list[_Claim]] = {}
-    for claim in claims:
-        place, block, _ = claim
-        root = paths.find_root(place)
-        key = (
-            root and root.kind,
-            root and root.word,
-            purposes.find(place),
-            account.marks[place],
-            block and format_allocation(block.frames, cells),
+def _join_alike(lines: Iterable[Owned]) -> Iterator[Owned]:
+    """Yield one line for those that differ in their bytes alone."""
+    alike: dict[tuple[object, ...], list[Owned]] = {}
+    for line in lines:
+        key = (line.steps, line.kind, line.root, line.rows, line.held_elsewhere, line.allocated_at)
+        alike.setdefault(key, []).append(line)
+    for each in alike.values():
+        known = [one.rounding_bytes for one in each if one.rounding_bytes is not None]
+        yield replace(
+            each[0],
+            n_bytes=sum(one.n_bytes for one in each),
+            rounding_bytes=sum(known) if len(known) == len(each) else None,
         )
-        lots.setdefault(key, []).append(claim)
-    yield from lots.values()
-
-
-def _sum_rounding(lot: Iterable[_Claim]) -> int | None:
-    found = [find_rounding(block) for _, block, _ in lot if block is not None]
-    return None if None in found else sum(each for each in found if each is not None)
 
 
 def _describe_outside(device: str, n_bytes: int) -> str:
@@ -367,36 +315,58 @@ def _describe_outside(device: str, n_bytes: int) -> str:
     )
 
 
-def _describe(
-    account: Account,
-    paths: Paths,
-    purposes: Purposes,
-    place: int,
-    n_bytes: int,
-    *,
-    by_row: bool = False,
-) -> Owned:
-    marks = account.marks[place]
-    root = paths.find_root(place)
-    kind = "nowhere" if root is None else root.kind
-    steps = (root.step,) if root is not None and by_row else paths.list_steps(place)
-    rows = account.name_holders(marks)
-    if root is not None and root.word in rows and rows[0] != root.word:
-        rows = (root.word, *(row for row in rows if row != root.word))
-    if root is None or root.kind == "nowhere":
-        steps = (_NO_NAME if marks & ELSEWHERE else _RUBBISH, *steps[1:])
-    purpose = purposes.find(place)
-    return Owned(
-        device=account.graph.storages[place].device,
-        n_bytes=n_bytes,
-        kind=purpose,
-        steps=tuple(step.text for step in steps),
-        root=kind,
-        rows=rows,
-        held_elsewhere=bool(marks & ELSEWHERE),
-        fix=find_fix(kind, steps, kind=purpose) if kind in _UNNAMED_ROOTS else None,
-        thread="" if root is None else root.thread,
-    )
+class _Describer:
+    """Describes the storages of a walk, one line each.
+
+    Args:
+        account: who holds what.
+        paths: the best paths in it.
+        cells: the numbers of cells by the names of their compiled files.
+        no_name: the words for what something holds that has no path.
+    """
+
+    def __init__(
+        self, account: Account, paths: Paths, cells: Mapping[str, int], *, no_name: PathStep
+    ) -> None:
+        self._account = account
+        self._paths = paths
+        self._cells = cells
+        self._no_name = no_name
+        self._purposes = _Purposes(account.graph, paths)
+
+    def describe(self, place: int, block: Block | None, n_bytes: int, *, is_short: bool) -> Owned:
+        """Return the line of a storage.
+
+        Args:
+            place: the storage.
+            block: the allocator's block that it lies in, where it tells its blocks.
+            n_bytes: the bytes as the allocator counts them.
+            is_short: whether the path is its root alone.
+        """
+        account = self._account
+        marks = account.marks[place]
+        root = self._paths.find_root(place)
+        kind: RootKind = "nowhere" if root is None else root.kind
+        steps = (root.step,) if root is not None and is_short else self._paths.list_steps(place)
+        rows = account.name_holders(marks)
+        if root is not None and root.word in rows and rows[0] != root.word:
+            rows = (root.word, *(row for row in rows if row != root.word))
+        if kind == "nowhere":
+            steps = (self._no_name if marks & ELSEWHERE else _RUBBISH, *steps[1:])
+        purpose = self._purposes.find(place)
+        return Owned(
+            device=account.graph.storages[place].device,
+            n_bytes=n_bytes,
+            kind=purpose,
+            steps=tuple([step.text for step in steps]),
+            root=kind,
+            rows=rows,
+            held_elsewhere=bool(marks & ELSEWHERE),
+            allocated_at=None if block is None else format_allocation(block.frames, self._cells),
+            rounding_bytes=None if block is None else find_rounding(block),
+            fix=find_fix(kind, steps, kind=purpose) if kind in _UNNAMED_ROOTS else None,
+            thread="" if root is None else root.thread,
+        )
 
 
 def _balance_device(reading: Reading, owned: Iterable[Owned], notes: list[str]) -> DeviceAccount:
@@ -429,7 +399,7 @@ def _describe_rest(device: str, n_bytes: int) -> Owned:
 _COMPILER = re.compile(r"torch\._(inductor|dynamo|functorch)\b")
 
 
-class Purposes:
+class _Purposes:
     """The purpose of each storage of a walk.
 
     A storage may be several things at once; the first of these is said: parameter, gradient,

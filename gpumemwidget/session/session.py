@@ -140,9 +140,9 @@ class Session:
 
     def name_blocks(self) -> dict[str, BlockNames]:
         """Return what the allocators' blocks are for, by device, from a short walk."""
-        from gpumemwidget.ownership.account import name_blocks  # noqa: PLC0415 - when used
+        from gpumemwidget.ownership.account import take_block_account  # noqa: PLC0415 - when used
 
-        return name_blocks(self.shell, self.hardware, budget_s=_NAMES_BUDGET_S)
+        return take_block_account(self.shell, self.hardware, budget_s=_NAMES_BUDGET_S)[1]
 
     def why(self, expression: str | None = None, *, unnamed: bool = False) -> Explanation:
         """Return what holds some memory, path by path.

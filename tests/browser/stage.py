@@ -73,7 +73,6 @@ class Stage:
         """
         put(extension, "detect_hardware", lambda: self.hardware)
         put(entries, "take_memory_account", self._take_account)
-        put(entries, "name_blocks", self._name_blocks)
         put(entries, "take_block_account", self._take_block_account)
 
     def take(self, mib: float, kind: str, owner: str, device: int = 0) -> None:

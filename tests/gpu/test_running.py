@@ -11,7 +11,7 @@ import torch
 from gpumemwidget.backends.cuda.oom_observer import OomMoment, OomObserver
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount
-from gpumemwidget.ownership.account import name_blocks, take_running_account
+from gpumemwidget.ownership.account import take_block_account, take_running_account
 from tests.gpu.test_account import hardware  # noqa: F401 - a fixture
 from tests.ownership.conftest import notebook  # noqa: F401 - a fixture
 from tests.ownership.notebook import Notebook
@@ -156,7 +156,7 @@ def test_each_block_has_its_name(
     notebook.run("loss = model(torch.randn(8, 128, 512, device='cuda')).square().mean()")
     blocks = _list_blocks(hardware)
 
-    names = name_blocks(notebook.shell, hardware, budget_s=10.0)["cuda:0"]
+    names = take_block_account(notebook.shell, hardware, budget_s=10.0)[1]["cuda:0"]
 
     assert names.keys() == blocks.keys()
     assert sum(blocks.values()) == torch.cuda.memory_allocated(0)

@@ -255,7 +255,7 @@ def test_when_the_time_for_words_is_up(notebook: Notebook, monkeypatch: pytest.M
 def test_the_like_is_one_line_behind_the_biggest(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one row and kind; what is alone has its path all the same, and nothing is lost."""
+    """Of one row and kind; nothing is lost."""
     monkeypatch.setattr("gpumemwidget.ownership.account._MOST_ALONE", 1)
     notebook.run(
         "import torch; big = [torch.ones(90_013)]; x = [torch.ones(60_013) for _ in range(3)]\n"
@@ -267,8 +267,8 @@ def test_the_like_is_one_line_behind_the_biggest(
     lines = {(each.owner, each.kind): each.n_bytes for each in device.owned}
     assert lines[("big[0]", "tensor")] == 4 * 90_013
     assert lines[("x", "tensor")] == 3 * 4 * 60_013
-    assert lines[('alone["a"]', "tensor")] == 4 * 60_017
-    assert lines[('alone["w"]', "parameter")] == 4 * 60_023
+    assert lines[("alone", "tensor")] == 4 * 60_017
+    assert lines[("alone", "parameter")] == 4 * 60_023
     assert sum(each.n_bytes for each in device.owned) == device.allocated_bytes
 
 

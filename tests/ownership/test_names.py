@@ -13,7 +13,7 @@ import torch
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import BlockNames
 from gpumemwidget.model.segments import Block, Segment
-from gpumemwidget.ownership.account import name_blocks, take_block_account
+from gpumemwidget.ownership.account import take_block_account
 from tests.ownership.notebook import Notebook
 
 _STEP = """
@@ -49,7 +49,7 @@ def _make_hardware(*addresses: int, is_private: bool = False) -> Any:
 
 def _name(notebook: Notebook, *addresses: int, budget_s: float = 10.0) -> BlockNames:
     hardware = _make_hardware(*addresses)
-    return name_blocks(notebook.shell, hardware, budget_s=budget_s)[HOST]
+    return take_block_account(notebook.shell, hardware, budget_s=budget_s)[1][HOST]
 
 
 def test_a_step_of_training(notebook: Notebook) -> None:
@@ -113,9 +113,8 @@ def test_blocks_that_no_storage_claims(notebook: Notebook) -> None:
     address = 1 << 45
 
     common = _name(notebook, address)
-    private = name_blocks(notebook.shell, _make_hardware(address, is_private=True), budget_s=1.0)[
-        HOST
-    ]
+    hardware = _make_hardware(address, is_private=True)
+    private = take_block_account(notebook.shell, hardware, budget_s=1.0)[1][HOST]
 
     assert common == {address: ("unknown", "")}
     assert private == {address: ("CUDA-graph pool", "")}
@@ -141,7 +140,7 @@ def test_when_the_time_is_up(notebook: Notebook) -> None:
 
 def test_without_a_snapshot(notebook: Notebook) -> None:
     """Where no allocator tells its blocks there is nothing to name."""
-    assert name_blocks(notebook.shell, notebook.hardware, budget_s=1.0) == {}
+    assert take_block_account(notebook.shell, notebook.hardware, budget_s=1.0)[1] == {}
 
 
 def test_the_account_has_the_same_names(notebook: Notebook) -> None:
@@ -155,7 +154,6 @@ def test_the_account_has_the_same_names(notebook: Notebook) -> None:
 
     account, names = take_block_account(notebook.shell, hardware, budget_s=10.0)
 
-    assert names == name_blocks(notebook.shell, hardware, budget_s=10.0)
     assert {names[HOST][address][1] for address in addresses} == {"model.weight", "x"}
     (device,) = account.devices
     owners = {each.owner: each.rounding_bytes for each in device.owned if each.root == "name"}

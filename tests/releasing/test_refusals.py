@@ -12,7 +12,7 @@ import pytest
 from gpumemwidget.errors import BadInputError, GpuMemError
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.requests import ReleaseRequest
-from gpumemwidget.ownership.account import name_blocks, take_memory_account, take_running_account
+from gpumemwidget.ownership.account import take_memory_account, take_running_account
 from gpumemwidget.ownership.graph.torch_reader import TorchReader
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.variables import list_variables, sum_frees
@@ -47,10 +47,6 @@ _ASKED: dict[str, Callable[[Notebook], object]] = {
     "the account": lambda nb: take_memory_account(nb.shell, nb.hardware),
     "the account of a running cell": lambda nb: take_running_account(
         nb.shell, nb.hardware, HOST, budget_s=10.0
-    ),
-    "the names of blocks": lambda nb: (
-        name_blocks(nb.shell, nb.hardware, budget_s=10.0),
-        "of this machine none",
     ),
     "the rows": lambda nb: list_variables(nb.shell),
     "what holds it": lambda nb: explain(nb.shell, nb.hardware, "x"),
