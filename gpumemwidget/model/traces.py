@@ -249,9 +249,8 @@ class NoteKind(Enum):
     #: The replay does not end with the blocks at the end.
     REPLAY_DIFFERS = "replay differs"
     #: ``n_bytes`` of autograd's threads were attributed to a line that was inferred: the one last
-    #: seen to begin a backward, the only one that can have called it, or the one last seen.
+    #: seen to begin a backward, or the one last seen.
     BACKWARD_BEGUN = "backward begun"
-    BACKWARD_IN_SOURCE = "backward in source"
     BACKWARD_AFTER_LINE = "backward after line"
     #: The history has no stacks.
     NO_STACKS = "no stacks"

@@ -28,9 +28,9 @@ MIB = 1 << 20
             "1.00 MiB, the highest since.",
         ),
         (
-            TraceNote(NoteKind.BACKWARD_IN_SOURCE, n_bytes=MIB),
+            TraceNote(NoteKind.BACKWARD_AFTER_LINE, n_bytes=MIB),
             "1.00 MiB allocated on autograd's threads, which show no line of the cell, are "
-            "attributed to the only line with a backward() or grad() that can have run then.",
+            "attributed to the line last seen before.",
         ),
         (
             TraceNote(NoteKind.READING_FAILED, "OSError: {gone}"),

@@ -114,8 +114,8 @@ def test_training_is_told_by_its_lines() -> None:
     parameters = sum(4 * (256 * 1024 + 1024 + 1024 * 256 + 256) for _ in range(3)) + 4 * 2570
     assert uses["loss.backward()"].net_bytes >= parameters
     assert uses["loss.backward()"].net_bytes - parameters < 14 * 512
-    assert uses["y.backward(g)"].n_allocs > 14
-    assert uses["y.backward(g)"].net_bytes == 0
+    # The call with a gradient of its own allocates nothing before autograd's threads do.
+    assert "y.backward(g)" not in uses
     assert steps["opt.step()"].net_bytes >= 2 * parameters
     calls = next(line.calls for line in cell.lines if line.text.strip() == "step(data, target)")
     assert {call.function for call in calls} == {"step"}

@@ -28,8 +28,6 @@ _NOTES = {
     NoteKind.REPLAY_DIFFERS: "The history does not lead to what is allocated at the end: the "
     "figures of lines are not exact, and the peak is that of the counters.",
     NoteKind.BACKWARD_BEGUN: f"{_INFERRED}the line last seen to start a backward pass.",
-    NoteKind.BACKWARD_IN_SOURCE: f"{_INFERRED}the only line with a backward() or grad() that can "
-    "have run then.",
     NoteKind.BACKWARD_AFTER_LINE: f"{_INFERRED}the line last seen before.",
     NoteKind.NO_STACKS: "The history was recorded without stacks: no line can be named.",
     NoteKind.READING_FAILED: "Reading the lines failed ({text}) and ended there.",

@@ -6,6 +6,7 @@ its sites.
 
 from __future__ import annotations
 
+import bisect
 import math
 from array import array
 from collections.abc import Iterable, Sequence
@@ -14,15 +15,16 @@ from dataclasses import dataclass
 from gpumemwidget.model.segments import Frame
 from gpumemwidget.model.traces import CallMark, NoteKind, TraceNote
 from gpumemwidget.progress import Stage, follow
-from gpumemwidget.tracing.allocator.backward_calls import BackwardCalls
 from gpumemwidget.tracing.allocator.replay import ALLOC, SEGMENT_ALLOC, SEGMENT_MAP, Replay
-from gpumemwidget.tracing.allocator.stacks import Stack, read_stack
-from gpumemwidget.tracing.sources import Sources
+from gpumemwidget.tracing.allocator.stacks import THREAD, Stack, find_backward, read_stack
+from gpumemwidget.tracing.sources import Sources, is_library
 
 #: Actions whose stack is the one that was running. The stack of a free may be the allocation's.
 _TAKING = frozenset((ALLOC, SEGMENT_ALLOC, SEGMENT_MAP))
 #: Sites of the blocks from before the cell, and of blocks that a lost event allocated.
 BEFORE, LOST = 0, 1
+#: Number of backwards to search back: as deep as threads run one at the same time, mostly one.
+_MAX_NESTED = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +67,7 @@ def attribute_events(
         marks: calls that were seen to begin and end while the events were recorded.
     """
     stacks = [read_stack(frames, sources) for frames in replay.events.stack_table]
-    joiner = _AutogradJoiner(replay, sources, stacks, BackwardCalls(marks, sources))
+    joiner = _AutogradJoiner(replay, sources, stacks, marks)
     joiner.run()
     modules = _RunningModules(marks)
 
@@ -113,71 +115,91 @@ def attribute_events(
 class _AutogradJoiner:
     """Appends the stack of the caller of backward to the stacks of autograd's threads.
 
+    The caller is known where calls of backward were seen to begin and end. Else it is inferred from
+    the cell's last stack before: the call of backward in it, or the user's line.
+
     Attributes:
         event_stacks: for each event (type ``i``), the index of its stack in ``stacks``.
-        inferred_bytes: allocated bytes by how the caller was found.
+        inferred_bytes: allocated bytes by how the caller was inferred.
 
     Args:
         replay: the events and what they did.
         sources: which frames are the traced cell's.
         stacks: those of the events' table; joined stacks are appended.
-        backward_calls: finds the callers.
+        marks: calls that were seen to begin and end, of any kind.
     """
 
     def __init__(
-        self,
-        replay: Replay,
-        sources: Sources,
-        stacks: list[Stack],
-        backward_calls: BackwardCalls,
+        self, replay: Replay, sources: Sources, stacks: list[Stack], marks: Iterable[CallMark]
     ) -> None:
         self._replay = replay
         self._sources = sources
         self._stacks = stacks
-        self._backward_calls = backward_calls
+        # A backward that a checkpoint calls on autograd's own thread runs within another one.
+        self._marks = sorted(
+            (mark for mark in marks if mark.kind == "backward" and self._is_users(mark)),
+            key=lambda mark: mark.start_us,
+        )
+        self._starts = [mark.start_us for mark in self._marks]
         self._joined: dict[tuple[int, tuple[Frame, ...]], int] = {}
         self.event_stacks: array[int] = replay.events.stacks[:]
         self.inferred_bytes: dict[NoteKind, int] = {}
 
     def run(self) -> None:
         """Join all stacks of autograd's threads."""
-        kinds = bytes(("autograd", "cell", "other").index(stack.kind) for stack in self._stacks)
-        if 0 not in kinds:
+        kinds = [stack.kind for stack in self._stacks]
+        if "autograd" not in kinds:
             return
-        waiting: list[int] = []
         last: Stack | None = None
         events = self._replay.events
         for place, (action, stack) in enumerate(zip(events.actions, events.stacks, strict=True)):
             if action not in _TAKING:
                 continue
-            kind = kinds[stack]
-            if kind == 1:
-                if waiting:
-                    self._join(waiting, last, self._stacks[stack])
-                    waiting = []
+            if kinds[stack] == "cell":
                 last = self._stacks[stack]
-            elif kind == 0 and action == ALLOC:
-                waiting.append(place)
-        self._join(waiting, last, None)
+            elif kinds[stack] == "autograd" and action == ALLOC:
+                self._join(place, last)
 
-    def _join(self, places: Sequence[int], last: Stack | None, following: Stack | None) -> None:
-        """Join the stacks of events between two stacks of the cell."""
+    def _join(self, place: int, last: Stack | None) -> None:
         events = self._replay.events
-        inferred = self._backward_calls.infer(last, following) if places else None
-        for place in places:
-            caller = self._backward_calls.find(events.times_us[place])
-            if caller is None:
-                if inferred is None:
-                    continue
-                caller, how = inferred
-                n_bytes = self._replay.changes[place]
-                self.inferred_bytes[how] = self.inferred_bytes.get(how, 0) + n_bytes
-            key = events.stacks[place], caller
-            if key not in self._joined:
-                frames = events.stack_table[key[0]] + caller
-                self._joined[key] = len(self._stacks)
-                self._stacks.append(read_stack(frames, self._sources))
-            self.event_stacks[place] = self._joined[key]
+        caller = self._find_caller(events.times_us[place])
+        if caller is None:
+            if last is None:
+                return
+            caller, how = self._infer_caller(last)
+            n_bytes = self._replay.changes[place]
+            self.inferred_bytes[how] = self.inferred_bytes.get(how, 0) + n_bytes
+        key = events.stacks[place], caller
+        if key not in self._joined:
+            self._joined[key] = len(self._stacks)
+            frames = events.stack_table[key[0]] + caller
+            self._stacks.append(read_stack(frames, self._sources))
+        self.event_stacks[place] = self._joined[key]
+
+    def _find_caller(self, time_us: int) -> tuple[Frame, ...] | None:
+        """Return the stack of the call that was seen to run at a time; the one begun last."""
+        place = bisect.bisect_right(self._starts, time_us)
+        for mark in reversed(self._marks[max(0, place - _MAX_NESTED) : place]):
+            if mark.end_us is None or time_us <= mark.end_us:
+                return mark.frames
+        return None
+
+    def _infer_caller(self, last: Stack) -> tuple[tuple[Frame, ...], NoteKind]:
+        begun = find_backward(last)
+        if begun is not None:
+            return last.frames[begun:], NoteKind.BACKWARD_BEGUN
+        users = next(
+            place
+            for place, frame in enumerate(last.frames)
+            if self._sources.find_line(frame) is not None or not is_library(frame.filename)
+        )
+        return last.frames[users:], NoteKind.BACKWARD_AFTER_LINE
+
+    def _is_users(self, mark: CallMark) -> bool:
+        return bool(mark.frames) and (
+            any(self._sources.find_line(frame) is not None for frame in mark.frames)
+            or mark.frames[-1].function == THREAD
+        )
 
 
 class _RunningModules:
