@@ -40,6 +40,8 @@ _MAX_PEAK_PARTS = 200
 
 _PartKind: TypeAlias = "MemoryKind | Literal['freed since']"
 _PartKey: TypeAlias = "tuple[Origin, int | None, _PartKind, str | None]"
+#: Bytes and number of blocks.
+_PartSums: TypeAlias = "dict[_PartKey, tuple[int, int]]"
 
 
 def describe_device(
@@ -223,7 +225,7 @@ def _list_peak_parts(
         unit: the traced cell's name.
         names: kind and owner of each block at the end; ``None``: not known.
     """
-    sums: dict[_PartKey, tuple[int, int]] = {}
+    sums: _PartSums = {}
     for site, n_bytes, address in _list_blocks_at_peak(replayed, attribution, peak):
         line = attribution.sites[site].stack.line
         origin = Origin.OUTSIDE_LINES if line is None else Origin.LINE
@@ -234,17 +236,14 @@ def _list_peak_parts(
         if address is not None:
             kind, owner = (names or {}).get(address, ("unknown", None))
         _add_part(sums, (origin, line, kind, owner or None), n_bytes, 1)
-    parts = _sort_parts(sums)
-    if len(parts) > _MAX_PEAK_PARTS:
-        sums = {}
-        for (origin, line, kind, _), (n_bytes, n_blocks) in parts[_MAX_PEAK_PARTS:]:
-            _add_part(sums, (origin, line, kind, None), n_bytes, n_blocks)
-        for key, (n_bytes, n_blocks) in parts[:_MAX_PEAK_PARTS]:
-            _add_part(sums, key, n_bytes, n_blocks)
-        parts = _sort_parts(sums)
+    small = sorted(sums, key=lambda key: _rank_part(key, sums))[_MAX_PEAK_PARTS:]
+    for key in small:
+        n_bytes, n_blocks = sums.pop(key)
+        _add_part(sums, (*key[:3], None), n_bytes, n_blocks)
     return tuple(
-        PeakPart(origin, None if line is None else unit, line, kind, owner, n_bytes, n_blocks)
-        for (origin, line, kind, owner), (n_bytes, n_blocks) in parts
+        PeakPart(origin, None if line is None else unit, line, kind, owner, *sums[key])
+        for key in sorted(sums, key=lambda key: _rank_part(key, sums))
+        for origin, line, kind, owner in [key]
     )
 
 
@@ -263,20 +262,12 @@ def _list_blocks_at_peak(
             yield sites[place], change, addresses[place] if freed_at < 0 else None
 
 
-def _add_part(
-    sums: dict[_PartKey, tuple[int, int]], key: _PartKey, n_bytes: int, n_blocks: int
-) -> None:
+def _add_part(sums: _PartSums, key: _PartKey, n_bytes: int, n_blocks: int) -> None:
     known_bytes, known_blocks = sums.get(key, (0, 0))
     sums[key] = known_bytes + n_bytes, known_blocks + n_blocks
 
 
-def _sort_parts(
-    sums: dict[_PartKey, tuple[int, int]],
-) -> list[tuple[_PartKey, tuple[int, int]]]:
-    """Return the biggest first, and equally big ones in an order that is always the same."""
-
-    def rank(item: tuple[_PartKey, tuple[int, int]]) -> tuple[object, ...]:
-        (origin, line, kind, owner), (n_bytes, _) = item
-        return -n_bytes, origin.value, line or 0, kind, owner or ""
-
-    return sorted(sums.items(), key=rank)
+def _rank_part(key: _PartKey, sums: _PartSums) -> tuple[object, ...]:
+    """Return the key to sort by: the biggest first, and equally big ones always in one order."""
+    origin, line, kind, owner = key
+    return -sums[key][0], origin.value, line or 0, kind, owner or ""

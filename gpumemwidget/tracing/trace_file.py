@@ -8,6 +8,7 @@ first place that is wrong, so that nobody looks at guessed figures.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -144,33 +145,37 @@ def _list_fields(kind: Any) -> Mapping[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def _read(kind: Any, value: Any, where: str) -> Any:
-    """Return the record of type ``kind`` with the values of a JSON object."""
-    fields = _list_fields(kind)
-    if not isinstance(value, dict) or value.keys() != fields.keys():
-        raise _WrongValueError(f"{where} has not the fields that it should have")
-    return kind(
-        **{name: _read_value(hint, value[name], f"{where}.{name}") for name, hint in fields.items()}
-    )
-
-
-def _read_value(hint: Any, value: Any, where: str) -> Any:
+def _read(hint: Any, value: Any, where: str) -> Any:  # noqa: PLR0911 - one for each kind of type
+    """Return a value of JSON as the type of its field; refuse any other value."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (types.UnionType, Union):
         return _read_union(arguments, value, where)
-    if origin is Literal:
-        if type(value) is str and value in arguments:
-            return value
-        raise _WrongValueError(f"{where} is none of what it may be")
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        if type(value) is str and value in [member.value for member in hint]:
-            return hint(value)
-        raise _WrongValueError(f"{where} is none of what it may be")
-    if origin is tuple:
-        return _read_column(arguments[0], value, where)
     if dataclasses.is_dataclass(hint):
-        return _read(hint, value, where)
-    return _read_plain(hint, value, where)
+        return _read_record(hint, value, where)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise _WrongValueError(f"{where} is no list")
+        if arguments[0] is int and all(type(item) is int for item in value):
+            return tuple(value)  # Faster for the timeline's many values.
+        return tuple(_read(arguments[0], item, f"{where}[{n}]") for n, item in enumerate(value))
+    if origin is Literal or issubclass(hint, Enum):
+        allowed = arguments if origin is Literal else [member.value for member in hint]
+        if type(value) is not str or value not in allowed:
+            raise _WrongValueError(f"{where} is none of what it may be")
+        return value if origin is Literal else hint(value)
+    if hint is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    if hint is not float and type(value) is hint:
+        return value
+    named = {int: "number", float: "number", bool: "true or false"}.get(hint, "text")
+    raise _WrongValueError(f"{where} is no {named}")
+
+
+def _read_record(kind: Any, value: Any, where: str) -> Any:
+    fields = _list_fields(kind)
+    if not isinstance(value, dict) or value.keys() != fields.keys():
+        raise _WrongValueError(f"{where} has not the fields that it should have")
+    return kind(**{name: _read(fields[name], value[name], f"{where}.{name}") for name in fields})
 
 
 def _read_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -178,28 +183,9 @@ def _read_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and type(None) in kinds:
         return None
     for kind in others:
-        try:
-            return _read_value(kind, value, where)
-        except _WrongValueError:
-            continue
-    return _read_value(last, value, where)
-
-
-def _read_column(kind: Any, value: Any, where: str) -> Any:
-    if not isinstance(value, list):
-        raise _WrongValueError(f"{where} is no list")
-    if kind is int and all(type(item) is int for item in value):
-        return tuple(value)  # Faster for the timeline's many values.
-    return tuple(_read_value(kind, item, f"{where}[{n}]") for n, item in enumerate(value))
-
-
-def _read_plain(kind: Any, value: Any, where: str) -> Any:
-    if kind is float and type(value) in (int, float) and math.isfinite(value):
-        return float(value)
-    if kind in (int, str, bool) and type(value) is kind:
-        return value
-    named = {int: "number", float: "number", bool: "true or false"}.get(kind, "text")
-    raise _WrongValueError(f"{where} is no {named}")
+        with contextlib.suppress(_WrongValueError):
+            return _read(kind, value, where)
+    return _read(last, value, where)
 
 
 def _check(trace: CellTrace) -> None:
@@ -211,13 +197,12 @@ def _check(trace: CellTrace) -> None:
         timeline = device.timeline
         if timeline is None:
             continue
-        columns = [
-            *(timeline.allocated_bytes, timeline.reserved_bytes),
-            *(layer.held_bytes for layer in timeline.layers),
-        ]
-        if not timeline.times_s or any(len(column) != len(timeline.times_s) for column in columns):
+        times_s = timeline.times_s
+        columns = [timeline.allocated_bytes, timeline.reserved_bytes]
+        columns += [layer.held_bytes for layer in timeline.layers]
+        if not times_s or any(len(column) != len(times_s) for column in columns):
             raise _WrongValueError(f"{where}.timeline has columns of different lengths")
-        if not 0 <= timeline.peak < len(timeline.times_s):
+        if not 0 <= timeline.peak < len(times_s):
             raise _WrongValueError(f"{where}.timeline.peak is none of its moments")
-        if list(timeline.times_s) != sorted(timeline.times_s):
+        if list(times_s) != sorted(times_s):
             raise _WrongValueError(f"{where}.timeline goes back in time")

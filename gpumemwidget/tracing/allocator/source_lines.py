@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -154,31 +152,33 @@ def _add_site(
 def _choose_calls(
     lines: Iterable[_CallNode], weigh: Callable[[Sequence[int]], int], depth: int | None
 ) -> None:
-    """Set which calls are shown below lines: the biggest first.
+    """Set which calls are shown below a source's lines: the biggest, and outer ones before inner.
 
     Args:
         lines: the nodes of a source's lines.
         weigh: returns the bytes of some sites.
         depth: how many calls deep at most.
     """
-    max_depth = _DEPTH if depth is None else min(depth, _MAX_DEPTH)
-    count = itertools.count()
-    # The heaviest first; equally heavy ones in the order in which they came.
-    waiting = [(-weigh(line.sites), next(count), 0, line) for line in lines]
-    heapq.heapify(waiting)
     n_left = _MAX_NODES
-    while waiting and n_left > 0:
-        *_, level, node = heapq.heappop(waiting)
-        if level >= max_depth:
-            continue
-        children = sorted(node.children.values(), key=lambda child: -weigh(child.sites))
-        if len(children) > _MAX_CHILDREN:
-            other = _CallNode()
-            for child in children[_MAX_CHILDREN - 1 :]:
-                other.sites += child.sites
-            children = [*children[: _MAX_CHILDREN - 1], other]
-        node.shown = children
-        n_left -= len(children)
-        for child in children:
-            if child.children:
-                heapq.heappush(waiting, (-weigh(child.sites), next(count), level + 1, child))
+    level = list(lines)
+    for _ in range(_DEPTH if depth is None else min(depth, _MAX_DEPTH)):
+        callers = sorted(
+            (node for node in level if node.children), key=lambda node: -weigh(node.sites)
+        )
+        level = []
+        for node in callers:
+            if n_left <= 0:
+                return
+            node.shown = _list_biggest(node, weigh)
+            n_left -= len(node.shown)
+            level += node.shown
+
+
+def _list_biggest(node: _CallNode, weigh: Callable[[Sequence[int]], int]) -> list[_CallNode]:
+    children = sorted(node.children.values(), key=lambda child: -weigh(child.sites))
+    if len(children) <= _MAX_CHILDREN:
+        return children
+    other = _CallNode()
+    for child in children[_MAX_CHILDREN - 1 :]:
+        other.sites += child.sites
+    return [*children[: _MAX_CHILDREN - 1], other]
