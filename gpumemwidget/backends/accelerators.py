@@ -17,28 +17,24 @@ says why once, and recording goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
+from gpumemwidget.backends.cuda.counters import SeenPeaks, TouchedCounters, describe_refusal
 from gpumemwidget.backends.cuda.peak_overlay import NestedStats, PeakOverlay, find_extension
 from gpumemwidget.backends.cuda.snapshot import parse_segments
 from gpumemwidget.errors import BackendError
-from gpumemwidget.failures import Notes, describe_exception, read_first_line
-from gpumemwidget.model.devices import BytesByDevice, DeviceInfo, PeakIs, Reading
+from gpumemwidget.model.devices import DeviceInfo
 from gpumemwidget.model.segments import Segment
 
-_T = TypeVar("_T")
-#: Allocated and reserved bytes, or their peaks.
-_Pair = tuple[int | None, int | None]
-_UNKNOWN: _Pair = (None, None)
 #: Kinds whose peaks the user reads only through calls that an overlay covers.
 _COVERED = ("xpu", "mps")
 #: Bindings that tell the statistics of all accelerators, since PyTorch 2.9.
 _GENERAL_STATS = "_accelerator_getDeviceStats"
 
 
-class AcceleratorBackend:
+class AcceleratorBackend(TouchedCounters):
     """Counters of the touched devices of the accelerator.
 
     Args:
@@ -55,44 +51,13 @@ class AcceleratorBackend:
                 f"PyTorch {torch.__version__} was built without a GPU's support: what is on one "
                 "can't be read, install a build for it to record it"
             )
-        #: ``"xpu"``, ``"mps"``: the beginning of its devices' names.
-        self.kind: str = str(kind)
         self._torch = torch
         self._bindings = torch._C  # noqa: SLF001 - the public functions may start the device
-        self._module: Any = getattr(torch, self.kind, None)
-        self._stats_binding = self._find_stats_binding()
-        self._overlay: PeakOverlay | None = None
-        if self.kind in _COVERED and self._stats_binding is not None:
-            self._overlay = PeakOverlay(self._bindings, kind=self.kind)
-            self._overlay.install()
-        self._touched: list[int] = []
-        #: Without an overlay: the highest values that were seen in the running span.
-        self._highest: dict[int, _Pair] = {}
-        self._infos: dict[int, DeviceInfo] = {}
-        self._notes = Notes(max_sentences=20)
-
-    # -- Counters ----------------------------------------------------------------------------------
-
-    def list_devices(self) -> tuple[DeviceInfo, ...]:
-        """Return the touched devices, by index."""
-        return tuple(self._describe(index) for index in self._list_touched())
-
-    def read(self) -> tuple[Reading, ...]:
-        """Return a reading of each touched device, with the peaks of the running span."""
-        return tuple(self._read(index) for index in self._list_touched())
-
-    def start_span(self) -> tuple[Reading, ...]:
-        """Reset the peaks of the touched devices, where the user does not see it."""
-        self._highest.clear()
-        return tuple(self._read(index, starts=True) for index in self._list_touched())
-
-    def end_span(self) -> tuple[Reading, ...]:
-        """Return what ``read`` does: the span's marks stay until the next span begins."""
-        return self.read()
-
-    def read_as_user(self) -> tuple[Reading, ...]:
-        """Return readings whose peaks are what PyTorch's own functions tell the user."""
-        return tuple(self._read_as_user(index) for index in self._list_touched())
+        self._module: Any = getattr(torch, str(kind), None)
+        self._stats_binding = _find_stats_binding(self._bindings, str(kind))
+        has_overlay = kind in _COVERED and self._stats_binding is not None
+        overlay = PeakOverlay(self._bindings, kind=str(kind)) if has_overlay else None
+        super().__init__(str(kind), overlay or SeenPeaks(self._read_stats))
 
     def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
         """Reset the peaks as the user's own call does, on each touched device that has one.
@@ -114,20 +79,11 @@ class AcceleratorBackend:
                 calls[0](index)
             except Exception as exc:
                 raise BackendError(
-                    f"the peaks of {device} could not be reset ({_describe(exc)}): restart the "
-                    "kernel if the device is in error"
+                    f"the peaks of {device} could not be reset ({describe_refusal(exc)}): restart "
+                    "the kernel if the device is in error"
                 ) from exc
             reset.append(device)
         return tuple(reset)
-
-    def list_lost_peaks(self) -> BytesByDevice:
-        """Return devices and the peaks, in bytes, that ``close`` takes from the user's view."""
-        if self._overlay is None or not self._list_touched():
-            return ()
-        marks: tuple[tuple[int, int], ...] = self._ask(
-            self._overlay.list_lost_marks, f"the peaks of {self.kind} can't be read", ()
-        )
-        return tuple((self._name(index), peak) for index, peak in marks)
 
     def empty_cache(self) -> None:
         """Call PyTorch's own ``empty_cache``, where the accelerator is in use.
@@ -142,18 +98,9 @@ class AcceleratorBackend:
                 calls[0]()
         except Exception as exc:
             raise BackendError(
-                f"{self.kind} could not empty its cache ({_describe(exc)}): restart the kernel "
-                "if the device is in error"
+                f"{self.kind} could not empty its cache ({describe_refusal(exc)}): restart the "
+                "kernel if the device is in error"
             ) from exc
-
-    def take_notes(self) -> tuple[str, ...]:
-        """Return sentences on what failed, each once."""
-        return self._notes.take()
-
-    def close(self) -> None:
-        """Take the overlay of the peaks away. May be called twice."""
-        if self._overlay is not None:
-            self._overlay.uninstall()
 
     # -- Blocks, whole devices ---------------------------------------------------------------------
 
@@ -192,48 +139,6 @@ class AcceleratorBackend:
 
     # -- One device --------------------------------------------------------------------------------
 
-    def _read(self, index: int, *, starts: bool = False) -> Reading:
-        try:
-            if self._overlay is None:
-                return self._keep_highest(index, self._read_stats(index))
-            if starts:
-                stats = self._overlay.start_span(index)
-                # After the reset a peak is the current value.
-                return self._to_reading(index, stats, _pick(stats, "current"), "exact")
-            stats, is_exact = self._overlay.read(index)
-        except Exception as exc:  # noqa: BLE001 - a note tells it
-            return self._fail(index, exc)
-        return self._to_reading(
-            index, stats, _pick(stats, "peak"), "exact" if is_exact else "at least"
-        )
-
-    def _read_as_user(self, index: int) -> Reading:
-        try:
-            if self._overlay is not None:
-                stats = self._overlay.read_as_user(index)
-            else:
-                stats = self._read_stats(index)
-        except Exception as exc:  # noqa: BLE001 - a note tells it
-            return self._fail(index, exc)
-        return self._to_reading(index, stats, _pick(stats, "peak"), "exact")
-
-    def _keep_highest(self, index: int, stats: NestedStats) -> Reading:
-        """Return a reading whose peaks are the highest values seen in the span."""
-        now = _pick(stats, "current")
-        self._highest[index] = _take_higher(self._highest.get(index, _UNKNOWN), now)
-        return self._to_reading(index, stats, self._highest[index], "sampled")
-
-    def _to_reading(self, index: int, stats: NestedStats, peaks: _Pair, peak_is: PeakIs) -> Reading:
-        allocated_bytes, reserved_bytes = _pick(stats, "current")
-        return Reading(
-            device=self._name(index),
-            allocated_bytes=allocated_bytes,
-            reserved_bytes=reserved_bytes,
-            allocated_peak_bytes=peaks[0],
-            reserved_peak_bytes=peaks[1],
-            peak_is=None if peaks == _UNKNOWN else peak_is,
-        )
-
     def _read_stats(self, index: int) -> NestedStats:
         """Return the statistics of a device in use, without those that torch does not tell."""
         if self._stats_binding is None:
@@ -242,7 +147,7 @@ class AcceleratorBackend:
         stats: NestedStats = getattr(self._bindings, self._stats_binding)(index)
         return stats
 
-    def _describe(self, index: int) -> DeviceInfo:
+    def _describe_device(self, index: int) -> DeviceInfo:
         device = self._name(index)
         info = self._infos.get(index)
         if info is None:
@@ -303,19 +208,6 @@ class AcceleratorBackend:
             return False
         return bool(self._bindings._accelerator_isAllocatorInitialized())  # noqa: SLF001 - has no public name
 
-    def _find_stats_binding(self) -> str | None:
-        """Return the name of the binding that tells the statistics; ``None`` where none does."""
-        own = f"_{self.kind}_memoryStats"
-        if hasattr(self._bindings, own):
-            return own
-        if not hasattr(self._bindings, _GENERAL_STATS):
-            return None
-        try:
-            self._bindings._accelerator_isAllocatorInitialized()  # noqa: SLF001 - has no public name
-        except (AttributeError, RuntimeError):
-            return None  # The allocator is of a kind that tells nothing: MPS before 2.13.
-        return _GENERAL_STATS
-
     def _count_devices(self) -> int:
         count = getattr(self._module, "device_count", None)
         if count is None:
@@ -334,29 +226,6 @@ class AcceleratorBackend:
             if any(figures.get(name) for name in ("current", "peak", "allocated")):
                 return True
         return False
-
-    def _name(self, index: int) -> str:
-        return f"{self.kind}:{index}"
-
-    def _find_index(self, device: str) -> int | None:
-        """Return the index of a touched device; ``None`` for any other device."""
-        touched = self._list_touched()
-        return next((index for index in touched if device == self._name(index)), None)
-
-    # -- Failures ----------------------------------------------------------------------------------
-
-    def _ask(self, ask: Callable[[], _T], failure: str, unknown: _T) -> _T:
-        """Return the answer; ``unknown``, with a note, where there is none."""
-        try:
-            return ask()
-        except Exception as exc:  # noqa: BLE001 - a note tells it
-            self._notes.add(f"{failure}: {_describe(exc)}")
-            return unknown
-
-    def _fail(self, index: int, exc: Exception) -> Reading:
-        """Return a reading of unknown counters, and note why."""
-        self._notes.add(f"{self._name(index)} gives no counters: {_describe(exc)}")
-        return Reading(self._name(index), allocated_bytes=None, reserved_bytes=None)
 
 
 def _find_kind(torch: Any) -> str | None:
@@ -380,22 +249,15 @@ def _find_kind(torch: Any) -> str | None:
     return None if device is None or device.type in ("cpu", "cuda") else str(device.type)
 
 
-def _pick(stats: NestedStats, which: str) -> _Pair:
-    """Return allocated and reserved of all pools together, as far as PyTorch tells them."""
-    allocated = stats.get("allocated_bytes", {}).get("all", {}).get(which)
-    reserved = stats.get("reserved_bytes", {}).get("all", {}).get(which)
-    return allocated, reserved
-
-
-def _take_higher(one: _Pair, other: _Pair) -> _Pair:
-    """Return the higher allocated and the higher reserved bytes."""
-    higher = [
-        max((value for value in pair if value is not None), default=None)
-        for pair in zip(one, other, strict=True)
-    ]
-    return higher[0], higher[1]
-
-
-def _describe(exc: Exception) -> str:
-    """Return an exception's first line, with its type unless it is PyTorch's ``RuntimeError``."""
-    return read_first_line(exc) if type(exc) is RuntimeError else describe_exception(exc)
+def _find_stats_binding(bindings: Any, kind: str) -> str | None:
+    """Return the name of the binding that tells the statistics; ``None`` where none does."""
+    own = f"_{kind}_memoryStats"
+    if hasattr(bindings, own):
+        return own
+    if not hasattr(bindings, _GENERAL_STATS):
+        return None
+    try:
+        bindings._accelerator_isAllocatorInitialized()  # noqa: SLF001 - has no public name
+    except (AttributeError, RuntimeError):
+        return None  # The allocator is of a kind that tells nothing: MPS before 2.13.
+    return _GENERAL_STATS

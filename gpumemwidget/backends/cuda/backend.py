@@ -10,25 +10,24 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
 
+from gpumemwidget.backends.cuda.counters import TouchedCounters
 from gpumemwidget.backends.cuda.history_control import HistoryControl
 from gpumemwidget.backends.cuda.limits import CudaLimits, read_release
 from gpumemwidget.backends.cuda.peak_overlay import NestedStats, PeakOverlay
 from gpumemwidget.backends.cuda.snapshot import SnapshotReader
 from gpumemwidget.backends.cuda.tracer import CudaTracer
 from gpumemwidget.errors import BackendError
-from gpumemwidget.failures import Notes, read_first_line
+from gpumemwidget.failures import read_first_line
 from gpumemwidget.model.devices import (
-    BytesByDevice,
     DeviceInfo,
     Limit,
     LimitRequest,
     PinnedUse,
-    Reading,
 )
 from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import AllocatorTrace
@@ -39,7 +38,7 @@ _COUNTS_FREED_PINS = (2, 13)
 _FREES_WORKSPACES = (2, 15)
 
 
-class CudaBackend:
+class CudaBackend(TouchedCounters):
     """Counters of the touched CUDA devices.
 
     Args:
@@ -49,57 +48,18 @@ class CudaBackend:
         BackendError: this build of PyTorch has no CUDA.
     """
 
-    kind = "cuda"
-
     def __init__(self, torch: ModuleType) -> None:
         if not hasattr(torch._C, "_cuda_memoryStats"):  # noqa: SLF001 - the one sign of a CUDA build that initialises nothing
             raise BackendError(
                 f"PyTorch {torch.__version__} was built without CUDA: its GPU can't be read, "
                 "install a CUDA build to record it"
             )
+        super().__init__("cuda", PeakOverlay(torch._C))  # noqa: SLF001 - see the overlay
         self._torch = torch
-        self._overlay = PeakOverlay(torch._C)  # noqa: SLF001 - see the overlay
-        self._overlay.install()
         history = HistoryControl(torch)
         self._snapshots = SnapshotReader(torch, history)
         self._tracer = CudaTracer(torch, self._snapshots, history)
-        self._notes = Notes()
         self._limits = CudaLimits(torch, self._notes.add)
-        self._touched: list[int] = []
-        self._infos: dict[int, DeviceInfo] = {}
-
-    def list_devices(self) -> tuple[DeviceInfo, ...]:
-        """Return the touched devices, by index."""
-        return tuple(self._describe(index) for index in self._find_touched())
-
-    def read(self) -> tuple[Reading, ...]:
-        """Return a reading of each touched device, with the peaks of the running span."""
-
-        def read(index: int) -> Reading:
-            stats, exact = self._overlay.read(index)
-            return _to_reading(index, stats, exact=exact)
-
-        return self._read_touched(read)
-
-    def start_span(self) -> tuple[Reading, ...]:
-        """Reset the peaks of the touched devices behind the overlay, and return their readings."""
-
-        def start(index: int) -> Reading:
-            stats = self._overlay.start_span(index)
-            # After the reset a peak is the current value.
-            return _to_reading(index, stats, exact=True, peak="current")
-
-        return self._read_touched(start)
-
-    def end_span(self) -> tuple[Reading, ...]:
-        """Return what ``read`` does: the span's marks stay until the next span begins."""
-        return self.read()
-
-    def read_as_user(self) -> tuple[Reading, ...]:
-        """Return readings whose peaks are those of ``torch.cuda.max_memory_allocated()``."""
-        return self._read_touched(
-            lambda index: _to_reading(index, self._overlay.read_as_user(index), exact=True)
-        )
 
     def read_segments(self) -> tuple[Segment, ...]:
         """Return the segments of the touched devices: 2 ms with 600 blocks.
@@ -110,7 +70,7 @@ class CudaBackend:
         ``()``, with a note, where CUDA refuses, or where the snapshot would have all events of a
         history that the user records.
         """
-        touched = self._find_touched()
+        touched = self._list_touched()
         if not touched:
             return ()
         if self._snapshots.is_costly and not self._tracer.keeps_no_events:
@@ -119,11 +79,9 @@ class CudaBackend:
                 f"PyTorch {self._torch.__version__} would fetch all of its events with them"
             )
             return ()
-        try:
-            return self._snapshots.read(touched)
-        except RuntimeError as exc:
-            self._notes.add(f"the allocator's blocks can't be read: {read_first_line(exc)}")
-            return ()
+        return self._ask(
+            partial(self._snapshots.read, touched), "the allocator's blocks can't be read", ()
+        )
 
     @property
     def is_tracing(self) -> bool:
@@ -136,11 +94,11 @@ class CudaBackend:
         The first time this takes some seconds, where CUDA is in use. Devices that come into use
         later, and CUDA itself, are traced from their first event on.
         """
-        return self._tracer.start(self._find_touched(), n_events=n_events)
+        return self._tracer.start(self._list_touched(), n_events=n_events)
 
     def end_trace(self, *, snapshot_to: Path | None = None) -> tuple[AllocatorTrace, ...]:
         """Return the touched devices' events since the start: 2.5 s for a million of them."""
-        return self._tracer.end(self._find_touched(), snapshot_to=snapshot_to)
+        return self._tracer.end(self._list_touched(), snapshot_to=snapshot_to)
 
     def keep_sites(self, *, is_on: bool) -> str:
         """Keep the line that allocated each live block, between traces too: 2 µs an allocation."""
@@ -151,15 +109,15 @@ class CudaBackend:
 
         ``None`` where the device is not touched, or CUDA refuses.
         """
-        index = int(device.partition(":")[2])
-        if index not in self._find_touched():
+        index = self._find_index(device)
+        if index is None:
             return None
-        try:
-            free_bytes, total_bytes = self._torch.cuda.mem_get_info(index)
-        except RuntimeError as exc:
-            self._notes.add(f"{device} does not tell what is free: {read_first_line(exc)}")
-            return None
-        return free_bytes, total_bytes
+        told: tuple[int, int] | None = self._ask(
+            partial(self._torch.cuda.mem_get_info, index),
+            f"{device} does not tell what is free",
+            None,
+        )
+        return told
 
     def read_pinned(self) -> PinnedUse | None:
         """Return the counts of PyTorch's allocator of pinned host memory: 10 µs.
@@ -171,11 +129,7 @@ class CudaBackend:
         read_stats = getattr(self._torch._C, "_cuda_hostMemoryStats", None)  # noqa: SLF001 - the public call flattens
         if read_stats is None or not self._torch.cuda.is_initialized():
             return None
-        try:
-            stats = read_stats()
-        except RuntimeError as exc:
-            self._notes.add(f"pinned host memory is not told: {read_first_line(exc)}")
-            return None
+        stats: NestedStats = self._ask(read_stats, "pinned host memory is not told", {})
         # The bytes that the allocator has from the system had another name before 2.9.
         is_old = "reserved_bytes" in stats
         held = stats.get("allocated_bytes" if is_old else "active_bytes")
@@ -194,7 +148,7 @@ class CudaBackend:
         Raises:
             BackendError: there is no such device, or it refuses.
         """
-        touched = self._find_touched()
+        touched = self._list_touched()
         kind, _, index = device.partition(":")
         is_known = kind == self.kind and index.isascii() and index.isdigit()
         if is_known and self._torch.cuda.is_initialized():
@@ -205,7 +159,7 @@ class CudaBackend:
 
     def read_limits(self) -> tuple[Limit, ...]:
         """Return the limits of touched devices, and of others that have a limit, set or waiting."""
-        touched = self._find_touched()
+        touched = self._list_touched()
         waiting = self._limits.waiting
         limits = []
         for index in sorted({*touched, *waiting, *self._limits.list_limited()}):
@@ -226,7 +180,7 @@ class CudaBackend:
     def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
         """Reset the peaks as ``torch.cuda.reset_peak_memory_stats()`` does, on touched devices."""
         reset = []
-        for index in self._find_touched():
+        for index in self._list_touched():
             if devices is None or f"cuda:{index}" in devices:
                 self._torch._C._cuda_resetPeakMemoryStats(index)  # noqa: SLF001 - the overlay's binding, which the user's call finds too
                 reset.append(f"cuda:{index}")
@@ -290,12 +244,6 @@ class CudaBackend:
         classes = {id(cls): cls for cls in map(type, gc.get_objects())}
         return any(base is graph_type for cls in classes.values() for base in read_bases(cls))
 
-    def list_lost_peaks(self) -> BytesByDevice:
-        """Return devices and the peaks, in bytes, that ``close`` takes from the user's view."""
-        if not self._torch.cuda.is_initialized():
-            return ()
-        return tuple((f"cuda:{index}", peak) for index, peak in self._overlay.list_lost_marks())
-
     def take_notes(self) -> tuple[str, ...]:
         """Return sentences on what failed, each once."""
         return self._notes.take() + self._tracer.take_notes()
@@ -307,9 +255,9 @@ class CudaBackend:
         """
         self._tracer.close()
         self._limits.close()
-        self._overlay.uninstall()
+        super().close()
 
-    def _find_touched(self) -> list[int]:
+    def _list_touched(self) -> list[int]:
         cuda = self._torch.cuda
         # False in a forked child too, where the parent's CUDA can't be used.
         if not cuda.is_initialized():
@@ -322,7 +270,7 @@ class CudaBackend:
         self._limits.set_waiting(self._touched)
         return self._touched
 
-    def _describe(self, index: int) -> DeviceInfo:
+    def _describe_device(self, index: int) -> DeviceInfo:
         info = self._infos.get(index)
         if info is None:
             properties = self._torch.cuda.get_device_properties(index)
@@ -340,50 +288,17 @@ class CudaBackend:
         return info
 
     def _read_total(self, index: int) -> int | None:
-        try:
-            return self._limits.read_total(index)
-        except RuntimeError as exc:
-            self._notes.add(f"cuda:{index} does not tell its total: {read_first_line(exc)}")
-            return None
+        return self._ask(
+            partial(self._limits.read_total, index), f"cuda:{index} does not tell its total", None
+        )
 
     def _read_reserved(self, index: int) -> int | None:
         try:
-            stats = self._overlay.read_as_user(index)
+            stats = self._peaks.read_as_user(index)
         except RuntimeError:
             return None  # the readings say why
         reserved: int = stats["reserved_bytes"]["all"]["current"]
         return reserved
-
-    def _read_touched(self, read: Callable[[int], Reading]) -> tuple[Reading, ...]:
-        """Return a reading of each touched device; where CUDA refuses, it is unknown.
-
-        Pluggable allocators have no statistics: https://pytorch.org/docs/stable/notes/cuda.html
-        """
-        readings = []
-        for index in self._find_touched():
-            try:
-                readings.append(read(index))
-            except RuntimeError as exc:
-                self._notes.add(f"cuda:{index} gives no counters: {read_first_line(exc)}")
-                readings.append(Reading(f"cuda:{index}", allocated_bytes=None, reserved_bytes=None))
-        return tuple(readings)
-
-
-def _to_reading(
-    index: int, stats: NestedStats, *, exact: bool, peak: Literal["peak", "current"] = "peak"
-) -> Reading:
-    allocated = stats["allocated_bytes"]["all"]
-    reserved = stats["reserved_bytes"]["all"]
-    return Reading(
-        device=f"cuda:{index}",
-        allocated_bytes=allocated["current"],
-        reserved_bytes=reserved["current"],
-        allocated_peak_bytes=allocated[peak],
-        reserved_peak_bytes=reserved[peak],
-        peak_is="exact" if exact else "at least",
-        num_alloc_retries=stats["num_alloc_retries"],
-        num_ooms=stats["num_ooms"],
-    )
 
 
 def keeps_workspaces(torch: ModuleType) -> bool:

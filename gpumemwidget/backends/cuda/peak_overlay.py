@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpumemwidget.backends.patching import Patch
+from gpumemwidget.model.devices import PeakIs
 
 #: The result of ``torch.cuda.memory_stats_as_nested_dict()``: ``{"allocated_bytes": {"all":
 #: {"current": …, "peak": …, "allocated": …, "freed": …}, …}, "num_ooms": …}``.
@@ -191,8 +192,8 @@ class PeakOverlay:
             self._reset_peaks(device)
         return self._add_counters(device, stats)
 
-    def read(self, device: int) -> tuple[NestedStats, bool]:
-        """Return statistics with the span's peaks, and whether these are exact."""
+    def read(self, device: int) -> tuple[NestedStats, PeakIs]:
+        """Return statistics with the span's peaks, and what these are."""
         with self._lock:
             stats = self._read_stats(device)
             marks = self._marks_of(device)
@@ -200,8 +201,8 @@ class PeakOverlay:
             if marks.span_peaks:
                 stats = copy.deepcopy(stats)
                 _raise_peaks(stats, marks.span_peaks)
-            exact = not marks.at_least
-        return self._add_counters(device, stats), exact
+            peak_is: PeakIs = "at least" if marks.at_least else "exact"
+        return self._add_counters(device, stats), peak_is
 
     def read_as_user(self, device: int) -> NestedStats:
         """Return statistics as the user's own calls give them."""

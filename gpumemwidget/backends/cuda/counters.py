@@ -1,0 +1,181 @@
+"""Read the counters of the touched devices of one kind: what CUDA and other accelerators share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from gpumemwidget.backends.cuda.peak_overlay import NestedStats, PeakOverlay
+from gpumemwidget.failures import Notes, describe_exception, read_first_line
+from gpumemwidget.model.devices import BytesByDevice, DeviceInfo, PeakIs, Reading
+
+_T = TypeVar("_T")
+
+
+class SeenPeaks:
+    """The highest values that were seen in a span, where nothing may be reset.
+
+    Args:
+        read_stats: returns a device's statistics, new ones each time.
+    """
+
+    def __init__(self, read_stats: Callable[[int], NestedStats]) -> None:
+        self._read_stats = read_stats
+        self._highest: dict[int, dict[str, int]] = {}
+
+    def start_span(self, device: int) -> NestedStats:
+        """Forget what was seen, and return the statistics."""
+        self._highest.pop(device, None)
+        return self.read(device)[0]
+
+    def read(self, device: int) -> tuple[NestedStats, PeakIs]:
+        """Return statistics with the highest values in place of the peaks."""
+        stats = self._read_stats(device)
+        highest = self._highest.setdefault(device, {})
+        for name in ("allocated_bytes", "reserved_bytes"):
+            if name in stats:
+                figures = stats[name]["all"]
+                highest[name] = max(figures["current"], highest.get(name, 0))
+                figures["peak"] = highest[name]
+        return stats, "sampled"
+
+    def read_as_user(self, device: int) -> NestedStats:
+        """Return the statistics, with PyTorch's own peaks."""
+        return self._read_stats(device)
+
+
+class TouchedCounters(ABC):
+    """Counters of the touched devices of one kind.
+
+    Args:
+        kind: ``"cuda"``, ``"xpu"``, ``"mps"``: the beginning of the devices' names.
+        peaks: reads the statistics; an overlay is installed here.
+    """
+
+    def __init__(self, kind: str, peaks: PeakOverlay | SeenPeaks) -> None:
+        self.kind = kind
+        self._peaks = peaks
+        if isinstance(peaks, PeakOverlay):
+            peaks.install()
+        self._notes = Notes()
+        self._touched: list[int] = []
+        self._infos: dict[int, DeviceInfo] = {}
+
+    @abstractmethod
+    def _list_touched(self) -> list[int]:
+        """Return the indices of the devices that the user has used."""
+
+    @abstractmethod
+    def _describe_device(self, index: int) -> DeviceInfo: ...
+
+    def list_devices(self) -> tuple[DeviceInfo, ...]:
+        """Return the touched devices, by index."""
+        return tuple(self._describe_device(index) for index in self._list_touched())
+
+    def read(self) -> tuple[Reading, ...]:
+        """Return a reading of each touched device, with the peaks of the running span."""
+
+        def read(index: int) -> Reading:
+            stats, peak_is = self._peaks.read(index)
+            return self._to_reading(index, stats, "peak", peak_is)
+
+        return self._read_touched(read)
+
+    def start_span(self) -> tuple[Reading, ...]:
+        """Reset the peaks of the touched devices, where the user does not see it."""
+        return self._read_touched(
+            # After the reset a peak is the current value.
+            lambda index: self._to_reading(index, self._peaks.start_span(index), "current", "exact")
+        )
+
+    def end_span(self) -> tuple[Reading, ...]:
+        """Return what ``read`` does: the span's marks stay until the next span begins."""
+        return self.read()
+
+    def read_as_user(self) -> tuple[Reading, ...]:
+        """Return readings whose peaks are those of PyTorch's own functions."""
+        return self._read_touched(
+            lambda index: self._to_reading(index, self._peaks.read_as_user(index), "peak", "exact")
+        )
+
+    def list_lost_peaks(self) -> BytesByDevice:
+        """Return devices and the peaks, in bytes, that ``close`` takes from the user's view."""
+        if not isinstance(self._peaks, PeakOverlay) or not self._list_touched():
+            return ()
+        marks: tuple[tuple[int, int], ...] = self._ask(
+            self._peaks.list_lost_marks, f"the peaks of {self.kind} can't be read", ()
+        )
+        return tuple((self._name(index), peak) for index, peak in marks)
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Return sentences on what failed, each once."""
+        return self._notes.take()
+
+    def close(self) -> None:
+        """Take away what hides our resets. May be called twice."""
+        if isinstance(self._peaks, PeakOverlay):
+            self._peaks.uninstall()
+
+    def _name(self, index: int) -> str:
+        return f"{self.kind}:{index}"
+
+    def _find_index(self, device: str) -> int | None:
+        """Return the index of a touched device; ``None`` for any other device."""
+        touched = self._list_touched()
+        return next((index for index in touched if device == self._name(index)), None)
+
+    def _read_touched(self, read: Callable[[int], Reading]) -> tuple[Reading, ...]:
+        """Return a reading of each touched device; where PyTorch refuses, it is unknown.
+
+        Pluggable allocators have no statistics: https://pytorch.org/docs/stable/notes/cuda.html
+        """
+        readings = []
+        for index in self._list_touched():
+            try:
+                readings.append(read(index))
+            except Exception as exc:  # noqa: BLE001 - a note tells it
+                self._notes.add(f"{self._name(index)} gives no counters: {describe_refusal(exc)}")
+                readings.append(Reading(self._name(index), None, None))
+        return tuple(readings)
+
+    def _to_reading(self, index: int, stats: NestedStats, peak: str, peak_is: PeakIs) -> Reading:
+        """Return statistics as a reading; what this release of PyTorch does not tell is ``None``.
+
+        Args:
+            index: the device's index.
+            stats: the device's statistics.
+            peak: which of each statistic's figures is the peak.
+            peak_is: what that peak is.
+        """
+        allocated = _sum_pools(stats, "allocated_bytes")
+        reserved = _sum_pools(stats, "reserved_bytes")
+        return Reading(
+            device=self._name(index),
+            allocated_bytes=allocated.get("current"),
+            reserved_bytes=reserved.get("current"),
+            allocated_peak_bytes=allocated.get(peak),
+            reserved_peak_bytes=reserved.get(peak),
+            peak_is=peak_is if allocated or reserved else None,
+            num_alloc_retries=stats.get("num_alloc_retries"),
+            num_ooms=stats.get("num_ooms"),
+        )
+
+    def _ask(self, ask: Callable[[], _T], failure: str, unknown: _T) -> _T:
+        """Return the answer; ``unknown``, with a note, where there is none."""
+        try:
+            return ask()
+        except Exception as exc:  # noqa: BLE001 - a note tells it
+            self._notes.add(f"{failure}: {describe_refusal(exc)}")
+            return unknown
+
+
+def describe_refusal(exc: Exception) -> str:
+    """Return an exception's first line, with its type unless it is PyTorch's ``RuntimeError``."""
+    return read_first_line(exc) if type(exc) is RuntimeError else describe_exception(exc)
+
+
+def _sum_pools(stats: NestedStats, name: str) -> dict[str, Any]:
+    """Return the figures of a statistic for all pools together."""
+    figures: dict[str, Any] = stats.get(name, {}).get("all", {})
+    return figures
