@@ -23,8 +23,14 @@ from gpumemwidget.report.render.document import (
 )
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.palette import name_class
-from gpumemwidget.report.wording.breakdown_notes import list_breakdown_notes
-from gpumemwidget.report.wording.parts import HIDDEN, find_look, list_pinned, name_part, tell_part
+from gpumemwidget.report.wording.parts import (
+    HIDDEN,
+    find_look,
+    list_breakdown_notes,
+    list_pinned,
+    name_part,
+    tell_part,
+)
 from gpumemwidget.units import UNKNOWN, format_bytes
 
 #: Maximum number of processes of one part; those beyond are one row.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import HOST, Sample
@@ -17,7 +16,6 @@ from gpumemwidget.report.render.cells import (
     list_cell_runs,
     mark_budget,
     peak_cell,
-    rise_cell,
     sort_devices,
 )
 from gpumemwidget.report.render.document import (
@@ -39,7 +37,7 @@ _COLUMNS = (
     Column("device", "name"),
     Column("memory", "name"),
     Column("before"),
-    Column("after"),
+    # What stands after it.
     Column("change"),
     Column("peak"),
     Column("peak rise"),
@@ -57,8 +55,7 @@ def report_cell(record: CellRecord, samples: Sequence[Sample]) -> Report:
 
 def report_unfinished(record: CellRecord, samples: Sequence[Sample]) -> Report:
     """Report what is known of a running cell; a page whose kernel dies keeps it."""
-    _, *blocks = list_cell_blocks(record, samples)
-    blocks = _rename_after(blocks, "last reading")
+    _, *blocks = list_cell_blocks(record, samples, after="last reading")
     heading = (
         Run(name_cell(record.execution_count), "strong"),
         Run("not finished", "warn"),
@@ -67,26 +64,28 @@ def report_unfinished(record: CellRecord, samples: Sequence[Sample]) -> Report:
     return Report(Document((Heading(heading), *blocks, *explain_marks(blocks))))
 
 
-def _rename_after(blocks: Sequence[Block], title: str) -> list[Block]:
-    columns = tuple(
-        replace(column, title=title) if column.title == "after" else column for column in _COLUMNS
-    )
-    return [
-        replace(block, columns=columns) if isinstance(block, Table) else block for block in blocks
-    ]
-
-
 def list_cell_blocks(
-    record: CellRecord, samples: Sequence[Sample], *, without: Collection[str] = ()
+    record: CellRecord,
+    samples: Sequence[Sample],
+    *,
+    without: Collection[str] = (),
+    after: str = "after",
 ) -> list[Block]:
-    """Return a cell's heading, its table, its charts, and notes on what went wrong."""
+    """Return a cell's heading, its table, its charts, and notes on what went wrong.
+
+    Args:
+        record: the cell.
+        samples: readings taken while it ran.
+        without: the devices that get no chart here.
+        after: title of the column of what stands at its end.
+    """
     devices = sort_devices(record.devices)
     blocks: list[Block] = [Heading(list_cell_runs(record))]
     if devices:
         blocks.append(
             Table(
                 caption="Memory of each device over the cell",
-                columns=_COLUMNS,
+                columns=(*_COLUMNS[:3], Column(after), *_COLUMNS[3:]),
                 groups=tuple(_list_rows(device) for device in devices),
                 n_shared=1,
                 shared_above=True,
@@ -118,7 +117,7 @@ def _list_rows(device: CellDevice) -> tuple[tuple[Cell, ...], ...]:
             bytes_cell(span.after_bytes),
             change_cell(span.change_bytes),
             mark_budget(peak, device) if span is device.budgeted else peak,
-            rise_cell(span.rise_bytes, device.peak_is),
+            change_cell(span.rise_bytes, mark=peak.mark),
         )
 
     allocated = Cell(names.allocated, detail=names.allocated_detail)

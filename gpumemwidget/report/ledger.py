@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord
 from gpumemwidget.report.render.cells import (
+    STATUS_TONES,
     change_cell,
     explain_marks,
     has_moved,
     mark_budget,
     peak_cell,
     sort_devices,
-    status_tone,
 )
 from gpumemwidget.report.render.document import (
     Block,
@@ -93,7 +93,7 @@ def _list_rows(record: CellRecord) -> tuple[tuple[Cell, ...], ...]:
     cell = (
         Cell(name_cell(record.execution_count)),
         Cell(format_duration(record.duration_s)),
-        Cell(record.status, tone=status_tone(record.status)),
+        Cell(record.status, tone=STATUS_TONES[record.status]),
     )
     unknown = (Cell(UNKNOWN, tone="muted"),) * 3
     first, *others = [_list_device(device) for device in _list_moved(record)] or [unknown]

@@ -28,8 +28,7 @@ from gpumemwidget.report.render.document import (
 )
 from gpumemwidget.report.render.output import FigureReport, Report
 from gpumemwidget.report.source import RESOLUTION_BYTES, list_host, list_unit, name_file, sum_uses
-from gpumemwidget.report.wording.trace_notes import name_origin, word_note
-from gpumemwidget.report.wording.words import count, join_words, say_peak
+from gpumemwidget.report.wording.words import count, join_words, name_origin, say_peak, word_note
 from gpumemwidget.units import format_bytes
 
 #: Maximum number of units that are shown besides the traced cell.

@@ -21,9 +21,9 @@ from gpumemwidget.model.devices import HOST, MOST_CHILDREN, ChildProcess, Device
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.report.charts.segments import list_looks
 from gpumemwidget.report.render.palette import PART_COLORS
-from gpumemwidget.report.wording.breakdown_notes import list_breakdown_notes
 from gpumemwidget.report.wording.parts import (
     find_look,
+    list_breakdown_notes,
     list_pinned,
     name_look,
     name_part,

@@ -17,7 +17,7 @@ from gpumemwidget.model.breakdowns import (
     PartKey,
 )
 from gpumemwidget.model.devices import HOST, DeviceState, DeviceUse, ProcessUse, Reading
-from gpumemwidget.report.wording.breakdown_notes import list_breakdown_notes
+from gpumemwidget.report.wording.parts import list_breakdown_notes
 from tests.breakdowns.readings import (
     GIB,
     MIB,

@@ -123,8 +123,8 @@ class TestWords:
 
         assert name_part(part) == "not told apart"
         assert tell_part(part, breakdown) == (
-            "Reserved but unallocated memory and this process's memory outside PyTorch: only their "
-            "sum is known here."
+            "Reserved but unallocated and this process outside PyTorch: only their sum is known "
+            "here."
         )
         assert name_part(BreakdownPart("rest", 1, merged=keys[:4])) == "reserved but unallocated"
 

@@ -20,7 +20,7 @@ from gpumemwidget.report.charts.timeline import (
     thin_moments,
 )
 from gpumemwidget.report.render.palette import RESERVED_COLOR
-from gpumemwidget.report.wording.trace_notes import name_origin
+from gpumemwidget.report.wording.words import name_origin
 from tests.report.examples import GIB, HOSTILE, MIB
 from tests.report.trace_examples import (
     make_lines_device,

@@ -18,8 +18,7 @@ from gpumemwidget.recording.thinning import find_extremes
 from gpumemwidget.report.render.document import Picture
 from gpumemwidget.report.render.markup import Html, h, join_html
 from gpumemwidget.report.render.palette import N_LINE_BANDS
-from gpumemwidget.report.wording.trace_notes import name_origin
-from gpumemwidget.report.wording.words import count, cut_words, name_counters, say_peak
+from gpumemwidget.report.wording.words import count, cut_words, name_counters, name_origin, say_peak
 from gpumemwidget.units import format_bytes, format_duration
 
 #: The ``viewBox``.

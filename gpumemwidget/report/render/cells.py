@@ -15,7 +15,7 @@ from gpumemwidget.units import format_bytes, format_change, format_duration
 #: Stands before a lower bound in a table; a note below explains it.
 AT_LEAST_MARK = "≥"
 
-_STATUS_TONES: dict[Status, Tone] = {"ok": "muted", "error": "bad", "interrupted": "warn"}
+STATUS_TONES: dict[Status, Tone] = {"ok": "muted", "error": "bad", "interrupted": "warn"}
 
 
 def bytes_cell(n_bytes: int | None, *, mark: str = "") -> Cell:
@@ -57,11 +57,6 @@ def mark_budget(cell: Cell, device: CellDevice) -> Cell:
     return cell
 
 
-def rise_cell(rise_bytes: int | None, peak_is: PeakIs | None) -> Cell:
-    """Return how far a peak was above the start, with the mark of the peak."""
-    return change_cell(rise_bytes, mark=mark_peak(peak_is))
-
-
 def share_cell(n_bytes: int, total_bytes: int) -> Cell:
     """Return a share in percent and as a bar; blank if there is no whole."""
     if total_bytes <= 0:
@@ -90,16 +85,11 @@ def has_moved(device: CellDevice) -> bool:
     )
 
 
-def status_tone(status: Status) -> Tone:
-    """Return the tone of a status."""
-    return _STATUS_TONES[status]
-
-
 def list_cell_runs(record: CellRecord) -> tuple[Run, ...]:
     """Return the heading of a cell: its number or first line, its status, its duration."""
     return (
         Run(name_record(record), "strong"),
-        Run(record.status, status_tone(record.status)),
+        Run(record.status, STATUS_TONES[record.status]),
         Run(format_duration(record.duration_s)),
     )
 

@@ -1,16 +1,23 @@
-"""The names of the parts of a device's memory, and what can be done about each.
+"""The names of the parts of a device's memory, what can be done about each, and what is in doubt.
 
 The table of parts, plotly's figure and the dashboard all take their sentences from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart, PartKey
+from gpumemwidget.model.breakdowns import (
+    Breakdown,
+    BreakdownDoubt,
+    BreakdownNote,
+    BreakdownPart,
+    PartKey,
+)
 from gpumemwidget.model.devices import HOST, PinnedUse, ProcessUse
 from gpumemwidget.model.ownership import MemoryKind
-from gpumemwidget.report.wording.words import bind_bytes, count_kind, join_words
+from gpumemwidget.report.wording.words import bind_bytes, count_kind, join_words, list_some
+from gpumemwidget.units import format_bytes
 
 # -- Names -----------------------------------------------------------------------------------------
 
@@ -213,18 +220,11 @@ _CACHE = (
     "known here."
 )
 
-#: Names within a sentence.
-_WORDS: dict[PartKey, str] = {
-    "allocated": "allocated memory",
-    "pending": "memory pending free",
-    "releasable": "memory that empty_cache() would give back",
-    "fragmented": "fragmented memory",
-    "pools": "private pools",
-    "outside": "this process's memory outside PyTorch",
+
+#: Names that a sentence needs to be longer.
+_IN_SENTENCES: dict[PartKey, str] = {
     "unlisted": "memory that the driver attributes to no process",
     "driver": "memory reserved by the driver",
-    "free": "free memory",
-    "cached": "other resident memory",
 }
 
 
@@ -275,14 +275,13 @@ def _tell_merged(keys: tuple[PartKey, ...], device: str) -> str:
         return _HOST_REST if device == HOST else _STRANGERS
     if set(keys) == _UNALLOCATED:
         return _CACHE
-    names = _HOST_NAMES if device == HOST else _WORDS
-    words = [
-        f"{_RESERVED_BUT_UNALLOCATED} memory"
-        if set(keys) > _UNALLOCATED and key in _UNALLOCATED
-        else names.get(key) or _WORDS.get(key) or _name_key(key)
+    names = [
+        _RESERVED_BUT_UNALLOCATED
+        if key in _UNALLOCATED
+        else _IN_SENTENCES.get(key) or _name_key(key, device)
         for key in keys
     ]
-    listed = join_words(list(dict.fromkeys(words)))
+    listed = join_words(list(dict.fromkeys(names)))
     return f"{listed[:1].upper()}{listed[1:]}: only their sum is known here."
 
 
@@ -304,3 +303,105 @@ def list_pinned(pinned: PinnedUse) -> list[tuple[str, int, str]]:
         kept = "Pinned and kept for the next such tensors: torch.accelerator.empty_host_cache()"
         rows.append(("pinned, cached", taken - held, f"{kept} gives it back."))
     return rows
+
+
+# -- Doubts ----------------------------------------------------------------------------------------
+
+#: Maximum number of processes that a note names.
+_MAX_NAMED = 4
+_DOUBTS = {
+    BreakdownDoubt.MOVED_MEANWHILE: (
+        "{device}: memory was allocated or freed during the reading, so its figures are not all of "
+        "one moment."
+    ),
+    BreakdownDoubt.USE_UNKNOWN: "{device}: the driver does not report what is in use there.",
+    BreakdownDoubt.TOTAL_OF_PYTORCH: (
+        "{device}: the driver reports no figures, so the total is PyTorch's, which leaves out what "
+        "the driver reserves."
+    ),
+    BreakdownDoubt.DRIVER_PART_UNKNOWN: (
+        "{device}: what the driver reserves is not reported; it is part of what is in use."
+    ),
+    BreakdownDoubt.PROCESSES_EXCEED_USE: (
+        "{device}: the processes add up to more than is in use, as they share memory or were not "
+        "read at one moment, so they are not told apart."
+    ),
+    BreakdownDoubt.OWN_OVERLAPS_FREE: (
+        "{device}: this process and free memory add up to more than the total, as they overlap or "
+        "were not read at one moment, so the rest is not told apart."
+    ),
+    BreakdownDoubt.OWN_EXCEEDS_TOTAL: (
+        "{device}: this process would have more than the total of {n_bytes}, so nothing is told "
+        "apart."
+    ),
+    BreakdownDoubt.NOT_RESIDENT: (
+        "malloc has handed out {n_bytes}, some of which is not resident: pages that were never "
+        "written to, or are swapped out, take no memory."
+    ),
+    BreakdownDoubt.ALLOCATED_EXCEEDS: (
+        "{device}: the counters report {n_bytes} allocated of {other_bytes} reserved, so the two "
+        "are not told apart."
+    ),
+    BreakdownDoubt.SEGMENTS_UNKNOWN: (
+        "{device}: the allocator reports no segments (cudaMallocAsync does not), so what is "
+        "reserved but unallocated is one part."
+    ),
+    BreakdownDoubt.SEGMENTS_OF_ANOTHER_MOMENT: (
+        "{device}: the segments were read at another moment than the counters, so what is reserved "
+        "but unallocated is one part."
+    ),
+    BreakdownDoubt.OWNERS_DIFFER: (
+        "{device}: owners of {n_bytes} were found, but {other_bytes} are allocated, so what is "
+        "allocated is not divided by kind."
+    ),
+    BreakdownDoubt.ROUNDING_UNKNOWN: (
+        "{device}: the requested size is not known of all blocks, so each kind includes its "
+        "rounding."
+    ),
+    BreakdownDoubt.OWNERS_INCOMPLETE: (
+        "{device}: there were too many objects to look at, so less may be without a variable."
+    ),
+    BreakdownDoubt.NOT_LISTED: (
+        "{device}: the driver lists {processes}; one of these may be this process under another "
+        "number."
+    ),
+    BreakdownDoubt.PID_OF_ANOTHER: (
+        "{device}: the driver reports {n_bytes} for this process, less than the {other_bytes} of "
+        "PyTorch alone, so that figure belongs to another process or moment."
+    ),
+    BreakdownDoubt.BYTES_UNKNOWN: (
+        "{device}: the driver does not report how much {processes} {have}."
+    ),
+}
+_NONE_LISTED = (
+    "{device}: the driver lists no process there, not even this one, as in a container or without "
+    "permission, so they are not told apart."
+)
+
+
+def list_breakdown_notes(breakdown: Breakdown) -> tuple[str, ...]:
+    """Return the sentences that go with a breakdown, those of the driver first."""
+    words = (_word_note(note, breakdown.device) for note in breakdown.notes)
+    return (*breakdown.failures, *words)
+
+
+def _word_note(note: BreakdownNote, device: str) -> str:
+    sentence = _DOUBTS[note.doubt]
+    if note.doubt is BreakdownDoubt.NOT_LISTED and not note.processes:
+        sentence = _NONE_LISTED
+    return sentence.format(
+        device=device,
+        n_bytes=format_bytes(note.n_bytes),
+        other_bytes=format_bytes(note.other_bytes),
+        processes=_name_processes(note.processes),
+        have="has" if len(note.processes) == 1 else "have",
+    )
+
+
+def _name_processes(processes: Sequence[ProcessUse]) -> str:
+    names = [
+        f"pid {each.pid}"
+        + ("" if each.n_bytes is None or each.n_bytes < 0 else f" ({format_bytes(each.n_bytes)})")
+        for each in processes
+    ]
+    return ", ".join(list_some(names, _MAX_NAMED))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumemwidget.model.traces import NoteKind, Origin, TraceNote
-from gpumemwidget.report.wording.trace_notes import name_origin, word_note
+from gpumemwidget.report.wording.words import name_origin, word_note
 
 MIB = 1 << 20
 
