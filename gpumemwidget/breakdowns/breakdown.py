@@ -9,17 +9,9 @@ until the figures that are left fit. So no part is negative, and none is guessed
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from gpumemwidget.backends.cuda.releasable import Unallocated, divide_unallocated
-from gpumemwidget.breakdowns.part_groups import (
-    UNALLOCATED_KEYS,
-    PartGroup,
-    divide_total,
-    drop_impossible,
-    forget_all,
-    make_group,
-    merge_parts,
-)
 from gpumemwidget.model.breakdowns import (
     Breakdown,
     BreakdownDoubt,
@@ -27,9 +19,19 @@ from gpumemwidget.model.breakdowns import (
     BreakdownPart,
     PartKey,
 )
-from gpumemwidget.model.devices import HOST, DeviceState, ProcessUse
-from gpumemwidget.model.ownership import DeviceAccount, MemoryKind
+from gpumemwidget.model.devices import (
+    HOST,
+    DeviceInfo,
+    DeviceState,
+    DeviceUse,
+    ProcessUse,
+    Reading,
+)
+from gpumemwidget.model.ooms import OomEvent
+from gpumemwidget.model.ownership import DeviceAccount, MemoryKind, Owned
 
+#: Parts of the memory that is reserved but unallocated.
+_UNALLOCATED_KEYS: tuple[PartKey, ...] = ("pending", "releasable", "fragmented", "pools")
 #: The order of the kinds.
 _KINDS: tuple[MemoryKind, ...] = (
     "parameter",
@@ -89,9 +91,9 @@ def build_breakdown(
         name=info.name,
         total_bytes=total,
         parts=_divide_device(state, own, total, notes, has_driver=has_driver),
-        allocated_bytes=drop_impossible(None if reading is None else reading.allocated_bytes),
-        reserved_bytes=drop_impossible(None if reading is None else reading.reserved_bytes),
-        used_bytes=drop_impossible(None if use is None else use.used_bytes),
+        allocated_bytes=_drop_impossible(None if reading is None else reading.allocated_bytes),
+        reserved_bytes=_drop_impossible(None if reading is None else reading.reserved_bytes),
+        used_bytes=_drop_impossible(None if use is None else use.used_bytes),
         limit_bytes=info.limit_bytes,
         budget_bytes=budget_bytes,
         largest_free_block_bytes=(
@@ -104,9 +106,49 @@ def build_breakdown(
     )
 
 
+def build_oom_breakdown(
+    event: OomEvent, kinds: Sequence[tuple[MemoryKind, int]] = ()
+) -> Breakdown | None:
+    """Return a device's memory, as it was when an allocation failed, in parts.
+
+    Args:
+        event: the readings taken when the allocation failed.
+        kinds: what was allocated, by kind.
+
+    Returns:
+        The parts, as ``build_breakdown`` gives them; ``None`` if the total or every part of it is
+        unknown.
+    """
+    device, allocated, reserved = event.device, event.allocated_bytes, event.reserved_bytes
+    if allocated is reserved is event.others_bytes is event.device_free_bytes is None:
+        return None
+    processes = None
+    if device != HOST and event.outside_bytes is not None and reserved is not None:
+        own = ProcessUse(0, None, "own", reserved + event.outside_bytes)
+        # Without a list of the others, they can't be told from what is of no listed process.
+        is_listed = event.unlisted_bytes is not None or event.others
+        processes = (own, *(event.others if is_listed else (ProcessUse(0, None, "other", None),)))
+    total = event.device_total_bytes
+    state = DeviceState(
+        info=DeviceInfo(device, device, total, event.limit_bytes),
+        reading=Reading(device, allocated, reserved),
+        use=DeviceUse(
+            device, None, event.device_free_bytes, total, driver_bytes=event.driver_bytes or 0
+        ),
+        processes=processes,
+    )
+    account = None
+    n_unknown = (allocated or 0) - sum(n_bytes for _, n_bytes in kinds)
+    if kinds and n_unknown >= 0:
+        owned = [Owned(device, n_bytes, kind, (), "name") for kind, n_bytes in kinds]
+        owned.append(Owned(device, n_unknown, "unknown", (), "nowhere"))
+        account = DeviceAccount(device, allocated, tuple(owned))
+    return build_breakdown(state, account)
+
+
 def _divide_device(
     state: DeviceState,
-    own: Sequence[PartGroup],
+    own: Sequence[_PartGroup],
     total: int,
     notes: list[BreakdownNote],
     *,
@@ -122,24 +164,24 @@ def _divide_device(
         has_driver: whether the total is the driver's.
     """
     device, use = state.info.device, state.use
-    free = drop_impossible(None if use is None or not has_driver else use.free_bytes)
-    ends = [make_group("free", free)]
+    free = _drop_impossible(None if use is None or not has_driver else use.free_bytes)
+    ends = [_make_group("free", free)]
     # PyTorch's total leaves the driver's part out; that of an unused device is the driver's.
     if device != HOST and (has_driver or state.reading is None):
-        driver = drop_impossible(use.driver_bytes if use is not None and has_driver else None)
-        ends.insert(0, make_group("driver", driver))
+        driver = _drop_impossible(use.driver_bytes if use is not None and has_driver else None)
+        ends.insert(0, _make_group("driver", driver))
         if driver is None and free is not None:
             notes.append(BreakdownNote(BreakdownDoubt.DRIVER_PART_UNKNOWN))
-    parts = divide_total(total, [*_list_process_groups(state, own, notes), *ends])
+    parts = _divide_total(total, [*_list_process_groups(state, own, notes), *ends])
     if parts is not None:
         return parts
-    others, unknown_ends = _list_unknown_groups(device), forget_all(ends)
+    others, unknown_ends = _list_unknown_groups(device), _forget_all(ends)
     for doubt, groups in (
         (BreakdownDoubt.PROCESSES_EXCEED_USE, [*own, *others, *ends]),
         (BreakdownDoubt.OWN_OVERLAPS_FREE, [*own, *others, *unknown_ends]),
-        (BreakdownDoubt.OWN_EXCEEDS_TOTAL, [*forget_all(own), *others, *unknown_ends]),
+        (BreakdownDoubt.OWN_EXCEEDS_TOTAL, [*_forget_all(own), *others, *unknown_ends]),
     ):
-        parts = divide_total(total, groups)
+        parts = _divide_total(total, groups)
         if parts is not None:
             notes.append(BreakdownNote(doubt, total))
             break
@@ -156,21 +198,23 @@ def _list_own_groups(
     notes: list[BreakdownNote],
     *,
     is_complete: bool,
-) -> list[PartGroup]:
+) -> list[_PartGroup]:
     """Return this process's memory as PyTorch's allocator counts it, or malloc on the host."""
     reading, device = state.reading, state.info.device
-    cached_keys: tuple[PartKey, ...] = ("cached",) if device == HOST else UNALLOCATED_KEYS
-    groups = [PartGroup(("allocated",)), PartGroup(cached_keys)]
+    cached_keys: tuple[PartKey, ...] = ("cached",) if device == HOST else _UNALLOCATED_KEYS
+    groups = [_PartGroup(("allocated",)), _PartGroup(cached_keys)]
     if reading is None:
         # On a GPU that is not touched PyTorch has nothing.
         return groups if device == HOST else []
-    allocated = drop_impossible(reading.allocated_bytes)
-    reserved = drop_impossible(reading.reserved_bytes)
+    allocated = _drop_impossible(reading.allocated_bytes)
+    reserved = _drop_impossible(reading.reserved_bytes)
     if allocated is not None and (reserved is None or allocated <= reserved):
         kinds = _divide_allocated(account, allocated, notes, is_complete=is_complete)
-        groups[0] = PartGroup(("allocated",), (BreakdownPart("allocated", allocated, parts=kinds),))
+        groups[0] = _PartGroup(
+            ("allocated",), (BreakdownPart("allocated", allocated, parts=kinds),)
+        )
         if unallocated is not None:
-            groups[1] = PartGroup(cached_keys, _divide_unallocated(unallocated))
+            groups[1] = _PartGroup(cached_keys, _divide_unallocated(unallocated))
     elif allocated is not None and reserved is not None:
         on_host = device == HOST
         doubt = BreakdownDoubt.NOT_RESIDENT if on_host else BreakdownDoubt.ALLOCATED_EXCEEDS
@@ -178,7 +222,7 @@ def _list_own_groups(
     if reserved is None:
         return groups
     keys = tuple(key for group in groups for key in group.keys)
-    return [PartGroup(keys, divide_total(reserved, groups))]
+    return [_PartGroup(keys, _divide_total(reserved, groups))]
 
 
 def _match_segments(state: DeviceState, notes: list[BreakdownNote]) -> Unallocated | None:
@@ -203,7 +247,7 @@ def _divide_unallocated(found: Unallocated) -> tuple[BreakdownPart, ...]:
     middle: tuple[BreakdownPart, ...]
     if found.releasable_bytes is None or found.fragmented_bytes is None:
         free = found.reserved_bytes - found.allocated_bytes - found.pending_bytes
-        middle = (merge_parts(("releasable", "fragmented"), free - found.pools_bytes),)
+        middle = (_merge_parts(("releasable", "fragmented"), free - found.pools_bytes),)
     else:
         middle = (
             BreakdownPart("releasable", found.releasable_bytes),
@@ -254,15 +298,15 @@ def _divide_allocated(
 # -- The processes ---------------------------------------------------------------------------------
 
 
-def _list_unknown_groups(device: str) -> list[PartGroup]:
+def _list_unknown_groups(device: str) -> list[_PartGroup]:
     """Return the memory beside this process's allocator, all of it unknown."""
     keys: tuple[PartKey, ...] = ("outside", "children", "others", "unlisted")
-    return [PartGroup((key,)) for key in (("children", "others") if device == HOST else keys)]
+    return [_PartGroup((key,)) for key in (("children", "others") if device == HOST else keys)]
 
 
 def _list_process_groups(
-    state: DeviceState, own: Sequence[PartGroup], notes: list[BreakdownNote]
-) -> list[PartGroup]:
+    state: DeviceState, own: Sequence[_PartGroup], notes: list[BreakdownNote]
+) -> list[_PartGroup]:
     """Return this process and the others, as far as the driver's list of them makes sense.
 
     Within a container the driver lists processes by pids from outside of it, or none at all: then
@@ -280,7 +324,7 @@ def _list_process_groups(
     if device == HOST:
         # Pages that a child shares with this process are resident in both.
         has_children = any(process.relation == "child" for process in processes)
-        return unknown if has_children else [*own, PartGroup(("others",))]
+        return unknown if has_children else [*own, _PartGroup(("others",))]
     this = [process for process in processes if process.relation == "own"]
     if not this and state.reading is not None:
         notes.append(BreakdownNote(BreakdownDoubt.NOT_LISTED, processes=processes))
@@ -290,7 +334,7 @@ def _list_process_groups(
     if own_bytes is not None and own_bytes < counted_bytes:
         notes.append(BreakdownNote(BreakdownDoubt.PID_OF_ANOTHER, own_bytes, counted_bytes))
         return unknown
-    silent = tuple(process for process in processes if drop_impossible(process.n_bytes) is None)
+    silent = tuple(process for process in processes if _drop_impossible(process.n_bytes) is None)
     if silent:
         notes.append(BreakdownNote(BreakdownDoubt.BYTES_UNKNOWN, processes=silent))
     children = _group_processes(
@@ -300,42 +344,112 @@ def _list_process_groups(
         "others", [process for process in processes if process.relation == "other"]
     )
     outer = [children, others] if state.are_children_told else [_join_processes(children, others)]
-    inner = [*own, PartGroup(("outside",))]
+    inner = [*own, _PartGroup(("outside",))]
     if own_bytes is not None:
         keys = tuple(key for group in inner for key in group.keys)
-        inner = [PartGroup(keys, divide_total(own_bytes, inner))]
-    return [*inner, *outer, PartGroup(("unlisted",))]
+        inner = [_PartGroup(keys, _divide_total(own_bytes, inner))]
+    return [*inner, *outer, _PartGroup(("unlisted",))]
 
 
 def _sum_processes(processes: Iterable[ProcessUse]) -> int | None:
     """Return the bytes of processes; ``None`` where those of one are not known."""
-    known = [drop_impossible(process.n_bytes) for process in processes]
+    known = [_drop_impossible(process.n_bytes) for process in processes]
     return None if None in known else sum(n_bytes or 0 for n_bytes in known)
 
 
-def _group_processes(key: PartKey, processes: Sequence[ProcessUse]) -> PartGroup:
+def _group_processes(key: PartKey, processes: Sequence[ProcessUse]) -> _PartGroup:
     """Return processes as one part, made of a part for each of them, biggest first."""
     n_bytes = _sum_processes(processes)
     if n_bytes is None:
-        return PartGroup((key,))
+        return _PartGroup((key,))
     parts = [
         BreakdownPart("process", process.n_bytes, process=process)
         for process in processes
         if process.n_bytes
     ]
     parts.sort(key=lambda part: -part.n_bytes)
-    return PartGroup((key,), (BreakdownPart(key, n_bytes, parts=tuple(parts)),))
+    return _PartGroup((key,), (BreakdownPart(key, n_bytes, parts=tuple(parts)),))
 
 
-def _join_processes(children: PartGroup, others: PartGroup) -> PartGroup:
+def _join_processes(children: _PartGroup, others: _PartGroup) -> _PartGroup:
     """Return both as one part made of all processes, as any of the others may be a child."""
     keys = (*children.keys, *others.keys)
     if children.parts is None or others.parts is None:
-        return PartGroup(keys)
+        return _PartGroup(keys)
     processes = [
         part for group in (children, others) for whole in group.parts or () for part in whole.parts
     ]
     processes.sort(key=lambda part: -part.n_bytes)
     n_bytes = sum(part.n_bytes for part in processes)
     whole = BreakdownPart("rest", n_bytes, merged=keys, parts=tuple(processes))
-    return PartGroup(keys, (whole,))
+    return _PartGroup(keys, (whole,))
+
+
+# -- Known and unknown parts -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _PartGroup:
+    """Parts that are read together, and so are known or unknown together.
+
+    Attributes:
+        keys: the parts of the group, such as ``("children", "others")``.
+        parts: the parts with their sizes; ``None`` if they are unknown.
+    """
+
+    keys: tuple[PartKey, ...]
+    parts: tuple[BreakdownPart, ...] | None = None
+
+    @property
+    def known_bytes(self) -> int:
+        """Sum of the known parts; 0 for an unknown group."""
+        return sum(part.n_bytes for part in self.parts or ())
+
+
+def _divide_total(
+    total_bytes: int, groups: Sequence[_PartGroup]
+) -> tuple[BreakdownPart, ...] | None:
+    """Return parts that add up to ``total_bytes``, in the order of ``groups``.
+
+    All unknown groups together become one remainder, at the place of the first of them.
+
+    Returns:
+        ``None`` if the readings contradict each other: the known parts exceed the total, or fall
+        short of it although no group is unknown.
+    """
+    remainder_bytes = total_bytes - sum(group.known_bytes for group in groups)
+    unknown_keys = tuple(key for group in groups if group.parts is None for key in group.keys)
+    if remainder_bytes < 0 or (remainder_bytes and not unknown_keys):
+        return None
+    parts: list[BreakdownPart] = []
+    for group in groups:
+        if group.parts is not None:
+            parts.extend(part for part in group.parts if part.n_bytes)
+        elif remainder_bytes:
+            parts.append(_merge_parts(unknown_keys, remainder_bytes))
+            remainder_bytes = 0
+    return tuple(parts)
+
+
+def _merge_parts(keys: tuple[PartKey, ...], n_bytes: int) -> BreakdownPart:
+    """Return one part that stands for all parts with these keys."""
+    if len(keys) == 1:
+        return BreakdownPart(keys[0], n_bytes)
+    return BreakdownPart("rest", n_bytes, merged=keys)
+
+
+def _make_group(key: PartKey, n_bytes: int | None) -> _PartGroup:
+    """Return a group of one part; ``None`` bytes make it unknown."""
+    if n_bytes is None:
+        return _PartGroup((key,))
+    return _PartGroup((key,), (BreakdownPart(key, n_bytes),))
+
+
+def _forget_all(groups: Iterable[_PartGroup]) -> list[_PartGroup]:
+    """Return the groups with all of their parts unknown."""
+    return [_PartGroup(group.keys) for group in groups]
+
+
+def _drop_impossible(n_bytes: int | None) -> int | None:
+    """Return a figure, or ``None`` where it is negative and so can't be one."""
+    return None if n_bytes is None or n_bytes < 0 else n_bytes

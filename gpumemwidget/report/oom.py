@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpumemwidget.breakdowns.oom_breakdown import build_oom_breakdown
+from gpumemwidget.breakdowns.breakdown import build_oom_breakdown
 from gpumemwidget.model.devices import HOST, ProcessUse
 from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy, RemedyKind
 from gpumemwidget.model.ownership import Owned

@@ -24,7 +24,7 @@ from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.oom_observer import OomMoment, OomObserver
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host.backend import HostBackend
-from gpumemwidget.breakdowns.oom_breakdown import build_oom_breakdown
+from gpumemwidget.breakdowns.breakdown import build_oom_breakdown
 from gpumemwidget.model.devices import ProcessUse
 from gpumemwidget.model.ooms import OomEvent
 from gpumemwidget.oom.event import describe_moment, describe_oom

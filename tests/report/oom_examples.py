@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from gpumemwidget.model.devices import ProcessUse
 from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy
 from gpumemwidget.model.ownership import MemoryKind, Owned
 from tests.report.examples import HOSTILE, MIB
@@ -56,6 +57,8 @@ def make_event(**changes: object) -> OomEvent:
         "limit_bytes": None,
         "others_bytes": 10 * GIB,
         "outside_bytes": 604 * MIB,
+        "others": (ProcessUse(4711, "python serve.py", "other", 10 * GIB),),
+        "unlisted_bytes": 0,
         **changes,
     }
     return OomEvent(**values)  # type: ignore[arg-type]

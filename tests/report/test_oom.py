@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemwidget.breakdowns.oom_breakdown import build_oom_breakdown
+from gpumemwidget.breakdowns.breakdown import build_oom_breakdown
 from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart
-from gpumemwidget.model.devices import Reading
+from gpumemwidget.model.devices import ProcessUse, Reading
 from gpumemwidget.model.ooms import OomEvent, Remedy
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport
@@ -54,32 +54,26 @@ def _list_names(breakdown: Breakdown) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("unknown", "name"),
+    ("changes", "name"),
     [
-        (("others_bytes",), "other processes"),
-        (
-            ("others_bytes", "outside_bytes"),
-            "this process outside PyTorch and other processes",
-        ),
-        (
-            ("others_bytes", "outside_bytes", "device_free_bytes"),
-            "this process outside PyTorch, other processes and free",
-        ),
-        (("allocated_bytes", "reserved_bytes"), "reserved by PyTorch"),
-        (("allocated_bytes",), "reserved by PyTorch"),
+        ({"others": ()}, "not attributed by the driver"),
+        ({"others": (), "unlisted_bytes": None}, "other processes"),
+        ({"outside_bytes": None}, "this process outside PyTorch and other processes"),
+        ({"allocated_bytes": None}, "reserved by PyTorch"),
     ],
 )
-def test_unknown_parts_are_one(unknown: tuple[str, ...], name: str) -> None:
+def test_unknown_parts_are_one(changes: dict[str, object], name: str) -> None:
     """What could not be read is what remains, under all its names."""
-    assert name in _list_names(_divide(make_event(**dict.fromkeys(unknown))))
+    assert name in _list_names(_divide(make_event(**changes)))
 
 
 def test_parts_that_are_more_than_the_device_are_not_told_apart() -> None:
     """Readings of two moments make no negative part, and no bar longer than the device."""
-    breakdown = _divide(make_event(others_bytes=12 * GIB))
+    process = ProcessUse(4711, "python serve.py", "other", 12 * GIB)
+    breakdown = _divide(make_event(others=(process,)))
 
     assert _list_names(breakdown)[2:] == [
-        "this process outside PyTorch, other processes and not attributed by the driver",
+        "this process outside PyTorch and other processes",
         "free",
     ]
 

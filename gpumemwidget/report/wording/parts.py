@@ -63,11 +63,9 @@ _OWN: frozenset[PartKey] = _UNALLOCATED | {"allocated", "cached", "outside"}
 
 #: Names of parts that can't be told apart.
 _MERGED_NAMES: tuple[tuple[Collection[PartKey], str], ...] = (
-    (_UNALLOCATED, _RESERVED_BUT_UNALLOCATED),
     (_UNALLOCATED | {"allocated"}, "reserved by PyTorch"),
     (_UNALLOCATED | {"allocated", "outside"}, "this process"),
     ({"allocated", "cached"}, "this process"),
-    ({"children", "others"}, "other processes"),
 )
 
 
@@ -79,13 +77,14 @@ def name_part(part: BreakdownPart, device: str = "", *, lists_merged: bool = Fal
         return name_kind(part.kind, device)
     if not part.merged:
         return _name_key(part.key, device)
-    if device == HOST and set(part.merged) == {"children", "others"}:
-        return _HOST_NAMES["others"]
-    names = [
+    # Where others are not told apart, any of them may be a child, or not be listed.
+    hidden = {"children", "unlisted"} if "others" in part.merged else set()
+    names = dict.fromkeys(
         _RESERVED_BUT_UNALLOCATED if key in _UNALLOCATED else _name_key(key, device)
         for key in part.merged
-    ]
-    listed = join_words(list(dict.fromkeys(names))) if lists_merged else "not told apart"
+        if key not in hidden
+    )
+    listed = join_words(list(names)) if lists_merged or len(names) == 1 else "not told apart"
     return next((name for keys, name in _MERGED_NAMES if set(part.merged) == keys), listed)
 
 
