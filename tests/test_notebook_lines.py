@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from nbformat import NotebookNode
@@ -95,8 +94,3 @@ def test_reports_are_saved_as_html_and_as_text(notebook: NotebookNode) -> None:
         bundles = [output.data for output in _list_outputs(notebook, source) if "data" in output]
         [report] = [bundle for bundle in bundles if "resident" in bundle.get("text/plain", "")]
         assert "<table" in report["text/html"]
-
-
-def test_it_is_there() -> None:
-    """The saved one is held by the tests of all notebooks."""
-    assert Path(FOLDER / "which-line-took-it.ipynb").is_file()

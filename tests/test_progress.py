@@ -23,16 +23,6 @@ def test_whoever_listens_is_told_until_the_end_of_the_block() -> None:
     assert told == [Progress(MOVE, 1, 2)]
 
 
-def test_who_listened_before_goes_on_to() -> None:
-    outer: list[Progress] = []
-    inner: list[Progress] = []
-
-    with listen(outer.append), listen(inner.append):
-        report_progress(MOVE, 1)
-
-    assert outer == inner == [Progress(MOVE, 1, None)]
-
-
 @pytest.mark.parametrize("n_items", [0, 1, 1 << 14, 40_000])
 def test_a_followed_loop_has_all_items_and_says_how_far_it_is(n_items: int) -> None:
     told: list[Progress] = []
@@ -42,12 +32,6 @@ def test_a_followed_loop_has_all_items_and_says_how_far_it_is(n_items: int) -> N
 
     assert items == list(range(n_items))
     assert told == [Progress(REPLAY, done, n_items) for done in range(0, n_items, 1 << 14)]
-
-
-def test_where_nobody_listens_a_followed_loop_is_the_loop_itself() -> None:
-    items = iter([1, 2])
-
-    assert follow(items, REPLAY, 2) is items
 
 
 def test_a_listener_can_break_the_work_off() -> None:

@@ -68,13 +68,6 @@ def test_what_wraps_them() -> None:
     assert "decorated_data" in list_mentions("decorated()", namespace)
 
 
-def test_functions_that_call_each_other() -> None:
-    """It ends."""
-    namespace = make("def a():\n    return b()\ndef b():\n    return a() or found\n")
-
-    assert "found" in list_mentions("a()", namespace)
-
-
 def test_libraries_are_not_looked_into() -> None:
     """Their words are not the notebook's names."""
     namespace = make("import json\nfrom json import dumps")

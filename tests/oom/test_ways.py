@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpumemwidget.model.devices import HOST, ProcessUse
+from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomEvent, Remedy
 from gpumemwidget.model.ownership import DeviceAccount, DeviceBytes, MemoryKind, Owned
 from gpumemwidget.model.segments import Block, Segment
@@ -113,11 +113,6 @@ def test_both_at_the_end_in_one_walk(notebook: Notebook) -> None:
 
 
 # -- What can be released --------------------------------------------------------------------------
-
-
-def test_where_there_is_nothing(notebook: Notebook) -> None:
-    """Only what applies is offered."""
-    assert find(notebook) == {}
 
 
 def test_the_last_exception(notebook: Notebook, tracker: Tracker) -> None:
@@ -243,32 +238,6 @@ def test_what_loses_training_state_comes_last_and_one_by_one(
     ]
 
 
-def test_names_that_nobody_can_type(notebook: Notebook, tracker: Tracker) -> None:
-    """They are offered without a command: as an option of the magic it would do something else."""
-    notebook.put(**{"--out": tracker.make(2 * N), "größe": tracker.make(3 * N)})
-
-    assert [(way.names, word_remedy(way, NOTHING)[1]) for way in find_names(notebook)] == [
-        (("größe",), "%memrelease größe"),
-        (("--out",), ""),
-    ]
-
-
-def test_many_names(notebook: Notebook, tracker: Tracker) -> None:
-    """A text has no room for all of a set, and the card none for all sets."""
-    shared = tracker.make(2 * N)
-    notebook.put(**{f"n{number}": shared for number in range(5)})
-    notebook.put(**{f"m{number}": tracker.make(2 * N) for number in range(5)})
-    del shared
-
-    names = find_names(notebook)
-
-    assert len(names) == 4
-    assert word_remedy(names[0], NOTHING) == (
-        "Release n0, n1, n2 and 2 more together, not mentioned in this cell",
-        "%memrelease n0 n1 n2 n3 n4",
-    )
-
-
 def test_many_small_names_leave_room_for_a_big_one(notebook: Notebook, tracker: Tracker) -> None:
     """A module that nobody uses may be the one that is enough, though what it loses is told."""
     notebook.put(**{f"m{number}": tracker.make(2 * N) for number in range(5)})
@@ -304,13 +273,6 @@ def test_what_may_hold_more_in_cpp_is_at_least(notebook: Notebook) -> None:
     ]
 
 
-def test_little_is_no_way_out(notebook: Notebook, tracker: Tracker) -> None:
-    """What gives less than a MiB is left out."""
-    notebook.put(x=tracker.make(N - 1))
-
-    assert find(notebook) == {}
-
-
 def test_little_beside_what_was_asked_for(notebook: Notebook) -> None:
     """Of a big device and a big request, what gives a thousandth and a hundredth of these."""
     notebook.put(x=torch.ones(8 * N))
@@ -325,16 +287,6 @@ def test_little_beside_what_was_asked_for(notebook: Notebook) -> None:
     ]
 
     assert ["names" in find(notebook, each) for each in beside] == [True, False, True, False, True]
-
-
-def test_too_little_time(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a walk that was cut short says is no more than a guess."""
-    notebook.put(y=torch.ones(2 * N))
-    monkeypatch.setattr(Graph, "is_complete", False)
-
-    way = find(notebook)["names"]
-
-    assert (way.gives_bytes, way.gives_is) == (2 * MIB, "about")
 
 
 def test_too_little_time_for_the_last_exception(
@@ -412,13 +364,6 @@ def test_no_fragments(notebook: Notebook, change: dict[str, int | None]) -> None
     assert "expandable segments" not in find(notebook, event)
 
 
-def test_segments_that_grow_already(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is set already is not offered."""
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-
-    assert "expandable segments" not in find(notebook, FRAGMENTED)
-
-
 def test_a_limit(notebook: Notebook) -> None:
     """It gives no more than what is free on the device."""
     event = dataclasses.replace(
@@ -443,27 +388,6 @@ def test_other_processes(notebook: Notebook) -> None:
 
     assert (way.gives_bytes, way.gives_is) == (9 * MIB, "at most")
     assert word_remedy(way, event)[1] == "!nvidia-smi"
-
-
-def test_other_processes_by_name(notebook: Notebook) -> None:
-    """Those that the driver lists, three of them; where a name is hidden the number tells."""
-    names = ["python a.py", None, "python c.py", "python d.py"]
-    others = tuple(ProcessUse(n, name, "other", MIB) for n, name in enumerate(names, start=11))
-    event = dataclasses.replace(NOTHING, others_bytes=4 * MIB, others=others)
-
-    way = find(notebook, event)["other processes"]
-
-    assert word_remedy(way, event)[0] == (
-        "End what else is on the device: python a.py (pid 11), process 12, python c.py (pid 13), "
-        "1 more"
-    )
-
-
-def test_what_is_of_no_process_is_no_way_out(notebook: Notebook) -> None:
-    """The driver's own: there is nobody to end."""
-    event = dataclasses.replace(NOTHING, others_bytes=0, unlisted_bytes=9 * MIB)
-
-    assert "other processes" not in find(notebook, event)
 
 
 # -- What needs less -------------------------------------------------------------------------------
@@ -520,13 +444,3 @@ def test_lower_precision(notebook: Notebook) -> None:
     way = find(notebook, at_oom=at_oom, mentions={"x", "y", "z"})["lower precision"]
 
     assert (way.gives_bytes, way.gives_is) == (2 * MIB, "at most")
-
-
-def test_the_most_first(notebook: Notebook) -> None:
-    """By what they give; the tests above look at each."""
-    notebook.put(x=torch.ones(4 * N), y=torch.ones(2 * N))
-    event = dataclasses.replace(ON_HOST, others_bytes=3 * MIB)
-
-    ways = [way for way in find_all(notebook, event) if way.kind != "lower precision"]
-
-    assert [way.gives_bytes for way in ways] == [4 * MIB, 3 * MIB, 2 * MIB]

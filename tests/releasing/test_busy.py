@@ -88,24 +88,6 @@ def test_a_thread_that_mentions_the_name(notebook: Notebook, gate: _Gate) -> Non
     assert other is None
 
 
-def test_an_optimizers_step(notebook: Notebook, gate: _Gate) -> None:
-    """The step's own frame has the optimizer, and with it the parameters of a chosen model."""
-    model = torch.nn.Linear(3, 3)
-
-    class Slow(torch.optim.SGD):
-        def step(self, closure: Any = None) -> Any:
-            gate()
-            return super().step(closure)
-
-    notebook.put(model=model, opt=Slow(model.parameters(), lr=0.1))
-
-    with gate.held(notebook.ip.user_ns["opt"].step):
-        refusal = notebook.plan("opt").refusal
-
-    assert refusal is not None
-    assert "has opt (optimizer) in " in refusal
-
-
 def test_looking_leaves_nothing_in_the_frames(
     notebook: Notebook, tracker: Tracker, gate: _Gate
 ) -> None:

@@ -9,25 +9,6 @@ from gpumemwidget.errors import BackendError
 from tests.ownership.notebook import Notebook, Tracker
 
 
-def test_workspaces_where_there_are_none(notebook: Notebook) -> None:
-    """On a machine without a GPU it is a sentence, and the other steps go on."""
-    report = notebook.release(cublas=True)
-
-    assert [step.kind.value for step in report.steps] == [
-        "move to CPU",
-        "set to None",
-        "drop IPython's references",
-        "clear caches",
-        "gc.collect",
-        "empty_cache",
-    ]
-    assert report.steps[3].result.notes == ("there are no cuBLAS workspaces here",)
-    [cost] = report.plan.costs
-    # Since torch 2.15 there is nothing to free, which is said in place of the cost.
-    assert cost.startswith("cuBLAS workspaces: ")
-    assert report.stopped is None
-
-
 def test_workspaces_that_must_stay_do_not_stop_the_rest(
     notebook: Notebook, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

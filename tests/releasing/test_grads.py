@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import threading
-
 import pytest
 import torch
 
@@ -55,29 +52,6 @@ def test_they_go_as_planned(notebook: Notebook, tracker: Tracker, model: torch.n
     assert step.planned_bytes == DeviceBytes((("host", 4 * N + 4),))
 
 
-def test_a_plan_changes_nothing(notebook: Notebook, model: torch.nn.Linear) -> None:
-    """It can be shown and thrown away, and the same release is planned again."""
-    first, second = (
-        # What is left on the machine changes as it likes.
-        dataclasses.replace(notebook.plan(grads=True), host_available_bytes=None)
-        for _ in range(2)
-    )
-
-    assert first == second
-    assert model.weight.grad is not None
-
-
-def test_where_there_are_none(notebook: Notebook) -> None:
-    """Nothing to do is a skipped step."""
-    notebook.put(model=torch.nn.Linear(N, 1))
-
-    report = notebook.release(grads=True)
-
-    assert report.plan.frees_bytes == DeviceBytes()
-    step = next(step for step in report.steps if step.kind.value == "set gradients to None")
-    assert step.status == "skipped"
-
-
 def test_what_a_variable_holds_too_stays(notebook: Notebook, tracker: Tracker) -> None:
     """A gradient under a name of its own is the user's; the plan says who holds it."""
     owner = give(tracker, torch.ones(N, requires_grad=True))
@@ -109,22 +83,6 @@ def test_what_is_held_elsewhere_stays(notebook: Notebook, tracker: Tracker) -> N
         "3.91 KiB of gradients on host will not be freed: something that no variable names also "
         "uses it"
     ]
-
-
-def test_with_the_last_exception(notebook: Notebook, tracker: Tracker) -> None:
-    """A gradient that only both hold goes when both let go, and is promised then alone."""
-    owner = give(tracker, torch.ones(N, requires_grad=True))
-    notebook.put(owner=owner)
-    notebook.run("def fail():\n    grad = owner.grad\n    raise ValueError\nfail()")
-    del owner
-
-    alone = notebook.plan(grads=True)
-    both = notebook.release(grads=True, exceptions=True)
-
-    assert alone.frees_bytes == DeviceBytes()
-    assert both.plan.frees_bytes == DeviceBytes((("host", 4 * N),))
-    assert both.stopped is None
-    assert tracker.count_bytes() == 0
 
 
 def test_of_leaves_alone(notebook: Notebook) -> None:
@@ -174,26 +132,4 @@ def test_names_are_refused_with_it(notebook: Notebook, model: torch.nn.Linear) -
     with pytest.raises(BadInputError, match="goes without names"):
         notebook.plan("model", grads=True)
 
-    assert model.weight.grad is not None
-
-
-def test_another_thread_that_uses_them(notebook: Notebook, model: torch.nn.Linear) -> None:
-    """It is refused while a thread has the model in its hands."""
-    inside, leave = threading.Event(), threading.Event()
-
-    def use(mine: torch.nn.Module) -> None:
-        inside.set()
-        leave.wait(10)
-        assert mine is not None
-
-    thread = threading.Thread(target=use, args=(model,), name="trainer")
-    thread.start()
-    inside.wait(10)
-
-    plan = notebook.plan(grads=True)
-    leave.set()
-    thread.join()
-
-    assert plan.refusal is not None
-    assert plan.refusal.startswith("thread 'trainer' is in ")
     assert model.weight.grad is not None

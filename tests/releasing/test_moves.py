@@ -124,31 +124,6 @@ def test_lazily_conjugated_and_negated_tensors_keep_their_values(notebook: Noteb
     assert base.tolist() == [1 + 2j, 3 - 4j]
 
 
-def test_tensors_that_no_name_leads_to_are_found(notebook: Notebook) -> None:
-    """A view that only a library's table holds is moved along, or the old memory would stay."""
-    tracker = Tracker()
-    tensor = tracker.make(10)
-    notebook.elsewhere.append(tensor[5:])
-    notebook.put(x=tensor)
-
-    _move_all(notebook)
-    tensor[5] = 7.0
-
-    assert tracker.count_bytes() == 0
-    assert notebook.elsewhere[0][0].item() == 7.0  # type: ignore[index]
-
-
-def test_what_dies_with_the_names_is_not_moved(notebook: Notebook) -> None:
-    """Of two tensors on a storage only the one that somebody keeps gets the copy."""
-    tensor = torch.ones(10)
-    notebook.put(x=tensor, y=tensor.detach())
-    del tensor
-
-    _, (move,) = _find(notebook, dropped="x")
-
-    assert [id(each) for each in move.tensors] == [id(notebook.ip.user_ns["y"])]
-
-
 @pytest.mark.parametrize(
     ("source", "obstacle"),
     [
@@ -175,20 +150,6 @@ def test_what_cannot_be_moved_says_why(notebook: Notebook, source: str, obstacle
 
     found = [move.obstacle for move in moves if move.obstacle]
     assert any(each.startswith(obstacle) for each in found)
-
-
-def test_a_failed_move_is_undone(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the second storage can't be copied the first is back where it was."""
-    first, second = torch.ones(10), torch.zeros(20)
-    addresses = [first.data_ptr(), second.data_ptr()]
-    notebook.put(a=first, b=second)
-    account, moves = _find(notebook)
-    _fail_to_clone(monkeypatch, n_bytes=80)
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        carry_out(account, moves)
-
-    assert [first.data_ptr(), second.data_ptr()] == addresses
 
 
 def test_a_graph_that_no_name_leads_to_is_not_torn(notebook: Notebook) -> None:
@@ -221,23 +182,6 @@ def test_inference_tensors_stay_what_they_are(notebook: Notebook, is_within: boo
     assert weight.grad.tolist() == [3.0] * 4
     with torch.inference_mode():
         assert cache.add_(1).tolist() == [2.0] * 8
-
-
-def test_a_failed_move_keeps_inference_tensors_too(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is put back is of the kind that it was."""
-    weight, other = torch.ones(4, requires_grad=True), torch.ones(20)
-    notebook.put(weight=weight, other=other)
-    account, moves = _find(notebook)
-    _fail_to_clone(monkeypatch, n_bytes=80)
-
-    with torch.inference_mode(), pytest.raises(RuntimeError, match="out of memory"):
-        carry_out(account, moves)
-
-    assert [move.is_failed for move in moves] == [False, True]
-    assert not weight.is_inference()
-    (weight * 3).sum().backward()
 
 
 def test_a_move_that_is_interrupted_twice_is_undone_all_the_same(

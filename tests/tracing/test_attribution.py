@@ -171,15 +171,6 @@ def test_what_is_not_the_cells_has_no_line() -> None:
     ]
 
 
-def test_a_threads_line_of_the_cell_is_its_line() -> None:
-    """And it says nothing of what the cell itself was running."""
-    thread = (Frame(CELL, 3, "work"), Frame("/usr/lib/python3.11/threading.py", 9, "_bootstrap"))
-
-    found = trace([at(1), thread, ()], "a\ndef work():\n  b\n")
-
-    assert list_lines(found) == {1: 2, 3: 1}
-
-
 def test_a_history_without_stacks_says_so() -> None:
     """All of it is no line's."""
     found = trace([(), ()], "a")

@@ -117,57 +117,11 @@ def check_sums(host: HostLines) -> None:
 # -- To which line a change belongs ----------------------------------------------------------------
 
 
-def test_each_line_has_what_it_added() -> None:
-    """What came between a line's start and the next one's is its own."""
-    ran = run("take(1)\nx = 1\ntake(2); take(3)\n")
-
-    assert ran.changes == {1: 1, 3: 5}
-    assert ran.host.after_bytes == 106 * MIB
-
-
-def test_lines_in_loops_add_up() -> None:
-    """A line that runs often has the sum over all turns; what it frees counts against it."""
-    ran = run("for i in range(10):\n    take(2)\n    give(1)\n")
-
-    assert ran.changes == {2: 20, 3: -10}
-
-
-def test_a_free_stands_at_the_line_that_freed() -> None:
-    """Nothing says which line's memory it was, so nobody guesses."""
-    ran = run("take(5)\ntake(3)\ngive(5)\ngive(60)\n")
-
-    assert ran.changes == {1: 5, 2: 3, 3: -5, 4: -60}
-
-
-def test_the_innermost_line_of_the_cell_has_it() -> None:
-    """A call of a function of the cell's counts for the function's lines, the rest for the call."""
-    ran = run("def f(n):\n    take(n)\n    return n\ntake(1); f(5); take(2)\ntake(f(3))\n")
-
-    assert ran.changes == {2: 8, 4: 3, 5: 3}
-
-
 def test_a_function_called_through_a_library_has_its_own() -> None:
     """What a library calls back into the cell belongs to the cell's function."""
     ran = run("def f(n):\n    take(n)\n    return n\nx = sorted([3, 1, 2], key=f); take(10)\n")
 
     assert ran.changes == {2: 6, 4: 10}
-
-
-def test_generators_go_to_and_fro() -> None:
-    """Between a yield and the next turn it is the caller's line that runs."""
-    ran = run(
-        "def g():\n    for n in (1, 2):\n        take(n); yield n; take(10 * n)\n"
-        "for n in g():\n    take(100)\n"
-    )
-
-    assert ran.changes == {3: 33, 5: 200}
-
-
-def test_what_is_executed_belongs_to_the_line_that_does_it() -> None:
-    """``exec`` and ``eval`` run code of no file."""
-    ran = run("exec('take(1)\\ntake(2)')\neval('take(4)')\n")
-
-    assert ran.changes == {1: 3, 2: 4}
 
 
 def test_an_exception_leaves_the_function_s_lines() -> None:
@@ -313,18 +267,6 @@ def test_a_loop_of_cheap_lines_is_not_read_each_time() -> None:
     assert ran.host.unread_bytes > 0
     assert ran.changes.keys() <= {2}
     assert ran.host.unread_lines == ((1, 2, 3) if _HAS_MONITORING else ())
-
-
-def test_a_line_that_runs_seldom_is_not_charged_with_its_neighbours() -> None:
-    """In a pause the lines beside it run unread: what they change is not its own."""
-    source = (
-        "for i in range(300_000):\n    heap.in_use_bytes += 1000\n"
-        "    if i % 1000 == 0:\n        j = i\n"
-    )
-
-    ran = run(source, is_timed=True)
-
-    assert ran.changes.keys() <= {2}
 
 
 @needs_monitoring
@@ -533,21 +475,6 @@ def test_an_error_of_ours_is_not_the_cell_s() -> None:
     assert ran.host.notes == (TraceNote(NoteKind.READING_FAILED, "StopIteration"),)
 
 
-def test_an_error_in_reading_malloc_is_not_the_cell_s() -> None:
-    """The reading is in another folder of the package than the code that follows lines."""
-    counts = iter([100 * MIB] * 8)
-    names: dict[str, Any] = {"counts": counts}
-    source = (
-        "def read():\n    for count in counts:\n        return count\n    raise OSError('gone')"
-    )
-    exec(compile(source, find_malloc.__code__.co_filename, "exec"), names)
-
-    ran = run("for i in range(10):\n    take(1)\ndone = True\n", read=names["read"])
-
-    assert ran.error is None
-    assert ran.host.notes == (TraceNote(NoteKind.READING_FAILED, "OSError: gone"),)
-
-
 def test_an_error_of_a_signal_s_handler_is_the_cell_s() -> None:
     """Whatever the user's handler raises reaches the cell, also from within our own code."""
 
@@ -588,15 +515,3 @@ def test_code_that_runs_already_is_read() -> None:
     assert list_changes(host) == {first + 1: 3, first + 7: 1}
     assert sys._getframe().f_trace is None
     assert host.lines[0].line == first - 1
-
-
-def test_stopping_twice_and_without_a_line_is_fine() -> None:
-    """A cell may end before any of its lines ran."""
-    watch = watch_lines(Heap().read, on_interrupt=lambda: None)
-    watch.start_at(lambda _frame: False)
-
-    watch.stop()
-    readings = watch.stop()
-
-    assert readings.files == ()
-    assert readings.changes.keys() <= {("", 0)}

@@ -30,7 +30,7 @@ def describe(device: Device, **options: object) -> DeviceTrace:
     return describe_device(device.end(), sources=SOURCES, start_us=START_US, **options)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_thinning_keeps_every_extreme(seed: int) -> None:
     """The first and last moment, the peak, and both extremes of each stretch are there."""
     chance = random.Random(seed)
@@ -110,24 +110,6 @@ def test_time_counts_from_the_cells_start() -> None:
     assert late is not None
     assert early.times_s == (0.5, 0.500001, 0.500002, 0.500003)
     assert late.times_s == (0.0, 0.0, 0.0, 1e-6)
-
-
-def test_lines_beyond_eight_share_a_layer() -> None:
-    """Those that hold most at the peak have their own, biggest first."""
-    device = Device()
-    device.start()
-    for line in range(1, 13):
-        device.allocate(line * 512, "", at(line))
-
-    found = describe(device)
-
-    assert found.timeline is not None
-    assert [(layer.line, layer.held_bytes[-1]) for layer in found.timeline.layers] == [
-        *((line, line * 512) for line in range(12, 4, -1)),
-        (None, (1 + 2 + 3 + 4) * 512),
-    ]
-    first, *_ = (layer for layer in found.timeline.layers if layer.line == 5)
-    assert (first.unit, first.text) == ("In[7]", "")
 
 
 def test_the_peak_is_told_by_line_kind_and_name() -> None:
@@ -260,13 +242,6 @@ def test_a_peak_before_the_oldest_event_is_the_counters() -> None:
         TraceNote(NoteKind.PEAK_NOT_IN_EVENTS, "", 5 * MIB, MIB),
     )
     assert [(part.line, part.n_bytes) for part in found.peak] == [(2, MIB)]
-
-
-def test_without_counters_a_ring_that_lost_events_has_a_least_peak() -> None:
-    """More may have been allocated before the oldest event."""
-    found = describe_device(make_short().end(n_lost=5), sources=SOURCES, start_us=START_US)
-
-    assert (found.allocated.peak_bytes, found.peak_is) == (MIB, "at least")
 
 
 def test_a_span_that_begins_with_its_first_event_misses_nothing() -> None:
