@@ -19,26 +19,6 @@ if TYPE_CHECKING:
     from gpumemwidget.session.trace_block import Trace
     from gpumemwidget.widgets.dashboard import Dashboard
 
-__all__ = [
-    "breakdown",
-    "budget",
-    "dashboard",
-    "last_failure",
-    "limit",
-    "load_trace",
-    "monitor",
-    "owners",
-    "plan_release",
-    "plan_restore",
-    "release",
-    "reset_peaks",
-    "restore",
-    "stat",
-    "trace",
-    "variables",
-    "why",
-]
-
 
 def monitor() -> Monitor:
     """Return what records the cells of this session.

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from gpumemwidget.ownership.shell import Shell
 
-__all__ = ["Extension", "load", "unload"]
 
 #: Extensions by the shell that has loaded them.
 _extensions: dict[InteractiveShell, Extension] = {}

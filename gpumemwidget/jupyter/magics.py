@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from gpumemwidget.model.releases import ReleaseReport, RestoreReport
 
-__all__ = ["MemMagics", "list_magics", "show_release", "show_restore"]
 
 #: Options of ``%%memtrace`` that have no meaning on a line of its own, by argument.
 _CELL_OPTIONS = ("device", "events", "export", "snapshot", "force", "no_live")

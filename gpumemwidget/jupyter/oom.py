@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from gpumemwidget.backends.hardware import Hardware
     from gpumemwidget.oom.detection import OomSign
 
-__all__ = ["OomCards", "show_card"]
 
 #: Maximum number of OOMs in a cell whose owners are looked at when they happen.
 _MAX_ACCOUNTS = 2

@@ -18,8 +18,6 @@ from IPython.core.interactiveshell import InteractiveShell
 from gpumemwidget.model.releases import IPythonReference
 from gpumemwidget.ownership.shell import LAST_EXCEPTION, ShellReference
 
-__all__ = ["IPythonShell"]
-
 _UNDERSCORES = ("_", "__", "___")
 #: The name of ``Out[5]`` in the namespace: ``_5``.
 _OUT_NAME = re.compile(r"_(?P<number>\d+)")

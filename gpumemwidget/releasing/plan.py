@@ -28,7 +28,6 @@ from gpumemwidget.ownership.holdings import Account, take_account
 from gpumemwidget.ownership.moves import Move
 from gpumemwidget.ownership.partition import ReleasePartition, find_joint
 from gpumemwidget.ownership.shell import LAST_EXCEPTION, Shell
-from gpumemwidget.progress import Stage, report_progress
 from gpumemwidget.releasing.caches import describe_costs
 from gpumemwidget.releasing.gradients import Gradients, find_cycles, find_gradients
 from gpumemwidget.releasing.refusals import check_bound, check_functions, find_capture, find_user
@@ -85,32 +84,6 @@ def plan_release(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> R
 
 
 @forgets_frames
-def sum_releases(shell: Shell, requests: Sequence[ReleaseRequest]) -> tuple[DeviceBytes, ...]:
-    """Count what each of several releases would free by itself, in one walk; nothing is changed.
-
-    Args:
-        shell: the running IPython.
-        requests: the releases, each as if it were the only one.
-
-    Returns:
-        The bytes that each request frees, in their order.
-    """
-    account = None if find_capture() else take_account(shell, budget_s=RELEASE_BUDGET_S)
-    if account is None:
-        return (DeviceBytes(),) * len(requests)
-    found = []
-    for number, request in enumerate(requests):
-        report_progress(Stage.DESCRIBE_ROWS, number, len(requests))
-        if request.grads:
-            found.append(account.sum_places(find_gradients(account).dying))
-        else:
-            partition = ReleasePartition(
-                account, request.names, out=request.out, exceptions=request.exceptions
-            )
-            found.append(partition.sum_frees())
-    return tuple(found)
-
-
 def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[Draft, ReleasePlan]:
     """Return the objects that a release is about, and its plan; see ``plan_release``."""
     names, keep = request.names, request.keep

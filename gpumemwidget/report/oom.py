@@ -7,7 +7,6 @@ the biggest owners, and what to do about it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gpumemwidget.breakdowns.breakdown import build_oom_breakdown
 from gpumemwidget.model.devices import HOST, ProcessUse
@@ -357,23 +356,15 @@ def describe_released(
     return line, remains
 
 
-def describe_now(before: Remedy, now: Remedy) -> str:
-    """Return what a remedy frees now; ``""`` if that is what the card says."""
-    if (before.gives_bytes, before.gives_is) == (now.gives_bytes, now.gives_is):
-        return ""
-    return f"Frees {_word_amount(now)} now; the figure beside it is as of the error."
-
-
-def judge_now(event: OomEvent, ways: Sequence[Remedy]) -> str:
-    """Return the card's first line after some of its remedies were used."""
+def judge_now(event: OomEvent) -> str:
+    """Return the card's first line after something was released; the event is as of now."""
     room, asked = event.room_bytes, event.requested_bytes
     if room is None or asked is None:
         return "Released. How much is available now is unknown."
     # The cache is free for the next request.
     room += (event.unallocated_bytes or 0) if event.device != HOST else 0
     if room < asked:
-        short = replace(event, device_free_bytes=room, limit_bytes=None)
-        return f"Now: {judge_shortage(short, ways)}"
+        return f"You are still about {format_bytes(asked - room)} short."
     return (
         f"There is room now: the cell requested {format_bytes(asked)}, and about "
         f"{format_bytes(room)} is available."

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from gpumemwidget.ownership.shell import Shell
     from gpumemwidget.recording.monitor import Monitor
 
-__all__ = ["DeviceBreakdowns", "take_breakdowns", "take_plain_breakdowns"]
 
 #: Seconds that somebody who has asked may wait for the walk through the user's objects.
 _BUDGET_S = 10.0

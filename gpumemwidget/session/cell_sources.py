@@ -13,7 +13,6 @@ from gpumemwidget.tracing.sources import Source, Sources, align_typed, is_librar
 if TYPE_CHECKING:
     from gpumemwidget.tracing.host.line_watch import IsEntry
 
-__all__ = ["find_block_sources", "find_cell_sources", "make_is_entry"]
 
 #: File names of the bodies of ``%%time`` and ``%time``.
 _TIMED = ("<timed exec>", "<timed eval>")

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from gpumemwidget.model.devices import Budget, DeviceReport, Limit
     from gpumemwidget.model.ownership import (
         BlockNames,
-        DeviceBytes,
         Explanation,
         MemoryAccount,
         Variable,
@@ -47,14 +46,6 @@ if TYPE_CHECKING:
     from gpumemwidget.ownership.shell import Shell
     from gpumemwidget.session.breakdowns import DeviceBreakdowns
 
-__all__ = [
-    "Session",
-    "adopt_plain_hardware",
-    "borrow_plain_hardware",
-    "current_session",
-    "find_session",
-    "keep_plain_hardware",
-]
 
 #: Seconds that the search for the owners of a trace's blocks may take.
 _NAMES_BUDGET_S = 0.5
@@ -186,12 +177,6 @@ class Session:
         from gpumemwidget.ownership.variables import sum_frees  # noqa: PLC0415 - when used
 
         return sum_frees(self.shell, names, budget_s=budget_s)
-
-    def sum_releases(self, requests: Sequence[ReleaseRequest]) -> tuple[DeviceBytes, ...]:
-        """Return what each of several releases would free by itself, from one walk."""
-        from gpumemwidget.releasing.plan import sum_releases  # noqa: PLC0415 - when used
-
-        return sum_releases(self.shell, requests)
 
     # -- What is released --------------------------------------------------------------------------
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from gpumemwidget.tracing.host.line_watch import IsEntry, LineReadings, LineWatch
     from gpumemwidget.tracing.sources import Sources
 
-__all__ = ["Tracer", "make_trace_request", "read_file_name"]
 
 #: File name endings that PyTorch's memory viewer expects.
 _SNAPSHOT_SUFFIXES = (".pickle", ".pkl")

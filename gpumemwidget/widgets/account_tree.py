@@ -16,8 +16,6 @@ from gpumemwidget.report.account_tree import Group, Node, list_groups
 from gpumemwidget.report.wording.parts import name_one_kind
 from gpumemwidget.widgets.messages import MOST_VARIABLES, Message, describe_variables
 
-__all__ = ["AccountTree"]
-
 #: Rows and parts in one message, but for the user's names; for more parts the page asks.
 _MOST_ROWS = 500
 _MOST_PARTS = 100

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from gpumemwidget.report.render.palette import PART_COLORS, list_properties, name_class
 
-__all__ = ["read_css", "read_esm", "read_plotly"]
-
 _STATIC = Path(__file__).parent / "static"
 _STYLES = ("dashboard.css", "device.css")
 #: A third of the size in some 15 ms; the best level takes twice as long for 3% more.

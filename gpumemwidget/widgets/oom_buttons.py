@@ -26,13 +26,7 @@ from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy
 from gpumemwidget.model.requests import ReleaseRequest
 from gpumemwidget.ownership.shell import Shell
-from gpumemwidget.report.oom import (
-    describe_cached,
-    describe_now,
-    describe_released,
-    judge_now,
-    sort_ways,
-)
+from gpumemwidget.report.oom import describe_cached, describe_released, judge_now, sort_ways
 from gpumemwidget.report.wording.words import join_words
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.frontend import read_esm
@@ -40,11 +34,11 @@ from gpumemwidget.widgets.messages import CARD_REQUESTS, Message, check_request,
 from gpumemwidget.widgets.panel import CELL_PAUSE_S, schedule_on_main
 from gpumemwidget.widgets.progress_line import tell_progress
 
-__all__ = ["CardButtons"]
-
 #: Maximum number of cards with buttons, the newest.
 _MAX_CARDS = 20
 _NO_SCRIPT = "export default {}"
+#: What is said of a card's other ways, once one was used.
+_OLD_FIGURE = "The figure beside it is as of the error."
 
 #: ``gone``: what it was about is not there any more.
 State = Literal["ready", "queued", "running", "done", "failed", "gone"]
@@ -65,19 +59,16 @@ class _Button:
     ids: dict[str, int]
     state: State = "ready"
     lines: tuple[str, ...] = ()
-    #: Words on what the way frees now, if another button was used since the error.
-    now: str = ""
 
     def describe(self) -> Message:
         question = ""
         if self.way.loses_training_state:
             question = f"Release {join_words(self.way.names)}? This loses training state."
-        lines = [*self.lines, self.now] if self.now and self.state == "ready" else [*self.lines]
         return {
             "row": self.row,
             "act": "give" if self.way.kind == "cached blocks" else "release",
             "state": self.state,
-            "lines": lines,
+            "lines": [*self.lines],
             "question": question,
         }
 
@@ -87,8 +78,6 @@ class _Card:
     """A card with its buttons."""
 
     event: OomEvent
-    #: All ways out, as they stand on the card.
-    ways: tuple[Remedy, ...]
     buttons: list[_Button]
     #: The first line anew, once a button was used; ``""`` while the card's own is true.
     verdict: str = ""
@@ -135,7 +124,7 @@ class CardButtons(anywidget.AnyWidget):
             if way.can_do and way.kind in (*_RELEASING_KINDS, "cached blocks")
         ]
         with self._lock:
-            self._cards[name] = _Card(card.event, card.ways, buttons)
+            self._cards[name] = _Card(card.event, buttons)
             while len(self._cards) > _MAX_CARDS:
                 del self._cards[next(iter(self._cards))]
         self._send_cards()
@@ -239,60 +228,49 @@ class CardButtons(anywidget.AnyWidget):
         with self._lock:
             card = self._cards.get(name)
             buttons = [] if card is None else card.buttons
-            if not 0 <= place < len(buttons) or buttons[place].state not in ("ready", "failed"):
+            if card is None or place >= len(buttons):
                 self._send_cards()
                 return
             button = buttons[place]
+            if button.state not in ("ready", "failed"):
+                self._send_cards()
+                return
             button.state, button.lines = "queued", ()
         if self._monitor.running is not None:
             self._send_cards()
-        schedule_on_main(lambda: self._monitor.when_idle(lambda: self._carry_out(button)))
+        schedule_on_main(lambda: self._monitor.when_idle(lambda: self._carry_out(card, button)))
 
-    def _carry_out(self, button: _Button) -> None:
+    def _carry_out(self, card: _Card, button: _Button) -> None:
         """Act, and show what came of it: an error in a widget's callback is seen nowhere else."""
         if self._is_closed:
             return
         # Between the click and now a cell may have ended.
         why = self._explain_gone(button)
         if why:
-            button.state, button.lines = "gone", (why,)
-            self._send_cards()
+            self._tell(button, "gone", why)
             return
-        button.state = "running"
-        self._send_cards()
+        self._tell(button, "running")
         try:
-            with tell_progress(lambda words: self._tell_progress(button, words)):
-                state, lines = self._act(button)
+            with tell_progress(lambda words: self._tell(button, "running", words)):
+                button.state, button.lines = self._act(button)
         except KeyboardInterrupt:
             # A Ctrl-C that comes later is told in the release's report.
-            state, lines = "failed", ("Interrupted: nothing was changed.",)
+            button.state, button.lines = "failed", ("Interrupted: nothing was changed.",)
         except Exception as exc:  # noqa: BLE001 - shown where the click was
-            state, lines = "failed", (describe_failure(exc),)
-        button.state, button.lines = state, lines
-        try:
-            # The dashboard's plot shows it too.
+            button.state, button.lines = "failed", (describe_failure(exc),)
+        if button.state == "done":
+            with self._session.reporting("bringing the card of an OOM up to date"):
+                card.verdict = judge_now(self._read_event(card.event))
+                for other in card.buttons:
+                    if other.state == "ready":
+                        other.lines = (_OLD_FIGURE,)
+        with self._session.reporting("telling the dashboard of a release"):
             self._monitor.read_now()
-        except Exception as exc:  # noqa: BLE001 - what came of the click is still to be told
-            self._monitor.report_failure(
-                f"The dashboard could not be told of a release: {describe_failure(exc)}"
-            )
         # Two ways may have led to the same memory.
         self._check_buttons()
-        lines = button.lines
-        try:
-            with tell_progress(lambda words: self._tell_progress(button, *lines, words)):
-                self._update_verdict(button)
-        except KeyboardInterrupt:
-            lines = (*lines, "Interrupted: the other figures are as they were before.")
-        except Exception as exc:  # noqa: BLE001 - the button says what it did
-            self._monitor.report_failure(
-                f"The card could not be brought up to date: {describe_failure(exc)}"
-            )
-        button.lines = lines
-        self._send_cards()
 
-    def _tell_progress(self, button: _Button, *lines: str) -> None:
-        button.lines = lines
+    def _tell(self, button: _Button, state: State, *lines: str) -> None:
+        button.state, button.lines = state, lines
         self._send_cards()
 
     def _request(self, button: _Button) -> ReleaseRequest:
@@ -306,29 +284,6 @@ class CardButtons(anywidget.AnyWidget):
             # The card said nothing of moving what something else works with to the CPU.
             may_move=kind != "names",
         )
-
-    def _update_verdict(self, used: _Button) -> None:
-        """Find out what a card's other buttons free now, and whether the request would fit."""
-        with self._lock:
-            card = next((card for card in self._cards.values() if used in card.buttons), None)
-        if card is None or used.state != "done":
-            return
-        ways = [way for way in card.ways if not way.can_do]
-        left = [
-            button
-            for button in card.buttons
-            if button.state == "ready" and button.way.kind in _RELEASING_KINDS
-        ]
-        frees = self._session.sum_releases([self._request(button) for button in left])
-        for button, found in zip(left, frees, strict=True):
-            now = replace(
-                button.way,
-                gives_bytes=found.on(button.device),
-                gives_is="at least" if found.is_at_least else "exact",
-            )
-            button.now = describe_now(button.way, now)
-            ways.append(now)
-        card.verdict = judge_now(self._read_event(card.event), sort_ways(ways))
 
     def _read_event(self, event: OomEvent) -> OomEvent:
         """Return the event as if it happened now: with what is free, allocated and reserved."""

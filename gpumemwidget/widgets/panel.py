@@ -11,8 +11,6 @@ from IPython.core.getipython import get_ipython
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.messages import Message
 
-__all__ = ["CELL_PAUSE_S", "Panel", "schedule_on_main"]
-
 #: Seconds to wait after a cell, as cells often come in a row (Run All).
 CELL_PAUSE_S = 0.3
 

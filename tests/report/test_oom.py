@@ -211,13 +211,11 @@ def test_the_verdict_is_told_anew_when_a_remedy_was_used() -> None:
     free = make_event(device_free_bytes=GIB, reserved_bytes=68 * GIB, allocated_bytes=66 * GIB)
     full = make_event(device_free_bytes=GIB, reserved_bytes=68 * GIB, allocated_bytes=68 * GIB)
 
-    assert judge_now(free, []) == (
+    assert judge_now(free) == (
         "There is room now: the cell requested 2.00 GiB, and about 3.00 GiB is available."
     )
-    assert judge_now(full, []) == (
-        "Now: You are about 1.00 GiB short. Nothing listed here frees enough by itself."
-    )
-    assert judge_now(make_event(device_free_bytes=None), []) == (
+    assert judge_now(full) == ("You are still about 1.00 GiB short.")
+    assert judge_now(make_event(device_free_bytes=None)) == (
         "Released. How much is available now is unknown."
     )
 
