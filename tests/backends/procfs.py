@@ -13,6 +13,7 @@ class FakeProc:
         self.root = root
         (root / "self").mkdir(parents=True)
         (root / "stat").write_text("btime 1000\n")
+        (root / "meminfo").symlink_to("/proc/meminfo")
 
     def write_status(self, *, resident_kib: int, mark_kib: int | None) -> None:
         mark = "" if mark_kib is None else f"VmHWM:\t{mark_kib:8} kB\n"

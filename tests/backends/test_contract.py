@@ -112,7 +112,7 @@ class Subject:
         return [name for name in METHODS if hasattr(self.backend, name)]
 
 
-def make_host(_tmp_path: Path) -> Subject:
+def make_host() -> Subject:
     def work() -> None:
         block = bytearray(WORK_BYTES)
         del block
@@ -152,10 +152,6 @@ def record_simulation() -> Recording:
     return recorder.to_recording()
 
 
-def make_recorded_simulation(_tmp_path: Path) -> Subject:
-    return make_replay(record_simulation())
-
-
 @functools.cache
 def record_file() -> Recording:
     with tempfile.TemporaryDirectory() as folder:
@@ -164,7 +160,7 @@ def record_file() -> Recording:
         return load_recording(path)
 
 
-def make_file(_tmp_path: Path) -> Subject:
+def make_file() -> Subject:
     return make_replay(record_file())
 
 
@@ -182,7 +178,7 @@ def record_host() -> Recording:
     return recorder.to_recording()
 
 
-def make_recorded_host(_tmp_path: Path) -> Subject:
+def make_recorded_host() -> Subject:
     backend = ReplayBackend(RecordingPlayer(record_host()))
 
     def work() -> None:
@@ -191,51 +187,43 @@ def make_recorded_host(_tmp_path: Path) -> Subject:
     return Subject(backend, work, tells_blocks=False, is_traced=False)
 
 
-def make_simulated_cuda(_tmp_path: Path) -> Subject:
-    allocator = SimulatedGpus(2)
+def simulate(
+    make_backend: Callable[[SimulatedGpus], MemoryBackend], n_gpus: int = 2, **about: Any
+) -> Subject:
+    allocator = SimulatedGpus(n_gpus)
     allocator.allocate(3 * MIB)
 
     def work() -> None:
         allocator.free(allocator.allocate(WORK_BYTES))
         allocator.empty_cache()
 
-    backend = CudaBackend(make_torch(allocator))
-    return Subject(backend, work, lambda: allocator.touch(1), capabilities=_OF_CUDA)
+    touch = None if n_gpus == 1 else lambda: allocator.touch(1)
+    return Subject(make_backend(allocator), work, touch, **about)
 
 
-def make_simulated_xpu(_tmp_path: Path) -> Subject:
-    allocator = SimulatedGpus(2)
-    allocator.allocate(3 * MIB)
+def make_simulated_cuda() -> Subject:
+    return simulate(lambda gpus: CudaBackend(make_torch(gpus)), capabilities=_OF_CUDA)
 
-    def work() -> None:
-        allocator.free(allocator.allocate(WORK_BYTES))
-        allocator.empty_cache()
 
-    backend = AcceleratorBackend(make_xpu(allocator))
-    return Subject(
-        backend,
-        work,
-        lambda: allocator.touch(1),
+def make_simulated_xpu() -> Subject:
+    return simulate(
+        lambda gpus: AcceleratorBackend(make_xpu(gpus)),
         is_traced=False,
         capabilities=_OF_ACCELERATORS,
     )
 
 
-def make_simulated_mps(_tmp_path: Path) -> Subject:
-    allocator = SimulatedGpus()
-    allocator.allocate(3 * MIB)
-
-    def work() -> None:
-        allocator.free(allocator.allocate(WORK_BYTES))
-        allocator.empty_cache()
-
-    backend = AcceleratorBackend(make_mps(allocator))
-    return Subject(
-        backend, work, tells_blocks=False, is_traced=False, capabilities=_OF_ACCELERATORS
+def make_simulated_mps() -> Subject:
+    return simulate(
+        lambda gpus: AcceleratorBackend(make_mps(gpus)),
+        n_gpus=1,
+        tells_blocks=False,
+        is_traced=False,
+        capabilities=_OF_ACCELERATORS,
     )
 
 
-def make_real_cuda(_tmp_path: Path) -> Subject:
+def make_real_cuda() -> Subject:
     import torch
 
     kept = torch.zeros(1, device="cuda:0")
@@ -248,7 +236,6 @@ def make_real_cuda(_tmp_path: Path) -> Subject:
 
 
 WITH_A_SECOND_DEVICE = [
-    pytest.param(make_recorded_simulation, id="recorded-simulation"),
     pytest.param(make_file, id="file"),
     pytest.param(make_simulated_cuda, id="simulated-cuda"),
 ]
@@ -264,8 +251,8 @@ WITH_A_SECOND_DEVICE = [
         pytest.param(make_real_cuda, id="cuda", marks=pytest.mark.gpu),
     ]
 )
-def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
-    made = request.param(tmp_path)
+def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    made = request.param()
     yield made
     made.backend.close()
 
