@@ -271,7 +271,7 @@ class Hardware:
             raise BackendError(reason)
         if not isinstance(backend, Limits):
             raise BackendError(
-                f"{device} can't be limited: limits are for CUDA's devices alone, choose one of those"
+                f"{device} can't be limited: limits are for CUDA alone, choose one of its devices"
             )
         backend.set_limit(device, limit_bytes, share=share)
 
