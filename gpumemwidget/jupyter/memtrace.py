@@ -31,6 +31,7 @@ from gpumemwidget.widgets.progress_line import NOTHING, show_progress
 
 if TYPE_CHECKING:
     from gpumemwidget.recording.monitor import Monitor
+    from gpumemwidget.report.render.output import Report
     from gpumemwidget.session.session import Session
     from gpumemwidget.session.tracer import Tracer
 
@@ -178,7 +179,7 @@ class Outputs:
 
             _display(report_cell_line(record))
         # The report of a trace of all devices has the budgets among the rest.
-        tells_all = trace is not None and trace.tells_all_devices
+        tells_all = trace is not None and trace.request.device is None
         has_budgets = bool(self._session.monitor.budgets.list())
         if record is not None and has_budgets and not tells_all:
             from gpumemwidget.report.limits import report_crossings  # noqa: PLC0415 - when needed
@@ -246,26 +247,20 @@ class _LiveReport:
 
 
 class _CellTrace:
-    """One cell's live report, trace and report."""
+    """The trace of one cell, its live report and the one at its end."""
 
     def __init__(
         self, shell: InteractiveShell, session: Session, request: TraceRequest, source: str
     ) -> None:
+        self.request = request
         self._shell = shell
         self._session = session
         self._monitor = session.monitor
-        self._request = request
         self._source = source
         self._live: _LiveReport | None = None
         self._tracer: Tracer | None = None
-        self._notes: tuple[str, ...] = ()
         #: Ends the callbacks from the monitor.
         self._listening = ExitStack()
-
-    @property
-    def tells_all_devices(self) -> bool:
-        """True if the report is of all devices."""
-        return self._request.device is None
 
     def open(self) -> None:
         """Begin to trace, and to show how it goes where there is somebody to see it."""
@@ -273,17 +268,13 @@ class _CellTrace:
         try:
             self._prepare()
         finally:
-            if self._request.live and _can_show_live(self._shell):
-                self._live = _LiveReport(self._monitor, self._request.device)
+            if self.request.live and _can_show_live(self._shell):
+                self._live = _LiveReport(self._monitor, self.request.device)
             # Last, so that nothing of ours comes between its readings and the cell.
             self._listening.callback(self._monitor.cell_started.add(lambda _: self._begin()))
             self._listening.callback(self._monitor.cell_ended.add(lambda _: self._stop_tracing()))
             if self._monitor.running is not None:
                 self._begin()
-
-    def _stop_tracing(self) -> None:
-        if self._tracer is not None:
-            self._tracer.stop()
 
     def close(self, record: CellRecord | None, *, has_run: bool) -> None:
         """Take the live report away, and show the last one below what the cell has displayed.
@@ -295,24 +286,21 @@ class _CellTrace:
         self._monitor.unwant_samples(self)
         try:
             if record is not None and has_run:
-                for thing in self._describe_or_stop(record):
-                    _display(thing)
+                self._show(record)
             elif has_run and self._live is not None:
-                _display(_Text("%%memtrace: this cell was not recorded to its end"))
+                print("%%memtrace: this cell was not recorded to its end")
         finally:
             if self._live is not None:
                 self._live.close()
 
-    # -- The trace ---------------------------------------------------------------------------------
-
     def _prepare(self) -> None:
         from gpumemwidget.session.tracer import Tracer  # noqa: PLC0415 - when needed
 
-        tracer = Tracer(self._session.hardware, self._request)
+        tracer = Tracer(self._session.hardware, self.request)
         try:
             tracer.prepare()
         except BusyError as exc:
-            self._notes = (f"Which lines took it is not told: {exc}.",)
+            print(f"%%memtrace: which lines took it is not told: {exc}")
         else:
             self._tracer = tracer
 
@@ -321,36 +309,38 @@ class _CellTrace:
             run_code = InteractiveShell.run_code.__code__
             self._tracer.begin_at(make_is_entry(run_code, self._source))
 
-    def _describe_or_stop(self, record: CellRecord) -> Sequence[object]:
-        """Return what to show in the end: one line if a Ctrl-C stopped the work for it."""
+    def _stop_tracing(self) -> None:
+        if self._tracer is not None:
+            self._tracer.stop()
+
+    def _show(self, record: CellRecord) -> None:
         try:
             with show_progress("The report of %%memtrace"):
-                return self._describe(record)
+                reports = self._describe(record)
         except KeyboardInterrupt as exc:
-            return [_Text(str(exc) or "A Ctrl-C stopped the report of %%memtrace.")]
+            print(str(exc) or "A Ctrl-C stopped the report of %%memtrace.")
+        else:
+            for report in reports:
+                _display(report)
 
-    def _describe(self, record: CellRecord) -> Sequence[object]:
-        """Return what to show in the end: the plain report if nothing was traced."""
+    def _describe(self, record: CellRecord) -> Sequence[Report]:
         from gpumemwidget.report.cell import report_cell  # noqa: PLC0415 - at the first report
         from gpumemwidget.report.trace import list_displays, report_trace  # noqa: PLC0415
 
-        samples: Sequence[Sample] = self._monitor.samples_of(record)
-        device = self._request.device
         trace = None
-        try:
+        with self._session.reporting("telling which lines took it"):
             trace = self._trace_lines(record)
-        except Exception as exc:  # noqa: BLE001 - the plain report is there all the same
-            self._session.report_failure("telling which lines took it", exc)
+        if trace is not None:
+            self._write(trace)
+        limited, samples = _limit_to_device(
+            trace or CellTrace(record, ()), self._monitor.samples_of(record), self.request.device
+        )
         if trace is None:
-            plain, samples = _limit_to_device(CellTrace(record, ()), samples, device)
-            return [report_cell(plain.record, samples), *map(_Text, self._notes)]
-        for line in self._write(trace):
-            print(line)
-        trace, samples = _limit_to_device(trace, samples, device)
-        n_lines, depth = self._request.n_lines, self._request.depth
+            return [report_cell(limited.record, samples)]
+        n_lines, depth = self.request.n_lines, self.request.depth
         if self._live is not None:
-            return list_displays(trace, samples, n_lines=n_lines, depth=depth)
-        return [report_trace(trace, samples, n_lines=n_lines, depth=depth)]
+            return list_displays(limited, samples, n_lines=n_lines, depth=depth)
+        return [report_trace(limited, samples, n_lines=n_lines, depth=depth)]
 
     def _trace_lines(self, record: CellRecord) -> CellTrace | None:
         if self._tracer is None:
@@ -364,35 +354,23 @@ class _CellTrace:
         )
         return self._tracer.describe(record, sources, self._session.name_blocks)
 
-    def _write(self, trace: CellTrace) -> list[str]:
-        """Write the files that were asked for; return a line on what became of each."""
-        said = []
-        request = self._request
+    def _write(self, trace: CellTrace) -> None:
+        """Write the files that were asked for, and print what became of each."""
+        request = self.request
         if request.snapshot is not None:
             if self._tracer is not None and self._tracer.has_snapshot:
-                said.append(f"snapshot written to {request.snapshot}")
+                print(f"snapshot written to {request.snapshot}")
             else:
-                said.append("no snapshot was written: no GPU's allocations were traced")
+                print("no snapshot was written: no GPU's allocations were traced")
         if request.export is not None:
             from gpumemwidget.tracing.trace_file import write_trace  # noqa: PLC0415 - when needed
 
             try:
                 path = write_trace(trace, request.export, force=request.force)
             except FileError as exc:
-                said.append(f"%%memtrace: {exc}")
+                print(f"%%memtrace: {exc}")
             else:
-                said.append(f"trace written to {path}")
-        return said
-
-
-class _Text:
-    """A line of plain text as an output."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return self._text
+                print(f"trace written to {path}")
 
 
 def _display(thing: object, **options: Any) -> Any:

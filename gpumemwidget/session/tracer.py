@@ -53,18 +53,7 @@ def make_trace_request(
     force: bool = False,
     live: bool = True,
 ) -> TraceRequest:
-    """Return what a trace is asked for, checked before anything is traced.
-
-    Args:
-        hardware: has the devices that may be named.
-        device: see ``TraceRequest``, as all that follow.
-        n_events: ``None`` for the default.
-        n_lines: see ``TraceRequest``.
-        depth: see ``TraceRequest``.
-        snapshot: a file's name.
-        export: a file's name.
-        force: see ``TraceRequest``.
-        live: see ``TraceRequest``.
+    """Return what a trace is asked for, checked before anything is traced; see ``TraceRequest``.
 
     Raises:
         BadInputError: there is no such device, or a count is out of range.
