@@ -17,7 +17,6 @@ from gpumemwidget.model.breakdowns import (
     PartKey,
 )
 from gpumemwidget.model.devices import HOST, DeviceState, DeviceUse, ProcessUse, Reading
-from gpumemwidget.report.wording.parts import list_breakdown_notes
 from tests.breakdowns.readings import (
     GIB,
     MIB,
@@ -172,24 +171,6 @@ class TestGpu:
         ]
         assert (breakdown.allocated_bytes, breakdown.reserved_bytes) == (None, None)
 
-    def test_without_a_list_of_processes_they_are_one_part(self) -> None:
-        """It is what is in use beyond what PyTorch has."""
-        breakdown = build(make_state(processes=None))
-
-        keys = ("outside", "children", "others", "unlisted")
-        assert merge_parts(breakdown) == [(keys, 13 * GIB + 509 * MIB)]
-
-    @pytest.mark.parametrize("listed", [(), (make_process(4121, "other", 29 * GIB, None),)])
-    def test_in_a_container_no_process_is_taken_for_another(self, listed: tuple[()]) -> None:
-        """The driver's numbers are not this container's: one of the processes is this one."""
-        breakdown = build(make_state(processes=listed))
-
-        keys = ("outside", "children", "others", "unlisted")
-        assert merge_parts(breakdown) == [(keys, 13 * GIB + 509 * MIB)]
-        assert breakdown.notes == (BreakdownNote(BreakdownDoubt.NOT_LISTED, processes=listed),)
-        (sentence,) = list_breakdown_notes(breakdown)
-        assert ("pid 4121 (29.00 GiB)" in sentence) == bool(listed)
-
     def test_numbers_of_another_count_do_not_tell_children_from_others(self) -> None:
         """On a GPU that is not in use here each of the listed may be a child of this process."""
         listed = (
@@ -222,52 +203,6 @@ class TestGpu:
         ]
         assert breakdown.notes == (BreakdownNote(BreakdownDoubt.USE_UNKNOWN),)
 
-    def test_a_number_that_is_somebody_elses_is_not_this_process(self) -> None:
-        """What has less than PyTorch alone has can't be it."""
-        breakdown = build(make_state(processes=(make_process(10, "own", 3 * GIB),)))
-
-        assert merge_parts(breakdown) == [
-            (("outside", "children", "others", "unlisted"), 13 * GIB + 509 * MIB)
-        ]
-        assert breakdown.notes[0].doubt is BreakdownDoubt.PID_OF_ANOTHER
-
-    def test_processes_of_unknown_size_are_together_with_what_nobody_is_listed_for(self) -> None:
-        """As the driver of Windows gives no bytes, nor to who has no permission."""
-        breakdown = build(
-            make_state(
-                processes=(
-                    make_process(10, "own", 16 * GIB + 500 * MIB),
-                    make_process(20, "other", None),
-                )
-            )
-        )
-
-        assert merge_parts(breakdown) == [(("others", "unlisted"), 13 * GIB + 9 * MIB)]
-        assert list_breakdown_notes(breakdown) == (
-            "cuda:0: the driver does not report how much pid 20 has.",
-        )
-
-    def test_own_bytes_unknown_leave_the_others_known(self) -> None:
-        """What is outside of PyTorch is then one part with what nobody is listed for."""
-        breakdown = build(
-            make_state(
-                processes=(make_process(10, "own", None), make_process(20, "other", 10 * GIB))
-            )
-        )
-
-        assert merge_parts(breakdown) == [(("outside", "unlisted"), 3 * GIB + 509 * MIB)]
-        assert ("others", 10 * GIB) in list_parts(breakdown)
-
-    def test_an_old_driver_keeps_its_own_within_what_is_used(self) -> None:
-        """Before 510 it was not told apart from what is of no process."""
-        use = make_state().use
-        assert use is not None
-        used = 80 * GIB - (use.free_bytes or 0)
-
-        breakdown = build(make_state(use=replace(use, used_bytes=used, driver_bytes=None)))
-
-        assert merge_parts(breakdown) == [(("unlisted", "driver"), 489 * MIB)]
-
     def test_without_a_driver_the_total_is_pytorchs(self) -> None:
         """All that is not PyTorch's is one part; what the driver keeps is not in that total."""
         breakdown = build(make_state(use=None, processes=None))
@@ -278,20 +213,6 @@ class TestGpu:
         ]
         assert breakdown.used_bytes is None
         assert breakdown.notes[0].doubt is BreakdownDoubt.TOTAL_OF_PYTORCH
-
-    def test_processes_that_have_more_than_is_in_use_are_not_told_apart(self) -> None:
-        """Another one has freed some between the two questions."""
-        state = make_state()
-        assert state.processes is not None
-
-        breakdown = build(
-            replace(state, processes=(*state.processes, make_process(22, "other", GIB)))
-        )
-
-        assert merge_parts(breakdown) == [
-            (("outside", "children", "others", "unlisted"), 13 * GIB + 509 * MIB)
-        ]
-        assert breakdown.notes[0].doubt is BreakdownDoubt.PROCESSES_EXCEED_USE
 
     def test_counters_that_moved_keep_what_pytorch_has(self) -> None:
         """PyTorch's figures are of one moment; what the device has free is of another."""
@@ -324,49 +245,115 @@ class TestGpu:
         assert build_breakdown(replace(state, info=replace(state.info, total_bytes=None))) is None
 
 
-class TestReserved:
-    """What PyTorch has reserved and no tensor holds."""
+_BESIDE: tuple[PartKey, ...] = ("outside", "children", "others", "unlisted")
+_UNALLOCATED: tuple[PartKey, ...] = ("pending", "releasable", "fragmented", "pools")
+_STRANGER = make_process(4121, "other", 29 * GIB, None)
 
-    def test_without_segments_it_is_one_part(self) -> None:
-        """As ``cudaMallocAsync`` and other allocators tell none."""
-        breakdown = build(make_state(segments=()))
 
-        assert merge_parts(breakdown) == [
-            (("pending", "releasable", "fragmented", "pools"), 3 * GIB)
-        ]
-        assert breakdown.largest_free_block_bytes is None
-        assert breakdown.notes[0].doubt is BreakdownDoubt.SEGMENTS_UNKNOWN
+@pytest.mark.parametrize(
+    ("changes", "merged", "n_bytes", "doubt"),
+    [
+        pytest.param({"processes": None}, _BESIDE, 13 * GIB + 509 * MIB, None, id="no list"),
+        pytest.param(
+            {"processes": (_STRANGER,)},
+            _BESIDE,
+            13 * GIB + 509 * MIB,
+            BreakdownDoubt.NOT_LISTED,
+            id="a container, where one of the pids is this process's",
+        ),
+        pytest.param(
+            {"processes": (make_process(10, "own", 3 * GIB),)},
+            _BESIDE,
+            13 * GIB + 509 * MIB,
+            BreakdownDoubt.PID_OF_ANOTHER,
+            id="a pid with less than PyTorch alone has",
+        ),
+        pytest.param(
+            {
+                "processes": (
+                    make_process(10, "own", 16 * GIB + 500 * MIB),
+                    make_process(20, "other", None),
+                )
+            },
+            ("others", "unlisted"),
+            13 * GIB + 9 * MIB,
+            BreakdownDoubt.BYTES_UNKNOWN,
+            id="a process of unknown size",
+        ),
+        pytest.param(
+            {"processes": (make_process(10, "own", None), make_process(20, "other", 10 * GIB))},
+            ("outside", "unlisted"),
+            3 * GIB + 509 * MIB,
+            BreakdownDoubt.BYTES_UNKNOWN,
+            id="this process's size unknown",
+        ),
+        pytest.param(
+            {"processes": (*make_state().processes, make_process(22, "other", GIB))},
+            _BESIDE,
+            13 * GIB + 509 * MIB,
+            BreakdownDoubt.PROCESSES_EXCEED_USE,
+            id="one has freed some between the two questions",
+        ),
+        pytest.param(
+            {"use": replace(make_state().use, used_bytes=29 * GIB + 989 * MIB, driver_bytes=None)},
+            ("unlisted", "driver"),
+            489 * MIB,
+            BreakdownDoubt.DRIVER_PART_UNKNOWN,
+            id="a driver before 510",
+        ),
+        pytest.param(
+            {"segments": ()},
+            _UNALLOCATED,
+            3 * GIB,
+            BreakdownDoubt.SEGMENTS_UNKNOWN,
+            id="cudaMallocAsync, which has no segments",
+        ),
+        pytest.param(
+            {"reading": Reading("cuda:0", 13 * GIB - 512, 16 * GIB)},
+            _UNALLOCATED,
+            3 * GIB + 512,
+            BreakdownDoubt.SEGMENTS_OF_ANOTHER_MOMENT,
+            id="segments of another moment",
+        ),
+        pytest.param(
+            {
+                "segments": (
+                    make_segment(("a", GIB), ("i", GIB), is_expandable=True, is_small=None),
+                ),
+                "reading": Reading("cuda:0", GIB, 2 * GIB),
+            },
+            ("releasable", "fragmented"),
+            GIB,
+            None,
+            id="pages of unknown size",
+        ),
+        pytest.param(
+            {"reading": Reading("cuda:0", None, None), "segments": ()},
+            ("allocated", *_UNALLOCATED, "outside"),
+            16 * GIB + 500 * MIB,
+            None,
+            id="a pluggable allocator, which counts nothing",
+        ),
+        pytest.param(
+            {"reading": Reading("cuda:0", 13 * GIB, None), "segments": ()},
+            (*_UNALLOCATED, "outside"),
+            3 * GIB + 500 * MIB,
+            None,
+            id="nothing but what is allocated",
+        ),
+    ],
+)
+def test_what_can_not_be_told_apart_is_one_part(
+    changes: dict[str, object],
+    merged: tuple[PartKey, ...],
+    n_bytes: int,
+    doubt: BreakdownDoubt | None,
+) -> None:
+    """Exactly what remains beside the figures that are known, and the reason."""
+    breakdown = build(make_state(**changes))
 
-    def test_segments_of_another_moment_are_not_used(self) -> None:
-        """They don't add up to the counters."""
-        breakdown = build(make_state(reading=Reading("cuda:0", 13 * GIB - 512, 16 * GIB)))
-
-        assert merge_parts(breakdown) == [
-            (("pending", "releasable", "fragmented", "pools"), 3 * GIB + 512)
-        ]
-        assert breakdown.notes[0].doubt is BreakdownDoubt.SEGMENTS_OF_ANOTHER_MOMENT
-
-    def test_pages_of_unknown_size_leave_two_parts_together(self) -> None:
-        """What of a segment that grows is given back depends on them."""
-        segment = make_segment(("a", GIB), ("i", GIB), is_expandable=True, is_small=None)
-
-        breakdown = build(make_state(segments=(segment,), reading=Reading("cuda:0", GIB, 2 * GIB)))
-
-        assert merge_parts(breakdown) == [(("releasable", "fragmented"), GIB)]
-
-    def test_an_allocator_that_counts_nothing_is_within_the_process(self) -> None:
-        """A pluggable one has no counters: only the driver tells what the process has."""
-        breakdown = build(make_state(reading=Reading("cuda:0", None, None), segments=()))
-
-        keys = ("allocated", "pending", "releasable", "fragmented", "pools", "outside")
-        assert merge_parts(breakdown) == [(keys, 16 * GIB + 500 * MIB)]
-
-    def test_what_is_allocated_may_be_all_that_is_known(self) -> None:
-        """Then what is reserved beyond it is one part with what is outside."""
-        breakdown = build(make_state(reading=Reading("cuda:0", 13 * GIB, None), segments=()))
-
-        keys = ("pending", "releasable", "fragmented", "pools", "outside")
-        assert merge_parts(breakdown) == [(keys, 3 * GIB + 500 * MIB)]
+    assert merge_parts(breakdown) == [(merged, n_bytes)]
+    assert [note.doubt for note in breakdown.notes] == ([] if doubt is None else [doubt])
 
 
 class TestKinds:

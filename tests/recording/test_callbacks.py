@@ -58,22 +58,6 @@ def test_waits_for_the_cells_end(queue: IdleQueue) -> None:
     assert not queue.is_acting
 
 
-def test_an_action_that_fails_does_not_stop_the_next(
-    queue: IdleQueue, errors: list[Exception]
-) -> None:
-    """Its exception is handed on, and the rest still run."""
-    done: list[str] = []
-    queue.start_cell()
-    queue.add(lambda: done.append("before"))
-    queue.add(lambda: {}["missing"])
-    queue.add(lambda: done.append("after"))
-
-    queue.end_cell()
-
-    assert done == ["before", "after"]
-    assert [type(error) for error in errors] == [KeyError]
-
-
 def test_an_action_may_add_another(queue: IdleQueue) -> None:
     """It runs after those that wait already, in the same go."""
     done: list[str] = []
@@ -108,18 +92,6 @@ def test_an_interrupt_leaves_the_queue_usable(queue: IdleQueue) -> None:
 
     assert done == ["behind", "later"]
     assert not queue.is_acting
-
-
-def test_cleared_actions_never_run(queue: IdleQueue) -> None:
-    """After an unload nobody waits for them."""
-    done: list[str] = []
-    queue.start_cell()
-    queue.add(lambda: done.append("never"))
-
-    queue.clear()
-    queue.end_cell()
-
-    assert done == []
 
 
 class TestTwoThreads:

@@ -43,7 +43,6 @@ class TestFirstLine:
             ("x = 1", "x = 1"),
             ("x = 1\ny = 2\n", "x = 1"),
             ("\n  \n\t\n   x = 1  \ny = 2", "x = 1"),
-            ("x = 1\r\ny = 2", "x = 1"),
             ("x = 1\ry = 2", "x = 1"),
             ("%%memtrace " + "-" * 300 + "\nx = 1", "x = 1"),
             ("", ""),
@@ -51,12 +50,9 @@ class TestFirstLine:
             ("%%memtrace\nmodel = load()", "model = load()"),
             ("%%memtrace --device cuda:0\n\n  model = load()\n", "model = load()"),
             ("%%memtrace", "%%memtrace"),
-            ("%%memtrace -h\n\n", "%%memtrace -h"),
             ("%%memtraced\nx", "%%memtraced"),
-            ("%%time\nx = 1", "%%time"),
             ("a" * 120, "a" * 120),
             ("a" * 121, "a" * 119 + "…"),
-            ("a" * 119 + " b", "a" * 119 + "…"),
             ("é" * 500 + "\nx", "é" * 119 + "…"),
         ],
     )
@@ -72,19 +68,15 @@ class TestOwnMagics:
         ("source", "expected"),
         [
             ("%memdash", True),
-            ("%memstat --device", True),
             ("%load_ext gpumemwidget", True),
             ("\n# the state now\n  %memvars\n%memledger --last 3\n", True),
             ("%memtrace on", True),
-            ("%memhelp", True),
             # What changes the user's memory is part of its story.
             ("%memrelease x", False),
-            ("%memrestore", False),
             ("%load_ext gpumemwidget\nimport torch", False),
             ("%load_ext autoreload", False),
             ("%%memtrace\nmodel = load()", False),
             ("%memstatistics", False),
-            ("# a comment", False),
             ("x = 1", False),
             ("", False),
         ],
@@ -143,12 +135,6 @@ class TestRecord:
             ),
         )
 
-    def test_takes_the_count_of_the_end(self) -> None:
-        """IPython may tell the number only afterwards."""
-        record = build_record(make_cell(), (), end_s=12.5, status="error", execution_count=8)
-
-        assert (record.execution_count, record.status) == (8, "error")
-
     def test_a_gpu_touched_in_the_cell_began_at_zero(self) -> None:
         """Its first allocation happened here, so all that it holds came from here."""
         record = record_of(make_cell(host(5)), gpu(30, peak=70, retries=1, ooms=0), host(5))
@@ -184,28 +170,6 @@ class TestRecord:
         assert record.devices[0] == CellDevice(
             "cuda:0", Span(10, None, None), Span(10, None, None), None, None, None
         )
-
-    def test_one_gpu_lost_and_another_touched(self) -> None:
-        """Neither hides the other."""
-        cell = make_cell(gpu(10), host(5))
-
-        record = record_of(cell, gpu(20, device="cuda:1"), host(5))
-
-        assert [device.device for device in record.devices] == ["cuda:0", "cuda:1", "host"]
-        assert record.devices[0].allocated == Span(10, None, None)
-        assert record.devices[1].allocated == Span(0, 20, 20)
-
-    def test_counters_that_are_unknown_stay_unknown(self) -> None:
-        """A device whose allocator tells nothing has no change, no peak and no kind of peak."""
-        silent = Reading("cuda:0", None, None)
-
-        record = record_of(make_cell(silent), silent)
-
-        (device,) = record.devices
-        assert device == CellDevice(
-            "cuda:0", Span(None, None, None), Span(None, None, None), None, None, None
-        )
-        assert device.allocated.change_bytes is None
 
     def test_one_unknown_counter_leaves_the_other(self) -> None:
         """Where malloc tells nothing, the resident size is still good."""

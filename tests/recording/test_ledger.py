@@ -72,30 +72,6 @@ class TestSequence:
 class TestRows:
     """A row for each cell and device."""
 
-    def test_have_the_columns_of_the_format(self) -> None:
-        """Names and order are part of the format: others read these files."""
-        assert list(COLUMNS) == [
-            "execution_count",
-            "cell_id",
-            "first_line",
-            "started_at",
-            "duration_s",
-            "status",
-            "device",
-            "allocated_before_bytes",
-            "allocated_after_bytes",
-            "allocated_peak_bytes",
-            "reserved_before_bytes",
-            "reserved_after_bytes",
-            "reserved_peak_bytes",
-            "peak_is",
-            "num_alloc_retries",
-            "num_ooms",
-            "budget_bytes",
-            "is_over_budget",
-            "is_only_own_magics",
-        ]
-
     def test_hold_each_figure_under_its_name(self) -> None:
         """The cell's own figures stand in each of its rows."""
         cell = {

