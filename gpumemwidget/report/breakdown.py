@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart, SegmentMap
 from gpumemwidget.model.devices import HOST, MOST_CHILDREN, ChildProcess, rank_device
 from gpumemwidget.report.charts.bar import DeviceBar
-from gpumemwidget.report.charts.segments import describe_map, plot_segments
+from gpumemwidget.report.charts.segments import plot_segments
 from gpumemwidget.report.render.cells import bytes_cell, share_cell
 from gpumemwidget.report.render.document import (
     Block,
@@ -31,6 +31,7 @@ from gpumemwidget.report.wording.parts import (
     name_part,
     tell_part,
 )
+from gpumemwidget.report.wording.words import count
 from gpumemwidget.units import UNKNOWN, format_bytes
 
 #: Maximum number of processes of one part; those beyond are one row.
@@ -129,7 +130,12 @@ def _share(n_bytes: int, breakdown: Breakdown) -> Cell:
 
 
 def _fold_map(segment_map: SegmentMap) -> Fold:
-    runs = (Run("Map of segments", "strong"), *map(Run, describe_map(segment_map)))
+    number = count(len(segment_map.segments), "segment")
+    runs = (
+        Run("Map of segments", "strong"),
+        Run(f"{format_bytes(segment_map.reserved_bytes)} in {number}"),
+        Run(f"largest free block {format_bytes(segment_map.largest_free_block_bytes)}"),
+    )
     return Fold(runs, (plot_segments(segment_map),))
 
 

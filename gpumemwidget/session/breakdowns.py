@@ -80,25 +80,6 @@ class DeviceBreakdowns:
 
         return figure_breakdown(self.record(device))
 
-    def segments_figure(self, device: str | None = None) -> Figure:
-        """Return a device's blocks by address as a plotly figure; without a name, of the first.
-
-        Raises:
-            BadInputError: there is none of that name, or its allocator does not tell.
-        """
-        from gpumemwidget.report.charts.figures import figure_segments  # noqa: PLC0415 - brings plotly
-
-        check_device_name(device)
-        found = [segments for name, segments in self.maps.items() if device in (None, name)]
-        if not found:
-            if device is not None:
-                self.record(device)
-            raise BadInputError(
-                f"there are no segments on {device or 'any of these devices'}: PyTorch has nothing "
-                "reserved there, or its allocator does not tell where"
-            )
-        return figure_segments(found[0])
-
     def to_html(self) -> str:
         """Return the report as static HTML."""
         from gpumemwidget.report.breakdown import report_breakdown  # noqa: PLC0415 - when it is used

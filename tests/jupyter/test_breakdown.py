@@ -17,12 +17,8 @@ from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.jupyter import extension
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.ownership import account as entries
-from gpumemwidget.ownership.account import take_block_account
-from gpumemwidget.session.session import current_session
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
-from tests.clock import ManualClock
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -105,7 +101,6 @@ def test_what_is_no_name_of_a_device_is_refused(
         gpumemwidget.breakdown,
         breakdowns.record,
         breakdowns.figure,
-        breakdowns.segments_figure,
     ):
         with pytest.raises(BadInputError, match="a name such as 'cuda:0', and not of type"):
             take(device)  # type: ignore[arg-type]  # what a user may give
@@ -147,60 +142,8 @@ def test_the_host_is_told_as_its_owners_are(shell_on_gpus: InteractiveShell) -> 
     assert sum(part.n_bytes for part in breakdown.parts) == breakdown.total_bytes
 
 
-def test_the_figures_are_plotlys(shell_on_gpus: InteractiveShell) -> None:
-    """Of the first device, or of one by its name; what has no segments has no map."""
+def test_the_figure_is_plotlys(shell_on_gpus: InteractiveShell) -> None:
+    """Of the first device, or of one by its name."""
     breakdowns = gpumemwidget.breakdown()
 
     assert [trace.name for trace in breakdowns.figure("cuda:1").data][-1] == "used"
-    assert breakdowns.segments_figure().data
-    with pytest.raises(BadInputError, match="no segments on host"):
-        breakdowns.segments_figure("host")
-    with pytest.raises(BadInputError, match="no device 'cuda:7' here"):
-        breakdowns.segments_figure("cuda:7")
-
-
-def test_it_shows_itself(shell_on_gpus: InteractiveShell) -> None:
-    """In a notebook as HTML, in a terminal as text."""
-    breakdowns = gpumemwidget.breakdown()
-
-    data = breakdowns._repr_mimebundle_()
-
-    assert data == {"text/plain": repr(breakdowns), "text/html": breakdowns.to_html()}
-    assert breakdowns._repr_html_() == breakdowns.to_html()
-
-
-@pytest.mark.parametrize(("walk_s", "n_walks"), [(0.0, 3), (0.3, 2), (2.0, 1)])
-def test_walks_begin_anew_only_within_the_budget(
-    shell_on_gpus: InteractiveShell,
-    allocator: SimulatedGpus,
-    monkeypatch: pytest.MonkeyPatch,
-    walk_s: float,
-    n_walks: int,
-) -> None:
-    """Where another thread takes memory meanwhile the account is of another moment each time."""
-    session = current_session()
-    clock = ManualClock()
-    monkeypatch.setattr(session.monitor, "clock", clock)
-    walked: list[float] = []
-
-    def walk(*arguments: Any, **options: Any) -> Any:
-        found = take_block_account(*arguments, **options)
-        walked.append(options["budget_s"])
-        clock.advance(walk_s)
-        allocator.allocate(MIB)
-        return found
-
-    monkeypatch.setattr(entries, "take_block_account", walk)
-
-    breakdown = session.breakdown("cuda:0", with_maps=False, budget_s=0.5).record()
-
-    assert walked == [0.5] * n_walks
-    assert sum(part.n_bytes for part in breakdown.parts) == breakdown.total_bytes
-
-
-def test_without_the_extension_the_devices_are_told_all_the_same() -> None:
-    """But not what is allocated for what."""
-    (host,) = [each for each in gpumemwidget.breakdown().records if each.device == HOST]
-
-    assert host.parts[0].parts == ()
-    assert sum(part.n_bytes for part in host.parts) == host.total_bytes

@@ -23,7 +23,7 @@ from gpumemwidget.model.devices import HOST, ChildProcess, PinnedUse
 from gpumemwidget.model.ownership import MemoryKind
 from gpumemwidget.report.breakdown import report_breakdown
 from gpumemwidget.report.charts.bar import list_leaves, list_rulers
-from gpumemwidget.report.charts.figures import figure_breakdown, figure_segments
+from gpumemwidget.report.charts.figures import figure_breakdown
 from gpumemwidget.report.charts.segments import plot_segments
 from gpumemwidget.report.render.palette import PART_COLORS
 from gpumemwidget.report.wording.parts import find_look, name_part, tell_part
@@ -349,17 +349,3 @@ class TestFigures:
         assert sum(trace.x[0] for trace in stacked) == breakdown.total_bytes
         assert any("torch.cuda.empty_cache()" in trace.hovertemplate for trace in stacked)
         assert len(figure.layout.shapes) == 2
-
-    def test_a_maps_areas_are_all_of_it(self) -> None:
-        """Bars of part of a row's height stand for blocks that are drawn together."""
-        found = make_map(n_segments=200, n_blocks=40)
-
-        figure = figure_segments(found)
-
-        drawn = sum(
-            width * height / 0.86
-            for trace in figure.data
-            for width, height in zip(trace.x, trace.width, strict=True)
-        )
-        assert drawn == pytest.approx(found.reserved_bytes, rel=1e-3)
-        assert len(figure.to_json()) < 600_000

@@ -1,4 +1,4 @@
-"""plotly's figures: a traced cell over time, a whole device, its map of segments.
+"""plotly's figures: a traced cell over time, and a whole device.
 
 Each is made as JSON without plotly, which takes two seconds to import: nobody should wait for that
 at the end of a cell, and its front ends need no more than the JSON. The figures paint no background
@@ -12,11 +12,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart, SegmentMap
+from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart
 from gpumemwidget.model.devices import rank_device
 from gpumemwidget.model.traces import CellTrace, DeviceTrace, Timeline
 from gpumemwidget.report.charts.bar import list_leaves, list_marks, list_rulers
-from gpumemwidget.report.charts.segments import describe_map, plot_segments
 from gpumemwidget.report.charts.timeline import (
     Band,
     choose_scale,
@@ -31,7 +30,6 @@ from gpumemwidget.report.render.cells import share_cell
 from gpumemwidget.report.render.markup import escape
 from gpumemwidget.report.render.palette import (
     BAND_COLORS,
-    BLOCK_STATES,
     NEUTRAL_COLOR,
     PART_COLORS,
     PEAK_COLOR,
@@ -39,7 +37,6 @@ from gpumemwidget.report.render.palette import (
 )
 from gpumemwidget.report.wording.parts import (
     find_look,
-    name_look,
     name_part,
     name_process,
     tell_part,
@@ -317,21 +314,11 @@ def _mark_peak(device: DeviceTrace, timeline: Timeline) -> dict[str, Any]:
 
 _FREE, _REST = "rgba(128,128,128,0.10)", "rgba(128,128,128,0.35)"
 _EDGE = "rgba(128,128,128,0.55)"
-_BAR_PIXELS, _RULER_PIXELS, _ROW_PIXELS = 200, 30, 16
+_BAR_PIXELS, _RULER_PIXELS = 200, 30
 #: Number of characters of a line under the pointer.
 _HOVER_WIDTH = 64
 #: Maximum number of processes under the pointer.
 _MAX_PROCESSES = 8
-#: Maximum number of areas of a map; one takes some 120 characters.
-_MAX_PIECES = 2000
-#: Opacity of what is in use in a map, and the share of a row's height that is drawn.
-_KIND_OPACITY, _ROW_SHARE = 0.75, 0.86
-_DEVICE_LAYOUT: dict[str, Any] = {
-    "margin": {"l": 70, "r": 20, "t": 50, "b": 40},
-    "bargap": 0,
-    "hovermode": "closest",
-    "legend": {"orientation": "h", "x": 0, "y": -0.12, "yanchor": "top", "traceorder": "normal"},
-}
 
 
 def figure_breakdown(breakdown: Breakdown) -> Figure:
@@ -383,23 +370,32 @@ def figure_breakdown(breakdown: Breakdown) -> Figure:
     layout = _start_layout(
         escape(f"{breakdown.device} · {breakdown.name} · {format_bytes(total)}"),
         height=_BAR_PIXELS + _RULER_PIXELS * len(rulers),
-        **_DEVICE_LAYOUT,
+        margin={"l": 70, "r": 20, "t": 50, "b": 40},
+        bargap=0,
+        hovermode="closest",
+        legend={"orientation": "h", "x": 0, "y": -0.12, "yanchor": "top", "traceorder": "normal"},
         barmode="stack",
         xaxis={**_AXIS, **_place_ticks(total), "range": [0, total], "zeroline": False},
         yaxis={"range": [bottom, -0.55], "visible": False},
         annotations=annotations,
         shapes=[
-            _draw_line(n_bytes, -0.5, bottom, "dash" if is_dashed else "solid")
+            {
+                "type": "line",
+                "x0": n_bytes,
+                "x1": n_bytes,
+                "y0": -0.5,
+                "y1": bottom,
+                "line": {
+                    "color": NEUTRAL_COLOR,
+                    "width": 2,
+                    "dash": "dash" if is_dashed else "solid",
+                },
+            }
             for n_bytes, is_dashed in list_marks(breakdown)
         ],
     )
     data = [{"type": "bar", "orientation": "h", **bar} for bar in bars]
     return go.Figure({"data": data, "layout": layout})
-
-
-def _draw_line(x: int, top: float, bottom: float, dash: str = "solid") -> dict[str, Any]:
-    line = {"color": NEUTRAL_COLOR, "width": 2, "dash": dash}
-    return {"type": "line", "x0": x, "x1": x, "y0": top, "y1": bottom, "line": line}
 
 
 def _find_color(look: str) -> str:
@@ -422,62 +418,3 @@ def _describe(breakdown: Breakdown, n_bytes: int, lines: list[str]) -> str:
     # Plotly would read a % with braces as a place to fill.
     text = "<br>".join((lines[0], escape(amount), *lines[1:]))
     return text.replace("%{", "% {") + "<extra></extra>"
-
-
-def figure_segments(segment_map: SegmentMap) -> Figure:
-    """Return a device's blocks where they lie; the pointer shows size, owner and line."""
-    import plotly.graph_objects as go  # noqa: PLC0415 - at the first figure
-
-    chart = plot_segments(segment_map, max_pieces=_MAX_PIECES)
-    bars: dict[str, dict[str, Any]] = {
-        look: {
-            "type": "bar",
-            "orientation": "h",
-            "name": f"{name_look(look)} {format_bytes(n_bytes)}",
-            "base": [],
-            "x": [],
-            "y": [],
-            "width": [],
-            "customdata": [],
-            "hovertemplate": "%{customdata}<extra></extra>",
-            "marker": {
-                "color": PART_COLORS[look],
-                "opacity": 1 if look in BLOCK_STATES else _KIND_OPACITY,
-                "line": {"width": 0},
-            },
-        }
-        for look, n_bytes in chart.looks
-    }
-    for piece in chart.pieces:
-        told = escape(piece.told)
-        for area in chart.list_areas(piece):
-            bar = bars[area.look]
-            bar["base"].append(area.offset)
-            bar["x"].append(area.length)
-            # The axis points down: what is in use stands at a row's foot.
-            middle = area.row + _ROW_SHARE * (0.5 - (area.low + area.high) / 2)
-            bar["y"].append(round(middle, 4))
-            bar["width"].append(round(_ROW_SHARE * (area.high - area.low), 4))
-            bar["customdata"].append(told)
-    labelled = range(0, chart.n_rows, max(chart.n_rows // 8, 1))
-    plain = {"showgrid": False, "zeroline": False}
-    row_bytes, half = chart.row_bytes, _ROW_SHARE / 2
-    layout = _start_layout(
-        escape(" · ".join((segment_map.device, *describe_map(segment_map)))),
-        height=150 + _ROW_PIXELS * chart.n_rows,
-        **_DEVICE_LAYOUT,
-        barmode="overlay",
-        xaxis={**plain, **_place_ticks(row_bytes), "range": [0, row_bytes]},
-        yaxis={
-            **plain,
-            "range": [chart.n_rows - 0.5, -0.5],
-            "tickmode": "array",
-            "tickvals": list(labelled),
-            "ticktext": [format_tick(row * row_bytes) for row in labelled],
-        },
-        shapes=[
-            _draw_line(start % row_bytes, start // row_bytes - half, start // row_bytes + half)
-            for start in chart.starts
-        ],
-    )
-    return go.Figure({"data": list(bars.values()), "layout": layout})

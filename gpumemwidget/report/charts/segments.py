@@ -18,7 +18,7 @@ from gpumemwidget.report.render.markup import Html, h, join_html
 from gpumemwidget.report.render.palette import BLOCK_STATES, PART_COLORS, name_class
 from gpumemwidget.report.render.text import fill_text
 from gpumemwidget.report.wording.parts import name_look
-from gpumemwidget.report.wording.words import count, cut_words
+from gpumemwidget.report.wording.words import cut_words
 from gpumemwidget.units import format_bytes
 
 #: The ``viewBox``, stretched to the room that there is.
@@ -46,20 +46,6 @@ class MapPiece:
     looks: tuple[tuple[str, int], ...]
     #: Tooltip.
     told: str
-
-
-@dataclass(frozen=True, slots=True)
-class Area:
-    """A rectangle of the map: bytes of one look in one row."""
-
-    look: str
-    row: int
-    #: In bytes, from the start of the row.
-    offset: int
-    length: int
-    #: Shares of the row's height, from its foot.
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,37 +122,35 @@ class SegmentChart(Picture):
             )
         return words
 
-    def list_areas(self, piece: MapPiece) -> Iterator[Area]:
-        """Return the rectangles of a piece: one for each of its looks in each row that it is in."""
+    def _draw_piece(self, piece: MapPiece) -> Html:
+        """Return the piece: what is in use stands at the foot of its rows, what is free above."""
+        paths = []
         low, total = 0.0, piece.end - piece.start
         for look, n_bytes in piece.looks:
             high = low + n_bytes / total
-            at = piece.start
-            while at < piece.end:
-                row, offset = divmod(at, self.row_bytes)
-                end = min(piece.end, (row + 1) * self.row_bytes)
-                yield Area(look, row, offset, end - at, low, high)
-                at = end
+            paths.append((look, self._draw_rows(piece, low, high)))
             low = high
-
-    def _draw_piece(self, piece: MapPiece) -> Html:
-        paths: dict[str, str] = {}
-        for area in self.list_areas(piece):
-            paths[area.look] = paths.get(area.look, "") + self._draw_area(area)
         title = h("title", piece.told)
         if len(paths) == 1:
-            [(look, path)] = paths.items()
+            [(look, path)] = paths
             return h(f"path.{name_class(look)}", title, d=path)
-        drawn = [h(f"path.{name_class(look)}", d=path) for look, path in paths.items()]
-        return h("g", title, *drawn)
+        return h("g", title, *(h(f"path.{name_class(look)}", d=path) for look, path in paths))
 
-    def _draw_area(self, area: Area) -> str:
+    def _draw_rows(self, piece: MapPiece, low: float, high: float) -> str:
+        """Return a path over the piece's rows, from one share of their height to another."""
         height = _HEIGHT / self.n_rows
-        x, y = _WIDTH * area.offset / self.row_bytes, height * area.row
-        left, right = _round(x), _round(x + _WIDTH * area.length / self.row_bytes)
         full = height * (1 - _GAP)
-        top, foot = _round(y + full * (1 - area.high)), _round(y + full * (1 - area.low))
-        return f"M{left} {top}H{right}V{foot}H{left}z"
+        parts = []
+        at = piece.start
+        while at < piece.end:
+            row, offset = divmod(at, self.row_bytes)
+            end = min(piece.end, (row + 1) * self.row_bytes)
+            x, y = _WIDTH * offset / self.row_bytes, height * row
+            left, right = _round(x), _round(x + _WIDTH * (end - at) / self.row_bytes)
+            top, foot = _round(y + full * (1 - high)), _round(y + full * (1 - low))
+            parts.append(f"M{left} {top}H{right}V{foot}H{left}z")
+            at = end
+        return "".join(parts)
 
     def _draw_starts(self) -> str:
         height = _HEIGHT / self.n_rows
@@ -182,19 +166,11 @@ def _round(number: float) -> str:
     return f"{number:.1f}".removesuffix(".0")
 
 
-def describe_map(segment_map: SegmentMap) -> tuple[str, str]:
-    """Return how much is reserved in how many segments, and the largest free block."""
-    number = count(len(segment_map.segments), "segment")
-    largest = format_bytes(segment_map.largest_free_block_bytes)
-    reserved = format_bytes(segment_map.reserved_bytes)
-    return f"{reserved} in {number}", f"largest free block {largest}"
-
-
 # -- What is drawn ---------------------------------------------------------------------------------
 
 
-def plot_segments(segment_map: SegmentMap, *, max_pieces: int = _MAX_PIECES) -> SegmentChart:
-    """Return the chart of a device's segments, of at most so many pieces."""
+def plot_segments(segment_map: SegmentMap) -> SegmentChart:
+    """Return the chart of a device's segments."""
     total = segment_map.reserved_bytes
     row_bytes = _MIN_ROW_BYTES
     while row_bytes * _MAX_ROWS < total:
@@ -203,8 +179,8 @@ def plot_segments(segment_map: SegmentMap, *, max_pieces: int = _MAX_PIECES) -> 
     # Two of a thousand steps can be seen.
     min_bytes = row_bytes * 2 // _WIDTH
     groups = _group(atoms, min_bytes)
-    while (n_areas := sum(map(_count_areas, groups))) > max_pieces:
-        min_bytes = max(min_bytes * 5 // 4, min_bytes * n_areas // (2 * max_pieces))
+    while (n_areas := sum(map(_count_areas, groups))) > _MAX_PIECES:
+        min_bytes = max(min_bytes * 5 // 4, min_bytes * n_areas // (2 * _MAX_PIECES))
         groups = _group(atoms, min_bytes)
     sums: dict[str, int] = {}
     for atom in atoms:
