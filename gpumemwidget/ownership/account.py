@@ -439,6 +439,8 @@ class _Purposes:
         ):
             if not places.isdisjoint(tensors):
                 return word  # type: ignore[return-value]  # the words are the kinds'
+        if storage in self._graph.unseen:
+            return "gradient"
         if self._paths.passes_graph(storage):
             return "saved for backward"
         root = self._paths.find_root(storage)

@@ -8,13 +8,21 @@ count of a Python object is Python's; of tensors and storages torch tells a seco
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from itertools import compress
 from types import CodeType
 from typing import Any
 
+from gpumemwidget.ownership.graph.hidden_holders import PARAMETER_REFS
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.walk import Graph
+
+__all__ = [
+    "list_held_elsewhere",
+    "list_outside",
+    "list_seen_from_outside",
+    "needs_outside",
+]
 
 _CHECK_EVERY = 512
 #: A file, and the qualified name of what a function is defined in.
@@ -41,13 +49,14 @@ def list_held_elsewhere(
         places = list(compress(range(since, len(leads)), leads[since:]))
     else:
         places = [place for place in of if leads[place]]
+    if graph.unseen:
+        places = [place for place in places if place not in graph.unseen]
     # Exactly as many references of our own as a fresh object in a fresh list has.
     base = next(map(sys.getrefcount, [object()]))
     counts = map(sys.getrefcount, map(graph.objects.__getitem__, places))
     infos = graph.storages
     found = {place for place in places if place in infos and infos[place].is_borrowed}
-    kinds, python_refs = graph.kinds, graph.python_refs
-    hook_scopes = {_find_scope(graph.objects[place]) for place in graph.unpack_hooks}
+    kinds, python_refs, hooks = graph.kinds, graph.python_refs, _UnpackHooks(graph)
     for place, count in zip(places, counts, strict=True):
         excess = count - base - python_refs[place]
         if excess and place in root_refs:
@@ -56,7 +65,7 @@ def list_held_elsewhere(
         if kind is Kind.TENSOR or kind is Kind.STORAGE:
             excess = _count_users(graph, place, kind, excess)
         elif excess > 0 and kind is not Kind.PLAIN:
-            excess = _allow_for_own(graph, hook_scopes, place, kind, excess)
+            excess = _allow_for_own(graph, hooks, place, kind, excess)
         if excess > 0:
             found.add(place)
     return sorted(found)
@@ -71,33 +80,109 @@ def _count_users(graph: Graph, place: int, kind: Kind, excess: int) -> int:
         users, holds = reader.count_storage_users(graph.objects[place]), reader.cpp_holds_storage
     if holds and users > 1:
         excess -= 1
-    # The reducer of DistributedDataParallel has a parameter several times.
-    unseen = 0 if place in graph.reduced else users - 1 - graph.cpp_refs[place]
+    unseen = users - 1 - graph.cpp_refs[place]
+    if unseen > 0:
+        unseen -= _count_view_refs(graph, place, kind)
+    if unseen in _list_reducers_refs(graph, place, kind):
+        unseen = 0
     return max(excess, unseen)
 
 
-def _allow_for_own(
-    graph: Graph, hook_scopes: set[_CodeScope], place: int, kind: Kind, excess: int
-) -> int:
+def _list_reducers_refs(graph: Graph, place: int, kind: Kind) -> Set[int]:
+    """Return the numbers of references that a reducer may have to a tensor or storage."""
+    if kind is Kind.STORAGE:
+        on = graph.tensors_on.get(place, ())
+        n_views = sum(each in graph.bucket_views for each in on)
+        # By a second view for each gradient; by the whole bucket, where that was not met.
+        return {n_views + (len(on) == n_views)} if place in graph.buckets else set()
+    if place in graph.bucket_views:
+        return {1}
+    if (views := graph.views_of.get(place)) and graph.bucket_views.issuperset(views):
+        # The whole bucket: the second views have it too, and the reducer.
+        return {len(views) + 1, len(views) + 2}
+    if graph.reduced.get(place) != 1:
+        return set()
+    # The reducer holds the node that accumulates the gradient; a graph may lead there too.
+    has_node = bool(graph.saved_by.get(place))
+    return PARAMETER_REFS if has_node else {n_refs + 1 for n_refs in PARAMETER_REFS}
+
+
+def _count_view_refs(graph: Graph, place: int, kind: Kind) -> int:
+    """Count the references of known views to a tensor or storage, besides those as their base."""
+    reader, objects = graph.reader, graph.objects
+    bases = (place,) if kind is Kind.TENSOR else graph.tensors_on.get(place, ())
+    n_refs = 0
+    with reader.quiet():
+        for base in bases:
+            for view in graph.views_of.get(base, ()):
+                of_base, of_storage = reader.count_view_refs(objects[view], objects[base])
+                n_refs += of_base if kind is Kind.TENSOR else of_storage
+    return n_refs
+
+
+def _allow_for_own(graph: Graph, hooks: _UnpackHooks, place: int, kind: Kind, excess: int) -> int:
     """Return the excess without the references that are known to exist."""
-    target = graph.objects[place]
     if kind is Kind.CLASS:
-        return excess - graph.kind_finder.count_own_refs(target)
-    if kind is Kind.FUNCTION and hook_scopes and _find_scope(target) in hook_scopes:
-        # Torch tells the hook that unpacks and not the one that packed, which lives as long: a
-        # function defined in the same scope.
+        return excess - graph.kind_finder.count_own_refs(graph.objects[place])
+    if kind is Kind.FUNCTION and hooks.has_count(graph.objects[place], excess):
+        # The hook that packed is held with the one that unpacks, and torch tells only the latter.
         return 0
-    if kind is Kind.HIDDEN and graph.hidden.is_script_module(type(target)):
-        # Its methods keep it.
-        return 0
+    if kind is Kind.HIDDEN:
+        return excess - graph.count_methods(place)
     if kind is Kind.NODE and graph.cpp_refs[place]:
         # The node of a function written in Python always owned its context.
         return excess - (graph.reader.cpp_holds_node or place in graph.contexts)
     return excess
 
 
-def _find_scope(function: Any) -> _CodeScope:
-    code: CodeType = function.__code__
+class _UnpackHooks:
+    """How often autograd will unpack with each hook, found by what a pack hook shares with it.
+
+    Torch tells the hook that unpacks and not the one that packed, which lives as long: a function
+    defined in the same scope, mostly over the same variables.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._is_read = False
+        #: By scope: each hook's code and number of uses, by its place.
+        self._hooks: dict[_CodeScope, dict[int, tuple[CodeType, int]]] = {}
+        #: The places of the hooks that close over a variable, by scope and the cell's id.
+        self._closures: dict[tuple[_CodeScope, int], list[int]] = {}
+        #: By scope: how often each code is used, whatever its variables.
+        self._totals: dict[_CodeScope, dict[CodeType, int]] = {}
+
+    def _read(self) -> None:
+        graph = self._graph
+        for place, count in graph.n_unpackings.items():
+            function: Any = graph.objects[place]
+            code, scope = function.__code__, _find_scope(function.__code__)
+            self._hooks.setdefault(scope, {})[place] = code, count
+            totals = self._totals.setdefault(scope, {})
+            totals[code] = totals.get(code, 0) + count
+            for cell in set(map(id, function.__closure__ or ())):
+                self._closures.setdefault((scope, cell), []).append(place)
+
+    def has_count(self, function: Any, n_uses: int) -> bool:
+        """Return whether a hook defined beside this function is used that often."""
+        if not self._is_read:
+            self._is_read = True
+            self._read()
+        scope = _find_scope(function.__code__)
+        if n_uses in self._totals.get(scope, {}).values():
+            return True
+        # One function may be made several times, each with variables of its own (one checkpoint
+        # each).
+        cells = map(id, function.__closure__ or ())
+        siblings = {place for cell in cells for place in self._closures.get((scope, cell), ())}
+        totals: dict[CodeType, int] = {}
+        for place in siblings:
+            code, count = self._hooks[scope][place]
+            totals[code] = totals.get(code, 0) + count
+        return n_uses in totals.values()
+
+
+def _find_scope(code: CodeType) -> _CodeScope:
     # Python 3.10 tells only the function's own name.
     return code.co_filename, str(getattr(code, "co_qualname", "")).rpartition(".")[0]
 

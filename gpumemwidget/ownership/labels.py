@@ -39,6 +39,16 @@ from gpumemwidget.ownership.graph.objects import (
 )
 from gpumemwidget.ownership.graph.walk import Graph
 
+__all__ = [
+    "LENDER",
+    "Labels",
+    "PathStep",
+    "Role",
+    "StepKind",
+    "find_kind_name",
+    "spell_steps",
+]
+
 _MOST_KEY_LENGTH = 40
 
 #: Keys that are numbers of more bits, and tuples of more parts or within so many others, are not
@@ -109,6 +119,7 @@ _PLAIN = Role()
 
 #: The step to each part of an object, by the part's id, with the part's role.
 _Names = dict[int, tuple[PathStep, Role]]
+_BUCKET_STEP = PathStep(StepKind.PART, "'s gradient bucket")
 _SAME_STEP = PathStep(StepKind.SAME, "")
 
 
@@ -138,7 +149,8 @@ class Labels:
         """
         graph = self._graph
         if graph.kinds[child] is Kind.STORAGE:
-            return _SAME_STEP, _PLAIN
+            is_bucket = child in graph.unseen
+            return (_BUCKET_STEP if is_bucket else _SAME_STEP), _PLAIN
         names = self._known.get((parent, role))
         if names is None:
             names = self._known[parent, role] = self._list_names(parent, role)

@@ -12,6 +12,14 @@ from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row
 from gpumemwidget.ownership.labels import LENDER, find_kind_name
 from gpumemwidget.ownership.moves import Move, Outside, find_move, find_outside, list_owned
 
+__all__ = [
+    "ReleasePartition",
+    "find_joint",
+    "join_overlapping",
+    "keep_parts_together",
+    "word_use",
+]
+
 _MOST_NAMED = 4
 
 #: Names that free less than one part in so many of what they hold free next to nothing.

@@ -41,6 +41,8 @@ class StorageWatch:
         graph = account.graph
         self._storage_type = graph.reader.storage_type
         for place in places:
+            if place in graph.unseen:
+                continue
             storage: Any = graph.objects[place]
             handle = self._storage_type._weak_ref(storage)  # noqa: SLF001 - has no public name
             self._watched.append(_Watched(handle=handle, info=graph.storages[place]))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed
+from torch.autograd import forward_ad
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.ownership.account import take_memory_account
@@ -41,6 +42,9 @@ def _release(notebook: Notebook, *names: str) -> tuple[int, int, bool]:  # noqa:
     for _ in range(3):
         gc.collect()
     before = torch.cuda.memory_allocated(0)
+    account = take_memory_account(notebook.shell, notebook.hardware)
+    device = next(each for each in account.devices if each.device == "cuda:0")
+    assert [each.owner for each in device.owned if each.kind == "unknown"] == []
     plan = notebook.plan(*names)
     report = notebook.release(*names)
     gc.collect()
@@ -53,14 +57,9 @@ def _release(notebook: Notebook, *names: str) -> tuple[int, int, bool]:  # noqa:
 def test_what_is_planned_is_freed(notebook: Notebook, kind: str) -> None:  # noqa: F811
     """To the allocator's rounding: no less than is promised, and nothing is unknown before."""
     notebook.run(_PRELUDE + test_unseen.EXACT[kind])
-    torch.set_default_device(None)
-    gc.collect()
 
-    account = take_memory_account(notebook.shell, notebook.hardware)
     planned, freed, is_at_least = _release(notebook, "x")
 
-    device = next(each for each in account.devices if each.device == "cuda:0")
-    assert [each.owner for each in device.owned if each.kind == "unknown"] == []
     assert not is_at_least
     assert planned > MIB // 2
     assert 0 <= freed - planned < MIB // 2
@@ -77,6 +76,20 @@ def test_what_can_not_be_known_is_at_least(notebook: Notebook, kind: str) -> Non
     assert plan.frees_bytes.is_at_least
 
 
+def test_a_dual_number_holds_its_tangent(notebook: Notebook) -> None:  # noqa: F811
+    """The number and its tangent, 8 MiB each."""
+    notebook.run(
+        _PRELUDE + "from torch.autograd import forward_ad\nforward_ad.enter_dual_level()\n"
+        "x = forward_ad.make_dual(torch.randn(1024, 2048), torch.randn(1024, 2048))"
+    )
+    try:
+        planned, freed, _ = _release(notebook, "x")
+    finally:
+        forward_ad.exit_dual_level()
+
+    assert planned == freed == 16 * MIB
+
+
 def test_a_frozen_module_says_at_least_or_all(notebook: Notebook) -> None:  # noqa: F811
     """Whether TorchScript keeps its constants is not told: what goes is never less than planned."""
     notebook.run(
@@ -91,14 +104,20 @@ def test_a_frozen_module_says_at_least_or_all(notebook: Notebook) -> None:  # no
 
 
 @pytest.mark.usefixtures("process_group")
-@pytest.mark.parametrize("n_steps", [0, 3])
-def test_a_reducers_parameters_go_with_it(notebook: Notebook, n_steps: int) -> None:  # noqa: F811
-    """Parameters and gradients are promised; the size of its buckets is not known."""
-    notebook.run(_PRELUDE + test_unseen.WRAPPED.format(options="", n_steps=n_steps))
+@pytest.mark.parametrize("n_steps", [0, 1, 3])
+@pytest.mark.parametrize("options", ["", "gradient_as_bucket_view=True", "bucket_cap_mb=1"])
+def test_a_reducers_buckets_go_with_it(
+    notebook: Notebook,  # noqa: F811
+    options: str,
+    n_steps: int,
+) -> None:
+    """They are in the account, none of it unknown, and in the plan."""
+    notebook.run(_PRELUDE + test_unseen.WRAPPED.format(options=options, n_steps=n_steps))
 
     planned, freed, is_at_least = _release(notebook, "x")
 
     n_bytes = 2 * (512 * 512 + 512) * 4
-    assert is_at_least
-    assert planned >= (2 if n_steps else 1) * n_bytes
-    assert freed >= planned
+    n_gradients = 1 if n_steps and not options.startswith("gradient") else 0
+    assert not is_at_least
+    assert planned >= (2 + n_gradients) * n_bytes
+    assert 0 <= freed - planned < MIB

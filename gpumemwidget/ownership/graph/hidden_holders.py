@@ -2,30 +2,37 @@
 
 A column of a data frame may hold tensors, and gradient checkpointing keeps what it will need in
 ``SavedTensor`` objects. ``x.max(0)``, ``x.topk(5)`` and their like return a tuple made in C that
-the collector does not know. A scripted module has its parameters in C++.
+the collector does not know. A scripted module has its parameters in C++, and a future its value.
+The reducer of ``DistributedDataParallel`` holds each parameter some times, and memory of its own:
+the buckets in which gradients are joined (https://docs.pytorch.org/docs/stable/notes/ddp.html).
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from gpumemwidget.ownership.graph.objects import is_a, is_one_of
+from gpumemwidget.ownership.graph.objects import is_a, is_one_of, read_attribute, read_attributes
+
+__all__ = [
+    "PARAMETER_REFS",
+    "Bucket",
+    "HiddenHolders",
+    "Reducer",
+    "find_wrapper_class",
+    "read_reducer",
+]
 
 #: In a container of more than that nobody keeps such objects one by one.
 _MOST_PARTS = 64
 
-#: Classes of torch's C part whose objects hold more than can be listed: all of TorchScript's but
-#: modules' parameters, values of futures, CUDA graphs, whose pools have more than tensors.
-_OPAQUE = (
-    "ScriptModule",
-    "ScriptFunction",
-    "ScriptMethod",
-    "ScriptObject",
-    "Future",
-    "_CUDAGraph",
+#: The kinds of TorchScript's types that hold no tensor.
+_SIMPLE_TYPES = frozenset(
+    {"BoolType", "IntType", "FloatType", "StringType", "NoneType", "DeviceObjType", "NumberType"}
 )
 
 
@@ -40,21 +47,37 @@ class HiddenHolders:
         numpy = sys.modules.get("numpy")
         self._torch = torch
         self._array: Any = None if numpy is None else vars(numpy).get("ndarray")
-        found = vars(torch._C)  # noqa: SLF001
-        self._saved: Any = torch._C._autograd.SavedTensor  # noqa: SLF001
-        self._script_module: Any = found.get("ScriptModule")
+        self._saved: Any = getattr(torch._C._autograd, "SavedTensor", None)  # noqa: SLF001
         c10d = sys.modules.get("torch._C._distributed_c10d")
-        opaque = (*map(found.get, _OPAQUE), None if c10d is None else vars(c10d).get("Work"))
-        self._opaque: tuple[type, ...] = tuple(each for each in opaque if each is not None)
-        arrays = () if self._array is None else (self._array,)
-        #: The classes of such objects; subclasses of the array are among them too.
-        self.classes: tuple[type, ...] = (*arrays, self._saved, *self._opaque)
-        #: The classes in ``torch.return_types``, each by itself: they have no base but ``tuple``.
-        self.results: tuple[type, ...] = tuple(
+        found = vars(torch._C)  # noqa: SLF001
+        self._script_module: Any = found.get("ScriptModule")
+        self._script_function: Any = found.get("ScriptFunction")
+        self._script_method: Any = found.get("ScriptMethod")
+        self._future: Any = found.get("Future")
+        #: Classes whose contents are never told: objects of TorchScript's classes, collectives
+        #: under way, and CUDA graphs, whose pools have more than tensors.
+        self._opaque: tuple[type, ...] = tuple(
             each
-            for each in vars(torch.return_types).values()
-            if is_a(each, type) and is_one_of(each, tuple)
+            for each in (
+                found.get("ScriptObject"),
+                None if c10d is None else vars(c10d).get("Work"),
+                found.get("_CUDAGraph"),
+            )
+            if each is not None
         )
+        holders = (
+            self._array,
+            self._saved,
+            self._script_module,
+            self._script_function,
+            self._script_method,
+            self._future,
+            *self._opaque,
+        )
+        #: The classes of such objects; subclasses of the array are among them too.
+        self.classes = tuple(each for each in holders if each is not None)
+        #: The classes of such results, each by itself: they have no base but ``tuple``.
+        self.results = _list_results(torch)
         self._result_ids = frozenset(map(id, self.results))
         self._ids = self._result_ids.union(map(id, self.classes))
 
@@ -87,28 +110,184 @@ class HiddenHolders:
         if self.is_result(cls):
             return list(tuple.__iter__(target))
         if cls is self._saved:
-            # Before torch 2.8 it does not tell the hook.
             held = (target.data, getattr(target, "unpack_hook", None))
             return [each for each in held if each is not None]
-        if self.is_script_module(cls):
+        if _is_of(cls, self._script_module):
             # A submodule is an object of its own, which has a wrapper of its own in Python.
             tables = (self._torch._C.ParameterDict, self._torch._C.BufferDict)  # noqa: SLF001
             return [each for table in tables for _, each in table(target).items()]
-        if not self.is_array(cls) or not self._array.dtype.__get__(target).hasobject:
+        if _is_of(cls, self._future):
+            return self._list_value(target)
+        if not _is_of(cls, self._array) or not self._array.dtype.__get__(target).hasobject:
             return []
         return list(self._array.flat.__get__(target))
 
-    def is_script_module(self, cls: type) -> bool:
-        """Return whether a class is that of TorchScript's modules."""
-        return self._script_module is not None and is_one_of(cls, self._script_module)
+    def list_lent(self, target: Any) -> list[object]:
+        """Return the tensors that a hidden holder uses and something else holds too.
 
-    def is_opaque(self, target: object) -> bool:
+        The constants of compiled code (what ``torch.jit.freeze`` makes of parameters, what a trace
+        has met): TorchScript keeps all code that it has compiled. And what a method's module has.
+        """
+        cls = type(target)
+        if _is_of(cls, self._script_method):
+            return self.list_held(target.owner)
+        if _is_of(cls, self._script_module):
+            graphs = [target._get_method(name).graph for name in target._method_names()]  # noqa: SLF001
+        elif _is_of(cls, self._script_function):
+            graphs = [self._script_function.graph.__get__(target)]
+        else:
+            return []
+        return [each for graph in graphs for each in _list_constants(graph)]
+
+    def is_opaque(self, target: Any) -> bool:
         """Return whether a hidden holder may hold more than can be listed."""
-        return is_one_of(type(target), *self._opaque)
+        cls = type(target)
+        if _is_of(cls, self._script_module):
+            return _has_untold_attributes(self._torch, target)
+        if _is_of(cls, self._future):
+            return not self._future.done(target)
+        return any(is_one_of(cls, each) for each in self._opaque)
+
+    def has_methods(self, cls: type) -> bool:
+        """Return whether objects of a class are kept by their methods: scripted modules."""
+        return _is_of(cls, self._script_module)
+
+    def is_method(self, cls: type) -> bool:
+        """Return whether a class is that of a scripted module's methods."""
+        return _is_of(cls, self._script_method)
+
+    def holds_objects(self, target: Any) -> bool:
+        """Return whether an object holds Python objects: a future that was made in Python."""
+        return _is_of(type(target), self._future) and type(target) is not self._future
+
+    def _list_value(self, future: Any) -> list[object]:
+        """Return the value of a future that is done; nothing for one that failed."""
+        if not self._future.done(future):
+            return []
+        try:
+            value = self._future.value(future)
+        except Exception:  # noqa: BLE001 - the error that it holds, of whatever class
+            return []
+        is_made_anew = type(value) in {list, tuple} and not self.holds_objects(future)
+        return list(value) if is_made_anew else [value]
+
+
+def _is_of(cls: type, known: Any) -> bool:
+    """Return whether a class is or derives from one that this release of torch may lack."""
+    return known is not None and is_one_of(cls, known)
+
+
+def _list_constants(graph: Any) -> Iterator[object]:
+    """The tensors in a graph of TorchScript's, those within its branches and loops too."""
+    pending = [graph]
+    while pending:
+        for node in pending.pop().nodes():
+            pending.extend(node.blocks())
+            if node.kind() == "prim::Constant" and "value" in node.attributeNames():
+                kind = node.kindOf("value")
+                if kind == "t":
+                    yield node.t("value")
+                elif kind == "ts":
+                    yield from node.ts("value")
+
+
+def _has_untold_attributes(torch: Any, module: Any) -> bool:
+    """Return whether a scripted module has attributes beside parameters, buffers and submodules.
+
+    A list of tensors, or an object of a class of TorchScript's, such as quantised weights.
+    """
+    tables = (torch._C.ParameterDict, torch._C.BufferDict, torch._C.ModuleDict)  # noqa: SLF001
+    n_told = sum(len(table(module).items()) for table in tables)
+    kinds = [each for each in module._type().containedTypes() if not _is_simple(each)]  # noqa: SLF001
+    return len(kinds) > n_told
+
+
+def _is_simple(kind: Any) -> bool:
+    parts = [kind]
+    while parts:
+        each = parts.pop()
+        inner = each.containedTypes()
+        if each.kind() == "ClassType" or (not inner and each.kind() not in _SIMPLE_TYPES):
+            return False
+        parts.extend(inner)
+    return True
+
+
+def _list_results(torch: Any) -> tuple[type, ...]:
+    """The classes in ``torch.return_types``."""
+    found = vars(getattr(torch, "return_types", object)).values()
+    return tuple(each for each in found if is_one_of(type(each), type) and is_one_of(each, tuple))
+
+
+#: How often a reducer has a parameter: in its list, in a bucket, and after the first backward in
+#: the list of those that are put into buckets anew. Its node of autograd is one more.
+PARAMETER_REFS = frozenset({2, 3})
+
+
+class Bucket:
+    """Stands for a bucket's memory, which no object of Python's leads to."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """The parameters and buckets of one reducer."""
+
+    parameters: tuple[object, ...]
+    #: The bytes of each bucket; ``None`` where they are not told.
+    bucket_bytes: tuple[int, ...] | None
+    #: True if gradients are views of the buckets, whose storage is the bucket's then.
+    has_views: bool
 
 
 def find_wrapper_class(torch: Any) -> type | None:
-    """Return ``DistributedDataParallel``, whose reducer holds the parameters in C++."""
+    """The class of wrapped modules."""
     parallel = vars(torch.nn).get("parallel")
     found = None if parallel is None else vars(parallel).get("DistributedDataParallel")
     return found if is_a(found, type) else None
+
+
+def read_reducer(wrapper: object) -> Reducer | None:
+    """The reducer of a wrapped module; ``None`` where it has none (yet)."""
+    c10d = sys.modules.get("torch._C._distributed_c10d")
+    attributes = read_attributes(wrapper) or {}
+    reducer, logger = dict.get(attributes, "reducer"), dict.get(attributes, "logger")
+    if c10d is None or type(reducer) is not vars(c10d).get("Reducer"):
+        return None
+    listed = dict.get(attributes, "_module_parameters")
+    parameters = tuple(listed) if type(listed) is list else ()
+    sizes: tuple[int, ...] | None = None
+    # The buckets' sizes are those of the parameters: unless gradients are sparse, are kept in
+    # another type, or it is noted on the device which parameters were used.
+    is_usual = not (
+        dict.get(attributes, "mixed_precision") is not None
+        or dict.get(attributes, "find_unused_parameters") is True
+        or _has_sparse_gradients(wrapper)
+    )
+    if type(logger) is vars(c10d).get("Logger") and is_usual:
+        told = vars(c10d)["Logger"]._get_ddp_logging_data(logger).strs_map  # noqa: SLF001 - the one that tells sizes
+        words = told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or ""
+        sizes = tuple(map(int, re.findall(r"\d+", words)))
+    return Reducer(
+        parameters=parameters,
+        bucket_bytes=sizes,
+        has_views=dict.get(attributes, "gradient_as_bucket_view") is True,
+    )
+
+
+def _has_sparse_gradients(wrapper: object) -> bool:
+    """Return whether a module within has gradients that are no part of a bucket."""
+    pending: list[object] = [wrapper]
+    met: set[int] = set()
+    while pending:
+        each = pending.pop()
+        if id(each) in met:
+            continue
+        met.add(id(each))
+        if read_attribute(each, "sparse") is True:
+            return True
+        children = read_attribute(each, "_modules")
+        if is_a(children, dict):
+            pending.extend(dict.values(children))
+    return False

@@ -19,6 +19,12 @@ from gpumemwidget.ownership.graph.objects import (
 )
 from gpumemwidget.ownership.graph.torch_reader import TorchReader
 
+__all__ = [
+    "DeadEnds",
+    "Kind",
+    "KindFinder",
+]
+
 #: Machinery that reaches the whole process and owns no user's memory.
 _FOREIGN_MODULES = re.compile(
     r"(ipykernel|zmq|tornado|jupyter_client|gpumemwidget)(\..*)?|uvloop"
@@ -71,11 +77,11 @@ class KindFinder:
     Args:
         reader: tells torch's classes.
         hidden: classes of holders that the collector does not know.
-        wrapper: ``DistributedDataParallel``, where it is imported.
+        wrappers: classes of modules that have a reducer.
     """
 
     def __init__(
-        self, reader: TorchReader, hidden: Iterable[type] = (), wrapper: type | None = None
+        self, reader: TorchReader, hidden: Iterable[type] = (), wrappers: Iterable[type] = ()
     ) -> None:
         self._reader = reader
         self._kinds: tuple[tuple[type, Kind], ...] = (
@@ -87,7 +93,7 @@ class KindFinder:
             (FunctionType, Kind.FUNCTION),
             (FrameType, Kind.FRAME),
             *((cls, Kind.HIDDEN) for cls in hidden),
-            *(() if wrapper is None else ((wrapper, Kind.WRAPPER),)),
+            *((cls, Kind.WRAPPER) for cls in wrappers),
         )
         #: By the class's id; the class is kept beside its kind, so that the id stays its own.
         self.known: dict[int, tuple[type, Kind]] = {}

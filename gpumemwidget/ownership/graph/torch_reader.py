@@ -25,9 +25,12 @@ from gpumemwidget.ownership.graph.objects import (
     is_one_of,
     list_bases,
     name_class,
+    read_attributes,
     read_class_attribute,
     read_type_dict,
 )
+
+__all__ = ["StorageInfo", "TorchReader", "find_torch", "round_up"]
 
 #: Granularity of allocators by the type of the device (bytes); unknown for other types.
 _GRANULARITY_BYTES = {"cuda": 512, "xpu": 512}
@@ -79,11 +82,13 @@ class TensorParts:
     """The parts of a tensor beside its Python attributes."""
 
     storage: object | None = None
-    #: Tensors that its C++ part refers to: the gradient, a view's base, what a transform of
-    #: ``torch.func`` has wrapped.
+    #: Tensors that its C++ part refers to: the gradient, a view's base, a dual number's tangent,
+    #: what a transform of ``torch.func`` has wrapped.
     tensors: tuple[object, ...] = ()
     #: The gradient alone.
     grad: object | None = None
+    #: The tensor that it is a view of, alone.
+    base: object | None = None
     grad_fn: object | None = None
     #: Storages of inner tensors that have no Python object (sparse indices and values).
     inner_storages: tuple[object, ...] = ()
@@ -128,7 +133,7 @@ class TorchReader:
         self._read_grad = base.grad.__get__
         self._read_base = base._base.__get__
         self._read_version = base._version.__get__
-        self._functorch = torch._C._functorch
+        self._functorch = getattr(torch._C, "_functorch", None)
         self._read_grad_fn = base.grad_fn.__get__
         self._read_retains_grad = base.retains_grad.__get__
         self._read_untyped = base.untyped_storage
@@ -139,7 +144,7 @@ class TorchReader:
         self._is_resizable = self.storage_type.resizable
         #: By torch's own devices; ``None`` for those that have no memory.
         self._device_names: dict[Any, str | None] = {}
-        self._disabled_dispatch = torch._C._disabled_torch_dispatch_impl
+        self._disabled_dispatch = getattr(torch._C, "_disabled_torch_dispatch_impl", None)
         # Classes are kept beside what is known of them, so that an id stays its own.
         self._dispatched: dict[int, tuple[type, bool]] = {}
         self._node_classes: dict[int, _NodeClass] = {}
@@ -154,7 +159,9 @@ class TorchReader:
         """Keep ``__torch_function__``, ``__torch_dispatch__`` and modes from being called."""
         with ExitStack() as stack:
             stack.enter_context(self.torch._C.DisableTorchFunction())
-            stack.enter_context(self.torch._C._DisableTorchDispatch())
+            no_dispatch = getattr(self.torch._C, "_DisableTorchDispatch", None)
+            if no_dispatch is not None:
+                stack.enter_context(no_dispatch())
             stack.enter_context(self.torch.no_grad())
             yield
 
@@ -201,12 +208,12 @@ class TorchReader:
                 parts.is_opaque = self._base.is_mkldnn.__get__(tensor)
                 parts.tensors = self._read_wrapped(tensor)
         try:
-            base = self._read_base(tensor)
-            if base is not None:
-                parts.tensors = (*parts.tensors, base)
+            parts.base = self._read_base(tensor)
+            if parts.base is not None:
+                parts.tensors = (*parts.tensors, parts.base)
             # A view of a dispatched class computes its grad_fn anew after a change in place, and
             # that runs its code.
-            if dispatched and base is not None and self._read_version(tensor) != 0:
+            if dispatched and parts.base is not None and self._read_version(tensor) != 0:
                 return parts
             parts.grad_fn = self._read_grad_fn(tensor)
             # To ask a tensor that has no gradient of its own for it makes torch warn.
@@ -217,13 +224,87 @@ class TorchReader:
             return parts
         if parts.grad is not None:
             parts.tensors = (parts.grad, *parts.tensors)
+        if not dispatched and self._has_dual_level():
+            parts.tensors = (*parts.tensors, *self._read_tangent(tensor))
         return parts
 
     def _read_wrapped(self, tensor: Any) -> tuple[object, ...]:
         """Return the tensor inside one of ``torch.func``'s transforms (``grad``, ``vmap``)."""
-        if not self._functorch.is_functorch_wrapped_tensor(tensor):
+        if self._functorch is None or not self._functorch.is_functorch_wrapped_tensor(tensor):
             return ()
         return (self._functorch.get_unwrapped(tensor),)
+
+    def _has_dual_level(self) -> bool:
+        """Return whether tensors may be dual numbers now: within a level of forward-mode AD."""
+        forward_ad = sys.modules.get("torch.autograd.forward_ad")
+        level = 0 if forward_ad is None else vars(forward_ad).get("_current_level", -1)
+        return type(level) is int and level >= 0 and forward_ad is not None
+
+    def _read_tangent(self, tensor: Any) -> tuple[object, ...]:
+        # Torch allows one level, whose number is 0.
+        try:
+            _, tangent = self.torch._VF._unpack_dual(tensor, level=0)
+        except (RuntimeError, NotImplementedError):
+            # Whole numbers have none.
+            return ()
+        return () if tangent is None else (tangent,)
+
+    def list_view_arguments(self, tensor: Any, parts: TensorParts) -> list[tuple[object, int]]:
+        """Return the tensors that a jagged tensor's functions hold, each with its C++ references.
+
+        Where it is a view, they derive it from its values and back: the values once, and the
+        offsets and all else of its parts both ways.
+        """
+        module = sys.modules.get("torch.nested._internal.nested_tensor")
+        if module is None or parts.base is None:
+            return []
+        if type(tensor) is not vars(module).get("NestedTensor"):
+            return []
+        attributes = read_attributes(tensor) or {}
+        found: list[tuple[object, int]] = []
+        if dict.get(attributes, "_values") is parts.base:
+            found.append((parts.base, 1))
+        others = [dict.get(attributes, name) for name in ("_offsets", "_lengths")]
+        cache = dict.get(attributes, "_metadata_cache")
+        others.extend(dict.values(cache) if type(cache) is dict else ())
+        found.extend((each, 2) for each in others if is_one_of(type(each), self.tensor_type))
+        return found
+
+    def count_view_refs(self, view: Any, base: Any) -> tuple[int, int]:
+        """Count the references of a view's functions in C++ to its base, and to the base's storage.
+
+        A view that strides alone don't describe (conjugated, complex as real) keeps functions that
+        derive it again, and these keep tensors. Torch does not tell how many; but the same
+        functions, called on a base without memory, make a view that keeps as many, and that base
+        is in nobody else's hands. Call within ``quiet()``.
+        """
+        base_type = self._base
+        if self.is_dispatched(type(view)) or self.is_dispatched(type(base)):
+            return 0, 0
+        if base_type.is_nested.__get__(base):
+            # One for each component that unbind() gave.
+            return int(not base_type.is_nested.__get__(view)), 0
+        may_be_odd = base_type.is_complex(view) or base_type.is_complex(base)
+        derive = getattr(base_type, "_view_func_unsafe", None)
+        if not may_be_odd or derive is None:
+            return 0, 0
+        try:
+            n_elements = self._read_nbytes(self._read_untyped(base)) // base_type.element_size(base)
+            dtype = base_type.dtype.__get__(base)
+            whole = self.torch.empty(n_elements, dtype=dtype, device="meta")
+            stand_in = whole.as_strided(
+                base_type.size(base), base_type.stride(base), base_type.storage_offset(base)
+            ).detach()
+            del whole
+            derived = derive(view, stand_in)
+            storage = stand_in.untyped_storage()
+        except RuntimeError:
+            return 0, 0
+        # The stand-in itself and the view's base; the same of the storage, and the view.
+        n_users = self.count_tensor_users(stand_in)
+        n_storage_users = self.count_storage_users(storage)
+        del derived
+        return n_users - 2, n_storage_users - 3
 
     def read_storage(self, storage: Any) -> StorageInfo | None:
         """Return a storage's address and size; ``None`` if it has no memory of its own."""
@@ -327,7 +408,7 @@ class TorchReader:
         return not is_odd and all(name is None for name in names)
 
     def count_storage_users(self, storage: Any) -> int:
-        """Return how many tensors and objects use a storage."""
+        """Return how many C++ references a storage has."""
         n_users: int = self._count_storage_users(self._read_handle(storage))
         return n_users
 

@@ -20,7 +20,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
-from gpumemwidget.ownership.graph.hidden_holders import HiddenHolders, find_wrapper_class
+from gpumemwidget.ownership.graph.hidden_holders import (
+    Bucket,
+    HiddenHolders,
+    Reducer,
+    find_wrapper_class,
+    read_reducer,
+)
 from gpumemwidget.ownership.graph.kinds import DeadEnds, Kind, KindFinder
 from gpumemwidget.ownership.graph.node_limit import AutogradNodeLimit
 from gpumemwidget.ownership.graph.objects import (
@@ -29,11 +35,12 @@ from gpumemwidget.ownership.graph.objects import (
     list_items,
     list_referrers,
     paused_collector,
-    read_attribute,
     read_namespace,
 )
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo, TorchReader
 from gpumemwidget.progress import Stage, report_progress
+
+__all__ = ["Graph", "flag_reaching", "list_namespaces"]
 
 _CHECK_EVERY = 512
 
@@ -78,7 +85,10 @@ class Graph:
         self.reader = reader
         self._with_host = with_host
         self.hidden = HiddenHolders(reader.torch)
-        self.kind_finder = KindFinder(reader, self.hidden.classes, find_wrapper_class(reader.torch))
+        wrapper = find_wrapper_class(reader.torch)
+        self.kind_finder = KindFinder(
+            reader, self.hidden.classes, () if wrapper is None else (wrapper,)
+        )
         self.kind_finder.known.update((id(cls), (cls, Kind.HIDDEN)) for cls in self.hidden.results)
         self.allowance = AutogradNodeLimit(reader, self.kind_finder)
         self.objects: list[object] = []
@@ -97,12 +107,19 @@ class Graph:
         self.grads: set[int] = set()
         #: Nodes that are their own Python function's context.
         self.contexts: set[int] = set()
-        #: The functions with which autograd is to unpack what it saved.
-        self.unpack_hooks: set[int] = set()
+        #: How often autograd is to unpack with a function, by its place.
+        self.n_unpackings: dict[int, int] = {}
+        #: The views that were met, by the places of their bases.
+        self.views_of: dict[int, list[int]] = {}
         #: Objects that may hold memory which Python can't see.
         self.opaque: set[int] = set()
-        #: The parameters that the reducer of ``DistributedDataParallel`` holds in C++.
-        self.reduced: set[int] = set()
+        #: The parameters that reducers hold in C++, with how many do, and the gradients that are
+        #: views of their buckets.
+        self.reduced: dict[int, int] = {}
+        self.bucket_views: set[int] = set()
+        #: The buckets that are the storages of gradients, and those that stand for themselves.
+        self.buckets: set[int] = set()
+        self.unseen: set[int] = set()
         #: Places that an object held which is not followed: a module's table, a running function.
         self.told: set[int] = set()
         self._index: dict[int, int] = {}
@@ -118,6 +135,8 @@ class Graph:
         #: References that were looked at, also those to objects that are not entered: the progress.
         self._n_references = 0
         self._leads: bytearray | None = None
+        #: With the number of objects that it was made for.
+        self._n_methods: tuple[int, dict[int, int]] | None = None
         self._is_cut = False
         self._deadline = time.perf_counter() + budget_s
 
@@ -235,6 +254,29 @@ class Graph:
         held = {id(each) for each in gc.get_referents(referrer)}
         self.told.update(each for each in places if id(self.objects[each]) in held)
 
+    def count_methods(self, place: int) -> int:
+        """Return how many of its own methods keep a scripted module that stands beside them."""
+        if not self.hidden.has_methods(type(self.objects[place])):
+            return 0
+        if self._n_methods is None or self._n_methods[0] != len(self.objects):
+            self._n_methods = (len(self.objects), self._count_all_methods())
+        return self._n_methods[1].get(place, 0)
+
+    def _count_all_methods(self) -> dict[int, int]:
+        """For each object with scripted methods beside it in a container, how many there are."""
+        methods = {
+            place
+            for place, kind in enumerate(self.kinds)
+            if kind is Kind.HIDDEN and self.hidden.is_method(type(self.objects[place]))
+        }
+        counts: dict[int, int] = {}
+        for edges in self.edges:
+            if not methods.isdisjoint(edges):
+                n_methods = sum(part in methods for part in edges)
+                for part in set(edges):
+                    counts[part] = counts.get(part, 0) + n_methods
+        return counts
+
     def flag_reaching_memory(self) -> bytearray:
         """Return for each place 1 if it leads to a storage, or may lead to one out of sight."""
         if self._leads is None or len(self._leads) != len(self.objects):
@@ -261,7 +303,7 @@ class Graph:
             self._urgent.append(place)
         elif kind is Kind.STORAGE:
             # A storage leads nowhere, so it needs no turn of its own.
-            info = self.reader.read_storage(target)
+            info = None if type(target) is Bucket else self.reader.read_storage(target)
             if info is not None:
                 self.storages[place] = info
         else:
@@ -279,20 +321,64 @@ class Graph:
             stops = (target.f_globals, target.f_builtins)
         referents = gc.get_referents(target)
         if kind is Kind.WRAPPER:
-            self._note_reduced(place, target)
+            self._follow_wrapper(place, target)
         if kind is Kind.HIDDEN and not self.hidden.is_result(type(target)):
             self._follow_hidden(place, target)
         elif self.hidden.are_among(referents):
             self._add_hidden(place, referents)
         self._add_python(place, iter(referents), stops)
 
-    def _note_reduced(self, place: int, wrapper: object) -> None:
-        """Note the parameters that a reducer holds in C++, beside buckets of unknown size."""
-        self.opaque.add(place)
-        parameters = read_attribute(wrapper, "_module_parameters")
-        for each in list(parameters) if type(parameters) is list else ():
+    def _follow_wrapper(self, place: int, wrapper: object) -> None:
+        """Enter what a wrapped module's reducer holds in C++."""
+        reducer = read_reducer(wrapper)
+        if reducer is None:
+            return
+        for each in reducer.parameters:
             if self.kind_finder.find(type(each)) is Kind.TENSOR:
-                self.reduced.add(self._enter(each, Kind.TENSOR))
+                found = self._enter(each, Kind.TENSOR)
+                self._add_edges(place, [found])
+                self.reduced[found] = self.reduced.get(found, 0) + 1
+        if reducer.bucket_bytes is None or not reducer.parameters:
+            self.opaque.add(place)
+            return
+        sizes = list(reducer.bucket_bytes)
+        if reducer.has_views:
+            sizes = self._leave_out_met_buckets(place, reducer, sizes)
+        device = self._find_device(reducer.parameters)
+        for n_bytes in sizes if device is not None else ():
+            found = self._enter(Bucket(), Kind.STORAGE)
+            self._add_edges(place, [found])
+            # The address is not told: a made-up one that nothing else has.
+            self.storages[found] = StorageInfo(str(device), n_bytes, -found, is_borrowed=False)
+            self.unseen.add(found)
+
+    def _find_device(self, parameters: Sequence[object]) -> str | None:
+        for each in parameters:
+            storage = self.reader.read_tensor(each).storage
+            info = None if storage is None else self.reader.read_storage(storage)
+            if info is not None:
+                return info.device
+        return None
+
+    def _leave_out_met_buckets(self, place: int, reducer: Reducer, sizes: list[int]) -> list[int]:
+        """The sizes of those buckets that no gradient is a view of."""
+        left = list(sizes)
+        for each in reducer.parameters:
+            grad = self.reader.read_tensor(each).grad
+            if grad is None:
+                continue
+            self.bucket_views.add(self._enter(grad, Kind.TENSOR))
+            storage = self.reader.read_tensor(grad).storage
+            info = None if storage is None else self.reader.read_storage(storage)
+            if storage is None or info is None:
+                continue
+            is_known = self.find(storage) in self.buckets
+            found = self._enter(storage, Kind.STORAGE)
+            if not is_known and info.n_bytes in left:
+                left.remove(info.n_bytes)
+                self.buckets.add(found)
+                self._add_edges(place, [found])
+        return left
 
     def _follow_plain(self, places: Sequence[int]) -> None:
         """Follow plain objects, whose parts are asked together whether they lead anywhere."""
@@ -315,6 +401,8 @@ class Graph:
 
     def _follow_hidden(self, place: int, target: object) -> None:
         held = self.hidden.list_held(target)
+        lent = self.hidden.list_lent(target)
+        self._add_edges(place, [self._enter(each, Kind.TENSOR) for each in lent])
         if self.hidden.is_opaque(target):
             self.opaque.add(place)
         if self.hidden.is_array(type(target)):
@@ -322,7 +410,9 @@ class Graph:
             self._add_python(place, iter(held))
             return
         for each in held:
-            if self.kind_finder.find(type(each)) is Kind.TENSOR:
+            is_tensor = self.kind_finder.find(type(each)) is Kind.TENSOR
+            if is_tensor and not self.hidden.holds_objects(target):
+                # A saved tensor holds it in C++.
                 self._add_cpp(place, each, Kind.TENSOR)
             else:
                 self._add_python(place, iter((each,)))
@@ -415,10 +505,14 @@ class Graph:
             self.opaque.add(place)
         for storage in parts.inner_storages:
             self._add_storage(place, storage)
+        for other, n_refs in self.reader.list_view_arguments(tensor, parts):
+            self.cpp_refs[self._enter(other, Kind.TENSOR)] += n_refs
         for other in parts.tensors:
             found = self._add_cpp(place, other, Kind.TENSOR)
             if other is parts.grad:
                 self.grads.add(found)
+            elif other is parts.base:
+                self.views_of.setdefault(found, []).append(place)
         if parts.grad_fn is not None:
             self._add_cpp(place, parts.grad_fn, Kind.NODE)
         referents = gc.get_referents(tensor)
@@ -455,9 +549,9 @@ class Graph:
                 self.saved_by.setdefault(found, []).append(place)
             else:
                 self._add_python(place, iter((data,)))
-                hook = self.find(data) if is_a(data, FunctionType) else None
-                if hook is not None:
-                    self.unpack_hooks.add(hook)
+                found_hook = self.find(data) if is_a(data, FunctionType) else None
+                if found_hook is not None:
+                    self.n_unpackings[found_hook] = self.n_unpackings.get(found_hook, 0) + 1
         referents = gc.get_referents(node)
         if referents:
             self._add_python(place, iter(referents))
