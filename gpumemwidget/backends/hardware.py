@@ -433,23 +433,17 @@ class Hardware:
                 return None
             free_bytes = min(available_bytes, total_bytes)
         else:
-            if self._monitor is None or self._list_failures(info.device):
+            backend = self._find_backend(info.device)
+            is_failing = self._monitor is None or self._list_failures(info.device)
+            if is_failing or not isinstance(backend, DeviceMemory):
                 return None
-            memory = self._read_memory(info.device)
+            memory = backend.read_memory(info.device)
             if memory is None:
                 return None
             free_bytes, total_bytes = memory
         return DeviceUse(info.device, total_bytes - free_bytes, free_bytes, total_bytes)
 
-    def _read_memory(self, device: str) -> tuple[int, int] | None:
-        """Return the free and total bytes of a GPU in use, as PyTorch has them from the driver."""
-        for backend in self._backends:
-            if isinstance(backend, DeviceMemory) and device.startswith(f"{backend.kind}:"):
-                return backend.read_memory(device)
-        return None
-
     def _list_failures(self, device: str) -> tuple[str, ...]:
-        """Return sentences on what the driver does not tell of a device."""
         return () if self._monitor is None else self._monitor.list_failures(device)
 
     # -- Notes and the end -------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +16,8 @@ from gpumemwidget.breakdowns.breakdown import build_breakdown
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.devices import DeviceInfo, DeviceUse, Reading
 from gpumemwidget.testing import (
-    Recorder,
-    RecordingPlayer,
-    ReplayBackend,
     SimulatedGpus,
-    load_recording,
-    save_recording,
+    simulate_torch,
 )
 from tests.backends.fake_accelerators import (
     GIB,
@@ -31,8 +26,7 @@ from tests.backends.fake_accelerators import (
     make_other,
     make_xpu,
 )
-from tests.backends.fake_nvml import FakeGpu, FakeNvml
-from tests.backends.test_peak_overlay import make_torch
+from tests.backends.fake_nvml import FakeNvml
 
 MIB = 1 << 20
 METHODS = (
@@ -62,7 +56,7 @@ def test_a_device_that_is_not_used_is_not_brought_into_use(name: str) -> None:
 def test_builds_without_one_are_refused() -> None:
     """A build for the CPU has none, and where CUDA is the accelerator its own backend reads it."""
     for kind in ("cuda", None):
-        torch = make_torch(SimulatedGpus())
+        torch = simulate_torch(SimulatedGpus())
         if kind is None:
             del torch._C._cuda_memoryStats
         torch._C._accelerator_getAccelerator = lambda: None
@@ -339,40 +333,10 @@ def test_hardware_is_joined_by_it_where_there_is_no_cuda(
     hardware.close()
 
 
-def test_whole_devices_are_told_as_far_as_pytorch_asks() -> None:
-    """XPU's free memory; nothing of a device that is not in use, or that refuses."""
-    xpu, mps = SimulatedGpus(2), SimulatedGpus()
-    torch = make_xpu(xpu)
-    hardware = Hardware([AcceleratorBackend(torch)], NvmlMonitor(FakeNvml(), environ={}))
-    apple = Hardware(
-        [AcceleratorBackend(make_mps(mps))], NvmlMonitor(FakeNvml(FakeGpu()), environ={})
-    )
-    unused = DeviceInfo("xpu:0", "XPU", 48 * GIB)
-    assert (hardware.list_all_devices(), hardware.read_use(unused)) == ((), None)
-    xpu.allocate(MIB, 1)
-    mps.allocate(MIB)
-
-    (used,) = hardware.list_all_devices()
-    nvidia, metal = apple.list_all_devices()
-
-    assert (used.device, nvidia.device, metal.device) == ("xpu:1", "cuda:0", "mps:0")
-    assert hardware.read_use(unused) is None
-    assert hardware.read_use(used) == DeviceUse("xpu:1", 8 * GIB, 40 * GIB, 48 * GIB)
-    assert apple.read_use(nvidia) is not None
-    assert apple.read_use(metal) is None
-    assert hardware.read_own_use("xpu:1") is None
-    (state,) = hardware.take_device_states()
-    assert (state.processes, state.notes, hardware.take_notes()) == (None, (), ())
-    torch.xpu.mem_get_info = fail_always
-    assert hardware.read_use(used) is None
-    apple.close()
-    hardware.close()
-
-
 def test_an_extensions_device_beside_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are read; the general functions tell of the extension's, whose peaks nothing touches."""
     gpus, others = SimulatedGpus(), SimulatedGpus()
-    torch, extension = make_torch(gpus), make_other(others)
+    torch, extension = simulate_torch(gpus), make_other(others)
     vars(torch._C).update(vars(extension._C))
     torch.npu, torch.accelerator = extension.npu, extension.accelerator
     torch.__spec__ = None
@@ -393,27 +357,4 @@ def test_an_extensions_device_beside_cuda(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch._C._accelerator_getDeviceStats is general
     assert general(0)["allocated_bytes"]["all"]["peak"] == 30 * MIB
     assert torch._C._cuda_memoryStats(0)["allocated_bytes"]["all"]["peak"] == 60 * MIB
-    hardware.close()
-
-
-def test_a_recording_of_it_plays_as_it_was(tmp_path: Path) -> None:
-    """Devices, counters, exact peaks and blocks."""
-    allocator = SimulatedGpus(2)
-    backend = AcceleratorBackend(make_xpu(allocator))
-    hardware = Hardware([backend], NvmlMonitor(FakeNvml(), environ={}))
-    allocator.allocate(3 * MIB, 1)
-    recorder = Recorder(hardware)
-    told = [recorder.tick()]
-    allocator.free(allocator.allocate(48 * MIB, 1))
-    told.append(recorder.tick(with_segments=True))
-    save_recording(recorder.to_recording(), tmp_path / "xpu.json.gz")
-
-    player = ReplayBackend(RecordingPlayer(load_recording(tmp_path / "xpu.json.gz")))
-
-    assert player.list_devices() == backend.list_devices()
-    assert player.start_span() == told[0]
-    player.player.advance(1)
-    assert player.end_span() == told[1]
-    assert (told[1][0].allocated_peak_bytes, told[1][0].peak_is) == (51 * MIB, "exact")
-    assert player.read_segments() == hardware.read_segments() != ()
     hardware.close()

@@ -62,7 +62,6 @@ from gpumemwidget.testing import (
 )
 from tests.backends.fake_accelerators import make_mps, make_xpu
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
-from tests.backends.test_peak_overlay import make_torch
 
 DATA = Path(__file__).parents[1] / "data"
 MIB = 1024 * 1024
@@ -202,7 +201,7 @@ def simulate(
 
 
 def make_simulated_cuda() -> Subject:
-    return simulate(lambda gpus: CudaBackend(make_torch(gpus)), capabilities=_OF_CUDA)
+    return simulate(lambda gpus: CudaBackend(simulate_torch(gpus)), capabilities=_OF_CUDA)
 
 
 def make_simulated_xpu() -> Subject:

@@ -18,10 +18,9 @@ from gpumemwidget.backends.driver.processes import ProcessTree
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.model.devices import ChildProcess, DeviceState, DeviceUse, ProcessUse
-from gpumemwidget.testing import SimulatedGpus
+from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
 from tests.backends.procfs import FakeProc
-from tests.backends.test_peak_overlay import make_torch
 
 MIB = 1 << 20
 OWN, CHILD, OTHER = 500, 600, 700
@@ -55,7 +54,7 @@ class Machine:
         )
 
     def _make_torch(self) -> Any:
-        torch = make_torch(self.allocator)
+        torch = simulate_torch(self.allocator)
         torch.cuda.get_device_properties = lambda index: SimpleNamespace(
             name="GPU", total_memory=999 * MIB, uuid=("first", "second")[index]
         )

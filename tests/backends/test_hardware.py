@@ -13,9 +13,8 @@ from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.errors import BackendError
-from gpumemwidget.testing import SimulatedGpus
+from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
-from tests.backends.test_peak_overlay import make_torch
 
 GIB = 1 << 30
 SMALL = FakeGpu(name="Small", uuid="GPU-small", total_bytes=8 * GIB, used_bytes=1 * GIB)
@@ -24,7 +23,7 @@ LARGE = FakeGpu(name="Large", uuid="GPU-large", total_bytes=80 * GIB, used_bytes
 
 def make_two_gpus(allocator: SimulatedGpus) -> SimpleNamespace:
     """CUDA puts the fastest first; the driver goes by the bus, where the small one is first."""
-    torch = make_torch(allocator)
+    torch = simulate_torch(allocator)
     torch.cuda.get_device_properties = lambda index: SimpleNamespace(
         name=("Large", "Small")[index],
         total_memory=(80 * GIB, 8 * GIB)[index],
@@ -57,7 +56,7 @@ def test_workspaces_are_released_where_a_gpu_is_in_use(allocator: SimulatedGpus)
     class Graph:
         pass
 
-    torch = make_torch(allocator)
+    torch = simulate_torch(allocator)
     workspaces = [allocator.allocate(32 << 20)]
 
     def clear() -> None:
@@ -106,7 +105,7 @@ def test_a_release_that_keeps_no_workspaces_says_so(
     monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE", raising=False)
     if cache is not None:
         monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", cache)
-    torch = make_torch(allocator)
+    torch = simulate_torch(allocator)
     torch.__version__ = version
     torch._C._cuda_clearCublasWorkspaces = lambda: None
     torch._C._CUDAGraph = type("Graph", (), {})
@@ -154,7 +153,7 @@ def test_torch_joins_in_the_middle_of_a_span(allocator: SimulatedGpus) -> None:
     hardware = Hardware([HostBackend()])
     hardware.start_span()
 
-    hardware._join(make_torch(allocator))  # type: ignore[arg-type]  # as the import hook does
+    hardware._join(simulate_torch(allocator))  # type: ignore[arg-type]  # as the import hook does
     allocator.free(allocator.allocate(1 << 20, 0))
 
     readings = hardware.end_span()
@@ -178,7 +177,7 @@ def test_broken_torch_never_fails_the_users_import() -> None:
 
 def test_closed_before_torch_arrived(allocator: SimulatedGpus) -> None:
     """A torch that is imported after unload finds nobody, and its bindings stay its own."""
-    torch = make_torch(allocator)
+    torch = simulate_torch(allocator)
     before = dict(vars(torch._C))
     hardware = Hardware([HostBackend()])
     hardware.close()
@@ -205,7 +204,7 @@ class _OneDevice(CudaBackend):
     def __init__(self) -> None:
         allocator = SimulatedGpus()
         allocator.touch(0)
-        super().__init__(make_torch(allocator))  # type: ignore[arg-type]
+        super().__init__(simulate_torch(allocator))  # type: ignore[arg-type]
 
     def list_devices(self):  # type: ignore[no-untyped-def]
         (info,) = super().list_devices()

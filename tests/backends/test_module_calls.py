@@ -143,26 +143,6 @@ def test_backward_has_its_callers_stack(recorder: CallRecorder) -> None:
 
 
 @needs_monitoring
-def test_a_call_that_fails_ends_when_the_next_begins(recorder: CallRecorder) -> None:
-    """An error goes through as it would, and what comes after stands in its own place."""
-    net = Net()
-    recorder.start()
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        net(torch.ones(1, 3))
-    net.h[0](torch.ones(1, 4))
-    marks = recorder.stop()
-
-    assert tell(marks) == [
-        ("Net", 1, 4),
-        ("h.0", 2, 4),
-        ("h.0.fc", 3, 4),
-        ("Block", 4, 9),
-        ("fc", 5, 6),
-        ("act", 7, 8),
-    ]
-
-
-@needs_monitoring
 def test_an_error_that_is_caught_within_a_module_ends_only_what_it_left(
     recorder: CallRecorder,
 ) -> None:

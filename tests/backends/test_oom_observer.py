@@ -28,8 +28,7 @@ from gpumemwidget.breakdowns.breakdown import build_oom_breakdown
 from gpumemwidget.model.devices import ProcessUse
 from gpumemwidget.model.ooms import OomEvent
 from gpumemwidget.oom.event import describe_moment, describe_oom
-from gpumemwidget.testing import DeviceFullError, SimulatedGpus
-from tests.backends.test_peak_overlay import make_torch
+from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
 
 MIB = 1 << 20
 
@@ -39,29 +38,10 @@ class FakeCuda:
 
     def __init__(self) -> None:
         self.allocator = SimulatedGpus(total_bytes=200 * MIB)
-        self.torch = make_torch(self.allocator)
+        self.torch = simulate_torch(self.allocator, is_initialized=False)
         self.observers: list[Callable[[int, int, int, int], None]] = []
-        self.is_ready = False
-        self.torch._C._cuda_attach_out_of_memory_observer = self._attach
-        self.torch.cuda.is_initialized = lambda: self.is_ready
-        self.torch.cuda._queued_calls = []
-        self.torch.cuda._lazy_call = self._call
-
-    def _attach(self, observer: Callable[[int, int, int, int], None]) -> None:
-        assert self.allocator is not None
-        self.observers.append(observer)
-
-    def _call(self, action: Callable[[], None]) -> None:
-        if self.is_ready:
-            action()
-        else:
-            self.torch.cuda._queued_calls.append((action, ["the stack"]))
-
-    def initialise(self) -> None:
-        """What the first use of CUDA does."""
-        for action, _ in self.torch.cuda._queued_calls:
-            action()
-        self.is_ready = True
+        self.torch._C._cuda_attach_out_of_memory_observer = self.observers.append
+        self.initialise = self.torch.cuda.init
 
     def allocate(self, n_bytes: int, *, allowed_bytes: int = 200 * MIB) -> int:
         """Allocate as PyTorch does: the observers first, then the error."""

@@ -22,12 +22,7 @@ BYTES = ("allocated_bytes", "reserved_bytes")
 
 def bind(allocator: SimulatedGpus) -> Any:
     """The bindings of ``torch._C`` that read and reset, over a simulated allocator."""
-    return make_torch(allocator)._C
-
-
-def make_torch(allocator: SimulatedGpus) -> Any:
-    """As much of the module torch as the backend uses, over a simulated allocator."""
-    return simulate_torch(allocator)
+    return simulate_torch(allocator)._C
 
 
 class Twins:
@@ -283,7 +278,7 @@ class TestCudaBackend:
     def test_accumulated_counts_outlive_the_users_reset(self) -> None:
         """OOMs of a cell are a difference of totals, which the user may set to 0 in between."""
         allocator = SimulatedGpus()
-        torch = make_torch(allocator)
+        torch = simulate_torch(allocator)
         backend = CudaBackend(torch)
         allocator.oom()
         (before,) = backend.start_span()
@@ -300,7 +295,7 @@ class TestCudaBackend:
         """A pluggable allocator refuses statistics: nothing is known, and one sentence says so."""
         allocator = SimulatedGpus()
         allocator.touch(0)
-        torch = make_torch(allocator)
+        torch = simulate_torch(allocator)
 
         def refuse(_device: int) -> Any:
             raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.\nmore")

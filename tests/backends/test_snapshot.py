@@ -13,7 +13,6 @@ from gpumemwidget.backends.cuda.history_control import HistoryControl
 from gpumemwidget.backends.cuda.snapshot import SnapshotReader, parse_segments
 from gpumemwidget.model.segments import Frame
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
-from tests.backends.test_peak_overlay import make_torch
 
 DATA = Path(__file__).parents[1] / "data"
 MIB = 1 << 20
@@ -66,7 +65,7 @@ class Traced:
     """A simulated torch whose user records a history, and that counts what it was asked for."""
 
     def __init__(self, allocator: SimulatedGpus, *, is_recorded: bool) -> None:
-        self.torch = make_torch(allocator)
+        self.torch = simulate_torch(allocator)
         self.torch._C._cuda_isHistoryEnabled = lambda: is_recorded
         self.asked: list[bool] = []
         self._allocator = allocator
@@ -122,7 +121,7 @@ def test_an_allocator_that_keeps_no_blocks_is_a_note() -> None:
     """A pluggable allocator raises: nothing is read, and it is said."""
     allocator = SimulatedGpus()
     allocator.touch()
-    torch = make_torch(allocator)
+    torch = simulate_torch(allocator)
 
     def refuse(*, include_traces: bool = True) -> None:
         raise RuntimeError("CUDAPluggableAllocator does not yet support snapshot\nmore")

@@ -97,23 +97,6 @@ assert seen == [] and torch.value == 1
     )
 
 
-@pytest.mark.slow
-def test_real_torch_arrives_complete(tmp_path: Path) -> None:
-    """The real module comes from the real import, and works within the callback."""
-    run_python(
-        """
-        from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
-        seen = []
-        TorchImportHook(lambda torch: seen.append(torch.zeros(2).sum().item())).expect()
-        assert find_torch() is None
-        import torch
-        assert seen == [0.0], seen
-        assert find_torch() is torch
-        """,
-        tmp_path,
-    )
-
-
 def test_looking_torch_up_finds_what_its_own_loader_can_do(own_torch: Path) -> None:
     """As ``pkgutil`` and ``runpy`` do, without an import; it is still awaited after that."""
     run_python(

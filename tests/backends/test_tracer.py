@@ -420,21 +420,6 @@ def test_a_snapshot_without_a_history_of_the_users_has_none(gpu: Gpu) -> None:
     assert list_sizes(trace) == [3]
 
 
-def test_a_binding_that_was_replaced_meanwhile_stays(gpu: Gpu) -> None:
-    """Somebody else has wrapped it, after us."""
-    gpu.backend.start_trace(n_events=100)
-    ours = gpu.torch._C._cuda_record_memory_history
-
-    def theirs(*args: Any, **kwargs: Any) -> None:
-        ours(*args, **kwargs)
-
-    gpu.torch._C._cuda_record_memory_history = theirs
-    gpu.trace()
-
-    assert gpu.torch._C._cuda_record_memory_history is theirs
-    assert not gpu.allocator.is_history_on
-
-
 # -- Lines of live blocks ----------------------------------------------------------------------
 
 

@@ -18,8 +18,7 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.cells import CellRecord, Span
 from gpumemwidget.model.devices import Sample
 from gpumemwidget.recording.monitor import Monitor, RunningCell
-from gpumemwidget.testing import SimulatedGpus
-from tests.backends.test_peak_overlay import make_torch
+from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from tests.clock import ManualClock
 from tests.recording.scripted import ScriptedHardware, gpu, host
 
@@ -582,7 +581,7 @@ class TestEndToEnd:
     def test_records_are_the_allocators_own_figures(self, cells: list[list[str]]) -> None:
         """Before, after and peak of each cell, exactly; "at least" if the user reset in it."""
         allocator = SimulatedGpus()
-        torch: Any = make_torch(allocator)
+        torch: Any = simulate_torch(allocator)
         hardware = Hardware([CudaBackend(torch)])
         monitor = Monitor(hardware, on_failure=pytest.fail)
         blocks: list[int] = []
@@ -634,7 +633,7 @@ class TestEndToEnd:
 def test_spans_within_a_cell_leave_its_own_peaks_whole() -> None:
     """What a ``with`` block measures for itself has marks of its own; the cell's go on over it."""
     allocator = SimulatedGpus(1)
-    hardware = Hardware([CudaBackend(make_torch(allocator))])
+    hardware = Hardware([CudaBackend(simulate_torch(allocator))])
     monitor = Monitor(hardware, clock=ManualClock(), on_failure=pytest.fail)
     allocator.touch(0)
 
