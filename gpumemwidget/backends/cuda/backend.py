@@ -161,20 +161,17 @@ class CudaBackend(TouchedCounters):
         """Return the limits of touched devices, and of others that have a limit, set or waiting."""
         touched = self._list_touched()
         waiting = self._limits.waiting
+        reserved = {reading.device: reading.reserved_bytes for reading in self.read_as_user()}
         limits = []
         for index in sorted({*touched, *waiting, *self._limits.list_limited()}):
             device, request = f"cuda:{index}", waiting.get(index)
             if request is not None:
                 limits.append(request.to_waiting_limit(device))
             elif self._torch.cuda.is_initialized():
-                limits.append(
-                    Limit(
-                        device,
-                        self._limits.read(index),
-                        self._read_total(index),
-                        self._read_reserved(index) if index in touched else None,
-                    )
-                )
+                read_total = partial(self._limits.read_total, index)
+                total_bytes = self._ask(read_total, f"{device} does not tell its total", None)
+                limit_bytes = self._limits.read(index)
+                limits.append(Limit(device, limit_bytes, total_bytes, reserved.get(device)))
         return tuple(limits)
 
     def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
@@ -286,19 +283,6 @@ class CudaBackend(TouchedCounters):
         if limit_bytes != info.limit_bytes:
             info = self._infos[index] = dataclasses.replace(info, limit_bytes=limit_bytes)
         return info
-
-    def _read_total(self, index: int) -> int | None:
-        return self._ask(
-            partial(self._limits.read_total, index), f"cuda:{index} does not tell its total", None
-        )
-
-    def _read_reserved(self, index: int) -> int | None:
-        try:
-            stats = self._peaks.read_as_user(index)
-        except RuntimeError:
-            return None  # the readings say why
-        reserved: int = stats["reserved_bytes"]["all"]["current"]
-        return reserved
 
 
 def keeps_workspaces(torch: ModuleType) -> bool:

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
+from gpumemwidget.backends.cuda.history_control import CLOCKS_DIFFER_US, read_time
 from gpumemwidget.backends.cuda.snapshot import StackTable, parse_segments
 from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace, TraceEvents
@@ -20,9 +21,6 @@ _OOM = _CODES["oom"]
 #: Number of dictionaries that are parsed at once.
 _CHUNK = 8_192
 _MIB = 1 << 20
-#: Maximum difference, in microseconds, of torch's times from the clock's: torch makes them out of
-#: the processor's own counter.
-_CLOCKS_DIFFER_US = 50
 
 
 def parse_traces(
@@ -64,7 +62,7 @@ def parse_traces(
         first = _find_mark(raw, start_us, marked_by_us)
         is_whole = first is not None
         if first is None:
-            first = bisect.bisect_left(raw, start_us, key=_read_time)
+            first = bisect.bisect_left(raw, start_us, key=read_time)
             # A device that was first touched within the span was not there to be marked.
             needs_mark = marked_by_us is not None and (bool(own_before) or max_entries is None)
             is_whole = not needs_mark and (max_entries is None or len(raw) < max_entries)
@@ -157,14 +155,9 @@ def _find_mark(
     """Return the index behind the snapshot that marks the start; ``None`` without such a mark."""
     if marked_by_us is None:
         return None
-    first = bisect.bisect_left(raw, start_us - _CLOCKS_DIFFER_US, key=_read_time)
+    first = bisect.bisect_left(raw, start_us - CLOCKS_DIFFER_US, key=read_time)
     for place in range(first, len(raw)):
         if raw[place]["action"] == "snapshot":
-            is_ours = _read_time(raw[place]) <= marked_by_us + _CLOCKS_DIFFER_US
+            is_ours = read_time(raw[place]) <= marked_by_us + CLOCKS_DIFFER_US
             return place + 1 if is_ours else None
     return None
-
-
-def _read_time(raw: Mapping[str, Any]) -> int:
-    time_us: int = raw.get("time_us", 0)
-    return time_us

@@ -26,7 +26,7 @@ _READER = "_cuda_memorySnapshot"
 _MOST_SNAPSHOTS = 10_000
 #: Maximum difference, in microseconds, of torch's times from the clock's: torch makes them out of
 #: the processor's own counter.
-_CLOCKS_DIFFER_US = 50
+CLOCKS_DIFFER_US = 50
 
 
 class HistoryControl:
@@ -82,7 +82,7 @@ class HistoryControl:
                 yield
         finally:
             if is_others:
-                self._hidden.append((start_us - _CLOCKS_DIFFER_US, self._now_us()))
+                self._hidden.append((start_us - CLOCKS_DIFFER_US, self._now_us()))
 
     def watch(self) -> None:
         """Notice the calls of others from now on. Nothing changes if that was done already."""
@@ -155,8 +155,8 @@ class HistoryControl:
     def _hide_snapshots(self, events: list[dict[str, Any]]) -> None:
         """Take our own snapshots out of a device's events, the oldest first."""
         for start_us, end_us in reversed(self._hidden):
-            place = bisect.bisect_left(events, start_us, key=_read_time)
-            while place < len(events) and _read_time(events[place]) <= end_us + _CLOCKS_DIFFER_US:
+            place = bisect.bisect_left(events, start_us, key=read_time)
+            while place < len(events) and read_time(events[place]) <= end_us + CLOCKS_DIFFER_US:
                 if events[place]["action"] == "snapshot":
                     del events[place]
                     break
@@ -173,6 +173,7 @@ def _strip_history(snapshot: Mapping[str, Any]) -> None:
                 entry["frames"] = []
 
 
-def _read_time(event: Mapping[str, Any]) -> int:
+def read_time(event: Mapping[str, Any]) -> int:
+    """Return the time of an event, in microseconds since the epoch; 0 where it is not told."""
     time_us: int = event.get("time_us", 0)
     return time_us

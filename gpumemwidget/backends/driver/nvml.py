@@ -10,6 +10,7 @@ at any moment: each question falls back on what there is, and a note says what i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import warnings
@@ -275,8 +276,8 @@ _CAUSES = {
     18: "the driver and its library are of different versions (a reboot mends that)",
     999: "the driver gives no reason",
 }
-#: Errors of a call, or of a version of a call, that the driver or the device does not have: an
-#: invalid argument, not supported, no such function, another version of the argument.
+#: Errors of a version of a call that the driver does not have: an invalid argument, not supported,
+#: no such function, another version of the argument.
 _LACKING = (2, 3, _NOT_FOUND, 25)
 #: NVML's values for a process on no instance, and for bytes that are not told.
 _NO_INSTANCE = 0xFFFFFFFF
@@ -299,7 +300,6 @@ class _Questions:
     def __init__(self, library: Any, note: Callable[[str], object]) -> None:
         self._library = library
         self._note = note
-        self._lacks_v2 = False
 
     def describe(self, handle: Any, where: str) -> Gpu:
         """Return a GPU or instance with its name, UUID and total, as far as NVML tells them."""
@@ -319,16 +319,12 @@ class _Questions:
         In the first version, before driver 510, the driver's part is among the used bytes.
         """
         nvml = self._library
-        if not self._lacks_v2:
-            try:
-                return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-            except nvml.NVMLError as error:
-                if error.value not in _LACKING:
-                    raise
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        # The first version works, so the second one is missing, for all GPUs.
-        self._lacks_v2 = True
-        return memory
+        try:
+            return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+        except nvml.NVMLError as error:
+            if error.value not in _LACKING:
+                raise
+            return nvml.nvmlDeviceGetMemoryInfo(handle)
 
     def list_processes(self, gpu: Gpu, where: str) -> ProcessesByBytes | None:
         """Return the processes on a GPU, each once, by pid; ``None`` where they are not told."""
@@ -362,15 +358,9 @@ class _Questions:
     def _list_more(self, gpu: Gpu) -> Iterator[Any]:
         """Yield the processes of the other lists, which not every device has."""
         for name in _OTHER_LISTS:
-            if name in gpu.lacks:
-                continue
-            try:
+            # The memory of processes that are not told counts as that of no listed process.
+            with contextlib.suppress(self._library.NVMLError):
                 yield from self._list(name, gpu.handle)
-            except self._library.NVMLError as error:
-                # After other errors the list is asked for again. Meanwhile the memory of such
-                # processes counts as that of no listed process.
-                if error.value in _LACKING:
-                    gpu.lacks.add(name)
 
     def _list(self, name: str, handle: Any) -> Sequence[Any]:
         """Return the processes of a list, by the newest version of its function that works."""

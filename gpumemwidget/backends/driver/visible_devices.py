@@ -30,8 +30,6 @@ class Gpu:
     instance_id: int | None = None
     #: Reasons why figures could not be read the last time, by the figures' names.
     failures: dict[str, str] = field(default_factory=dict)
-    #: Functions of the driver's library that it does not have.
-    lacks: set[str] = field(default_factory=set)
 
 
 def parse_visible(text: str | None) -> tuple[int, ...] | tuple[str, ...] | None:
