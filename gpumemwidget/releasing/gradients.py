@@ -121,12 +121,7 @@ def _list_stays(
 
 
 def find_cycles(account: Account, dropped: int) -> list[weakref.ref[Any]]:
-    """Tensors that only what is dropped holds, and whose gradient has a graph.
-
-    Args:
-        account: who holds what.
-        dropped: marks of what is to be dropped.
-    """
+    """Return tensors that only what is dropped holds (marks), and whose gradient has a graph."""
     graph, reader = account.graph, account.graph.reader
     found = []
     with reader.quiet():

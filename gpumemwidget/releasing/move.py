@@ -23,10 +23,6 @@ from gpumemwidget.progress import Stage, report_progress
 def carry_out(account: Account, moves: Sequence[Move]) -> list[Any]:
     """Move the storages, all of them or none: one object's parts belong together.
 
-    Args:
-        account: who holds what.
-        moves: what is to be moved.
-
     Returns:
         The new storages, in the order of the moves.
 

@@ -140,11 +140,6 @@ def find_user(shell: Shell, account: Account, names: Sequence[str]) -> str | Non
 
     A thread uses it if one of its running functions has one of the tensors, modules or optimizers
     in a variable, or mentions one of the names.
-
-    Args:
-        shell: whose namespace a function may mention names of.
-        account: who holds what.
-        names: the rows.
     """
     rows = [account.rows[name] for name in names if name in account.rows]
     chosen = _list_chosen(account, rows)

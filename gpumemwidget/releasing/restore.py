@@ -161,7 +161,8 @@ def _draw_up(shell: Shell, hardware: Hardware, names: Sequence[str]) -> tuple[_D
             needs[device] = needs.get(device, 0) + round_up(n_bytes, device)
         refusal = find_user(shell, draft.account, names)
     if refusal is None and not draft.moves:
-        refusal = f"nothing to restore: {_describe_absence(shell, draft, names)}"
+        why = f"{names[0]} holds nothing that a release moved to the CPU and that is still there"
+        refusal = f"nothing to restore: {draft.remains[0] if draft.remains else why}"
         draft.remains.clear()
     available = _read_available(hardware, needs)
     plan = RestorePlan(
@@ -239,23 +240,6 @@ def _list_reached(account: Account, rows: Sequence[Row]) -> list[tuple[int, Row]
                 met.add(place)
                 reached.append((place, row))
     return reached
-
-
-def _describe_absence(shell: Shell, draft: _Draft, names: Sequence[str]) -> str:
-    """Return why there is nothing to bring back, for the first name."""
-    if draft.remains:
-        return draft.remains[0]
-    for name in names:
-        if name in shell.user_ns and shell.user_ns[name] is None:
-            return (
-                f"{name} is None; a release leaves on the CPU what --keep keeps under its name, or "
-                "what others hold"
-            )
-    account = draft.account
-    row = None if account is None else account.rows.get(names[0])
-    if account is None or row is None or not account.list_storages(row.mark):
-        return f"{names[0]} holds no tensor memory"
-    return f"{names[0]} holds nothing that a release moved to the CPU and that is still there"
 
 
 def _read_available(hardware: Hardware, needs: Iterable[str]) -> dict[str, int]:

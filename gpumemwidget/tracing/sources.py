@@ -78,27 +78,29 @@ class Sources:
     ) -> None:
         self.traced = traced
         self._cells = dict(cells or {})
-        self._offsets = {traced.filename: 0, **(also or {})}
         self._read = read_source if read is None else read
         self._found: dict[str, Source | None] = {}
+        #: For each file with a part of the traced cell, the number of the cell's lines above it.
+        self._offsets = {traced.filename: 0, **(also or {})}
         self._lines: dict[str, list[str]] = {}
 
     def find(self, filename: str) -> Source | None:
         """Return the source of a file; ``None`` for a library's."""
-        if filename not in self._found and filename not in self._offsets:
+        if filename in self._offsets:
+            return self.traced
+        if filename not in self._found:
             offset = self._find_part(filename)
-            if offset is None:
-                self._found[filename] = self._make(filename)
-            else:
+            if offset is not None:
                 self._offsets[filename] = offset
-        return self.traced if filename in self._offsets else self._found[filename]
+                return self.traced
+            self._found[filename] = self._make(filename)
+        return self._found[filename]
 
     def find_line(self, frame: Frame) -> int | None:
         """Return the line of the traced cell that a frame is at; ``None`` in another source."""
-        if frame.filename not in self._found:
-            self.find(frame.filename)
-        offset = self._offsets.get(frame.filename)
-        return None if offset is None else frame.line + offset
+        if self.find(frame.filename) is not self.traced:
+            return None
+        return frame.line + self._offsets[frame.filename]
 
     def read_lines(self, filename: str) -> list[str]:
         """Return the lines of any file, a library's too; ``[]`` if they can't be read."""

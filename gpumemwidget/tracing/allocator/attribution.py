@@ -61,10 +61,7 @@ def attribute_events(
 ) -> Attribution:
     """Find the site of each block.
 
-    Args:
-        replay: the events and what they did.
-        sources: which frames are the traced cell's.
-        marks: calls that were seen to begin and end while the events were recorded.
+    ``marks`` are calls that were seen to begin and end while the events were recorded.
     """
     stacks = [read_stack(frames, sources) for frames in replay.events.stack_table]
     joiner = _AutogradJoiner(replay, sources, stacks, marks)
@@ -123,10 +120,7 @@ class _AutogradJoiner:
         inferred_bytes: allocated bytes by how the caller was inferred.
 
     Args:
-        replay: the events and what they did.
-        sources: which frames are the traced cell's.
         stacks: those of the events' table; joined stacks are appended.
-        marks: calls that were seen to begin and end, of any kind.
     """
 
     def __init__(
@@ -203,11 +197,7 @@ class _AutogradJoiner:
 
 
 class _RunningModules:
-    """Follows the calls of modules through time.
-
-    Args:
-        marks: calls that were seen to begin and end, of any kind.
-    """
+    """Follows the calls of modules through time."""
 
     def __init__(self, marks: Iterable[CallMark]) -> None:
         # The last one begins first. Of calls that begin in the same microsecond the one that ends

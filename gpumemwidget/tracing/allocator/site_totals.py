@@ -19,8 +19,6 @@ class SiteTotals:
         at_peak_bytes: for each site, what was in use at the peak.
 
     Args:
-        replay: the events and what they did.
-        attribution: the sites of their blocks.
         peak: index of the event with the most allocated; -1 if that was before all events.
     """
 

@@ -103,14 +103,7 @@ class AllocatingSource:
 def list_sources(
     attribution: Attribution, sources: Sources, totals: SiteTotals, depth: int | None
 ) -> list[AllocatingSource]:
-    """Return the traced cell, then the other sources, the one that allocated most first.
-
-    Args:
-        attribution: the sites.
-        sources: which frames are whose.
-        totals: the bytes of the sites.
-        depth: how many calls deep a line opens at most; ``None``: 10.
-    """
+    """Return the traced cell, then the other sources, the one that allocated most first."""
     traced = AllocatingSource(sources.traced)
     others: dict[str, AllocatingSource] = {}
     for index, site in enumerate(attribution.sites):
@@ -154,10 +147,7 @@ def _choose_calls(
 ) -> None:
     """Set which calls are shown below a source's lines: the biggest, and outer ones before inner.
 
-    Args:
-        lines: the nodes of a source's lines.
-        weigh: returns the bytes of some sites.
-        depth: how many calls deep at most.
+    ``weigh`` returns the bytes of some sites.
     """
     n_left = _MAX_NODES
     level = list(lines)

@@ -63,12 +63,7 @@ class Stack:
 
 
 def read_stack(frames: tuple[Frame, ...], sources: Sources) -> Stack:
-    """Classify a stack.
-
-    Args:
-        frames: innermost first.
-        sources: which frames are the cell's.
-    """
+    """Classify a stack, whose innermost frame comes first."""
     places = [place for place, frame in enumerate(frames) if sources.find_line(frame) is not None]
     outermost = frames[-1].function if frames else ""
     kind: Literal["cell", "autograd", "other"] = "autograd"

@@ -51,13 +51,7 @@ class Moments:
 
 
 def choose_moments(replay: Replay, start_us: int, end_us: int) -> Moments:
-    """Choose moments such that the eye sees no difference and no extreme is lost.
-
-    Args:
-        replay: the events and what they did.
-        start_us: the time of the moment before the first event.
-        end_us: the time of the moment after the last event.
-    """
+    """Choose moments such that the eye sees no difference and no extreme is lost."""
     changes, reserved_changes = replay.changes, replay.reserved_changes
     # Before the first event, and after each.
     allocated = array("q", accumulate(changes, initial=replay.start_allocated_bytes))
