@@ -117,11 +117,10 @@ def cut_events(events: TraceEvents, first: int) -> TraceEvents:
     )
 
 
-def _replay_forward(trace: AllocatorTrace) -> Replay:  # noqa: PLR0912, PLR0915 - a million times: no calls
+def _replay_forward(trace: AllocatorTrace) -> Replay:  # noqa: PLR0912, PLR0915 - one branch for each kind of event
     events = trace.events
     layout = BlockLayout(trace.before)
-    segment_starts, free, free_ends = layout.segment_starts, layout.free, layout.free_ends
-    pending = layout.pending
+    free, pending = layout.free, layout.pending
     initial = [InitialBlock(address, n_bytes) for address, n_bytes in layout.active.items()]
     # For each block in use the index of its allocation, or -2 - i for initial block i.
     allocated_at = {block.address: -2 - place for place, block in enumerate(initial)}
@@ -136,32 +135,22 @@ def _replay_forward(trace: AllocatorTrace) -> Replay:  # noqa: PLR0912, PLR0915 
     never_split = UNLIMITED_BYTES if max_split is None else max_split
     n_contradictions = 0
 
+    columns = zip(events.actions, events.addresses, events.sizes, strict=True)
     for place, (action, address, size) in enumerate(
-        follow(
-            zip(events.actions, events.addresses, events.sizes, strict=True),
-            Stage.REPLAY_EVENTS,
-            len(events),
-        )
+        follow(columns, Stage.REPLAY_EVENTS, len(events))
     ):
         if not 0 <= size <= MAX_DEVICE_BYTES:
             n_contradictions += action not in _UNSIZED
         elif action == ALLOC:
             n_bytes = round_up(size)
-            free_bytes = free.get(address, 0)
-            if free_bytes >= n_bytes and address not in allocated_at:
-                del free[address]
-                over = free_bytes - n_bytes
-                if over >= MIN_BLOCK_BYTES and (
-                    n_bytes <= always_split or (over > SMALL_BYTES and n_bytes < never_split)
-                ):
-                    free[address + n_bytes] = over
-                    free_ends[address + free_bytes] = address + n_bytes
-                else:
-                    n_bytes = free_bytes
-                    del free_ends[address + free_bytes]
-            else:
+            over = free.get(address, 0) - n_bytes
+            if over < 0 or address in allocated_at:
                 n_contradictions += 1
-                layout.take_free(address, n_bytes)
+            elif over < MIN_BLOCK_BYTES or not (
+                n_bytes <= always_split or (over > SMALL_BYTES and n_bytes < never_split)
+            ):
+                n_bytes += over
+            layout.take_free(address, n_bytes)
             allocated_at[address] = place
             changes[place] = n_bytes
         elif action == FREE_REQUESTED:
@@ -179,32 +168,22 @@ def _replay_forward(trace: AllocatorTrace) -> Replay:  # noqa: PLR0912, PLR0915 
             changes[place] = -n_bytes
             pending[address] = n_bytes
         elif action == FREE_COMPLETED:
-            n_bytes = pending.pop(address, 0)
-            if not n_bytes:
+            if address in pending:
+                layout.add_free(address, pending.pop(address))
+            else:
                 n_contradictions += 1
-                continue
-            end = address + n_bytes
-            if address not in segment_starts:
-                left = free_ends.pop(address, -1)
-                if left >= 0:
-                    del free[left]
-                    address = left  # noqa: PLW2901 - the block begins there now
-            if end not in segment_starts:
-                end += free.pop(end, 0)
-            free[address] = end - address
-            free_ends[end] = address
         elif action == SEGMENT_MAP:
             reserved_changes[place] = size
             layout.map_range(address, size)
         elif action == SEGMENT_ALLOC:
             reserved_changes[place] = size
-            segment_starts.add(address)
+            layout.segment_starts.add(address)
             layout.add_free(address, size)
         elif action in (SEGMENT_FREE, SEGMENT_UNMAP):
             reserved_changes[place] = -size
             n_contradictions += not layout.take_free(address, size)
             if action == SEGMENT_FREE:
-                segment_starts.discard(address)
+                layout.segment_starts.discard(address)
 
     in_use = {
         address: changes[parent] if parent >= 0 else initial[-2 - parent].n_bytes
