@@ -95,6 +95,6 @@ def parse_bytes(text: str) -> int:
     factor = _FACTORS.get(match["unit"].lower()) if match else None
     if match is None or factor is None:
         raise BadInputError(
-            f"{text!r} is no amount of memory: give a number and a unit, as in 12GiB or 500MB"
+            f"{text!r} is not an amount of memory: give a number and a unit, as in 12GiB or 500MB"
         )
     return round(float(match["number"]) * factor)

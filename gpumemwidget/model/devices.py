@@ -224,7 +224,7 @@ def check_device_name(device: object) -> None:
     """
     if device is not None and type(device) is not str:
         raise BadInputError(
-            f"device is a name such as 'cuda:0', and not of type {name_type(device)}: "
+            f"a device's name can't be of type {name_type(device)}: give text such as 'cuda:0'; "
             "%memstat lists them"
         )
 

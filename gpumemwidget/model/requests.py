@@ -71,7 +71,7 @@ def check_names(names: Sequence[object]) -> tuple[str, ...]:
         # ``isinstance`` would ask an object of the user's for its ``__class__``.
         if not issubclass(type(name), str):
             raise BadInputError(
-                f"a {name_type(name)} is no name: give the variable's name as text, "
+                f"a name can't be of type {name_type(name)}: give it as text, "
                 "release('model') and not release(model); nothing was changed"
             )
         texts[name] = None  # type: ignore[index]

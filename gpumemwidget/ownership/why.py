@@ -363,7 +363,7 @@ def _describe_unknown(shell: Shell, text: str, words: list[str]) -> UnknownNameE
     known = dict.fromkeys([*shell.list_user_names(), *words])
     close = difflib.get_close_matches(text, known, n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else "%memvars lists what holds memory"
-    return UnknownNameError(f"{text!r} is no variable: {hint}")
+    return UnknownNameError(f"{text!r} is not a variable: {hint}")
 
 
 def _group(ways: Iterable[_Way]) -> list[tuple[re.Pattern[str], list[_Way]]]:

@@ -130,7 +130,8 @@ def _parse_amount(amount: int | str | None) -> int | None:
         return amount
     if type(amount) is not str:
         raise BadInputError(
-            f"a {name_type(amount)} is no amount: give bytes as an int, or text as in '10GiB'"
+            f"an amount can't be of type {name_type(amount)}: give bytes as an int, or text as in "
+            "'10GiB'"
         )
     text = amount.strip()
     if text.lower() == "off":

@@ -50,7 +50,9 @@ def parse_limit(value: object) -> LimitRequest:
         return _check_bytes(int(value), value)  # type: ignore[call-overload]
     if kind is float:
         return _check_share(float(value), value)  # type: ignore[arg-type]
-    raise BadInputError(f"a {name_type(value)} is no limit: {_HINT}; in Python a float or an int")
+    raise BadInputError(
+        f"a limit can't be of type {name_type(value)}: {_HINT}; in Python a float or an int"
+    )
 
 
 def set_limits(
@@ -245,7 +247,7 @@ def _parse_text(text: str) -> LimitRequest:
         try:
             n_bytes = parse_bytes(text)
         except BadInputError:
-            raise BadInputError(f"{_show(text)} is no limit: {_HINT}") from None
+            raise BadInputError(f"{_show(text)} is not a limit: {_HINT}") from None
         return _check_bytes(n_bytes, text)
     number = float(match["number"])
     if not math.isfinite(number):

@@ -53,7 +53,7 @@ def check_bound(shell: Shell, names: Sequence[str], *, rows: Mapping[str, str]) 
                 )
             close = difflib.get_close_matches(name, [*known, *rows], n=3)
             hint = f"did you mean {' or '.join(close)}?" if close else "%who lists what there is"
-            raise UnknownNameError(f"{name!r} is no variable: {hint}; nothing was changed")
+            raise UnknownNameError(f"{name!r} is not a variable: {hint}; nothing was changed")
         if is_one_of(type(shell.user_ns[name]), ModuleType):
             raise BadInputError(
                 f"{name!r} is a module and stays imported: name variables; nothing was changed"

@@ -302,4 +302,4 @@ def check_rows(
             raise BadInputError(f"{name!r} holds no tensor memory: %memvars lists what does")
         close = difflib.get_close_matches(name, dict.fromkeys([*rows, *bound]), n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else "%memvars lists what there is"
-        raise UnknownNameError(f"{name!r} is no variable and no row of the account: {hint}")
+        raise UnknownNameError(f"{name!r} is neither a variable nor a row of the account: {hint}")

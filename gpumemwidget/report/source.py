@@ -213,9 +213,9 @@ def _weigh_line(use: LineUse) -> tuple[int, int]:
 
 
 def _count_hidden(n_lines: int, verb: str, *, has_any: bool) -> str:
-    if not has_any:
-        return f"{count(n_lines, 'line')} that {verb} nothing"
-    return "1 line that matters less" if n_lines == 1 else f"{n_lines} lines that matter less"
+    if has_any:
+        return count(n_lines, "other line")
+    return f"{count(n_lines, 'line')} that {verb} nothing"
 
 
 # -- Rows ------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ _HOST_NOTE = (
 )
 _UNREAD_NOTE = (
     "not read one by one: reading these lines each time they ran would have slowed the cell, so "
-    "part of what they changed is one sum."
+    "part of their changes is shown as one sum."
 )
 
 #: Maximum number of parts of a peak that are shown.

@@ -35,7 +35,7 @@ _SENTENCES = {
     FixKind.RELEASE_OPTIMIZER: "also release {}: an optimizer references its parameters",
     FixKind.DELETE_FUNCTION: "delete the function {}",
     FixKind.DELETE_CUDA_GRAPH: "delete the graph, or call its reset()",
-    FixKind.DELETE_LENDER: "delete the array or the file that it shows",
+    FixKind.DELETE_LENDER: "delete the array or file whose memory it shares",
     FixKind.DROP_GRAPH: "call backward(), or drop {0} (keep {0}.detach() or .item())",
     FixKind.END_FUNCTION: "let the function return, or set its variable to None",
     FixKind.END_UNSEEN: (

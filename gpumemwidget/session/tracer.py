@@ -79,7 +79,7 @@ def _check_snapshot(path: str | os.PathLike[str], *, force: bool) -> Path:
     target = find_target(read_file_name(path))
     if target.suffix.lower() not in _SNAPSHOT_SUFFIXES:
         raise FileError(
-            f"{target.name!r} is no name for a snapshot: give one that ends in "
+            f"{target.name!r} is not a name for a snapshot: give one that ends in "
             f"{' or '.join(_SNAPSHOT_SUFFIXES)}"
         )
     refuse_target(target, force=force)

@@ -44,7 +44,9 @@ def check_target(path: str | os.PathLike[str], *, force: bool = False) -> Path:
     """
     target = find_target(path)
     if target.suffix.lower() != _SUFFIX:
-        raise FileError(f"{target.name!r} is no name for a trace: give one that ends in {_SUFFIX}")
+        raise FileError(
+            f"{target.name!r} is not a name for a trace: give one that ends in {_SUFFIX}"
+        )
     refuse_target(target, force=force)
     return target
 

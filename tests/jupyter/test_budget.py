@@ -103,7 +103,7 @@ def test_what_stands_beyond_it_already_is_told(cells: Cells) -> None:
         ("0.8", "'0.8' has no unit"),
         ("10", "'10' has no unit"),
         ("10 B", "a budget of 10 bytes is less than any cell takes"),
-        ("much", "'much' is no amount of memory"),
+        ("much", "'much' is not an amount of memory"),
         ("-5GiB", "membudget: unrecognized arguments: -5GiB|expected|-5GiB"),
         ("10GiB --device cuda:9", "no device 'cuda:9' here: choose from cuda:0, host"),
         ("9999GiB", "cuda:0 has 80.00 GiB, and 9.76 TiB is more: give less, or off"),
@@ -136,9 +136,9 @@ def test_the_function_sets_the_same(cells: Cells) -> None:
 @pytest.mark.parametrize(
     ("amount", "cause"),
     [
-        (1e10, "a float is no amount"),
-        (True, "a bool is no amount"),
-        (b"10GiB", "a bytes is no amount"),
+        (1e10, "an amount can't be of type float"),
+        (True, "an amount can't be of type bool"),
+        (b"10GiB", "an amount can't be of type bytes"),
         (10**25, "is more: give less"),
     ],
 )
@@ -165,7 +165,9 @@ class Hostile(str):
 
 def test_objects_of_the_users_are_not_asked_what_they_are(cells: Cells) -> None:
     """Neither for an amount nor for a device, and the same holds for whole devices."""
-    with pytest.raises(BadInputError, match="a Hostile is no amount: give bytes as an int"):
+    with pytest.raises(
+        BadInputError, match="an amount can't be of type Hostile: give bytes as an int"
+    ):
         gpumemwidget.budget(Hostile("10GiB"))
     calls: list[Callable[[], object]] = [
         lambda: gpumemwidget.budget("10GiB", device=Hostile("cuda:0")),
@@ -176,7 +178,8 @@ def test_objects_of_the_users_are_not_asked_what_they_are(cells: Cells) -> None:
         with pytest.raises(BadInputError) as refusal:
             call()
         assert str(refusal.value) == (
-            "device is a name such as 'cuda:0', and not of type Hostile: %memstat lists them"
+            "a device's name can't be of type Hostile: give text such as 'cuda:0'; "
+            "%memstat lists them"
         )
 
 

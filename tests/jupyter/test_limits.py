@@ -136,9 +136,9 @@ def test_a_limit_under_what_is_reserved(gpus: Gpus) -> None:
 
     assert shown.partition("cuda:0 already has ")[2] == (
         "100.00 MiB reserved, 50.00 MiB more than its limit. What is allocated stays allocated. "
-        "Requests that fit into the cache succeed (up to 40.00 MiB); any other request is an "
+        "Requests that fit into the cache (up to 40.00 MiB) still succeed; any other request is an "
         "out-of-memory error until at least 10.00 MiB of tensors are released (empty_cache() gives "
-        "back only 40.00 MiB). What you can do on cuda:0 "
+        "back 40.00 MiB). What you can do on cuda:0 "
         "40.00 MiB give back cached segments now torch.cuda.empty_cache() "
         "see what holds the rest %memvars --device cuda:0 remove the limit "
         "%memlimit off --device cuda:0"
@@ -150,10 +150,10 @@ def test_a_limit_under_what_is_reserved(gpus: Gpus) -> None:
     ("line", "refusal"),
     [
         ("0", "'0' is no share above 0 and up to 1 (100%)"),
-        ("-1", "'-1' is no limit"),
-        ("nan", "'nan' is no limit"),
+        ("-1", "'-1' is not a limit"),
+        ("nan", "'nan' is not a limit"),
         ("12", "'12' has no unit and is no share"),
-        ("12 Gigs", "'12 Gigs' is no limit"),
+        ("12 Gigs", "'12 Gigs' is not a limit"),
         ("100GiB", "cuda:0 has 80.00 GiB, and 100.00 GiB is more"),
         ("1GiB --device cuda:2", "no device 'cuda:2' here: choose from cuda:0, cuda:1"),
         ("1GiB --device host", "PyTorch limits what it reserves on GPUs alone, not the host"),

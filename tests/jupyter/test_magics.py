@@ -187,7 +187,7 @@ def test_memvars_of_a_variable_without_memory_says_so(loaded: InteractiveShell) 
 
     with pytest.raises(UsageError, match="'number' holds no tensor memory: %memvars lists"):
         loaded.run_line_magic("memvars", "number")
-    with pytest.raises(UsageError, match=r"'modle' is no variable .* did you mean model\?"):
+    with pytest.raises(UsageError, match=r"'modle' is neither a variable .* did you mean model\?"):
         loaded.run_line_magic("memvars", "modle")
 
 

@@ -188,7 +188,9 @@ def test_memory_that_is_lent(notebook: Notebook) -> None:
 
     assert _list_ways(_explain(notebook, "x")) == {
         "x": "%memrelease x",
-        "whatever lent it to torch (NumPy, a file)": "delete the array or the file that it shows",
+        "whatever lent it to torch (NumPy, a file)": (
+            "delete the array or file whose memory it shares"
+        ),
     }
 
 
@@ -217,7 +219,7 @@ def test_refusals_name_the_next_step(notebook: Notebook) -> None:
         "model = A(); model.t = torch.ones(1049)"
     )
 
-    with pytest.raises(UnknownNameError, match="'modle' is no variable: did you mean model"):
+    with pytest.raises(UnknownNameError, match="'modle' is not a variable: did you mean model"):
         _explain(notebook, "modle")
     with pytest.raises(BadInputError, match=r"'\.x' of model was not found"):
         _explain(notebook, "model.x")

@@ -97,15 +97,15 @@ def test_what_is_asked_for(value: object, wish: LimitRequest) -> None:
         ("0", f"'0' is no share above 0 and up to 1 (100%): {HINT}"),
         ("120%", f"'120%' is no share above 0 and up to 1 (100%): {HINT}"),
         ("0GiB", f"'0GiB' would leave nothing: {HINT}"),
-        ("nan", f"'nan' is no limit: {HINT}"),
-        ("12 bananas", f"'12 bananas' is no limit: {HINT}"),
+        ("nan", f"'nan' is not a limit: {HINT}"),
+        ("12 bananas", f"'12 bananas' is not a limit: {HINT}"),
         (0, f"0 would leave nothing: {HINT}"),
         (1.5, f"1.5 is no share above 0 and up to 1 (100%): {HINT}"),
         (float("inf"), f"inf is no share above 0 and up to 1 (100%): {HINT}"),
-        (True, f"a bool is no limit: {HINT}; in Python a float or an int"),
+        (True, f"a limit can't be of type bool: {HINT}; in Python a float or an int"),
         ("9" * 5000, f"'{'9' * 40}…' is more than any GPU has: {HINT}"),
         ("9" * 40, f"'{'9' * 40}' is more than any GPU has: {HINT}"),
-        ("x" * 99, f"'{'x' * 40}…' is no limit: {HINT}"),
+        ("x" * 99, f"'{'x' * 40}…' is not a limit: {HINT}"),
     ],
 )
 def test_what_is_no_limit(value: object, message: str) -> None:
@@ -119,7 +119,7 @@ def test_what_is_no_limit(value: object, message: str) -> None:
 def test_what_can_t_be_written() -> None:
     """Numbers that Python refuses to write, and objects that answer with code of the user's."""
     for value, message in (
-        (Hostile(), f"a Hostile is no limit: {HINT}; in Python a float or an int"),
+        (Hostile(), f"a limit can't be of type Hostile: {HINT}; in Python a float or an int"),
         (10**5000, f"an int of that size is more than any GPU has: {HINT}"),
         (-(10**5000), f"an int of that size would leave nothing: {HINT}"),
     ):
@@ -158,7 +158,8 @@ def test_a_device_is_told_by_its_name(hardware: Hardware) -> None:
         with pytest.raises(BadInputError) as refusal:
             call()
         assert str(refusal.value) == (
-            "device is a name such as 'cuda:0', and not of type Hostile: %memstat lists them"
+            "a device's name can't be of type Hostile: give text such as 'cuda:0'; "
+            "%memstat lists them"
         )
 
 

@@ -131,9 +131,9 @@ def test_keep_on_the_host_changes_nothing(notebook: Notebook, tracker: Tracker) 
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("modle", UnknownNameError, "'modle' is no variable: did you mean model?; nothing was"),
-        ("Out[77]", UnknownNameError, "'Out[77]' is no variable: did you mean Out[2]?"),
-        ("zzz", UnknownNameError, "'zzz' is no variable: %who lists what there is; nothing was"),
+        ("modle", UnknownNameError, "'modle' is not a variable: did you mean model?; nothing was"),
+        ("Out[77]", UnknownNameError, "'Out[77]' is not a variable: did you mean Out[2]?"),
+        ("zzz", UnknownNameError, "'zzz' is not a variable: %who lists what there is; nothing was"),
         ("print", BadInputError, "'print' is a builtin: name variables; nothing was changed"),
         ("torch", BadInputError, "'torch' is a module and stays imported: name variables"),
         ("In", BadInputError, "'In' is IPython's own: name a variable, a row such as Out[3]"),
@@ -368,7 +368,7 @@ def test_a_model_of_which_a_part_must_stay_stays(notebook: Notebook, tracker: Tr
 
 def test_the_object_itself_is_refused(notebook: Notebook) -> None:
     """``release(model)`` is a slip of the pen; the object is asked for nothing."""
-    with pytest.raises(BadInputError, match=r"a Tensor is no name: give the variable's"):
+    with pytest.raises(BadInputError, match=r"a name can't be of type Tensor: give it as text"):
         notebook.plan(torch.ones(3))  # type: ignore[arg-type]
 
 

@@ -122,9 +122,9 @@ def test_as_many_lines_as_are_asked_for_are_shown() -> None:
     rows = _list_rows(report_trace(make_trace(make_lines_device(uses)), [], n_lines=2).text)
 
     assert [row.split("  ")[-1].strip() for row in rows] == [
-        "2 lines that matter less",
+        "2 other lines",
         "x16",
-        "1 line that matters less",
+        "1 other line",
         "x32",
         "before the cell",
         "total, as the counters say",

@@ -118,7 +118,7 @@ def test_a_trace_of_an_unknown_device_is_refused(session: Session) -> None:
     [
         ({}, "nothing to release: name the variables"),
         ({"names": ("x",), "grads": True}, "goes without names: release x on its own"),
-        ({"names": (object(),)}, "a object is no name: give the variable's name as text"),
+        ({"names": (object(),)}, "a name can't be of type object: give it as text"),
     ],
 )
 def test_a_release_that_can_not_be_is_refused_when_it_is_asked_for(

@@ -123,9 +123,9 @@ def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("cell.csv", "'cell.csv' is no name for a trace: give one that ends in .json"),
+        ("cell.csv", "'cell.csv' is not a name for a trace: give one that ends in .json"),
         ("none/cell.json", "the folder {folder}/none does not exist"),
-        (".", "is no name for a trace"),
+        (".", "is not a name for a trace"),
     ],
 )
 def test_places_are_refused_before(tmp_path: Path, name: str, message: str) -> None:
