@@ -103,53 +103,6 @@ def test_a_limit_in_bytes_is_exact(version: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("version", ["2.11.0", OLD])
-def test_a_share_is_what_torch_makes_of_it(version: str) -> None:
-    """Of the whole of it nothing is withheld, and off takes a limit away."""
-    gpu = Gpu(version)
-    gpu.allocator.touch(0)
-    found = []
-
-    for limit_bytes, share in ((None, 0.8), (None, 1.0), (GIB, None), (TOTAL, None), (GIB, None)):
-        gpu.backend.set_limit("cuda:0", limit_bytes, share=share)
-        found.append(gpu.read()[0][1])
-    gpu.backend.set_limit("cuda:0", None)
-    found.append(gpu.read()[0][1])
-    gpu.backend.close()
-
-    assert found == [int(0.8 * TOTAL), None, GIB, None, GIB, None]
-
-
-def test_what_the_user_sets_is_told_too(gpu: Gpu) -> None:
-    """By torch's own call, at any time."""
-    gpu.allocator.touch(0)
-    before = gpu.backend.list_devices()[0].limit_bytes
-    gpu.torch.cuda.set_per_process_memory_fraction(0.5, 0)
-
-    after = gpu.backend.list_devices()[0].limit_bytes
-
-    assert (before, after) == (None, TOTAL // 2)
-
-
-def test_the_limit_holds(gpu: Gpu) -> None:
-    """What is there stays, what is cached is used, and the next segment is refused."""
-    kept = gpu.allocator.allocate(40 * MIB, 0)
-    cached = gpu.allocator.allocate(30 * MIB, 0)
-    gpu.allocator.allocate(2 * MIB, 0)
-    gpu.allocator.free(cached)
-
-    gpu.backend.set_limit("cuda:0", 50 * MIB)
-
-    assert gpu.backend.read_limits()[0].reserved_bytes == 90 * MIB
-    again = gpu.allocator.allocate(30 * MIB, 0)
-    with pytest.raises(DeviceFullError, match="52428800 bytes 94371840 are reserved"):
-        gpu.allocator.allocate(30 * MIB, 0)
-    for each in (again, kept):
-        gpu.allocator.free(each)
-    gpu.allocator.allocate(30 * MIB, 0)
-    assert gpu.backend.read()[0].num_ooms == 1
-
-
 # -- Devices that are not in use -------------------------------------------------------------------
 
 

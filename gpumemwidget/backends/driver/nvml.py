@@ -29,6 +29,37 @@ from gpumemwidget.backends.protocol import ProcessesByBytes, ProcessSource
 from gpumemwidget.failures import Notes
 from gpumemwidget.model.devices import DeviceInfo, DeviceUse
 
+_T = TypeVar("_T")
+
+# nvmlReturn_t: https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html
+_UNINITIALIZED = 1
+_NO_PERMISSION = 4
+_LIBRARY_NOT_FOUND = 12
+_NOT_FOUND = 13
+_CAUSES = {
+    _UNINITIALIZED: "something else in this process has shut the driver's library down",
+    3: "the device does not support it",
+    _NO_PERMISSION: "this user has no permission for it",
+    9: "the NVIDIA driver is not loaded",
+    10: "the driver did not answer in time",
+    _NOT_FOUND: "the driver is too old for it",
+    15: "the GPU is lost and does not answer any more (nvidia-smi tells more)",
+    16: "the GPU has to be reset first",
+    18: "the driver and its library are of different versions (a reboot mends that)",
+    999: "the driver gives no reason",
+}
+#: Errors of a version of a call that the driver does not have: an invalid argument, not supported,
+#: no such function, another version of the argument.
+_LACKING = (2, 3, _NOT_FOUND, 25)
+#: NVML's values for a process on no instance, and for bytes that are not told.
+_NO_INSTANCE = 0xFFFFFFFF
+_NO_BYTES = 0xFFFFFFFFFFFFFFFF
+#: Functions that list the processes which compute, and those which draw or compute by NVIDIA's
+#: multi-process service, with the versions of each that a driver may have, the newest first.
+_COMPUTE_LIST = "nvmlDeviceGetComputeRunningProcesses"
+_OTHER_LISTS = ("nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
+_VERSIONS = ("_v3", "_v2")
+
 #: The question of how busy a device is, which MIG instances don't answer; its memory is known then.
 _BUSY = "utilisation"
 _NO_LIBRARY = (
@@ -86,9 +117,9 @@ class NvmlMonitor:
             gpu = self._map().get(device)
             if gpu is None:
                 return None
-            nvml, ask = self._library, self._questions
-            memory = ask.ask(gpu, device, "memory in use", ask.read_memory)
-            rates = ask.ask(gpu, device, _BUSY, nvml.nvmlDeviceGetUtilizationRates)
+            memory = self._ask(gpu, device, "memory in use", self._read_memory)
+            busy = self._library.nvmlDeviceGetUtilizationRates
+            rates = self._ask(gpu, device, _BUSY, busy)
             if memory is None and rates is None:
                 return None
             driver = getattr(memory, "reserved", None)
@@ -105,7 +136,7 @@ class NvmlMonitor:
         """Return the processes that compute or draw on a device, each once: about 60 µs."""
         with self._lock:
             gpu = self._map().get(device)
-            return None if gpu is None else self._questions.list_processes(gpu, device)
+            return None if gpu is None else self._read_processes(gpu, device)
 
     def list_failures(self, device: str) -> tuple[str, ...]:
         """Return a sentence for each figure of memory that could not be read the last time."""
@@ -176,7 +207,6 @@ class NvmlMonitor:
                 self._notes.add(_NO_LIBRARY.format(what="its library libnvidia-ml", hint=hint))
             return
         self._state = "open"
-        self._questions = _Questions(self._library, self._notes.add)
         self._gpus = tuple(self._list_gpus())
         self._instances = tuple(self._list_instances())
 
@@ -196,7 +226,7 @@ class NvmlMonitor:
                     self._notes.add(f"The machine's GPU {index} can't be read: {_explain(error)}.")
                     yield None
                 continue
-            yield self._questions.describe(handle, f"The machine's GPU {index}")
+            yield self._describe(handle, f"The machine's GPU {index}")
 
     def _list_instances(self) -> Iterator[Gpu]:
         """Yield the MIG instances of all GPUs; to CUDA an instance is a device of its own."""
@@ -215,11 +245,9 @@ class NvmlMonitor:
                     handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, place)
                 except nvml.NVMLError:
                     continue  # an empty place
-                instance = self._questions.describe(
-                    handle, f"An instance of the machine's GPU {index}"
-                )
+                instance = self._describe(handle, f"An instance of the machine's GPU {index}")
                 instance.parent = gpu
-                instance.instance_id = self._questions.find_instance_id(handle)
+                instance.instance_id = self._find_instance_id(handle)
                 yield instance
 
     # -- PyTorch's numbers --------------------------------------------------------------------
@@ -245,75 +273,21 @@ class NvmlMonitor:
             self._mapped = correct_numbers(numbered or {}, known, self._uuids)
         return self._mapped
 
+    # -- Questions about one GPU or instance ------------------------------------------------------
 
-def _import_library() -> Any:
-    try:
-        with warnings.catch_warnings():
-            # The abandoned package "pynvml" beside nvidia-ml-py warns of itself; it does no harm.
-            warnings.simplefilter("ignore", FutureWarning)
-            import pynvml  # noqa: PLC0415 - not before it is needed
-    except ImportError:
-        return None
-    return pynvml
-
-
-_T = TypeVar("_T")
-
-# nvmlReturn_t: https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html
-_UNINITIALIZED = 1
-_NO_PERMISSION = 4
-_LIBRARY_NOT_FOUND = 12
-_NOT_FOUND = 13
-_CAUSES = {
-    _UNINITIALIZED: "something else in this process has shut the driver's library down",
-    3: "the device does not support it",
-    _NO_PERMISSION: "this user has no permission for it",
-    9: "the NVIDIA driver is not loaded",
-    10: "the driver did not answer in time",
-    _NOT_FOUND: "the driver is too old for it",
-    15: "the GPU is lost and does not answer any more (nvidia-smi tells more)",
-    16: "the GPU has to be reset first",
-    18: "the driver and its library are of different versions (a reboot mends that)",
-    999: "the driver gives no reason",
-}
-#: Errors of a version of a call that the driver does not have: an invalid argument, not supported,
-#: no such function, another version of the argument.
-_LACKING = (2, 3, _NOT_FOUND, 25)
-#: NVML's values for a process on no instance, and for bytes that are not told.
-_NO_INSTANCE = 0xFFFFFFFF
-_NO_BYTES = 0xFFFFFFFFFFFFFFFF
-#: Functions that list the processes which compute, and those which draw or compute by NVIDIA's
-#: multi-process service, with the versions of each that a driver may have, the newest first.
-_COMPUTE_LIST = "nvmlDeviceGetComputeRunningProcesses"
-_OTHER_LISTS = ("nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
-_VERSIONS = ("_v3", "_v2")
-
-
-class _Questions:
-    """Questions to NVML about one GPU or MIG instance at a time.
-
-    Args:
-        library: the module ``pynvml``, or its stand-in.
-        note: is told of each failure; the same failure may come again.
-    """
-
-    def __init__(self, library: Any, note: Callable[[str], object]) -> None:
-        self._library = library
-        self._note = note
-
-    def describe(self, handle: Any, where: str) -> Gpu:
+    def _describe(self, handle: Any, where: str) -> Gpu:
         """Return a GPU or instance with its name, UUID and total, as far as NVML tells them."""
         nvml = self._library
         gpu = Gpu(handle, "", None, None)
-        gpu.name = self.ask(gpu, where, "name", nvml.nvmlDeviceGetName) or "NVIDIA GPU"
-        gpu.uuid = self.ask(gpu, where, "UUID", nvml.nvmlDeviceGetUUID)
-        memory = self.ask(gpu, where, "total memory", self.read_memory)
+        gpu.name = self._ask(gpu, where, "name", nvml.nvmlDeviceGetName) or "NVIDIA GPU"
+        gpu.uuid = self._ask(gpu, where, "UUID", nvml.nvmlDeviceGetUUID)
+        memory = self._ask(gpu, where, "total memory", self._read_memory)
         gpu.total_bytes = None if memory is None else int(memory.total)
         # Only later answers count as failures.
         gpu.failures.clear()
         return gpu
 
-    def read_memory(self, handle: Any) -> Any:
+    def _read_memory(self, handle: Any) -> Any:
         """Return the memory's figures in their second version, with the driver's own part.
 
         In the first version, before driver 510, the driver's part is among the used bytes.
@@ -326,7 +300,7 @@ class _Questions:
                 raise
             return nvml.nvmlDeviceGetMemoryInfo(handle)
 
-    def list_processes(self, gpu: Gpu, where: str) -> ProcessesByBytes | None:
+    def _read_processes(self, gpu: Gpu, where: str) -> ProcessesByBytes | None:
         """Return the processes on a GPU, each once, by pid; ``None`` where they are not told."""
         listed = self._list_computing(gpu, where)
         if listed is None:
@@ -344,13 +318,13 @@ class _Questions:
         question = partial(self._list, _COMPUTE_LIST)
         parent, instance_id = gpu.parent, gpu.instance_id
         if parent is None or instance_id is None:
-            return self.ask(gpu, where, "processes", question)
+            return self._ask(gpu, where, "processes", question)
         try:
             return question(gpu.handle)
         except self._library.NVMLError:
             # The GPU may tell the processes of its instances, where an instance does not.
             asked = Gpu(parent.handle, gpu.name, parent.uuid, None, failures=gpu.failures)
-            listed = self.ask(asked, where, "processes", question)
+            listed = self._ask(asked, where, "processes", question)
             if listed is None:
                 return None
             return [process for process in listed if _get_instance(process) == instance_id]
@@ -374,14 +348,14 @@ class _Questions:
                 return listed
         raise self._library.NVMLError(_NOT_FOUND)
 
-    def find_instance_id(self, handle: Any) -> int | None:
+    def _find_instance_id(self, handle: Any) -> int | None:
         """Return an instance's number on its GPU; ``None`` where it is not told."""
         try:
             return int(self._library.nvmlDeviceGetGpuInstanceId(handle))
         except self._library.NVMLError:
             return None  # an older driver
 
-    def ask(self, gpu: Gpu, where: str, what: str, question: Callable[[Any], _T]) -> _T | None:
+    def _ask(self, gpu: Gpu, where: str, what: str, question: Callable[[Any], _T]) -> _T | None:
         """Return the answer to a question; ``None`` where there is none, with a note why."""
         error_type = self._library.NVMLError
         try:
@@ -396,10 +370,21 @@ class _Questions:
                 answer = question(gpu.handle)
         except error_type as error:
             gpu.failures[what] = f"{where}: {what} can't be read: {_explain(error)}."
-            self._note(gpu.failures[what])
+            self._notes.add(gpu.failures[what])
             return None
         gpu.failures.pop(what, None)
         return answer
+
+
+def _import_library() -> Any:
+    try:
+        with warnings.catch_warnings():
+            # The abandoned package "pynvml" beside nvidia-ml-py warns of itself; it does no harm.
+            warnings.simplefilter("ignore", FutureWarning)
+            import pynvml  # noqa: PLC0415 - not before it is needed
+    except ImportError:
+        return None
+    return pynvml
 
 
 def _explain(error: Any) -> str:
