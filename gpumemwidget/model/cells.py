@@ -37,24 +37,6 @@ class Span:
         return self.peak_bytes - self.before_bytes
 
 
-def crosses_budget(
-    device: str, n_bytes: int, *, budget_bytes: int, start_bytes: int | None
-) -> bool:
-    """Return whether a cell goes beyond its budget on a device.
-
-    A cell that starts beyond its budget crosses it only by rising above the bytes at its start.
-
-    Args:
-        device: the device.
-        n_bytes: the bytes that the cell has, or had at its peak.
-        budget_bytes: the budget.
-        start_bytes: the bytes at the cell's start.
-    """
-    # A resident size moves by itself, in every cell.
-    slack_bytes = _RESIDENT_SLACK_BYTES if device == HOST else 0
-    return n_bytes > budget_bytes and (start_bytes is None or n_bytes > start_bytes + slack_bytes)
-
-
 @dataclass(frozen=True, slots=True)
 class CellDevice:
     """The memory of one device over one cell."""
@@ -77,15 +59,17 @@ class CellDevice:
 
     @property
     def is_over_budget(self) -> bool:
-        """True if the cell is known to have crossed its budget, by its peak."""
+        """True if the cell is known to have crossed its budget, by its peak.
+
+        A cell that starts beyond its budget crosses it only by rising above the bytes at its start.
+        """
         span = self.budgeted
         if self.budget_bytes is None or span.peak_bytes is None:
             return False
-        return crosses_budget(
-            self.device,
-            span.peak_bytes,
-            budget_bytes=self.budget_bytes,
-            start_bytes=span.before_bytes,
+        # A resident size moves by itself, in every cell.
+        slack_bytes = _RESIDENT_SLACK_BYTES if self.device == HOST else 0
+        return span.peak_bytes > self.budget_bytes and (
+            span.before_bytes is None or span.peak_bytes > span.before_bytes + slack_bytes
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
@@ -31,21 +31,6 @@ class DeviceBytes:
     def on(self, device: str) -> int:
         """Return the bytes on one device; 0 where it has none."""
         return dict(self.by_device).get(device, 0)
-
-    def combine_bounds(self, others: Iterable[DeviceBytes]) -> DeviceBytes:
-        """Return the largest lower bound of each device; what is exact stays as it is.
-
-        Args:
-            others: lower bounds of the same sum, such as what a part of it comes to.
-        """
-        if not self.is_at_least:
-            return self
-        bounds = dict(self.by_device)
-        for other in others:
-            for device, n_bytes in other.by_device:
-                bounds[device] = max(n_bytes, bounds.get(device, 0))
-        pairs = sorted(bounds.items(), key=lambda item: (-item[1], item[0]))
-        return DeviceBytes(tuple(pairs), is_at_least=True)
 
 
 #: The purpose of memory. ``tensor`` is a plain tensor; ``other`` is memory of no tensor (on the

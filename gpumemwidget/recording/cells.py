@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span, Status
@@ -12,8 +13,6 @@ from gpumemwidget.recording.budgets import Budgets
 
 #: Maximum number of characters of a cell's first line in its record.
 FIRST_LINE_LIMIT = 120
-#: The next line that is not blank, without its indent, and with at most one character too many.
-_LINE = re.compile(rf"\S[^\r\n]{{0,{FIRST_LINE_LIMIT}}}")
 #: The magic that asks for a report, which does not describe the cell.
 _TRACE_MAGIC = "%%memtrace"
 #: A line with one of our magics that neither releases nor restores memory.
@@ -62,11 +61,11 @@ def find_first_line(source: str) -> str:
         The first line that is not blank, stripped, at most 120 characters; a longer one ends in
         ``…``. ``%%memtrace`` counts only if there is nothing else.
     """
-    line, end = _cut_line(source, 0)
+    lines = _iter_lines(source)
+    line = next(lines, "")
     if line.split(maxsplit=1)[:1] == [_TRACE_MAGIC]:
-        end_of_magic = source.find("\n", end)
-        return (end_of_magic >= 0 and _cut_line(source, end_of_magic)[0]) or line
-    return line
+        line = next(lines, line)
+    return line if len(line) <= FIRST_LINE_LIMIT else f"{line[: FIRST_LINE_LIMIT - 1].rstrip()}…"
 
 
 def has_only_own_magics(source: str) -> bool:
@@ -76,26 +75,17 @@ def has_only_own_magics(source: str) -> bool:
         source: the cell as it was typed; it is read up to the first line that is something else.
     """
     has_magic = False
-    position = 0
-    while True:
-        line, position = _cut_line(source, position)
-        if not line:
-            return has_magic
+    for line in _iter_lines(source):
         if _OWN_MAGIC.match(line):
             has_magic = True
         elif not line.startswith("#"):
             return False
+    return has_magic
 
 
-def _cut_line(source: str, position: int) -> tuple[str, int]:
-    """Return the next line that is not blank, and the position after it."""
-    match = _LINE.search(source, position)
-    if match is None:
-        return "", len(source)
-    line = match[0].rstrip()
-    if len(line) > FIRST_LINE_LIMIT:
-        line = f"{line[: FIRST_LINE_LIMIT - 1]}…"
-    return line, match.end()
+def _iter_lines(source: str) -> Iterator[str]:
+    """Return an iterator over the lines that are not blank, stripped."""
+    return filter(None, map(str.strip, io.StringIO(source, newline=None)))
 
 
 def build_record(

@@ -92,8 +92,7 @@ class Monitor:
             on_error=self._fail_sample,
             interval_s=interval_s,
         )
-        #: For each object that wants samples, a function that returns ``None`` once it is gone.
-        self._wanted_by: dict[object, Callable[[], object]] = {}
+        self._wanted_by: weakref.WeakSet[object] = weakref.WeakSet()
         self._wants_lock = threading.RLock()
         #: Devices that were seen before the running cell began.
         self._known_devices: tuple[str, ...] = ()
@@ -267,8 +266,7 @@ class Monitor:
         with self._wants_lock:
             if self._closed:
                 return
-            key, alive = _identify(who)
-            self._wanted_by[key] = alive
+            self._wanted_by.add(who)
             if not self._sampler.is_running:
                 self._unsent.clear()
                 self._sampler.start()
@@ -276,7 +274,7 @@ class Monitor:
     def unwant_samples(self, who: object) -> None:
         """Sample no more for ``who``; one sample may still be on its way."""
         with self._wants_lock:
-            self._wanted_by.pop(_identify(who)[0], None)
+            self._wanted_by.discard(who)
             self._stop_if_unwanted()
 
     @property
@@ -298,12 +296,10 @@ class Monitor:
         self._sampler.interval_s = interval_s
 
     def _stop_if_unwanted(self) -> bool:
-        gone = [key for key, alive in self._wanted_by.items() if alive() is None]
-        for key in gone:
-            del self._wanted_by[key]
-        if not self._wanted_by:
+        is_unwanted = len(self._wanted_by) == 0
+        if is_unwanted:
             self._sampler.stop(timeout_s=0)
-        return not self._wanted_by
+        return is_unwanted
 
     def _take_sample(self, sample: Sample) -> None:
         """Keep a sample and call ``sampled``; on the sampler's thread."""
@@ -383,17 +379,9 @@ class Monitor:
         """Renew the locks in a forked child, and sample for none of the parent's objects."""
         self._wants_lock = threading.RLock()
         self._history_lock = threading.RLock()
-        self._wanted_by = {}
+        self._wanted_by = weakref.WeakSet()
 
     def _report(self, what: str, exc: Exception) -> None:
         # Once for each type: a message with an address or a count in it would be new each time.
         if self._failure_kinds.add(f"{what}: {type(exc).__name__}"):
             self.report_failure(f"{what} failed: {describe_exception(exc)}")
-
-
-def _identify(who: object) -> tuple[object, Callable[[], object]]:
-    """Return a key for ``who``, and a function that returns ``None`` once it is gone."""
-    try:
-        return id(who), weakref.ref(who)
-    except TypeError:  # A string or a number, which is its own key and stays.
-        return who, lambda: who

@@ -113,7 +113,7 @@ def run(mode: str, seed: int, count: int) -> dict[str, Any]:
         import gpumemwidget
 
         monitor = gpumemwidget.monitor()
-        monitor.want_samples("a test")
+        monitor.want_samples(monitor)
     shell.run_cell(PREAMBLE, store_history=True)
     torch = sys.modules["torch"]
     peaks: list[tuple[int, int]] = []

@@ -198,7 +198,7 @@ import threading
 cell("import torch, accelerate")
 cell("%memstat")
 hardware.take_device_states()
-monitor.want_samples("a test")
+monitor.want_samples(monitor)
 seen, stop = {}, threading.Event()
 def watch():
     while not stop.is_set():
@@ -221,7 +221,7 @@ notebook_launcher(train, (), num_processes=2, use_port="29512")
 ''')
 stop.set()
 thread.join(5)
-monitor.unwant_samples("a test")
+monitor.unwant_samples(monitor)
 status = monitor.ledger[-1].status
 print(json.dumps({"error": repr(error), "seen": seen, "status": status,
     "context": [torch.cuda.is_initialized() for torch in [sys.modules["torch"]]],

@@ -43,11 +43,11 @@ def test_watching_never_initialises_cuda() -> None:
         + """
 cell("import torch")
 cell("1 + 1")
-monitor.want_samples("test")
+monitor.want_samples(monitor)
 monitor.read_now()
 cell("%memstat")
 gpumemwidget.stat()
-monitor.unwant_samples("test")
+monitor.unwant_samples(monitor)
 import torch
 print("initialised", torch.cuda.is_initialized())
 print("context", torch._C._cuda_hasPrimaryContext(0))

@@ -298,7 +298,7 @@ errors = [repr(each) for each in (
     cell("%memstat"), cell("%memstat --device cuda:0"), cell("%memvars"),
     cell("%memwhy model"), cell("%memledger"), cell("%memstat --device"),
 ) if each is not None]
-monitor.want_samples("a test")
+monitor.want_samples(monitor)
 time.sleep(0.5)
 with gpumemwidget.trace() as t:
     y = torch.ones(1 << 20, device="cuda:1")
@@ -308,7 +308,7 @@ breakdowns = {name: build_breakdown(state) for name, state in states.items()}
 cell("%memrelease x")
 cell("torch.empty(1 << 50, dtype=torch.uint8, device='cuda:1')")
 hardware.empty_cache()
-monitor.unwant_samples("a test")
+monitor.unwant_samples(monitor)
 after = read_nvml(0)
 current = torch.cuda.current_device()
 ledger = [[d.device for d in each.devices] for each in monitor.ledger]

@@ -447,11 +447,11 @@ class TestSampling:
         monitor.unwant_samples(second)
         with_none = monitor.is_sampling
         n_before = len(diary.samples)
-        monitor.want_samples("a name will do")
+        monitor.want_samples(monitor)
 
         assert (with_one, with_none) == (True, False)
         assert diary.wait_for_samples(n_before + 2)
-        monitor.unwant_samples("".join(["a name ", "will do"]))
+        monitor.unwant_samples(monitor)
         assert not monitor.is_sampling
 
     def test_stops_when_whoever_wanted_it_is_gone(
