@@ -17,11 +17,10 @@ says why once, and recording goes on.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import partial
 from typing import Any
 
-from gpumemwidget.backends.cuda.counters import SeenPeaks, TouchedCounters, describe_refusal
+from gpumemwidget.backends.cuda.counters import SeenPeaks, TouchedCounters
 from gpumemwidget.backends.cuda.peak_overlay import NestedStats, PeakOverlay, find_extension
 from gpumemwidget.backends.cuda.snapshot import parse_segments
 from gpumemwidget.errors import BackendError
@@ -46,61 +45,16 @@ class AcceleratorBackend(TouchedCounters):
 
     def __init__(self, torch: Any) -> None:
         kind = _find_kind(torch)
-        if kind in (None, "cuda", "cpu"):
+        if kind is None or kind in ("cuda", "cpu"):
             raise BackendError(
                 f"PyTorch {torch.__version__} was built without a GPU's support: what is on one "
                 "can't be read, install a build for it to record it"
             )
-        self._torch = torch
-        self._bindings = torch._C  # noqa: SLF001 - the public functions may start the device
-        self._module: Any = getattr(torch, str(kind), None)
-        self._stats_binding = _find_stats_binding(self._bindings, str(kind))
+        bindings = torch._C  # noqa: SLF001 - the public functions may start the device
+        self._stats_binding = _find_stats_binding(bindings, kind)
         has_overlay = kind in _COVERED and self._stats_binding is not None
-        overlay = PeakOverlay(self._bindings, kind=str(kind)) if has_overlay else None
-        super().__init__(str(kind), overlay or SeenPeaks(self._read_stats))
-
-    def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
-        """Reset the peaks as the user's own call does, on each touched device that has one.
-
-        Raises:
-            BackendError: PyTorch refuses.
-        """
-        # The bindings are looked up anew, as the overlay wraps them.
-        names = (f"_{self.kind}_resetPeakMemoryStats", "_accelerator_resetPeakStats")
-        calls = [call for name in names if (call := getattr(self._bindings, name, None))]
-        if self._stats_binding is None or not calls:
-            return ()
-        reset = []
-        for index in self._list_touched():
-            device = self._name(index)
-            if devices is not None and device not in devices:
-                continue
-            try:
-                calls[0](index)
-            except Exception as exc:
-                raise BackendError(
-                    f"the peaks of {device} could not be reset ({describe_refusal(exc)}): restart "
-                    "the kernel if the device is in error"
-                ) from exc
-            reset.append(device)
-        return tuple(reset)
-
-    def empty_cache(self) -> None:
-        """Call PyTorch's own ``empty_cache``, where the accelerator is in use.
-
-        Raises:
-            BackendError: PyTorch refuses, as after a fault on the device.
-        """
-        owners = (self._module, getattr(self._torch, "accelerator", None))
-        calls = [call for owner in owners if (call := getattr(owner, "empty_cache", None))]
-        try:
-            if calls and self._is_in_use():
-                calls[0]()
-        except Exception as exc:
-            raise BackendError(
-                f"{self.kind} could not empty its cache ({describe_refusal(exc)}): restart the "
-                "kernel if the device is in error"
-            ) from exc
+        overlay = PeakOverlay(bindings, kind=kind) if has_overlay else None
+        super().__init__(torch, kind, overlay or SeenPeaks(self._read_stats))
 
     # -- Blocks, whole devices ---------------------------------------------------------------------
 

@@ -228,7 +228,7 @@ def test_what_fails_is_unknown_and_said_once() -> None:
     assert backend.take_notes() == ("xpu:0 gives no counters: UR_RESULT_ERROR_DEVICE_LOST",)
     assert backend.take_notes() == ()
     torch.xpu.empty_cache = fail_always
-    with pytest.raises(BackendError, match="xpu could not empty its cache"):
+    with pytest.raises(BackendError, match="XPU could not empty its cache"):
         backend.empty_cache()
     backend.close()
 

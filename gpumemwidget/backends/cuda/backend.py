@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
-from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -54,8 +53,7 @@ class CudaBackend(TouchedCounters):
                 f"PyTorch {torch.__version__} was built without CUDA: its GPU can't be read, "
                 "install a CUDA build to record it"
             )
-        super().__init__("cuda", PeakOverlay(torch._C))  # noqa: SLF001 - see the overlay
-        self._torch = torch
+        super().__init__(torch, "cuda", PeakOverlay(torch._C))  # noqa: SLF001 - see the overlay
         history = HistoryControl(torch)
         self._snapshots = SnapshotReader(torch, history)
         self._tracer = CudaTracer(torch, self._snapshots, history)
@@ -127,7 +125,7 @@ class CudaBackend(TouchedCounters):
         freed (https://github.com/pytorch/pytorch/pull/171662).
         """
         read_stats = getattr(self._torch._C, "_cuda_hostMemoryStats", None)  # noqa: SLF001 - the public call flattens
-        if read_stats is None or not self._torch.cuda.is_initialized():
+        if read_stats is None or not self._is_in_use():
             return None
         stats: NestedStats = self._ask(read_stats, "pinned host memory is not told", {})
         # The bytes that the allocator has from the system had another name before 2.9.
@@ -151,7 +149,7 @@ class CudaBackend(TouchedCounters):
         touched = self._list_touched()
         kind, _, index = device.partition(":")
         is_known = kind == self.kind and index.isascii() and index.isdigit()
-        if is_known and self._torch.cuda.is_initialized():
+        if is_known and self._is_in_use():
             is_known = int(index) < self._torch.cuda.device_count()
         if not is_known:
             raise BackendError(f"there is no {device} here: name one that %memstat lists")
@@ -167,37 +165,12 @@ class CudaBackend(TouchedCounters):
             device, request = f"cuda:{index}", waiting.get(index)
             if request is not None:
                 limits.append(request.to_waiting_limit(device))
-            elif self._torch.cuda.is_initialized():
+            elif self._is_in_use():
                 read_total = partial(self._limits.read_total, index)
                 total_bytes = self._ask(read_total, f"{device} does not tell its total", None)
                 limit_bytes = self._limits.read(index)
                 limits.append(Limit(device, limit_bytes, total_bytes, reserved.get(device)))
         return tuple(limits)
-
-    def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
-        """Reset the peaks as ``torch.cuda.reset_peak_memory_stats()`` does, on touched devices."""
-        reset = []
-        for index in self._list_touched():
-            if devices is None or f"cuda:{index}" in devices:
-                self._torch._C._cuda_resetPeakMemoryStats(index)  # noqa: SLF001 - the overlay's binding, which the user's call finds too
-                reset.append(f"cuda:{index}")
-        return tuple(reset)
-
-    def empty_cache(self) -> None:
-        """Call ``torch.cuda.empty_cache()``, where CUDA is in use.
-
-        Raises:
-            BackendError: CUDA refuses, as it does after a fault on the device.
-        """
-        if not self._torch.cuda.is_initialized():
-            return
-        try:
-            self._torch.cuda.empty_cache()
-        except RuntimeError as exc:
-            raise BackendError(
-                f"CUDA could not empty its cache ({read_first_line(exc)}): restart the kernel if "
-                "the device is in error"
-            ) from exc
 
     def release_workspaces(self) -> str | None:
         """Free the workspaces of cuBLAS, which has 32 MiB and more for each handle and stream.
@@ -207,7 +180,7 @@ class CudaBackend(TouchedCounters):
                 alive. A graph that was captured after a warm-up on the same stream writes into that
                 stream's workspace whenever it is replayed: freed, that could be another's memory.
         """
-        if not self._torch.cuda.is_initialized():
+        if not self._is_in_use():
             return None
         if self._has_graphs():
             raise BackendError(
@@ -254,14 +227,16 @@ class CudaBackend(TouchedCounters):
         self._limits.close()
         super().close()
 
-    def _list_touched(self) -> list[int]:
-        cuda = self._torch.cuda
+    def _is_in_use(self) -> bool:
         # False in a forked child too, where the parent's CUDA can't be used.
-        if not cuda.is_initialized():
+        return bool(self._torch.cuda.is_initialized())
+
+    def _list_touched(self) -> list[int]:
+        if not self._is_in_use():
             return []
-        count = cuda.device_count()
+        count = self._torch.cuda.device_count()
         if len(self._touched) < count:
-            has_context = self._torch._C._cuda_hasPrimaryContext  # noqa: SLF001 - no public call asks without creating one
+            has_context = self._bindings._cuda_hasPrimaryContext  # noqa: SLF001 - no public call asks without creating one
             self._touched = [index for index in range(count) if has_context(index)]
         # Also for known devices: another thread may have asked for a limit meanwhile.
         self._limits.set_waiting(self._touched)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from gpumemwidget.backends.cuda.peak_overlay import NestedStats, PeakOverlay
+from gpumemwidget.errors import BackendError
 from gpumemwidget.failures import Notes, describe_exception, read_first_line
 from gpumemwidget.model.devices import BytesByDevice, DeviceInfo, PeakIs, Reading
 
@@ -49,12 +50,16 @@ class TouchedCounters(ABC):
     """Counters of the touched devices of one kind.
 
     Args:
+        torch: the imported module ``torch``.
         kind: ``"cuda"``, ``"xpu"``, ``"mps"``: the beginning of the devices' names.
         peaks: reads the statistics; an overlay is installed here.
     """
 
-    def __init__(self, kind: str, peaks: PeakOverlay | SeenPeaks) -> None:
+    def __init__(self, torch: Any, kind: str, peaks: PeakOverlay | SeenPeaks) -> None:
         self.kind = kind
+        self._torch = torch
+        self._bindings = torch._C  # noqa: SLF001 - the public functions may start the device
+        self._module: Any = getattr(torch, kind, None)
         self._peaks = peaks
         if isinstance(peaks, PeakOverlay):
             peaks.install()
@@ -65,6 +70,9 @@ class TouchedCounters(ABC):
     @abstractmethod
     def _list_touched(self) -> list[int]:
         """Return the indices of the devices that the user has used."""
+
+    @abstractmethod
+    def _is_in_use(self) -> bool: ...
 
     @abstractmethod
     def _describe_device(self, index: int) -> DeviceInfo: ...
@@ -98,6 +106,49 @@ class TouchedCounters(ABC):
         return self._read_touched(
             lambda index: self._to_reading(index, self._peaks.read_as_user(index), "peak", "exact")
         )
+
+    def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
+        """Reset the peaks as the user's own call does, on each touched device that has one.
+
+        Raises:
+            BackendError: PyTorch refuses.
+        """
+        # The bindings are looked up anew, as the overlay wraps them.
+        names = (f"_{self.kind}_resetPeakMemoryStats", "_accelerator_resetPeakStats")
+        calls = [call for name in names if (call := getattr(self._bindings, name, None))]
+        if not calls:
+            return ()
+        reset = []
+        for index in self._list_touched():
+            device = self._name(index)
+            if devices is not None and device not in devices:
+                continue
+            try:
+                calls[0](index)
+            except Exception as exc:
+                raise BackendError(
+                    f"the peaks of {device} could not be reset ({describe_refusal(exc)}): restart "
+                    "the kernel if the device is in error"
+                ) from exc
+            reset.append(device)
+        return tuple(reset)
+
+    def empty_cache(self) -> None:
+        """Call PyTorch's own ``empty_cache``, where a device is in use.
+
+        Raises:
+            BackendError: PyTorch refuses, as after a fault on the device.
+        """
+        owners = (self._module, getattr(self._torch, "accelerator", None))
+        calls = [call for owner in owners if (call := getattr(owner, "empty_cache", None))]
+        try:
+            if calls and self._is_in_use():
+                calls[0]()
+        except Exception as exc:
+            raise BackendError(
+                f"{self.kind.upper()} could not empty its cache ({describe_refusal(exc)}): "
+                "restart the kernel if the device is in error"
+            ) from exc
 
     def list_lost_peaks(self) -> BytesByDevice:
         """Return devices and the peaks, in bytes, that ``close`` takes from the user's view."""
