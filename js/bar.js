@@ -27,10 +27,4 @@ export class Bar {
       class: "gmd-mark", "data-mark": name, title: `${name} ${formatBytes(bytes)}`, style: `left: ${percent(bytes)}`,
     })));
   }
-
-  /** Tell the bar in words where nothing beside it does. */
-  describe(text) {
-    this.element.setAttribute("role", "img");
-    this.element.setAttribute("aria-label", text);
-  }
 }

@@ -295,7 +295,6 @@ class View {
     cancelAnimationFrame(this.frame);
     this.visibility.dispose();
     this.theme.dispose();
-    this.devices.dispose();
     this.connection.views.delete(this.id);
     this.unlisten();
     this.plot.dispose();

@@ -1,14 +1,11 @@
-// The Device tab: each device as a bar of its parts, one of them as a table with the map of its
-// segments, and the processes below the notebook.
+// The Device tab: all devices with what is in use, the static report of one of them with its parts
+// and the map of its segments, and the processes below the notebook.
 //
-// The parts are computed in the kernel when no cell runs; what the drivers say (the store's ``use``)
+// The report is made in the kernel when no cell runs; what the drivers say (the store's ``use``)
 // and which processes there are (``live``) comes about once a second, also while one does.
 
-import { Bar } from "./bar.js";
-import { BreakdownTable, barOf } from "./breakdown.js";
 import { UNKNOWN, formatBytes } from "./format.js";
 import { h, setText } from "./html.js";
-import { SegmentMap } from "./segmentmap.js";
 
 // Smallest change that counts, in bytes: a driver takes and gives back a little by itself.
 const MOVED_BYTES = 16 * 1024 ** 2;
@@ -23,8 +20,6 @@ export class DevicePanel {
     this.onLook = onLook;
     // The device that was picked here; else it is the plot's.
     this.picked = null;
-    this.table = new BreakdownTable();
-    this.map = new SegmentMap();
     this.refresh = h("button", { class: "gmd-button gmd-look-again", type: "button", onclick: () => this.ask() }, "Refresh");
     this.words = h("div", { class: "gmd-as-of", role: "status" });
     this.list = h("div", { class: "gmd-devices", role: "group", "aria-label": "Devices" });
@@ -32,16 +27,12 @@ export class DevicePanel {
     this.notes = h("div", { class: "gmd-notes" });
     this.wait = h("p", { class: "gmd-wait" });
     this.remarks = h("p", { class: "gmd-figures gmd-remarks" });
-    this.parts = h("section", { class: "gmd-parts-part" }, this.heading, this.notes,
-      h("div", { class: "gmd-parts-scroll" }, this.table.element));
+    this.report = h("div", { class: "gmd-report" });
+    this.parts = h("section", { class: "gmd-parts-part" }, this.heading, this.notes, this.report);
     this.children = new ChildrenTable(this.store);
     this.element = h("div", {},
       h("div", { class: "gmd-actions" }, this.refresh, this.words),
-      this.list, this.remarks, this.wait, this.parts, this.map.element, this.children.element);
-  }
-
-  dispose() {
-    this.map.dispose();
+      this.list, this.remarks, this.wait, this.parts, this.children.element);
   }
 
   /** The device whose parts are shown. */
@@ -64,7 +55,7 @@ export class DevicePanel {
     this.picked = device;
     this.draw();
     const { breakdowns } = this.store;
-    const lacks = !breakdowns || breakdowns.old || !(device in breakdowns.maps);
+    const lacks = !breakdowns || breakdowns.old || !this.breakdownOf(device)?.html;
     this.onLook(lacks);
   }
 
@@ -88,7 +79,6 @@ export class DevicePanel {
     const drawn = [breakdown, this.infoOf(this.device)?.note, store.breakdowns?.old];
     if (!this.drawn || drawn.some((each, i) => each !== this.drawn[i])) this.drawParts(breakdown);
     this.drawn = drawn;
-    this.map.draw(store.breakdowns?.maps[this.device] ?? null);
     this.children.draw();
     const waits = !store.breakdowns && !this.connection.over && (!store.looking || busy);
     setText(this.wait, !waits ? "" : store.running
@@ -122,18 +112,18 @@ export class DevicePanel {
   drawParts(breakdown) {
     const info = this.infoOf(this.device);
     this.parts.hidden = !breakdown && !info;
-    const name = breakdown?.name || info?.name;
+    const name = info?.name;
     this.heading.replaceChildren(this.device, h("span", { class: "gmd-chip-what" }, name && name !== "host memory" ? name : ""));
-    const notes = [...(breakdown ? breakdown.notes : [])];
-    if (info?.note && !notes.some((note) => note.includes(info.note))) notes.unshift(info.note);
+    // The report has a heading of its own.
+    this.heading.hidden = Boolean(breakdown?.html);
+    const notes = info?.note && !breakdown?.html ? [info.note] : [];
     if (info && !info.is_touched && this.device !== "host") {
       notes.unshift("This process has not used it: what stands here are the driver's figures, and nothing was done to it.");
     }
     if (!breakdown && this.store.breakdowns) notes.push("Its total is not known, so its parts can't be told.");
     this.notes.replaceChildren(...notes.map((note) => h("p", {}, note)));
     this.notes.hidden = !notes.length;
-    this.table.element.hidden = !breakdown;
-    if (breakdown) this.table.draw(breakdown);
+    this.report.innerHTML = breakdown?.html ?? "";
   }
 
   breakdownOf(device) {
@@ -148,12 +138,9 @@ export class DevicePanel {
 
   drawList() {
     const names = this.names();
-    const rows = names.map((name) => this.breakdownOf(name));
-    if (!this.listed || names.join() !== this.listed.names || rows.some((row, i) => row !== this.listed.rows[i])) {
-      const focused = this.list.contains(document.activeElement) && document.activeElement.dataset.pick;
-      this.list.replaceChildren(...names.map((name, i) => this.deviceRow(name, rows[i])));
-      if (focused) this.list.querySelector(`[data-pick="${focused}"]`)?.focus({ preventScroll: true });
-      this.listed = { names: names.join(), rows };
+    if (names.join() !== this.listed) {
+      this.list.replaceChildren(...names.map((name) => this.deviceRow(name)));
+      this.listed = names.join();
     }
     for (const row of this.list.children) {
       row.setAttribute("aria-pressed", String(row.dataset.pick === this.device));
@@ -163,23 +150,11 @@ export class DevicePanel {
     }
   }
 
-  deviceRow(name, breakdown) {
+  deviceRow(name) {
     return h("button", { class: "gmd-device", type: "button", "data-pick": name, onclick: () => this.pick(name) },
       h("span", { class: "gmd-device-name" }, name),
       h("span", { class: "gmd-device-state" }),
-      this.bar(breakdown),
       h("span", { class: "gmd-device-used" }));
-  }
-
-  bar(breakdown) {
-    const bar = new Bar();
-    if (breakdown) {
-      const drawn = barOf(breakdown);
-      bar.draw(drawn);
-      const words = drawn.parts.filter(({ bytes }) => bytes > 0).map(({ label, bytes }) => `${label} ${formatBytes(bytes)}`);
-      bar.describe(`${breakdown.device}: ${words.join(", ")}`);
-    }
-    return bar.element;
   }
 
   /** Return the memory in use now, and the state of the device in a word. */
@@ -187,9 +162,7 @@ export class DevicePanel {
     const info = this.infoOf(name);
     const breakdown = this.breakdownOf(name);
     const total = info?.total ?? breakdown?.total;
-    // No driver tells of the host: all that is not free is in use.
-    const free = breakdown?.parts.find((part) => part.look === "free");
-    const used = info?.used ?? breakdown?.used ?? (free ? breakdown.total - free.bytes : null);
+    const used = info?.used ?? breakdown?.used ?? null;
     const text = total ? (used === null ? formatBytes(total) : `${formatBytes(used)} of ${formatBytes(total)} in use`) : "";
     if (!info || name === "host") return [text, ""];
     if (info.note && info.used === null) return [text, "can't be read"];

@@ -54,14 +54,7 @@ class _Run:
 
 
 class CellEvents:
-    """Follows the shell's cells through two of its events.
-
-    Args:
-        shell: has the events.
-        session: records the cells, and is told of failures.
-        outputs: shows the reports of cells.
-        ooms: shows the cards of cells that run out of memory.
-    """
+    """Follows the shell's cells through two of its events."""
 
     def __init__(
         self,

@@ -51,17 +51,7 @@ def unload(shell: InteractiveShell) -> None:
 
 
 class Extension:
-    """A session in one shell, with the hooks that feed it and the magics that ask it.
-
-    Attributes:
-        session: what the magics, buttons and functions call.
-        outputs: what is shown under the cells.
-        events: follows the shell's cells.
-
-    Args:
-        shell: the ``InteractiveShell``.
-        hardware: what is measured.
-    """
+    """A session in one shell, with the hooks that feed it and the magics that ask it."""
 
     def __init__(self, shell: InteractiveShell, hardware: Hardware) -> None:
         # A protocol's attribute can be set; the namespace of a running shell is only read here.

@@ -62,15 +62,7 @@ def _parsing(magic: Any, line: str) -> Iterator[argparse.Namespace]:
 
 
 def _parse_line(magic: Any, line: str) -> argparse.Namespace:
-    """Return the arguments of a magic.
-
-    Args:
-        magic: its method.
-        line: what was typed behind its name.
-
-    Raises:
-        BadInputError: the magic does not take this.
-    """
+    """Return the arguments of a magic, its method, from what was typed behind its name."""
     parser: argparse.ArgumentParser = magic.parser
     try:
         args, unknown = parser.parse_known_args(arg_split(line))
@@ -132,12 +124,7 @@ def _seconds(text: str) -> float:
 
 @magics_class
 class MemMagics(Magics):
-    """The magics of one shell.
-
-    Args:
-        shell: the shell.
-        session: answers what they are asked.
-    """
+    """The magics of one shell."""
 
     def __init__(self, shell: InteractiveShell, session: Session) -> None:
         super().__init__(shell)

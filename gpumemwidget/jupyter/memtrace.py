@@ -131,15 +131,7 @@ def _split_head(
 
 
 class Outputs:
-    """Shows the reports of ``%%memtrace`` and ``%memtrace on``, one cell after the other.
-
-    Attributes:
-        next_request: the request above the cell that is about to run.
-
-    Args:
-        shell: where it is shown.
-        session: whose cells these are.
-    """
+    """Shows the reports of ``%%memtrace`` and ``%memtrace on``, one cell after the other."""
 
     def __init__(self, shell: InteractiveShell, session: Session) -> None:
         self.next_request: TraceRequest | None = None

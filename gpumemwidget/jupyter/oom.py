@@ -72,11 +72,7 @@ class _Cell:
 
 
 class OomCards:
-    """Shows a card under each cell that ends with an OOM.
-
-    Args:
-        session: whose cells these are.
-    """
+    """Shows a card under each cell that ends with an OOM."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -29,11 +29,7 @@ _SYS_NAMES = ("last_value", "last_exc", "last_traceback")
 
 
 class IPythonShell:
-    """The running IPython as a ``Shell``, for walks and releases.
-
-    Args:
-        shell: the running ``InteractiveShell``, in a kernel or a terminal.
-    """
+    """The running IPython as a ``Shell``, for walks and releases."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell: Any = shell

@@ -106,17 +106,7 @@ class Session:
     def breakdown(
         self, device: str | None = None, *, with_maps: bool = True, budget_s: float | None = None
     ) -> DeviceBreakdowns:
-        """Return whole devices in parts that add up to their totals.
-
-        Args:
-            device: the one; ``None`` for all.
-            with_maps: also where each block lies, and what is in it.
-            budget_s: seconds after which the walk through the user's objects stops; ``None`` for
-                as long as somebody who asked may wait.
-
-        Raises:
-            BadInputError: there is no such device.
-        """
+        """Return whole devices in parts; see ``gpumemwidget.breakdown`` and ``take_breakdowns``."""
         from gpumemwidget.session.breakdowns import take_breakdowns  # noqa: PLC0415 - when used
 
         return take_breakdowns(
@@ -136,17 +126,7 @@ class Session:
         return take_block_account(self.shell, self.hardware, budget_s=_NAMES_BUDGET_S)[1]
 
     def why(self, expression: str | None = None, *, unnamed: bool = False) -> Explanation:
-        """Return what holds some memory, path by path.
-
-        Args:
-            expression: a variable, or a part of one; looked up and not evaluated.
-            unnamed: explain the memory that no variable leads to, instead of an expression.
-
-        Raises:
-            UnknownNameError: no variable has the name that the expression begins with.
-            BadInputError: neither or both were asked for, or the expression can't be looked up
-                without running code.
-        """
+        """Return what holds some memory, path by path; see ``gpumemwidget.why``."""
         from gpumemwidget.ownership.why import explain, explain_unnamed  # noqa: PLC0415 - when used
 
         if unnamed and expression:
@@ -169,11 +149,7 @@ class Session:
         return list_variables(self.shell)
 
     def sum_frees(self, names: Sequence[str], *, budget_s: float) -> ReleaseSum:
-        """Return what is freed if exactly these rows of ``variables`` are released together.
-
-        Raises:
-            UnknownNameError: there is no such row.
-        """
+        """Return what is freed if exactly these rows of ``variables`` are released together."""
         from gpumemwidget.ownership.variables import sum_frees  # noqa: PLC0415 - when used
 
         return sum_frees(self.shell, names, budget_s=budget_s)
@@ -181,27 +157,13 @@ class Session:
     # -- What is released --------------------------------------------------------------------------
 
     def plan_release(self, request: ReleaseRequest) -> ReleasePlan:
-        """Return what ``release`` would do; nothing is changed.
-
-        Raises:
-            UnknownNameError: a name is not bound.
-            BadInputError: a name is not of the user's memory.
-        """
+        """Return what ``release`` would do; nothing is changed."""
         from gpumemwidget.releasing.plan import plan_release  # noqa: PLC0415 - when used
 
         return plan_release(self.shell, self.hardware, request)
 
     def release(self, request: ReleaseRequest) -> ReleaseReport:
-        """Release what is asked for, by a plan that is drawn up in the same walk.
-
-        Returns:
-            The plan, what each step did and freed, and what still holds the rest.
-
-        Raises:
-            UnknownNameError: a name is not bound; nothing was changed.
-            BadInputError: a name is not of the user's memory; nothing was changed.
-            BusyError: a cell is running, and this is not the cell's own thread.
-        """
+        """Release what is asked for; see ``gpumemwidget.release``."""
         from gpumemwidget.releasing.release import execute_release  # noqa: PLC0415 - when used
 
         self._refuse_beside_cell()
@@ -212,24 +174,13 @@ class Session:
             self.released.call(None)
 
     def plan_restore(self, names: Sequence[str]) -> RestorePlan:
-        """Return what ``restore`` would do; nothing is changed.
-
-        Raises:
-            UnknownNameError: a name is not bound.
-            BadInputError: nothing was named.
-        """
+        """Return what ``restore`` would do; nothing is changed."""
         from gpumemwidget.releasing.restore import plan_restore  # noqa: PLC0415 - when used
 
         return plan_restore(self.shell, self.hardware, names)
 
     def restore(self, names: Sequence[str]) -> RestoreReport:
-        """Bring back to its devices what a release moved to the CPU: all of it, or nothing.
-
-        Raises:
-            UnknownNameError: a name is not bound; nothing was changed.
-            BadInputError: nothing was named.
-            BusyError: a cell is running, and this is not the cell's own thread.
-        """
+        """Bring back what a release moved to the CPU; see ``gpumemwidget.restore``."""
         from gpumemwidget.releasing.restore import execute_restore  # noqa: PLC0415 - when used
 
         self._refuse_beside_cell()
@@ -239,11 +190,7 @@ class Session:
             self.released.call(None)
 
     def _refuse_beside_cell(self) -> None:
-        """Refuse to change the user's objects on another thread than the running cell's.
-
-        Raises:
-            BusyError: a cell is running elsewhere.
-        """
+        """Refuse to change the user's objects on another thread than the running cell's."""
         is_own_thread = threading.current_thread() is threading.main_thread()
         if self.monitor.running is not None and not is_own_thread:
             raise BusyError("a cell is running: release from the cell itself, or after its end")
@@ -251,15 +198,7 @@ class Session:
     # -- What is set -------------------------------------------------------------------------------
 
     def limit(self, value: object = None, *, device: str | None = None) -> tuple[Limit, ...]:
-        """Limit what PyTorch may reserve on a GPU; ``None`` changes nothing.
-
-        Returns:
-            The limits of the GPUs that were limited; of every GPU if nothing was changed.
-
-        Raises:
-            BadInputError: not a limit, more than the device has, or there is no such device.
-            BackendError: PyTorch refuses.
-        """
+        """Limit what PyTorch may reserve on a GPU; see ``gpumemwidget.limit``."""
         if value is None:
             return read_limits(self.hardware, device)
         limits = set_limits(self.hardware, parse_limit(value), device)
@@ -268,24 +207,13 @@ class Session:
         return limits
 
     def reset_peaks(self, device: str | None = None) -> tuple[str, ...]:
-        """Reset PyTorch's peaks; return the GPUs whose peaks were reset.
-
-        Raises:
-            BadInputError: there is no such GPU, or it is not in use.
-        """
+        """Reset PyTorch's peaks; see ``gpumemwidget.reset_peaks``."""
         return reset_peaks(self.hardware, device)
 
     def budget(
         self, amount: int | str | None = None, *, device: str | None = None
     ) -> tuple[Budget, ...]:
-        """Set what each cell may allocate, from the next one on; ``None`` changes nothing.
-
-        Returns:
-            The budgets that are set; of one device alone if it was asked for.
-
-        Raises:
-            BadInputError: not an amount, more than the device has, or there is no such device.
-        """
+        """Set what each cell may allocate; see ``gpumemwidget.budget``."""
         return change_budgets(self.monitor, amount, device=device)
 
     def keep_sites(self, *, is_on: bool) -> str:
@@ -296,20 +224,11 @@ class Session:
     # -- Its own life ------------------------------------------------------------------------------
 
     def open(self, key: object) -> None:
-        """Let ``find_session`` find this session.
-
-        Args:
-            key: the ``InteractiveShell`` that has loaded the extension.
-        """
+        """Let ``find_session`` find this session by the ``InteractiveShell`` that has loaded it."""
         _sessions[key] = self
 
     def attach(self, kind: type[_T], make: Callable[[], _T]) -> _T:
-        """Return the session's one object of a kind, made at the first call; ``close`` closes it.
-
-        Args:
-            kind: its class.
-            make: makes it.
-        """
+        """Return the session's one object of a kind, made at the first call; ``close`` ends it."""
         found = self._attached.get(kind)
         if found is None:
             found = self._attached[kind] = make()

@@ -87,11 +87,7 @@ def _check_snapshot(path: str | os.PathLike[str], *, force: bool) -> Path:
 
 
 def read_file_name(path: str | os.PathLike[str]) -> str:
-    """Return a path as text.
-
-    Raises:
-        BadInputError: it is empty.
-    """
+    """Return a path as text, and refuse an empty one."""
     name = os.fspath(path)
     if not name:
         raise BadInputError("a file's name is missing: --export cell.json, --snapshot cell.pickle")
@@ -99,12 +95,7 @@ def read_file_name(path: str | os.PathLike[str]) -> str:
 
 
 class Tracer:
-    """Traces one cell or block, from before it to after it.
-
-    Args:
-        hardware: what is traced.
-        request: what is asked for.
-    """
+    """Traces one cell or block, from before it to after it."""
 
     def __init__(self, hardware: Hardware, request: TraceRequest) -> None:
         self._hardware = hardware

@@ -77,11 +77,7 @@ def _snapshot_to_json(_value: object, widget: Dashboard) -> Message | None:
 
 
 class Dashboard(anywidget.AnyWidget):
-    """The session's dashboard, which may be shown any number of times; all views are live.
-
-    Args:
-        session: what it shows, and what its buttons call.
-    """
+    """The session's dashboard, which may be shown any number of times; all views are live."""
 
     _esm = traitlets.Unicode().tag(sync=True)
     _css = traitlets.Unicode().tag(sync=True)

@@ -5,31 +5,19 @@ the main thread, and while a view shows them. Processes below this one are liste
 second, also while a cell runs: that is when they work. The drivers are asked once a second too,
 while any view can be seen: over about that long they average how busy a GPU is.
 
-A message stays small however many processes there are and however finely memory is cut: what is
-left out or put together is counted. ``js/device.js`` and its neighbours read these messages.
+A device in view goes out as its static report. ``js/device.js`` reads these messages.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart, MapBlock, MapSegment, SegmentMap
-from gpumemwidget.model.devices import HOST, MOST_CHILDREN, ChildProcess, DeviceReport, PinnedUse
+from gpumemwidget.model.breakdowns import Breakdown, SegmentMap
+from gpumemwidget.model.devices import HOST, MOST_CHILDREN, ChildProcess, DeviceReport
 from gpumemwidget.recording.monitor import Monitor
-from gpumemwidget.report.charts.segments import list_looks
-from gpumemwidget.report.render.palette import PART_COLORS
-from gpumemwidget.report.wording.parts import (
-    find_look,
-    list_breakdown_notes,
-    list_pinned,
-    name_look,
-    name_part,
-    tell_part,
-)
-from gpumemwidget.report.wording.words import cut_words
+from gpumemwidget.report.breakdown import report_breakdown
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.messages import Message, describe_failure
 from gpumemwidget.widgets.panel import CELL_PAUSE_S, Panel
@@ -42,16 +30,8 @@ _MAX_MOMENTS = 900
 _WALK_BUDGET_S = 0.5
 #: Minimum number of seconds between two lists of the children.
 _CHILDREN_EVERY_S = 0.95
-#: Maximum number of parts within a part, such as processes among the others.
-_MAX_PARTS = 12
+#: Maximum number of children in a message.
 _MAX_CHILDREN = 50
-#: Maximum number of blocks in a message, and of a segment.
-_MAX_BLOCKS = 5000
-_MAX_OF_SEGMENT = 600
-#: Maximum number of characters of an owner or a line: paths through the user's objects may be long.
-_MAX_WORDS = 200
-#: Blocks narrower than this share of their segment can't be told apart: those alike are one.
-_NARROW = 1 / 400
 
 
 class DevicePanel(Panel):
@@ -139,23 +119,15 @@ class DevicePanel(Panel):
         return {
             "wall_s": self._monitor.clock.wall(),
             "notes": list(taken.notes),
-            "breakdowns": [describe_breakdown(breakdown) for breakdown in taken.records],
-            "maps": {
-                device: describe_map(segment_map)
-                for device, segment_map in taken.maps.items()
-                if device in devices
-            },
+            "breakdowns": [
+                _describe_breakdown(record, taken.maps, is_seen=record.device in devices)
+                for record in taken.records
+            ],
         }
 
 
 class DeviceUseHistory:
-    """The drivers' figures of whole devices over time, sent to the views.
-
-    Args:
-        monitor: its hardware is asked, by its clock.
-        send: sends a message to all views.
-        is_seen: whether any view can be seen.
-    """
+    """The drivers' figures of whole devices over time, sent to the views."""
 
     def __init__(
         self, monitor: Monitor, send: Callable[[Message], None], *, is_seen: Callable[[], bool]
@@ -231,44 +203,23 @@ def describe_use(report: DeviceReport) -> Message:
     }
 
 
-def describe_breakdown(breakdown: Breakdown) -> Message:
-    """Describe a device's memory in parts, with the words that go with each."""
+def _describe_breakdown(
+    breakdown: Breakdown, maps: Mapping[str, SegmentMap], *, is_seen: bool
+) -> Message:
+    used = breakdown.used_bytes
+    if used is None:
+        # No driver tells of the host: all that is not free is in use.
+        free = [part.n_bytes for part in breakdown.parts if part.key == "free"]
+        used = breakdown.total_bytes - sum(free) if free else None
     return {
         "device": breakdown.device,
         "name": breakdown.name,
         "total": breakdown.total_bytes,
-        "parts": [_describe_part(part, breakdown) for part in breakdown.parts],
-        "allocated": breakdown.allocated_bytes,
-        "reserved": breakdown.reserved_bytes,
-        "used": breakdown.used_bytes,
-        "limit": breakdown.limit_bytes,
-        "budget": breakdown.budget_bytes,
-        "largest_free": breakdown.largest_free_block_bytes,
-        "pinned": _describe_pinned(breakdown.pinned),
-        "notes": list(list_breakdown_notes(breakdown)),
+        "used": used,
         # Then nobody knows which of this notebook's children are on it.
         "hides_children": breakdown.may_hide_children,
+        "html": report_breakdown([breakdown], maps=maps).html if is_seen else None,
     }
-
-
-def _describe_part(part: BreakdownPart, breakdown: Breakdown, within: str = "") -> Message:
-    shown, rest = part.parts[:_MAX_PARTS], part.parts[_MAX_PARTS:]
-    # A process looks as those that it is one of.
-    look = within if part.process is not None and within else find_look(part)
-    return {
-        "look": look,
-        "label": name_part(part, breakdown.device),
-        "bytes": part.n_bytes,
-        "tell": tell_part(part, breakdown),
-        "parts": [_describe_part(inner, breakdown, look) for inner in shown],
-        "n_more": len(rest),
-        "more": sum(inner.n_bytes for inner in rest),
-    }
-
-
-def _describe_pinned(pinned: PinnedUse | None) -> list[Message]:
-    rows = [] if pinned is None else list_pinned(pinned)
-    return [{"label": name, "bytes": n_bytes, "tell": tell} for name, n_bytes, tell in rows]
 
 
 def describe_children(children: Sequence[ChildProcess]) -> Message:
@@ -296,116 +247,3 @@ def _weigh(child: ChildProcess) -> int:
         child.resident_bytes or 0
     )
     return n_bytes.bit_length()
-
-
-# -- The map ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A block, or a stretch of a free block whose bytes look alike."""
-
-    block: MapBlock
-    n_bytes: int
-    look: str
-
-
-def describe_map(segment_map: SegmentMap) -> Message:
-    """Describe the segments with their blocks; blocks too narrow to be seen alone are put together.
-
-    A block is ``[bytes, requested, look, owner, place, number of blocks]``, look, owner and place
-    as numbers of ``words``; the blocks stand side by side.
-    """
-    words = _Words()
-    looks: dict[str, int] = {}
-    segments: list[Message] = []
-    n_blocks = 0
-    rest: Sequence[MapSegment] = ()
-    for at, segment in enumerate(segment_map.segments):
-        groups = _narrow(segment)
-        n_blocks += len(groups)
-        if n_blocks > _MAX_BLOCKS and segments:
-            rest = segment_map.segments[at:]
-            break
-        for piece in (piece for group in groups for piece in group):
-            looks[piece.look] = looks.get(piece.look, 0) + piece.n_bytes
-        segments.append(_describe_segment(segment, groups, words))
-    return {
-        "device": segment_map.device,
-        "reserved": segment_map.reserved_bytes,
-        "allocated": segment_map.allocated_bytes,
-        "fragmented": segment_map.fragmented_bytes,
-        "largest_free": segment_map.largest_free_block_bytes,
-        "segments": segments,
-        "words": words.list(),
-        "looks": [[look, name_look(look), looks[look]] for look in PART_COLORS if look in looks],
-        "n_more": len(rest),
-        "more": sum(segment.n_bytes for segment in rest),
-    }
-
-
-def _describe_segment(
-    segment: MapSegment, groups: Sequence[Sequence[_Piece]], words: _Words
-) -> Message:
-    return {
-        # Text, as JavaScript's numbers end at 2**53.
-        "address": f"{segment.address:#x}",
-        "bytes": segment.n_bytes,
-        "is_private": segment.is_private,
-        "is_expandable": segment.is_expandable,
-        "is_small": segment.is_small,
-        "blocks": [_describe_pieces(group, words) for group in groups],
-    }
-
-
-class _Words:
-    """Texts that many blocks share, by number."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {"": 0}
-
-    def find(self, texts: Iterable[str]) -> int:
-        """Return the number of the text that all of them are; of the empty text if they differ."""
-        different = set(texts)
-        text = different.pop() if len(different) == 1 else ""
-        return self._numbers.setdefault(text, len(self._numbers))
-
-    def list(self) -> list[str]:
-        return list(self._numbers)
-
-
-def _narrow(segment: MapSegment) -> list[list[_Piece]]:
-    pieces = [_Piece(block, end - start, look) for block, start, end, look in list_looks(segment)]
-    least_bytes = segment.n_bytes * _NARROW
-    groups = _group(pieces, least_bytes, by_look=True)
-    if len(groups) > _MAX_OF_SEGMENT:
-        groups = _group(pieces, least_bytes, by_look=False)
-    return groups
-
-
-def _group(pieces: Iterable[_Piece], least_bytes: float, *, by_look: bool) -> list[list[_Piece]]:
-    """Group narrow neighbours until each group is wide enough to be seen."""
-    groups: list[list[_Piece]] = []
-    width = least_bytes
-    for piece in pieces:
-        is_alike = bool(groups) and (not by_look or groups[-1][-1].look == piece.look)
-        if is_alike and piece.n_bytes < least_bytes and width < least_bytes:
-            groups[-1].append(piece)
-            width += piece.n_bytes
-        else:
-            groups.append([piece])
-            width = piece.n_bytes
-    return groups
-
-
-def _describe_pieces(pieces: Sequence[_Piece], words: _Words) -> list[int | None]:
-    # A group of blocks has no one requested size.
-    requested = pieces[0].block.requested_bytes if len(pieces) == 1 else None
-    return [
-        sum(piece.n_bytes for piece in pieces),
-        requested,
-        words.find(piece.look for piece in pieces),
-        words.find(cut_words(piece.block.owner, _MAX_WORDS) for piece in pieces),
-        words.find(cut_words(piece.block.allocated_at, _MAX_WORDS) for piece in pieces),
-        len(pieces),
-    ]

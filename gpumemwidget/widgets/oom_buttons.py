@@ -84,11 +84,7 @@ class _Card:
 
 
 class CardButtons(anywidget.AnyWidget):
-    """The buttons on all cards of a session; a listener of its monitor.
-
-    Args:
-        session: what the buttons call.
-    """
+    """The buttons on all cards of a session."""
 
     _esm = traitlets.Unicode().tag(sync=True)
     #: Name of the widget in the pages' script.

@@ -38,12 +38,7 @@ class WorkInterrupt(KeyboardInterrupt):
 
 
 class _Pace:
-    """Passes on the words for a progress, not too soon and not too often.
-
-    Args:
-        show: is given the words.
-        clock: seconds.
-    """
+    """Passes on the words for a progress, not too soon and not too often."""
 
     def __init__(self, show: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._show = show

@@ -71,7 +71,7 @@ def test_first_view_tells_how_full_each_device_is(lab: Lab) -> None:
 
         page.locator("[data-tab=device]").click()
         page.locator('[data-pick="cuda:0"]', has_text="36.33 GiB of 80.00 GiB in use").wait_for()
-        page.locator(".gmd-parts tfoot", has_text="80.00 GiB").wait_for()
+        page.locator(".gmd-report", has_text="80.00 GiB").wait_for()
         assert "total 80.00 GiB" in page.locator(".gmd-canvas").inner_text()
 
 

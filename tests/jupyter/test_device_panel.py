@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import subprocess
@@ -15,25 +14,11 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpumemwidget.errors import BackendError
-from gpumemwidget.model.breakdowns import (
-    Breakdown,
-    BreakdownPart,
-    MapBlock,
-    MapSegment,
-    PartKey,
-    SegmentMap,
-)
-from gpumemwidget.model.devices import MOST_CHILDREN, ChildProcess, PinnedUse, ProcessUse, Sample
+from gpumemwidget.model.devices import MOST_CHILDREN, ChildProcess, Sample
 from gpumemwidget.recording.monitor import Monitor
-from gpumemwidget.report.wording.parts import list_pinned
 from gpumemwidget.session.session import current_session
 from gpumemwidget.widgets.dashboard import Dashboard, open_dashboard
-from gpumemwidget.widgets.device_panel import (
-    DevicePanel,
-    describe_breakdown,
-    describe_children,
-    describe_map,
-)
+from gpumemwidget.widgets.device_panel import DevicePanel, describe_children
 from tests.browser.stage import MIB, Stage
 from tests.clock import ManualClock
 
@@ -85,22 +70,17 @@ def page(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterator[_
 
 
 def test_parts_are_computed_when_the_tab_is_opened(page: _Page) -> None:
-    """Of every device, each adding up to its total, with the map of the one that is shown."""
+    """Of every device what is in use; of the one that is shown its report with the map."""
     page.see("cuda:0")
 
     assert [message["state"] for message in page.list("device")] == ["running", "done"]
-    done = page.list("device")[-1]
-    breakdowns = {breakdown["device"]: breakdown for breakdown in done["breakdowns"]}
-    assert list(breakdowns) == ["cuda:0", "cuda:1", "host"]
-    for breakdown in breakdowns.values():
-        assert sum(part["bytes"] for part in breakdown["parts"]) == breakdown["total"]
-        assert all(part["tell"] for part in breakdown["parts"])
-    assert breakdowns["cuda:0"]["total"] == _TOTAL_BYTES
-    assert list(done["maps"]) == ["cuda:0"]
-    segments = done["maps"]["cuda:0"]["segments"]
-    assert sum(segment["bytes"] for segment in segments) == breakdowns["cuda:0"]["reserved"]
-    for segment in segments:
-        assert sum(block[0] for block in segment["blocks"]) == segment["bytes"]
+    breakdowns = page.list("device")[-1]["breakdowns"]
+    assert [each["device"] for each in breakdowns] == ["cuda:0", "cuda:1", "host"]
+    assert breakdowns[0]["total"] == _TOTAL_BYTES
+    assert "parameters" in breakdowns[0]["html"]
+    assert "Map of segments" in breakdowns[0]["html"]
+    assert [each["html"] for each in breakdowns[1:]] == [None, None]
+    assert 0 < breakdowns[2]["used"] < breakdowns[2]["total"]
 
 
 def test_untouched_device_has_the_drivers_figures_and_stays_untouched(page: _Page) -> None:
@@ -131,12 +111,11 @@ def test_nothing_is_computed_while_the_tab_is_closed(page: _Page) -> None:
 def test_parts_are_computed_anew_after_a_cell(page: _Page) -> None:
     """While they are seen, what the cell allocated is among them."""
     page.see("cuda:0")
-    before = page.list("device")[-1]["breakdowns"][0]["allocated"]
+    assert "fresh_one" not in page.list("device")[-1]["breakdowns"][0]["html"]
 
-    page.run("stage.take(1024, 'tensor', 'batch')")
+    page.run("stage.take(1024, 'tensor', 'fresh_one')")
 
-    after = page.list("device")[-1]["breakdowns"][0]["allocated"]
-    assert after - before == 1024 * MIB
+    assert "fresh_one" in page.list("device")[-1]["breakdowns"][0]["html"]
 
 
 def test_wish_in_mid_cell_waits_for_its_end(page: _Page) -> None:
@@ -239,99 +218,6 @@ def test_children_are_asked_for_once_a_second() -> None:
 # -- Messages --------------------------------------------------------------------------------------
 
 
-def _make_map(n_segments: int, n_blocks: int) -> SegmentMap:
-    """Segments of 2 MiB whose blocks are in use and free in turn."""
-    size = 2 * MIB // n_blocks
-    blocks = tuple(
-        MapBlock(n * size, size, size, "inactive" if n % 2 else "active_allocated", None, f"x[{n}]")
-        for n in range(n_blocks)
-    )
-    segment = MapSegment(0, 2 * MIB, False, False, True, blocks)
-    reserved = n_segments * 2 * MIB
-    return SegmentMap("cuda:0", reserved, reserved // 2, 0, size, (segment,) * n_segments)
-
-
-@pytest.mark.parametrize(("n_segments", "n_blocks"), [(1, 4096), (400, 16), (3, 2)])
-def test_map_stays_small_and_adds_up(n_segments: int, n_blocks: int) -> None:
-    """However fine it is: what is too narrow goes together, what is too much is counted."""
-    told = describe_map(_make_map(n_segments, n_blocks))
-
-    drawn = [block for segment in told["segments"] for block in segment["blocks"]]
-    assert sum(block[0] for block in drawn) + told["more"] == n_segments * 2 * MIB
-    assert len(told["segments"]) + told["n_more"] == n_segments
-    assert len(drawn) <= 5000
-    assert len(json.dumps(told)) < 400_000
-    counted = sum(block[5] for block in drawn)
-    assert counted == len(told["segments"]) * n_blocks
-
-
-def test_processes_beyond_a_dozen_are_one_line() -> None:
-    """With what they have together."""
-    others = tuple(
-        BreakdownPart("process", (n + 1) * MIB, process=ProcessUse(n, None, "other", (n + 1) * MIB))
-        for n in range(40)
-    )
-    taken = sum(part.n_bytes for part in others)
-    breakdown = Breakdown(
-        device="cuda:0",
-        name="Simulated GPU",
-        total_bytes=_TOTAL_BYTES,
-        parts=(
-            BreakdownPart("others", taken, parts=others),
-            BreakdownPart("free", _TOTAL_BYTES - taken),
-        ),
-        allocated_bytes=None,
-        reserved_bytes=None,
-        used_bytes=taken,
-    )
-
-    told = describe_breakdown(breakdown)
-
-    part = told["parts"][0]
-    assert part["look"] == "others"
-    assert len(part["parts"]) == 12
-    assert part["n_more"] == 28
-    assert sum(each["bytes"] for each in part["parts"]) + part["more"] == part["bytes"]
-
-
-def test_pinned_memory_is_told_as_the_report_tells_it() -> None:
-    """In its own rows, with the report's words; none where there is no pinned memory."""
-    breakdown = Breakdown(
-        device="host",
-        name="host memory",
-        total_bytes=_TOTAL_BYTES,
-        parts=(BreakdownPart("free", _TOTAL_BYTES),),
-        allocated_bytes=None,
-        reserved_bytes=None,
-        used_bytes=None,
-    )
-    uncounted = dataclasses.replace(breakdown, pinned=PinnedUse(None, 3 * MIB))
-    counted = dataclasses.replace(breakdown, pinned=PinnedUse(MIB, 3 * MIB, 2 * MIB))
-
-    assert describe_breakdown(breakdown)["pinned"] == []
-    for told in (uncounted, counted):
-        assert told.pinned is not None
-        rows = [
-            (row["label"], row["bytes"], row["tell"]) for row in describe_breakdown(told)["pinned"]
-        ]
-        assert rows == list_pinned(told.pinned)
-    sizes = [row["bytes"] for row in describe_breakdown(counted)["pinned"]]
-    assert sizes == [MIB, 2 * MIB]
-
-
-def test_names_of_blocks_are_cut() -> None:
-    """A key may be a book; and a block without a name is called as it is in the table of parts."""
-    block = MapBlock(0, MIB, MIB, "active_allocated", "tensor", "x" * 100_000)
-    other = MapBlock(MIB, MIB, MIB, "active_allocated", "unknown", "")
-    segment = MapSegment(0, 2 * MIB, False, False, True, (block, other))
-
-    told = describe_map(SegmentMap("cuda:0", 2 * MIB, 2 * MIB, 0, 0, (segment,)))
-
-    assert max(map(len, told["words"])) == 200
-    looks = [("tensor", "other tensors", MIB), ("unnamed", "no variable", MIB)]
-    assert [tuple(each) for each in told["looks"]] == looks
-
-
 def test_children_beyond_fifty_are_counted() -> None:
     """Those with the most memory are told."""
     children = [ChildProcess(n, 1, f"worker {n}", n * MIB) for n in range(1, 81)]
@@ -350,22 +236,6 @@ def test_children_beyond_those_that_are_read_are_at_least_so_many() -> None:
 
     assert told["n_more_children"] == MOST_CHILDREN - 50
     assert not told["are_all_counted"]
-
-
-@pytest.mark.parametrize("merged", [(), ("children", "others")])
-def test_children_that_may_be_among_others_are_told_to_be_so(merged: tuple[PartKey, ...]) -> None:
-    """Then that one stands on no device is no news of it."""
-    breakdown = Breakdown(
-        device="cuda:0",
-        name="Simulated GPU",
-        total_bytes=_TOTAL_BYTES,
-        parts=(BreakdownPart("rest", _TOTAL_BYTES, merged=merged),),
-        allocated_bytes=None,
-        reserved_bytes=None,
-        used_bytes=None,
-    )
-
-    assert describe_breakdown(breakdown)["hides_children"] == bool(merged)
 
 
 def test_hostile_names_are_told_as_text() -> None:
