@@ -150,13 +150,16 @@ class Hardware:
 
     def find_host_counter(self) -> Callable[[], int] | None:
         """Return a fast call that gives malloc's bytes in use; ``None`` where that is unknown."""
-        hosts = (backend for backend in self._backends if isinstance(backend, HostMemory))
-        return next((host.find_counter() for host in hosts), None)
+        host = self._find_host()
+        return None if host is None else host.find_counter()
 
     def available_host_bytes(self) -> int | None:
         """Return the host memory that can still be taken; ``None`` where that is unknown."""
-        hosts = (backend for backend in self._backends if isinstance(backend, HostMemory))
-        return next((host.available_bytes() for host in hosts), None)
+        host = self._find_host()
+        return None if host is None else host.available_bytes()
+
+    def _find_host(self) -> HostMemory | None:
+        return next((each for each in self._backends if isinstance(each, HostMemory)), None)
 
     # -- What only some backends have --------------------------------------------------------------
 

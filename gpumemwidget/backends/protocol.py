@@ -44,28 +44,24 @@ class MemoryBackend(Protocol):
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Return the devices that have counters now, which are those that the user has touched."""
-        ...
 
     def read(self) -> tuple[Reading, ...]:
         """Return a reading of each touched device, with the peaks of the running span.
 
         Outside a span the peaks run since the last span began, or since the process did.
         """
-        ...
 
     def start_span(self) -> tuple[Reading, ...]:
         """Begin a span of high-water marks, unseen by the user, and return its first readings.
 
         A span that was running ends.
         """
-        ...
 
     def end_span(self) -> tuple[Reading, ...]:
         """Return the readings at the span's end, with its peaks.
 
         A device that was first touched within the span is among them: its counters began at 0.
         """
-        ...
 
     def read_as_user(self) -> tuple[Reading, ...]:
         """Return readings whose peaks are those that the user's own calls tell.
@@ -73,7 +69,6 @@ class MemoryBackend(Protocol):
         Such peaks run since the user's last reset, or since the process began where the user has no
         call to reset them.
         """
-        ...
 
     def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
         """Reset the peaks as the user's own call would, on each touched device.
@@ -85,11 +80,9 @@ class MemoryBackend(Protocol):
             The devices whose peaks begin anew, for the user and for ``read_as_user``; those of the
             running span are not lost by it.
         """
-        ...
 
     def list_lost_peaks(self) -> BytesByDevice:
         """Return devices and the peaks, in bytes, that ``close`` takes from the user's view."""
-        ...
 
     def empty_cache(self) -> None:
         """Give back to the device what is cached and unused, on each touched device.
@@ -97,15 +90,12 @@ class MemoryBackend(Protocol):
         Raises:
             BackendError: a device refuses.
         """
-        ...
 
     def take_notes(self) -> tuple[str, ...]:
         """Return sentences on what failed since the last call, each failure once."""
-        ...
 
     def close(self) -> None:
         """Take away whatever the backend added to the process. May be called twice."""
-        ...
 
 
 # -- What a backend may have beside its counters ---------------------------------------------------
@@ -123,7 +113,6 @@ class Blocks(Protocol):
         as nobody allocates meanwhile. The blocks of a segment lie side by side, from its first
         byte to its last. ``()`` where the allocator does not tell now.
         """
-        ...
 
 
 @runtime_checkable
@@ -133,7 +122,6 @@ class History(Protocol):
     @property
     def is_tracing(self) -> bool:
         """True if a trace was started and not ended."""
-        ...
 
     def start_trace(self, *, n_events: int) -> tuple[str, ...]:
         """Begin to note each allocation, and drop a trace that was running.
@@ -144,7 +132,6 @@ class History(Protocol):
         Returns:
             Why there is none, a sentence each, where there are devices that can't be traced.
         """
-        ...
 
     def end_trace(self, *, snapshot_to: Path | None = None) -> tuple[AllocatorTrace, ...]:
         """Return what was noted since, on each touched device, and leave the history as it was.
@@ -155,14 +142,12 @@ class History(Protocol):
             snapshot_to: a file for PyTorch's own memory viewer; one of that name is replaced. If it
                 can't be written, that is a note.
         """
-        ...
 
     def keep_sites(self, *, is_on: bool) -> str:
         """Keep the line of each live block from now on, or no longer; return what was done.
 
         ``""`` where there are no GPUs.
         """
-        ...
 
 
 @runtime_checkable
@@ -184,14 +169,12 @@ class Limits(Protocol):
         Raises:
             BackendError: there is no such device, it has no limits, or it refuses.
         """
-        ...
 
     def read_limits(self) -> tuple[Limit, ...]:
         """Return the limits of the devices in use, whoever set them, and those that wait.
 
         In the order of the devices. A device that can have none is left out.
         """
-        ...
 
 
 @runtime_checkable
@@ -203,7 +186,6 @@ class PinnedMemory(Protocol):
 
         ``None`` where it does not tell, or nobody has pinned memory yet.
         """
-        ...
 
 
 @runtime_checkable
@@ -218,7 +200,6 @@ class Workspaces(Protocol):
         Raises:
             BackendError: the device refuses, or something alive may use them.
         """
-        ...
 
 
 @runtime_checkable
@@ -230,7 +211,6 @@ class DeviceMemory(Protocol):
 
         ``None`` for a device that nobody has touched, or that does not tell.
         """
-        ...
 
 
 @runtime_checkable
@@ -239,11 +219,9 @@ class HostMemory(Protocol):
 
     def available_bytes(self) -> int | None:
         """Return how much more this process can take now without swapping or being killed."""
-        ...
 
     def find_counter(self) -> Callable[[], int] | None:
         """Return a fast call that gives malloc's bytes in use; ``None`` where that is unknown."""
-        ...
 
 
 # -- Whole devices and processes -------------------------------------------------------------------
@@ -255,7 +233,6 @@ class DeviceMonitor(Protocol):
 
     def list_infos(self) -> tuple[DeviceInfo, ...]:
         """Return all devices that this process can see, touched or not, under PyTorch's names."""
-        ...
 
     def match(self, uuids: Mapping[str, str]) -> None:
         """Correct the numbering by the UUIDs of the devices that PyTorch has under these names.
@@ -263,11 +240,9 @@ class DeviceMonitor(Protocol):
         The driver's own order may be another, where PyTorch has not been asked yet. UUIDs of
         devices that are not the driver's are ignored.
         """
-        ...
 
     def read_use(self, device: str) -> DeviceUse | None:
         """Return the use of the whole device now; ``None`` where it can't be read."""
-        ...
 
     def list_processes(self, device: str) -> ProcessesByBytes | None:
         """Return the processes that compute or draw on the device, each once.
@@ -275,24 +250,19 @@ class DeviceMonitor(Protocol):
         The pids are the driver's: within a container they may be the machine's own, which mean
         nothing there. ``None`` where the driver does not list the processes at all.
         """
-        ...
 
     def list_failures(self, device: str) -> tuple[str, ...]:
         """Return a sentence for each thing of the device that can't be read now."""
-        ...
 
     @property
     def processes(self) -> ProcessSource | None:
         """Whose pids these are; ``None``: the operating system's, here and now."""
-        ...
 
     def take_notes(self) -> tuple[str, ...]:
         """Return sentences on what failed since the last call, each failure once."""
-        ...
 
     def close(self) -> None:
         """Let go of the library. May be called twice."""
-        ...
 
 
 @runtime_checkable
@@ -302,7 +272,6 @@ class ProcessSource(Protocol):
     @property
     def own_pid(self) -> int:
         """The pid of the process whose memory is shown."""
-        ...
 
     @property
     def are_pids_certain(self) -> bool:
@@ -310,14 +279,12 @@ class ProcessSource(Protocol):
 
         It is not within a container, where the driver may count as the machine does.
         """
-        ...
 
     def list_children(self) -> tuple[ChildProcess, ...]:
         """Return the running processes below this one, by their pids, without their devices.
 
         One that was below it once stays so, whoever is above it now.
         """
-        ...
 
     def describe(
         self, pids: Collection[int], *, are_ours: bool | None
@@ -328,4 +295,3 @@ class ProcessSource(Protocol):
             pids: from the driver.
             are_ours: whether these are the pids that processes have here; ``None``: unknown.
         """
-        ...

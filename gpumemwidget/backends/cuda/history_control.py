@@ -109,13 +109,11 @@ class HistoryControl:
     @contextlib.contextmanager
     def _calling(self) -> Iterator[None]:
         ident = threading.get_ident()
-        is_outermost = ident not in self._own_threads
         self._own_threads.add(ident)
         try:
             yield
         finally:
-            if is_outermost:
-                self._own_threads.discard(ident)
+            self._own_threads.discard(ident)
 
     def _is_calling(self) -> bool:
         return threading.get_ident() in self._own_threads

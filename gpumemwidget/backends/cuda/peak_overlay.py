@@ -54,15 +54,6 @@ def find_extension(bindings: Any) -> str | None:
 class _Marks:
     """The peaks of one device that resets have wiped out."""
 
-    __slots__ = (
-        "at_least",
-        "counters",
-        "last_stats",
-        "span_peaks",
-        "stats_before_span",
-        "user_peaks",
-    )
-
     def __init__(self) -> None:
         #: Peaks that our resets wiped out since the user's last reset: the user's view.
         self.user_peaks: Peaks = {}
@@ -85,11 +76,11 @@ class _Marks:
         that we did not see: the known value is then all that is left of the earlier marks, and the
         user's view starts anew, as it would have without us.
         """
-        if _has_fallen(stats, self.last_stats):
+        if _is_below(stats, self.last_stats, "peak"):
             self.at_least = True
             _raise_marks(self.span_peaks, self.last_stats)
             self.user_peaks = {}
-        elif self.stats_before_span and _is_below_current(stats, self.stats_before_span):
+        elif _is_below(stats, self.stats_before_span, "current"):
             # The user's view stays: a thread that freed memory just before our own reset would
             # look the same.
             self.at_least = True
@@ -276,22 +267,14 @@ def _device_of(args: tuple[Any, ...]) -> int:
 # The functions below run over some 30 statistics in every cell, and are written for speed.
 
 
-def _has_fallen(stats: NestedStats, seen: NestedStats) -> bool:
-    """Return whether the peak of any statistic is below its last known value.
+def _is_below(stats: NestedStats, seen: NestedStats, figure: str) -> bool:
+    """Return whether the peak of any statistic is below a figure that was seen before.
 
     Only figures of all pools together count, as a reset resets them all; private pools come and go
     with their marks.
     """
     for key, was in seen.items():
-        if type(was) is dict and "all" in was and stats[key]["all"]["peak"] < was["all"]["peak"]:
-            return True
-    return False
-
-
-def _is_below_current(stats: NestedStats, before: NestedStats) -> bool:
-    """Return whether any peak is below the value that it had when the peaks were reset."""
-    for key, was in before.items():
-        if type(was) is dict and "all" in was and stats[key]["all"]["peak"] < was["all"]["current"]:
+        if type(was) is dict and "all" in was and stats[key]["all"]["peak"] < was["all"][figure]:
             return True
     return False
 
