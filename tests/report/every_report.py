@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.model.releases import StepResult
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.breakdown import report_breakdown
 from gpumemwidget.report.cell import report_cell, report_cell_line, report_unfinished
@@ -64,7 +63,6 @@ from tests.report.examples import (
 from tests.report.limit_examples import make_limits, make_peaks, make_tight_limits
 from tests.report.oom_examples import (
     make_card,
-    make_empty_card,
     make_host_card,
     make_hostile_card,
     read_recorded_card,
@@ -74,7 +72,6 @@ from tests.report.trace_examples import (
     make_hostile_trace,
     make_long_trace,
     make_still_trace,
-    make_tiny_trace,
     make_trace,
     make_two_gpu_trace,
     make_untraced,
@@ -88,22 +85,19 @@ def make_every_report() -> dict[str, Report]:
     gpu, host, two = make_gpu_cell(), make_host_cell(), make_two_gpu_cell()
     hostile = make_gpu_cell(execution_count=None, first_line=HOSTILE)
     interrupted = make_host_cell(execution_count=8, status="interrupted", duration_s=301.0)
-    short = make_host_cell(duration_s=0.0008)
     trace = make_trace()
     over = make_budget_cell(host_budget_bytes=GIB)
     return {
         "cell_gpu": report_cell(gpu, make_samples(gpu)),
         "cell_host": report_cell(host, make_samples(host)),
         "cell_two_gpus": report_cell(two, make_samples(two, 500)),
-        "cell_short": report_cell(short, []),
         "cell_over_budget": report_cell(over, []),
         "cell_unfinished": report_unfinished(host, make_samples(host)),
         "line_gpu": report_cell_line(gpu),
         "line_host": report_cell_line(host),
         "line_two_gpus": report_cell_line(two),
         "line_over_budget": report_cell_line(over),
-        "ledger": report_ledger([gpu, host, interrupted, two, hostile]),
-        "ledger_budget": report_ledger([gpu, over]),
+        "ledger": report_ledger([gpu, host, interrupted, two, over, hostile]),
         "ledger_empty": report_ledger([]),
         "ledger_hidden": report_ledger(
             [gpu, replace(host, first_line="%memstat", is_only_own_magics=True)],
@@ -130,9 +124,6 @@ def make_every_report() -> dict[str, Report]:
         "breakdown_container": report_breakdown([make_container_breakdown()]),
         "breakdown_devices": report_breakdown(
             [make_host_breakdown(), make_untouched_breakdown(), make_idle_breakdown()]
-        ),
-        "breakdown_map": report_breakdown(
-            [make_idle_breakdown()], maps={"cuda:0": make_map(n_segments=120, n_blocks=40)}
         ),
         "breakdown_nothing": report_breakdown([], notes=["The driver did not answer."]),
         "why": report_explanation(make_explanation()),
@@ -162,7 +153,6 @@ def make_every_report() -> dict[str, Report]:
             ],
         ),
         "oom": report_oom(make_card()),
-        "oom_empty": report_oom(make_empty_card()),
         "oom_h100": report_oom(read_recorded_card()),
         "oom_host": report_oom(make_host_card()),
         "oom_hostile": report_oom(make_hostile_card()),
@@ -200,26 +190,12 @@ def make_every_report() -> dict[str, Report]:
         "reset_nothing": report_reset([], make_peaks()),
         "restore": report_restore(make_restore()),
         "restore_plan": report_restore_plan(make_restore_plan()),
-        "restore_refused": report_restore_plan(
-            make_restore_plan(
-                refusal="cuda:0 has room for 100.00 MiB and 475.00 MiB are needed: release "
-                "something there first; nothing was changed",
-                available_bytes=(("cuda:0", 100 * MIB),),
-            )
-        ),
-        "restore_stopped": report_restore(
-            make_restore(
-                stopped="OutOfMemoryError: CUDA out of memory; everything is where it was",
-                result=StepResult(),
-            )
-        ),
         "trace": report_trace(trace, make_samples(trace.record)),
         "trace_deep": report_trace(trace, [], n_lines=4, depth=4),
         "trace_hostile": report_trace(make_hostile_trace(), []),
         "trace_host": report_trace(make_host_trace(), []),
         "trace_long": report_trace(make_long_trace(), []),
         "trace_still": report_trace(make_still_trace(), []),
-        "trace_tiny": report_trace(make_tiny_trace(), []),
         "trace_two_gpus": report_trace(make_two_gpu_trace(), []),
         "trace_untraced": report_trace(make_untraced(), []),
     }

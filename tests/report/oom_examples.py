@@ -141,33 +141,6 @@ def make_host_card(**changes: object) -> OomCard:
     return OomCard(**values)  # type: ignore[arg-type]
 
 
-def make_empty_card(device: str = "cuda:0") -> OomCard:
-    """One of which nothing could be found out."""
-    event = OomEvent(
-        device=device,
-        requested_bytes=None,
-        allocated_bytes=None,
-        reserved_bytes=None,
-        largest_free_block_bytes=None,
-        device_free_bytes=None,
-        device_total_bytes=None,
-        limit_bytes=None,
-        others_bytes=None,
-        outside_bytes=None,
-    )
-    return OomCard(
-        event=event,
-        execution_count=None,
-        place=None,
-        text="",
-        function=None,
-        owners=(),
-        owned_bytes=None,
-        ways=(),
-        notes=("The account of owners was not taken: it took more than its time.",),
-    )
-
-
 def read_recorded_card() -> OomCard:
     """The one that was recorded on a real GPU."""
     card = json.loads(_RECORDED.read_text(encoding="utf-8"))

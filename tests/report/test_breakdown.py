@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -37,34 +38,10 @@ from tests.report.breakdown_examples import (
     make_untouched_breakdown,
 )
 
-_KEYS: tuple[PartKey, ...] = (
-    "allocated",
-    "unnamed",
-    "rounding",
-    "pending",
-    "releasable",
-    "fragmented",
-    "pools",
-    "outside",
-    "children",
-    "others",
-    "unlisted",
-    "driver",
-    "free",
-    "cached",
+_KEYS: tuple[PartKey, ...] = tuple(
+    key for key in get_args(PartKey) if key not in ("kind", "process", "rest")
 )
-_KINDS: tuple[MemoryKind, ...] = (
-    "parameter",
-    "gradient",
-    "optimizer state",
-    "buffer",
-    "saved for backward",
-    "tensor",
-    "cuBLAS workspace",
-    "CUDA-graph pool",
-    "compile cache",
-    "other",
-)
+_KINDS: tuple[MemoryKind, ...] = tuple(kind for kind in get_args(MemoryKind) if kind != "unknown")
 
 
 class TestWords:
@@ -217,16 +194,10 @@ class TestBar:
         assert "Peak: 2.00 GiB." in " ".join(text.split())
 
 
-def _map_of(*segments: MapSegment) -> SegmentMap:
-    n_bytes = sum(each.n_bytes for each in segments)
-    return SegmentMap("cuda:0", n_bytes, n_bytes, 0, 0, segments)
-
-
-def _tell_one(block: MapBlock) -> str:
-    alone = replace(block, offset_bytes=0)
-    (piece,) = plot_segments(
-        _map_of(MapSegment(1, block.n_bytes, False, False, True, (alone,)))
-    ).pieces
+def _tell(block: MapBlock) -> str:
+    n_bytes = block.n_bytes
+    segment = MapSegment(1, n_bytes, False, False, True, (block,))
+    (piece,) = plot_segments(SegmentMap("cuda:0", n_bytes, n_bytes, 0, 0, (segment,))).pieces
     return piece.told
 
 
@@ -305,35 +276,22 @@ class TestMap:
         block = MapBlock(
             0, 2048, 2000, "active_allocated", "parameter", "model.fc.weight", "In[7], line 3"
         )
-        segment = MapSegment(1, 2048, False, False, True, (block,))
 
-        (piece,) = plot_segments(SegmentMap("cuda:0", 2048, 2048, 0, 0, (segment,))).pieces
-
-        assert piece.told == (
+        assert _tell(block) == (
             "2.00 KiB · parameters · model.fc.weight · 1.95 KiB requested · In[7], line 3"
         )
 
     def test_what_no_name_leads_to_says_so_once(self) -> None:
         """And where nobody was asked, nobody says that there is none."""
         kinds: tuple[MemoryKind | None, ...] = ("tensor", "unknown", None)
-        blocks = tuple(
-            MapBlock(512 * at, 512, 512, "active_allocated", kind) for at, kind in enumerate(kinds)
-        )
-        segment = MapSegment(1, 1536, False, False, True, blocks)
-        unnamed = build_segment_map([make_segment(("a", 512))])
-        assert unnamed is not None
 
-        told = [atom.told for atom in plot_segments(_map_of(segment)).pieces]
+        told = [_tell(MapBlock(0, 512, 512, "active_allocated", kind)) for kind in kinds]
 
         assert told == [
-            "3 blocks, 1.50 KiB: allocated 512 B, other tensors 512 B, no variable 512 B"
-        ]
-        assert [_tell_one(block) for block in blocks] == [
             "512 B · other tensors · no variable",
             "512 B · no variable",
             "512 B · allocated",
         ]
-        assert unnamed.segments[0].blocks[0].kind is None
 
 
 class TestFigures:

@@ -89,12 +89,9 @@ def test_limit_is_a_mark() -> None:
     [
         ({}, True),
         ({"largest_free_block_bytes": 2 * GIB}, False),
-        ({"requested_bytes": 3 * GIB}, True),
         ({"requested_bytes": 4 * GIB}, False),
         ({"requested_bytes": 3 * GIB, "limit_bytes": 68 * GIB}, False),
-        ({"requested_bytes": None}, True),
         ({"largest_free_block_bytes": None}, False),
-        ({"reserved_bytes": None}, False),
         ({"device": "host"}, False),
     ],
 )

@@ -333,15 +333,6 @@ def _begin_at(start: float, use: LineUse) -> Callable[[float], float]:
     return lambda part: use.net_bytes / MIB if part >= start else 0
 
 
-def make_tiny_trace() -> CellTrace:
-    """Two lines."""
-    sources = [
-        ("x = torch.ones(1024, 1024, 16)", _use(64, 1, 64, 64, 64)),
-        ("print(x.sum())", None),
-    ]
-    return make_trace(make_lines_device(sources))
-
-
 def make_still_trace() -> CellTrace:
     """A cell that allocated nothing."""
     device = make_lines_device([("print(1)", None), ("", None), ("y = 2", None)])
