@@ -18,6 +18,7 @@ from gpumemwidget.report.account_tree import (
     list_groups,
     list_lines,
 )
+from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Table, Tone
 from gpumemwidget.report.render.cells import (
     AT_LEAST_MARK,
     bytes_cell,
@@ -25,7 +26,6 @@ from gpumemwidget.report.render.cells import (
     explain_lower_bounds,
     share_cell,
 )
-from gpumemwidget.report.render.document import Block, Cell, Column, Document, Note, Table, Tone
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.wording.words import (
     bind_bytes,
@@ -116,7 +116,7 @@ def report_account(
         blocks.append(Note(words, tone="warn"))
         blocks.append(Note("at least: the owner may hold more", mark=AT_LEAST_MARK))
     blocks.extend(Note(note, tone="warn") for note in account.notes)
-    return Report(Document(tuple(blocks)))
+    return Report(tuple(blocks))
 
 
 def _choose_devices(account: MemoryAccount, device: str | None) -> list[DeviceAccount]:

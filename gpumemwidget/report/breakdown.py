@@ -8,12 +8,10 @@ from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart, SegmentMap
 from gpumemwidget.model.devices import HOST, MOST_CHILDREN, ChildProcess, rank_device
 from gpumemwidget.report.charts.bar import DeviceBar
 from gpumemwidget.report.charts.segments import plot_segments
-from gpumemwidget.report.render.cells import bytes_cell, share_cell
-from gpumemwidget.report.render.document import (
+from gpumemwidget.report.render.blocks import (
     Block,
     Cell,
     Column,
-    Document,
     Fold,
     Heading,
     Note,
@@ -21,6 +19,7 @@ from gpumemwidget.report.render.document import (
     Table,
     Tone,
 )
+from gpumemwidget.report.render.cells import bytes_cell, share_cell
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.palette import name_class
 from gpumemwidget.report.wording.parts import (
@@ -71,7 +70,7 @@ def report_breakdown(
     blocks.extend(_list_children(children, breakdowns))
     told = {note for breakdown in breakdowns for note in list_breakdown_notes(breakdown)}
     blocks.extend(Note(note, tone="warn") for note in notes if note not in told)
-    return Report(Document(tuple(blocks)))
+    return Report(tuple(blocks))
 
 
 def _list_device(breakdown: Breakdown) -> Iterator[Block]:

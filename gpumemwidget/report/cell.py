@@ -8,6 +8,16 @@ from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import HOST, Sample
 from gpumemwidget.report.charts.counters import CounterCharts, plot_device
 from gpumemwidget.report.limits import list_crossings
+from gpumemwidget.report.render.blocks import (
+    Block,
+    Cell,
+    Column,
+    Heading,
+    Line,
+    Note,
+    Run,
+    Table,
+)
 from gpumemwidget.report.render.cells import (
     bytes_cell,
     change_cell,
@@ -17,17 +27,6 @@ from gpumemwidget.report.render.cells import (
     mark_budget,
     peak_cell,
     sort_devices,
-)
-from gpumemwidget.report.render.document import (
-    Block,
-    Cell,
-    Column,
-    Document,
-    Heading,
-    Line,
-    Note,
-    Run,
-    Table,
 )
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.wording.words import count, name_cell, name_counters, say_peak
@@ -50,7 +49,7 @@ _COLUMNS = (
 def report_cell(record: CellRecord, samples: Sequence[Sample]) -> Report:
     """Report each device's counters before, after and at their peak, with its chart."""
     blocks = list_cell_blocks(record, samples)
-    return Report(Document((*blocks, *explain_marks(blocks), *explain_host(record.devices))))
+    return Report((*blocks, *explain_marks(blocks), *explain_host(record.devices)))
 
 
 def report_unfinished(record: CellRecord, samples: Sequence[Sample]) -> Report:
@@ -61,7 +60,7 @@ def report_unfinished(record: CellRecord, samples: Sequence[Sample]) -> Report:
         Run("not finished", "warn"),
         Run(f"as of {format_duration(record.duration_s)}", "muted"),
     )
-    return Report(Document((Heading(heading), *blocks, *explain_marks(blocks))))
+    return Report((Heading(heading), *blocks, *explain_marks(blocks)))
 
 
 def list_cell_blocks(
@@ -174,7 +173,7 @@ def report_cell_line(record: CellRecord) -> Report:
         for device in devices
         if device.device == HOST
     )
-    return Report(Document((Line(tuple(pieces)),)))
+    return Report((Line(tuple(pieces)),))
 
 
 def _describe_device(device: CellDevice, *, is_alone: bool) -> str:

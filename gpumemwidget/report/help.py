@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpumemwidget.report.render.document import Cell, Column, Document, Note, Table
+from gpumemwidget.report.render.blocks import Cell, Column, Note, Table
 from gpumemwidget.report.render.output import Report
 
 _COLUMNS = (
@@ -39,4 +39,4 @@ def report_help(magics: Sequence[MagicHelp]) -> Report:
         stacks=True,
     )
     more = Note("%memhelp NAME: all options of one. Python functions: help(gpumemwidget).")
-    return Report(Document((table, more)))
+    return Report((table, more))

@@ -6,6 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord
+from gpumemwidget.report.render.blocks import (
+    Block,
+    Cell,
+    Column,
+    Heading,
+    Note,
+    Run,
+    Table,
+)
 from gpumemwidget.report.render.cells import (
     STATUS_TONES,
     change_cell,
@@ -14,16 +23,6 @@ from gpumemwidget.report.render.cells import (
     mark_budget,
     peak_cell,
     sort_devices,
-)
-from gpumemwidget.report.render.document import (
-    Block,
-    Cell,
-    Column,
-    Document,
-    Heading,
-    Note,
-    Run,
-    Table,
 )
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.wording.words import count, name_cell
@@ -86,7 +85,7 @@ def report_ledger(
     blocks.extend(explain_marks(blocks))
     if any(len(_list_moved(record)) < len(record.devices) for record in shown):
         blocks.append(Note("Devices that a cell did not change are left out."))
-    return Report(Document(tuple(blocks)))
+    return Report(tuple(blocks))
 
 
 def _list_rows(record: CellRecord) -> tuple[tuple[Cell, ...], ...]:

@@ -15,17 +15,16 @@ from gpumemwidget.model.devices import (
     Reading,
     rank_device,
 )
-from gpumemwidget.report.render.cells import bytes_cell, explain_marks, peak_cell, sort_devices
-from gpumemwidget.report.render.document import (
+from gpumemwidget.report.render.blocks import (
     Block,
     Cell,
     Column,
-    Document,
     Note,
     Option,
     Options,
     Table,
 )
+from gpumemwidget.report.render.cells import bytes_cell, explain_marks, peak_cell, sort_devices
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.wording.parts import name_library
 from gpumemwidget.report.wording.words import join_words, name_counters, say_peak
@@ -55,7 +54,7 @@ def report_limits(limits: Sequence[Limit], notes: Sequence[str] = ()) -> Report:
     for limit in ordered:
         blocks.extend(_explain(limit))
     blocks.extend(Note(note, tone="warn") for note in notes)
-    return Report(Document(tuple(blocks)))
+    return Report(tuple(blocks))
 
 
 def _list_cells(limit: Limit) -> tuple[Cell, ...]:
@@ -127,7 +126,7 @@ def _explain(limit: Limit) -> list[Block]:
 def report_reset(devices: Sequence[str], before: Sequence[Reading]) -> Report:
     """Report on which devices the peaks were reset, and what they were."""
     if not devices:
-        return Report(Document((Note("No GPU in use yet: nothing to reset."),)))
+        return Report((Note("No GPU in use yet: nothing to reset."),))
     readings = {reading.device: reading for reading in before}
     groups = []
     for device in sorted(devices, key=rank_device):
@@ -141,7 +140,7 @@ def report_reset(devices: Sequence[str], before: Sequence[Reading]) -> Report:
     names = [name_library(each).replace("torch.mps", "torch.accelerator") for each in devices]
     calls = join_words([f"{each}.reset_peak_memory_stats()" for each in dict.fromkeys(names)])
     note = Note(f"Reset by {calls}; the recorded cells keep their peaks.")
-    return Report(Document((table, *explain_marks([table]), note)))
+    return Report((table, *explain_marks([table]), note))
 
 
 # -- Budgets ---------------------------------------------------------------------------------------
@@ -150,7 +149,7 @@ def report_reset(devices: Sequence[str], before: Sequence[Reading]) -> Report:
 def report_crossings(record: CellRecord) -> Report | None:
     """Report each device on which a cell exceeded its budget; ``None`` if there is none."""
     notes = list_crossings(record)
-    return Report(Document(tuple(notes))) if notes else None
+    return Report(tuple(notes)) if notes else None
 
 
 def list_crossings(record: CellRecord, *, names_lines: bool = False) -> list[Note]:

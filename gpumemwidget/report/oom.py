@@ -15,12 +15,10 @@ from gpumemwidget.model.ownership import Owned
 from gpumemwidget.model.releases import ReleaseReport
 from gpumemwidget.report.charts.bar import DeviceBar
 from gpumemwidget.report.release import describe_stays
-from gpumemwidget.report.render.cells import bytes_cell, share_cell
-from gpumemwidget.report.render.document import (
+from gpumemwidget.report.render.blocks import (
     Block,
     Cell,
     Column,
-    Document,
     Heading,
     Note,
     Option,
@@ -28,6 +26,7 @@ from gpumemwidget.report.render.document import (
     Run,
     Table,
 )
+from gpumemwidget.report.render.cells import bytes_cell, share_cell
 from gpumemwidget.report.render.html import CARD_CLASS
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report
@@ -130,7 +129,7 @@ def report_oom(card: OomCard, *, name: str = "") -> Report:
         blocks.append(Note(f"The cell's own code caught {errors} before this one."))
     blocks.extend(Note(note if note.endswith(".") else f"{note}.") for note in card.notes)
     classes = (CARD_CLASS, name) if name else (CARD_CLASS,)
-    return Report(Document(tuple(blocks), classes))
+    return Report(tuple(blocks), classes)
 
 
 def sort_ways(ways: Sequence[Remedy]) -> list[Remedy]:

@@ -20,12 +20,10 @@ from gpumemwidget.model.releases import (
     StepResult,
 )
 from gpumemwidget.ownership.shell import LAST_EXCEPTION
-from gpumemwidget.report.render.cells import bytes_cell, device_bytes_cell, explain_lower_bounds
-from gpumemwidget.report.render.document import (
+from gpumemwidget.report.render.blocks import (
     Block,
     Cell,
     Column,
-    Document,
     Heading,
     Note,
     Run,
@@ -34,6 +32,7 @@ from gpumemwidget.report.render.document import (
     Table,
     Tone,
 )
+from gpumemwidget.report.render.cells import bytes_cell, device_bytes_cell, explain_lower_bounds
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.wording.words import (
     count,
@@ -103,7 +102,7 @@ def report_plan(plan: ReleasePlan) -> Report:
         blocks.append(Note(f"Needs {needed} of host memory; {available} available.", tone="plain"))
     blocks.extend(_warn([*describe_stays(plan.stays, is_done=False), *plan.remains]))
     blocks.extend(describe_joint(plan.joint))
-    return Report(Document(tuple(blocks)))
+    return Report(tuple(blocks))
 
 
 def _begin_plan(verb: str, names: Sequence[str], refusal: str | None) -> list[Block]:
@@ -208,7 +207,7 @@ def report_release(report: ReleaseReport) -> Report:
     if report.stopped is None:
         blocks.extend(describe_joint(plan.joint, done=plan.request.names))
     blocks.extend(Note(sentence) for sentence in report.notes)
-    return Report(Document(tuple(blocks)))
+    return Report(tuple(blocks))
 
 
 def _tabulate(
@@ -228,7 +227,7 @@ def report_restore_plan(plan: RestorePlan) -> Report:
         room = format_bytes(available[device]) if device in available else "an unknown amount"
         blocks.append(Note(f"Needs {needs} on {device}; {room} available.", tone="plain"))
     blocks.extend(_warn(plan.remains))
-    return Report(Document(tuple(blocks)))
+    return Report(tuple(blocks))
 
 
 def report_restore(report: RestoreReport) -> Report:
@@ -252,7 +251,7 @@ def report_restore(report: RestoreReport) -> Report:
         ]
         blocks.append(_tabulate("On each device", _RESTORE_COLUMNS, ((row,) for row in rows)))
     blocks.extend(_warn((*plan.remains, *report.remains)))
-    return Report(Document(tuple(blocks)))
+    return Report(tuple(blocks))
 
 
 def _list_moves_back(plan: RestorePlan) -> Steps:

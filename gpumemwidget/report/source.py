@@ -23,7 +23,7 @@ from gpumemwidget.model.traces import (
     SourceLine,
     SourceUnit,
 )
-from gpumemwidget.report.render.document import Cell, Listing, ListingRow
+from gpumemwidget.report.render.blocks import Cell, Listing, ListingRow
 from gpumemwidget.report.wording.words import count, join_words, name_range
 from gpumemwidget.units import format_bytes, format_change
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from gpumemwidget.model.devices import DeviceReport, rank_device
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount
+from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Table
 from gpumemwidget.report.render.cells import bytes_cell, explain_marks, peak_cell, share_cell
-from gpumemwidget.report.render.document import Block, Cell, Column, Document, Note, Table
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.wording.parts import UNATTRIBUTED, name_kind
 from gpumemwidget.report.wording.words import name_counters
@@ -46,7 +46,7 @@ def report_stat(
     ordered = sorted(devices, key=lambda device: rank_device(device.info.device))
     if not ordered:
         warnings = [Note(note, tone="warn") for note in notes]
-        return Report(Document((Note("No device was found."), *warnings)))
+        return Report((Note("No device was found."), *warnings))
     blocks: list[Block] = [
         Table(
             caption="This process",
@@ -67,7 +67,7 @@ def report_stat(
     blocks.append(Note(_MORE))
     sentences = dict.fromkeys([*(device.note for device in ordered if device.note), *notes])
     blocks.extend(Note(sentence, tone="warn") for sentence in sentences)
-    return Report(Document(tuple(blocks)))
+    return Report(tuple(blocks))
 
 
 def _list_process_rows(device: DeviceReport) -> tuple[tuple[Cell, ...], ...]:

@@ -14,18 +14,17 @@ from gpumemwidget.model.traces import CellTrace, DeviceTrace, HostLines, SourceU
 from gpumemwidget.report.cell import explain_host, list_cell_blocks
 from gpumemwidget.report.charts.figures import plot_trace
 from gpumemwidget.report.charts.timeline import describe_device, map_bands, plot_timeline
-from gpumemwidget.report.render.cells import bytes_cell, explain_marks, share_cell
-from gpumemwidget.report.render.document import (
+from gpumemwidget.report.render.blocks import (
     Block,
     Cell,
     Column,
-    Document,
     Fold,
     Heading,
     Note,
     Run,
     Table,
 )
+from gpumemwidget.report.render.cells import bytes_cell, explain_marks, share_cell
 from gpumemwidget.report.render.output import FigureReport, Report
 from gpumemwidget.report.source import RESOLUTION_BYTES, list_host, list_unit, name_file, sum_uses
 from gpumemwidget.report.wording.words import count, join_words, name_origin, say_peak, word_note
@@ -99,7 +98,7 @@ def list_displays(
     if figure is None:
         return (report_trace(trace, samples, n_lines=n_lines, depth=depth),)
     head, timelines, lines = _list_pieces(trace, samples, n_lines=n_lines, depth=depth)
-    return _render(head), FigureReport(Document(tuple(timelines)), figure), _render(lines)
+    return _render(head), FigureReport(tuple(timelines), figure=figure), _render(lines)
 
 
 def _list_pieces(
@@ -123,7 +122,7 @@ def _list_pieces(
 
 
 def _render(blocks: Sequence[Block]) -> Report:
-    return Report(Document(tuple(blocks)))
+    return Report(tuple(blocks))
 
 
 def _sort(devices: Sequence[DeviceTrace]) -> list[DeviceTrace]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from gpumemwidget.model.ownership import Explanation, Fix, FixKind, Holder
 from gpumemwidget.report.release import describe_joint
-from gpumemwidget.report.render.document import (
+from gpumemwidget.report.render.blocks import (
     Block,
-    Document,
     Heading,
     Note,
     Run,
@@ -76,7 +75,7 @@ def report_explanation(explanation: Explanation) -> Report:
                 tone="warn",
             )
         )
-    return Report(Document(tuple(blocks)))
+    return Report(tuple(blocks))
 
 
 def _list_title(explanation: Explanation, *, is_unnamed: bool) -> tuple[Run, ...]:

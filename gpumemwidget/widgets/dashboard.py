@@ -27,7 +27,7 @@ from IPython.core.display_functions import DisplayHandle, display
 from IPython.core.getipython import get_ipython
 
 from gpumemwidget.report.ledger import report_ledger
-from gpumemwidget.report.render.document import Document, Note
+from gpumemwidget.report.render.blocks import Note
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.stat import report_stat
 from gpumemwidget.session.session import Session
@@ -198,7 +198,7 @@ class Dashboard(anywidget.AnyWidget):
         )
         taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._monitor.clock.wall()))
         title = f"Snapshot of the dashboard, {taken}. Run %memdash for the live view."
-        return Report(Document((Note(title), *now.document.blocks, *cells.document.blocks)))
+        return Report((Note(title), *now.blocks, *cells.blocks))
 
     def _update_copies_soon(self) -> None:
         """Bring the static copies up to date when the cells have paused, if a page has any."""

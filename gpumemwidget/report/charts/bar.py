@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart, PartKey
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.report.render.document import Cell, Column, Picture, Table
+from gpumemwidget.report.render.blocks import Cell, Column, Picture, Table
 from gpumemwidget.report.render.markup import Html, fill_to, h, join_html
 from gpumemwidget.report.render.palette import NEUTRAL_COLOR, PEAK_COLOR, name_class
 from gpumemwidget.report.render.text import render_table

@@ -15,7 +15,7 @@ from gpumemwidget.model.cells import CellDevice, CellRecord
 from gpumemwidget.model.devices import Sample
 from gpumemwidget.recording.thinning import cut_evenly
 from gpumemwidget.report.charts.timeline import choose_range, draw_curve, thin_stretch
-from gpumemwidget.report.render.document import Picture
+from gpumemwidget.report.render.blocks import Picture
 from gpumemwidget.report.render.markup import Html, h, join_html
 from gpumemwidget.report.wording.words import format_peak, name_counters
 from gpumemwidget.units import format_bytes, format_duration

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from gpumemwidget.backends.cuda.releasable import list_releasable_ranges
 from gpumemwidget.model.breakdowns import MapBlock, MapSegment, SegmentMap
-from gpumemwidget.report.render.document import Picture
+from gpumemwidget.report.render.blocks import Picture
 from gpumemwidget.report.render.markup import Html, h, join_html
 from gpumemwidget.report.render.palette import BLOCK_STATES, PART_COLORS, name_class
 from gpumemwidget.report.render.text import fill_text

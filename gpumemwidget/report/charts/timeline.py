@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from gpumemwidget.model.traces import DeviceTrace, Origin, Timeline
 from gpumemwidget.recording.thinning import find_extremes
-from gpumemwidget.report.render.document import Picture
+from gpumemwidget.report.render.blocks import Picture
 from gpumemwidget.report.render.markup import Html, h, join_html
 from gpumemwidget.report.render.palette import N_LINE_BANDS
 from gpumemwidget.report.wording.words import count, cut_words, name_counters, name_origin, say_peak

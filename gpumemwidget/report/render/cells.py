@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpumemwidget.model.cells import CellDevice, CellRecord, Status
 from gpumemwidget.model.devices import PeakIs, rank_device
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.report.render.document import Block, Cell, Note, Run, Table, Tone
+from gpumemwidget.report.render.blocks import Block, Cell, Note, Run, Table, Tone
 from gpumemwidget.report.wording.words import MARK_MEANINGS, mark_peak, name_record
 from gpumemwidget.units import format_bytes, format_change, format_duration
 

@@ -1,4 +1,4 @@
-"""A document as static HTML: no script, nothing from elsewhere, its small style sheet with it.
+"""The blocks of a report as static HTML: no script, nothing from elsewhere, its styles with it.
 
 A notebook that is not trusted strips the style sheet and each SVG; ``markup`` writes the styles
 without which a report can't be read on the elements themselves.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from gpumemwidget.report.render.document import (
+from gpumemwidget.report.render.blocks import (
     Block,
     Cell,
     Column,
-    Document,
     Fold,
     Heading,
     Line,
@@ -55,13 +54,13 @@ _LONG_SOURCE_WIDTH = 48
 _TAB_SIZE = 4
 
 
-def render_html(document: Document) -> str:
-    """Return the document as one ``<div>`` with the style sheets of just the blocks it has."""
-    blocks = list(_iter_blocks(document.blocks))
-    css = "".join(map(read_sheet, _list_sheets(document, blocks)))
-    untrusted = UNTRUSTED_NOTE if any(isinstance(b, Picture) and b.is_svg for b in blocks) else None
-    root = ".".join((_ROOT, *document.classes))
-    return h(root, h("style", Html(css)), *map(_render_block, document.blocks), untrusted)
+def render_html(blocks: Sequence[Block], classes: Sequence[str] = ()) -> str:
+    """Return the blocks as one ``<div>`` with the style sheets of just those kinds that it has."""
+    every = list(_iter_blocks(blocks))
+    css = "".join(map(read_sheet, _list_sheets(every, classes)))
+    untrusted = UNTRUSTED_NOTE if any(isinstance(b, Picture) and b.is_svg for b in every) else None
+    root = ".".join((_ROOT, *classes))
+    return h(root, h("style", Html(css)), *map(_render_block, blocks), untrusted)
 
 
 @functools.cache
@@ -75,7 +74,7 @@ def read_sheet(name: str) -> str:
     return re.sub(r" ?([{};,]) ?|(?<=:) ", lambda match: match[1] or "", css)
 
 
-def _list_sheets(document: Document, blocks: Iterable[Block]) -> list[str]:
+def _list_sheets(blocks: Iterable[Block], classes: Sequence[str]) -> list[str]:
     kinds = {type(block) for block in blocks}
     if kinds == {Line}:
         return ["line"]
@@ -85,7 +84,7 @@ def _list_sheets(document: Document, blocks: Iterable[Block]) -> list[str]:
         "steps": bool(kinds & {Steps, Fold}),
         "listing": Listing in kinds,
         **{block.sheet: True for block in blocks if isinstance(block, Picture)},
-        "card": CARD_CLASS in document.classes,
+        "card": CARD_CLASS in classes,
     }
     return [name for name, is_wanted in wanted.items() if is_wanted]
 

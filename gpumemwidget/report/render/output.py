@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from gpumemwidget.report.render.document import Document
+from gpumemwidget.report.render.blocks import Block
 from gpumemwidget.report.render.html import render_html
 from gpumemwidget.report.render.text import render_text
 
@@ -27,20 +27,22 @@ class Report:
     """A report that shows itself: HTML in a notebook, text in a terminal.
 
     Attributes:
-        document: what the report says; text and HTML are made from it when they are asked for.
+        blocks: what the report says; text and HTML are made from it when they are asked for.
+        classes: further classes of the HTML's outermost element; ``gmw-card`` gives it a frame.
     """
 
-    document: Document
+    blocks: tuple[Block, ...]
+    classes: tuple[str, ...] = ()
 
     @cached_property
     def text(self) -> str:
         """Plain text without a line end."""
-        return render_text(self.document)
+        return render_text(self.blocks)
 
     @cached_property
     def html(self) -> str:
         """Static HTML, one element with its own styles."""
-        return render_html(self.document)
+        return render_html(self.blocks, self.classes)
 
     def __repr__(self) -> str:
         return self.text
@@ -64,7 +66,7 @@ class FigureReport(Report):
         figure: plotly's JSON: data and layout.
     """
 
-    figure: Mapping[str, Any]
+    figure: Mapping[str, Any] = field(kw_only=True)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         return {

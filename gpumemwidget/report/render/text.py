@@ -1,4 +1,4 @@
-"""A document as plain text, for a terminal and wherever HTML is not shown.
+"""The blocks of a report as plain text, for a terminal and wherever HTML is not shown.
 
 80 columns, no boxes. Our own characters are such that every Windows console can print them, so
 ``≥`` is written ``>=``; the user's text may hold any letter, but nothing that acts on a terminal.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import textwrap
 import unicodedata
+from collections.abc import Iterable
 
-from gpumemwidget.report.render.document import (
+from gpumemwidget.report.render.blocks import (
     Block,
     Cell,
     Column,
-    Document,
     Fold,
     Heading,
     Line,
@@ -38,11 +38,11 @@ _MIN_LAST_WIDTH = 12
 _TAB_SIZE = 4
 
 
-def render_text(document: Document) -> str:
-    """Return the document as lines, with a blank line between two blocks, though not two notes."""
+def render_text(blocks: Iterable[Block]) -> str:
+    """Return the blocks as lines, with a blank line between two blocks, though not two notes."""
     parts: list[str] = []
     was_note = False
-    for block in document.blocks:
+    for block in blocks:
         text = _render_block(block)
         if not text:
             continue
@@ -74,7 +74,7 @@ def _render_block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
         case Options():
             return _render_options(block)
         case Fold():
-            return f"{_join_runs(block.runs, ' · ')}\n{render_text(Document(block.blocks))}"
+            return f"{_join_runs(block.runs, ' · ')}\n{render_text(block.blocks)}"
 
 
 def _join_runs(runs: tuple[Run, ...], separator: str = "") -> str:

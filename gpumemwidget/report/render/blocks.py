@@ -1,7 +1,7 @@
-"""Documents: what a report says, before it is text or HTML.
+"""The blocks of a report: what it says, before it is text or HTML.
 
-Each report is built once, as a document of a few kinds of blocks, and drawn as text and as HTML
-from it, so both forms say the same numbers.
+Each report is built once, of a few kinds of blocks, and drawn as text and as HTML from them, so
+both forms say the same numbers.
 """
 
 from __future__ import annotations
@@ -197,12 +197,3 @@ class Picture(ABC):
 
 
 Block = Heading | Line | Table | Note | Steps | Options | Listing | Fold | Picture
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A whole report."""
-
-    blocks: tuple[Block, ...] = ()
-    #: Further classes of the HTML's outermost element; ``gmw-card`` gives it a frame.
-    classes: tuple[str, ...] = ()
