@@ -8,16 +8,7 @@ from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import HOST, Sample
 from gpumemwidget.report.charts.counters import CounterCharts, plot_device
 from gpumemwidget.report.limits import list_crossings
-from gpumemwidget.report.render.blocks import (
-    Block,
-    Cell,
-    Column,
-    Heading,
-    Line,
-    Note,
-    Run,
-    Table,
-)
+from gpumemwidget.report.render.blocks import Block, Cell, Column, Heading, Line, Note, Run, Table
 from gpumemwidget.report.render.cells import (
     bytes_cell,
     change_cell,

@@ -6,15 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord
-from gpumemwidget.report.render.blocks import (
-    Block,
-    Cell,
-    Column,
-    Heading,
-    Note,
-    Run,
-    Table,
-)
+from gpumemwidget.report.render.blocks import Block, Cell, Column, Heading, Note, Run, Table
 from gpumemwidget.report.render.cells import (
     STATUS_TONES,
     change_cell,

@@ -15,15 +15,7 @@ from gpumemwidget.model.devices import (
     Reading,
     rank_device,
 )
-from gpumemwidget.report.render.blocks import (
-    Block,
-    Cell,
-    Column,
-    Note,
-    Option,
-    Options,
-    Table,
-)
+from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Option, Options, Table
 from gpumemwidget.report.render.cells import bytes_cell, explain_marks, peak_cell, sort_devices
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.wording.parts import name_library

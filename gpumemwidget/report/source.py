@@ -15,14 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
-from gpumemwidget.model.traces import (
-    Call,
-    DeviceTrace,
-    HostLines,
-    LineUse,
-    SourceLine,
-    SourceUnit,
-)
+from gpumemwidget.model.traces import Call, DeviceTrace, HostLines, LineUse, SourceLine, SourceUnit
 from gpumemwidget.report.render.blocks import Cell, Listing, ListingRow
 from gpumemwidget.report.wording.words import count, join_words, name_range
 from gpumemwidget.units import format_bytes, format_change

@@ -14,16 +14,7 @@ from gpumemwidget.model.traces import CellTrace, DeviceTrace, HostLines, SourceU
 from gpumemwidget.report.cell import explain_host, list_cell_blocks
 from gpumemwidget.report.charts.figures import plot_trace
 from gpumemwidget.report.charts.timeline import describe_device, map_bands, plot_timeline
-from gpumemwidget.report.render.blocks import (
-    Block,
-    Cell,
-    Column,
-    Fold,
-    Heading,
-    Note,
-    Run,
-    Table,
-)
+from gpumemwidget.report.render.blocks import Block, Cell, Column, Fold, Heading, Note, Run, Table
 from gpumemwidget.report.render.cells import bytes_cell, explain_marks, share_cell
 from gpumemwidget.report.render.output import FigureReport, Report
 from gpumemwidget.report.source import RESOLUTION_BYTES, list_host, list_unit, name_file, sum_uses

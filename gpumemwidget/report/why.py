@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from gpumemwidget.model.ownership import Explanation, Fix, FixKind, Holder
 from gpumemwidget.report.release import describe_joint
-from gpumemwidget.report.render.blocks import (
-    Block,
-    Heading,
-    Note,
-    Run,
-    Step,
-    Steps,
-    Tone,
-)
+from gpumemwidget.report.render.blocks import Block, Heading, Note, Run, Step, Steps, Tone
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.wording.words import format_device_bytes
 

@@ -24,11 +24,7 @@ from gpumemwidget.report.account import report_account
 from gpumemwidget.report.account_tree import ITSELF, Node, check_rows, list_lines
 from gpumemwidget.report.why import report_explanation
 from gpumemwidget.units import parse_bytes
-from tests.report.account_examples import (
-    make_account,
-    make_big_account,
-    make_unnamed_explanation,
-)
+from tests.report.account_examples import make_account, make_big_account, make_unnamed_explanation
 from tests.report.examples import KIB, MIB
 
 

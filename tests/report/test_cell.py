@@ -9,12 +9,7 @@ import pytest
 from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.devices import PeakIs
 from gpumemwidget.report.cell import report_cell, report_cell_line
-from tests.report.examples import (
-    GIB,
-    MIB,
-    make_gpu_cell,
-    make_samples,
-)
+from tests.report.examples import GIB, MIB, make_gpu_cell, make_samples
 from tests.report.pages import list_charts
 
 _STILL = Span(GIB, GIB, GIB)

@@ -24,12 +24,7 @@ from gpumemwidget.report.oom import (
     sort_ways,
 )
 from gpumemwidget.report.wording.parts import name_part
-from tests.report.oom_examples import (
-    GIB,
-    make_card,
-    make_event,
-    make_host_card,
-)
+from tests.report.oom_examples import GIB, make_card, make_event, make_host_card
 
 MIB = 1024**2
 

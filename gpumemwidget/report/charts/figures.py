@@ -35,18 +35,8 @@ from gpumemwidget.report.render.palette import (
     PEAK_COLOR,
     RESERVED_COLOR,
 )
-from gpumemwidget.report.wording.parts import (
-    find_look,
-    name_part,
-    name_process,
-    tell_part,
-)
-from gpumemwidget.report.wording.words import (
-    cut_words,
-    format_peak,
-    name_counters,
-    name_record,
-)
+from gpumemwidget.report.wording.parts import find_look, name_part, name_process, tell_part
+from gpumemwidget.report.wording.words import cut_words, format_peak, name_counters, name_record
 from gpumemwidget.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
