@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpumemwidget.model.segments import Frame
-from gpumemwidget.oom.detection import find_oom, format_as_torch
+from gpumemwidget.oom.detection import find_oom
 
 CUDA_TEXT = (
     "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.18 GiB of "
@@ -118,11 +118,7 @@ def test_a_text_that_is_no_plain_one() -> None:
     "text",
     [
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
-        "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-        "cuFFT error: CUFFT_ALLOC_FAILED",
         "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
-        "CUDA driver error: out of memory",
         "HIP out of memory. Tried to allocate",
         "CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling",
     ],
@@ -225,20 +221,3 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert find_oom(ValueError(CUDA_TEXT)) is None
     assert find_oom(MemoryError()) is not None
-
-
-@pytest.mark.parametrize(
-    ("n_bytes", "text"),
-    [
-        (512, "512 bytes"),
-        (1024, "1024 bytes"),
-        (2048, "2.00 KiB"),
-        (1024**2, "1024.00 KiB"),
-        (20 * 1024**2, "20.00 MiB"),
-        (1024**3, "1024.00 MiB"),
-        (8 * 1024**4, "8192.00 GiB"),
-    ],
-)
-def test_as_torch_says_it(n_bytes: int, text: str) -> None:
-    """So that an error is told apart from others in the same cell."""
-    assert format_as_torch(n_bytes) == text

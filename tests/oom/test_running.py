@@ -67,21 +67,6 @@ def test_variables_of_running_functions(notebook: Notebook, seen: list[MemoryAcc
     assert account.variables == ()
 
 
-def test_what_a_library_was_given_is_told_by_the_users_word(
-    notebook: Notebook, seen: list[MemoryAccount]
-) -> None:
-    """A module's own frames hold its input too, nearer to the allocation."""
-    notebook.run(
-        "import torch\n"
-        "class Last(torch.nn.Module):\n    def forward(self, x):\n        del x\n        look()\n"
-        "def train():\n    batch = torch.ones(60_013)\n"
-        "    torch.nn.Sequential(torch.nn.Identity(), Last())(batch)\n"
-        "train()"
-    )
-
-    assert _find_owner(seen[0]) == "running: train() line 8: batch"
-
-
 def test_activations_of_a_running_forward(notebook: Notebook, seen: list[MemoryAccount]) -> None:
     """What was saved for backward has its kind, and the variable whose graph it is in."""
     notebook.run(

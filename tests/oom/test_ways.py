@@ -238,17 +238,6 @@ def test_what_loses_training_state_comes_last_and_one_by_one(
     ]
 
 
-def test_many_small_names_leave_room_for_a_big_one(notebook: Notebook, tracker: Tracker) -> None:
-    """A module that nobody uses may be the one that is enough, though what it loses is told."""
-    notebook.put(**{f"m{number}": tracker.make(2 * N) for number in range(5)})
-    notebook.put(model=torch.nn.Linear(16 * N, 1, bias=False))
-
-    names = find_names(notebook)
-
-    assert [way.loses_training_state for way in names] == [False, False, False, False, True]
-    assert (names[-1].names, names[-1].gives_bytes) == (("model",), 16 * MIB)
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_what_may_hold_more_in_cpp_is_at_least(notebook: Notebook) -> None:
     """A scripted module has lists of tensors, which nobody tells."""
@@ -348,22 +337,6 @@ def test_fragments(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
     assert older.setting == "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"largest_free_block_bytes": 9 * MIB},
-        {"requested_bytes": 11 * MIB},
-        {"largest_free_block_bytes": None},
-        {"requested_bytes": None, "largest_free_block_bytes": 5 * MIB},
-    ],
-)
-def test_no_fragments(notebook: Notebook, change: dict[str, int | None]) -> None:
-    """Enough in one piece, or too little in all, or not known."""
-    event = dataclasses.replace(FRAGMENTED, **change)
-
-    assert "expandable segments" not in find(notebook, event)
-
-
 def test_a_limit(notebook: Notebook) -> None:
     """It gives no more than what is free on the device."""
     event = dataclasses.replace(
@@ -378,16 +351,6 @@ def test_a_limit(notebook: Notebook) -> None:
 
     assert (way.gives_bytes, way.gives_is) == (60 * MIB, "at most")
     assert word_remedy(way, event)[1] == "%memlimit off --device cuda:1"
-
-
-def test_other_processes(notebook: Notebook) -> None:
-    """What they take, where it is known."""
-    event = dataclasses.replace(NOTHING, others_bytes=9 * MIB)
-
-    way = find(notebook, event)["other processes"]
-
-    assert (way.gives_bytes, way.gives_is) == (9 * MIB, "at most")
-    assert word_remedy(way, event)[1] == "!nvidia-smi"
 
 
 # -- What needs less -------------------------------------------------------------------------------

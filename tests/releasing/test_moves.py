@@ -152,19 +152,6 @@ def test_what_cannot_be_moved_says_why(notebook: Notebook, source: str, obstacle
     assert any(each.startswith(obstacle) for each in found)
 
 
-def test_a_graph_that_no_name_leads_to_is_not_torn(notebook: Notebook) -> None:
-    """A loss that only a library keeps needs its tensors where they are."""
-    x = torch.ones(10, requires_grad=True)
-    notebook.elsewhere.append((x * x).sum())
-    notebook.put(x=x)
-
-    _, moves = _find(notebook)
-
-    assert [move.obstacle for move in moves] == [
-        "a computation that no name leads to has it, or something in C++ (a traced module, DDP)"
-    ]
-
-
 @pytest.mark.parametrize("is_within", [True, False])
 def test_inference_tensors_stay_what_they_are(notebook: Notebook, is_within: bool) -> None:
     """Neither kind becomes the other, whatever the mode: weights must still learn."""

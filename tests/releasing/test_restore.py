@@ -89,24 +89,6 @@ def test_a_round_trip_changes_nothing_but_the_memory(notebook: Notebook) -> None
     assert ns["step"]() > 0
 
 
-def test_the_plan_tells_what_goes_where(notebook: Notebook) -> None:
-    """Devices, bytes and room, before anything is changed."""
-    notebook.put(x=torch.ones(10), y=[torch.ones(20)])
-    notebook.release("x", "y", keep=True)
-    address = notebook.ip.user_ns["x"].data_ptr()
-
-    plan = _plan(notebook, "y", "x")
-
-    assert [(move.path, move.kind, move.device, move.n_bytes) for move in plan.moves] == [
-        ("y", "container", "host", 80),
-        ("x", "tensor", "host", 40),
-    ]
-    assert plan.needs_bytes == DeviceBytes((("host", 120),))
-    assert dict(plan.available_bytes)["host"] > 120
-    assert (plan.refusal, plan.remains) == (None, ())
-    assert notebook.ip.user_ns["x"].data_ptr() == address
-
-
 def test_a_failure_puts_everything_back(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:

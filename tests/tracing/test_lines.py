@@ -137,22 +137,6 @@ def test_an_exception_leaves_the_function_s_lines() -> None:
     assert ran.changes == {2: 2, 11: 4, 12: 8}
 
 
-def test_what_a_library_does_after_an_exception_is_the_caller_s() -> None:
-    """A library that catches what the cell's function raises runs for the cell's calling line."""
-    library = compile(
-        "def call(f):\n    try:\n        f()\n    except ValueError:\n        take(7)\n",
-        "/usr/lib/library.py",
-        "exec",
-    )
-    heap = Heap()
-    names: dict[str, Any] = {"take": heap.take}
-    exec(library, names)
-
-    ran = run("def f():\n    take(1)\n    raise ValueError\ncall(f)\n", heap, names=names)
-
-    assert ran.changes == {2: 1, 4: 7}
-
-
 def test_an_error_that_ends_the_cell_is_the_cell_s_own() -> None:
     """Its traceback has the cell's frames alone, and the lines until then are told."""
     ran = run("take(1)\ndef f():\n    take(2)\n    1 / 0\nf()\ntake(4)\n")

@@ -96,22 +96,6 @@ def test_a_cell_that_allocates_nothing_has_a_timeline() -> None:
     assert [line.use for line in found.units[0].lines] == [None, None, None]
 
 
-def test_time_counts_from_the_cells_start() -> None:
-    """The history began a little earlier or later; nothing lies before 0."""
-    device = Device()
-    device.start()
-    device.allocate(MIB, "", at(1))
-    trace = device.end()
-
-    early = describe_device(trace, sources=SOURCES, start_us=START_US - 500_000).timeline
-    late = describe_device(trace, sources=SOURCES, start_us=START_US + 2).timeline
-
-    assert early is not None
-    assert late is not None
-    assert early.times_s == (0.5, 0.500001, 0.500002, 0.500003)
-    assert late.times_s == (0.0, 0.0, 0.0, 1e-6)
-
-
 def test_the_peak_is_told_by_line_kind_and_name() -> None:
     """What still stands has the name it has now; what is gone was freed since."""
     device = Device()
@@ -193,25 +177,6 @@ def make_short() -> Device:
     device.free(gone)
     device.allocate(MIB, "", at(2))
     return device
-
-
-def test_counters_that_agree_need_no_words() -> None:
-    """Nor do those that were not read, or whose peak was cut short: the events have it."""
-    device = make_short()
-    unread = count(
-        device,
-        allocated=Span(None, None, None),
-        reserved=Span(None, None, None),
-        peak_is=None,
-    )
-    cut = count(device, allocated=Span(0, MIB, MIB), peak_is="at least")
-
-    for cell in (None, count(device), unread, cut):
-        found = describe(device, cell=cell)
-
-        assert found.allocated == Span(0, MIB, 5 * MIB)
-        assert found.reserved == Span(0, 22 * MIB, 22 * MIB)
-        assert (found.peak_is, found.notes) == ("exact", ())
 
 
 def test_counters_that_differ_are_shown_and_said() -> None:

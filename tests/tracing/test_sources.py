@@ -49,13 +49,10 @@ def make_sources(**texts: str) -> Sources:
         (5, "forward", "Net.forward"),
         (7, "inner", "Net.forward.inner"),
         (8, "forward", "Net.forward"),
-        (9, "forward", "Net.forward"),
         (12, "forward", "Net.forward"),
-        (12, "<listcomp>", "<listcomp>"),
         (15, "go", "Net.Deep.go"),
         (18, "wait", "wait"),
         (1, "<module>", "<module>"),
-        (99, "gone", "gone"),
         (18, "another", "another"),
     ],
 )
