@@ -29,7 +29,7 @@ from gpumemwidget.ownership.moves import Move
 from gpumemwidget.ownership.partition import ReleasePartition, find_joint
 from gpumemwidget.ownership.shell import LAST_EXCEPTION, Shell
 from gpumemwidget.releasing.caches import describe_costs
-from gpumemwidget.releasing.gradients import Gradients, find_cycles, find_gradients
+from gpumemwidget.releasing.gradients import find_cycles, find_gradients
 from gpumemwidget.releasing.refusals import check_bound, check_functions, find_capture, find_user
 from gpumemwidget.units import format_bytes
 
@@ -119,7 +119,10 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
     remains: list[str] = []
     if account is not None:
         gradients = find_gradients(account) if request.grads else None
-        refusal = find_user(shell, account, _list_used(account, names, gradients))
+        owners = 0
+        for place in () if gradients is None else gradients.owners:
+            owners |= account.marks[place]
+        refusal = find_user(shell, account, (*names, *account.name_holders(owners)))
         if gradients is not None:
             draft.grad_owners = gradients.watch(account)
             account.replace_marks(gradients.marks)
@@ -188,27 +191,17 @@ def _sum_host_needed(account: Account, moved: Sequence[int]) -> DeviceBytes:
     return replace(found, by_device=((HOST, found.total_bytes),))
 
 
-def _list_used(
-    account: Account, names: Sequence[str], gradients: Gradients | None
-) -> tuple[str, ...]:
-    """The rows that no other thread may be using: those named, and those with gradients."""
-    marks = 0
-    for place in () if gradients is None else gradients.owners:
-        marks |= account.marks[place]
-    return (*names, *account.name_holders(marks))
-
-
 def _describe_empty(shell: Shell, draft: Draft, *, keep: bool) -> list[str]:
-    """A sentence on each name that holds nothing."""
+    """Return a sentence on each name that holds nothing."""
     account = draft.account
     found = []
     for name in draft.user_names:
-        row = None if account is None else account.rows.get(name)
-        if account is not None and row is not None and account.list_storages(row.mark):
+        mark = account.rows[name].mark if account is not None and name in account.rows else 0
+        if account is not None and account.list_storages(mark):
             continue
         if shell.user_ns[name] is None:
             found.append(f"{name} is None already")
-        elif account is not None and row is not None and account.may_hold_more(row.mark):
+        elif account is not None and mark and account.may_hold_more(mark):
             found.append(f"What {name} holds is in C++, where Python can't see it")
         elif keep:
             found.append(f"{name} holds no tensor memory")
