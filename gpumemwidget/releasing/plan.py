@@ -6,9 +6,11 @@ The draft behind it, with the objects themselves, lives only while a release is 
 
 from __future__ import annotations
 
+import functools
 import gc
+import operator
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -83,7 +85,6 @@ def plan_release(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> R
     return draw_up(shell, hardware, request)[1]
 
 
-@forgets_frames
 def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[Draft, ReleasePlan]:
     """Return the objects that a release is about, and its plan; see ``plan_release``."""
     names, keep = request.names, request.keep
@@ -104,13 +105,6 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
         for name in user_names
         if not keep and (gc.is_tracked(held := shell.user_ns[name]) or gc.get_referents(held))
     )
-    drops = tuple(
-        IPythonReference(path=reference.path)
-        for reference in shell.list_references()
-        if (reference.root == "out" and (request.out or id(reference.target) in ids))
-        or reference.row in out_rows
-        or (reference.root == "exception" and request.exceptions)
-    )
     draft = Draft(account=account, user_names=user_names, ids=ids, out_rows=out_rows)
     moves: tuple[ReleaseMove, ...] = ()
     joint: JointRelease | None = None
@@ -119,10 +113,9 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
     remains: list[str] = []
     if account is not None:
         gradients = find_gradients(account) if request.grads else None
-        owners = 0
-        for place in () if gradients is None else gradients.owners:
-            owners |= account.marks[place]
-        refusal = find_user(shell, account, (*names, *account.name_holders(owners)))
+        owners = [account.marks[place] for place in gradients.owners] if gradients else []
+        holders = account.name_holders(functools.reduce(operator.or_, owners, 0))
+        refusal = find_user(shell, account, (*names, *holders))
         if gradients is not None:
             draft.grad_owners = gradients.watch(account)
             account.replace_marks(gradients.marks)
@@ -156,7 +149,7 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
     plan = ReleasePlan(
         request=request,
         moves=moves,
-        drops=drops,
+        drops=_list_drops(shell, request, out_rows, ids),
         frees_bytes=frees,
         host_needed_bytes=needed,
         host_available_bytes=available,
@@ -168,6 +161,19 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
         joint=joint,
     )
     return draft, plan
+
+
+def _list_drops(
+    shell: Shell, request: ReleaseRequest, out_rows: Sequence[str], ids: Collection[int]
+) -> tuple[IPythonReference, ...]:
+    """Return IPython's own references that a release drops."""
+    return tuple(
+        IPythonReference(path=reference.path)
+        for reference in shell.list_references()
+        if (reference.root == "out" and (request.out or id(reference.target) in ids))
+        or reference.row in out_rows
+        or (reference.root == "exception" and request.exceptions)
+    )
 
 
 def _describe_bounds(account: Account, partition: ReleasePartition) -> list[str]:
