@@ -23,7 +23,6 @@ stage.set()
 %load_ext gpumemwidget
 """
 _TRAIN = "stage.train(0)"
-_FILL = "for n in range(6): stage.train(n)"
 #: A busy cell with a child that has memory on a GPU: until there is a file, and while there is one.
 _CHILD = """
 import pathlib
@@ -157,20 +156,6 @@ def test_parts_wait_for_the_end_of_a_cell(lab: Lab) -> None:
         )
 
 
-def test_parts_are_there_after_the_page_was_loaded_anew(lab: Lab) -> None:
-    """A new page knows nothing of what the old one was sent: it asks when its tab is opened."""
-    with _open(lab, _TRAIN) as notebook:
-        notebook.run(2)
-        _show_device(notebook)
-        notebook.save()
-
-        notebook.load()
-        notebook.page.locator(".gmd[data-drawn]").wait_for()
-        _show_device(notebook)
-
-        assert "80.00 GiB" in _text(notebook, ".gmd-report")
-
-
 def test_limit_and_budget_are_lines_and_the_cell_over_it_is_marked(lab: Lab) -> None:
     """In the plot with their amounts, on the bar as marks; the cell in the lane and in the list."""
     take = "stage.take(9000, 'tensor', 'batch')"
@@ -197,31 +182,6 @@ def test_limit_and_budget_are_lines_and_the_cell_over_it_is_marked(lab: Lab) -> 
         report = _text(notebook, ".gmd-report")
         assert "40.00 GiB" in report
         assert "6.00 GiB" in report
-
-
-def test_names_of_bounds_keep_apart_in_a_narrow_plot(lab: Lab) -> None:
-    """A device's name, its limit, budget and total: no two of them stand on one another."""
-    with _open(lab, "%memlimit 48GiB\n%membudget 30GiB", _FILL, n_devices=6, width=400) as notebook:
-        notebook.run(2)
-        notebook.run(3)
-        lines = notebook.page.locator(".gmd-canvas .annotation-text")
-        notebook.wait_until(
-            lambda: lines.all_text_contents().count("budget 30.00 GiB") == 6, "all are drawn"
-        )
-
-        boxes = lines.evaluate_all(
-            """lines => lines.map((line) => {
-                const { left, right, y } = line.getBoundingClientRect();
-                return [line.textContent, left, right, y];
-            })"""
-        )
-
-        assert [text for text, *_ in boxes].count("limit 48.00 GiB") == 6
-        for at, (_, left, right, y) in enumerate(boxes):
-            for _, other_left, other_right, other_y in boxes[at + 1 :]:
-                is_beside = right <= other_left or other_right <= left
-                # Their boxes are taller than their letters.
-                assert is_beside or abs(y - other_y) >= 10
 
 
 def test_parts_say_that_somebody_has_taken_memory_since(lab: Lab) -> None:

@@ -161,20 +161,6 @@ def test_real_oom_of_the_host_gets_its_card(lab: Lab) -> None:
         assert notebook.problems == []
 
 
-def test_two_cards_know_of_each_other(lab: Lab) -> None:
-    """What one of them has released the other one does not offer any more."""
-    with _open_card(lab, _FAIL) as notebook:
-        notebook.run(3)
-        _wait_for(notebook, "last exception", "gone")
-        _way(notebook, "%memrelease big", 1).click()
-        _wait_for(notebook, "%memrelease big", "done", 1)
-        _wait_for(notebook, "%memrelease big", "gone")
-        _way(notebook, "last exception", 1).click()
-        _wait_for(notebook, "last exception", "done", 1)
-
-        assert _way(notebook, "also_big").is_enabled()
-
-
 def test_reloaded_page_has_its_buttons_again(lab: Lab) -> None:
     """What was done is told again; what was not can be done."""
     with _open_card(lab) as notebook:
@@ -189,27 +175,6 @@ def test_reloaded_page_has_its_buttons_again(lab: Lab) -> None:
         _way(notebook, "also_big").click()
         _wait_for(notebook, "also_big", "done")
         assert notebook.ask("also_big") == "None"
-
-
-def test_restarted_kernel_leaves_the_static_card(lab: Lab) -> None:
-    """No button, no error, nothing missing: neither at once nor after a reload."""
-    with _open_card(lab) as notebook:
-        _way(notebook, "%memrelease big").click()
-        _wait_for(notebook, "%memrelease big", "done")
-        notebook.save()
-        notebook.restart_kernel()
-        notebook.wait_until(lambda: not _card(notebook).locator("button").count(), "no buttons")
-        text = _card(notebook).inner_text()
-
-        notebook.load()
-        notebook.wait_for_kernel()
-        notebook.page.wait_for_timeout(1500)
-
-        assert _card(notebook).inner_text() == text
-        assert "Freed" not in text
-        assert "%memrelease big" in text
-        assert _card(notebook).locator("button").count() == 0
-        assert "model not found" not in notebook.output(2)
 
 
 def test_saved_notebook_holds_the_static_card_alone(lab: Lab) -> None:
@@ -256,20 +221,6 @@ def test_unloading_takes_the_buttons_out(lab: Lab) -> None:
         assert "%memrelease big" in _card(notebook).inner_text()
 
 
-def test_keys_press_the_button(lab: Lab) -> None:
-    """As a mouse does; the notebook does not take them for its own."""
-    with _open_card(lab) as notebook:
-        _way(notebook, "%memrelease big").focus()
-        notebook.page.keyboard.press("Enter")
-        _wait_for(notebook, "%memrelease big", "done")
-        _way(notebook, "also_big").focus()
-        notebook.page.keyboard.press("Space")
-        _wait_for(notebook, "also_big", "done")
-
-        assert notebook.page.locator(".jp-Notebook .jp-Cell").count() == 3
-        assert notebook.ask("also_big is None") == "True"
-
-
 def test_failure_of_ours_is_said_in_its_place(lab: Lab) -> None:
     """And the way can be tried again."""
     breaking = (
@@ -288,15 +239,3 @@ def test_failure_of_ours_is_said_in_its_place(lab: Lab) -> None:
 
         _way(notebook, "%memrelease big").click()
         _wait_for(notebook, "%memrelease big", "done")
-
-
-def test_card_is_text_whatever_is_on_it(lab: Lab) -> None:
-    """No text becomes an element, and a long one leaves the card its width."""
-    with lab.open([LOAD, "show_card(examples.make_hostile_card(), current_session())"]) as opened:
-        opened.wait_for_kernel()
-        opened.run(0, timeout_s=60)
-        opened.run(1)
-
-        assert _card(opened).locator("script").count() == 0
-        assert _card(opened).evaluate("card => card.scrollWidth <= card.clientWidth")
-        assert opened.problems == []

@@ -208,18 +208,6 @@ def test_saved_report_is_read_without_a_kernel(lab: Lab) -> None:
         assert "second = bytearray(20_000_000)" in done.stdout
 
 
-def test_cell_that_failed_has_its_report(lab: Lab) -> None:
-    """Below its traceback, up to the line that raised."""
-    cell = "%%memtrace\nkept = bytearray(30_000_000)\n1 / 0\nnever = 1"
-    with _run_cell(lab, cell) as notebook:
-        notebook.wait_for_end(1, timeout_s=60)
-        notebook.page.wait_for_selector(".gmw-li")
-
-        text = notebook.output(1)
-        assert text.index("ZeroDivisionError") < text.index("In [2] · error")
-        assert "never = 1" in text
-
-
 def test_cell_that_allocates_nothing_has_no_chart(lab: Lab) -> None:
     """The table, and one line that says so."""
     with _run_cell(lab, "%%memtrace\nx = 1") as notebook:

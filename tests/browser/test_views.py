@@ -174,23 +174,6 @@ def test_many_gpus_are_summed_up(lab: Lab) -> None:
         assert rise[0] == "cuda:7+90.00 MiB"
 
 
-def test_tip_of_a_running_cell_is_kept_true(lab: Lab) -> None:
-    """A tooltip that stays open tells that its cell has ended."""
-    with _open(lab, 1, 1) as notebook:
-        notebook.page.evaluate(_ADD_CELL, "time.sleep(3)")
-        notebook.start(2)
-        page = notebook.page
-        band = page.locator('.gmd-band[data-status="running"]')
-        band.wait_for()
-        band.focus()
-        assert "running" in page.locator(".gmd-plot .gmd-tip").inner_text()
-
-        notebook.wait_until(
-            lambda: "· ok ·" in page.locator(".gmd-plot .gmd-tip").inner_text(),
-            "the tip says that it ended",
-        )
-
-
 #: The driver goes on saying what it said before all was freed.
 _FREE_ALL = """
 before = stage.hardware.read_devices()
@@ -238,11 +221,5 @@ _RANGE_MS = """
 () => {
     const axis = document.querySelector(".gmd-canvas")._fullLayout.xaxis;
     return axis.r2l(axis.range[1]) - axis.r2l(axis.range[0]);
-}
-"""
-_ADD_CELL = """
-source => {
-    const { model } = window.jupyterapp.shell.currentWidget.content;
-    model.sharedModel.addCell({ cell_type: "code", source });
 }
 """

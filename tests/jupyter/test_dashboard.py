@@ -236,20 +236,6 @@ def test_account_in_mid_cell_waits_for_its_end(page: _Page) -> None:
     assert "made_here" in {row["label"] for row in accounts[-1]["rows"]}
 
 
-def test_account_that_fails_says_so(page: _Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the click was; the next one is answered again."""
-
-    def fail(*_: object) -> None:
-        raise BackendError("made to fail")
-
-    monkeypatch.setattr("gpumemwidget.ownership.account.take_memory_account", fail)
-    answer = page.say("account")
-    assert (answer[-1]["state"], answer[-1]["message"]) == ("failed", "made to fail")
-    monkeypatch.undo()
-
-    assert page.say("account")[-1]["state"] == "done"
-
-
 @pytest.mark.parametrize(
     ("owner", "asked", "kind"),
     [
@@ -392,19 +378,6 @@ def test_failure_is_shown_in_the_views(page: _Page, monkeypatch: pytest.MonkeyPa
     assert "variables" in [message["kind"] for message in page.say("variables")]
 
 
-def test_failed_sum_is_answered(page: _Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A view asks one sum at a time: without an answer it would never ask again."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("made to fail")
-
-    monkeypatch.setattr("gpumemwidget.ownership.variables.sum_frees", fail)
-
-    answer = page.say("sum", id="1", names=["big"])
-
-    assert _find(answer, "sum")["error"] == "RuntimeError: made to fail"
-
-
 def test_release_is_reported_though_the_memory_cannot_be_read_after_it(
     page: _Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,14 +393,6 @@ def test_release_is_reported_though_the_memory_cannot_be_read_after_it(
 
     assert [message["kind"] for message in answer][1:] == ["trouble", "variables", "release"]
     assert answer[-1]["state"] == "done"
-
-
-def test_malformed_message_is_shown_and_survived(page: _Page) -> None:
-    """A page of another version may say what we do not understand."""
-    for kind in ("release", "no such kind"):
-        answer = _find(page.say(kind), "trouble")
-        assert "was not understood" in answer["message"]
-    assert "variables" in [message["kind"] for message in page.say("variables")]
 
 
 def test_widget_output_has_no_text(page: _Page) -> None:

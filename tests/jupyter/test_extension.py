@@ -86,16 +86,6 @@ def test_loading_twice_doubles_nothing(shell: InteractiveShell, again: str) -> N
     assert _count_ours(shell) == once == (2, 1, 13)
 
 
-def test_loading_by_hand_beside_the_extension_manager_doubles_nothing(
-    shell: InteractiveShell,
-) -> None:
-    """``load_ipython_extension`` is public: code may call it, and again."""
-    gpumemwidget.load_ipython_extension(shell)
-    shell.run_cell("%load_ext gpumemwidget", store_history=True)
-
-    assert _count_ours(shell) == (2, 1, 13)
-
-
 def _count_ours(shell: InteractiveShell) -> tuple[int, int, int]:
     """Callbacks, transformers and magics."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from typing import NoReturn
 
 import pytest
@@ -119,40 +118,6 @@ def test_devices_that_cannot_be_looked_up_keep_no_traced_cell_from_running(
 
     assert result.result == 42
     assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("event", "method"),
-    [("start", "start_span"), ("end", "end_span")],
-)
-def test_an_interrupt_within_our_hooks_waits_for_their_end(
-    shell: InteractiveShell,
-    session: Session,
-    monkeypatch: pytest.MonkeyPatch,
-    event: str,
-    method: str,
-) -> None:
-    """It then ends the cell; what we were doing is done as a whole."""
-    real = getattr(session.monitor.hardware, method)
-    n_calls = []
-
-    def interrupted() -> tuple[Reading, ...]:
-        n_calls.append(1)
-        if len(n_calls) == 1:
-            signal.raise_signal(signal.SIGINT)
-        readings: tuple[Reading, ...] = real()
-        return readings
-
-    monkeypatch.setattr(session.monitor.hardware, method, interrupted)
-    result = shell.run_cell("x = 1", store_history=True)
-    after = shell.run_cell("y = 1", store_history=True)
-
-    assert isinstance(result.error_in_exec, KeyboardInterrupt)
-    assert after.success
-    # The cell's own code had ended well when the interrupt came at its end.
-    statuses = [record.status for record in session.monitor.ledger][1:]
-    assert statuses == ["interrupted" if event == "start" else "ok", "ok"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_cell_whose_end_never_came_leaves_no_record(

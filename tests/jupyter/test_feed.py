@@ -119,16 +119,6 @@ def test_samples_of_one_tick_are_one_message(session: _Session) -> None:
     assert len(rows) == 201
 
 
-def test_update_is_small(session: _Session) -> None:
-    """Its binary part is 8 bytes a figure."""
-    session.see()
-    session.sample()
-
-    session.sample()
-
-    assert len(session.take_sent()[-1]["buffers"][0]) == (4 + 5) * 8
-
-
 def test_new_device_is_told_before_its_first_row(session: _Session) -> None:
     """A GPU that is touched later adds columns."""
     session.see()
@@ -194,18 +184,6 @@ def test_nothing_is_sent_when_nobody_looks(
     session.run_cell()
 
     assert session.take_sent() == []
-    assert not session.feed.is_seen
-
-
-def test_one_visible_view_of_several_is_enough(session: _Session) -> None:
-    """Nothing stops while any view can be seen."""
-    session.see("a")
-    session.see("b")
-
-    session.see("a", visible=False)
-    assert session.feed.is_seen
-    session.feed.lose("b")
-
     assert not session.feed.is_seen
 
 
@@ -313,15 +291,6 @@ def test_page_left_in_mid_cell_may_come_back(session: _Session) -> None:
     assert session.feed.is_seen
     session.monitor.end_cell(status="ok")
     session.sample(26.0)
-    assert not session.feed.is_seen
-
-
-def test_page_left_between_cells_is_gone(session: _Session) -> None:
-    """A page that is loaded anew can say so at once."""
-    session.see()
-
-    session.feed.lose("a", page_left=True)
-
     assert not session.feed.is_seen
 
 

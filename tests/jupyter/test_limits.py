@@ -13,7 +13,6 @@ from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host.backend import HostBackend
-from gpumemwidget.errors import NotLoadedError
 from gpumemwidget.jupyter import extension
 from gpumemwidget.model.devices import Limit
 from gpumemwidget.session.session import current_session
@@ -268,18 +267,6 @@ def _drop_host_peak(said: str) -> str:
     return said.partition(" gpumemwidget: this process's peak-RSS")[0]
 
 
-def test_reloading_keeps_a_limit(gpus: Gpus) -> None:
-    """It is torch's own."""
-    gpus.run("%memlimit 12GiB")
-    gpus.run("%unload_ext gpumemwidget")
-    hardware = Hardware([CudaBackend(gpus.torch)])
-
-    (limit,) = hardware.read_limits()
-    hardware.close()
-
-    assert limit.limit_bytes == 12 * GIB
-
-
 def test_memstat_and_the_dashboard_show_it(gpus: Gpus) -> None:
     """The limit stands in the table, and the plot is told of it at the cell's end."""
     gpus.run("kept = gpu.allocate(1)")
@@ -316,36 +303,3 @@ def test_peaks_begin_anew(gpus: Gpus) -> None:
     record = current_session().monitor.ledger.records[-1]
     assert record.devices[0].allocated.peak_bytes == 60 * MIB
     assert record.devices[0].peak_is == "exact"
-
-
-def test_peaks_of_one_gpu(gpus: Gpus) -> None:
-    """The one that is named; the others keep theirs."""
-    gpus.allocator.free(gpus.allocator.allocate(MIB, 0))
-    gpus.allocator.free(gpus.allocator.allocate(MIB, 1))
-
-    shown = gpus.run("%memreset --device cuda:1")
-    done = gpumemwidget.reset_peaks(device="cuda:1")
-
-    assert "cuda:1 1.00 MiB 2.00 MiB" in shown
-    assert "cuda:0" not in shown
-    assert done == ("cuda:1",)
-    assert gpus.torch.cuda.max_memory_allocated(0) == MIB
-    assert gpumemwidget.reset_peaks() == ("cuda:0", "cuda:1")
-
-
-def test_no_peaks_and_no_such_gpu(load: Load) -> None:
-    """It says so in one line."""
-    gpus = load()
-
-    assert gpus.run("%memreset") == "No GPU in use yet: nothing to reset."
-    assert gpus.run("%memreset --device cuda:1") == (
-        "UsageError: cuda:1 is not in use yet, so it has no peaks: use it first"
-    )
-    assert gpus.allocator.list_touched() == ()
-
-
-def test_without_the_extension() -> None:
-    """The functions say what to do."""
-    for act in (lambda: gpumemwidget.limit("1GiB"), gpumemwidget.reset_peaks):
-        with pytest.raises(NotLoadedError, match="%load_ext gpumemwidget"):
-            act()

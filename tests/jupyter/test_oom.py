@@ -186,27 +186,6 @@ def test_what_is_promised_is_kept(
     assert "30.00 MiB on cuda:0" in capsys.readouterr().out
 
 
-def test_a_cell_that_is_run_again(loaded: InteractiveShell, gpu: Gpu, cards: list[OomCard]) -> None:
-    """What the first run's exception held is in nobody's reach after the second, and released."""
-    step = STEP.replace("make(30)", "make(150)").replace("make(180)", "make(60)")
-    run(loaded, step)
-    # Where it comes by itself there is nothing left, and nothing to say.
-    gc.disable()
-    try:
-        run(loaded, step)
-    finally:
-        gc.enable()
-    held = gpu.cuda.allocator.stats(0)["allocated_bytes"]["all"]["current"]
-
-    run(loaded, "%memrelease --exceptions")
-
-    assert [each.owner for each in cards[1].owners] == ["last exception: step() line 3: h"]
-    assert [(way.kind, way.gives_bytes, way.gives_is) for way in cards[1].ways] == [
-        ("last exception", 150 * MIB, "about")
-    ]
-    assert held - gpu.allocated_bytes == 150 * MIB
-
-
 def test_an_exception_that_is_raised_from_another(
     loaded: InteractiveShell, cards: list[OomCard]
 ) -> None:
@@ -402,18 +381,6 @@ def test_in_a_thread(loaded: InteractiveShell, cards: list[OomCard]) -> None:
     assert (card.place or "").endswith(", line 3")
 
 
-def test_in_a_thread_that_fails_alone(loaded: InteractiveShell, cards: list[OomCard]) -> None:
-    """A cell that ends well has no card."""
-    run(
-        loaded,
-        "import threading\nthreading.excepthook = lambda args: None\n"
-        "thread = threading.Thread(target=lambda: gpu.make(300))\nthread.start()\nthread.join()\n"
-        "threading.excepthook = threading.__excepthook__",
-    )
-
-    assert cards == []
-
-
 def test_in_a_traced_cell(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
     """Under ``%%memtrace`` the card comes first, then the report."""
     run(loaded, f"%%memtrace\n{STEP}")
@@ -435,48 +402,6 @@ def test_below_capture_and_time(loaded: InteractiveShell, cards: list[OomCard]) 
         return
     assert (cards[1].place or "").endswith("], line 3")
     assert cards[1].text == "gpu.make(300)"
-
-
-def test_runs_that_are_no_cells(loaded: InteractiveShell, cards: list[OomCard]) -> None:
-    """What is kept out of the history is not recorded, and gets no card."""
-    loaded.run_cell("gpu.make(300)", store_history=False)
-
-    assert cards == []
-
-
-def test_between_cells(loaded: InteractiveShell, gpu: Gpu, cards: list[OomCard]) -> None:
-    """An OOM of the front end's or a thread's is nobody's cell."""
-    with pytest.raises(torch.OutOfMemoryError):
-        gpu.make(300)
-    run(loaded, "raise ValueError")
-
-    assert cards == []
-
-
-def test_unloaded_and_loaded_again(
-    loaded: InteractiveShell, gpu: Gpu, cards: list[OomCard]
-) -> None:
-    """What PyTorch keeps does nothing, and is used again."""
-    run(loaded, "%unload_ext gpumemwidget")
-    run(loaded, "gpu.make(300)")
-    told_unloaded = len(cards)
-    run(loaded, "%load_ext gpumemwidget")
-
-    run(loaded, "gpu.make(300)")
-
-    assert told_unloaded == 0
-    assert len(cards) == 1
-    assert len(gpu.cuda.observers) == 1
-
-
-def test_loaded_in_the_cell(gpu: Gpu, shell: InteractiveShell, cards: list[OomCard]) -> None:
-    """From there on the cell is ours."""
-    shell.user_ns["gpu"] = gpu
-
-    run(shell, "%load_ext gpumemwidget\ngpu.make(300)")
-    run(shell, "%unload_ext gpumemwidget")
-
-    assert len(cards) == 1
 
 
 def test_cuda_begins_in_the_cell(gpu: Gpu, shell: InteractiveShell, cards: list[OomCard]) -> None:

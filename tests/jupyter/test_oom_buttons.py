@@ -279,18 +279,6 @@ def test_gradients_are_released(page: _Page) -> None:
     assert page.shell.user_ns["layer"].weight.grad is None
 
 
-def test_cached_blocks_are_given_back(page: _Page) -> None:
-    """What is reserved is read before and after; on the host that is what is resident."""
-    page.buttons.add("one", _make_card(_make_way("cached blocks")))
-
-    page.click("one")
-
-    state, (line,) = page.read("one")
-    assert state == "done"
-    assert line.startswith("Gave back ")
-    assert line.endswith(" resident.")
-
-
 def test_cached_blocks_of_a_gpu_are_given_back(shell: Any) -> None:
     """On a simulated GPU: what is reserved falls by what lay unused, to the byte."""
     gpu = SimulatedGpus(1)

@@ -256,16 +256,6 @@ def test_what_is_read_from_a_file_is_shown_alike(gpu: SimulatedGpus, tmp_path: P
         pass
 
 
-def test_a_device_that_was_not_traced_has_no_figure(gpu: SimulatedGpus) -> None:
-    """An empty one would say that nothing happened there."""
-    with gpumemwidget.trace() as t:
-        gpu.allocate(20 * MIB)
-
-    assert t.figure("cuda:0").data
-    with pytest.raises(BadInputError, match="'cuda:1' was not traced: cuda:0 was"):
-        t.figure("cuda:1")
-
-
 def test_a_device_can_be_chosen(gpu: SimulatedGpus) -> None:
     """The host beside a GPU, or one GPU."""
     with gpumemwidget.trace(device="host") as host:

@@ -123,17 +123,6 @@ def test_each_line_of_a_cell_is_told(cells: Cells) -> None:
     assert "a = bytearray(" in cells.text
 
 
-def test_the_record_is_that_of_the_ledger(cells: Cells) -> None:
-    """The resident size has its exact peak, whatever was read between."""
-    cells.run(f"%%memtrace\nx = bytearray({30 * MIB})\ndel x\n")
-
-    record = gpumemwidget.monitor().ledger.records[-1]
-    assert cells.traces[-1].record == record
-    assert record.devices[0].peak_is == "exact"
-    assert cells.host.before_bytes == record.devices[0].allocated.before_bytes
-    assert cells.host.after_bytes == record.devices[0].allocated.after_bytes
-
-
 def test_a_plain_cell_is_not_traced(cells: Cells) -> None:
     """Nothing stands in its way: no trace function, no tool, no history."""
     cells.run("%%memtrace\nx = 1")
@@ -222,15 +211,6 @@ def test_an_interrupt_ends_the_cell(cells: Cells) -> None:
     assert cells.traces[-1].record.status == "interrupted"
     assert cells.list_nets() == {2: 20}
     assert sys.gettrace() is None
-
-
-def test_a_cell_run_again_is_told_again(cells: Cells) -> None:
-    """Its text, and so its file's name, may be the same."""
-    source = f"%%memtrace\ndef f():\n    return bytearray({10 * MIB})\na = f()\ndel a\na = f()\n"
-
-    for _ in range(2):
-        cells.run(source)
-        assert round(cells.host.lines[2].net_bytes / MIB) == 20
 
 
 def test_a_run_within_the_cell_belongs_to_the_line_that_runs_it(cells: Cells) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpumemwidget.model.ownership import DeviceAccount, DeviceBytes, MemoryAccount, Owned, Variable
+from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned, Variable
 from gpumemwidget.widgets.account_tree import AccountTree
 
 _MIB = 1024**2
@@ -118,14 +118,6 @@ def test_parts_come_in_bounded_numbers() -> None:
     assert len(set(labels)) == 250
 
 
-def test_opening_twice_gives_the_same_parts() -> None:
-    """Two views open the same row, and a part keeps its number."""
-    tree = _make_tree(_own("model .a", 2), _own("model .b", 1))
-    node = _find_row(tree, "model")["node"]
-
-    assert tree.describe_parts(node) == tree.describe_parts(node)
-
-
 def test_a_single_storage_is_told_with_its_row() -> None:
     """Nobody has to open a row to find one line in it."""
     tree = _make_tree(
@@ -150,25 +142,6 @@ def test_many_rows_are_bounded_and_what_is_unknown_stays() -> None:
     ((_, more),) = message["more"]
     assert message["n_more"] == 500
     assert shown + more == message["devices"][0]["allocated"]
-
-
-def test_a_name_that_is_listed_has_its_row() -> None:
-    """What it owns is told, however little that is."""
-    small = Variable(
-        "small",
-        "name",
-        "tensor",
-        "Tensor",
-        None,
-        None,
-        DeviceBytes((("cuda:0", 1),)),
-        DeviceBytes(),
-    )
-    tree = _make_tree(
-        *[_own(f"name_{n}", 9) for n in range(999)], _own("small", 1), variables=(small,)
-    )
-
-    assert _find_row(tree, "small")["owns"] == [["cuda:0", _MIB]]
 
 
 def test_paths_are_found_whatever_is_open() -> None:
