@@ -255,9 +255,9 @@ def release(
     with _show_progress("gpumemwidget.release()"):
         report = session.release(request)
     if report.is_interrupted:
-        from gpumemwidget.jupyter.magics import show_release  # noqa: PLC0415 - brings IPython
+        from gpumemwidget.jupyter.magics import show_outcome  # noqa: PLC0415 - brings IPython
 
-        show_release(report)
+        show_outcome(report)
     return report
 
 
@@ -306,9 +306,9 @@ def restore(*names: str) -> RestoreReport:
     with _show_progress("gpumemwidget.restore()"):
         report = session.restore(names)
     if report.is_interrupted:
-        from gpumemwidget.jupyter.magics import show_restore  # noqa: PLC0415 - brings IPython
+        from gpumemwidget.jupyter.magics import show_outcome  # noqa: PLC0415 - brings IPython
 
-        show_restore(report)
+        show_outcome(report)
     return report
 
 

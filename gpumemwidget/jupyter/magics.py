@@ -17,6 +17,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.utils.process import arg_split  # type: ignore[attr-defined]
 
 from gpumemwidget.errors import BadInputError, GpuMemError, ReleaseInterrupt
+from gpumemwidget.model.releases import ReleaseReport, RestoreReport
 from gpumemwidget.model.requests import ReleaseRequest, TraceRequest
 from gpumemwidget.report.help import MagicHelp
 from gpumemwidget.session.session import Session
@@ -24,8 +25,6 @@ from gpumemwidget.widgets.progress_line import display, show_progress
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
-
-    from gpumemwidget.model.releases import ReleaseReport, RestoreReport
 
 
 #: Options of ``%%memtrace`` that have no meaning on a line of its own, by argument.
@@ -320,7 +319,7 @@ class MemMagics(Magics):
 
                 display(report_plan(self._session.plan_release(request)))
             else:
-                show_release(self._session.release(request))
+                show_outcome(self._session.release(request))
 
     @magic_arguments()
     @argument(
@@ -346,7 +345,7 @@ class MemMagics(Magics):
 
                 display(report_restore_plan(self._session.plan_restore(names)))
             else:
-                show_restore(self._session.restore(names))
+                show_outcome(self._session.restore(names))
 
     @magic_arguments()
     @argument(
@@ -639,27 +638,14 @@ def _describe_magics(magics: Magics) -> Iterator[MagicHelp]:
         )
 
 
-def show_release(report: ReleaseReport) -> None:
-    """Display what a release did, and end the cell if a Ctrl-C came meanwhile.
+def show_outcome(report: ReleaseReport | RestoreReport) -> None:
+    """Display what a release or a restore did, and end the cell if a Ctrl-C came meanwhile.
 
     Raises:
-        ReleaseInterrupt: the release was interrupted.
+        ReleaseInterrupt: it was interrupted.
     """
-    from gpumemwidget.report.release import report_release  # noqa: PLC0415 - when it is used
+    from gpumemwidget.report.release import report_release, report_restore  # noqa: PLC0415
 
-    display(report_release(report))
-    if report.is_interrupted:
-        raise ReleaseInterrupt(report)
-
-
-def show_restore(report: RestoreReport) -> None:
-    """Display what was brought back, and end the cell if a Ctrl-C came meanwhile.
-
-    Raises:
-        ReleaseInterrupt: the restore was interrupted.
-    """
-    from gpumemwidget.report.release import report_restore  # noqa: PLC0415 - when it is used
-
-    display(report_restore(report))
+    display(report_release(report) if isinstance(report, ReleaseReport) else report_restore(report))
     if report.is_interrupted:
         raise ReleaseInterrupt(report)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import linecache
-import threading
 import uuid
 from collections import deque
 from dataclasses import dataclass, field
@@ -76,9 +75,8 @@ class OomCards:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._observer = OomObserver(self._note, self._fail)
+        self._observer = OomObserver(self._note, session.report_failure)
         self._cell: _Cell | None = None
-        self._failures: deque[tuple[str, Exception]] = deque(maxlen=_MAX_KEPT)
 
     def open(self) -> None:
         """Begin to notice OOMs."""
@@ -108,8 +106,6 @@ class OomCards:
             result: IPython's ``ExecutionResult``.
         """
         cell, self._cell = self._cell, None
-        while self._failures:
-            self._session.report_failure(*self._failures.popleft())
         if cell is None:
             return
         sign = _find_sign(result) or cell.inner
@@ -147,13 +143,6 @@ class OomCards:
                 session.shell, session.hardware, device, budget_s=_ACCOUNT_BUDGET_S
             )
         )
-
-    def _fail(self, what: str, exc: Exception) -> None:
-        if threading.get_ident() == threading.main_thread().ident:
-            self._session.report_failure(what, exc)
-        else:
-            # Another thread's prints need not reach the cell: reported at its end.
-            self._failures.append((what, exc))
 
     # -- The card ----------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from gpumemwidget.backends.hardware import Hardware
     from gpumemwidget.ownership.shell import Shell
     from gpumemwidget.recording.monitor import Monitor
+    from gpumemwidget.report.render.output import Report
 
 
 #: Seconds that somebody who has asked may wait for the walk through the user's objects.
@@ -36,6 +38,7 @@ _BUDGET_S = 10.0
 _MAX_TRIES = 3
 
 
+@dataclass(frozen=True, repr=False)
 class DeviceBreakdowns:
     """Whole devices at one moment, each in parts that are all of it; bytes.
 
@@ -46,17 +49,10 @@ class DeviceBreakdowns:
         notes: sentences on what could not be read.
     """
 
-    def __init__(
-        self,
-        records: Sequence[Breakdown],
-        children: Sequence[ChildProcess] = (),
-        maps: Mapping[str, SegmentMap] | None = None,
-        notes: Sequence[str] = (),
-    ) -> None:
-        self.records = tuple(records)
-        self.children = tuple(children)
-        self.maps = dict(maps or {})
-        self.notes = tuple(notes)
+    records: tuple[Breakdown, ...]
+    children: tuple[ChildProcess, ...] = ()
+    maps: Mapping[str, SegmentMap] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def record(self, device: str | None = None) -> Breakdown:
         """Return the parts of one device; without a name, of the first.
@@ -82,15 +78,16 @@ class DeviceBreakdowns:
 
     def to_html(self) -> str:
         """Return the report as static HTML."""
-        from gpumemwidget.report.breakdown import report_breakdown  # noqa: PLC0415 - when it is used
-
-        return report_breakdown(self.records, self.children, self.maps, self.notes).html
+        return self._report().html
 
     def to_text(self) -> str:
         """Return the report as plain text."""
+        return self._report().text
+
+    def _report(self) -> Report:
         from gpumemwidget.report.breakdown import report_breakdown  # noqa: PLC0415 - when it is used
 
-        return report_breakdown(self.records, self.children, self.maps, self.notes).text
+        return report_breakdown(self.records, self.children, self.maps, self.notes)
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -196,10 +193,10 @@ def _put_together(
     notes: Sequence[str],
 ) -> DeviceBreakdowns:
     return DeviceBreakdowns(
-        [breakdown for breakdown in breakdowns if breakdown is not None],
-        children,
+        tuple(breakdown for breakdown in breakdowns if breakdown is not None),
+        tuple(children),
         {device: found for device, found in maps.items() if found is not None},
-        notes,
+        tuple(notes),
     )
 
 

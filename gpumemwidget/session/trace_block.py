@@ -29,8 +29,7 @@ from gpumemwidget.tracing.trace_file import read_trace, write_trace
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-
-_PLACEHOLDER = "a trace that has not ended"
+    from gpumemwidget.report.render.output import Report
 
 
 def make_trace(
@@ -144,15 +143,16 @@ class Trace:
 
     def to_html(self) -> str:
         """Return the report as static HTML."""
-        from gpumemwidget.report.trace import report_trace  # noqa: PLC0415 - when it is used
-
-        return report_trace(self.trace, self._samples).html
+        return self._report().html
 
     def to_text(self) -> str:
         """Return the report as plain text."""
+        return self._report().text
+
+    def _report(self) -> Report:
         from gpumemwidget.report.trace import report_trace  # noqa: PLC0415 - when it is used
 
-        return report_trace(self.trace, self._samples).text
+        return report_trace(self.trace, self._samples)
 
     def export(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write lines and timeline to a ``.json``, which ``load_trace`` reads.
@@ -166,7 +166,7 @@ class Trace:
         return None if self._trace is None else self.to_html()
 
     def __repr__(self) -> str:
-        return _PLACEHOLDER if self._trace is None else self.to_text()
+        return "a trace that has not ended" if self._trace is None else self.to_text()
 
 
 def load_trace(path: str | os.PathLike[str]) -> Trace:
