@@ -19,7 +19,7 @@ from gpumemwidget.ownership.graph.walk import flag_reaching
 
 @pytest.fixture
 def finder() -> KindFinder:
-    return KindFinder(TorchReader(torch), HiddenHolders(torch).classes)
+    return KindFinder(TorchReader(torch), HiddenHolders(torch))
 
 
 @pytest.fixture

@@ -171,42 +171,6 @@ print(json.dumps(shown))
     assert "host" in devices
 
 
-def test_replicas_that_a_graph_holds() -> None:
-    """What DataParallel does: the replica's weights are the graph's, and go with it."""
-    found = run(
-        """
-cell('''
-model = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.Linear(128, 128)).to("toy:0")
-replica = {name: each.to("toy:1") for name, each in model.named_parameters()}
-x = torch.ones(128, 128, device="toy:1")
-loss = torch.func.functional_call(model, replica, (x,)).square().mean()
-del replica
-''')
-held = take_account()
-cell("loss.backward()")
-after = take_account()
-freed = dict(gpumemwidget.release("model", "x", "loss").allocated_freed_bytes)
-print(json.dumps([held, after, freed, read_allocated()]))
-"""
-    )
-
-    held, after, freed, left = found
-    weight = 4 * 128 * 128
-    assert held["toy:0"]["kinds"] == {"parameter": 2 * (weight + 512)}
-    # The second layer's weight, its input and output; and x, whose name is nearer. What a device of
-    # an extension rounds up to is not known: of the loss's 512 bytes, 4 are told.
-    assert held["toy:1"]["kinds"] == {
-        "saved for backward": 3 * weight,
-        "tensor": weight + 4,
-        "unknown": 508,
-    }
-    assert after["toy:0"]["kinds"]["gradient"] == 2 * (weight + 512)
-    assert after["toy:1"]["kinds"] == {"tensor": weight + 4, "unknown": 508}
-    assert freed["toy:0"] == after["toy:0"]["allocated"]
-    assert freed["toy:1"] == after["toy:1"]["allocated"]
-    assert left == [0, 0]
-
-
 def test_copies_between_devices_and_the_current_one() -> None:
     """Each is where it is, whichever is current; a release of one leaves the other."""
     found = run(

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import gc
-import sys
-import threading
 import weakref
-from types import ModuleType
 
 import pytest
-import torch
 
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import MemoryAccount, Owned
@@ -216,22 +212,6 @@ class TestGraphs:
         assert {each.rows[0] for each in lines} == {"x", "out"}
         assert not any(each.held_elsewhere for each in lines)
 
-    def test_no_unpack_hook_runs(self, notebook: Notebook) -> None:
-        """Tensors that hooks have packed are found as they were packed."""
-        notebook.run(
-            "import torch\nunpacked = []\n"
-            "def pack(x): return ('packed', x * 1)\n"
-            "def unpack(p):\n    unpacked.append(1)\n    return p[1]\n"
-            "w = torch.ones(2029, requires_grad=True)\n"
-            "with torch.autograd.graph.saved_tensors_hooks(pack, unpack):\n"
-            "    out = w.exp().sum()"
-        )
-
-        lines = [each for each in _list_lines(notebook, 2029) if each.kind != "tensor"]
-
-        assert notebook.ip.user_ns["unpacked"] == []
-        assert [each.owner for each in lines] == ["out's graph: saved by ExpBackward0[1]"]
-
 
 _HOLDERS = {
     "list": ("h = [[torch.ones(N)]]", "h[0][0]"),
@@ -299,15 +279,6 @@ class TestPaths:
 
         assert _find_owner(notebook, 4001) == path
 
-    def test_displayed_values(self, notebook: Notebook) -> None:
-        """A displayed value is its row in Out."""
-        notebook.run("import torch")
-        notebook.run("torch.ones(4003)")
-
-        (line,) = _list_lines(notebook, 4003)
-
-        assert (line.owner, line.root) == ("Out[2]", "out")
-
     def test_the_last_exception(
         self, notebook: Notebook, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -343,41 +314,6 @@ class TestPaths:
 
 class TestNoName:
     """What no name leads to."""
-
-    def test_a_librarys_global(self, notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What a module holds is told under the module."""
-        notebook.run("import torch")
-        library = ModuleType("library")
-        library.CACHE = {"k": [torch.ones(5003)]}  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "library", library)
-
-        (line,) = _list_lines(notebook, 5003)
-
-        assert (line.owner, line.root, line.rows) == ('library.CACHE["k"][0]', "module", ())
-
-    def test_a_variable_of_a_running_thread(self, notebook: Notebook) -> None:
-        """What a function holds that runs on another thread is told under the thread."""
-        notebook.run("import torch")
-        ready, done = threading.Event(), threading.Event()
-
-        def work() -> None:
-            held = torch.ones(5009)
-            ready.set()
-            done.wait()
-            del held
-
-        thread = threading.Thread(target=work, name="loader")
-        thread.start()
-        ready.wait()
-        try:
-            (line,) = _list_lines(notebook, 5009)
-        finally:
-            done.set()
-            thread.join()
-
-        assert line.root == "thread"
-        assert line.owner.startswith("thread loader: work() line ")
-        assert line.owner.endswith(": held")
 
     def test_rubbish(self, notebook: Notebook) -> None:
         """A cycle that nobody holds is called what it is."""

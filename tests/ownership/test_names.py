@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
-
-import pytest
-import torch
 
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import BlockNames
@@ -75,36 +70,6 @@ def test_a_step_of_training(notebook: Notebook) -> None:
         "saved": ("saved for backward", "loss's graph: saved by ExpBackward0"),
     }
     assert set(named) == set(blocks.values())
-
-
-def test_a_librarys_tensor_has_the_librarys_name(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in the account of owners."""
-    notebook.run("import torch")
-    library = ModuleType("library")
-    tensor = torch.ones(2000)
-    vars(library)["CACHE"] = {"k": tensor}
-    address = tensor.data_ptr()
-    monkeypatch.setitem(sys.modules, "library", library)
-    del tensor
-
-    assert _name(notebook, address) == {address: ("tensor", 'library.CACHE["k"]')}
-
-
-def test_rubbish_has_no_name(notebook: Notebook) -> None:
-    """What a cycle holds that nobody else does is there, and has no path."""
-    notebook.run("import torch, gc; gc.collect(); gc.disable()")
-    notebook.run(
-        "class C: pass\nc = C(); c.me = c; c.t = torch.ones(2000); address = c.t.data_ptr(); del c"
-    )
-    try:
-        address: Any = notebook.ip.user_ns["address"]
-        named = _name(notebook, address)
-    finally:
-        gc.enable()
-
-    assert named == {address: ("tensor", "")}
 
 
 def test_blocks_that_no_storage_claims(notebook: Notebook) -> None:

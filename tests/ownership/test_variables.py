@@ -79,48 +79,6 @@ def test_a_model_its_optimizer_and_its_loss_share_what_they_share(notebook: Note
     )
 
 
-@pytest.mark.parametrize(
-    ("source", "n_elements"),
-    [
-        ("x = {'a': [torch.ones(7)]}", 7),
-        ("import collections; x = collections.deque([torch.ones(7)])", 7),
-        ("import collections; x = collections.OrderedDict(a=torch.ones(7))", 7),
-        ("x = (torch.ones(3), {torch.ones(4)})", 7),
-        ("import collections; x = collections.namedtuple('P', 'a b')(torch.ones(3), 1)", 3),
-        (
-            "from dataclasses import *\n@dataclass\nclass D:\n  t: object\nx = D(torch.ones(7))",
-            7,
-        ),
-        ("class S:\n  __slots__ = ('t',)\nx = S(); x.t = torch.ones(7)", 7),
-        ("class S:\n  pass\nx = S(); x.t = torch.ones(7)", 7),
-        ("def make():\n  t = torch.ones(7)\n  return lambda: t\nx = make()", 7),
-        ("import functools; x = functools.partial(print, torch.ones(7))", 7),
-        ("def make():\n  t = torch.ones(7)\n  yield t.sum()\nx = make(); next(x);", 7),
-        ("x = torch.ones(7); x.note = torch.ones(5)", 12),
-        ("x = torch.ones(7, requires_grad=True); x.sum().backward()", 14),
-        ("x = torch.nn.Parameter(torch.ones(7))[2:5].detach()", 7),
-        ("x = torch.ones(7)[1:][1:]", 7),
-        ("x = torch.ones(7).untyped_storage()", 7),
-        ("x = iter([torch.ones(7)])", 7),
-        ("x = torch.ones(7).numpy()", 0),
-        ("async def f():\n  pass\nx = [torch.ones(7).data_ptr]", 7),
-        ("x = torch.ones(7).to_sparse()", 21),
-        ("class C:\n  t = torch.ones(7)\nx = C()\ndel C", 7),
-    ],
-)
-def test_the_walk_reaches_what_a_value_holds(
-    notebook: Notebook, source: str, n_elements: int
-) -> None:
-    """Each byte is counted once, and all of it would go with the name."""
-    notebook.run(f"import torch\n{source}")
-    expected = DeviceBytes((("host", n_elements * 4),)) if n_elements else DeviceBytes()
-
-    row = notebook.list_rows().get("x")
-
-    assert (row.held_bytes if row else DeviceBytes()) == expected
-    assert (row.frees_bytes if row else DeviceBytes()) == expected
-
-
 def test_what_something_unnamed_holds_too_is_not_promised(notebook: Notebook) -> None:
     """A list that no variable names holds the tensor: it is held elsewhere and frees nothing."""
     notebook.run("import torch\nx = torch.ones(1000)\ny = torch.ones(10)")
@@ -222,16 +180,6 @@ def test_the_last_exception_has_a_row(notebook: Notebook, chain: str) -> None:
     assert (row.root, row.kind) == ("exception", "exception")
     assert row.held_bytes == DeviceBytes((("host", 4040),))
     assert row.frees_bytes == DeviceBytes((("host", 4040),))
-
-
-def test_a_loop_variable_called_underscore_is_the_users(notebook: Notebook) -> None:
-    """``for _ in loader`` leaves the last batch under a name: it has a row."""
-    notebook.run("import torch\nfor _ in [torch.ones(10)]: pass\n_kept = torch.ones(5)")
-
-    rows = notebook.list_rows()
-
-    assert rows["_"].frees_bytes == DeviceBytes((("host", 40),))
-    assert rows["_kept"].frees_bytes == DeviceBytes((("host", 20),))
 
 
 def test_memory_lent_by_numpy_is_not_promised(notebook: Notebook) -> None:

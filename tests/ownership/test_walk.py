@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-import warnings
-import weakref
 from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils.checkpoint import checkpoint
 
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.ownership.graph.kinds import KindFinder
 from gpumemwidget.ownership.graph.node_limit import MOST_NODES
 from gpumemwidget.ownership.holdings import take_account
 from tests.ownership.hostile import (
-    Hostile,
-    HostileMeta,
     boom,
 )
 from tests.ownership.notebook import Notebook
@@ -42,30 +35,6 @@ def _frees(notebook: Notebook, name: str = "x") -> int | None:
     return None if row is None else dict(row.frees_bytes.by_device).get("host", 0)
 
 
-def test_special_methods_are_not_called(notebook: Notebook) -> None:
-    """An object whose every special method raises is walked all the same."""
-    hostile = object.__new__(Hostile)
-    object.__setattr__(hostile, "t", torch.ones(10))
-    notebook.put(x=hostile, y=[hostile])
-    del hostile
-
-    rows = notebook.list_rows()
-    plan = notebook.plan("x", "y")
-
-    assert rows["y"].held_bytes == DeviceBytes((("host", 40),))
-    assert plan.frees_bytes == DeviceBytes((("host", 40),))
-
-
-def test_a_hostile_metaclass_is_not_called(notebook: Notebook) -> None:
-    """Neither an instance's class nor a class under a name is asked anything."""
-    cls = HostileMeta("Made", (), {"__module__": "__main__", "t": torch.ones(10)})
-    notebook.put(x=cls, y=object.__new__(cls))
-    del cls
-
-    assert _frees(notebook, "y") == 0
-    assert notebook.plan("x", "y").frees_bytes == DeviceBytes((("host", 40),))
-
-
 def test_torch_function_and_dispatch_are_not_called(notebook: Notebook) -> None:
     """Tensor subclasses whose handlers raise: their memory is known, their code is not run."""
     wrapper = TwoTensor(torch.ones(7), torch.ones(7))
@@ -77,57 +46,6 @@ def test_torch_function_and_dispatch_are_not_called(notebook: Notebook) -> None:
 
     assert (rows["x"].frees_bytes, rows["x"].shape) == (DeviceBytes((("host", 40),)), (10,))
     assert (rows["y"].frees_bytes, rows["y"].shape) == (DeviceBytes((("host", 56),)), None)
-
-
-def test_tensors_without_storage_do_not_raise(notebook: Notebook) -> None:
-    """Meta, fake and opaque tensors hold nothing that can be told; sparse ones hold their parts."""
-    with FakeTensorMode():
-        fake = torch.ones(3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        quantised = torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.qint8)
-    notebook.put(
-        meta=torch.ones(3, device="meta"),
-        fake=fake,
-        opaque=torch.ones(3, 3).to_mkldnn(),
-        quantised=quantised,
-        coo=torch.ones(11).to_sparse(),
-    )
-
-    rows = notebook.list_rows()
-
-    assert set(rows) == {"quantised", "coo"}
-    assert rows["quantised"].held_bytes == DeviceBytes((("host", 3),))
-    # Eleven indices of 8 bytes and eleven values of 4.
-    assert rows["coo"].frees_bytes == DeviceBytes((("host", 11 * 12),))
-
-
-def test_inside_a_transform_of_functorch(notebook: Notebook) -> None:
-    """A batched tensor has no storage of its own: it holds that of the one it is made of."""
-
-    def look(tensor: torch.Tensor) -> torch.Tensor:
-        notebook.put(x=tensor)
-        assert notebook.list_rows()["x"].held_bytes == DeviceBytes((("host", 12),))
-        notebook.put(x=None)
-        return tensor
-
-    torch.vmap(look)(torch.ones(3))
-
-
-def test_checkpointed_activations_are_not_recomputed(notebook: Notebook) -> None:
-    """A walk over a checkpointed graph runs no unpack hook, and no forward pass again."""
-    calls = []
-
-    def forward(tensor: torch.Tensor) -> torch.Tensor:
-        calls.append(1)
-        return tensor.exp().exp()
-
-    leaf = torch.ones(10, requires_grad=True)
-    notebook.put(x=checkpoint(forward, leaf, use_reentrant=False).sum())
-
-    notebook.list_rows()
-
-    assert len(calls) == 1
 
 
 def test_after_backward_the_graph_has_nothing_saved(notebook: Notebook) -> None:
@@ -144,29 +62,6 @@ def test_after_backward_the_graph_has_nothing_saved(notebook: Notebook) -> None:
 
     # The result of exp, the loss and the leaf; then the loss, the leaf and its gradient.
     assert (before, after) == (40 + 4 + 40, 4 + 40 + 40)
-
-
-def test_a_custom_function_and_its_context(notebook: Notebook) -> None:
-    """What ``save_for_backward`` and attributes of ``ctx`` hold goes with the output."""
-
-    class Scale(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-            ctx.save_for_backward(tensor.clone())
-            ctx.extra = [torch.ones(5)]
-            return tensor * 2
-
-        @staticmethod
-        def backward(_ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-            return grads[0]
-
-    notebook.put(x=Scale.apply(torch.ones(10, requires_grad=True)))
-
-    row = notebook.list_rows()["x"]
-
-    # The output, the clone, the attribute and the leaf that gradients would go to.
-    assert row.held_bytes == DeviceBytes((("host", 40 + 40 + 20 + 40),))
-    assert row.frees_bytes == row.held_bytes
 
 
 def test_a_million_numbers_cost_little(notebook: Notebook) -> None:
@@ -247,60 +142,6 @@ def test_a_graph_is_looked_at_again_without_looking_at_the_process(
 
     assert looked == []
     assert rows == [first] * 20
-
-
-def test_cycles_and_proxies(notebook: Notebook) -> None:
-    """Cycles come to an end, and a proxy to a dead object is not touched."""
-
-    class Thing:
-        pass
-
-    thing = Thing()
-    cycle: dict[str, Any] = {"t": torch.ones(10)}
-    cycle["self"] = [cycle, weakref.proxy(thing)]
-    del thing
-    notebook.put(x=cycle)
-    del cycle
-
-    assert _frees(notebook) == 40
-
-
-def test_half_made_objects(notebook: Notebook) -> None:
-    """A module whose ``__init__`` has not run yet has no ``_parameters`` to ask for."""
-    module = torch.nn.Linear.__new__(torch.nn.Linear)
-    vars(module)["early"] = torch.ones(10)
-    notebook.put(x=module)
-    del module
-
-    row = notebook.list_rows()["x"]
-
-    assert (row.kind, row.frees_bytes) == ("module", DeviceBytes((("host", 40),)))
-
-
-def test_a_container_that_a_thread_changes(notebook: Notebook) -> None:
-    """Each step reads a container at once, so another thread can't break it."""
-    changing: dict[int, object] = {}
-    stop = threading.Event()
-
-    def change() -> None:
-        number = 0
-        while not stop.is_set():
-            number += 1
-            changing[number % 1000] = [torch.ones(1)]
-            changing.pop((number * 7) % 1000, None)
-
-    thread = threading.Thread(target=change)
-    notebook.put(x=changing, y=torch.ones(10))
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    thread.start()
-    try:
-        for _ in range(20):
-            assert _frees(notebook, "y") == 40
-    finally:
-        stop.set()
-        thread.join()
-        sys.setswitchinterval(interval)
 
 
 def test_a_running_thread_holds_what_it_uses(notebook: Notebook) -> None:

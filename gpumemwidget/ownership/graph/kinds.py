@@ -55,10 +55,20 @@ class Kind(Enum):
 #: The kinds of the classes that any walk has met, by id; a class that goes takes its entry along.
 _classes: dict[int, tuple[weakref.ref[type], Kind]] = {}
 
+#: The ids of those classes whose objects have no kind of their own.
+_plain_ids: set[int] = set()
+
 
 def _note_class(cls: type, kind: Kind) -> None:
     key = id(cls)
-    _classes[key] = (weakref.ref(cls, lambda _: _classes.pop(key, None)), kind)
+
+    def forget(_: weakref.ref[type]) -> None:
+        _classes.pop(key, None)
+        _plain_ids.discard(key)
+
+    _classes[key] = (weakref.ref(cls, forget), kind)
+    if kind is Kind.PLAIN:
+        _plain_ids.add(key)
 
 
 class _Flags(dict[int, bool]):
@@ -76,12 +86,12 @@ class KindFinder:
 
     Args:
         reader: tells torch's classes.
-        hidden: classes of holders that the collector does not know.
-        wrappers: classes of modules that have a reducer.
+        hidden: the holders that the collector does not know.
+        wrapper: the class of modules that have a reducer, where it is imported.
     """
 
     def __init__(
-        self, reader: TorchReader, hidden: Iterable[type] = (), wrappers: Iterable[type] = ()
+        self, reader: TorchReader, hidden: HiddenHolders, wrapper: type | None = None
     ) -> None:
         self._reader = reader
         self._kinds: tuple[tuple[type, Kind], ...] = (
@@ -92,31 +102,23 @@ class KindFinder:
             (type, Kind.CLASS),
             (FunctionType, Kind.FUNCTION),
             (FrameType, Kind.FRAME),
-            *((cls, Kind.HIDDEN) for cls in hidden),
-            *((cls, Kind.WRAPPER) for cls in wrappers),
+            *((cls, Kind.HIDDEN) for cls in (*hidden.classes, *hidden.results)),
+            *(() if wrapper is None else ((wrapper, Kind.WRAPPER),)),
         )
-        #: By the class's id; the class is kept beside its kind, so that the id stays its own.
-        self.known: dict[int, tuple[type, Kind]] = {}
-        #: The ids of those classes whose objects have no kind of their own.
-        self._plain_ids: set[int] = set()
         self._library_classes: dict[int, tuple[object, bool]] = {}
 
     def find(self, cls: type) -> Kind:
         """Return how objects of a class are treated."""
-        noted = self.known.get(id(cls))
-        if noted is None:
-            shared = _classes.get(id(cls))
-            kind = shared[1] if shared is not None else self._classify(cls)
-            if shared is None:
-                _note_class(cls, kind)
-            noted = self.known[id(cls)] = (cls, kind)
-            if noted[1] is Kind.PLAIN:
-                self._plain_ids.add(id(cls))
-        return noted[1]
+        noted = _classes.get(id(cls))
+        if noted is not None:
+            return noted[1]
+        kind = self._classify(cls)
+        _note_class(cls, kind)
+        return kind
 
     def are_known_plain(self, targets: Iterable[object]) -> bool:
         """Return whether all objects are of classes known as plain, at the speed of C."""
-        return self._plain_ids.issuperset(map(id, map(type, targets)))
+        return _plain_ids.issuperset(map(id, map(type, targets)))
 
     def are_plain(self, targets: Sequence[object]) -> bool:
         """Return whether all objects are plain."""
@@ -126,10 +128,10 @@ class KindFinder:
 
     def list_plain(self, targets: Sequence[object]) -> list[object]:
         """Return the plain ones of these objects."""
-        if not all(map(self.known.__contains__, map(id, map(type, targets)))):
+        if not all(map(_classes.__contains__, map(id, map(type, targets)))):
             for each in targets:
                 self.find(type(each))
-        is_plain = map(self._plain_ids.__contains__, map(id, map(type, targets)))
+        is_plain = map(_plain_ids.__contains__, map(id, map(type, targets)))
         return list(compress(targets, is_plain))
 
     def is_library_class(self, cls: object) -> bool:
@@ -155,8 +157,7 @@ class KindFinder:
 
     def count_own_refs(self, cls: object) -> int:
         """Count the references to a class that the notes here and in the reader hold."""
-        own = (id(cls) in self.known) + (id(cls) in self._library_classes)
-        return own + self._reader.count_own_refs(cls)
+        return (id(cls) in self._library_classes) + self._reader.count_own_refs(cls)
 
     def _classify(self, cls: type) -> Kind:
         for base in list_bases(cls):

@@ -85,11 +85,7 @@ class Graph:
         self.reader = reader
         self._with_host = with_host
         self.hidden = HiddenHolders(reader.torch)
-        wrapper = find_wrapper_class(reader.torch)
-        self.kind_finder = KindFinder(
-            reader, self.hidden.classes, () if wrapper is None else (wrapper,)
-        )
-        self.kind_finder.known.update((id(cls), (cls, Kind.HIDDEN)) for cls in self.hidden.results)
+        self.kind_finder = KindFinder(reader, self.hidden, find_wrapper_class(reader.torch))
         self.allowance = AutogradNodeLimit(reader, self.kind_finder)
         self.objects: list[object] = []
         self.kinds: list[Kind] = []
