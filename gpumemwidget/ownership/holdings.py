@@ -384,7 +384,6 @@ class Groups:
         addresses = {(info.device, info.address) for info in storages.values()}
         #: True if any memory has two storages (DLPack): sums of groups may not be added then.
         self._has_twins = len(addresses) < len(storages)
-        self._devices = {info.device for info in storages.values()}
         self._sums: dict[tuple[int, bool], dict[str, int]] = {}
         self._last: tuple[int, list[int]] = (0, [])
 
@@ -402,8 +401,6 @@ class Groups:
 
     def has_other_than(self, device: str, groups: Iterable[int]) -> bool:
         """Return whether any of these groups has a storage on another device."""
-        if self._devices <= {device}:
-            return False
         return any(self._sum(carried, rounded=False).keys() - {device} for carried in groups)
 
     def sum(self, groups: Sequence[int], *, rounded: bool) -> BytesByDevice:

@@ -18,7 +18,7 @@ from typing import Any
 
 from gpumemwidget.ownership.counts import list_outside
 from gpumemwidget.ownership.graph.kinds import Kind
-from gpumemwidget.ownership.graph.objects import is_a, is_one_of, name_class
+from gpumemwidget.ownership.graph.objects import is_a, is_one_of, name_class, read_attribute
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row
 
@@ -87,33 +87,26 @@ def _list_parts(account: Account, place: int, chosen: int) -> Iterator[tuple[int
             yield part, graph.kinds[part] in {Kind.TENSOR, Kind.STORAGE}
         return
     if is_one_of(cls, reader.optimizer_type):
-        attributes = _read_attributes(reader.optimizer_type, target)
-        state = attributes.get("state")
+        state = read_attribute(target, "state")
         if is_a(state, dict):
             # The keys are the parameters.
             yield from _find_all(graph, list(dict.values(state)))
-        for part, is_part in _find_all(graph, _list_parameters(attributes.get("param_groups"))):
+        for part, is_part in _find_all(
+            graph, _list_parameters(read_attribute(target, "param_groups"))
+        ):
             if not account.marks[part] & ~(chosen | ELSEWHERE):
                 yield part, is_part
         return
     if is_one_of(cls, reader.module_type):
-        attributes = _read_attributes(reader.module_type, target)
         for name in ("_parameters", "_buffers", "_modules"):
-            table = attributes.get(name)
+            table = read_attribute(target, name)
             if is_a(table, dict):
                 yield from _find_all(graph, list(dict.values(table)))
     for part in graph.edges[place]:
         yield part, False
 
 
-def _read_attributes(base: Any, target: object) -> dict[str, object]:
-    """An instance's own attributes, by its base class's descriptor: no code of its own runs."""
-    attributes: dict[str, object] = vars(base)["__dict__"].__get__(target)
-    return attributes
-
-
 def _list_parameters(groups: object) -> list[object]:
-    """Return the parameters of an optimizer's groups, whatever else the user has put there."""
     found: list[object] = []
     for group in list(groups) if type(groups) is list else ():
         listed = dict.get(group, "params") if is_a(group, dict) else None

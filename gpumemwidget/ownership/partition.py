@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cache
 
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
@@ -21,6 +21,7 @@ __all__ = [
 ]
 
 _MOST_NAMED = 4
+_HINTS = {"out": " (--out drops it)", "exception": " (--exceptions drops it)"}
 
 #: Names that free less than one part in so many of what they hold free next to nothing.
 _LEAST_SHARE = 10
@@ -60,16 +61,11 @@ class ReleasePartition:
         self._held: list[int] = []
         for carried in account.groups.find(chosen):
             (self._held if carried & ~self.dropped else self._dying).append(carried)
-        self._words: dict[tuple[int, bool], list[str]] = {}
         #: The moves, in the groups of which a person is told.
         self._moved: dict[Group, list[Move]] = {}
         self._units: list[list[Group]] = []
         self._stays: dict[Group, list[int]] = {}
         self._is_sorted = False
-
-    @cached_property
-    def _by_mark(self) -> dict[int, Row]:
-        return {row.mark: row for row in self._account.rows.values()}
 
     @property
     def dying(self) -> list[int]:
@@ -112,9 +108,8 @@ class ReleasePartition:
 
     def sum_steps(self) -> dict[ReleaseStepKind, DeviceBytes]:
         """Return the bytes that each step of a release frees."""
-        rows = self._account.rows.values()
         ipythons = 0
-        for row in rows:
+        for row in self._account.rows.values():
             ipythons |= 0 if row.root == "name" else row.mark
         marks = self._account.marks
         # The last to let go is IPython.
@@ -226,27 +221,14 @@ class ReleasePartition:
 
     def _name_holders(self, place: int) -> list[str]:
         """Return the other holders of a storage: ``["opt", "Out[3] (--out drops it)"]``."""
-        marks = self._account.marks[place] & ~self.dropped
-        is_borrowed = self._account.graph.storages[place].is_borrowed
-        words = self._words.get((marks, is_borrowed))
-        if words is None:
-            words = self._words[marks, is_borrowed] = self._describe_holders(marks, is_borrowed)
-        return words
-
-    def _describe_holders(self, marks: int, is_borrowed: bool) -> list[str]:
-        hints = {"out": " (--out drops it)", "exception": " (--exceptions drops it)"}
-        left = marks & ~ELSEWHERE
-        n_rows = left.bit_count()
-        n_named = n_rows if n_rows <= _MOST_NAMED else _MOST_NAMED - 1
-        holders: list[str] = []
-        # Only these of a thousand rows are looked up; the lowest bit is the first row's.
-        while len(holders) < n_named:
-            row = self._by_mark[left & -left]
-            left &= left - 1
-            holders.append(row.name + hints.get(row.root, ""))
-        if n_named < n_rows:
-            holders.append(f"{n_rows - n_named} more")
-        if is_borrowed:
+        account = self._account
+        marks = account.marks[place] & ~self.dropped
+        names = account.name_holders(marks & ~ELSEWHERE)
+        n_named = len(names) if len(names) <= _MOST_NAMED else _MOST_NAMED - 1
+        holders = [name + _HINTS.get(account.rows[name].root, "") for name in names[:n_named]]
+        if n_named < len(names):
+            holders.append(f"{len(names) - n_named} more")
+        if account.graph.storages[place].is_borrowed:
             holders.append(LENDER)
         elif marks & ELSEWHERE:
             holders.append("something that no variable names")
