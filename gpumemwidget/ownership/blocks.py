@@ -26,17 +26,6 @@ from gpumemwidget.ownership.holdings import Account
 from gpumemwidget.ownership.paths import Paths
 from gpumemwidget.ownership.source_lines import format_allocation
 
-__all__ = [
-    "PINNED",
-    "BlockMap",
-    "find_rounding",
-    "group_storages",
-    "match_storages_to_blocks",
-    "name_pools",
-    "read_dropout_size",
-    "read_workspace_sizes",
-]
-
 _KIB = 1024
 
 _MIB = 1024 * _KIB

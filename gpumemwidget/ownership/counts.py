@@ -17,13 +17,6 @@ from gpumemwidget.ownership.graph.hidden_holders import PARAMETER_REFS
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.walk import Graph
 
-__all__ = [
-    "list_held_elsewhere",
-    "list_outside",
-    "list_seen_from_outside",
-    "needs_outside",
-]
-
 _CHECK_EVERY = 512
 #: A file, and the qualified name of what a function is defined in.
 _CodeScope = tuple[str, str]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from gpumemwidget.model.ownership import Fix, FixKind, MemoryKind, RootKind
 from gpumemwidget.ownership.labels import PathStep, StepKind, spell_steps
 
-__all__ = ["find_fix"]
-
 _BY_MEMORY: dict[MemoryKind, FixKind] = {
     "cuBLAS workspace": FixKind.RELEASE_CUBLAS,
     "CUDA-graph pool": FixKind.DELETE_CUDA_GRAPH,

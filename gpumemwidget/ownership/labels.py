@@ -39,16 +39,6 @@ from gpumemwidget.ownership.graph.objects import (
 )
 from gpumemwidget.ownership.graph.walk import Graph
 
-__all__ = [
-    "LENDER",
-    "Labels",
-    "PathStep",
-    "Role",
-    "StepKind",
-    "find_kind_name",
-    "spell_steps",
-]
-
 _MOST_KEY_LENGTH = 40
 
 #: Keys that are numbers of more bits, and tuples of more parts or within so many others, are not

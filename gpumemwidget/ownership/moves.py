@@ -22,8 +22,6 @@ from gpumemwidget.ownership.graph.objects import is_a, is_one_of, name_class, re
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row
 
-__all__ = ["Move", "Outside", "find_move", "find_outside", "list_owned"]
-
 #: Kinds that compute with memory, or have seen it, and do not own it.
 _NO_OWNERS = {Kind.NODE, Kind.FUNCTION, Kind.FRAME, Kind.CLASS}
 
@@ -207,7 +205,7 @@ def find_move(account: Account, place: int, *, dropped: int, outside: Outside) -
     kept = [each for each in graph.tensors_on.get(place, ()) if account.marks[each] & ~dropped]
     move = Move(place=place, tensors=[*(graph.objects[each] for each in kept), *unmet])
     move.obstacle = _find_holder_in_the_way(account, place, kept, dropped, outside)
-    if move.obstacle is None and (_count_unmet(account, place) or 0) > len(unmet):
+    if move.obstacle is None and _count_unmet(account, place) > len(unmet):
         move.obstacle = _UNSEEN
     for tensor in move.tensors:
         move.obstacle = move.obstacle or _find_obstacle(account, tensor, move.device)
@@ -273,19 +271,16 @@ def _find_obstacle(account: Account, tensor: Any, device: str) -> str | None:
     return None
 
 
-def _count_unmet(account: Account, place: int) -> int | None:
-    """Return how many users of a storage the walk has not met, if torch tells."""
+def _count_unmet(account: Account, place: int) -> int:
+    """Return how many users of a storage the walk has not met."""
     graph = account.graph
-    users = graph.reader.count_storage_users(graph.objects[place])
-    return None if users is None else users - 1 - graph.cpp_refs[place]
+    return graph.reader.count_storage_users(graph.objects[place]) - 1 - graph.cpp_refs[place]
 
 
 def _count_unseen(graph: Graph, each: int, place: int, outside: Outside) -> int:
     """Return how many C++ references to a tensor nothing known accounts for."""
     tensor = graph.objects[each]
     users = graph.reader.count_tensor_users(tensor)
-    if users is None:
-        return 0
     unseen = users - 1 - graph.cpp_refs[each] - outside.refs.get(id(tensor), 0)
     if unseen > 0:
         # Some views (a conjugate's) refer to their base twice.

@@ -33,8 +33,6 @@ from gpumemwidget.ownership.paths import Root
 from gpumemwidget.progress import Stage, report_progress
 from gpumemwidget.tracing.sources import is_library
 
-__all__ = ["enter_running", "enter_surroundings", "find_module_roots"]
-
 #: Maximum number of objects that one climb follows on each level.
 _MOST_TARGETS = 16
 _MOST_STEPS_UP = 24

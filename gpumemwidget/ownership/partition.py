@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
@@ -11,14 +11,6 @@ from gpumemwidget.model.releases import ReleaseMove, ReleaseStay, ReleaseStepKin
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row
 from gpumemwidget.ownership.labels import LENDER, find_kind_name
 from gpumemwidget.ownership.moves import Move, Outside, find_move, find_outside, list_owned
-
-__all__ = [
-    "ReleasePartition",
-    "find_joint",
-    "join_overlapping",
-    "keep_parts_together",
-    "word_use",
-]
 
 _MOST_NAMED = 4
 _HINTS = {"out": " (--out drops it)", "exception": " (--exceptions drops it)"}
@@ -61,11 +53,6 @@ class ReleasePartition:
         self._held: list[int] = []
         for carried in account.groups.find(chosen):
             (self._held if carried & ~self.dropped else self._dying).append(carried)
-        #: The moves, in the groups of which a person is told.
-        self._moved: dict[Group, list[Move]] = {}
-        self._units: list[list[Group]] = []
-        self._stays: dict[Group, list[int]] = {}
-        self._is_sorted = False
 
     @property
     def dying(self) -> list[int]:
@@ -75,20 +62,24 @@ class ReleasePartition:
     @property
     def moved(self) -> dict[Group, list[Move]]:
         """The moves, in the groups of which a person is told."""
-        self._sort()
-        return self._moved
+        return self._sorted[0]
 
     @property
     def units(self) -> list[list[Group]]:
         """The groups that are moved together, all or none, in the order of the names."""
-        self._sort()
-        return self._units
+        moved, _, units = self._sorted
+        account = self._account
+        by_unit: dict[int, list[Group]] = {}
+        for group, moves in moved.items():
+            mark = account.rows[group[0]].mark | account.marks[moves[0].place]
+            unit = next((each for each in units if each & mark), 0)
+            by_unit.setdefault(unit, []).append(group)
+        return list(by_unit.values())
 
     @property
     def stays(self) -> dict[Group, list[int]]:
         """The storages that stay, in the groups of which a person is told."""
-        self._sort()
-        return self._stays
+        return self._sorted[1]
 
     @property
     def can_move(self) -> bool:
@@ -150,15 +141,13 @@ class ReleasePartition:
             for (name, device, why), places in self.stays.items()
         )
 
-    def _sort(self) -> None:
-        """Sort, once, what others hold too into what is moved and what stays.
+    @cached_property
+    def _sorted(self) -> tuple[dict[Group, list[Move]], dict[Group, list[int]], list[int]]:
+        """What others hold too: what is moved, what stays, and the rows that belong together.
 
         What the chosen names own is moved. What a displayed value or an exception shares is not:
         to drop ``Out[3]`` is no wish to take the model that it shows off the device.
         """
-        if self._is_sorted:
-            return
-        self._is_sorted = True
         account = self._account
         storages = account.graph.storages
         held = account.groups.list_places(self._held)
@@ -188,6 +177,8 @@ class ReleasePartition:
             chosen |= row.mark
         units = join_overlapping([account.marks[place] & chosen for place in movable])
         keep_parts_together(account, [moves[place] for place in movable if owned[place]], units)
+        moved: dict[Group, list[Move]] = {}
+        stays: dict[Group, list[int]] = {}
         for place, row in kept:
             device = storages[place].device
             holders = self._name_holders(place)
@@ -195,7 +186,7 @@ class ReleasePartition:
             if place in moves and moves[place].obstacle is None:
                 reason = "kept" if self._keep else f"also held by {_join(holders)}"
                 group = (row.name, device, reason)
-                self._moved.setdefault(group, []).append(moves[place])
+                moved.setdefault(group, []).append(moves[place])
                 continue
             if place in moves:
                 why = moves[place].obstacle or why
@@ -203,18 +194,8 @@ class ReleasePartition:
                 why = "it is on the host already"
             elif self._keep and row.root != "exception":
                 why = "it is reached through a computation, a function or a key, not as a part"
-            self._stays.setdefault((row.name, device, why), []).append(place)
-        self._list_units(units)
-
-    def _list_units(self, units: Sequence[int]) -> None:
-        marks = self._account.marks
-        rows = self._account.rows
-        by_unit: dict[int, list[Group]] = {}
-        for group, moves in self._moved.items():
-            mark = rows[group[0]].mark | marks[moves[0].place]
-            unit = next((each for each in units if each & mark), 0)
-            by_unit.setdefault(unit, []).append(group)
-        self._units = list(by_unit.values())
+            stays.setdefault((row.name, device, why), []).append(place)
+        return moved, stays, units
 
     def _find_row(self, marks: int) -> Row | None:
         return next((row for row in self._rows if row.mark & marks), None)

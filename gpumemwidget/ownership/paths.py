@@ -21,8 +21,6 @@ from gpumemwidget.ownership.graph.objects import is_a, is_fixed, is_one_of, read
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.labels import Labels, PathStep, Role, StepKind, spell_steps
 
-__all__ = ["Paths", "Root", "Steps"]
-
 Steps = tuple[PathStep, ...]
 
 #: Levels of the roots: well-known ones come first.

@@ -12,8 +12,6 @@ from typing import Literal, Protocol
 
 from gpumemwidget.model.releases import IPythonReference
 
-__all__ = ["LAST_EXCEPTION", "Shell", "ShellReference"]
-
 #: The row of all that IPython and Python keep of the last exception.
 LAST_EXCEPTION = "last exception"
 

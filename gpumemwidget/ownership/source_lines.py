@@ -14,8 +14,6 @@ from pathlib import PurePath
 from gpumemwidget.model.segments import Frame
 from gpumemwidget.tracing.sources import is_library
 
-__all__ = ["Place", "find_place", "format_allocation", "format_frame"]
-
 
 def format_frame(frame: Frame, cells: Mapping[str, int]) -> str:
     """``In[7], line 3``; of a file ``train.py, line 12``.

@@ -18,8 +18,6 @@ from gpumemwidget.ownership.partition import ReleasePartition, find_joint
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.progress import Stage, report_progress
 
-__all__ = ["describe_rows", "list_variables", "sum_frees"]
-
 #: Seconds for a walk that fills the panel after a cell; a release may take longer.
 LIST_BUDGET_S = 1.0
 

@@ -28,8 +28,6 @@ from gpumemwidget.ownership.partition import find_joint
 from gpumemwidget.ownership.paths import Steps
 from gpumemwidget.ownership.shell import Shell
 
-__all__ = ["explain", "explain_unnamed"]
-
 _MOST_HOLDERS = 20
 _INDEX = re.compile(r"\[(\d+|[^\[\]\"]*\.[^\[\]]*)\]")
 #: Keys that have a number in them, and all keys.

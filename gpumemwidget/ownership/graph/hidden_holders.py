@@ -18,15 +18,6 @@ from typing import Any
 
 from gpumemwidget.ownership.graph.objects import is_a, is_one_of, read_attribute, read_attributes
 
-__all__ = [
-    "PARAMETER_REFS",
-    "Bucket",
-    "HiddenHolders",
-    "Reducer",
-    "find_wrapper_class",
-    "read_reducer",
-]
-
 #: In a container of more than that nobody keeps such objects one by one.
 _MOST_PARTS = 64
 

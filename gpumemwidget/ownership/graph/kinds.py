@@ -19,12 +19,6 @@ from gpumemwidget.ownership.graph.objects import (
 )
 from gpumemwidget.ownership.graph.torch_reader import TorchReader
 
-__all__ = [
-    "DeadEnds",
-    "Kind",
-    "KindFinder",
-]
-
 #: Machinery that reaches the whole process and owns no user's memory.
 _FOREIGN_MODULES = re.compile(
     r"(ipykernel|zmq|tornado|jupyter_client|gpumemwidget)(\..*)?|uvloop"

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from gpumemwidget.ownership.graph.kinds import Kind, KindFinder
 from gpumemwidget.ownership.graph.torch_reader import TorchReader
 
-__all__ = ["MOST_NODES", "AutogradNodeLimit"]
-
 #: A fifth of what an ordinary stack bears; the graph of one step of a large model has some 5,000.
 MOST_NODES = 10_000
 

@@ -24,28 +24,6 @@ from types import (
 )
 from typing import Any, TypeGuard, TypeVar
 
-__all__ = [
-    "ClassParts",
-    "describe_class",
-    "is_a",
-    "is_fixed",
-    "is_library_class",
-    "is_one_of",
-    "is_running",
-    "list_bases",
-    "list_items",
-    "list_referrers",
-    "name_class",
-    "paused_collector",
-    "read_attribute",
-    "read_attributes",
-    "read_cell",
-    "read_class_attribute",
-    "read_locals",
-    "read_namespace",
-    "read_type_dict",
-]
-
 _T = TypeVar("_T")
 
 _READ_MRO: Any = type.__dict__["__mro__"].__get__

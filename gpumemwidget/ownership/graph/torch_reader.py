@@ -30,8 +30,6 @@ from gpumemwidget.ownership.graph.objects import (
     read_type_dict,
 )
 
-__all__ = ["StorageInfo", "TorchReader", "find_torch", "round_up"]
-
 #: Granularity of allocators by the type of the device (bytes); unknown for other types.
 _GRANULARITY_BYTES = {"cuda": 512, "xpu": 512}
 
@@ -133,7 +131,7 @@ class TorchReader:
         self._read_grad = base.grad.__get__
         self._read_base = base._base.__get__
         self._read_version = base._version.__get__
-        self._functorch = getattr(torch._C, "_functorch", None)
+        self._functorch = torch._C._functorch
         self._read_grad_fn = base.grad_fn.__get__
         self._read_retains_grad = base.retains_grad.__get__
         self._read_untyped = base.untyped_storage
@@ -144,7 +142,7 @@ class TorchReader:
         self._is_resizable = self.storage_type.resizable
         #: By torch's own devices; ``None`` for those that have no memory.
         self._device_names: dict[Any, str | None] = {}
-        self._disabled_dispatch = getattr(torch._C, "_disabled_torch_dispatch_impl", None)
+        self._disabled_dispatch = torch._C._disabled_torch_dispatch_impl
         # Classes are kept beside what is known of them, so that an id stays its own.
         self._dispatched: dict[int, tuple[type, bool]] = {}
         self._node_classes: dict[int, _NodeClass] = {}
@@ -159,9 +157,7 @@ class TorchReader:
         """Keep ``__torch_function__``, ``__torch_dispatch__`` and modes from being called."""
         with ExitStack() as stack:
             stack.enter_context(self.torch._C.DisableTorchFunction())
-            no_dispatch = getattr(self.torch._C, "_DisableTorchDispatch", None)
-            if no_dispatch is not None:
-                stack.enter_context(no_dispatch())
+            stack.enter_context(self.torch._C._DisableTorchDispatch())
             stack.enter_context(self.torch.no_grad())
             yield
 
@@ -230,7 +226,7 @@ class TorchReader:
 
     def _read_wrapped(self, tensor: Any) -> tuple[object, ...]:
         """Return the tensor inside one of ``torch.func``'s transforms (``grad``, ``vmap``)."""
-        if self._functorch is None or not self._functorch.is_functorch_wrapped_tensor(tensor):
+        if not self._functorch.is_functorch_wrapped_tensor(tensor):
             return ()
         return (self._functorch.get_unwrapped(tensor),)
 

@@ -40,8 +40,6 @@ from gpumemwidget.ownership.graph.objects import (
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo, TorchReader
 from gpumemwidget.progress import Stage, report_progress
 
-__all__ = ["Graph", "flag_reaching", "list_namespaces"]
-
 _CHECK_EVERY = 512
 
 #: Number of elements of one container that are followed before others get their turn.
