@@ -20,7 +20,6 @@ from gpumemwidget.testing import (
     Recording,
     RecordingPlayer,
     ReplayBackend,
-    ReplayMonitor,
     SimulatedGpus,
     Step,
     play_script,
@@ -56,19 +55,6 @@ def peak_over(backend: ReplayBackend, n_events: int) -> tuple[int | None, PeakIs
 
 
 # -- Positions -------------------------------------------------------------------------------------
-
-
-def test_it_stands_until_it_is_moved() -> None:
-    """Without a clock the position is the caller's, and ends at the last event."""
-    player = RecordingPlayer(make_recording((1, 1), (2, 2), (3, 3)))
-
-    moves = [player.advance(), player.advance(5), player.advance()]
-
-    assert moves == [1, 1, 0]
-    assert player.position == 2
-    assert player.is_over
-    with pytest.raises(BadInputError, match="only forward"):
-        player.advance(-1)
 
 
 def test_it_follows_a_clock() -> None:
@@ -167,52 +153,6 @@ def test_any_span_over_any_script_agrees_with_the_allocator(seed: int, data: st.
 
 
 # -- Devices ---------------------------------------------------------------------------------------
-
-
-def test_devices_are_listed_once_they_are_used() -> None:
-    """The backend knows the devices in use, the monitor all that the driver listed."""
-    recording = play_script([Step(1.0, "touch", 1), Step(2.0, "touch", 0)])
-    backend = play(recording)
-
-    listed = [[info.device for info in backend.list_devices()]]
-    while backend.player.advance():
-        listed.append([info.device for info in backend.list_devices()])
-
-    assert listed == [[], ["cuda:1"], ["cuda:0", "cuda:1"]]
-    assert [info.device for info in ReplayMonitor(backend.player).list_infos()] == [
-        "cuda:0",
-        "cuda:1",
-    ]
-
-
-def test_a_device_used_within_a_span_begins_at_nothing() -> None:
-    """At the span's end its peak is what it reached since."""
-    steps = [
-        Step(1.0, "allocate", 0, "a", 2 * MIB),
-        Step(2.0, "allocate", 1, "b", 30 * MIB),
-        Step(3.0, "free", 1, "b"),
-    ]
-    backend = play(play_script(steps), 1)
-
-    start = backend.start_span()
-    backend.player.advance(2)
-    end = backend.end_span()
-
-    assert [reading.device for reading in start] == ["cuda:0"]
-    assert [reading.device for reading in end] == ["cuda:0", "cuda:1"]
-    assert (end[1].allocated_bytes, end[1].allocated_peak_bytes) == (0, 30 * MIB)
-    assert end[1].peak_is == "exact"
-
-
-def test_segments_are_those_of_the_position() -> None:
-    """At an event without a snapshot there are none: what stood before need not stand any more."""
-    recording = play_script([Step(1.0, "allocate", 0, "a", MIB)], snapshots=True)
-    empty = Event(2.0, recording.events[1].readings)
-    longer = Recording(recording.devices, (), (*recording.events, empty))
-
-    found = [len(play(longer, position).read_segments()) for position in range(3)]
-
-    assert found == [0, 1, 0]
 
 
 # -- Traces ----------------------------------------------------------------------------------------
