@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from gpumemwidget.recording.sampler import Clock
 
-class ManualClock:
-    """Both clocks of ``gpumemwidget.recording.sampler.Clock``, moved by hand.
+
+class ManualClock(Clock):
+    """Both clocks, moved by hand.
 
     Args:
         now_s: where the monotonic clock begins.

@@ -98,15 +98,13 @@ class History:
             since_s: leave out older samples, on the monitor's clock.
             until_s: leave out newer samples.
         """
-        blocks = self._list_blocks()
-        if since_s is not None:
-            blocks = blocks[bisect.bisect_left(blocks, since_s, key=lambda block: block.end_s) :]
-        if until_s is not None:
-            blocks = blocks[: bisect.bisect_right(blocks, until_s, key=lambda block: block.start_s)]
-        if blocks:
-            blocks[-1] = blocks[-1].cut(since_s, until_s)
-            blocks[0] = blocks[0].cut(since_s, until_s)
-        return list(chain.from_iterable(block.iter_samples() for block in blocks))
+        blocks = (
+            block.cut(since_s, until_s)
+            for block in self._list_blocks()
+            if (since_s is None or block.end_s >= since_s)
+            and (until_s is None or block.start_s <= until_s)
+        )
+        return [sample for block in blocks for sample in block.iter_samples()]
 
     def reset_after_fork(self) -> None:
         """Renew the lock in a forked child."""

@@ -29,7 +29,7 @@ from gpumemwidget.recording.cells import (
 from gpumemwidget.recording.forks import survive_fork
 from gpumemwidget.recording.history import History
 from gpumemwidget.recording.ledger import Ledger
-from gpumemwidget.recording.sampler import Clock, Sampler, SystemClock
+from gpumemwidget.recording.sampler import Clock, Sampler
 
 if TYPE_CHECKING:
     from gpumemwidget.backends.hardware import Hardware
@@ -73,7 +73,7 @@ class Monitor:
         interval_s: float = 0.1,
     ) -> None:
         self.hardware = hardware
-        self.clock: Clock = SystemClock() if clock is None else clock
+        self.clock = Clock() if clock is None else clock
         self.ledger = Ledger()
         self.history = History()
         self.budgets = Budgets()

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.devices import Reading, Sample
@@ -24,27 +24,15 @@ _Wakes: TypeAlias = "queue.SimpleQueue[None]"
 _QUIET_BYTES = 1024**2
 
 
-class Clock(Protocol):
-    """A clock to measure with and a clock to name a moment with; tests have one moved by hand."""
+class Clock:
+    """A clock to measure with and a clock to name a moment with: the machine's own."""
 
     def now(self) -> float:
         """Return seconds that never go back, from an arbitrary start."""
-        ...
-
-    def wall(self) -> float:
-        """Return seconds since the epoch, UTC; may jump when the machine's clock is set."""
-        ...
-
-
-class SystemClock:
-    """The machine's own clocks."""
-
-    def now(self) -> float:
-        """Return seconds of the monotonic clock with the best resolution."""
         return time.perf_counter()
 
     def wall(self) -> float:
-        """Return seconds since the epoch, UTC."""
+        """Return seconds since the epoch, UTC; may jump when the machine's clock is set."""
         return time.time()
 
 
@@ -65,7 +53,6 @@ class Sampler:
         on_error: called with each exception of ``read`` and of ``on_sample``.
         interval_s: seconds between samples.
         slowest_s: maximum seconds between samples while nothing happens.
-        name: the thread's name.
 
     Raises:
         BadInputError: the interval is not a positive number of seconds.
@@ -80,7 +67,6 @@ class Sampler:
         on_error: Callable[[Exception], None],
         interval_s: float = 0.1,
         slowest_s: float = 1.0,
-        name: str = "gpumemwidget-sampler",
     ) -> None:
         self._read = read
         self._clock = clock
@@ -88,7 +74,6 @@ class Sampler:
         self._on_error = on_error
         self._interval_s = _check_interval(interval_s)
         self._slowest_s = slowest_s
-        self._name = name
         self.delay_s = interval_s
         self.due_s = clock.now()
         self._busy = False
@@ -137,7 +122,7 @@ class Sampler:
             self._thread = threading.Thread(
                 target=context.run,
                 args=(self._run, self._stop_asked, self._wake),
-                name=self._name,
+                name="gpumemwidget-sampler",
                 daemon=True,
             )
             self._thread.start()

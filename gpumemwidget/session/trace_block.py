@@ -18,7 +18,7 @@ from gpumemwidget.model.requests import TraceRequest
 from gpumemwidget.model.traces import CellTrace, DeviceTrace, HostLines
 from gpumemwidget.recording.cells import RunningCell, build_record
 from gpumemwidget.recording.files import find_target
-from gpumemwidget.recording.sampler import SystemClock
+from gpumemwidget.recording.sampler import Clock
 from gpumemwidget.session.cell_sources import find_block_sources
 from gpumemwidget.session.interrupts import run_uninterrupted
 from gpumemwidget.session.session import find_session, keep_plain_hardware
@@ -195,7 +195,7 @@ class _RunningBlock:
         monitor = None if self._session is None else self._session.monitor
         self._monitor = monitor
         self._hardware = keep_plain_hardware() if monitor is None else monitor.hardware
-        self._clock = SystemClock() if monitor is None else monitor.clock
+        self._clock = Clock() if monitor is None else monitor.clock
         self._tracer = Tracer(self._hardware, request)
         #: Readings taken meanwhile, where the extension is loaded.
         self.samples: Sequence[Sample] = ()

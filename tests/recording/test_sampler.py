@@ -10,7 +10,7 @@ import pytest
 
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.devices import Reading, Sample
-from gpumemwidget.recording.sampler import Sampler, SystemClock
+from gpumemwidget.recording.sampler import Clock, Sampler
 from tests.clock import ManualClock
 from tests.recording.scripted import ScriptedHardware, gpu, host
 
@@ -178,7 +178,7 @@ def start_sampler() -> Iterator[Callable[..., Sampler]]:
             "slowest_s": 0.001,
             **options,
         }
-        sampler = Sampler(clock=SystemClock(), on_sample=on_sample, **arguments)
+        sampler = Sampler(clock=Clock(), on_sample=on_sample, **arguments)
         samplers.append(sampler)
         sampler.start()
         return sampler
@@ -295,7 +295,7 @@ class TestThread:
 
         sampler = Sampler(
             read,
-            clock=SystemClock(),
+            clock=Clock(),
             on_sample=arrivals,
             on_error=lambda _: None,
             interval_s=0.001,
