@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -186,26 +185,3 @@ def test_closed_before_torch_arrived(allocator: SimulatedGpus) -> None:
 
     assert vars(torch._C) == before
     assert [info.device for info in hardware.list_devices()] == ["host"]
-
-
-def test_infos_are_filled_up_from_both_sides() -> None:
-    """What the allocator's side does not know, the driver's side adds."""
-    hardware = Hardware([_OneDevice()], NvmlMonitor(FakeNvml(LARGE), environ={}))
-
-    (report,) = hardware.read_devices()
-
-    assert report.info.name == "from PyTorch"
-    assert report.info.total_bytes == 80 * GIB
-
-
-class _OneDevice(CudaBackend):
-    """A backend whose device does not tell its total."""
-
-    def __init__(self) -> None:
-        allocator = SimulatedGpus()
-        allocator.touch(0)
-        super().__init__(simulate_torch(allocator))  # type: ignore[arg-type]
-
-    def list_devices(self):  # type: ignore[no-untyped-def]
-        (info,) = super().list_devices()
-        return (dataclasses.replace(info, name="from PyTorch", total_bytes=None, uuid="GPU-large"),)

@@ -298,19 +298,6 @@ def test_descriptors_closed_by_somebody_are_never_written_to(tmp_path: Path) -> 
         os.close(descriptor)
 
 
-def test_after_close_readings_go_on_without_additions() -> None:
-    """A backend that was closed still reads, and neither resets nor overlays anything."""
-    original = resource.getrusage
-    backend = HostBackend()
-    backend.close()
-
-    (reading,) = backend.start_span()
-
-    assert reading.reserved_bytes > 0
-    assert reading.peak_is == "sampled"
-    assert resource.getrusage is original
-
-
 # -- Other machines ---------------------------------------------------------------------------
 
 

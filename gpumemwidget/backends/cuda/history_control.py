@@ -34,12 +34,10 @@ class HistoryControl:
 
     Args:
         torch: the imported module ``torch``.
-        clock_ns: nanoseconds since the epoch, as the events have them.
     """
 
-    def __init__(self, torch: Any, *, clock_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._clock_ns = clock_ns
         self._patch = Patch()
         #: Idents of threads within a call of ours.
         self._own_threads: set[int] = set()
@@ -76,13 +74,13 @@ class HistoryControl:
         is_others = not self.is_ours and self.is_on()
         if is_others:
             self.watch()
-        start_us = self._now_us()
+        start_us = read_now_us()
         try:
             with self._calling():
                 yield
         finally:
             if is_others:
-                self._hidden.append((start_us - CLOCKS_DIFFER_US, self._now_us()))
+                self._hidden.append((start_us - CLOCKS_DIFFER_US, read_now_us()))
 
     def watch(self) -> None:
         """Notice the calls of others from now on. Nothing changes if that was done already."""
@@ -117,9 +115,6 @@ class HistoryControl:
 
     def _is_calling(self) -> bool:
         return threading.get_ident() in self._own_threads
-
-    def _now_us(self) -> int:
-        return self._clock_ns() // 1000
 
     def _wrap_setter(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def record(*args: Any, **kwargs: Any) -> Any:
@@ -169,6 +164,11 @@ def _strip_history(snapshot: Mapping[str, Any]) -> None:
         for entry in (segment, *segment["blocks"]):
             if "frames" in entry:
                 entry["frames"] = []
+
+
+def read_now_us() -> int:
+    """Return the microseconds since the epoch, as the events have them."""
+    return time.time_ns() // 1000
 
 
 def read_time(event: Mapping[str, Any]) -> int:

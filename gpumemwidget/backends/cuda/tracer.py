@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gpumemwidget.backends.cuda.events import parse_traces
-from gpumemwidget.backends.cuda.history_control import HistoryControl
+from gpumemwidget.backends.cuda.history_control import HistoryControl, read_now_us
 from gpumemwidget.backends.cuda.snapshot import SnapshotReader
 from gpumemwidget.backends.cuda.snapshot_file import write_snapshot
 from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook
@@ -47,20 +46,11 @@ class CudaTracer:
         torch: the imported module ``torch``.
         snapshots: reads the segments at the start of a trace.
         history: starts and stops the allocator's history.
-        clock_ns: returns nanoseconds since the epoch, as the events have them.
     """
 
-    def __init__(
-        self,
-        torch: Any,
-        snapshots: SnapshotReader,
-        history: HistoryControl,
-        *,
-        clock_ns: Callable[[], int] = time.time_ns,
-    ) -> None:
+    def __init__(self, torch: Any, snapshots: SnapshotReader, history: HistoryControl) -> None:
         self._torch = torch
         self._snapshots = snapshots
-        self._clock_ns = clock_ns
         self._lock = threading.RLock()
         self._history = history
         self._history.before_handing_over = self._end_for_user
@@ -102,7 +92,7 @@ class CudaTracer:
                     self._begin(span)
                     self._snapshot_start(span, touched)
                 else:
-                    span.start_us = self._now_us()
+                    span.start_us = read_now_us()
             except _REFUSALS as exc:
                 self._end_span()
                 return (f"CUDA refuses a trace: {read_first_line(exc)}",)
@@ -133,7 +123,7 @@ class CudaTracer:
                 self._note(f"CUDA gives no trace: {read_first_line(exc)}")
                 return ()
             finally:
-                end_us = self._now_us() if span.end_us is None else span.end_us
+                end_us = read_now_us() if span.end_us is None else span.end_us
                 was_set = self._history.n_foreign_calls != span.n_foreign_calls
                 self._end_span()
         if snapshot_to is not None:
@@ -207,7 +197,7 @@ class CudaTracer:
             try:
                 if span is not None and span.handed_over is None:
                     span.handed_over = self._take_snapshot()
-                    span.end_us = self._now_us()
+                    span.end_us = read_now_us()
                 self._history.set(None)
             except Exception as exc:  # noqa: BLE001 - it would be the user's own call that fails
                 self._note(f"CUDA could not end its memory history: {read_first_line(exc)}")
@@ -224,10 +214,10 @@ class CudaTracer:
             self._history.set("all", context="alloc", stacks="python", max_entries=span.n_events)
 
     def _snapshot_start(self, span: _Span, touched: Sequence[int]) -> None:
-        span.start_us = self._now_us()
+        span.start_us = read_now_us()
         if touched:
             span.before = self._snapshots.read(touched)
-            span.marked_by_us = self._now_us()
+            span.marked_by_us = read_now_us()
 
     def _end_span(self) -> None:
         """End the trace, and leave the history as it was before, if it is not another's by now."""
@@ -311,9 +301,6 @@ class CudaTracer:
                 "PyTorch's own (backend:native)"
             )
         return None
-
-    def _now_us(self) -> int:
-        return self._clock_ns() // 1000
 
     def _note(self, note: str) -> None:
         self._notes.append(note)
