@@ -11,7 +11,8 @@ from gpumemwidget.backends.cuda.snapshot_file import load_snapshot
 from gpumemwidget.errors import FileError
 from gpumemwidget.failures import describe_exception
 from gpumemwidget.model.cells import CellDevice, CellRecord
-from gpumemwidget.model.traces import AllocatorTrace, CellTrace, DeviceTrace
+from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.traces import AllocatorTrace, CellTrace
 from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.sources import Source, Sources, is_library, read_source
 
@@ -54,7 +55,10 @@ def read_snapshot(path: Path) -> CellTrace:
         start_s=0.0,
         duration_s=(end_us - start_us) / 1e6,
         status="ok",
-        devices=tuple(map(_describe_counters, devices)),
+        devices=tuple(
+            CellDevice(each.device, each.allocated, each.reserved, each.peak_is, None, None)
+            for each in devices
+        ),
     )
     return CellTrace(record, devices)
 
@@ -63,28 +67,16 @@ def _find_main(traces: Sequence[AllocatorTrace]) -> str:
     """Return the user's file that allocated most; ``""`` if the stacks have none."""
     n_bytes: Counter[str] = Counter()
     for trace in traces:
-        files = [
-            _choose_file([frame.filename for frame in stack]) for stack in trace.events.stack_table
-        ]
+        files = [_choose_file(stack) for stack in trace.events.stack_table]
         for stack, size in zip(trace.events.stacks, trace.events.sizes, strict=True):
             n_bytes[files[stack]] += size
     del n_bytes[""]
     return n_bytes.most_common(1)[0][0] if n_bytes else ""
 
 
-def _choose_file(filenames: Sequence[str]) -> str:
+def _choose_file(stack: Sequence[Frame]) -> str:
     """Return the outermost cell of a stack (innermost first), or else the user's outermost file."""
+    filenames = [frame.filename for frame in stack]
     users = [filename for filename in filenames if filename and not is_library(filename)]
     cells = [filename for filename in users if _CELL.search(filename)]
     return (cells or users or [""])[-1]
-
-
-def _describe_counters(device: DeviceTrace) -> CellDevice:
-    return CellDevice(
-        device=device.device,
-        allocated=device.allocated,
-        reserved=device.reserved,
-        peak_is=device.peak_is,
-        num_alloc_retries=None,
-        num_ooms=None,
-    )
