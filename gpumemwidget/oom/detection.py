@@ -136,7 +136,6 @@ def _read(error: BaseException) -> OomSign | None:
 
 
 def _is_from(cls: type, packages: tuple[str, ...]) -> bool:
-    """Return whether a class or one of its bases belongs to one of these packages."""
     modules = (read_class_attribute(each, "__module__") for each in list_bases(cls))
     return any(type(name) is str and name.partition(".")[0] in packages for name in modules)
 

@@ -166,7 +166,6 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
 def _list_drops(
     shell: Shell, request: ReleaseRequest, out_rows: Sequence[str], ids: Collection[int]
 ) -> tuple[IPythonReference, ...]:
-    """Return IPython's own references that a release drops."""
     return tuple(
         IPythonReference(path=reference.path)
         for reference in shell.list_references()

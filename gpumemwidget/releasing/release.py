@@ -138,7 +138,6 @@ class _Release:
     def _list_acts(
         self, draft: Draft, plan: ReleasePlan
     ) -> dict[ReleaseStepKind, Callable[[], StepResult]]:
-        """Return the work of each step, in their order."""
         request = plan.request
         acts: dict[ReleaseStepKind, Callable[[], StepResult]] = {
             ReleaseStepKind.MOVE: lambda: self._move(draft, plan),
@@ -266,7 +265,6 @@ class _Release:
         before: tuple[Reading, ...] | None,
         planned: Mapping[ReleaseStepKind, DeviceBytes],
     ) -> None:
-        """Take a step, and note it with the memory that it freed."""
         started_s = time.perf_counter()
         try:
             before = before or self._hardware.end_span()

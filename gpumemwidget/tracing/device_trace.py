@@ -133,11 +133,8 @@ def _choose_spans(
 ) -> tuple[Span, Span, PeakIs | None, list[TraceNote]]:
     """Return the spans of allocated and reserved, what their peaks are, and notes.
 
-    Args:
-        trace: the allocator's events, and the segments before and after.
-        moments: the moments of the replay.
-        cell: the counters of the cell; where they are known, they are taken.
-        is_exact: whether the replay is complete; else the counters' peaks count.
+    The cell's counters are taken where they are known. Their peaks count where the replay is not
+    complete (``is_exact``).
     """
     before, after = BlockLayout(trace.before), BlockLayout(trace.after)
     start_bytes = before.allocated_bytes, before.reserved_bytes
@@ -216,15 +213,7 @@ def _describe_missing(
 def _list_peak_parts(
     replayed: Replay, attribution: Attribution, peak: int, unit: str, names: BlockNames | None
 ) -> tuple[PeakPart, ...]:
-    """Return the blocks in use at the peak, added up by line, kind and owner, biggest first.
-
-    Args:
-        replayed: the events and what they did.
-        attribution: the sites of their blocks.
-        peak: index of the event with the most allocated; -1 if that was before all events.
-        unit: the traced cell's name.
-        names: kind and owner of each block at the end; ``None``: not known.
-    """
+    """Return the blocks in use at the peak, added up by line, kind and owner, biggest first."""
     sums: _PartSums = {}
     for site, n_bytes, address in _list_blocks_at_peak(replayed, attribution, peak):
         line = attribution.sites[site].stack.line
