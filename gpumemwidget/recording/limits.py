@@ -25,8 +25,6 @@ from gpumemwidget.units import format_bytes, parse_bytes
 NO_LIMIT = LimitRequest()
 _HINT = "give a share such as 0.8 or 80%, an amount such as 12GiB, or off"
 _SHARE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<percent>%)?")
-#: Smallest number without a unit that is taken for bytes: as GiB it would make no sense.
-_MIN_PLAIN_BYTES = 1024**2
 #: Largest limit that PyTorch can count.
 _MAX_BYTES = 2**63 - 1
 #: Maximum number of characters of a wrong value in an error.
@@ -81,11 +79,6 @@ def set_limits(
             raise BadInputError(
                 f"{report.info.device} has {format_bytes(total_bytes)}, and "
                 f"{format_bytes(request.limit_bytes)} is more: give less, or off for no limit"
-            )
-        if None not in (request.share, total_bytes) and request.share * total_bytes < 1:  # type: ignore[operator]
-            raise BadInputError(
-                f"{request.share} of {report.info.device}, which has {format_bytes(total_bytes)}, "
-                f"would leave nothing: {_HINT}"
             )
     for report in chosen:
         hardware.set_limit(report.info.device, request.limit_bytes, share=request.share)
@@ -250,12 +243,8 @@ def _parse_text(text: str) -> LimitRequest:
             raise BadInputError(f"{_show(text)} is not a limit: {_HINT}") from None
         return _check_bytes(n_bytes, text)
     number = float(match["number"])
-    if not math.isfinite(number):
-        raise BadInputError(f"{_show(text)} is more than any GPU has: {_HINT}")
     if match["percent"]:
         return _check_share(number / 100, text)
-    if number > 1 and number == int(number) and number >= _MIN_PLAIN_BYTES:
-        return _check_bytes(int(match["number"].partition(".")[0]), text)
     if number > 1:
         raise BadInputError(f"{_show(text)} has no unit and is no share: {_HINT}")
     return _check_share(number, text)

@@ -283,7 +283,7 @@ def test_the_card_of_an_oom_says_the_limit(
     """And the way out of it is one that works."""
     run(shell, "torch.cuda.empty_cache()")
     limit_bytes = torch.cuda.memory_reserved(0) + 64 * MIB
-    run(shell, f"%memlimit {limit_bytes}")
+    run(shell, f"%memlimit {limit_bytes}B")
     capsys.readouterr()
 
     run(shell, f"kept = torch.empty({256 * MIB}, dtype=torch.uint8, device='cuda')")

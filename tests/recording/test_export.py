@@ -126,9 +126,7 @@ class TestContent:
         assert list(table.columns) == ([] if suffix == ".json" else list(COLUMNS))
 
     @pytest.mark.parametrize("suffix", SUFFIXES)
-    @pytest.mark.parametrize(
-        "first_line", ["=1+1", "@torch.no_grad()", "-x", "+x", 'a "b", c', "a\tb", "'x", "😀"]
-    )
+    @pytest.mark.parametrize("first_line", ["=1+1", "@torch.no_grad()", 'a "b", c', "a\tb", "😀"])
     def test_is_what_was_typed(self, tmp_path: Path, first_line: str, suffix: str) -> None:
         """Also what a spreadsheet would take for a formula: a decorator is not to be maimed."""
         record = CellRecord(1, "a", first_line, 0.0, 0.0, 0.0, "ok", RECORD.devices)
