@@ -136,7 +136,6 @@ class AcceleratorBackend(TouchedCounters):
     # -- Devices in use ----------------------------------------------------------------------------
 
     def _list_touched(self) -> list[int]:
-        """Return the indices of the devices that the user has used."""
         failure = f"it is not known which devices of {self.kind} are in use"
         return self._ask(self._find_touched, failure, [])
 

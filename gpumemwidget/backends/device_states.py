@@ -212,7 +212,6 @@ def _is_unchanged(readings: Sequence[Mapping[str, Reading]], device: str) -> boo
 
 
 def _sum_segments(segments: Iterable[Segment]) -> tuple[int, int]:
-    """Return the allocated and the reserved bytes of segments."""
     allocated = reserved = 0
     for segment in segments:
         reserved += segment.n_bytes

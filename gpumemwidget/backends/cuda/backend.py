@@ -203,11 +203,9 @@ class CudaBackend(TouchedCounters):
         return f"no cuBLAS workspaces to free{_tell_unkept(self._torch)}"
 
     def _sum_allocated(self) -> int:
-        """Return the bytes allocated on all touched devices."""
         return sum(reading.allocated_bytes or 0 for reading in self.read())
 
     def _has_graphs(self) -> bool:
-        """Return whether any ``torch.cuda.CUDAGraph`` is alive."""
         graph_type = getattr(self._torch._C, "_CUDAGraph", None)  # noqa: SLF001 - the base class of all graphs
         read_bases = vars(type)["__mro__"].__get__
         # By identity: a class of the user's may have an == or a hash of its own.

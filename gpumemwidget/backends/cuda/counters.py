@@ -213,7 +213,6 @@ class TouchedCounters(ABC):
         )
 
     def _ask(self, ask: Callable[[], _T], failure: str, unknown: _T) -> _T:
-        """Return the answer; ``unknown``, with a note, where there is none."""
         try:
             return ask()
         except Exception as exc:  # noqa: BLE001 - a note tells it
@@ -227,6 +226,5 @@ def describe_refusal(exc: Exception) -> str:
 
 
 def _sum_pools(stats: NestedStats, name: str) -> dict[str, Any]:
-    """Return the figures of a statistic for all pools together."""
     figures: dict[str, Any] = stats.get(name, {}).get("all", {})
     return figures

@@ -188,8 +188,6 @@ class CallRecorder:
 
 
 class _Call:
-    """A call that was seen to begin."""
-
     __slots__ = (
         *("end_us", "frame_id", "frames", "is_backward"),
         *("name", "names", "start_us", "thread"),

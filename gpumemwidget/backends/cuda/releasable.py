@@ -122,7 +122,6 @@ def _sum_releasable(segment: Segment) -> int | None:
 def _list_free_runs(
     blocks: Iterable[tuple[int, int, str]],
 ) -> Iterator[list[tuple[int, int, str]]]:
-    """Yield the runs of neighbouring blocks of which none is in use."""
     run: list[tuple[int, int, str]] = []
     for block in blocks:
         if block[2] != "active_allocated":

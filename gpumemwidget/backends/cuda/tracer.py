@@ -307,8 +307,6 @@ class CudaTracer:
 
 
 class _Span:
-    """A running trace."""
-
     def __init__(self, n_events: int) -> None:
         self.n_events = n_events
         self.start_us = 0
@@ -345,7 +343,6 @@ def _explain_gaps(
 def _annotate(
     traces: Sequence[AllocatorTrace], note: str, **changes: bool
 ) -> tuple[AllocatorTrace, ...]:
-    """Return traces with another note, and with other fields changed."""
     return tuple(
         dataclasses.replace(trace, notes=(*trace.notes, note), **changes)  # type: ignore[arg-type]  # fields of bool
         for trace in traces

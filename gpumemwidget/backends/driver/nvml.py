@@ -388,7 +388,6 @@ def _import_library() -> Any:
 
 
 def _explain(error: Any) -> str:
-    """Return an error of NVML as the reason in a sentence."""
     return _CAUSES.get(error.value, f"NVML says {str(error)!r}")
 
 

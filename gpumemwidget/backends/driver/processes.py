@@ -142,7 +142,6 @@ class ProcessTree:
                 self._children.setdefault(process.pid, process)
 
     def _is_adopted(self, child: psutil.Process) -> bool:
-        """Return whether a child's parent is no longer below this process."""
         return _read(child.ppid, 0) not in (self._pid, *self._children)
 
     def _is_in_session(self, pid: int) -> bool:
@@ -167,7 +166,6 @@ def _find_procfs() -> Path:
 
 
 def _read(ask: Callable[[], _T], unknown: _T) -> _T:
-    """Return an answer of psutil's; ``unknown`` where the process can't be read."""
     try:
         return ask()
     except _UNREADABLE:

@@ -14,8 +14,6 @@ from pathlib import Path, PurePosixPath
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """One control group on the way up, and the names of its files."""
-
     folder: Path
     limit_file: str
     usage_file: str
@@ -91,7 +89,6 @@ def _read_number(path: Path) -> int | None:
 
 
 def _read_stat(path: Path, key: str) -> int | None:
-    """Return one value of a file that has a key and a number on each line."""
     for line in _read_text(path).splitlines():
         name, _, value = line.partition(" ")
         if name == key and value.isascii() and value.isdigit():
