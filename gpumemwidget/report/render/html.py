@@ -46,6 +46,7 @@ CARD_CLASS = "gmw-card"
 _ROOT = "div.gmw.mathjax_ignore.tex2jax_ignore"
 
 _STYLES = Path(__file__).parent / "styles"
+_OPTION = re.compile(r"((?<= )--[a-z]+)")
 _TONES = {"muted": "gmw-m", "bad": "gmw-bad", "warn": "gmw-warn"}
 #: Maximum number of characters of a source line.
 _MAX_SOURCE_WIDTH = 180
@@ -187,15 +188,16 @@ def _iter_rows(
     if table.shared_above:
         label = " ".join(cell.text for cell in first[: table.n_shared])
         yield h("tr", h("th.gmw-d", label, scope="rowgroup", colspan=len(columns)))
-        yield _render_row(first[table.n_shared :], columns)
+        yield _render_row(table, first[table.n_shared :], columns)
     else:
-        yield _render_row(first, columns, table.n_shared, len(group))
+        yield _render_row(table, first, columns, table.n_shared, len(group))
         columns = columns[table.n_shared :]
     for row in others:
-        yield _render_row(row, columns)
+        yield _render_row(table, row, columns)
 
 
 def _render_row(
+    table: Table,
     row: tuple[Cell, ...],
     columns: tuple[Column, ...],
     n_shared: int = 0,
@@ -211,7 +213,7 @@ def _render_row(
         cells.append(
             h(
                 f"{'th' if is_name else 'td'}{_list_classes(column, cell)}",
-                *_list_content(cell, is_code=is_code),
+                *_list_content(table, column, cell, is_code=is_code),
                 scope=scope,
                 rowspan=n_rows if is_shared else None,
                 colspan=len(columns) - index if cell.spans_rest else None,
@@ -221,12 +223,18 @@ def _render_row(
     return h("tr", *cells)
 
 
-def _list_content(cell: Cell, *, is_code: bool) -> list[Html | str | None]:
+def _list_content(
+    table: Table, column: Column, cell: Cell, *, is_code: bool
+) -> list[Html | str | None]:
     text: Html | str = cell.text
     if is_code:
         text = h("code", text, dir="auto")
     elif cell.tone == "strong":
         text = h("strong", text)
+    elif table.stacks and column.last == "wrap":
+        # A line may end after each hyphen, and would divide an option of a magic.
+        pieces = enumerate(_OPTION.split(text))
+        text = join_html(h("span.gmw-nb", piece) if odd % 2 else piece for odd, piece in pieces)
     if cell.swatch:
         text = join_html([h(f"i.gmw-sq.{cell.swatch}"), text])
     if cell.level:
