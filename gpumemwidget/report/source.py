@@ -11,8 +11,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from gpumemwidget.model.traces import Call, DeviceTrace, HostLines, LineUse, SourceLine, SourceUnit
@@ -272,24 +272,17 @@ def _show_amount(n_bytes: int, total_bytes: int = 0) -> Cell:
 # -- Calls below a line ----------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Node:
     """A call, or a chain of calls of which each makes only the next."""
 
     chain: tuple[Call, ...]
-    #: The parts that are rows.
-    shown: list[_Node] = field(default_factory=list)
+    #: The biggest first.
+    parts: tuple[_Node, ...]
 
     @property
     def use(self) -> LineUse:
         return self.chain[0].use
-
-    @property
-    def module(self) -> str | None:
-        return next((call.module for call in reversed(self.chain) if call.module), None)
-
-    def open(self) -> list[_Node]:
-        return [_follow(call) for call in self.chain[-1].calls]
 
 
 def _list_calls(
@@ -299,10 +292,9 @@ def _list_calls(
     min_bytes, max_rows = 0, _MAX_CALLS_ASKED
     if depth is None:
         min_bytes, max_rows = int(_MIN_CALL_SHARE * use.allocated_bytes), _MAX_CALLS
-    root = _Node(())
-    nodes = [_follow(call) for call in _merge_alike(calls)]
-    _open_biggest(root, nodes, depth=depth, max_rows=max_rows, min_bytes=min_bytes)
-    yield from _iter_calls(root, nodes, 1, use, files)
+    nodes = tuple(map(_make_node, _merge_alike(calls)))
+    shown = _choose_biggest(nodes, depth=depth, max_rows=max_rows, min_bytes=min_bytes)
+    yield from _iter_calls(nodes, shown, 1, use, files)
 
 
 def _merge_alike(calls: Iterable[Call]) -> tuple[Call, ...]:
@@ -310,7 +302,7 @@ def _merge_alike(calls: Iterable[Call]) -> tuple[Call, ...]:
     alike: dict[object, list[Call]] = {}
     for call in calls:
         # The module of a layer is often known only one or two calls further down.
-        module = _follow(call).module
+        module = _find_module(_follow(call))
         key = id(call) if module is None else _NUMBER.sub("#", module)
         alike.setdefault((key, call.function, call.filename), []).append(call)
     return tuple(sorted(map(_join_calls, alike.values()), key=lambda call: -_weigh_call(call.use)))
@@ -325,7 +317,13 @@ def _join_calls(calls: Sequence[Call]) -> Call:
     return replace(calls[0], use=_add_up(call.use for call in calls), module=module, calls=below)
 
 
-def _follow(call: Call) -> _Node:
+def _make_node(call: Call) -> _Node:
+    chain = _follow(call)
+    return _Node(chain, tuple(map(_make_node, chain[-1].calls)))
+
+
+def _follow(call: Call) -> tuple[Call, ...]:
+    """Return the chain that a call begins."""
     chain = [call]
     while len(call.calls) == 1:
         only = call.calls[0]
@@ -336,55 +334,57 @@ def _follow(call: Call) -> _Node:
             break
         call = only
         chain.append(call)
-    return _Node(tuple(chain))
+    return tuple(chain)
+
+
+def _find_module(chain: Sequence[Call]) -> str | None:
+    return next((call.module for call in reversed(chain) if call.module), None)
 
 
 def _weigh_call(use: LineUse) -> int:
     return max(use.allocated_bytes, use.at_peak_bytes, abs(use.net_bytes))
 
 
-def _open_biggest(
-    root: _Node, nodes: list[_Node], *, depth: int | None, max_rows: int, min_bytes: int
-) -> None:
+def _choose_biggest(
+    nodes: Sequence[_Node], *, depth: int | None, max_rows: int, min_bytes: int
+) -> set[_Node]:
+    """Return the nodes that are rows: the biggest in sight is opened, again and again."""
     order = itertools.count()
-    waiting = [(-_weigh_call(node.use), next(order), 1, root, node) for node in nodes]
+    waiting = [(-_weigh_call(node.use), next(order), 1, node) for node in nodes]
     heapq.heapify(waiting)
-    n_shown = 0
-    while waiting and n_shown < max_rows:
-        weight, _, level, above, node = heapq.heappop(waiting)
+    shown: set[_Node] = set()
+    while waiting and len(shown) < max_rows:
+        weight, _, level, node = heapq.heappop(waiting)
         if -weight < min_bytes or (depth is not None and level > depth):
             continue
-        above.shown.append(node)
-        n_shown += 1
-        for part in node.open():
-            heapq.heappush(waiting, (-_weigh_call(part.use), next(order), level + 1, node, part))
+        shown.add(node)
+        for part in node.parts:
+            heapq.heappush(waiting, (-_weigh_call(part.use), next(order), level + 1, part))
+    return shown
 
 
 def _iter_calls(
-    node: _Node, parts: Sequence[_Node], level: int, line_use: LineUse, files: Mapping[str, str]
+    nodes: Sequence[_Node],
+    chosen: Container[_Node],
+    level: int,
+    line_use: LineUse,
+    files: Mapping[str, str],
 ) -> Iterator[ListingRow]:
-    for part in node.shown:
-        name, detail = _describe_call(part, files)
+    shown = [node for node in nodes if node in chosen]
+    for node in shown:
+        name, detail = _describe_call(node, files)
         # The highest of several layers together is not known.
-        has_highest = bool(part.use.highest_bytes or not part.use.allocated_bytes)
-        amounts = _list_amounts(part.use, None, has_highest=has_highest)
-        if part.use == line_use:
+        has_highest = bool(node.use.highest_bytes or not node.use.allocated_bytes)
+        amounts = _list_amounts(node.use, has_highest=has_highest)
+        if node.use == line_use:
             # The row says where the line allocated, and nothing new of how much.
             amounts = ()
         yield ListingRow("call", name, amounts=amounts, detail=detail, level=level)
-        yield from _iter_calls(part, part.open(), level + 1, line_use, files)
-    n_more = len(parts) - len(node.shown)
-    if node.shown and n_more:
-        whole = _add_up(part.use for part in parts)
-        seen = _add_up(part.use for part in node.shown)
-        rest = LineUse(
-            allocated_bytes=whole.allocated_bytes - seen.allocated_bytes,
-            n_allocs=whole.n_allocs - seen.n_allocs,
-            net_bytes=whole.net_bytes - seen.net_bytes,
-            at_peak_bytes=whole.at_peak_bytes - seen.at_peak_bytes,
-            highest_bytes=0,
-        )
-        amounts = _list_amounts(rest, None, has_highest=False)
+        yield from _iter_calls(node.parts, chosen, level + 1, line_use, files)
+    n_more = len(nodes) - len(shown)
+    if shown and n_more:
+        rest = _add_up(node.use for node in nodes if node not in chosen)
+        amounts = _list_amounts(rest, has_highest=False)
         yield ListingRow("words", count(n_more, "more call"), amounts=amounts, level=level)
 
 
@@ -393,7 +393,7 @@ def _describe_call(node: _Node, files: Mapping[str, str]) -> tuple[str, str]:
     last = node.chain[-1]
     if last.function == _OTHER and not last.filename:
         return "other calls", ""
-    module = node.module
+    module = _find_module(node.chain)
     names = [call.function for call in node.chain if call.function not in _PLUMBING]
     names = list(dict.fromkeys(names))
     if not names:
