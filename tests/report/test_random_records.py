@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import unicodedata
 from enum import EnumMeta
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -19,7 +20,7 @@ from gpumemwidget.model.requests import ReleaseRequest
 from gpumemwidget.model.traces import Call, CellTrace, Layer, LineUse, Origin, Timeline
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.cell import report_cell, report_cell_line
-from gpumemwidget.report.charts.figures import figure_trace
+from gpumemwidget.report.charts.figures import plot_trace
 from gpumemwidget.report.ledger import report_ledger
 from gpumemwidget.report.oom import report_oom
 from gpumemwidget.report.release import report_plan, report_release
@@ -142,7 +143,7 @@ def test_any_trace(trace: CellTrace, n_lines: int | None, depth: int | None) -> 
     _check(report)
     for piece in list_displays(trace, [], n_lines=n_lines, depth=depth):
         _check(piece)
-    assert "<script" not in figure_trace(trace).to_json()
+    assert "<script" not in json.dumps(plot_trace(trace))
 
 
 @given(_make(CellRecord), st.lists(_make(Sample), max_size=5))
