@@ -50,6 +50,8 @@ settings.load_profile("quick")
 
 #: The numbers of tools of ``sys.monitoring``, as objects that can be told apart.
 _TOOLS = tuple(object() for _ in range(6))
+#: Number of objects in sight of the garbage collector from which they are put aside.
+_MANY_OBJECTS = 30_000
 #: How long a thread that was told to stop may take to end.
 _THREAD_GRACE_S = 2.0
 
@@ -84,13 +86,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(skip)
 
 
-def pytest_collection_finish() -> None:
-    """Put aside what was imported for the tests: some half a million objects.
+@pytest.fixture(autouse=True)
+def imports_put_aside() -> None:
+    """Put aside the objects that imports leave: with torch, some half a million.
 
     Else each collection and each look at the whole process goes through them, several times in a
-    test. Beside a real GPU it stays as it is for a user.
+    test. Nobody takes them back into sight. Beside a real GPU all stays as it is for a user.
     """
-    if not _has_gpu():
+    if not _has_gpu() and len(gc.get_objects()) > _MANY_OBJECTS:
         gc.collect()
         gc.freeze()
 

@@ -32,9 +32,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Interacti
     atexit.unregister(shell.atexit_operations)
     shell.atexit_operations()
     InteractiveShell.clear_instance()
-    # What the test imported need not be looked at by the collections of the next.
     gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -62,15 +62,6 @@ class Gpu:
         return tensor
 
 
-@pytest.fixture(autouse=True)
-def heap_put_aside() -> Iterator[None]:
-    """Put aside what the tests have imported: to look at it takes longer than a card may."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """The simulated GPU, with its tensors on ``cuda:0`` for whoever walks."""

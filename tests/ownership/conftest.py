@@ -21,7 +21,6 @@ from tests.ownership.notebook import Notebook, Tracker
 
 __all__ = [
     "hardware",
-    "heap_put_aside",
     "movable",
     "notebook",
     "nothing_is_called",
@@ -30,19 +29,6 @@ __all__ = [
 ]
 
 _SYS_NAMES = ("last_type", "last_value", "last_traceback", "last_exc")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def heap_put_aside() -> Iterator[None]:
-    """Put aside what was imported for the tests: half a million objects.
-
-    Else each collection and each look at the whole process goes through them, and there are some
-    ten of these in a test of the owners.
-    """
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
@@ -61,7 +47,8 @@ def notebook(
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
     # What is exact in a test may take longer on a busy machine: only this process's time counts.
     monkeypatch.setattr("gpumemwidget.ownership.variables.LIST_BUDGET_S", 60.0)
-    monkeypatch.setattr(time, "perf_counter", time.process_time)
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(time, "perf_counter", time.process_time)
     main = sys.modules["__main__"]
     displayhook, excepthook = sys.displayhook, sys.excepthook
     config = Config()
@@ -80,10 +67,6 @@ def notebook(
     sys.modules["__main__"] = main
     sys.displayhook, sys.excepthook = displayhook, excepthook
     gc.collect()
-    # What the test imported need not be looked at by the collections of the next; beside a real GPU
-    # all stays as it is for a user.
-    if not torch.cuda.is_available():
-        gc.freeze()
 
 
 @pytest.fixture

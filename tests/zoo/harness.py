@@ -159,7 +159,7 @@ def play(pattern: Pattern, *, device: str, hardware: Hardware | None = None) -> 
         gc.enable()
         gc.collect()
         if gc.get_freeze_count():
-            # Within `put_aside`: what is left now are modules that the cells have imported.
+            # The run keeps what was imported out of sight; so are the cells' imports from here.
             gc.freeze()
         if own is not None:
             own.close()

@@ -6,10 +6,7 @@ after, without a further collection.
 
 from __future__ import annotations
 
-import gc
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -26,7 +23,6 @@ __all__ = [
     "measure_accelerate",
     "measure_del",
     "measure_ours",
-    "put_aside",
 ]
 
 HAS_ACCELERATE = find_spec("accelerate") is not None
@@ -114,20 +110,6 @@ def measure_accelerate(pattern: Pattern, *, device: str) -> int:
     assignment = f"{names}, = " if names else ""
     cell = _ACCELERATE.format(assignment=assignment, names=names)
     return _measure(pattern, cell, device=device)
-
-
-@contextmanager
-def put_aside() -> Iterator[None]:
-    """Spare the collector what was there before a pattern: nothing of it is the pattern's.
-
-    A round of the collector then takes milliseconds, and there are some hundred of them.
-    """
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _measure(pattern: Pattern, cell: str, *, device: str) -> int:

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from gpumemwidget.report.why import word_fix
 from tests.zoo.harness import play
-from tests.zoo.measure import Outcome, is_named, measure_ours, put_aside
+from tests.zoo.measure import Outcome, is_named, measure_ours
 from tests.zoo.pattern import Pattern
 from tests.zoo.patterns import PATTERNS
 from tests.zoo.table import format_table, measure_row, read_gpu_rows, read_table
 
 HERE = [pattern for pattern in PATTERNS if pattern.runs_here("cpu")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_heap() -> Iterator[None]:
-    """``python -m tests.zoo`` goes without, and what it writes into the page is compared here."""
-    with put_aside():
-        yield
 
 
 @functools.cache
