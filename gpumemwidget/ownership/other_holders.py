@@ -41,9 +41,12 @@ _MOST_CLIMBS = 64
 _OWN_REFS = 5
 #: Holders of less than this are not searched for (bytes).
 _LEAST_BYTES = 4096
+#: Modules whose functions run the user's: front ends, debuggers, test runners. Their variables are
+#: not walked, for behind a test runner's lie all of its tests.
 _MACHINERY = re.compile(
     r"(IPython|ipykernel|traitlets|tornado|zmq|asyncio|threading|concurrent|selectors|runpy"
-    r"|jupyter_client|debugpy|_?pydevd\w*|gpumemwidget|pytest|_pytest|pluggy)(\..*)?"
+    r"|jupyter_client|debugpy|_?pydevd\w*|gpumemwidget|pytest|_pytest|pluggy|xdist|execnet"
+    r"|__channelexec__)(\..*)?"
 )
 
 
