@@ -143,15 +143,6 @@ class TestGpu:
         assert breakdown.largest_free_block_bytes == GIB
         assert breakdown.notes == ()
 
-    def test_limit_and_budget_are_passed_on(self) -> None:
-        """They are marks, and no parts."""
-        state = make_state()
-        state = replace(state, info=replace(state.info, limit_bytes=20 * GIB))
-
-        breakdown = build(state, budget_bytes=14 * GIB)
-
-        assert (breakdown.limit_bytes, breakdown.budget_bytes) == (20 * GIB, 14 * GIB)
-
     def test_a_device_that_was_not_touched_has_what_the_driver_tells(self) -> None:
         """This process has nothing there, and PyTorch has no figures of it."""
         breakdown = build(
@@ -237,12 +228,6 @@ class TestGpu:
         breakdown = build(make_state(reading=Reading("cuda:0", 90 * GIB, 90 * GIB), segments=()))
 
         assert [part.key for part in breakdown.parts] == ["rest"]
-
-    def test_an_unknown_total_is_no_breakdown(self) -> None:
-        """There is no whole that parts could be of."""
-        state = make_state(use=None)
-
-        assert build_breakdown(replace(state, info=replace(state.info, total_bytes=None))) is None
 
 
 _BESIDE: tuple[PartKey, ...] = ("outside", "children", "others", "unlisted")
@@ -441,9 +426,3 @@ class TestHost:
         breakdown = build(make_host_state(processes=processes))
 
         assert merge_parts(breakdown) == [(("children", "others"), 18 * GIB)]
-
-    def test_a_host_without_figures_of_this_process_is_one_part(self) -> None:
-        """It has some of what is in use."""
-        breakdown = build(make_host_state(reading=None))
-
-        assert merge_parts(breakdown) == [(("allocated", "cached", "others"), 24 * GIB)]

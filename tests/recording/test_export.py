@@ -144,12 +144,6 @@ class TestContent:
 
         assert READERS[suffix](written)["first_line"].tolist() == ["x = '?'"]
 
-    def test_suffix_in_capitals(self, ledger: Ledger, tmp_path: Path) -> None:
-        """Windows users know no difference."""
-        written = ledger.export(tmp_path / "CELLS.CSV")
-
-        assert written.read_text("utf-8") == CSV
-
 
 class TestOverwriting:
     """A file that is there stays, unless told otherwise."""
@@ -294,12 +288,6 @@ class TestPaths:
 
         assert "\n" not in str(error.value)
         assert list_names(tmp_path) == before
-
-    def test_takes_the_longest_name(self, ledger: Ledger, tmp_path: Path) -> None:
-        """The draft's name does not grow with the file's."""
-        ledger.export(tmp_path / f"{'x' * 251}.csv")
-
-        assert list_names(tmp_path) == [f"{'x' * 251}.csv"]
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
     def test_refuses_where_the_user_may_not_write(self, ledger: Ledger, tmp_path: Path) -> None:

@@ -340,25 +340,6 @@ class TestWhenIdle:
 
         assert order == ["started", "cell", "ended", "action, 1 recorded"]
 
-    def test_one_asked_for_by_a_listener_waits_for_the_other_listeners(
-        self, session: Session
-    ) -> None:
-        """The cell is not over before all of them know."""
-        order: list[str] = []
-        monitor = session.monitor
-
-        def ask(event: str) -> None:
-            if event == "ended":
-                monitor.when_idle(lambda: order.append("action"))
-
-        Diary(ask).listen(monitor)
-        Diary(order.append).listen(monitor)
-
-        session.start()
-        session.end()
-
-        assert order == ["started", "ended", "action"]
-
     def test_a_discarded_cell_lets_it_run(self, session: Session) -> None:
         """Else it would wait for ever."""
         done: list[str] = []
@@ -514,23 +495,6 @@ class TestSampling:
         monitor.close()
 
         assert failures == ["Sampling the memory failed: OSError: gone"]
-
-    def test_failing_reads_stop_with_whoever_wanted_them(self) -> None:
-        """A view that is gone is noticed also where no sample comes."""
-        hardware = ScriptedHardware()
-        hardware.failure = OSError("gone")
-        told = threading.Event()
-        monitor = Monitor(hardware, on_failure=lambda _: told.set(), interval_s=0.001)
-        view = Diary()
-        monitor.want_samples(view)
-        assert told.wait(PATIENCE_S)
-        (thread,) = [t for t in threading.enumerate() if t.name == "gpumemwidget-sampler"]
-
-        del view
-        gc.collect()
-        thread.join(PATIENCE_S)
-
-        assert not thread.is_alive()
 
 
 class TestClose:

@@ -61,13 +61,11 @@ class TestRhythm:
         [
             (gpu(6 * MIB), host(0)),
             (gpu(5 * MIB, reserved=6 * MIB), host(0)),
-            (gpu(5 * MIB), host(MIB)),
             (gpu(5 * MIB), gpu(0, device="cuda:1"), host(0)),
             (host(0),),
-            (gpu(5 * MIB, device="cuda:1"), host(0)),
             (Reading("cuda:0", None, None), host(0)),
         ],
-        ids=["allocated", "reserved", "host", "new", "gone", "other", "unknown"],
+        ids=["allocated", "reserved", "new", "gone", "unknown"],
     )
     def test_is_back_at_its_interval_with_the_first_change(
         self, changed: tuple[Reading, ...]

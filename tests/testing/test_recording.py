@@ -348,33 +348,6 @@ def test_a_real_gpus_session_plays_as_it_was() -> None:
     assert gpu.allocated_bytes == 2 * 34_078_720
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted((DATA / "h100-traces").glob("*.json.gz")),
-    ids=lambda path: path.name.removesuffix(".json.gz"),
-)
-def test_real_traces_are_whole(path: Path) -> None:
-    """Blocks come to the counters at both ends, and each event stands in its order."""
-    recording = load_recording(path)
-    backend = ReplayBackend(RecordingPlayer(recording))
-    backend.start_trace(n_events=1000)
-    backend.player.advance()
-    (found,) = backend.end_trace()
-    name = path.name.removesuffix(".json.gz")
-
-    for event, segments in zip(recording.events, (found.before, found.after), strict=True):
-        blocks = [block for each in segments for block in each.blocks]
-        allocated = sum(each.n_bytes for each in blocks if each.state == "active_allocated")
-        (reading,) = event.readings
-        assert allocated == reading.allocated_bytes
-        assert sum(each.n_bytes for each in segments) == reading.reserved_bytes
-    assert list(found.events.times_us) == sorted(found.events.times_us)
-    assert found.is_whole == (name != "ring")
-    cell = json.loads((DATA / "h100-traces" / "cells.json").read_text())[name]
-    files = {frame.filename for stack in found.events.stack_table for frame in stack}
-    assert cell["filename"] in files
-
-
 def test_a_real_gpus_blocks_play_as_they_were() -> None:
     """The blocks of a training step and a CUDA graph on an H100: they add up, and are told apart.
 
