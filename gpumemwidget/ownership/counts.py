@@ -76,8 +76,8 @@ def _count_users(graph: Graph, place: int, kind: Kind, excess: int) -> int:
     unseen = users - 1 - graph.cpp_refs[place]
     if unseen > 0:
         unseen -= _count_view_refs(graph, place, kind)
-    if unseen in _list_reducers_refs(graph, place, kind):
-        unseen = 0
+        if unseen in _list_reducers_refs(graph, place, kind):
+            unseen = 0
     return max(excess, unseen)
 
 

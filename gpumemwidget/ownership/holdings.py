@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from gpumemwidget.model.devices import BytesByDevice
@@ -65,7 +66,7 @@ class Row:
     frees_marks: int = 0
 
 
-@dataclass(slots=True)
+@dataclass
 class Account:
     """The storages of a walk, with the rows that hold each.
 
@@ -84,7 +85,6 @@ class Account:
     untold: list[int] = field(default_factory=list)
     _groups: Groups | None = None
     _named: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    _training_marks: int | None = None
 
     def find_paths(self) -> Paths:
         """Return the best path to each object that leads to memory, names before all else."""
@@ -114,31 +114,29 @@ class Account:
             self._groups = Groups(self.graph.storages, self.marks)
         return self._groups
 
-    @property
+    @cached_property
     def training_marks(self) -> int:
         """The marks of the rows with which a module or an optimizer is released.
 
         A displayed value, or an exception, that shows what a variable holds too is none of them.
         """
-        if self._training_marks is None:
-            reader = self.graph.reader
-            names = 0
-            for row in self.rows.values():
-                names |= row.mark if row.root == "name" else 0
-            # Only the few classes of very many objects are asked, and told apart by id: a user's
-            # metaclass may have a hash of its own.
-            classes = {id(cls): cls for cls in map(type, self.graph.objects)}
-            training = {
-                key
-                for key, cls in classes.items()
-                if is_one_of(cls, reader.module_type, reader.optimizer_type)
-            }
-            found = 0
-            for target, marks in zip(self.graph.objects, self.marks, strict=True):
-                if marks and training and id(type(target)) in training:
-                    found |= marks & names or marks
-            self._training_marks = found & ~ELSEWHERE
-        return self._training_marks
+        reader = self.graph.reader
+        names = 0
+        for row in self.rows.values():
+            names |= row.mark if row.root == "name" else 0
+        # Only the few classes of very many objects are asked, and told apart by id: a user's
+        # metaclass may have a hash of its own.
+        classes = {id(cls): cls for cls in map(type, self.graph.objects)}
+        training = {
+            key
+            for key, cls in classes.items()
+            if is_one_of(cls, reader.module_type, reader.optimizer_type)
+        }
+        found = 0
+        for target, marks in zip(self.graph.objects, self.marks, strict=True):
+            if marks and id(type(target)) in training:
+                found |= marks & names or marks
+        return found & ~ELSEWHERE
 
     def list_storages(self, marks: int) -> list[int]:
         """Return the storages that any of these marks reaches."""

@@ -54,12 +54,11 @@ class _Way:
 
 
 @forgets_frames
-def explain(shell: Shell, hardware: Hardware, expression: str) -> Explanation:
+def explain(shell: Shell, expression: str) -> Explanation:
     """Explain what holds the memory of a variable, or of a part of one.
 
     Args:
         shell: the running IPython.
-        hardware: not asked; the same arguments as ``take_memory_account``.
         expression: a path as ``%memvars`` prints it: ``x``, ``model.layers[0].weight``, ``Out[7]``.
             It is looked up, not evaluated: no code of the user's runs.
 
@@ -67,7 +66,6 @@ def explain(shell: Shell, hardware: Hardware, expression: str) -> Explanation:
         UnknownNameError: nothing has the name that it begins with.
         BadInputError: it goes on with something that can't be found without running code.
     """
-    del hardware
     # With double quotes, as paths are spelled.
     expression = _QUOTED.sub(r'["\1"]', expression.strip())
     with paused_collector():

@@ -129,10 +129,13 @@ def find_cycles(account: Account, dropped: int) -> list[weakref.ref[Any]]:
             marks = account.marks[place]
             if kind is not Kind.TENSOR or not marks or marks & ~dropped:
                 continue
+            if graph.grads.isdisjoint(graph.edges[place]):
+                continue
             parts = reader.read_tensor(graph.objects[place])
-            if parts.grad_fn is None and any(
-                reader.read_tensor(each).grad_fn is not None for each in parts.tensors
-            ):
+            # The gradient among the edges may be one that this is a view of.
+            if parts.grad_fn is not None or parts.grad is None:
+                continue
+            if reader.read_tensor(parts.grad).grad_fn is not None:
                 found.append(weakref.ref(graph.objects[place]))
     return found
 

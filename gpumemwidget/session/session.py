@@ -140,7 +140,7 @@ class Session:
                 "nothing to explain: give a variable or a part of one, such as "
                 "model.layers[0].weight, or --unnamed for what no variable leads to"
             )
-        return explain(self.shell, self.hardware, expression)
+        return explain(self.shell, expression)
 
     def variables(self) -> tuple[Variable, ...]:
         """Return what each variable, ``Out`` and the last exception hold, biggest first."""

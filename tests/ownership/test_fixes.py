@@ -43,7 +43,7 @@ def test_a_cut_that_is_typed(
     notebook.run("None")
     assert tracker.count_bytes() == 36
 
-    explanation = explain(notebook.shell, notebook.hardware, path)
+    explanation = explain(notebook.shell, path)
     told = {each.path: word_fix(each.fix).text for each in explanation.holders}
     result = notebook.ip.run_cell(told[path])
     gc.collect()
@@ -57,7 +57,7 @@ def test_a_tuple_under_a_name_goes_with_its_name(notebook: Notebook) -> None:
     """There is nothing smaller that can be taken away."""
     notebook.put(x=(torch.ones(9),))
 
-    (holder,) = explain(notebook.shell, notebook.hardware, "x[0]").holders
+    (holder,) = explain(notebook.shell, "x[0]").holders
 
     assert (holder.path, word_fix(holder.fix).text) == ("x[0]", "%memrelease x")
 
@@ -70,7 +70,7 @@ def test_what_a_module_keeps(
     vars(library)["kept"] = {"k": tracker.make(5000)}
     monkeypatch.setitem(sys.modules, "library", library)
 
-    explanation = explain(notebook.shell, notebook.hardware, 'library.kept["k"]')
+    explanation = explain(notebook.shell, 'library.kept["k"]')
     result = notebook.ip.run_cell(word_fix(explanation.holders[0].fix).text)
     gc.collect()
 

@@ -73,7 +73,7 @@ def _find_owner(notebook: Notebook, n_bytes: int = _BYTES) -> str:
 
 
 def _explain(notebook: Notebook, expression: str) -> Explanation:
-    explanation = explain(notebook.shell, notebook.hardware, expression)
+    explanation = explain(notebook.shell, expression)
     report_explanation(explanation)
     return explanation
 

@@ -167,7 +167,7 @@ def test_who_else_holds_it_is_named_and_nobody_else(
     held = sum(each.n_bytes for each in _list_owned(account) if name in each.rows)
     before = world.tracker.count_bytes()
 
-    explanation = explain(notebook.shell, notebook.hardware, name)
+    explanation = explain(notebook.shell, name)
     _remove(notebook, name, "name")
     gc.collect()
 

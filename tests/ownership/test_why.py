@@ -16,7 +16,7 @@ from tests.ownership.notebook import Notebook
 
 
 def _explain(notebook: Notebook, expression: str) -> Explanation:
-    return explain(notebook.shell, notebook.hardware, expression)
+    return explain(notebook.shell, expression)
 
 
 def _list_ways(explanation: Explanation) -> dict[str, str]:

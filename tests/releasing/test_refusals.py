@@ -23,7 +23,7 @@ from tests.ownership.notebook import Notebook
 
 _REFUSED: dict[str, Callable[[Notebook], object]] = {
     "a function": lambda nb: plan_release(nb.shell, nb.hardware, ReleaseRequest(("step",))),
-    "a part that code would make": lambda nb: explain(nb.shell, nb.hardware, "x.part"),
+    "a part that code would make": lambda nb: explain(nb.shell, "x.part"),
     "a row that is gone": lambda nb: sum_frees(nb.shell, ["Out[99]"]),
     "nothing to restore": lambda nb: plan_restore(nb.shell, nb.hardware, ["nothing"]),
 }
@@ -49,7 +49,7 @@ _ASKED: dict[str, Callable[[Notebook], object]] = {
         nb.shell, nb.hardware, HOST, budget_s=10.0
     ),
     "the rows": lambda nb: list_variables(nb.shell),
-    "what holds it": lambda nb: explain(nb.shell, nb.hardware, "x"),
+    "what holds it": lambda nb: explain(nb.shell, "x"),
 }
 
 

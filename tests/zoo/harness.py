@@ -116,7 +116,7 @@ class Scene:
         shell, hardware = self.notebook.shell, self.notebook.hardware
         if self.pattern.question == NO_NAME:
             return explain_unnamed(shell, hardware)
-        return explain(shell, hardware, self.pattern.question)
+        return explain(shell, self.pattern.question)
 
     def release(self) -> ReleaseReport:
         """Release what the pattern says; the report."""

@@ -10,7 +10,6 @@ a limit on how many nodes of the process have a Python object because of us.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 
 from gpumemwidget.ownership.graph.kinds import Kind, KindFinder
 from gpumemwidget.ownership.graph.torch_reader import TorchReader
@@ -19,18 +18,12 @@ from gpumemwidget.ownership.graph.torch_reader import TorchReader
 MOST_NODES = 10_000
 
 
-@dataclass(slots=True)
-class _Seen:
-    """The autograd nodes that the walks of this process have made Python objects for."""
+#: All autograd nodes that have a Python object because of a walk of this process are among these,
+#: by id; some may be gone. Looked up anew when there are many.
+_made: set[int] = set()
 
-    #: All nodes that have a Python object because of us are among these, by id; some may be gone.
-    #: Looked up anew when there are many.
-    made: set[int] = field(default_factory=set)
-    #: Nodes that were read, by id: to read them again makes no new objects.
-    read: set[int] = field(default_factory=set)
-
-
-_seen = _Seen()
+#: Nodes that were read, by id: to read them again makes no new objects.
+_read: set[int] = set()
 
 
 class AutogradNodeLimit:
@@ -58,13 +51,14 @@ class AutogradNodeLimit:
         if self._is_closed:
             self.is_spent = True
             return False
-        if not self._is_needed or (self._living is None and len(_seen.made) < MOST_NODES):
+        if not self._is_needed or (self._living is None and len(_made) < MOST_NODES):
             return True
         if self._living is None:
             self._living = set(map(id, self._kind_finder.list_living(Kind.NODE)))
-            _seen.made = set(self._living)
-            _seen.read.intersection_update(self._living)
-        if id(node) in _seen.read or len(self._living) < MOST_NODES:
+            _made.clear()
+            _made.update(self._living)
+            _read.intersection_update(self._living)
+        if id(node) in _read or len(self._living) < MOST_NODES:
             return True
         self.is_spent = True
         return False
@@ -72,8 +66,8 @@ class AutogradNodeLimit:
     def note(self, node: object, following: Collection[object]) -> None:
         """Remember that a node was read, and the objects that this may have made."""
         if self._is_needed:
-            _seen.read.add(id(node))
-            _seen.made.add(id(node))
-            _seen.made.update(map(id, following))
+            _read.add(id(node))
+            _made.add(id(node))
+            _made.update(map(id, following))
         if self._living is not None:
             self._living.update(map(id, following))

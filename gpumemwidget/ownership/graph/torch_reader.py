@@ -39,8 +39,13 @@ _PINNED_ALIGNMENT = 512
 
 def round_up(n_bytes: int, device: str) -> int:
     """Round a request up as the device's allocator does, if that is known."""
-    granularity = _GRANULARITY_BYTES.get(device.partition(":")[0], 1)
+    granularity = _find_granularity(device)
     return -(-n_bytes // granularity) * granularity
+
+
+@functools.cache
+def _find_granularity(device: str) -> int:
+    return _GRANULARITY_BYTES.get(device.partition(":")[0], 1)
 
 
 def find_torch() -> ModuleType | None:
