@@ -11,7 +11,12 @@ from gpumemwidget.model.devices import Budget, DeviceReport, Limit
 from gpumemwidget.model.ownership import Explanation, MemoryAccount, Variable
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, RestorePlan, RestoreReport
 from gpumemwidget.model.requests import ReleaseRequest
-from gpumemwidget.session.session import borrow_plain_hardware, current_session, find_session
+from gpumemwidget.session.session import (
+    borrow_plain_hardware,
+    current_session,
+    find_session,
+    keep_plain_hardware,
+)
 
 if TYPE_CHECKING:
     from gpumemwidget.recording.monitor import Monitor
@@ -436,9 +441,20 @@ def trace(
         >>> t.record.devices[-1].allocated.change_bytes > 4_000_000
         True
     """
-    from gpumemwidget.session.trace_block import make_trace  # noqa: PLC0415 - when it is used
+    from gpumemwidget.session.trace_block import Trace  # noqa: PLC0415 - when it is used
+    from gpumemwidget.session.tracer import make_trace_request  # noqa: PLC0415
 
-    return make_trace(device=device, n_events=n_events, depth=depth, snapshot=snapshot, force=force)
+    session = find_session()
+    return Trace(
+        make_trace_request(
+            keep_plain_hardware() if session is None else session.hardware,
+            device=device,
+            n_events=n_events,
+            depth=depth,
+            snapshot=snapshot,
+            force=force and snapshot is not None,
+        )
+    )
 
 
 def load_trace(path: str | os.PathLike[str]) -> Trace:

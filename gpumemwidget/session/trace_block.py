@@ -22,7 +22,7 @@ from gpumemwidget.recording.sampler import Clock
 from gpumemwidget.session.cell_sources import find_block_sources
 from gpumemwidget.session.interrupts import run_uninterrupted
 from gpumemwidget.session.session import find_session, keep_plain_hardware
-from gpumemwidget.session.tracer import Tracer, make_trace_request, read_file_name
+from gpumemwidget.session.tracer import Tracer, read_file_name
 from gpumemwidget.tracing.sources import is_library
 from gpumemwidget.tracing.trace_file import read_trace, write_trace
 
@@ -30,28 +30,6 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
     from gpumemwidget.report.render.output import Report
-
-
-def make_trace(
-    *,
-    device: str | None = None,
-    n_events: int | None = None,
-    depth: int | None = None,
-    snapshot: str | os.PathLike[str] | None = None,
-    force: bool = False,
-) -> Trace:
-    """Return a trace to use as a context manager; see ``gpumemwidget.trace``."""
-    session = find_session()
-    return Trace(
-        make_trace_request(
-            keep_plain_hardware() if session is None else session.hardware,
-            device=device,
-            n_events=n_events,
-            depth=depth,
-            snapshot=snapshot,
-            force=force and snapshot is not None,
-        )
-    )
 
 
 class Trace:

@@ -311,16 +311,6 @@ def test_release_is_carried_out_and_reported(page: _Page) -> None:
     assert page.shell.user_ns["big"] is None
 
 
-def test_release_that_is_refused_says_why(page: _Page) -> None:
-    """In one line, and nothing is changed."""
-    answer = page.say("release", id="7", names=["none_such"], keep=False)
-
-    failed = answer[-1]
-    assert failed["state"] == "failed"
-    assert "none_such" in failed["message"]
-    assert "\n" not in failed["message"]
-
-
 def test_click_in_mid_cell_waits_for_its_end(page: _Page) -> None:
     """It is answered at once that it is queued; the cell itself still finds its variable."""
     page.run("big = torch.ones(64, 1024, 1024)")
@@ -332,22 +322,6 @@ def test_click_in_mid_cell_waits_for_its_end(page: _Page) -> None:
     states = [message["state"] for message in page.take() if message["kind"] == "release"]
     assert states == ["queued", "running", "done"]
     assert page.shell.user_ns["big"] is None
-
-
-def test_list_in_mid_cell_waits_for_its_end(page: _Page) -> None:
-    """Several wishes of one cell are answered with one list."""
-
-    def ask() -> None:
-        page.say("variables")
-        page.sent.clear()
-        assert page.say("variables") == []
-
-    page.shell.user_ns["ask"] = ask
-
-    page.run("ask()\nmade_here = torch.ones(1024, 1024)")
-
-    (row,) = _find(page.take(), "variables")["variables"]
-    assert row["name"] == "made_here"
 
 
 @pytest.mark.parametrize(("variables", "n_lists"), [(True, 1), (False, 0)])

@@ -136,22 +136,6 @@ def test_wish_in_mid_cell_waits_for_its_end(page: _Page) -> None:
     assert states == ["queued", "queued", "running", "done"]
 
 
-def test_wish_of_a_tab_that_was_closed_meanwhile_is_dropped(page: _Page) -> None:
-    """Nobody would see the answer; who opens the tab again asks anew."""
-    page.see("cuda:0", look=False)
-
-    def ask() -> None:
-        page.see("cuda:0")
-        page.see(None, look=False)
-
-    page.shell.user_ns["ask"] = ask
-    page.run("ask()")
-    assert page.list("device") == []
-    page.see("cuda:0")
-
-    assert [message["state"] for message in page.list("device")] == ["running", "done"]
-
-
 def test_children_are_told_while_a_cell_runs(page: _Page) -> None:
     """With what they have of each device and of the host."""
     page.see("cuda:0")

@@ -246,15 +246,6 @@ def test_silent_view_is_lost_when_it_could_be_heard(session: _Session) -> None:
     assert not session.feed.is_seen
 
 
-def test_view_that_speaks_up_is_not_lost(session: _Session) -> None:
-    """Each word counts from then on."""
-    for _ in range(20):
-        session.see()
-        session.sample(10.0)
-
-    assert session.feed.is_seen
-
-
 def test_expected_view_is_sampled_for_until_it_comes(session: _Session) -> None:
     """On a busy kernel the first word of a view may come an hour after it was shown."""
     session.monitor.start_cell(execution_count=1, cell_id="c", source="%memdash")
@@ -368,12 +359,3 @@ def test_unknown_is_not_zero() -> None:
     assert math.isnan(known[2])
     assert math.isnan(known[3])
     assert all(math.isnan(figure) for figure in missing)
-
-
-def test_columns_have_the_order_that_was_asked_for() -> None:
-    """Whatever order the readings come in."""
-    sample = _sample(1.0, Reading("host", 1, 1, 1, 1), Reading("cuda:0", 2, 2, 2, 2))
-
-    assert unpack_rows(pack_rows([sample], ["cuda:0", "host"]), 2) == [
-        (1.0, [(2, 2, 2, 2), (1, 1, 1, 1)])
-    ]

@@ -6,7 +6,6 @@ import csv
 import re
 import signal
 import sys
-import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +17,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import RichOutput, capture_output
 
 import gpumemwidget
-from gpumemwidget.errors import BusyError, ReleaseInterrupt
+from gpumemwidget.errors import ReleaseInterrupt
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.report.cell import report_cell, report_cell_line
 from gpumemwidget.report.ledger import report_ledger
@@ -366,26 +365,6 @@ def test_memrelease_clears_torchs_caches_on_request(loaded: InteractiveShell) ->
     assert "clear caches" in _get_text(report)
 
 
-def test_memrelease_sets_gradients_to_none(loaded: InteractiveShell) -> None:
-    """No name is needed, and none is taken; the plan says how many there are."""
-    loaded.run_cell(
-        "import torch\nx = torch.ones(10, requires_grad=True)\n(x * 2).sum().backward()",
-        store_history=True,
-    )
-
-    with pytest.raises(UsageError, match="--grads is about the gradients of all variables"):
-        loaded.run_line_magic("memrelease", "x --grads")
-    (plan,) = _run(loaded, "%memrelease --grads --dry-run")
-    planned = loaded.user_ns["x"].grad is not None
-    (report,) = _run(loaded, "%memrelease --grads")
-
-    assert "3. Set gradients to None: that of one tensor\n" in _get_text(plan)
-    assert planned
-    assert loaded.user_ns["x"].grad is None
-    assert "gradients to None" in _get_text(report)
-    assert "1 gradient" in _get_text(report)
-
-
 def test_memrestore_brings_back_what_a_release_moved(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,35 +389,6 @@ def test_memrestore_brings_back_what_a_release_moved(
     assert "Restore x · done, 1 tensor, 40 B brought back" in _get_text(report)
     assert "nothing to restore: x holds nothing that a release moved" in _get_text(again)
     assert (noted, len(whereabouts)) == (1, 0)
-
-
-def test_a_release_beside_a_running_cell_is_refused(loaded: InteractiveShell) -> None:
-    """From another thread, by function and by magic, to release and to restore."""
-    caught: list[str] = []
-
-    def release() -> None:
-        for call in (
-            lambda: gpumemwidget.release("x"),
-            lambda: gpumemwidget.restore("x"),
-            lambda: loaded.run_line_magic("memrelease", "x"),
-            lambda: loaded.run_line_magic("memrestore", "x"),
-        ):
-            try:
-                call()
-            except (BusyError, UsageError) as exc:
-                caught.append(str(exc))
-
-    def beside() -> None:
-        thread = threading.Thread(target=release)
-        thread.start()
-        thread.join()
-
-    loaded.user_ns.update(beside=beside, x=bytearray(10))
-    loaded.run_cell("beside()", store_history=True)
-
-    reason = "a cell is running: release from the cell itself, or after its end"
-    assert caught == [reason] * 4
-    assert loaded.user_ns["x"] == bytearray(10)
 
 
 def test_memtrace_on_adds_a_line_to_every_cell_from_the_next_on(
@@ -478,27 +428,6 @@ def test_a_traced_cell_in_a_terminal_gets_its_report_at_its_end(loaded: Interact
         "host: no line of the cell changed what is in use by 4 KiB or more."
     ]
     assert [line for line in told if line in plain] == plain
-
-
-def test_every_magic_has_help_with_its_options(loaded: InteractiveShell) -> None:
-    magics = loaded.magics_manager.magics["line"]
-
-    for name, option in [
-        ("memledger", "--export FILE"),
-        ("memrelease", "--dry-run"),
-        ("memrestore", "--dry-run"),
-        ("memvars", "--depth N"),
-        ("memwhy", "--unnamed"),
-        ("memdash", "--interval S"),
-        ("memtrace", "--device D"),
-        ("memlimit", "--device D"),
-        ("memreset", "--device D"),
-        ("membudget", "--device D"),
-    ]:
-        assert option in magics[name].__doc__
-    for name in ("memrelease", "memrestore", "memlimit", "membudget"):
-        assert "%%" not in magics[name].__doc__
-    assert "default: 0.1" in magics["memdash"].__doc__
 
 
 def test_memhelp_lists_every_magic_with_an_example_that_works(loaded: InteractiveShell) -> None:
@@ -541,8 +470,3 @@ def test_readme_has_every_magic_in_its_table(loaded: InteractiveShell) -> None:
     rows = [line for line in readme.splitlines() if line.startswith("| `%")]
 
     assert set(re.findall(r"%(mem[a-z]+)", "\n".join(rows))) == ours
-
-
-def test_memhelp_of_no_magic_of_ours(loaded: InteractiveShell) -> None:
-    with pytest.raises(UsageError, match="no magic 'memvar': try %memvars"):
-        loaded.run_line_magic("memhelp", "memvar")

@@ -146,36 +146,3 @@ def test_an_oom_is_of_the_device_that_ran_out(gpus: Gpus, monkeypatch: pytest.Mo
     assert (cell["cuda:0"].num_ooms, cell["cuda:1"].num_ooms) == (0, 1)
     gpus.run("more = make(300 << 20, 0)")
     assert [card.event.device for card in cards] == ["cuda:1", "cuda:0"]
-
-
-def test_each_device_has_its_own_breakdown(gpus: Gpus) -> None:
-    """The untouched one is the driver's alone, and stays untouched."""
-    gpus.run("kept = make(300 << 20, 1)")
-
-    breakdowns = {each.device: each for each in gpumemwidget.breakdown().records}
-    shown = gpus.run("%memstat --device cuda:1")
-
-    assert list(breakdowns) == ["cuda:0", "cuda:1", "cuda:2", "host"]
-    for breakdown in breakdowns.values():
-        assert sum(part.n_bytes for part in breakdown.parts) == breakdown.total_bytes
-    assert breakdowns["cuda:1"].allocated_bytes == 300 * MIB + 1024
-    assert (breakdowns["cuda:2"].allocated_bytes, breakdowns["cuda:2"].used_bytes) == (
-        None,
-        200 * MIB,
-    )
-    assert "cuda:1" in shown
-    assert "cuda:0" not in shown
-    assert gpus.allocator.list_touched() == (0, 1)
-
-
-def test_a_device_that_a_cell_touches_first_begins_at_zero(gpus: Gpus) -> None:
-    """It joins the readings, the history and the ledger with that cell."""
-    monitor = gpumemwidget.monitor()
-    before = [reading.device for reading in monitor.hardware.read()]
-
-    gpus.run("late = make(64 << 20, 2)")
-
-    cell = gpus.last_cell()["cuda:2"]
-    assert before == ["cuda:0", "cuda:1", "host"]
-    assert (cell.allocated.before_bytes, cell.allocated.after_bytes) == (0, 64 * MIB)
-    assert (cell.allocated.peak_bytes, cell.peak_is) == (64 * MIB, "exact")

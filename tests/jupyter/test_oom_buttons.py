@@ -22,9 +22,7 @@ from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.progress import Stage, report_progress
 from gpumemwidget.session.session import Session, current_session
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
-from gpumemwidget.widgets import progress_line as progress
 from gpumemwidget.widgets.dashboard import open_dashboard
-from gpumemwidget.widgets.messages import Message
 from gpumemwidget.widgets.oom_buttons import CardButtons
 from tests.report.oom_examples import make_card, make_host_card
 
@@ -112,24 +110,6 @@ def test_names_are_released(page: _Page) -> None:
     assert re.match(r"Freed 6[34]\.\d\d MiB", line)
     assert "on host (predicted: 64.00 MiB)" in line
     assert page.shell.user_ns["big"] is None
-
-
-def test_a_long_release_says_how_far_it_is(page: _Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Below its button, until what came of it stands there."""
-    monkeypatch.setattr(progress, "_PATIENCE_S", 0.0)
-    page.run("kept = [[number] for number in range(5000)]; big = torch.ones(16, 1024, 1024)")
-    page.run("for each in kept: each.append(each)")
-    page.buttons.add("one", _make_card(_make_way("names", "big")))
-    told: list[Message] = []
-    page.buttons.send = lambda content, _buffers=None: told.append(content["cards"]["one"][0])
-
-    page.click("one")
-
-    running = [each["lines"] for each in told if each["state"] == "running"]
-    assert running[0] == []
-    assert running[1][0].startswith("Looking through objects: ")
-    assert told[-1]["state"] == "done"
-    assert re.match(r"Freed 6[34]\.\d\d MiB on host", told[-1]["lines"][0])
 
 
 def test_an_interrupted_release_can_be_tried_again(
@@ -261,22 +241,6 @@ def test_out_is_released(page: _Page) -> None:
 
     assert page.read("one")[0] == "done"
     assert page.read("two") == ("gone", ["Out is empty."])
-
-
-def test_gradients_are_released(page: _Page) -> None:
-    """The model stays as it is."""
-    page.run(
-        "layer = torch.nn.Linear(1024, 16 * 1024, bias=False)\n"
-        "layer(torch.ones(1, 1024)).sum().backward()"
-    )
-    page.buttons.add("one", _make_card(_make_way("gradients")))
-
-    page.click("one")
-
-    state, (line, *_) = page.read("one")
-    assert state == "done"
-    assert re.match(r"Freed 6[34]\.\d\d MiB", line)
-    assert page.shell.user_ns["layer"].weight.grad is None
 
 
 def test_cached_blocks_of_a_gpu_are_given_back(shell: Any) -> None:

@@ -123,20 +123,6 @@ def test_each_line_of_a_cell_is_told(cells: Cells) -> None:
     assert "a = bytearray(" in cells.text
 
 
-def test_a_plain_cell_is_not_traced(cells: Cells) -> None:
-    """Nothing stands in its way: no trace function, no tool, no history."""
-    cells.run("%%memtrace\nx = 1")
-    n_traces = len(cells.traces)
-
-    cells.run("import sys\nseen = sys.gettrace()\n")
-
-    assert len(cells.traces) == n_traces
-    assert cells.shell.user_ns["seen"] is None
-    if _HAS_MONITORING:
-        monitoring = sys.monitoring  # type: ignore[attr-defined]
-        assert [monitoring.get_tool(tool) for tool in (3, 4)] == [None, None]
-
-
 def test_top_level_await_is_told(cells: Cells) -> None:
     """An async cell is read through its awaits."""
     cells.run(

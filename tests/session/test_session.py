@@ -10,7 +10,6 @@ import pytest
 from gpumemwidget.errors import BadInputError, BusyError, NotLoadedError, UnknownNameError
 from gpumemwidget.model.requests import ReleaseRequest, TraceRequest
 from gpumemwidget.session.session import Session, current_session, find_session
-from gpumemwidget.session.tracer import make_trace_request
 from tests.ownership.notebook import Notebook
 
 
@@ -106,11 +105,6 @@ def test_a_trace_that_can_not_be_is_refused_when_it_is_asked_for(
         TraceRequest(**options)  # type: ignore[arg-type]
 
     assert str(caught.value) == message
-
-
-def test_a_trace_of_an_unknown_device_is_refused(session: Session) -> None:
-    with pytest.raises(BadInputError, match="no device 'cuda:99' here: choose from host"):
-        make_trace_request(session.hardware, device="cuda:99")
 
 
 @pytest.mark.parametrize(
