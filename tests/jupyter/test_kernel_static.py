@@ -45,23 +45,22 @@ def test_an_executed_notebook_holds_static_reports(executed: Any) -> None:
     kinds = [[sorted(o.get("data", {"text": ""})) for o in cell.outputs] for cell in executed.cells]
 
     report = ["text/html", "text/plain"]
-    # The places of the chart and of its copy are empty; then come the value and the report.
     # (What unloading says depends on the process's peaks.)
     assert kinds[:-1] == [
         [["text"]],
-        [report, report, ["text/plain"], report],
+        [["text/plain"], report],
         [["text"]],
         [report],
         [["text"]],
         [report],
     ]
     shown = executed.cells[1].outputs
-    assert [output["data"]["text/plain"] for output in shown[:-1]] == ["", "", "42"]
+    assert [output["data"]["text/plain"] for output in shown[:-1]] == ["42"]
     assert shown[-1]["data"]["text/plain"].startswith("In [2] · ok · ")
 
 
 def test_an_executed_notebook_is_small(executed: Any) -> None:
-    """Not even the dead chart's script is left in it, nor plotly's."""
+    """No script of ours is left in it, nor plotly's."""
     assert len(json.dumps(executed.metadata)) < 4_000
     assert len(json.dumps(executed.cells[1].outputs)) < 40_000
 
