@@ -65,26 +65,28 @@ def _list_cells(limit: Limit) -> tuple[Cell, ...]:
         return (name, amount, *total, Cell("not in use yet", tone="muted", spans_rest=True))
     top = limit.total_bytes if limit.limit_bytes is None else limit.limit_bytes
     left = bytes_cell(None if top is None else max(top - limit.reserved_bytes, 0))
-    if _is_exceeded(limit):
+    if _find_excess(limit):
         left = replace(left, tone="bad")
     return (name, amount, bytes_cell(limit.total_bytes), bytes_cell(limit.reserved_bytes), left)
 
 
-def _is_exceeded(limit: Limit) -> bool:
-    cap, reserved = limit.limit_bytes, limit.reserved_bytes
-    return not limit.is_waiting and cap is not None and reserved is not None and reserved > cap
+def _find_excess(limit: Limit) -> int:
+    """Return the bytes that are reserved beyond the limit."""
+    if limit.is_waiting or limit.limit_bytes is None or limit.reserved_bytes is None:
+        return 0
+    return max(limit.reserved_bytes - limit.limit_bytes, 0)
 
 
 def _explain(limit: Limit) -> list[Block]:
     """Return what happens on a device with more reserved than its limit, and what can be done."""
-    cap, reserved = limit.limit_bytes, limit.reserved_bytes
-    if not _is_exceeded(limit) or cap is None or reserved is None:
+    excess = _find_excess(limit)
+    if not excess:
         return []
     largest, released = limit.largest_free_block_bytes, limit.releasable_bytes
     fits = "" if largest is None else f" (up to {format_bytes(largest)})"
     words = (
-        f"{limit.device} already has {format_bytes(reserved)} reserved, "
-        f"{format_bytes(reserved - cap)} more than its limit. What is allocated stays allocated. "
+        f"{limit.device} already has {format_bytes(limit.reserved_bytes)} reserved, "
+        f"{format_bytes(excess)} more than its limit. What is allocated stays allocated. "
     )
     if largest == 0:
         words += "The cache has no free block: any request"
@@ -92,16 +94,15 @@ def _explain(limit: Limit) -> list[Block]:
         words += f"Requests that fit into the cache{fits} still succeed; any other request"
     if released is None:
         words += " is an out-of-memory error."
-    elif reserved - released <= cap:
-        room = format_bytes(cap - reserved + released)
+    elif released >= excess:
         words += (
             f" first makes PyTorch give back {format_bytes(released)} of cached segments, and is "
-            f"an out-of-memory error if it is larger than {room}."
+            f"an out-of-memory error if it is larger than {format_bytes(released - excess)}."
         )
     else:
         words += (
             " is an out-of-memory error until at least "
-            f"{format_bytes(reserved - released - cap)} of tensors are released (empty_cache() "
+            f"{format_bytes(excess - released)} of tensors are released (empty_cache() "
             f"gives back {format_bytes(released)})."
         )
     options = [

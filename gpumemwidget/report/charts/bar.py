@@ -160,15 +160,15 @@ class DeviceBar(Picture):
     def _render_bar(self, parts: Sequence[BreakdownPart], total: int, title: str) -> Html:
         patches = []
         for part in parts:
-            label = f"{self._name(part)} {format_bytes(part.n_bytes)}"
             width = f"width:{100 * part.n_bytes / total:.4g}%"
-            patches.append(h(f"i.{name_class(find_look(part))}", style=width, title=label))
+            key = f"i.{name_class(find_look(part))}"
+            patches.append(h(key, style=width, title=self._tell(part)))
         lines = [
             h(f"i.gmw-mk{'.gmw-dash' * is_dashed}", style=f"left:{100 * n_bytes / total:.4g}%")
             for n_bytes, is_dashed in list_marks(self.breakdown)
             if n_bytes < total
         ]
-        names = ", ".join(f"{self._name(part)} {format_bytes(part.n_bytes)}" for part in parts)
+        names = ", ".join(map(self._tell, parts))
         is_small = bool(self.title) or total != self.breakdown.total_bytes
         return h(
             f"div.gmw-e{'.gmw-bo' * is_small}",
@@ -196,8 +196,10 @@ class DeviceBar(Picture):
         return h("div.gmw-el", *lines)
 
     def _render_key(self, part: BreakdownPart) -> Html:
-        patch = h(f"i.gmw-sq.{name_class(find_look(part))}")
-        return h("span", patch, f"{self._name(part)} {format_bytes(part.n_bytes)}")
+        return h("span", h(f"i.gmw-sq.{name_class(find_look(part))}"), self._tell(part))
+
+    def _tell(self, part: BreakdownPart) -> str:
+        return f"{self._name(part)} {format_bytes(part.n_bytes)}"
 
     def _name(self, part: BreakdownPart) -> str:
         return name_part(part, self.breakdown.device, lists_merged=bool(self.title))
