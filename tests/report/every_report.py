@@ -51,6 +51,8 @@ from tests.report.examples import (
     make_budget_cell,
     make_gpu_cell,
     make_host_cell,
+    make_limits,
+    make_peaks,
     make_plan,
     make_release,
     make_restore,
@@ -58,9 +60,9 @@ from tests.report.examples import (
     make_samples,
     make_stat,
     make_stopped_release,
+    make_tight_limits,
     make_two_gpu_cell,
 )
-from tests.report.limit_examples import make_limits, make_peaks, make_tight_limits
 from tests.report.oom_examples import (
     make_card,
     make_host_card,

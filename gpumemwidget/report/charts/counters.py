@@ -17,7 +17,7 @@ from gpumemwidget.recording.thinning import cut_evenly
 from gpumemwidget.report.charts.timeline import choose_range, draw_curve, thin_stretch
 from gpumemwidget.report.render.blocks import Picture
 from gpumemwidget.report.render.markup import Html, h, join_html
-from gpumemwidget.report.wording.words import format_peak, name_counters
+from gpumemwidget.report.wording.words import name_counters, say_peak
 from gpumemwidget.units import format_bytes, format_duration
 
 #: The ``viewBox``; the chart is 56 pixels high and as wide as there is room.
@@ -128,4 +128,4 @@ class CounterChart:
             words = f"peak {name_counters(self.device.device).reserved}"
         if peak_bytes is None:
             return None, ""
-        return peak_bytes, f"{words} {format_peak(peak_bytes, self.device.peak_is)}"
+        return peak_bytes, f"{words} {say_peak(peak_bytes, self.device.peak_is)}"

@@ -36,7 +36,7 @@ from gpumemwidget.report.render.palette import (
     RESERVED_COLOR,
 )
 from gpumemwidget.report.wording.parts import find_look, name_part, name_process, tell_part
-from gpumemwidget.report.wording.words import cut_words, format_peak, name_counters, name_record
+from gpumemwidget.report.wording.words import cut_words, name_counters, name_record
 from gpumemwidget.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ def _escape_code(text: str, max_length: int) -> str:
 def _mark_peak(device: DeviceTrace, timeline: Timeline) -> dict[str, Any]:
     peak_bytes = timeline.allocated_bytes[timeline.peak]
     is_late = timeline.times_s[timeline.peak] > 0.8 * timeline.times_s[-1]
-    words = f"peak {format_peak(peak_bytes, None)}"
+    words = f"peak {format_bytes(peak_bytes)}"
     if device.allocated.peak_bytes not in (None, peak_bytes):
         words = f"{words} of what is known"
     return {

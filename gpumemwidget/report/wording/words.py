@@ -60,11 +60,6 @@ def mark_peak(peak_is: PeakIs | None) -> str:
     return _MARKS.get(peak_is, "")
 
 
-def format_peak(peak_bytes: int, peak_is: PeakIs | None) -> str:
-    """Return ``3.40 GiB``, ``≥ 3.40 GiB`` or ``~ 3.40 GiB``."""
-    return f"{mark_peak(peak_is)} {format_bytes(peak_bytes)}".lstrip()
-
-
 def say_peak(peak_bytes: int, peak_is: PeakIs | None) -> str:
     """Return ``3.40 GiB`` or ``at least 3.40 GiB``: a mark in a sentence would need a legend."""
     kind = "" if peak_is in ("exact", None) else f"{peak_is} "
