@@ -24,9 +24,9 @@ IS_USERS = "a memory history was running already, and was used as it is"
 class Gpu:
     """A simulated GPU, its torch, and our backend over it."""
 
-    def __init__(self, n_devices: int = 1) -> None:
+    def __init__(self, n_devices: int = 1, *, is_initialized: bool = True) -> None:
         self.allocator = SimulatedGpus(n_devices)
-        self.torch: Any = simulate_torch(self.allocator)
+        self.torch: Any = simulate_torch(self.allocator, is_initialized=is_initialized)
         self.memory = self.torch.cuda.memory
         self.allocator.touch(0)
         self.backend = CudaBackend(self.torch)
@@ -145,21 +145,16 @@ def test_a_device_that_comes_into_use_is_traced_from_its_first_event() -> None:
     assert (list_sizes(second), second.before, second.is_whole) == ([5], (), True)
 
 
-def test_cuda_that_begins_within_the_trace_is_not_begun_by_it(gpu: Gpu) -> None:
+def test_cuda_that_begins_within_the_trace_is_not_begun_by_it() -> None:
     """The history starts with the user's own first call, once, whatever was traced before."""
-    calls: list[tuple[Any, list[str]]] = []
-    is_initialized = False
-    gpu.torch.cuda.is_initialized = lambda: is_initialized
-    gpu.torch.cuda._queued_calls = calls
-    gpu.torch.cuda._lazy_call = lambda call: calls.append((call, []))
+    gpu = Gpu(is_initialized=False)
     gpu.backend.start_trace(n_events=100)
     assert gpu.backend.end_trace() == ()
     gpu.backend.start_trace(n_events=100)
-    assert len(calls) == 1
+    assert len(gpu.torch.cuda._queued_calls) == 1
     assert gpu.is_clean
 
-    calls[0][0]()
-    is_initialized = True
+    gpu.torch.cuda.init()
     gpu.make(9)
     (trace,) = gpu.trace()
 
@@ -168,15 +163,13 @@ def test_cuda_that_begins_within_the_trace_is_not_begun_by_it(gpu: Gpu) -> None:
     assert gpu.is_clean
 
 
-def test_nothing_waits_for_cuda_after_unloading(gpu: Gpu) -> None:
+def test_nothing_waits_for_cuda_after_unloading() -> None:
     """What was queued is taken out again, and others' calls stay."""
+    gpu = Gpu(is_initialized=False)
+    calls = gpu.torch.cuda._queued_calls
     others = (print, ["traceback"])
-    calls: list[Any] = [others]
-    gpu.torch.cuda.is_initialized = lambda: False
-    gpu.torch.cuda._queued_calls = calls
-    gpu.torch.cuda._lazy_call = lambda call: calls.append((call, []))
+    calls.append(others)
     gpu.backend.keep_sites(is_on=True)
-    assert len(calls) == 2
     late = calls[1][0]
 
     gpu.backend.close()
@@ -186,7 +179,7 @@ def test_nothing_waits_for_cuda_after_unloading(gpu: Gpu) -> None:
     assert gpu.is_clean
 
 
-def test_torch_that_comes_within_the_trace_joins_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_that_comes_within_the_trace_joins_it() -> None:
     """With the lines of blocks, too, where they are kept."""
     gpu = Gpu()
     hardware = Hardware([])
