@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from gpumemwidget.errors import BackendError
 
@@ -178,7 +178,8 @@ class CachingAllocator:
             self._split(block, block_bytes)
             block.state = "active_allocated"
         block.requested_bytes = n_bytes
-        self._count_block(block, 1, is_allocated=True, is_active=True)
+        self._count_allocated(block, 1)
+        self._count_active(block, 1)
         self._report("alloc", block)
         return block
 
@@ -190,7 +191,7 @@ class CachingAllocator:
             is_used_elsewhere: another stream still works on it, so it waits for ``synchronize``.
         """
         block.state = "active_pending_free"
-        self._count_block(block, -1, is_allocated=True)
+        self._count_allocated(block, -1)
         self._report("free_requested", block)
         if not is_used_elsewhere:
             self._complete_free(block)
@@ -313,7 +314,7 @@ class CachingAllocator:
     def _complete_free(self, block: SimulatedBlock) -> None:
         """Make a block free, and join it with the free blocks on both sides."""
         segment, address = block.segment, block.address
-        self._count_block(block, -1, is_active=True)
+        self._count_active(block, -1)
         with self._changing(segment):
             block.state = "inactive"
             place = segment.blocks.index(block)
@@ -335,7 +336,11 @@ class CachingAllocator:
             self.retry()
             block = add(pool, block_bytes)
         if block is None:
-            self._refuse(block_bytes)
+            self.fail(block_bytes)
+            raise DeviceFullError(
+                f"no room for {block_bytes} bytes: of {self._room_bytes} bytes "
+                f"{self.reserved_bytes} are reserved and in use"
+            )
         return block
 
     def _add_segment(self, pool: Pool, block_bytes: int) -> SimulatedBlock | None:
@@ -415,17 +420,12 @@ class CachingAllocator:
         self._add(pool, reserved_bytes=first - last)
         self._report_range("segment_unmap", first, last - first, pool.stream)
 
-    def _has_room(self, n_bytes: int) -> bool:
-        room_bytes = min(self.allowed_bytes, self.total_bytes - self.outside_bytes)
-        return self.reserved_bytes + n_bytes <= room_bytes
+    @property
+    def _room_bytes(self) -> int:
+        return min(self.allowed_bytes, self.total_bytes - self.outside_bytes)
 
-    def _refuse(self, block_bytes: int) -> NoReturn:
-        self.fail(block_bytes)
-        room_bytes = min(self.allowed_bytes, self.total_bytes - self.outside_bytes)
-        raise DeviceFullError(
-            f"no room for {block_bytes} bytes: of {room_bytes} bytes {self.reserved_bytes} are "
-            "reserved and in use"
-        )
+    def _has_room(self, n_bytes: int) -> bool:
+        return self.reserved_bytes + n_bytes <= self._room_bytes
 
     # -- Events and counters -----------------------------------------------------------------------
 
@@ -442,23 +442,16 @@ class CachingAllocator:
             self._statistics[name]["all"].add(amount)
             self._statistics[name][pool.name].add(amount)
 
-    def _count_block(
-        self,
-        block: SimulatedBlock,
-        sign: int,
-        *,
-        is_allocated: bool = False,
-        is_active: bool = False,
-    ) -> None:
-        if is_allocated:
-            self._add(
-                block.segment.pool,
-                allocated_bytes=sign * block.n_bytes,
-                requested_bytes=sign * block.requested_bytes,
-                allocation=sign,
-            )
-        if is_active:
-            self._add(block.segment.pool, active_bytes=sign * block.n_bytes, active=sign)
+    def _count_allocated(self, block: SimulatedBlock, sign: int) -> None:
+        self._add(
+            block.segment.pool,
+            allocated_bytes=sign * block.n_bytes,
+            requested_bytes=sign * block.requested_bytes,
+            allocation=sign,
+        )
+
+    def _count_active(self, block: SimulatedBlock, sign: int) -> None:
+        self._add(block.segment.pool, active_bytes=sign * block.n_bytes, active=sign)
 
     @contextmanager
     def _changing(self, *segments: SimulatedSegment) -> Iterator[None]:
