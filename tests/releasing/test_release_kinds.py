@@ -6,7 +6,6 @@ import multiprocessing
 import sys
 
 import pytest
-import torch
 
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.releasing.move import whereabouts
@@ -227,32 +226,3 @@ def test_a_loader_with_workers_is_released(notebook: Notebook, tracker: Tracker)
     assert pid not in {each.pid for each in multiprocessing.active_children()}
     assert (report.stopped, report.remains) == (None, ())
     assert tracker.count_bytes() == 0
-
-
-@pytest.mark.usefixtures("movable")
-def test_one_weight_of_two_models_and_tied_weights_stay_one(
-    notebook: Notebook, tracker: Tracker
-) -> None:
-    """A released model leaves the other its weight: moved, and still the same tensor everywhere."""
-    notebook.put(track=tracker.track)
-    notebook.run(
-        "import torch\n"
-        "encoder = torch.nn.Linear(4, 4, bias=False)\n"
-        "first = torch.nn.Sequential(encoder, torch.nn.Linear(4, 4, bias=False))\n"
-        "first[1].weight = first[0].weight\n"
-        "second = torch.nn.Sequential(encoder, torch.nn.Linear(4, 2, bias=False))\n"
-        "del encoder\n"
-        "for p in (*first.parameters(), *second.parameters()): track(p)\n"
-        "del p"
-    )
-    ns = notebook.ip.user_ns
-    shared = ns["second"][0].weight
-    address = shared.data_ptr()
-
-    report = notebook.release("first")
-
-    assert report.stopped is None
-    assert ns["second"][0].weight is shared
-    assert shared.data_ptr() != address
-    ns["second"](torch.ones(1, 4)).sum().backward()
-    assert shared.grad is not None
