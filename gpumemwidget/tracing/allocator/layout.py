@@ -32,20 +32,17 @@ class BlockLayout:
         free_ends: where the free block begins that ends at an address.
         segment_starts: addresses of segments; free blocks on both sides of one are not joined.
         reserved_bytes: bytes of all segments.
-
-    Args:
-        segments: the segments to begin with.
-        is_sorted: keep the free blocks sorted, which makes ``find_free`` fast.
     """
 
-    def __init__(self, segments: Iterable[Segment], *, is_sorted: bool = False) -> None:
+    def __init__(self, segments: Iterable[Segment]) -> None:
         self.active: dict[int, int] = {}
         self.pending: dict[int, int] = {}
         self.free: dict[int, int] = {}
         self.free_ends: dict[int, int] = {}
         self.segment_starts: set[int] = set()
         self.reserved_bytes = 0
-        self._sorted_free: list[int] | None = [] if is_sorted else None
+        #: Addresses of the free blocks, ascending.
+        self._starts: list[int] = []
         used = {"active_allocated": self.active, "active_pending_free": self.pending}
         for segment in segments:
             self.segment_starts.add(segment.address)
@@ -78,11 +75,10 @@ class BlockLayout:
         n_bytes = self.free.get(address)
         if n_bytes is not None:
             return address, address + n_bytes
-        starts = sorted(self.free) if self._sorted_free is None else self._sorted_free
-        place = bisect.bisect_right(starts, address) - 1
+        place = bisect.bisect_right(self._starts, address) - 1
         if place < 0:
             return None
-        start = starts[place]
+        start = self._starts[place]
         end = start + self.free[start]
         return (start, end) if address < end else None
 
@@ -106,14 +102,12 @@ class BlockLayout:
         if start < end:
             self.free[start] = end - start
             self.free_ends[end] = start
-            if self._sorted_free is not None:
-                bisect.insort(self._sorted_free, start)
+            bisect.insort(self._starts, start)
 
     def _remove_free(self, start: int) -> int:
         n_bytes = self.free.pop(start)
         del self.free_ends[start + n_bytes]
-        if self._sorted_free is not None:
-            del self._sorted_free[bisect.bisect_left(self._sorted_free, start)]
+        del self._starts[bisect.bisect_left(self._starts, start)]
         return n_bytes
 
 

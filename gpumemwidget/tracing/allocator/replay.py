@@ -210,7 +210,7 @@ class _BackwardReplay:
     def __init__(self, trace: AllocatorTrace) -> None:
         n_events = len(trace.events)
         self._trace = trace
-        self._layout = BlockLayout(trace.after, is_sorted=True)
+        self._layout = BlockLayout(trace.after)
         self._changes = array("q", bytes(8 * n_events))
         self._reserved_changes = array("q", bytes(8 * n_events))
         self._partners = array("i", [-1]) * n_events
