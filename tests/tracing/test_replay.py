@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from itertools import accumulate
 
 import pytest
 
 from gpumemwidget.model.segments import Block, Segment
-from gpumemwidget.model.traces import AllocatorRules
+from gpumemwidget.model.traces import ACTIONS, AllocatorRules
 from gpumemwidget.tracing.allocator.layout import choose_rounding
 from gpumemwidget.tracing.allocator.replay import replay
 from tests.tracing.device import MIB, Device, make_trace
@@ -167,3 +168,19 @@ def test_a_rest_that_was_not_split_off_is_found_backwards() -> None:
 
     assert filler.address == blocks[0].address
     assert list(found.changes) == [-5 * MIB, 0, -7 * MIB, 0, -8 * MIB, 0]
+
+
+def test_no_history_fails_however_it_contradicts_itself() -> None:
+    """Ranges that are freed twice or overlap: each event that is kept has its change."""
+    chance = random.Random(0)
+    addresses = [(1 << 40) + offset for offset in (0, 512, 1024, 2 * MIB, 4 * MIB, 20 * MIB)]
+    sizes = [0, 1, 512, 1024, 2 * MIB, 20 * MIB]
+
+    for _ in range(3000):
+        events = [
+            (chance.choice(ACTIONS[:7]), chance.choice(addresses), chance.choice(sizes), 0, ())
+            for _ in range(chance.randint(1, 25))
+        ]
+        found = replay(make_trace(events))
+
+        assert len(found.changes) == len(found.events) == len(events) - found.n_dropped

@@ -25,6 +25,9 @@ UNLIMITED_BYTES = 1 << 62
 class BlockLayout:
     """The blocks of a device's segments, by address. Free neighbours are always joined.
 
+    Events that contradict each other may free a range twice, or two that overlap: then the blocks
+    are wrong, and nothing fails.
+
     Attributes:
         active: bytes of each block in use.
         pending: bytes of each block that was freed but waits for another stream.
@@ -63,7 +66,7 @@ class BlockLayout:
         end = address + n_bytes
         if address not in self.segment_starts:
             left = self.free_ends.get(address)
-            if left is not None:
+            if left in self.free:
                 self._remove_free(left)
                 address = left
         if end not in self.segment_starts and end in self.free:
@@ -100,13 +103,14 @@ class BlockLayout:
 
     def _insert_free(self, start: int, end: int) -> None:
         if start < end:
+            if start not in self.free:
+                bisect.insort(self._starts, start)
             self.free[start] = end - start
             self.free_ends[end] = start
-            bisect.insort(self._starts, start)
 
     def _remove_free(self, start: int) -> int:
         n_bytes = self.free.pop(start)
-        del self.free_ends[start + n_bytes]
+        self.free_ends.pop(start + n_bytes, None)
         del self._starts[bisect.bisect_left(self._starts, start)]
         return n_bytes
 
