@@ -98,6 +98,14 @@ def test_different_models_are_not_guessed_at() -> None:
     assert monitor.take_notes() == ()
 
 
+def test_different_models_in_bus_order_are_certain() -> None:
+    """With ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` CUDA's order is NVML's."""
+    monitor = monitor_of(*two_models(), CUDA_DEVICE_ORDER="PCI_BUS_ID")
+
+    assert uuids_of(monitor) == {"cuda:0": A, "cuda:1": B}
+    assert monitor.take_notes() == ()
+
+
 def test_different_models_appear_once_cuda_tells() -> None:
     """What torch says of the devices in use settles their numbers; torch writes no ``GPU-``."""
     monitor = monitor_of(*two_models())
@@ -117,6 +125,15 @@ def test_what_cuda_tells_goes_before_what_was_worked_out() -> None:
     monitor.match({"cuda:1": C})
 
     assert uuids_of(monitor) == {"cuda:1": C}
+
+
+def test_a_gpu_that_nvml_does_not_know_is_not_mixed_up() -> None:
+    """If torch names a UUID that NVML lacks, no other GPU's figures appear under its name."""
+    monitor = monitor_of(*three_alike())
+
+    monitor.match({"cuda:0": "GPU-ffff"})
+
+    assert uuids_of(monitor) == {}
 
 
 def test_a_mig_instance_is_the_only_device() -> None:
@@ -436,3 +453,16 @@ def test_nothing_is_asked_before_it_is_needed() -> None:
     assert library.n_inits == 1
     assert monitor.list_infos() == ()
     assert monitor.read_use("cuda:0") is None
+
+
+def test_close_after_somebody_elses_shutdown_is_quiet() -> None:
+    """There is nothing left to shut down, and that is no failure."""
+    library = FakeNvml(FakeGpu())
+    monitor = NvmlMonitor(library, environ={})
+    monitor.list_infos()
+    library.n_inits = 0
+
+    monitor.close()
+
+    assert library.n_inits == 0
+    assert monitor.take_notes() == ()

@@ -232,6 +232,9 @@ _CHANGES: dict[str, Any] = {
     "a line of text": lambda s: s["device_traces"][0][-1].update(
         frames=[{"name": "f", "filename": "a.py", "line": "3"}]
     ),
+    "a name that is no text": lambda s: s["device_traces"][0][-1].update(
+        frames=[{"name": 7, "filename": "a.py", "line": 3}]
+    ),
     "a segment without blocks": lambda s: s["segments"][0].pop("blocks"),
     "a block without a size": lambda s: s["segments"][0]["blocks"][0].pop("size"),
     "a state that is unknown": lambda s: s["segments"][0]["blocks"][0].update(state="lost"),
