@@ -523,7 +523,7 @@ class MemMagics(Magics):
         help="%%memtrace on its own line: the report of an exported .json, or of a snapshot of "
         "PyTorch's",
     )
-    @argument("--no-live", action="store_true", help="no chart while the cell runs")
+    @argument("--no-live", action="store_true", help="no report while the cell runs")
     @line_cell_magic
     def memtrace(self, line: str, cell: str | None = None) -> None:
         """Report which lines of a cell took memory: write it above the cell.

@@ -282,7 +282,8 @@ class _CellTrace:
     def _begin(self) -> None:
         if self._tracer is not None:
             run_code = InteractiveShell.run_code.__code__
-            self._tracer.begin_at(make_is_entry(run_code, self._source))
+            is_entry = make_is_entry(run_code, self._source)
+            self._tracer.begin(lambda watch: watch.start_at(is_entry))
 
     def _stop_tracing(self) -> None:
         if self._tracer is not None:

@@ -81,7 +81,6 @@ def list_displays(
 ) -> tuple[Report, ...]:
     """Return the report in pieces, one display each: the head, the timelines, the lines.
 
-    The head begins as the report of a cell does, so it can take the place of the cell's live chart.
     Without a timeline, there is only one piece.
     """
     moved = tuple(_list_moved(trace))

@@ -187,7 +187,7 @@ class _RunningBlock:
                 start_s=self._clock.now(),
                 before=before,
             )
-            self._tracer.begin_in(frame)
+            self._tracer.begin(lambda watch: watch.start_in(frame))
         except BaseException:
             self._tracer.stop()
             self._unwant_samples()

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 from gpumemwidget.backends.cuda.module_calls import CallRecorder
@@ -28,7 +27,7 @@ from gpumemwidget.tracing.trace_file import check_target
 
 if TYPE_CHECKING:
     from gpumemwidget.backends.hardware import Hardware
-    from gpumemwidget.tracing.host.line_watch import IsEntry, LineReadings, LineWatch
+    from gpumemwidget.tracing.host.line_watch import LineReadings, LineWatch
     from gpumemwidget.tracing.sources import Sources
 
 
@@ -104,7 +103,8 @@ class Tracer:
         self._depth = request.depth
         self._snapshot_to = request.snapshot
         self._has_history = False
-        self._has_snapshot = False
+        #: True if a snapshot for PyTorch's own viewer was written.
+        self.has_snapshot = False
         self._start_us: int | None = None
         self._calls: CallRecorder | None = None
         self._watch: LineWatch | None = None
@@ -112,11 +112,6 @@ class Tracer:
         self._traces: tuple[AllocatorTrace, ...] = ()
         self._marks: tuple[CallMark, ...] = ()
         self._notes: list[str] = []
-
-    @property
-    def has_snapshot(self) -> bool:
-        """True if a snapshot for PyTorch's own viewer was written."""
-        return self._has_snapshot
 
     def prepare(self) -> None:
         """Begin parts that take memory and time of their own, before anything is measured.
@@ -140,13 +135,15 @@ class Tracer:
             self.stop()
             raise
 
-    def begin_at(self, is_entry: IsEntry) -> None:
-        """Begin to read a cell's lines: the code for which ``is_entry`` holds, and its file's."""
-        self._begin(lambda watch: watch.start_at(is_entry))
-
-    def begin_in(self, frame: FrameType) -> None:
-        """Begin to read the lines of the code in ``frame``, which runs already, and its file's."""
-        self._begin(lambda watch: watch.start_in(frame))
+    def begin(self, start: Callable[[LineWatch], str | None]) -> None:
+        """Begin to read lines: ``start`` begins with those it is for, or returns why it can't."""
+        self._start_us = time.time_ns() // 1000
+        watch = self._watch
+        if watch is not None:
+            refusal = self._guard("the host's lines", lambda: start(watch))
+            if refusal is not None:
+                self._watch = None
+                self._notes.append(f"The host's lines are not told: {refusal}.")
 
     def stop(self) -> None:
         """End the trace once the cell's record is made. May be called twice."""
@@ -209,7 +206,7 @@ class Tracer:
             self._traces = self._guard("the history of the GPUs", self._end_history) or ()
             self._notes += self._hardware.take_notes()
             # One that could not be written leaves the file that was there before.
-            self._has_snapshot = _identify(self._snapshot_to) not in (None, stood)
+            self.has_snapshot = _identify(self._snapshot_to) not in (None, stood)
 
     def _start_history(self) -> None:
         self._has_history = True
@@ -232,15 +229,6 @@ class Tracer:
         from gpumemwidget.tracing.host.lines import watch_lines  # noqa: PLC0415 - where it is used
 
         self._watch = watch_lines(counter, on_interrupt=send_later)
-
-    def _begin(self, start: Callable[[LineWatch], str | None]) -> None:
-        self._start_us = time.time_ns() // 1000
-        watch = self._watch
-        if watch is not None:
-            refusal = self._guard("the host's lines", lambda: start(watch))
-            if refusal is not None:
-                self._watch = None
-                self._notes.append(f"The host's lines are not told: {refusal}.")
 
     def _describe_device(
         self,
