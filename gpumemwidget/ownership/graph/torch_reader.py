@@ -145,6 +145,13 @@ class TorchReader:
         self._read_nbytes = self.storage_type.nbytes
         self._read_handle = self.storage_type._cdata.__get__
         self._is_resizable = self.storage_type.resizable
+        # Both are as they were when the reader was made: it serves one walk.
+        level = _read_module_variable("torch.autograd.forward_ad", "_current_level")
+        #: True within a level of forward-mode AD: tensors may be dual numbers.
+        self._has_dual_level = type(level) is int and level >= 0
+        self._jagged_type = _read_module_variable(
+            "torch.nested._internal.nested_tensor", "NestedTensor"
+        )
         #: By torch's own devices; ``None`` for those that have no memory.
         self._device_names: dict[Any, str | None] = {}
         self._disabled_dispatch = torch._C._disabled_torch_dispatch_impl
@@ -225,7 +232,7 @@ class TorchReader:
             return parts
         if parts.grad is not None:
             parts.tensors = (parts.grad, *parts.tensors)
-        if not dispatched and self._has_dual_level():
+        if not dispatched and self._has_dual_level:
             parts.tensors = (*parts.tensors, *self._read_tangent(tensor))
         return parts
 
@@ -234,12 +241,6 @@ class TorchReader:
         if not self._functorch.is_functorch_wrapped_tensor(tensor):
             return ()
         return (self._functorch.get_unwrapped(tensor),)
-
-    def _has_dual_level(self) -> bool:
-        """Return whether tensors may be dual numbers now: within a level of forward-mode AD."""
-        forward_ad = sys.modules.get("torch.autograd.forward_ad")
-        level = 0 if forward_ad is None else vars(forward_ad).get("_current_level", -1)
-        return type(level) is int and level >= 0 and forward_ad is not None
 
     def _read_tangent(self, tensor: Any) -> tuple[object, ...]:
         # Torch allows one level, whose number is 0.
@@ -256,10 +257,7 @@ class TorchReader:
         Where it is a view, they derive it from its values and back: the values once, and the
         offsets and all else of its parts both ways.
         """
-        module = sys.modules.get("torch.nested._internal.nested_tensor")
-        if module is None or parts.base is None:
-            return []
-        if type(tensor) is not vars(module).get("NestedTensor"):
+        if type(tensor) is not self._jagged_type or parts.base is None:
             return []
         attributes = read_attributes(tensor) or {}
         found: list[tuple[object, int]] = []
@@ -449,6 +447,11 @@ class TorchReader:
     def count_own_refs(self, cls: object) -> int:
         """Count the references to a class that the notes here hold."""
         return (id(cls) in self._dispatched) + (id(cls) in self._node_classes)
+
+
+def _read_module_variable(module: str, name: str) -> object:
+    found = sys.modules.get(module)
+    return None if found is None else vars(found).get(name)
 
 
 def _is_in_use(torch: Any, kind: str) -> bool:
