@@ -417,9 +417,9 @@ class _Purposes:
         self._states: set[int] = set()
         self._buffers: set[int] = set()
         self._parameter_classes: dict[int, bool] = {}
-        for place in paths.list_special("module"):
+        for place in paths.modules:
             self._note(self._buffers, (self._read(place, "_buffers"),), depth=1)
-        for place in paths.list_special("optimizer"):
+        for place in paths.optimizers:
             self._note(self._parameters, (self._read(place, "param_groups"),), depth=3)
             state = self._read(place, "state")
             if is_a(state, dict):

@@ -25,7 +25,6 @@ from gpumemwidget.ownership.counts import (
     needs_outside,
 )
 from gpumemwidget.ownership.graph.kinds import Kind
-from gpumemwidget.ownership.graph.objects import is_one_of
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo, TorchReader, find_torch
 from gpumemwidget.ownership.graph.walk import Graph, list_namespaces
 from gpumemwidget.ownership.other_holders import (
@@ -124,18 +123,11 @@ class Account:
         names = 0
         for row in self.rows.values():
             names |= row.mark if row.root == "name" else 0
-        # Only the few classes of very many objects are asked, and told apart by id: a user's
-        # metaclass may have a hash of its own.
-        classes = {id(cls): cls for cls in map(type, self.graph.objects)}
-        training = {
-            key
-            for key, cls in classes.items()
-            if is_one_of(cls, reader.module_type, reader.optimizer_type)
-        }
         found = 0
-        for target, marks in zip(self.graph.objects, self.marks, strict=True):
-            if marks and id(type(target)) in training:
-                found |= marks & names or marks
+        modules, optimizers = self.graph.list_instances(reader.module_type, reader.optimizer_type)
+        for place in (*modules, *optimizers):
+            marks = self.marks[place]
+            found |= marks & names or marks
         return found & ~ELSEWHERE
 
     def list_storages(self, marks: int) -> list[int]:

@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
 from types import TracebackType
-from typing import Literal
 
 from gpumemwidget.model.ownership import RootKind
 from gpumemwidget.ownership.graph.kinds import Kind
-from gpumemwidget.ownership.graph.objects import is_a, is_fixed, is_one_of, read_attribute
+from gpumemwidget.ownership.graph.objects import is_a, is_fixed, read_attribute
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.labels import Labels, PathStep, Role, StepKind, spell_steps
 
@@ -142,10 +140,6 @@ class Paths:
             steps, parent = own, self._parents[parent]
         return steps
 
-    def list_special(self, word: Literal["module", "optimizer"]) -> list[int]:
-        """Return the modules or the optimizers that lead to memory."""
-        return self._special[word]
-
     def find_part(self, start: int, word: str, text: str) -> tuple[int, int] | None:
         """Return the object to which a spelled path leads; nothing of it is evaluated.
 
@@ -184,22 +178,14 @@ class Paths:
         #: The lists and tables that an optimizer has of what it trains.
         self._optimizers_lists: set[int] = set()
         self._module_tables: set[int] = set()
-        words = ("module", "optimizer", "exception", "traceback")
-        self._special: dict[str, list[int]] = {word: [] for word in words}
-        known: dict[int, str] = {}
-        for place in compress(range(len(objects)), self._leads):
-            if kinds[place] is Kind.PLAIN:
-                cls = type(objects[place])
-                word = known.get(id(cls))
-                if word is None:
-                    word = known[id(cls)] = self._find_word(cls)
-                if word:
-                    self._special[word].append(place)
-        self._exceptions = set(self._special["exception"])
-        self._tracebacks = set(self._special["traceback"])
-        for place in self._special["module"]:
+        reader = graph.reader
+        self.modules, self.optimizers, exceptions, tracebacks = graph.list_instances(
+            reader.module_type, reader.optimizer_type, BaseException, TracebackType
+        )
+        self._exceptions, self._tracebacks = set(exceptions), set(tracebacks)
+        for place in self.modules:
             self._note_tables(objects[place], ("_parameters", "_buffers"), self._module_tables)
-        for place in self._special["optimizer"]:
+        for place in self.optimizers:
             self._note_tables(objects[place], ("param_groups", "state"), self._optimizers_lists)
         self._module_tensors = {
             part
@@ -207,18 +193,6 @@ class Paths:
             for part in graph.edges[table]
             if kinds[part] is Kind.TENSOR
         }
-
-    def _find_word(self, cls: type) -> str:
-        reader = self._graph.reader
-        for word, known in (
-            ("module", reader.module_type),
-            ("optimizer", reader.optimizer_type),
-            ("exception", BaseException),
-            ("traceback", TracebackType),
-        ):
-            if is_one_of(cls, known):
-                return word
-        return ""
 
     def _note_tables(self, target: object, names: tuple[str, ...], into: set[int]) -> None:
         for name in names:
@@ -319,7 +293,7 @@ class Paths:
     def _name_keys(self) -> None:
         """Name the parameters under which optimizers keep their state."""
         graph = self._graph
-        for optimizer in self._special["optimizer"]:
+        for optimizer in self.optimizers:
             state = read_attribute(graph.objects[optimizer], "state")
             for key in list(dict.keys(state)) if is_a(state, dict) else ():
                 place = graph.find(key)

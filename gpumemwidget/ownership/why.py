@@ -232,7 +232,7 @@ class _Inquiry:
         """Return the object's own storages, and those that only its autograd graphs hold."""
         storages = self._graph.storages.keys()
         own = self._reach({self._place}, through_graphs=False) & storages
-        if self._place in self._paths.list_special("optimizer"):
+        if self._place in self._paths.optimizers:
             # An optimizer reaches the parameters too, and nobody means it by these.
             own = {each for each in own if self._paths.passes(each, self._place)} or own
         saved = {each for each in self._reached & storages if self._paths.passes_graph(each)}

@@ -31,6 +31,7 @@ from gpumemwidget.ownership.graph.kinds import DeadEnds, Kind, KindFinder
 from gpumemwidget.ownership.graph.node_limit import AutogradNodeLimit
 from gpumemwidget.ownership.graph.objects import (
     is_a,
+    is_one_of,
     is_running,
     list_items,
     list_referrers,
@@ -279,6 +280,21 @@ class Graph:
                 ends = (place for place, info in self.storages.items() if not info.is_host)
             self._leads = flag_reaching(self.edges, [*ends, *self.opaque])
         return self._leads
+
+    def list_instances(self, *classes: type) -> tuple[list[int], ...]:
+        """Return for each of these classes the places of its objects that lead to memory."""
+        found: tuple[list[int], ...] = tuple([] for _ in classes)
+        # By the ids of their classes: a user's metaclass may have a hash of its own.
+        known: dict[int, list[int] | None] = {}
+        for place in itertools.compress(range(len(self.objects)), self.flag_reaching_memory()):
+            cls = type(self.objects[place])
+            if id(cls) not in known:
+                pairs = zip(found, classes, strict=True)
+                known[id(cls)] = next((own for own, each in pairs if is_one_of(cls, each)), None)
+            places = known[id(cls)]
+            if places is not None:
+                places.append(place)
+        return found
 
     # -- what a place refers to --------------------------------------------------------------------
 
