@@ -56,19 +56,6 @@ def test_when_there_is_no_time_to_find_out_what_would_be_moved(notebook: Noteboo
     assert late["alone"] == exact["alone"]
 
 
-def test_names_for_the_same_memory_among_many(notebook: Notebook) -> None:
-    """What two names hold by storages of their own (DLPack) is counted once in each sum."""
-    notebook.run("import torch; x = torch.ones(2001); y = torch.from_dlpack(x); both = [x, y]")
-
-    rows = notebook.list_rows()
-
-    assert {name: row.held_bytes for name, row in rows.items()} == {
-        "x": DeviceBytes(((HOST, 8004),)),
-        "y": DeviceBytes(((HOST, 8004),)),
-        "both": DeviceBytes(((HOST, 8004),)),
-    }
-
-
 def test_a_big_column_of_text_and_a_tensor(notebook: Notebook) -> None:
     """An array of objects is looked through as fast as a list."""
     column = np.array([*["text"] * 2_000_000, None], dtype=object)

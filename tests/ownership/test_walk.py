@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
 import pytest
 import torch
@@ -88,23 +87,6 @@ def test_a_huge_container_does_not_starve_the_others(
 
     assert not account.graph.is_complete
     assert held == DeviceBytes((("host", 40),), is_at_least=True)
-
-
-def test_deep_nesting_is_no_recursion(notebook: Notebook) -> None:
-    """A hundred thousand lists in one another."""
-    nested: list[Any] = [torch.ones(10)]
-    for _ in range(100_000):
-        nested = [nested]
-    notebook.put(x=nested)
-    del nested
-
-    plan = notebook.plan("x")
-
-    assert plan.frees_bytes == DeviceBytes((("host", 40),))
-    # Taken apart level by level: an old interpreter's own end of it would recurse.
-    nested = notebook.ip.user_ns.pop("x")
-    while isinstance(nested, list):
-        nested = nested.pop()
 
 
 def test_a_graph_too_deep_to_look_at_is_left_alone(notebook: Notebook) -> None:
