@@ -20,7 +20,6 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 from gpumemwidget.errors import BadInputError, GpuMemError, UnknownNameError
@@ -39,6 +38,11 @@ from tests.ownership.hostile import (
     boom,
 )
 from tests.ownership.notebook import Notebook
+
+try:
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+except ImportError:  # PyTorch 2.4
+    from torch.distributed._tensor import DTensor, Shard, distribute_tensor
 
 #: Of no other tensor's size, and enough to be listed without a name.
 _N = 2_003
