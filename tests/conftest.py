@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,12 +78,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         takes_long = item.get_closest_marker("browser") or item.get_closest_marker("notebook")
         if takes_long and not item.get_closest_marker("story"):
             item.add_marker(pytest.mark.slow)
-    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
-    if not gpu_items or _has_gpu():
-        return
-    skip = pytest.mark.skip(reason="no NVIDIA GPU that torch can use on this machine")
-    for item in gpu_items:
-        item.add_marker(skip)
+    _skip(items, "gpu", unless=_has_gpu, reason="no NVIDIA GPU that torch can use on this machine")
+    reason = "this PyTorch does not tell what autograd has saved"
+    _skip(items, "saved_tensors", unless=_tells_saved_tensors, reason=reason)
 
 
 @pytest.fixture(autouse=True)
@@ -91,9 +88,11 @@ def imports_put_aside() -> None:
     """Put aside the objects that imports leave: with torch, some half a million.
 
     Else each collection and each look at the whole process goes through them, several times in a
-    test. Nobody takes them back into sight. Beside a real GPU all stays as it is for a user.
+    test. Beside a real GPU all stays as it is for a user.
     """
     if not _has_gpu() and len(gc.get_objects()) > _MANY_OBJECTS:
+        # What an earlier test held when it was put aside may be garbage by now.
+        gc.unfreeze()
         gc.collect()
         gc.freeze()
 
@@ -138,6 +137,21 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         start_lab(tmp_path_factory.mktemp("lab"), browser) as running,
     ):
         yield running
+
+
+def _skip(
+    items: list[pytest.Item], marker: str, *, unless: Callable[[], bool], reason: str
+) -> None:
+    marked = [item for item in items if item.get_closest_marker(marker)]
+    if marked and not unless():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _tells_saved_tensors() -> bool:
+    import torch
+
+    return hasattr(torch._C._autograd.SavedTensor, "data")
 
 
 def _has_gpu() -> bool:

@@ -53,7 +53,7 @@ def _release(notebook: Notebook, *names: str) -> tuple[int, int, bool]:  # noqa:
     return plan.frees_bytes.on("cuda:0"), freed, plan.frees_bytes.is_at_least
 
 
-@pytest.mark.parametrize("kind", test_unseen.EXACT)
+@pytest.mark.parametrize("kind", test_unseen.mark_saved(test_unseen.EXACT))
 def test_what_is_planned_is_freed(notebook: Notebook, kind: str) -> None:  # noqa: F811
     """To the allocator's rounding: no less than is promised, and nothing is unknown before."""
     notebook.run(_PRELUDE + test_unseen.EXACT[kind])

@@ -24,6 +24,8 @@ from gpumemwidget.report.ledger import report_ledger
 from gpumemwidget.report.release import report_plan
 from gpumemwidget.report.why import report_explanation
 
+_NO_CUDA = "there is none" if torch.version.cuda else "this PyTorch was built without CUDA"
+
 
 @pytest.fixture
 def loaded(shell: InteractiveShell) -> InteractiveShell:
@@ -78,8 +80,8 @@ def _get_text(output: RichOutput) -> str:
         ),
         (
             "memlimit 12 GB",
-            "a limit needs a GPU with CUDA, and this PyTorch was built without CUDA: for a budget "
-            "of the host's memory use %membudget AMOUNT --device host",
+            f"a limit needs a GPU with CUDA, and {_NO_CUDA}: for a budget of the host's memory use "
+            "%membudget AMOUNT --device host",
         ),
         (
             "memledger --export foo.xlsx",

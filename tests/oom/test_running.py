@@ -67,6 +67,7 @@ def test_variables_of_running_functions(notebook: Notebook, seen: list[MemoryAcc
     assert account.variables == ()
 
 
+@pytest.mark.saved_tensors
 def test_activations_of_a_running_forward(notebook: Notebook, seen: list[MemoryAccount]) -> None:
     """What was saved for backward has its kind, and the variable whose graph it is in."""
     notebook.run(
@@ -85,6 +86,7 @@ def test_activations_of_a_running_forward(notebook: Notebook, seen: list[MemoryA
     }
 
 
+@pytest.mark.saved_tensors
 def test_within_a_backward(notebook: Notebook, seen: list[MemoryAccount]) -> None:
     """On the thread that runs it: the graph stands still and is looked through."""
     notebook.run(

@@ -214,6 +214,7 @@ def test_what_would_be_moved_is_not_offered(notebook: Notebook, tracker: Tracker
     assert "names" not in find(notebook, mentions={"model"})
 
 
+@pytest.mark.saved_tensors
 def test_what_loses_training_state_comes_last_and_one_by_one(
     notebook: Notebook, tracker: Tracker
 ) -> None:
@@ -324,6 +325,7 @@ def test_fragments(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
 
+    monkeypatch.setattr(torch, "__version__", "2.13.0")
     plain = find(notebook, FRAGMENTED)["expandable segments"]
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
     beside = find(notebook, FRAGMENTED)["expandable segments"]

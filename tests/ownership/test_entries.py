@@ -159,6 +159,7 @@ class TestModels:
 class TestGraphs:
     """What autograd saved."""
 
+    @pytest.mark.saved_tensors
     def test_a_graph_is_told_under_the_name_that_keeps_it(self, notebook: Notebook) -> None:
         """What was saved for backward is the output's that keeps the graph."""
         notebook.run(
@@ -195,6 +196,7 @@ class TestGraphs:
         assert _find_owner(notebook, 2017) == "y's graph: ctx.big"
 
     @pytest.mark.parametrize("use_reentrant", [True, False])
+    @pytest.mark.saved_tensors
     def test_checkpointing_is_not_recomputed(self, notebook: Notebook, use_reentrant: bool) -> None:
         """The walk reads a checkpointed graph without running it, and names what it keeps."""
         notebook.run(

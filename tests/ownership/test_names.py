@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import BlockNames
 from gpumemwidget.model.segments import Block, Segment
@@ -47,6 +49,7 @@ def _name(notebook: Notebook, *addresses: int, budget_s: float = 10.0) -> BlockN
     return take_block_account(notebook.shell, hardware, budget_s=budget_s)[1][HOST]
 
 
+@pytest.mark.saved_tensors
 def test_a_step_of_training(notebook: Notebook) -> None:
     """Each block has what it is for, and the path that a person would type."""
     notebook.run(_STEP)

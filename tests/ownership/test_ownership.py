@@ -48,6 +48,7 @@ def _moved(notebook: Notebook, *names: str, **options: bool) -> set[str]:
     return {what for what, address in before.items() if after[what] != address}
 
 
+@pytest.mark.saved_tensors
 def test_losses_do_not_take_the_model_along(notebook: Notebook) -> None:
     """Their graphs reach its parameters, and what they saved goes; the model stays where it is."""
     notebook.run(MODEL)

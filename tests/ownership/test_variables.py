@@ -49,6 +49,7 @@ def test_rows_are_by_storage_and_biggest_first(notebook: Notebook) -> None:
     assert not any(row.held_elsewhere for row in rows.values())
 
 
+@pytest.mark.saved_tensors
 def test_a_model_its_optimizer_and_its_loss_share_what_they_share(notebook: Notebook) -> None:
     """The optimizer frees its state alone; a loss frees what its graph saved, before backward."""
     notebook.run(
@@ -107,6 +108,7 @@ def test_a_view_held_elsewhere_keeps_the_whole(notebook: Notebook) -> None:
     assert rows["y"].frees_bytes == DeviceBytes()
 
 
+@pytest.mark.saved_tensors
 def test_a_graph_shared_with_an_unnamed_tensor_is_not_promised(notebook: Notebook) -> None:
     """What a graph saved stays while any output of it lives, named or not."""
     notebook.run(

@@ -107,6 +107,7 @@ def test_a_model_and_its_optimizer(notebook: Notebook) -> None:
     }
 
 
+@pytest.mark.saved_tensors
 def test_a_graph_that_a_name_keeps(notebook: Notebook) -> None:
     """A running total of losses keeps what it saved; the cut says how not to."""
     notebook.run("import torch\nx = torch.ones(1019, requires_grad=True)\ntotal = x.exp().sum()")

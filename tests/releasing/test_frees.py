@@ -171,6 +171,7 @@ class _World:
 
 @pytest.mark.usefixtures("capsys")
 @given(seed=st.integers(0, 2**32), n_actions=st.integers(1, 25), out=st.booleans())
+@pytest.mark.saved_tensors
 def test_what_the_plan_frees_is_what_goes(
     notebook: Notebook, seed: int, n_actions: int, out: bool
 ) -> None:

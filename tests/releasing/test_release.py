@@ -441,6 +441,7 @@ def test_the_plan_holds_no_memory(notebook: Notebook, tracker: Tracker) -> None:
     assert tracker.count_bytes() == 0
 
 
+@pytest.mark.saved_tensors
 def test_a_cycle_through_a_graph_is_cut(notebook: Notebook, tracker: Tracker) -> None:
     """``backward(create_graph=True)``: gradient and parameter hold each other where no gc looks.
 

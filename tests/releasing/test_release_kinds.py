@@ -116,7 +116,13 @@ _KINDS = {
 
 
 @pytest.mark.filterwarnings("ignore:coroutine 'wait' was never awaited:RuntimeWarning")
-@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.saved_tensors if kind == "loss with its graph" else ())
+        for kind in _KINDS
+    ],
+)
 def test_it_is_released_by_its_name(notebook: Notebook, tracker: Tracker, kind: str) -> None:
     """All of it goes, as planned; nothing is moved for nobody, and nothing runs of its own code."""
     source, n_bytes = _KINDS[kind]

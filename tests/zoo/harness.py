@@ -158,9 +158,6 @@ def play(pattern: Pattern, *, device: str, hardware: Hardware | None = None) -> 
     finally:
         gc.enable()
         gc.collect()
-        if gc.get_freeze_count():
-            # The run keeps what was imported out of sight; so are the cells' imports from here.
-            gc.freeze()
         if own is not None:
             own.close()
 

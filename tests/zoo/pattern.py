@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from textwrap import dedent
 from typing import Literal
 
+import torch
+
 __all__ = ["KIB", "NO_NAME", "Pattern"]
 
 KIB = 1024
@@ -63,6 +65,8 @@ class Pattern:
     unwatched: tuple[int, ...] = ()
     #: A last cell that undoes what would reach into other patterns.
     end: str = ""
+    #: True if what autograd has saved matters, of which PyTorch 2.4 tells nothing.
+    needs_saved: bool = False
     #: The oldest Python that has what the cells use.
     python: tuple[int, int] = (3, 10)
 
@@ -77,7 +81,9 @@ class Pattern:
         return self.asked or self.names[0]
 
     def runs_here(self, device: str) -> bool:
-        """Whether it runs on this device (``cpu``, ``cuda``) and this Python."""
+        """Whether it runs on this device (``cpu``, ``cuda``), this Python and this PyTorch."""
+        if self.needs_saved and not hasattr(torch._C._autograd.SavedTensor, "data"):
+            return False
         return self.runs_on in {"any", device} and sys.version_info >= self.python
 
     def keeps_on(self, device: str) -> int:

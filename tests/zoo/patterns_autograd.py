@@ -14,6 +14,7 @@ _SCALAR = 4
 PATTERNS = (
     Pattern(
         id="total-loss",
+        needs_saved=True,
         title="`total_loss += loss`",
         link="https://github.com/pytorch/pytorch/issues/17568",
         source="""
@@ -36,6 +37,7 @@ PATTERNS = (
     ),
     Pattern(
         id="losses",
+        needs_saved=True,
         title="a list of losses",
         link="https://github.com/TRI-ML/packnet-sfm/pull/51",
         source="""
@@ -53,6 +55,7 @@ PATTERNS = (
     ),
     Pattern(
         id="no-grad",
+        needs_saved=True,
         title="predictions kept without `no_grad`",
         link="https://github.com/pytorch/pytorch/issues/4932",
         source="""
@@ -68,6 +71,7 @@ PATTERNS = (
     ),
     Pattern(
         id="hidden-state",
+        needs_saved=True,
         title="a hidden state that is never detached",
         link="https://github.com/pytorch/pytorch/issues/2198",
         source="""
@@ -85,6 +89,7 @@ PATTERNS = (
     ),
     Pattern(
         id="retain-graph",
+        needs_saved=True,
         title="`backward(retain_graph=True)`",
         link="https://github.com/pytorch/pytorch/issues/40005",
         source="""
@@ -101,6 +106,7 @@ PATTERNS = (
     ),
     Pattern(
         id="create-graph",
+        needs_saved=True,
         title="`backward(create_graph=True)`: a cycle of parameter and gradient",
         link="https://github.com/pytorch/pytorch/issues/71068",
         source="""
@@ -236,6 +242,7 @@ PATTERNS = (
     ),
     Pattern(
         id="checkpoint",
+        needs_saved=True,
         title="a checkpointed loss that is kept",
         link="https://github.com/pytorch/pytorch/issues/115255",
         source="""
@@ -253,6 +260,7 @@ PATTERNS = (
     ),
     Pattern(
         id="autocast",
+        needs_saved=True,
         title="`autocast` entered and never left",
         link="https://github.com/ecmwf/anemoi-core/issues/134",
         source="""

@@ -286,6 +286,7 @@ PATTERNS = (
     ),
     Pattern(
         id="compile",
+        needs_saved=True,
         title="a compiled model",
         link="https://github.com/pytorch/pytorch/issues/119607",
         source="""

@@ -101,7 +101,7 @@ class HiddenHolders:
         if self.is_result(cls):
             return list(tuple.__iter__(target))
         if cls is self._saved:
-            held = (target.data, getattr(target, "unpack_hook", None))
+            held = (getattr(target, "data", None), getattr(target, "unpack_hook", None))
             return [each for each in held if each is not None]
         if _is_of(cls, self._script_module):
             # A submodule is an object of its own, which has a wrapper of its own in Python.
@@ -137,6 +137,8 @@ class HiddenHolders:
             return _has_untold_attributes(self._torch, target)
         if _is_of(cls, self._future):
             return not self._future.done(target)
+        if cls is self._saved:
+            return not hasattr(cls, "data")
         return any(is_one_of(cls, each) for each in self._opaque)
 
     def has_methods(self, cls: type) -> bool:

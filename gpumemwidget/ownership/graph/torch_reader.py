@@ -158,6 +158,8 @@ class TorchReader:
         # Classes are kept beside what is known of them, so that an id stays its own.
         self._dispatched: dict[int, tuple[type, bool]] = {}
         self._node_classes: dict[int, _NodeClass] = {}
+        #: False for PyTorch 2.4, whose ``SavedTensor`` has no ``data``.
+        self._tells_saved = hasattr(torch._C._autograd.SavedTensor, "data")
         self._count_storage_users = torch._C._storage_Use_Count
         self._count_tensor_users = base._use_count
         #: True if the C++ part of a tensor, a storage and an autograd node holds the Python object
@@ -426,6 +428,8 @@ class TorchReader:
         )
         is_python = is_one_of(cls, self.torch._C._FunctionBase)
         is_opaque = not is_python and name_class(cls).rpartition(".")[2] in _OPAQUE_NODES
+        if not self._tells_saved:
+            is_opaque = is_opaque or any(name != "variable" for name in names)
         return _NodeClass(cls, names, is_python, is_opaque)
 
     def _read_sparse(self, tensor: Any) -> tuple[object, ...]:
