@@ -43,6 +43,7 @@ _LIVE_EVERY_SHARE = 0.01
 _MAX_LIVE_SAMPLES = 1000
 
 _LINE = re.compile(r"%%memtrace(?![\w?])[ \t]*(?P<options>.*?)[ \t]*\r?\n?")
+_IDENTIFIER = re.compile(r"[^\W\d]")
 
 
 # -- The line above a cell -------------------------------------------------------------------------
@@ -56,6 +57,7 @@ class MemtraceLine:
     so that the cell magic of this name gets it and refuses it.
 
     Args:
+        shell: whose rules for one-line cells (``ls``, ``exit``) the body keeps.
         parse: reads the text behind the magic's name; ``None`` where it is not valid.
         take_request: is called for each cell with what its line asks for; with ``None`` for a cell
             without a valid line.
@@ -67,9 +69,11 @@ class MemtraceLine:
 
     def __init__(
         self,
+        shell: InteractiveShell,
         parse: Callable[[str], TraceRequest | None],
         take_request: Callable[[TraceRequest | None], None],
     ) -> None:
+        self._shell = shell
         self._parse = parse
         self._take_request = take_request
 
@@ -77,7 +81,31 @@ class MemtraceLine:
         """Return the lines of a cell without the magic's."""
         found = _split_head(lines, self._parse)
         self._take_request(None if found is None else found[0])
-        return lines if found is None else _remove_head(lines, found[1])
+        return lines if found is None else self._remove(lines, found[1])
+
+    def _remove(self, lines: list[str], n_head: int) -> list[str]:
+        # IPython has removed the indentation that all lines shared; the body may have more of it.
+        body = textwrap.dedent("".join(lines[n_head:])).splitlines(keepends=True)
+        first = next((line for line in body if not line.isspace()), "")
+        if first.startswith("%%"):
+            # Another cell magic, which IPython looks for in the first line only.
+            body = body[body.index(first) :]
+            again = _split_head(body, self._parse)
+            return body if again is None else self._remove(body, again[1])
+        # An empty line in its stead, so that a traceback names the lines that the notebook shows.
+        return ["\n" * n_head, *self._prefilter(body)]
+
+    def _prefilter(self, body: list[str]) -> list[str]:
+        """Do to a body of one line what IPython does to such a cell (``ls``, ``exit``)."""
+        prefilter = self._shell.prefilter_manager
+        if len(body) != 1 or not _IDENTIFIER.match(body[0]) or prefilter is None:
+            return body
+        # IPython does it last: ``ls?`` asks for help, and is no ``ls`` any more by then.
+        body = self._shell.input_transformer_manager.do_token_transforms(body)
+        if len(body) != 1:
+            return body
+        with self._shell.builtin_trap:
+            return [prefilter.prefilter_lines(body[0].rstrip("\n")) + "\n"]
 
 
 def _split_head(
@@ -97,17 +125,6 @@ def _split_head(
         request = parse(match["options"])
         return None if request is None else (request, n_blank + 1)
     return None
-
-
-def _remove_head(lines: Sequence[str], n_head: int) -> list[str]:
-    # IPython has removed the indentation that all lines shared; the body may have more of it.
-    body = textwrap.dedent("".join(lines[n_head:])).splitlines(keepends=True)
-    first = next((line for line in body if not line.isspace()), "")
-    if first.startswith("%%"):
-        # Another cell magic, which IPython looks for in the first line only.
-        return body[body.index(first) :]
-    # An empty line in its stead, so that a traceback names the lines that the notebook shows.
-    return ["\n" * n_head, *body]
 
 
 # -- What is shown under a cell --------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
-from gpumemwidget.errors import BadInputError, FileError
+from gpumemwidget.errors import BadInputError, FileError, GpuMemError
 from gpumemwidget.failures import describe_exception
 from gpumemwidget.model.cells import CellRecord, Status
 from gpumemwidget.model.devices import Reading, Sample
@@ -55,8 +55,14 @@ class Trace:
                 break
             frame = frame.f_back
         begun_in = frame or sys._getframe(1)  # noqa: SLF001 - as above
-        self._block = run_uninterrupted(_RunningBlock, self._request, begun_in)
-        return self
+        try:
+            self._block = run_uninterrupted(_RunningBlock, self._request, begun_in)
+        except GpuMemError as exc:
+            # Our own lines say nothing of why.
+            error = exc.with_traceback(None)
+        else:
+            return self
+        raise error
 
     def __exit__(
         self,

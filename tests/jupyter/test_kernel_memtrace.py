@@ -70,6 +70,7 @@ def test_the_last_value_is_the_cells_own(notebook: Notebook, body: str, value: s
     [
         "%%time\n%%memtrace\nx = 6 * 7\nx",
         "%%memtrace\n%%time\nx = 6 * 7\nx",
+        "%%memtrace\n%%memtrace\nx = 6 * 7\nx",
         "%%capture seen\n%%memtrace\nx = 6 * 7",
         "%%memtrace\n%%capture seen\nx = 6 * 7",
     ],
@@ -138,6 +139,14 @@ def test_an_interrupt_ends_the_cell_with_its_report(notebook: Notebook, body: st
 
     assert cell.status == "error"
     assert "interrupted" in _find_report(cell)["text/plain"].splitlines()[0]
+
+
+def test_a_line_of_automagic_is_still_one(notebook: Notebook) -> None:
+    """IPython treats a cell of one line specially, and this is one for the person who typed it."""
+    cell = notebook.run("%%memtrace\npwd")
+
+    assert cell.status == "ok", cell.text
+    assert [o["output_type"] for o in cell.outputs if "pwd" not in o].count("execute_result") == 1
 
 
 @pytest.mark.parametrize("line", ["ls?", "len??"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 from gpumemwidget.jupyter.memtrace import MemtraceLine
 from gpumemwidget.model.requests import TraceRequest
@@ -19,8 +20,8 @@ def asked() -> list[TraceRequest | None]:
 
 
 @pytest.fixture
-def line(asked: list[TraceRequest | None]) -> MemtraceLine:
-    return MemtraceLine(_parse, asked.append)
+def line(shell: InteractiveShell, asked: list[TraceRequest | None]) -> MemtraceLine:
+    return MemtraceLine(shell, _parse, asked.append)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,7 @@ def line(asked: list[TraceRequest | None]) -> MemtraceLine:
         ("%%memtrace\n%%time\nx = 1\n", "%%time\nx = 1\n"),
         ("%%memtrace\n\n%%time\nx = 1\n", "%%time\nx = 1\n"),
         ("%%memtrace\n  %%time\n  x = 1\n", "%%time\nx = 1\n"),
+        ("%%memtrace\n%%memtrace --no-live\nx = 1\ny\n", "\nx = 1\ny\n"),
         ("%%memtrace\n# x\n", "\n# x\n"),
         ("%%memtrace\n\n", "\n\n"),
         ("%%memtrace\n   ", "\n"),

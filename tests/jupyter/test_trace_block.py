@@ -167,7 +167,7 @@ def test_blocks_follow_each_other_but_do_not_nest(machine: None) -> None:
     """A refused one leaves the outer one as it is."""
     with gpumemwidget.trace() as outer:
         first = bytearray(20 * MIB)
-        with pytest.raises(BusyError, match="one at a time"), gpumemwidget.trace():
+        with pytest.raises(BusyError, match="one at a time") as caught, gpumemwidget.trace():
             pass
         second = bytearray(10 * MIB)
     with gpumemwidget.trace() as after:
@@ -175,6 +175,7 @@ def test_blocks_follow_each_other_but_do_not_nest(machine: None) -> None:
 
     assert _list_nets(outer) == [20, 10]
     assert _list_nets(after) == [5]
+    assert len(caught.traceback) <= 2
     del first, second, third
 
 
