@@ -143,7 +143,7 @@ class ReleasePartition:
 
     @cached_property
     def _sorted(self) -> tuple[dict[Group, list[Move]], dict[Group, list[int]], list[int]]:
-        """What others hold too: what is moved, what stays, and the rows that belong together.
+        """Sort the storages that others hold too into moves, storages that stay, and joint rows.
 
         What the chosen names own is moved. What a displayed value or an exception shares is not:
         to drop ``Out[3]`` is no wish to take the model that it shows off the device.

@@ -15,7 +15,7 @@ from gpumemwidget.model.devices import EVERY_GPU, HOST, Budget, DeviceReport, ch
 from gpumemwidget.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from gpumemwidget.recording.monitor import Monitor
+    from gpumemwidget.backends.hardware import Hardware
 
 #: Smallest budget: a lower number is one whose unit was left out.
 _MIN_BYTES = 1024**2
@@ -89,38 +89,35 @@ class Budgets:
 
 
 def change_budgets(
-    monitor: Monitor, amount: int | str | None = None, *, device: str | None = None
-) -> tuple[Budget, ...]:
-    """Set, remove or just return the budgets.
+    budgets: Budgets,
+    hardware: Hardware,
+    amount: int | str | None = None,
+    *,
+    device: str | None = None,
+) -> Budgets:
+    """Return the budgets with one more or with some fewer.
 
     Args:
-        monitor: has the budgets, and the hardware whose devices may be named.
+        budgets: those that are set.
+        hardware: has the devices that may be named.
         amount: bytes, or text such as ``"10GiB"``; ``"off"`` removes; ``None`` changes nothing.
         device: one device; ``None`` for every GPU.
-
-    Returns:
-        The budgets that are set; of one device alone if nothing else was asked for.
 
     Raises:
         BadInputError: not an amount, more than the device has, or there is no such device.
     """
     check_device_name(device)
-    reports: tuple[DeviceReport, ...] = ()
-    if device is not None or amount is not None:
-        reports = monitor.hardware.read_devices()
+    if device is None and amount is None:
+        return budgets
+    reports = hardware.read_devices()
     known = [report.info.device for report in reports]
     if device is not None and device not in known:
         raise BadInputError(f"no device {device!r} here: choose from {', '.join(known)}")
     n_bytes = _parse_amount(amount)
     if n_bytes is not None:
         _check_room(n_bytes, device, reports)
-        monitor.budgets = monitor.budgets.add(n_bytes, device=device)
-    elif amount is not None:
-        monitor.budgets = monitor.budgets.remove(device)
-    if device is None or amount is not None:
-        return monitor.budgets.list()
-    budget = monitor.budgets.find(device)
-    return () if budget is None else (budget,)
+        return budgets.add(n_bytes, device=device)
+    return budgets if amount is None else budgets.remove(device)
 
 
 def _parse_amount(amount: int | str | None) -> int | None:
@@ -136,7 +133,7 @@ def _parse_amount(amount: int | str | None) -> int | None:
     text = amount.strip()
     if text.lower() == "off":
         return None
-    # What %memlimit takes for a share would be some bytes here.
+    # %memlimit takes a number without a unit for a share of the device; a budget has no shares.
     if text and text.replace(".", "").isdecimal():
         raise BadInputError(f"{text!r} has no unit: give an amount, as in 10GiB or 500MB, or off")
     return parse_bytes(text)

@@ -41,7 +41,7 @@ RELEASE_BUDGET_S = 10.0
 
 @dataclass(slots=True)
 class Draft:
-    """What a plan is about, while it is carried out."""
+    """The objects that a release is about, from its plan to its end."""
 
     #: The walk, with the user's objects; let go of them before memory is to be freed.
     account: Account | None

@@ -27,7 +27,7 @@ _COLUMNS = (
     Column("device", "name"),
     Column("memory", "name"),
     Column("before"),
-    # What stands after it.
+    # The change is what stands at the end, less what stood before.
     Column("change"),
     Column("peak"),
     Column("peak rise"),

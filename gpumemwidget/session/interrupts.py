@@ -62,7 +62,7 @@ class InterruptHold:
 
     def _begin(self) -> None:
         handler = _get_handler(_SIGINT)
-        # Where SIGINT is ignored or ends the process it stays so: Python would not handle it.
+        # A SIGINT that is ignored, or that ends the process, has no handler of Python: it stays so.
         if self._previous is None and callable(handler):
             self._previous = handler
             _set_handler(_SIGINT, self._note)

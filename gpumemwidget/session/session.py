@@ -214,7 +214,13 @@ class Session:
         self, amount: int | str | None = None, *, device: str | None = None
     ) -> tuple[Budget, ...]:
         """Set what each cell may allocate; see ``gpumemwidget.budget``."""
-        return change_budgets(self.monitor, amount, device=device)
+        monitor = self.monitor
+        budgets = change_budgets(monitor.budgets, self.hardware, amount, device=device)
+        monitor.budgets = budgets
+        if device is None or amount is not None:
+            return budgets.list()
+        budget = budgets.find(device)
+        return () if budget is None else (budget,)
 
     def keep_sites(self, *, is_on: bool) -> str:
         """Keep the line of each block on a GPU from now on, or no longer; return what was done."""

@@ -46,7 +46,7 @@ class AllocatorEvent:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What else is on the devices, and in the process; mappings are by device."""
+    """Processes, failures, pinned memory and limits at one moment; mappings are by device."""
 
     #: The processes on a device; ``None`` where the driver does not tell.
     processes: Mapping[str, tuple[ProcessUse, ...] | None] = field(default_factory=dict)

@@ -30,7 +30,7 @@ _MAX_COUNT = 2**53
 
 #: A message's content: JSON.
 Message = dict[str, Any]
-#: Whether a field of a request has the value that it should have.
+#: Returns whether a value is valid for a field of a request.
 Check = Callable[[object], bool]
 #: The fields of each kind of request.
 Requests = Mapping[str, Mapping[str, Check]]

@@ -37,7 +37,7 @@ from gpumemwidget.widgets.progress_line import tell_progress
 #: Maximum number of cards with buttons, the newest.
 _MAX_CARDS = 20
 _NO_SCRIPT = "export default {}"
-#: What is said of a card's other ways, once one was used.
+#: Shown beside the other buttons of a card once one was used.
 _OLD_FIGURE = "The figure beside it is as of the error."
 
 #: ``gone``: what it was about is not there any more.

@@ -145,7 +145,7 @@ class TorchReader:
         self._read_nbytes = self.storage_type.nbytes
         self._read_handle = self.storage_type._cdata.__get__
         self._is_resizable = self.storage_type.resizable
-        # Both are as they were when the reader was made: it serves one walk.
+        # The level and the classes are read once: a reader serves one walk.
         level = _read_module_variable("torch.autograd.forward_ad", "_current_level")
         #: True within a level of forward-mode AD: tensors may be dual numbers.
         self._has_dual_level = type(level) is int and level >= 0

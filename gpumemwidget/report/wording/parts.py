@@ -77,7 +77,7 @@ def name_part(part: BreakdownPart, device: str = "", *, lists_merged: bool = Fal
         return name_kind(part.kind, device)
     if not part.merged:
         return _name_key(part.key, device)
-    # Where others are not told apart, any of them may be a child, or not be listed.
+    # Processes that are not told apart may be children, or processes that the driver does not list.
     hidden = {"children", "unlisted"} if "others" in part.merged else set()
     names = dict.fromkeys(
         _RESERVED_BUT_UNALLOCATED if key in _UNALLOCATED else _name_key(key, device)
