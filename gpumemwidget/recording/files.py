@@ -63,6 +63,7 @@ def write_whole(target: Path, content: bytes, *, force: bool) -> None:
     # In the same folder, as a rename is one step only there; with a short name, as the target's may
     # be as long as names can be.
     draft = target.with_name(f".gpumemwidget-{secrets.token_hex(8)}.tmp")
+    is_taken = False
     try:
         # open() applies the user's umask.
         with draft.open("xb") as file:
@@ -72,9 +73,11 @@ def write_whole(target: Path, content: bytes, *, force: bool) -> None:
         if not force:
             # Take the name, or fail where a file has it by now.
             target.open("xb").close()
+            is_taken = True
         elif target.exists():
             draft.chmod(stat.S_IMODE(target.stat().st_mode))
         draft.replace(target)
+        is_taken = False
     except FileExistsError:
         raise _already_there(target) from None
     except OSError as exc:
@@ -82,4 +85,6 @@ def write_whole(target: Path, content: bytes, *, force: bool) -> None:
             f"can't write {target}: {exc.strerror or exc}; choose another place"
         ) from exc
     finally:
+        if is_taken:
+            target.unlink(missing_ok=True)
         draft.unlink(missing_ok=True)

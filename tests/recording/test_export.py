@@ -289,6 +289,21 @@ class TestPaths:
         assert "\n" not in str(error.value)
         assert list_names(tmp_path) == before
 
+    def test_a_file_that_can_not_be_put_in_its_place_leaves_nothing(
+        self, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither the draft, nor an empty file under the name."""
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(Path, "replace", refuse)
+
+        with pytest.raises(FileError, match="choose another place"):
+            ledger.export(tmp_path / "cells.csv")
+
+        assert list_names(tmp_path) == []
+
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
     def test_refuses_where_the_user_may_not_write(self, ledger: Ledger, tmp_path: Path) -> None:
         """The system's own words."""
