@@ -187,7 +187,9 @@ class _LiveReport:
     It is a static output, so a page whose kernel dies keeps the last state. A short cell has none.
     """
 
-    def __init__(self, monitor: Monitor, device: str | None) -> None:
+    def __init__(self, shell: InteractiveShell, monitor: Monitor, device: str | None) -> None:
+        self._shell = shell
+        self._publisher = shell.display_pub
         self._monitor = monitor
         self._device = device
         self._due_s = _LIVE_EVERY_S
@@ -208,7 +210,8 @@ class _LiveReport:
 
     def _follow(self, samples: Sequence[Sample]) -> None:
         cell = self._monitor.running
-        if cell is None:
+        # While the cell captures what is displayed, a report of ours would be among it.
+        if cell is None or self._shell.display_pub is not self._publisher:
             return
         elapsed_s = samples[-1].time_s - cell.start_s
         if elapsed_s < self._due_s:
@@ -261,7 +264,7 @@ class _CellTrace:
             self._prepare()
         finally:
             if self.request.live and _can_show_live(self._shell):
-                self._live = _LiveReport(self._monitor, self.request.device)
+                self._live = _LiveReport(self._shell, self._monitor, self.request.device)
             # Last, so that nothing of ours comes between its readings and the cell.
             self._listening.callback(self._monitor.cell_started.add(lambda _: self._begin()))
             self._listening.callback(self._monitor.cell_ended.add(lambda _: self._stop_tracing()))

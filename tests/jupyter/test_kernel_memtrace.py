@@ -85,6 +85,15 @@ def test_it_goes_with_other_cell_magics(notebook: Notebook, code: str) -> None:
     assert notebook.evaluate("len(gpumemwidget.monitor().ledger)") == 2
 
 
+def test_what_a_cell_captures_has_no_report_of_ours(notebook: Notebook) -> None:
+    """Also if the cell runs so long that it shows a report meanwhile."""
+    cell = notebook.run("%%memtrace\n%%capture seen\nimport time\nprint(1)\ntime.sleep(1.5)")
+
+    assert cell.status == "ok", cell.text
+    assert notebook.evaluate("len(seen.outputs)") == 0
+    assert notebook.evaluate("seen.stdout") == "1\n"
+
+
 def test_a_traceback_names_the_notebooks_lines(notebook: Notebook) -> None:
     """The line of the magic counts, as the notebook shows it."""
     cell = notebook.run("%%memtrace\nx = 1\ny = 2\n1 / 0")
