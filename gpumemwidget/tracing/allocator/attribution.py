@@ -136,6 +136,8 @@ class _AutogradJoiner:
         )
         self._starts = [mark.start_us for mark in self._marks]
         self._joined: dict[tuple[int, tuple[Frame, ...]], int] = {}
+        #: The inferred callers by the id of the cell's last stack.
+        self._inferred: dict[int, tuple[tuple[Frame, ...], NoteKind]] = {}
         self.event_stacks: array[int] = replay.events.stacks[:]
         self.inferred_bytes: dict[NoteKind, int] = {}
 
@@ -160,7 +162,9 @@ class _AutogradJoiner:
         if caller is None:
             if last is None:
                 return
-            caller, how = self._infer_caller(last)
+            if id(last) not in self._inferred:
+                self._inferred[id(last)] = self._infer_caller(last)
+            caller, how = self._inferred[id(last)]
             n_bytes = self._replay.changes[place]
             self.inferred_bytes[how] = self.inferred_bytes.get(how, 0) + n_bytes
         key = events.stacks[place], caller
