@@ -52,15 +52,16 @@ class InterruptHold:
         self._previous: Callable[[int, FrameType | None], Any] | None = None
 
     def __enter__(self) -> InterruptHold:
-        if threading.current_thread() is threading.main_thread():
-            try:
-                self._begin()
-            except KeyboardInterrupt:  # One that came just before is as good as noted.
-                self.is_due = True
-                self._begin()
+        try:
+            self._begin()
+        except KeyboardInterrupt:  # One that came just before is as good as noted.
+            self.is_due = True
+            self._begin()
         return self
 
     def _begin(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
         handler = _get_handler(_SIGINT)
         # A SIGINT that is ignored, or that ends the process, has no handler of Python: it stays so.
         if self._previous is None and callable(handler):
