@@ -43,7 +43,7 @@ export function known(value) {
 }
 
 /** Return the mark before a peak; an exact high-water mark has none. */
-export function markPeak(peakIs) {
+function markPeak(peakIs) {
   return { exact: "", sampled: "~" }[peakIs] ?? "≥ ";
 }
 

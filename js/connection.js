@@ -9,7 +9,7 @@ const MOST_TROUBLE = 5;
  * would make a plot tremble that stands still. */
 const CLOCK_STEP_S = 0.02;
 
-export const GONE = "The kernel is gone. Start one, and run %load_ext gpumemwidget and %memdash again.";
+const GONE = "The kernel is gone. Start one, and run %load_ext gpumemwidget and %memdash again.";
 const RESTARTED = "The kernel was restarted. Run %load_ext gpumemwidget and %memdash again.";
 const CLOSED = "The dashboard was closed. Run %memdash to open it again.";
 

@@ -1,4 +1,4 @@
-// Built from js/ by "npm run build", sha256 aaa4fe11d3d87db040659c0993bbf4444cab5c0d88941f8d8db3d7f04da45481
+// Built from js/ by "npm run build", sha256 752e88ee331194f1c0a9cb3d9f9b7b5b06f270691ffb3e9c31ef914f06c1b863
 function a(r,t={},...e){let s=document.createElement(r);for(let[i,n]of Object.entries(t))n==null||n===!1||(i.startsWith("on")?s.addEventListener(i.slice(2),n):s.setAttribute(i,n===!0?"":n));return s.append(...e.flat().filter(i=>i!=null)),s}function w(r,t){r.textContent!==t&&(r.textContent=t)}var ne=`
 .gmw-do { appearance: none; background: none; border: 1px solid currentColor; border-radius: 4px; box-sizing: border-box;
   color: var(--jp-brand-color1, #3b82d6); cursor: pointer; font: 600 12px/18px var(--jp-ui-font-family, system-ui, sans-serif);
