@@ -47,7 +47,7 @@ def measure_bare(seconds):
     content = {"method": "custom", "content": {"kind": "rows"}}
     def send():
         while not done.wait(0.1):
-            comm.send(content, None, [bytes(8 * (5 + 3 * (1 + len(list_devices()))))])
+            comm.send(content, None, [bytes(8 * (5 + 4 * (1 + len(list_devices()))))])
     thread = threading.Thread(target=contextvars.copy_context().run, args=(send,))
     thread.start()
     try:

@@ -10,9 +10,12 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpumemwidget.model.ooms import OomCard
+
+if TYPE_CHECKING:
+    from gpumemwidget.session.session import Session
 
 _MODEL = """
 import torch
@@ -72,9 +75,9 @@ def main(path: Path) -> None:
     # Where the card is shown it is also kept.
     show = oom.show_card
 
-    def keep(card: OomCard, extension: Any) -> None:
+    def keep(card: OomCard, session: Session) -> None:
         cards.append(card)
-        show(card, extension)
+        show(card, session)
 
     oom.show_card = keep
     shell: Any = InteractiveShell.instance()

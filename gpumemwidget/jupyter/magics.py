@@ -334,7 +334,7 @@ class MemMagics(Magics):
         """Bring back to its devices what %memrelease moved to the CPU, all of it or nothing.
 
         The tensors stay the same objects, tied and viewed as they are. What was made on the CPU
-        since (a gradient, an optimizer's state) goes along with its parameter.
+        since (a gradient, an optimizer's state) stays there, and the report says so.
 
         Example: %memrestore model
         """

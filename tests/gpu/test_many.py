@@ -349,7 +349,7 @@ cell("import torch; a = torch.ones(1 << 20, device='cuda:0'); b = torch.ones(1, 
 from gpumemwidget.jupyter import oom
 cards = []
 show = oom.show_card
-oom.show_card = lambda card, extension: (cards.append(card), show(card, extension))
+oom.show_card = lambda card, session: (cards.append(card), show(card, session))
 cell("c = torch.empty(64 << 20, dtype=torch.uint8, device='cuda:1'); del c")
 peaks = {d.device: d.allocated.rise_bytes for d in monitor.ledger[-1].devices}
 cell('''with __import__("gpumemwidget").trace() as t:

@@ -17,7 +17,7 @@ from traitlets.config import Config
 
 from gpumemwidget.jupyter import oom
 from gpumemwidget.model.ooms import OomCard
-from gpumemwidget.session.session import current_session
+from gpumemwidget.session.session import Session, current_session
 from tests.gpu.test_cuda import run_python
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
@@ -67,9 +67,9 @@ def cards(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> list[OomC
     cards: list[OomCard] = []
     show = oom.show_card
 
-    def keep(card: OomCard, extension: Any) -> None:
+    def keep(card: OomCard, session: Session) -> None:
         cards.append(card)
-        show(card, extension)
+        show(card, session)
 
     monkeypatch.setattr(oom, "show_card", keep)
     return cards
@@ -252,7 +252,7 @@ def test_the_first_touch_in_the_cell() -> None:
     script = f"""
 from IPython.core.interactiveshell import InteractiveShell
 from gpumemwidget.jupyter import oom
-def show(card, extension):
+def show(card, session):
     print("CARD", card.event.requested_bytes, card.event.frames != (), card.notes)
 oom.show_card = show
 shell = InteractiveShell.instance(colors="nocolor")
