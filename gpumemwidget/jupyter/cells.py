@@ -106,24 +106,36 @@ class CellEvents:
 
     def _pre_run_cell(self, info: Any) -> None:
         """Note that a run begins; ``info`` is its ``ExecutionInfo``."""
-        if get_ident() != self._thread:
-            return
-        with InterruptHold() as self._hold:
-            self._guard("following the cells", lambda: self._begin(info))
-        if self._hold.is_due:
+        if self._follow(lambda: self._begin(info)):
             self._shell.ast_transformers.append(self._raise_interrupt)
 
     def _post_run_cell(self, result: ExecutionResult | None) -> None:
         """Note that a run has ended, or an empty cell was run; ``None``: IPython knows no more."""
-        if get_ident() != self._thread:
-            return
-        with InterruptHold() as self._hold:
-            self._guard("following the cells", lambda: self._end(result))
-        if self._hold.is_due and result is not None and result.success:
+        is_due = self._follow(lambda: self._end(result))
+        if is_due and result is not None and result.success:
             # Cells that wait behind are not run then, as with a Ctrl-C a moment before.
             interrupt = KeyboardInterrupt()
             result.error_in_exec = interrupt
             self._shell.showtraceback((KeyboardInterrupt, interrupt, None))
+
+    def _follow(self, action: Callable[[], None]) -> bool:
+        """Do what an event is for, on the thread of the cells; return whether a Ctrl-C came.
+
+        One that comes before it is held back keeps the action from beginning, and not from being
+        done: a cell that is not seen to end would count as running.
+        """
+        is_cut = has_begun = False
+        while not has_begun:
+            try:
+                if get_ident() != self._thread:
+                    return False
+                with InterruptHold() as self._hold:
+                    has_begun = True
+                    self._hold.is_due |= is_cut
+                    self._guard("following the cells", action)
+            except KeyboardInterrupt:
+                is_cut = True
+        return is_cut or self._hold.is_due
 
     def _begin(self, info: Any) -> None:
         if self._runs and info.store_history and len(_list_running(self._shell)) <= 1:
@@ -150,15 +162,19 @@ class CellEvents:
         with suppress(KeyboardInterrupt), listen(self._break_off):
             self._end_run(result)
 
+    @property
+    def _is_interrupted(self) -> bool:
+        return self._hold.is_noted or self._hold.is_due
+
     def _break_off(self, _progress: Progress) -> None:
-        if self._hold.is_noted:
+        if self._is_interrupted:
             raise KeyboardInterrupt
 
     def _end_run(self, result: ExecutionResult | None) -> None:
         self._let_cells_run()
         run = self._find_run(result)
         status = _read_status(result)
-        if status == "ok" and self._hold.is_noted:
+        if status == "ok" and self._is_interrupted:
             status = "interrupted"
         if run is None:
             if result is not None and not self._runs:

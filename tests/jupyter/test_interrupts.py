@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+from gpumemwidget.jupyter import cells
 from gpumemwidget.session.interrupts import run_uninterrupted
 from gpumemwidget.session.session import Session, current_session
 from tests.jupyter.notebook import Notebook, open_notebook
@@ -76,6 +77,34 @@ def test_one_behind_the_cell_ends_the_cell_too(
     assert shell.user_ns["x"] == 1
     assert len(session.monitor.ledger) == n_cells + 1
     assert session.monitor.ledger[-1].first_line == "x = 1"
+    _check_at_rest(shell, session)
+
+
+@pytest.mark.parametrize(("event", "x"), [("pre_run_cell", 0), ("post_run_cell", 1)])
+def test_one_in_the_first_lines_of_a_callback_is_not_lost(
+    shell: InteractiveShell,
+    session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+    event: str,
+    x: int,
+) -> None:
+    """It ends the cell, whose record is made all the same."""
+    n_cells = len(session.monitor.ledger)
+
+    def interrupt(*_: object) -> None:
+        shell.events.unregister(event, interrupt)
+        _interrupt_call(monkeypatch, cells, "InterruptHold")
+
+    shell.events.register(event, interrupt)
+    shell.events.callbacks[event].insert(0, shell.events.callbacks[event].pop())
+
+    result = shell.run_cell("x = 1", store_history=True)
+
+    assert isinstance(result.error_in_exec, KeyboardInterrupt)
+    assert shell.user_ns["x"] == x
+    assert len(session.monitor.ledger) == n_cells + 1
+    record = session.monitor.ledger[-1]
+    assert (record.first_line, record.status) == ("x = 1", "interrupted")
     _check_at_rest(shell, session)
 
 
