@@ -122,7 +122,10 @@ def _place_on(torch: Any, storage: Any, tensor: Any, device: str) -> Any:
 
 
 class Whereabouts:
-    """The devices where storages were before a release moved them; keeps none of them alive."""
+    """The devices where storages were before a release moved them; keeps none of them alive.
+
+    As many are remembered as live: those that are gone are forgotten at the next release.
+    """
 
     def __init__(self) -> None:
         #: The device, by the address of a storage's header, which is also torch's weak reference:

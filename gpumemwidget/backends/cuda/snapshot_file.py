@@ -47,7 +47,7 @@ def load_snapshot(path: str | Path, *, max_bytes: int = 2 * _GIB) -> tuple[Alloc
 
     Args:
         path: the file.
-        max_bytes: maximum size of the file; in memory it takes some ten times that.
+        max_bytes: maximum size of the file; in memory a snapshot takes some ten times that.
 
     Returns:
         A trace of each device that has memory or events, by index.
@@ -200,7 +200,9 @@ _TEXT, _LONG_BINPUT = b"X"[0], b"r"[0]
 
 
 def check_pickle(data: bytes) -> None:
-    """Refuse a pickle that would take far more memory or time than its size.
+    """Refuse a pickle whose numbers ask for memory or time out of proportion to its size.
+
+    A file of nothing but empty lists, which is no snapshot, still takes some 60 times its size.
 
     Raises:
         pickle.UnpicklingError: the pickle asks for that, or has opcodes of no snapshot.
