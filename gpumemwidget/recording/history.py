@@ -52,11 +52,12 @@ class History:
         if capacity < 1000:
             raise ValueError(f"a history of {capacity} samples is too short: take at least 1000")
         self.capacity = capacity
-        self._n_recent_blocks = int(capacity * _RECENT_SHARE) // _BLOCK
+        self._min_recent = int(capacity * _RECENT_SHARE) // _BLOCK * _BLOCK
         self._soft_limit = int(capacity * _SOFT_SHARE)
         self._devices: tuple[str, ...] = ()
         self._open: _Block | None = None
         self._recent: deque[_Block] = deque()
+        self._n_recent = 0
         #: Thinned blocks; one of level n was merged of 2**n blocks. Higher levels are older.
         self._levels: list[deque[_Block]] = []
         #: Number of samples in full blocks.
@@ -127,9 +128,12 @@ class History:
     def _seal(self, block: _Block) -> None:
         """Keep a full block, and thin and merge older ones where room is needed."""
         self._recent.append(block)
+        self._n_recent += len(block)
         self._n_sealed += len(block)
-        if len(self._recent) > self._n_recent_blocks:
+        # By samples: where a device comes, a block ends early.
+        while self._n_recent - len(self._recent[0]) >= self._min_recent:
             oldest = self._recent.popleft()
+            self._n_recent -= len(oldest)
             self._n_sealed -= len(oldest)
             self._add_thinned(0, oldest.thin())
         n_merges = 0
