@@ -62,6 +62,14 @@ class Gpu:
         return tensor
 
 
+@pytest.fixture(autouse=True)
+def nothing_of_other_tests() -> None:
+    """Collect what was put aside while a test held it: else a card would count its tensors."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """The simulated GPU, with its tensors on ``cuda:0`` for whoever walks."""
