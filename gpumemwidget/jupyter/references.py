@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, MutableMapping
+from collections.abc import Iterator, MutableMapping
+from functools import partial
 from types import ModuleType, TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from gpumemwidget.model.releases import IPythonReference
 from gpumemwidget.ownership.shell import LAST_EXCEPTION, ShellReference
 
 _UNDERSCORES = ("_", "__", "___")
+#: How paths into IPython's copy of its own names begin.
+_HIDDEN = "user_ns_hidden: "
 #: The name of ``Out[5]`` in the namespace: ``_5``.
 _OUT_NAME = re.compile(r"_(?P<number>\d+)")
 #: Names that belong to rows alone, though ``globals()`` takes any text.
@@ -93,24 +95,6 @@ class IPythonShell:
         """Return every reference to a displayed value or an exception, each once."""
         return [*self._list_out_references(), *self._list_exception_references()]
 
-    def drop_ids(self, ids: Collection[int]) -> list[IPythonReference]:
-        """Drop the references to displayed values with exactly these ids, and no other.
-
-        Ids, so that the caller need not hold the objects.
-        """
-        wanted = frozenset(ids)
-        return self._drop([ref for ref in self._list_out_references() if id(ref.target) in wanted])
-
-    def drop_out(self, rows: Collection[str] | None = None) -> list[IPythonReference]:
-        """Drop all displayed values, or only those of the rows named (``["Out[3]"]``)."""
-        return self._drop(
-            [ref for ref in self._list_out_references() if rows is None or ref.row in rows]
-        )
-
-    def drop_exceptions(self) -> list[IPythonReference]:
-        """Drop the last exception everywhere; ``%debug`` has nothing to look at afterwards."""
-        return self._drop(self._list_exception_references())
-
     # -- displayed values --------------------------------------------------------------------------
 
     def _is_own_underscore(self, name: str, value: object) -> bool:
@@ -118,90 +102,66 @@ class IPythonShell:
         hook = self._shell.displayhook
         return value is getattr(hook, name, None) or value is self._shell.user_ns_hidden.get(name)
 
-    def _list_out_references(self) -> list[ShellReference]:
+    def _list_out_references(self) -> Iterator[ShellReference]:
         shell = self._shell
-        found: list[tuple[str, str, object]] = []
-        for number, value in dict(shell.user_ns.get("_oh", {})).items():
-            found.append((f"Out[{number}]", f"Out[{number}]", value))
-        for prefix, namespace in (("", shell.user_ns), ("user_ns_hidden: ", shell.user_ns_hidden)):
+        outputs = shell.user_ns.get("_oh", {})
+        row_of: dict[int, str] = {}
+        for number, value in dict(outputs).items():
+            row = row_of[id(value)] = f"Out[{number}]"
+            yield ShellReference(row, "out", row, value, partial(outputs.pop, number, None))
+        for prefix, namespace in (("", shell.user_ns), (_HIDDEN, shell.user_ns_hidden)):
             for name, value in dict(namespace).items():
                 match = _OUT_NAME.fullmatch(name) if type(name) is str else None
                 if match:
-                    found.append((f"Out[{match['number']}]", prefix + name, value))
-        row_of = {id(value): row for row, _, value in found}
+                    row = row_of[id(value)] = f"Out[{match['number']}]"
+                    drop = partial(namespace.pop, name, None)
+                    yield ShellReference(row, "out", prefix + name, value, drop)
         # The unnumbered ones belong to the row of the same value; `%reset out` leaves them alone.
+        # All three get the same value when dropped, or IPython takes `_` for the user's own.
+        hook = vars(shell.displayhook)
         for name in _UNDERSCORES:
-            for path, value in (
-                (name, shell.user_ns.get(name)),
-                (f"user_ns_hidden: {name}", shell.user_ns_hidden.get(name)),
-                (f"displayhook.{name}", getattr(shell.displayhook, name, None)),
+            for prefix, namespace in (
+                ("", shell.user_ns),
+                (_HIDDEN, shell.user_ns_hidden),
+                ("displayhook.", hook),
             ):
-                if path == name and not self._is_own_underscore(name, value):
+                value = namespace.get(name)
+                if prefix == "" and not self._is_own_underscore(name, value):
                     continue
                 if value is not None and not (type(value) is str and value == ""):
-                    found.append((row_of.setdefault(id(value), name), path, value))
+                    row = row_of.setdefault(id(value), name)
+                    drop = partial(namespace.__setitem__, name, "")
+                    yield ShellReference(row, "out", prefix + name, value, drop)
         last = shell.last_execution_result
         if last is not None and last.result is not None:
             row = row_of.get(id(last.result), "_")
-            found.append((row, "last_execution_result.result", last.result))
-        return [ShellReference(row, "out", path, value) for row, path, value in found]
+            drop = partial(setattr, last, "result", None)
+            yield ShellReference(row, "out", "last_execution_result.result", last.result, drop)
 
     # -- exceptions --------------------------------------------------------------------------------
 
-    def _list_exception_references(self) -> list[ShellReference]:
+    def _list_exception_references(self) -> Iterator[ShellReference]:
         shell = self._shell
-        last = shell.last_execution_result
-        found: list[tuple[str, object]] = [
-            (f"sys.{name}", vars(sys).get(name)) for name in _SYS_NAMES
-        ]
+        holders: list[tuple[str, object, str]] = [("sys", sys, name) for name in _SYS_NAMES]
         for handler in ("InteractiveTB", "SyntaxTB"):
             # `pdb` is made by the first %debug and keeps the frames that it looked at.
             for name in ("tb", "last_syntax_error", "pdb"):
-                value = getattr(getattr(shell, handler, None), name, None)
-                found.append((f"{handler}.{name}", value))
+                holders.append((handler, getattr(shell, handler, None), name))
         for name in ("error_in_exec", "error_before_exec"):
-            found.append((f"last_execution_result.{name}", getattr(last, name, None)))
-        return [
-            ShellReference(LAST_EXCEPTION, "exception", path, value)
-            for path, value in found
-            if isinstance(value, TracebackType | BaseException) or path.endswith(".pdb")
-            if value is not None
-        ]
+            holders.append(("last_execution_result", shell.last_execution_result, name))
+        for owner_name, owner, name in holders:
+            value = getattr(owner, name, None)
+            is_exception = isinstance(value, TracebackType | BaseException)
+            if is_exception or (name == "pdb" and value is not None):
+                drop = partial(_forget_exception, owner, name)
+                path = f"{owner_name}.{name}"
+                yield ShellReference(LAST_EXCEPTION, "exception", path, value, drop)
 
-    # -- dropping ----------------------------------------------------------------------------------
 
-    def _drop(self, references: list[ShellReference]) -> list[IPythonReference]:
-        dropped: list[IPythonReference] = []
-        for reference in references:
-            self._drop_path(reference.path)
-            dropped.append(IPythonReference(path=reference.path))
-        if any(reference.root == "exception" for reference in references):
-            # The class alone holds no frames, but must not speak of an exception that is gone.
-            vars(sys).pop("last_type", None)
-        references.clear()
-        return dropped
-
-    def _drop_path(self, path: str) -> None:
-        shell = self._shell
-        kind: Literal["hidden", "user"] = (
-            "hidden" if path.startswith("user_ns_hidden: ") else "user"
-        )
-        name = path.removeprefix("user_ns_hidden: ")
-        owner, _, attribute = name.rpartition(".")
-        if name.startswith("Out["):
-            outputs = shell.user_ns["_oh"]
-            for number in [key for key in outputs if f"Out[{key}]" == name]:
-                del outputs[number]
-        elif not owner:
-            namespace = shell.user_ns_hidden if kind == "hidden" else shell.user_ns
-            if name in _UNDERSCORES:
-                # All three places get the same value, or IPython takes `_` for the user's own.
-                namespace[name] = ""
-            else:
-                namespace.pop(name, None)
-        elif owner == "sys":
-            vars(sys).pop(attribute, None)
-        elif owner == "displayhook":
-            setattr(shell.displayhook, attribute, "")
-        else:
-            setattr(getattr(shell, owner), attribute, None)
+def _forget_exception(owner: object, name: str) -> None:
+    if owner is not sys:
+        setattr(owner, name, None)
+        return
+    vars(sys).pop(name, None)
+    # The class alone holds no frames, but must not speak of an exception that is gone.
+    vars(sys).pop("last_type", None)

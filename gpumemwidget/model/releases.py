@@ -34,13 +34,6 @@ class ReleaseMove:
 
 
 @dataclass(frozen=True, slots=True)
-class IPythonReference:
-    """A reference of IPython's own that a plan drops: ``Out[3]``, ``_``, ``sys.last_value``."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
 class ReleaseStay:
     """Memory on one device that a release leaves where it is."""
 
@@ -59,7 +52,8 @@ class ReleasePlan:
     #: The request; its ``exceptions`` is true also if ``"last exception"`` is one of the names.
     request: ReleaseRequest
     moves: tuple[ReleaseMove, ...]
-    drops: tuple[IPythonReference, ...]
+    #: Paths of the references of IPython's that are dropped: ``Out[3]``, ``sys.last_value``.
+    drops: tuple[str, ...]
     #: Allocated bytes that will be freed.
     frees_bytes: DeviceBytes
     #: Host memory that the moves need, under ``host``, and what there is.
@@ -101,8 +95,8 @@ class StepResult:
     n_bytes: int = 0
     #: Variables that were set to ``None``.
     names: tuple[str, ...] = ()
-    #: References of IPython's that were dropped.
-    references: tuple[IPythonReference, ...] = ()
+    #: Paths of the references of IPython's that were dropped.
+    references: tuple[str, ...] = ()
     #: Objects that the garbage collector found.
     n_objects: int = 0
     #: A sentence on each cache.

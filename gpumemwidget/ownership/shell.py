@@ -6,11 +6,9 @@ with a plain object, and keeps IPython out of the core.
 
 from __future__ import annotations
 
-from collections.abc import Collection, MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
-
-from gpumemwidget.model.releases import IPythonReference
 
 #: The row of all that IPython and Python keep of the last exception.
 LAST_EXCEPTION = "last exception"
@@ -29,6 +27,8 @@ class ShellReference:
     #: The reference's path: ``Out[5]``, ``_5``, ``displayhook._``, ``sys.last_value``.
     path: str
     target: object
+    #: Drops this one reference.
+    drop: Callable[[], object]
 
 
 class Shell(Protocol):
@@ -53,19 +53,4 @@ class Shell(Protocol):
 
     def read_cell_numbers(self) -> dict[str, int]:
         """Return the numbers of the cells that ran, by the names of their compiled files."""
-        ...
-
-    def drop_ids(self, ids: Collection[int]) -> list[IPythonReference]:
-        """Drop IPython's references to displayed values with exactly these ids.
-
-        Ids, so that the caller need not hold the objects.
-        """
-        ...
-
-    def drop_out(self, rows: Collection[str] | None = None) -> list[IPythonReference]:
-        """Drop all displayed values, or those of the rows named."""
-        ...
-
-    def drop_exceptions(self) -> list[IPythonReference]:
-        """Drop all that is held of the last exception; ``%debug`` has nothing to look at then."""
         ...

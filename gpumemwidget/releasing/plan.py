@@ -10,7 +10,7 @@ import functools
 import gc
 import operator
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,6 @@ from gpumemwidget.errors import forgets_frames
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.model.releases import (
-    IPythonReference,
     ReleaseMove,
     ReleasePlan,
     ReleaseStay,
@@ -29,7 +28,7 @@ from gpumemwidget.model.requests import ReleaseRequest
 from gpumemwidget.ownership.holdings import Account, take_account
 from gpumemwidget.ownership.moves import Move
 from gpumemwidget.ownership.partition import ReleasePartition, find_joint
-from gpumemwidget.ownership.shell import LAST_EXCEPTION, Shell
+from gpumemwidget.ownership.shell import LAST_EXCEPTION, Shell, ShellReference
 from gpumemwidget.releasing.caches import describe_costs
 from gpumemwidget.releasing.gradients import find_cycles, find_gradients
 from gpumemwidget.releasing.refusals import check_bound, check_functions, find_capture, find_user
@@ -149,7 +148,7 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
     plan = ReleasePlan(
         request=request,
         moves=moves,
-        drops=_list_drops(shell, request, out_rows, ids),
+        drops=tuple(reference.path for reference in find_references(shell, request, draft)),
         frees_bytes=frees,
         host_needed_bytes=needed,
         host_available_bytes=available,
@@ -163,16 +162,15 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
     return draft, plan
 
 
-def _list_drops(
-    shell: Shell, request: ReleaseRequest, out_rows: Sequence[str], ids: Collection[int]
-) -> tuple[IPythonReference, ...]:
-    return tuple(
-        IPythonReference(path=reference.path)
+def find_references(shell: Shell, request: ReleaseRequest, draft: Draft) -> list[ShellReference]:
+    """Return the references of IPython's that a release drops."""
+    return [
+        reference
         for reference in shell.list_references()
-        if (reference.root == "out" and (request.out or id(reference.target) in ids))
-        or reference.row in out_rows
+        if (reference.root == "out" and (request.out or id(reference.target) in draft.ids))
+        or reference.row in draft.out_rows
         or (reference.root == "exception" and request.exceptions)
-    )
+    ]
 
 
 def _describe_bounds(account: Account, partition: ReleasePartition) -> list[str]:

@@ -32,7 +32,7 @@ from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.caches import clear_caches
 from gpumemwidget.releasing.gradients import clear_gradients, cut_cycles
 from gpumemwidget.releasing.move import carry_out, describe_error, whereabouts
-from gpumemwidget.releasing.plan import Draft, draw_up
+from gpumemwidget.releasing.plan import Draft, draw_up, find_references
 from gpumemwidget.releasing.watch import StorageWatch
 from gpumemwidget.units import format_bytes
 
@@ -242,13 +242,10 @@ class _Release:
         return StepResult(names=tuple(done))
 
     def _drop(self, draft: Draft, request: ReleaseRequest) -> StepResult:
-        shell = self._shell
-        dropped = list(shell.drop_ids(draft.ids)) if draft.ids else []
-        if request.out or draft.out_rows:
-            dropped += shell.drop_out(None if request.out else draft.out_rows)
-        if request.exceptions:
-            dropped += shell.drop_exceptions()
-        return StepResult(references=tuple(dropped))
+        references = find_references(self._shell, request, draft)
+        for reference in references:
+            reference.drop()
+        return StepResult(references=tuple(reference.path for reference in references))
 
     def _empty_cache(self) -> StepResult:
         self._hardware.empty_cache()

@@ -8,7 +8,6 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from gpumemwidget.model.devices import Reading, rank_device
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.model.releases import (
-    IPythonReference,
     ReleaseMove,
     ReleasePlan,
     ReleaseReport,
@@ -288,13 +287,13 @@ def _list_totals(report: ReleaseReport) -> Iterator[tuple[tuple[Cell, ...], ...]
         )
 
 
-def describe_references(references: Iterable[IPythonReference]) -> str:
+def describe_references(references: Iterable[str]) -> str:
     """Return ``"Out[3], Out[5] and 14 other references"``, or ``""`` for none.
 
     One displayed value is held under up to a dozen names, most of them IPython's own affair; those
     that a person has seen come first.
     """
-    paths = list(dict.fromkeys(reference.path for reference in references))
+    paths = list(dict.fromkeys(references))
     known = [path for path in paths if path.startswith(("Out[", "sys."))] or paths
     shown = known[:_MOST_REFERENCES]
     n_more = len(paths) - len(shown)

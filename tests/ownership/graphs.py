@@ -93,7 +93,7 @@ class World:
         vars(library)["TABLE"] = {}
         sys.modules[LIBRARY] = library
         notebook.ip.reset(new_session=False)
-        notebook.shell.drop_exceptions()
+        notebook.drop("last exception")
         self.notebook = notebook
         self.tracker = Tracker()
         Double.tracker = self.tracker

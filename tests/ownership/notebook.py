@@ -37,6 +37,13 @@ class Notebook:
         """Bind names, as a cell would."""
         self.ip.user_ns.update(values)
 
+    def drop(self, *rows: str) -> list[str]:
+        """Drop what IPython holds of these rows; the paths of the references."""
+        references = [each for each in self.shell.list_references() if each.row in rows]
+        for each in references:
+            each.drop()
+        return [each.path for each in references]
+
     def list_rows(self) -> dict[str, Variable]:
         """The variables panel, by name."""
         return {row.name: row for row in list_variables(self.shell)}

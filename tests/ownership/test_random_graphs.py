@@ -64,10 +64,8 @@ def _remove(notebook: Notebook, name: str, root: str) -> None:
     """Remove a row really."""
     if root == "name":
         del notebook.ip.user_ns[name]
-    elif root == "out":
-        notebook.shell.drop_out([name])
     else:
-        notebook.shell.drop_exceptions()
+        notebook.drop(name)
 
 
 @_settings

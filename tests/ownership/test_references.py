@@ -7,12 +7,7 @@ import sys
 
 import pytest
 
-from gpumemwidget.model.releases import IPythonReference
 from tests.ownership.notebook import Notebook, Tracker
-
-
-def _paths(references: list[IPythonReference]) -> list[str]:
-    return [reference.path for reference in references]
 
 
 def test_the_users_names(notebook: Notebook) -> None:
@@ -37,17 +32,17 @@ def test_underscore_is_ipythons_until_the_user_binds_it(notebook: Notebook) -> N
     assert _list_values(notebook) == {"Out[1]": 5}
 
 
-def test_dropping_an_object_drops_exactly_its_entries(notebook: Notebook) -> None:
+def test_dropping_a_row_drops_exactly_its_entries(notebook: Notebook) -> None:
     """All places that hold it are cleared, the others stay, and the value is gone."""
     tracker = Tracker()
     notebook.put(make=tracker.make)
     notebook.run("x = make(10); x")
     notebook.run("make(20)")
 
-    dropped = notebook.shell.drop_ids([id(notebook.ip.user_ns["x"])])
+    dropped = notebook.drop("Out[1]")
     notebook.put(x=None)
 
-    assert _paths(dropped) == [
+    assert dropped == [
         "Out[1]",
         "_1",
         "user_ns_hidden: _1",
@@ -71,12 +66,11 @@ def test_displayed_values_where_another_tool_has_bound_underscore(
     notebook.run("make(20)")
     notebook.run("7")
 
-    dropped = notebook.shell.drop_out(["Out[1]", "Out[2]"])
+    dropped = notebook.drop("Out[1]", "Out[2]")
 
     assert "_" not in notebook.ip.user_ns
-    assert {"Out[1]", "_1", "displayhook.___", "Out[2]", "_2", "displayhook.__"} <= {
-        *_paths(dropped)
-    }
+    places = {"Out[1]", "_1", "displayhook.___", "Out[2]", "_2", "displayhook.__"}
+    assert places <= set(dropped)
     assert tracker.count_bytes() == 0
     assert _list_values(notebook) == {"Out[3]": 7}
 
@@ -88,11 +82,11 @@ def test_dropping_all_displayed_values(notebook: Notebook) -> None:
     notebook.run("make(10)")
     notebook.run("make(20)")
 
-    dropped = notebook.shell.drop_out()
+    dropped = notebook.drop("Out[1]", "Out[2]")
     left = tracker.count_bytes()
     notebook.run("7")
 
-    assert "last_execution_result.result" in _paths(dropped)
+    assert "last_execution_result.result" in dropped
     assert (left, notebook.shell.list_references()[0].path) == (0, "Out[3]")
     assert (notebook.ip.user_ns["_"], notebook.ip.user_ns["Out"]) == (7, {3: 7})
 
@@ -106,7 +100,7 @@ def test_values_that_reset_out_leaves_behind_have_rows(notebook: Notebook) -> No
 
     rows = [row for row, value in _list_values(notebook).items() if value is not None]
     held = tracker.count_bytes()
-    notebook.shell.drop_out()
+    notebook.drop(*rows)
 
     assert (len(rows) > 0) == (held > 0)
     assert tracker.count_bytes() == 0
@@ -119,14 +113,14 @@ def test_dropping_the_last_exception(notebook: Notebook, caplog: pytest.LogCaptu
     notebook.run("def train():\n    batch = make(10)\n    1 / 0\ntrain()")
     notebook.run("x = 1")
 
-    dropped = notebook.shell.drop_exceptions()
+    dropped = notebook.drop("last exception")
     gc.collect()
     notebook.run("%debug")
 
     expected = ["sys.last_value", "sys.last_traceback", "InteractiveTB.tb"]
     if sys.version_info >= (3, 12):
         expected.insert(1, "sys.last_exc")
-    assert _paths(dropped)[: len(expected)] == expected
+    assert dropped[: len(expected)] == expected
     assert tracker.count_bytes() == 0
     assert all(each.root == "out" for each in notebook.shell.list_references())
     assert "nothing to debug" in caplog.text
@@ -138,10 +132,10 @@ def test_the_failing_cells_own_result_is_a_holder(notebook: Notebook) -> None:
     notebook.put(make=tracker.make)
     notebook.run("def train():\n    batch = make(10)\n    1 / 0\ntrain()")
 
-    dropped = notebook.shell.drop_exceptions()
+    dropped = notebook.drop("last exception")
     gc.collect()
 
-    assert "last_execution_result.error_in_exec" in _paths(dropped)
+    assert "last_execution_result.error_in_exec" in dropped
     assert tracker.count_bytes() == 0
 
 
@@ -149,7 +143,7 @@ def test_a_syntax_errors_holder(notebook: Notebook) -> None:
     """A syntax error has two holders of its own."""
     notebook.run("def")
 
-    dropped = _paths(notebook.shell.drop_exceptions())
+    dropped = notebook.drop("last exception")
 
     assert "last_execution_result.error_before_exec" in dropped
     assert all(each.root == "out" for each in notebook.shell.list_references())

@@ -178,7 +178,7 @@ def test_what_the_plan_frees_is_what_goes(
     """The bytes of the storages that expire are those of the plan, no more and no fewer."""
     _TABLE.clear()
     notebook.ip.reset(new_session=False)
-    notebook.shell.drop_exceptions()
+    notebook.drop("last exception")
     rng = random.Random(seed)
     world = _World(notebook, rng)
     world.run(n_actions)

@@ -16,7 +16,7 @@ from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.devices import Reading
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.model.releases import IPythonReference, ReleaseStay, StepResult
+from gpumemwidget.model.releases import ReleaseStay, StepResult
 from gpumemwidget.model.requests import ReleaseRequest
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
@@ -63,7 +63,7 @@ def test_a_displayed_name_is_dropped_where_ipython_holds_it(
 
     report = notebook.release("x")
 
-    assert IPythonReference("Out[1]") in report.plan.drops
+    assert "Out[1]" in report.plan.drops
     assert report.plan.frees_bytes == DeviceBytes((("host", 40),))
     assert tracker.count_bytes() == 80
 
@@ -501,7 +501,7 @@ def test_each_step_is_measured_beside_its_plan(notebook: Notebook, tracker: Trac
     ("step", "target"),
     [
         ("move to CPU", "gpumemwidget.releasing.move._copy_storage"),
-        ("drop IPython's references", "gpumemwidget.jupyter.references.IPythonShell.drop_ids"),
+        ("drop IPython's references", "gpumemwidget.releasing.release.find_references"),
         ("clear caches", "gpumemwidget.backends.hardware.Hardware.release_workspaces"),
         ("gc.collect", "gpumemwidget.releasing.release.cut_cycles"),
         ("empty_cache", "gpumemwidget.backends.hardware.Hardware.empty_cache"),

@@ -10,7 +10,6 @@ from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import DeviceInfo, DeviceReport, DeviceUse, Limit, Reading, Sample
 from gpumemwidget.model.ownership import DeviceBytes, Variable
 from gpumemwidget.model.releases import (
-    IPythonReference,
     ReleaseMove,
     ReleasePlan,
     ReleaseReport,
@@ -181,7 +180,7 @@ def make_plan(**changes: object) -> ReleasePlan:
             ReleaseMove("model", "module", "cuda:0", 475 * MIB, "also held by trainer"),
             ReleaseMove("history[3]", "tensor", "cuda:0", 4 * MIB, "also held by history"),
         ),
-        "drops": (IPythonReference("Out[7]"), IPythonReference("_7"), IPythonReference("_")),
+        "drops": ("Out[7]", "_7", "_"),
         "frees_bytes": DeviceBytes((("cuda:0", 1429 * MIB),)),
         "host_needed_bytes": DeviceBytes((("host", 479 * MIB),)),
         "host_available_bytes": 44 * GIB,
@@ -222,7 +221,7 @@ def make_release(**changes: object) -> ReleaseReport:
             ReleaseStep(
                 ReleaseStepKind.DROP_REFERENCES,
                 "done",
-                StepResult(references=tuple(map(IPythonReference, ("Out[7]", "_7", "_")))),
+                StepResult(references=("Out[7]", "_7", "_")),
             ),
             ReleaseStep(ReleaseStepKind.COLLECT, "done", StepResult(n_objects=12)),
             ReleaseStep(
