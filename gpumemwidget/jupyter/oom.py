@@ -149,9 +149,10 @@ class OomCards:
     def _build(
         self, cell: _Cell, sign: OomSign, record: CellRecord | None, source: str
     ) -> OomCard | None:
+        from gpumemwidget.oom.failing_line import find_failing_line  # noqa: PLC0415 - when needed
         from gpumemwidget.oom.mentions import list_mentions  # noqa: PLC0415 - when needed
         from gpumemwidget.oom.remedies import find_remedies  # noqa: PLC0415 - when needed
-        from gpumemwidget.ownership.source_lines import find_place  # noqa: PLC0415
+        from gpumemwidget.session.cell_sources import find_cell_sources  # noqa: PLC0415
 
         shell, hardware = self._session.shell, self._session.hardware
         notes: list[str] = []
@@ -173,7 +174,7 @@ class OomCards:
         cells = shell.read_cell_numbers()
         number = None if record is None else record.execution_count
         frames = seen.event.frames or sign.frames
-        place = find_place(frames, cells, source=source, number=number)
+        line = find_failing_line(frames, find_cell_sources(source, number, cells))
         mentions = list_mentions(_find_source(cells, number) or source, shell.user_ns)
         taken, ways = find_remedies(
             shell,
@@ -191,9 +192,9 @@ class OomCards:
         return OomCard(
             event=seen.event,
             execution_count=number,
-            place=place.place,
-            text=place.text,
-            function=place.function,
+            place=line.place,
+            text=line.text,
+            function=line.function,
             owners=() if account is None else _list_biggest(account),
             owned_bytes=None if account is None else sum(owned.n_bytes for owned in account.owned),
             ways=ways,

@@ -38,7 +38,6 @@ from gpumemwidget.ownership.blocks import (
     match_storages_to_blocks,
     name_pools,
 )
-from gpumemwidget.ownership.fixes import find_fix
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import (
     is_a,
@@ -49,10 +48,10 @@ from gpumemwidget.ownership.graph.objects import (
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, take_account
 from gpumemwidget.ownership.labels import PathStep, StepKind
-from gpumemwidget.ownership.paths import Paths
+from gpumemwidget.ownership.paths import Paths, find_fix
 from gpumemwidget.ownership.shell import Shell
-from gpumemwidget.ownership.source_lines import format_allocation
 from gpumemwidget.ownership.variables import describe_rows
+from gpumemwidget.tracing.sources import format_allocation
 from gpumemwidget.units import format_bytes
 
 #: Seconds for the full account, for which the user waits.

@@ -24,7 +24,7 @@ from gpumemwidget.ownership.graph.objects import is_one_of
 from gpumemwidget.ownership.graph.torch_reader import find_torch
 from gpumemwidget.ownership.holdings import Account
 from gpumemwidget.ownership.paths import Paths
-from gpumemwidget.ownership.source_lines import format_allocation
+from gpumemwidget.tracing.sources import format_allocation
 
 _KIB = 1024
 

@@ -19,13 +19,12 @@ from gpumemwidget.errors import BadInputError, UnknownNameError, forgets_frames
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes, Explanation, Holder, Owned, RootKind
 from gpumemwidget.ownership.account import FULL_BUDGET_S, take_memory_account
-from gpumemwidget.ownership.fixes import find_fix
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import name_class, paused_collector
 from gpumemwidget.ownership.holdings import Account, take_account
 from gpumemwidget.ownership.labels import LENDER, PathStep, StepKind, find_kind_name, spell_steps
 from gpumemwidget.ownership.partition import find_joint
-from gpumemwidget.ownership.paths import Steps
+from gpumemwidget.ownership.paths import Steps, find_fix
 from gpumemwidget.ownership.shell import Shell
 
 _MOST_HOLDERS = 20

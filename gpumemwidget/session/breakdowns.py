@@ -20,7 +20,7 @@ from gpumemwidget.model.devices import (
     check_device_name,
 )
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount
-from gpumemwidget.ownership.source_lines import format_allocation
+from gpumemwidget.tracing.sources import format_allocation
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

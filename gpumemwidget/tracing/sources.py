@@ -224,6 +224,25 @@ def is_library(filename: str) -> bool:
     return _LIBRARIES.search(filename) is not None
 
 
+def format_allocation(frames: Sequence[Frame], cells: Mapping[str, int]) -> str | None:
+    """Return the innermost line outside of libraries, else the innermost; ``None`` without any.
+
+    Args:
+        frames: innermost first.
+        cells: numbers of cells by the names of their compiled files.
+
+    Returns:
+        ``In[7], line 3``; of a file ``train.py, line 12``.
+    """
+    if not frames:
+        return None
+    own = (each for each in frames if each.filename in cells or not is_library(each.filename))
+    frame = next(own, frames[0])
+    number = cells.get(frame.filename)
+    name = PurePath(frame.filename).name if number is None else f"In[{number}]"
+    return f"{name}, line {frame.line}"
+
+
 def _count_heads(lines: Sequence[str]) -> int:
     """Return the number of lines up to the last cell magic that a cell begins with."""
     n_heads = 0

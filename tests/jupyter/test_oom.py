@@ -24,11 +24,12 @@ from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.jupyter import oom
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomCard
+from gpumemwidget.oom import failing_line
 from gpumemwidget.oom.detection import format_as_torch
-from gpumemwidget.ownership import source_lines as places
 from gpumemwidget.ownership.graph import torch_reader as storages
 from gpumemwidget.session.session import current_session
 from gpumemwidget.testing import DeviceFullError
+from gpumemwidget.tracing import sources
 from gpumemwidget.tracing.sources import is_library
 from tests.backends.test_oom_observer import FakeCuda
 
@@ -87,9 +88,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
     monkeypatch.setattr(storages.TorchReader, "read_storage", read_storage)
     # What stands for PyTorch here is none of the user's code.
-    monkeypatch.setattr(
-        places, "is_library", lambda filename: "/tests/" in filename or is_library(filename)
-    )
+    for module in (sources, failing_line):
+        monkeypatch.setattr(
+            module, "is_library", lambda filename: "/tests/" in filename or is_library(filename)
+        )
     monkeypatch.setattr(ooms, "_attached", [])
     monkeypatch.setattr(ooms, "find_torch", lambda: gpu.cuda.torch)
     monkeypatch.setattr(

@@ -17,8 +17,8 @@ from gpumemwidget.model.ownership import Owned
 from gpumemwidget.model.segments import Block, Frame, Segment
 from gpumemwidget.ownership import blocks as blocks_module
 from gpumemwidget.ownership.blocks import BlockMap, read_dropout_size, read_workspace_sizes
-from gpumemwidget.ownership.source_lines import format_allocation
 from gpumemwidget.testing import SimulatedGpus
+from gpumemwidget.tracing.sources import format_allocation
 
 MIB = 1 << 20
 HOPPER = frozenset({32 * MIB, MIB})
