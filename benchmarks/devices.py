@@ -1,8 +1,8 @@
 """What eight devices cost the kernel: an open dashboard at 10 Hz, and what its Device tab computes.
 
 In a real kernel whose eight devices are simulated, with a front end that counts in the browser's
-place. Cells in which nothing but time goes by, with the dashboard seen and hidden, take turns: what
-they differ in is the watching, the simulation of what is watched included.
+place. Cells that allocate a little, with the dashboard seen and hidden, take turns: what they
+differ in is the watching.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ MOST_SHARE = 0.02
 _SETUP = f"""
 import json, time
 import torch
-from gpumemwidget.testing import demo_script, play_script, replay
-recording = play_script(demo_script({N_DEVICES}, n_steps=60), snapshots=True)
-began_s, stopped_at = time.monotonic(), []
-gpus = replay(recording, clock=lambda: stopped_at[0] if stopped_at else time.monotonic())
+from gpumemwidget.testing import simulate_gpus
+gpus = simulate_gpus({N_DEVICES})
+weights = [gpus.allocate(700 << 20, n // 8) for n in range(8 * {N_DEVICES})]
 tensors = [torch.ones(256) for _ in range(2000)]
 
 def measure(seconds):
-    '''Processor time of this process while nothing happens in it.'''
+    '''Processor time of this process while each device allocates ten times a second.'''
     cpu_s = time.process_time()
-    time.sleep(seconds)
+    for n in range(seconds * 10):
+        handles = [gpus.allocate((n % 9 + 1) << 30, device) for device in range({N_DEVICES})]
+        time.sleep(0.1)
+        for handle in handles:
+            gpus.free(handle)
     return time.process_time() - cpu_s
 """
 #: From when it is asked for: what of it is the walk through the objects is told beside it.
@@ -47,8 +50,6 @@ def time_call(call):
         took_s.append(time.perf_counter() - start_s)
     return sorted(took_s)[len(took_s) // 2]
 session = current_session()
-# As on an idle machine: in the middle of training.
-stopped_at.append(began_s + 8.0)
 print(json.dumps([
     time_call(lambda: session.breakdown()),
     time_call(

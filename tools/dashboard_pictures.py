@@ -1,7 +1,7 @@
 """Takes pictures of the dashboard, to be looked at: ``python -m tools.dashboard_pictures FOLDER``.
 
-Light and dark, wide and narrow, empty, busy, over: what a person may meet. Scenes with GPUs play a
-script on simulated devices. ``--readme`` takes the picture of the README.
+Light and dark, wide and narrow, empty, busy, over: what a person may meet. Scenes with GPUs
+allocate on simulated ones. ``--readme`` takes the picture of the README.
 """
 
 from __future__ import annotations
@@ -23,12 +23,26 @@ README_PICTURE = Path(__file__).parents[1] / "notebooks" / "images" / "dashboard
 _LOAD = "%load_ext gpumemwidget\nimport time, torch"
 _GPUS = """
 import time
-from gpumemwidget.testing import demo_script, play_script, replay
-gpus = replay(
-    play_script(demo_script({n_devices}, n_steps=60, step_s=1.2)), clock=time.monotonic)
+from gpumemwidget.testing import simulate_gpus
+gpus = simulate_gpus({n_devices})
+def allocate(n_mib):
+    shares = [1 - device / 20 for device in range({n_devices})]
+    return [gpus.allocate(int(n_mib * share) << 20, n) for n, share in enumerate(shares)]
+def free(handles):
+    for handle in handles:
+        gpus.free(handle)
+    time.sleep(0.07)
 def train(model, loader, seconds=4):
-    time.sleep(seconds)
-model = loader = None
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        activations = []
+        for layer in range(8):
+            activations.append(allocate(3600 + 200 * layer))
+            time.sleep(0.07)
+        for handles in reversed(activations):
+            free(allocate(900))
+            free(handles)
+model, loader = [allocate(700) for _ in range(8)], None
 %load_ext gpumemwidget
 """
 _STAGE = f"""

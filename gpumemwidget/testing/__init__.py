@@ -25,7 +25,6 @@ from gpumemwidget.testing.recording import (
     load_recording,
     save_recording,
 )
-from gpumemwidget.testing.script import Step, demo_script, play_script
 from gpumemwidget.testing.torch_module import simulate_torch
 
 __all__ = [
@@ -41,11 +40,8 @@ __all__ = [
     "SimulatedDriver",
     "SimulatedGpus",
     "SimulatedMachine",
-    "Step",
     "Surroundings",
-    "demo_script",
     "load_recording",
-    "play_script",
     "replay",
     "save_recording",
     "simulate_gpus",

@@ -26,12 +26,12 @@ from gpumemwidget.model.devices import (
     DeviceInfo,
     DeviceUse,
     Limit,
-    PeakIs,
     PinnedUse,
     Reading,
 )
 from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
+from gpumemwidget.recording.cells import lift_peaks
 from gpumemwidget.testing.recording import AllocatorEvent, Event, Recording, Surroundings
 
 _NO_HISTORY = (
@@ -110,10 +110,6 @@ class RecordingPlayer:
 # -- Counters --------------------------------------------------------------------------------------
 
 
-#: From the surest kind of peak to the least sure.
-_KINDS: tuple[PeakIs, ...] = ("exact", "at least", "sampled")
-
-
 def _begin_peaks(reading: Reading) -> Reading:
     """Return a reading whose peaks begin with it, where peaks are recorded at all."""
     has_allocated = reading.allocated_peak_bytes is not None
@@ -124,24 +120,6 @@ def _begin_peaks(reading: Reading) -> Reading:
         reserved_peak_bytes=reading.reserved_bytes if has_reserved else None,
         peak_is=None if reading.peak_is is None else "exact",
     )
-
-
-def _go_on(before: Reading, reading: Reading) -> Reading:
-    """Return the next event's reading with the peaks since those of ``before`` began."""
-    kinds = [kind for kind in (before.peak_is, reading.peak_is) if kind is not None]
-    return replace(
-        reading,
-        allocated_peak_bytes=_find_higher(
-            before.allocated_peak_bytes, reading.allocated_peak_bytes
-        ),
-        reserved_peak_bytes=_find_higher(before.reserved_peak_bytes, reading.reserved_peak_bytes),
-        peak_is=max(kinds, key=_KINDS.index, default=None),
-    )
-
-
-def _find_higher(one: int | None, other: int | None) -> int | None:
-    known = [value for value in (one, other) if value is not None]
-    return max(known, default=None)
 
 
 class ReplayBackend:
@@ -189,7 +167,8 @@ class ReplayBackend:
         """Begin a span at this position, and return its readings."""
         with self._lock:
             self._follow()
-            self._span = {device: _begin_peaks(each) for device, each in self._span.items()}
+            readings = self.player.recording.events[self._included].readings
+            self._span |= {each.device: _begin_peaks(each) for each in readings}
             return self._list_in_order(self._span)
 
     def end_span(self) -> tuple[Reading, ...]:
@@ -328,7 +307,7 @@ class ReplayBackend:
                 for readings in (self._span, self._user):
                     # The counters of a new device began at 0, or before the recording.
                     before = readings.get(reading.device) or _begin_peaks(reading)
-                    readings[reading.device] = _go_on(before, reading)
+                    readings[reading.device] = lift_peaks([reading], [before])[0]
 
 
 def _to_columns(entries: Sequence[AllocatorEvent], shift_us: int) -> TraceEvents:

@@ -54,9 +54,7 @@ from gpumemwidget.testing import (
     ReplayMonitor,
     SimulatedDriver,
     SimulatedGpus,
-    demo_script,
     load_recording,
-    play_script,
     save_recording,
     simulate_torch,
 )
@@ -798,9 +796,6 @@ TELLING = [
         id="old-nvml",
     ),
     pytest.param(make_instance, id="instance"),
-    pytest.param(
-        lambda: ReplayMonitor(RecordingPlayer(play_script(demo_script(2, n_steps=1)))), id="replay"
-    ),
     pytest.param(lambda: play_to_the_end("two-gpus"), id="recorded-gpus"),
     pytest.param(make_simulated, id="simulated"),
     pytest.param(lambda: record(make_simulated()), id="recorded-simulation"),

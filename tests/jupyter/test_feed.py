@@ -10,36 +10,31 @@ from typing import Any
 
 import pytest
 
+from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.devices import Reading, Sample
 from gpumemwidget.recording.monitor import Monitor
-from gpumemwidget.testing import RecordingPlayer, ReplayBackend, Step, play_script
+from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from gpumemwidget.widgets.feed import _MAX_ROWS_BYTES, Feed, pack_rows
 from tests.clock import ManualClock
 from tests.jupyter.rows import unpack_rows, unpack_update
 
 _MIB = 1024**2
-_STEPS = [
-    Step(1, "touch", 0),
-    Step(1, "allocate", 0, "weights", 100 * _MIB),
-    Step(2, "allocate", 0, "batch", 20 * _MIB),
-    Step(3, "touch", 1),
-    Step(3, "allocate", 1, "more", 50 * _MIB),
-    Step(4, "free", 0, "batch"),
-]
 
 
 class _Session:
-    """A monitor on a script, and a feed whose messages are kept."""
+    """A monitor of two GPUs, of which one is in use, and a feed whose messages are kept."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(now_s=10.0, wall_s=5000.0)
-        self.backend = ReplayBackend(RecordingPlayer(play_script(_STEPS)))
+        self.gpus = SimulatedGpus(2)
+        self.gpus.allocate(100 * _MIB)
         self.failures: list[str] = []
         self.monitor = Monitor(
-            Hardware([self.backend]), clock=self.clock, on_failure=self.failures.append
+            Hardware([CudaBackend(simulate_torch(self.gpus))]),
+            clock=self.clock,
+            on_failure=self.failures.append,
         )
-        self.backend.player.advance()
         self.sent: list[dict[str, Any]] = []
         self.objects: list[object] = []
         self.feed = Feed(self.monitor, self._keep)
@@ -125,7 +120,7 @@ def test_new_device_is_told_before_its_first_row(session: _Session) -> None:
     session.sample()
     session.take_sent()
 
-    session.backend.player.advance(2)
+    session.gpus.allocate(50 * _MIB, 1)
     session.sample()
 
     devices, rows = session.take_sent()

@@ -13,11 +13,12 @@ from IPython.core.interactiveshell import InteractiveShell
 import gpumemwidget
 from gpumemwidget.backends.hardware import detect_hardware
 from gpumemwidget.errors import BadInputError
+from gpumemwidget.model.devices import DeviceInfo, Reading
 from gpumemwidget.testing import (
     DeviceFullError,
+    Event,
+    Recording,
     SimulatedMachine,
-    Step,
-    play_script,
     replay,
     simulate_gpus,
 )
@@ -124,13 +125,14 @@ def test_a_loaded_extension_keeps_its_hardware(shell: InteractiveShell) -> None:
     with pytest.raises(BadInputError, match="unload_ext gpumemwidget first"):
         simulate_gpus()
     with pytest.raises(BadInputError, match="unload_ext gpumemwidget first"):
-        replay(play_script([Step(1.0, "touch")]))
+        replay(ROOT / "tests" / "data" / "h200-training.json.gz")
 
 
 def test_a_recording_goes_on_by_hand(shell: InteractiveShell) -> None:
     """Without a clock, each event is asked for."""
-    steps = [Step(1.0, "allocate", 0, "a", 3 * MIB), Step(2.0, "free", 0, "a")]
-    with replay(play_script(steps)) as player:
+    readings = [Reading("cuda:0", n_bytes, 5 * MIB) for n_bytes in (0, 3 * MIB, 0)]
+    events = tuple(Event(float(time_s), (each,)) for time_s, each in enumerate(readings))
+    with replay(Recording((DeviceInfo("cuda:0", "GPU", None),), (), events)) as player:
         shell.run_line_magic("load_ext", "gpumemwidget")
         hardware = gpumemwidget.monitor().hardware
         seen = []

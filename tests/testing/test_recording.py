@@ -29,10 +29,8 @@ from gpumemwidget.testing import (
     ReplayMonitor,
     SimulatedDriver,
     SimulatedGpus,
-    Step,
     Surroundings,
     load_recording,
-    play_script,
     save_recording,
     simulate_torch,
 )
@@ -126,9 +124,9 @@ def test_files_that_can_not_be_had(tmp_path: Path) -> None:
 
 
 def test_without_msgspec_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what to install; scripts and simulated GPUs need nothing."""
+    """The error says what to install; simulated GPUs need nothing."""
     monkeypatch.setitem(sys.modules, "msgspec", None)
-    recording = play_script([Step(1.0, "touch")])
+    recording, _ = trace_simulated_gpu()
 
     with pytest.raises(FileError, match=r'pip install "gpumemwidget\[testing\]"'):
         save_recording(recording, tmp_path / "new.json.gz")
@@ -283,9 +281,15 @@ def test_what_is_played_is_what_was_there() -> None:
 
 def test_only_changes_are_recorded() -> None:
     """What stands as it stood is not written again."""
-    recording = play_script([Step(1.0, "touch"), Step(2.0, "touch")])
+    gpus = SimulatedGpus()
+    driver = SimulatedDriver(gpus)
+    recorder = Recorder(Hardware([CudaBackend(simulate_torch(gpus))], driver), driver)
+    recorder.tick()
+    gpus.touch()
+    for _ in range(2):
+        recorder.tick()
 
-    _, second, third = recording.events
+    _, second, third = recorder.to_recording().events
 
     assert [use.relation for use in second.surroundings.processes["cuda:0"]] == ["own"]
     assert third.surroundings is None
