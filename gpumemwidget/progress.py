@@ -31,8 +31,6 @@ class Stage(Enum):
     DESCRIBE_ROWS = auto()
     #: Bytes of storages that were moved to another device.
     MOVE_BYTES = auto()
-    #: Bytes of a file that were checked, before it is read.
-    CHECK_BYTES = auto()
     #: Bytes of a file that were read.
     READ_BYTES = auto()
     #: Events of an allocator that were replayed.

@@ -84,8 +84,8 @@ class DeviceUse:
     total_bytes: int | None
     #: Share of the time in which the device was busy, 0 to 100.
     utilization_percent: int | None = None
-    #: Bytes that the driver keeps for itself, which are not in ``used_bytes``; ``None``: the driver
-    #: does not tell (before 510), and they are in ``used_bytes``.
+    #: Bytes that the driver keeps for itself, which are not in ``used_bytes``; ``None``: they
+    #: are not told, and are in ``used_bytes``.
     driver_bytes: int | None = None
 
 

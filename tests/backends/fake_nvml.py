@@ -26,12 +26,9 @@ class FakeGpu:
     #: Bytes of the processes that compute on it, by their numbers, and of those that draw.
     processes: dict[int, int | None] = field(default_factory=dict)
     drawing: dict[int, int | None] = field(default_factory=dict)
-    #: What the driver has reserved; the first version of the figures has it among what is used.
+    #: What the driver has reserved.
     reserved_bytes: int = 0
     instances: list[FakeGpu] | None = None
-    #: Of an instance: its number, and the GPU's processes that are not on it, with their instances.
-    instance_id: int | None = None
-    elsewhere: dict[int, int] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
 
 
@@ -41,13 +38,9 @@ class FakeNvml:
     NVMLError = pynvml.NVMLError
     nvmlMemory_v2 = 0x2000028  # noqa: N815 - NVML's own names, here and below
 
-    def __init__(
-        self, *gpus: FakeGpu, init_error: int | None = None, v2_error: int | None = None
-    ) -> None:
+    def __init__(self, *gpus: FakeGpu, init_error: int | None = None) -> None:
         self.gpus = list(gpus)
         self.init_error = init_error
-        #: What the driver says to the second version of the memory's figures.
-        self.v2_error = v2_error
         self.n_inits = 0
         self.n_calls = 0
 
@@ -77,20 +70,15 @@ class FakeNvml:
     def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:  # noqa: N802
         return self._check(gpu, "nvmlDeviceGetUUID").uuid
 
-    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu, version: int | None = None) -> SimpleNamespace:  # noqa: N802
+    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu, version: int) -> SimpleNamespace:  # noqa: N802
         self._check(gpu, "nvmlDeviceGetMemoryInfo")
-        if version is not None and self.v2_error is not None:
-            raise self.NVMLError(self.v2_error)
-        info = SimpleNamespace(
+        assert version == self.nvmlMemory_v2
+        return SimpleNamespace(
             total=gpu.total_bytes,
             used=gpu.used_bytes,
             free=gpu.total_bytes - gpu.used_bytes - gpu.reserved_bytes,
+            reserved=gpu.reserved_bytes,
         )
-        if version is not None:
-            info.reserved = gpu.reserved_bytes
-        else:
-            info.used += gpu.reserved_bytes
-        return info
 
     def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> SimpleNamespace:  # noqa: N802
         self._check(gpu, "nvmlDeviceGetUtilizationRates")
@@ -98,27 +86,18 @@ class FakeNvml:
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, gpu: FakeGpu) -> list[SimpleNamespace]:  # noqa: N802
         self._check(gpu, "nvmlDeviceGetComputeRunningProcesses")
-        return self._list(gpu, gpu.processes)
+        return self._list(gpu.processes)
 
     def nvmlDeviceGetGraphicsRunningProcesses_v3(self, gpu: FakeGpu) -> list[SimpleNamespace]:  # noqa: N802
         self._check(gpu, "nvmlDeviceGetGraphicsRunningProcesses")
-        return self._list(gpu, gpu.drawing)
+        return self._list(gpu.drawing)
 
     def nvmlDeviceGetMPSComputeRunningProcesses_v3(self, _gpu: FakeGpu) -> list[SimpleNamespace]:  # noqa: N802
         raise self.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
-    def nvmlDeviceGetGpuInstanceId(self, gpu: FakeGpu) -> int:  # noqa: N802
-        self._check(gpu, "nvmlDeviceGetGpuInstanceId")
-        if gpu.instance_id is None:
-            raise self.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return gpu.instance_id
-
-    def _list(self, gpu: FakeGpu, processes: dict[int, int | None]) -> list[SimpleNamespace]:
-        own = 0xFFFFFFFF if gpu.instance_id is None else gpu.instance_id
-        places = {**dict.fromkeys(processes, own), **gpu.elsewhere}
+    def _list(self, processes: dict[int, int | None]) -> list[SimpleNamespace]:
         return [
-            SimpleNamespace(pid=pid, usedGpuMemory=processes.get(pid, 1), gpuInstanceId=place)
-            for pid, place in places.items()
+            SimpleNamespace(pid=pid, usedGpuMemory=n_bytes) for pid, n_bytes in processes.items()
         ]
 
     def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:  # noqa: N802

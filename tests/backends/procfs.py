@@ -35,7 +35,6 @@ class FakeProc:
         parent: int,
         *command: str,
         start: int = 100,
-        session: int = 1,
         thread_name: str = "python",
         resident_pages: int = 1000,
         state: str = "S",
@@ -45,7 +44,7 @@ class FakeProc:
         folder = self.root / str(pid)
         (folder / "fd").mkdir(parents=True, exist_ok=True)
         # From the 4th field on, see proc(5); those that nobody reads are 0.
-        fields = [parent, 0, session, *[0] * 15, start, *[0] * 30]
+        fields = [parent, *[0] * 17, start, *[0] * 30]
         (folder / "stat").write_text(f"{pid} ({thread_name}) {state} {' '.join(map(str, fields))}")
         (folder / "statm").write_text(f"9999 {resident_pages} 3 4 0 5 0\n")
         (folder / "cmdline").write_text("".join(f"{word}\0" for word in command))

@@ -746,12 +746,12 @@ def test_pinned_memory_is_known_or_not(subject: Subject) -> None:
 # -- Device monitors --------------------------------------------------------------------------
 
 
-def make_nvml(*gpus: FakeGpu, v2_error: int | None = None, **environ: str) -> NvmlMonitor:
-    return NvmlMonitor(FakeNvml(*gpus, v2_error=v2_error), environ=environ)
+def make_nvml(*gpus: FakeGpu, **environ: str) -> NvmlMonitor:
+    return NvmlMonitor(FakeNvml(*gpus), environ=environ)
 
 
 def make_instance() -> NvmlMonitor:
-    instance = FakeGpu("MIG 1g", "MIG-1", instance_id=7, processes={1: 5, 2: 6}, elsewhere={2: 8})
+    instance = FakeGpu("MIG 1g", "MIG-1", processes={1: 5})
     return make_nvml(FakeGpu(uuid="GPU-b", instances=[instance]), CUDA_VISIBLE_DEVICES="MIG-1")
 
 
@@ -789,12 +789,7 @@ TELLING = [
     pytest.param(
         lambda: make_nvml(FakeGpu(processes={3: 5, 2: None}, drawing={3: 5}), FakeGpu()), id="nvml"
     ),
-    pytest.param(
-        lambda: make_nvml(
-            FakeGpu(reserved_bytes=MIB), v2_error=pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
-        ),
-        id="old-nvml",
-    ),
+    pytest.param(lambda: make_nvml(FakeGpu(reserved_bytes=MIB)), id="nvml-driver"),
     pytest.param(make_instance, id="instance"),
     pytest.param(lambda: play_to_the_end("two-gpus"), id="recorded-gpus"),
     pytest.param(make_simulated, id="simulated"),

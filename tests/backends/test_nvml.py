@@ -159,26 +159,15 @@ def test_a_mig_instance_is_the_only_device() -> None:
 # -- What the driver keeps to itself ----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "error", [pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH]
-)
-def test_a_driver_before_510_does_not_tell_it_apart(error: int) -> None:
-    """It is among what is used then, and is unknown; no note is made."""
-    library = FakeNvml(FakeGpu(uuid=A, reserved_bytes=GIB), v2_error=error)
-    monitor = NvmlMonitor(library, environ={})
+def test_a_driver_before_510_is_too_old() -> None:
+    """It has no such figures of its memory, and that is told."""
+    gpu = FakeGpu(
+        uuid=A, failures={"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_FUNCTION_NOT_FOUND}
+    )
+    monitor = monitor_of(gpu)
 
-    assert monitor.read_use("cuda:0") == DeviceUse("cuda:0", 4 * GIB, 136 * GIB, 140 * GIB, 17)
-    assert monitor.take_notes() == ()
-
-
-def test_a_lost_gpu_is_no_old_driver() -> None:
-    """While one GPU does not answer, the others still tell what the driver has."""
-    lost = FakeGpu(uuid=A, failures={"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_NOT_SUPPORTED})
-    monitor = monitor_of(lost, FakeGpu(uuid=B, reserved_bytes=GIB))
-
-    uses = [monitor.read_use(f"cuda:{index}") for index in range(2)]
-
-    assert [use.driver_bytes for use in uses] == [None, GIB]
+    assert monitor.read_use("cuda:0") == DeviceUse("cuda:0", None, None, None, 17)
+    assert "the driver is too old for it" in monitor.list_failures("cuda:0")[0]
 
 
 # -- Who is on a device -----------------------------------------------------------------------
@@ -223,68 +212,24 @@ def test_processes_that_are_not_told_are_unknown() -> None:
     assert monitor.take_notes() == (sentence,)
 
 
-@pytest.mark.parametrize(("n_versions", "listed"), [(2, ((7, 70),)), (1, ((7, 70),)), (0, None)])
-def test_an_older_driver_has_older_lists(
-    n_versions: int, listed: tuple[tuple[int, int], ...] | None
-) -> None:
-    """Of two versions the newest that it knows; without any the processes are unknown."""
-    library = FakeNvml(FakeGpu(processes={7: 70}))
-    known = library.nvmlDeviceGetComputeRunningProcesses_v3
-
-    def refuse(_gpu: FakeGpu) -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-
-    name = "nvmlDeviceGetComputeRunningProcesses"
-    vars(library)[f"{name}_v3"] = known if n_versions == 2 else refuse
-    vars(library)[f"{name}_v2"] = known if n_versions == 1 else refuse
-    monitor = NvmlMonitor(library, environ={})
-
-    assert monitor.list_processes("cuda:0") == listed
-    failures = ("cuda:0: processes can't be read: the driver is too old for it.",)
-    assert monitor.list_failures("cuda:0") == (() if listed else failures)
-
-
 def test_the_real_binding_has_what_we_ask_for() -> None:
     """By these names, so that nothing is missed on a real machine."""
     for name in ("Compute", "Graphics", "MPSCompute"):
         assert callable(getattr(pynvml, f"nvmlDeviceGet{name}RunningProcesses_v3"))
-        assert callable(getattr(pynvml, f"nvmlDeviceGet{name}RunningProcesses_v2"))
     assert pynvml.nvmlMemory_v2 == FakeNvml.nvmlMemory_v2
-    assert callable(pynvml.nvmlDeviceGetGpuInstanceId)
 
 
-def instances_of(**options: object) -> tuple[FakeGpu, FakeGpu]:
+def instance_of() -> tuple[FakeGpu, FakeGpu]:
     """A GPU cut in two, and its first instance."""
-    instance = FakeGpu("MIG 1g", "MIG-1111", 18 * GIB, instance_id=7, **options)  # type: ignore[arg-type]
-    gpu = FakeGpu(uuid=B, processes={1: 10, 2: 20}, elsewhere={1: 7, 2: 8})
-    gpu.instances = [instance, FakeGpu("MIG 1g", "MIG-2222", 18 * GIB, instance_id=8)]
+    instance = FakeGpu("MIG 1g", "MIG-1111", 18 * GIB, processes={1: 10})
+    gpu = FakeGpu(uuid=B, processes={1: 10, 2: 20})
+    gpu.instances = [instance, FakeGpu("MIG 1g", "MIG-2222", 18 * GIB)]
     return gpu, instance
-
-
-def test_an_instance_lists_its_own_processes() -> None:
-    """Of a list that names others too, only those on it."""
-    gpu, _ = instances_of(processes={1: 10, 2: 20}, elsewhere={2: 8})
-    monitor = monitor_of(gpu, CUDA_VISIBLE_DEVICES="MIG-11")
-
-    assert monitor.list_processes("cuda:0") == ((1, 10),)
-
-
-def test_an_instance_that_does_not_tell_is_found_in_its_gpus_list() -> None:
-    """The GPU lists the processes of all instances, each with its instance."""
-    gpu, instance = instances_of()
-    instance.failures["nvmlDeviceGetComputeRunningProcesses"] = pynvml.NVML_ERROR_NOT_SUPPORTED
-    first = monitor_of(gpu, CUDA_VISIBLE_DEVICES="MIG-11")
-
-    assert first.list_processes("cuda:0") == ((1, 10),)
-    assert first.take_notes() == ()
-    gpu.failures["nvmlDeviceGetComputeRunningProcesses"] = pynvml.NVML_ERROR_NO_PERMISSION
-    assert first.list_processes("cuda:0") is None
-    assert len(first.take_notes()) == 1
 
 
 def test_an_instances_missing_utilisation_is_no_failure_of_its_memory() -> None:
     """It is noted once, and does not stand beside what is told of the memory."""
-    gpu, instance = instances_of()
+    gpu, instance = instance_of()
     instance.failures["nvmlDeviceGetUtilizationRates"] = pynvml.NVML_ERROR_NOT_SUPPORTED
     monitor = monitor_of(gpu, CUDA_VISIBLE_DEVICES="MIG-11")
 
@@ -297,7 +242,7 @@ def test_an_instances_missing_utilisation_is_no_failure_of_its_memory() -> None:
 
 def test_an_instance_that_cuda_names_by_its_gpu() -> None:
     """CUDA before 11.4 tells the GPU's UUID: what is shown is the instance all the same."""
-    gpu, _ = instances_of()
+    gpu, _ = instance_of()
     monitor = monitor_of(gpu)
 
     monitor.match({"cuda:0": B})

@@ -71,17 +71,15 @@ def test_workers_of_a_data_loader_are_told_by_their_thread() -> None:
     """PyTorch names it; the main thread's name of other processes says nothing more."""
     command = ["python", "-m", "ipykernel_launcher", "-f", "kernel.json"]
 
-    assert name_process(command, "pt_data_worker", forked_from="x") == "pt_data_worker"
+    assert name_process(command, "pt_data_worker", is_forked=True) == "pt_data_worker"
     assert name_process(command, "pt_main_thread") == "python -m ipykernel_launcher"
 
 
 def test_what_was_forked_is_named_after_what_it_was_forked_from() -> None:
-    """Once, however deep, and in no more than 60 characters."""
-    first = name_process(["python", "a.py"], forked_from="python a.py")
-    second = name_process(["python", "a.py"], forked_from=first)
-    long = name_process(["x"], forked_from="y" * 80)
+    """In no more than 60 characters."""
+    long = name_process(["y" * 80], is_forked=True)
 
-    assert first == second == "python a.py (forked)"
+    assert name_process(["python", "a.py"], is_forked=True) == "python a.py (forked)"
     assert long == "y" * 50 + "… (forked)"
     assert len(long) == 60
 

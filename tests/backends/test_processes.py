@@ -34,7 +34,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProc:
     proc = FakeProc(tmp_path)
     proc.write_process(1, 0, "/sbin/init")
     proc.write_process(400, 1, "/bin/bash")
-    proc.write_process(OWN, 400, "/usr/bin/python3", "-m", "ipykernel_launcher", session=OWN)
+    proc.write_process(OWN, 400, "/usr/bin/python3", "-m", "ipykernel_launcher")
     return proc
 
 
@@ -74,11 +74,11 @@ def test_children_and_theirs_are_told(proc: FakeProc, machine: Machine) -> None:
 def test_a_child_that_is_adopted_by_another_stays_one(proc: FakeProc, machine: Machine) -> None:
     """What was below this process once is its own, and what that starts, too."""
     proc.write_process(600, OWN, "launcher")
-    proc.write_process(601, 600, "python", "rank.py", session=601)
+    proc.write_process(601, 600, "python", "rank.py")
     before = machine.list_pids()
     proc.end_process(600)
-    proc.write_process(601, 1, "python", "rank.py", session=601)
-    proc.write_process(602, 601, "python", "worker.py", session=601)
+    proc.write_process(601, 1, "python", "rank.py")
+    proc.write_process(602, 601, "python", "worker.py")
 
     after = machine.tree.list_children()
 
@@ -103,12 +103,12 @@ def test_a_zombie_is_not_running(proc: FakeProc, machine: Machine) -> None:
     """It has no memory any more; what it had left on a GPU is still a child's."""
     proc.write_process(600, OWN, "python", "rank.py")
     machine.list_pids()
-    proc.write_process(600, OWN, state="Z")
+    proc.write_process(600, OWN, state="Z", thread_name="rank")
 
     told = machine.tree.describe([600], are_ours=True)
 
     assert machine.list_pids() == []
-    assert told == {600: ("child", "python rank.py")}
+    assert told == {600: ("child", "rank")}
 
 
 def test_a_child_that_becomes_another_program_has_its_name(

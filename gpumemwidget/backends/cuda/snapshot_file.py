@@ -1,12 +1,7 @@
 """Read and write the file of PyTorch's memory viewer: a pickle, which may come from anywhere.
 
 Nothing that the pickle names is looked up, so that it can make plain containers and nothing else.
-Its opcodes are checked before it is loaded: nine bytes can ask for gigabytes (an index in the
-memo), and numbers of many bits can be chosen to have one hash, so that a dict of them takes time
-with the square of their number.
-
-The viewer: https://docs.pytorch.org/memory_viz, and ``python torch/cuda/_memory_viz.py``. The
-format of pickles: https://docs.python.org/3/library/pickletools.html
+The viewer: https://docs.pytorch.org/memory_viz, and ``python torch/cuda/_memory_viz.py``.
 """
 
 from __future__ import annotations
@@ -15,8 +10,7 @@ import dataclasses
 import io
 import os
 import pickle
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +50,15 @@ def load_snapshot(path: str | Path, *, max_bytes: int = 2 * _GIB) -> tuple[Alloc
         FileError: the file can't be read, is too large, is no snapshot, is cut short, or asks for
             something to be run.
     """
-    data = _read(Path(path), max_bytes)
+    path = Path(path)
     try:
-        check_pickle(data)
-        snapshot = _PlainUnpickler(io.BufferedReader(_Parts(data), _PART_BYTES)).load()
+        if path.stat().st_size > max_bytes:
+            raise FileError(
+                f"{path} holds more than {max_bytes / _GIB:.3g} GiB: record fewer events "
+                "(max_entries)"
+            )
+        with io.BufferedReader(_ReportingFile(path), _PART_BYTES) as file:
+            snapshot = _PlainUnpickler(file).load()
         if not isinstance(snapshot, dict) or not isinstance(snapshot.get("segments"), list):
             raise FileError(f"{path} is no memory snapshot of PyTorch's: {_MAKE}")
         if not any(snapshot["device_traces"]):
@@ -70,6 +69,10 @@ def load_snapshot(path: str | Path, *, max_bytes: int = 2 * _GIB) -> tuple[Alloc
         return _parse(snapshot)
     except FileError:  # which is a ValueError, too
         raise
+    except OSError as error:
+        raise FileError(
+            f"{path} can't be read: {error.strerror or error}; choose another file"
+        ) from None
     except _ForbiddenError as error:
         raise FileError(
             f"{path} asks for {error} to be run, which no memory snapshot does: nothing was run; "
@@ -98,36 +101,13 @@ class _ForbiddenError(Exception):
     """A pickle asks for something to be looked up."""
 
 
-class _Parts(io.RawIOBase):
-    """Bytes as a file that is read part by part, so that a Ctrl-C is heard in between."""
+class _ReportingFile(io.FileIO):
+    """A file that reports how much of it was read, part by part: a Ctrl-C is heard in between."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data = memoryview(data)
-        self._place = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        part = self._data[self._place : self._place + len(buffer)]
-        buffer[: len(part)] = part
-        self._place += len(part)
-        report_progress(Stage.READ_BYTES, self._place, len(self._data))
-        return len(part)
-
-
-def _read(path: Path, max_bytes: int) -> bytes:
-    try:
-        if path.stat().st_size > max_bytes:
-            raise FileError(
-                f"{path} holds more than {max_bytes / _GIB:.3g} GiB: record fewer events "
-                "(max_entries)"
-            )
-        return path.read_bytes()
-    except OSError as error:
-        raise FileError(
-            f"{path} can't be read: {error.strerror or error}; choose another file"
-        ) from None
+    def readinto(self, buffer: Any) -> int | None:
+        n_bytes = super().readinto(buffer)
+        report_progress(Stage.READ_BYTES, self.tell(), os.fstat(self.fileno()).st_size)
+        return n_bytes
 
 
 def _parse(snapshot: dict[str, Any]) -> tuple[AllocatorTrace, ...]:
@@ -141,7 +121,6 @@ def _parse(snapshot: dict[str, Any]) -> tuple[AllocatorTrace, ...]:
     }
     end_us = max(raw[-1]["time_us"] for raw in device_traces if raw)
     traces = parse_traces(snapshot, before=(), start_us=0, end_us=end_us, touched=indices)
-    _check_types(traces)
     return tuple(
         dataclasses.replace(
             trace,
@@ -152,81 +131,6 @@ def _parse(snapshot: dict[str, Any]) -> tuple[AllocatorTrace, ...]:
         )
         for trace in traces
     )
-
-
-def _check_types(traces: Sequence[AllocatorTrace]) -> None:
-    """Raise ``TypeError`` where segments, blocks or frames have other types than theirs.
-
-    The events are columns of numbers, whose types the columns have checked.
-    """
-    segments = [segment for trace in traces for segment in trace.after]
-    blocks = [block for segment in segments for block in segment.blocks]
-    counts = [count for segment in segments for count in (segment.address, segment.n_bytes)]
-    counts += [count for block in blocks for count in (block.address, block.n_bytes)]
-    counts += [block.requested_bytes or 0 for block in blocks]
-    stacks = {block.frames for block in blocks}
-    stacks.update(stack for trace in traces for stack in trace.events.stack_table)
-    frames = {frame for stack in stacks for frame in stack}
-    counts += [frame.line for frame in frames]
-    if any(type(count) is not int or count < 0 for count in counts):
-        raise TypeError("a count that is none")
-    if any(type(frame.function) is not str for frame in frames):
-        raise TypeError("a function without a name")
-
-
-# -- The opcodes -----------------------------------------------------------------------------------
-
-#: Maximum number of bytes of an integer in a snapshot.
-_INTEGER_BYTES = 8
-#: Number of opcodes matched at once: the matcher's own memory grows with it.
-_N_AT_ONCE = 1000
-
-
-def _measure(most: int) -> bytes:
-    """Return the pattern of a length in one byte and as many bytes."""
-    sizes = (re.escape(bytes([n])) + b".{%d}" % n for n in range(most + 1))
-    return b"(?:" + b"|".join(sizes) + b")"
-
-
-#: Opcodes of a known and small size, of those that ``pickle.dump`` uses for plain containers.
-_PLAIN = re.compile(
-    b"(?:[]})(taesu.N\x85-\x89\x94]|[Khq\x80].|M..|[Jj].{4}|[G\x95].{8}"
-    b"|\x8a" + _measure(_INTEGER_BYTES) + b"|\x8c" + _measure(255) + b"){1,%d}" % _N_AT_ONCE,
-    re.DOTALL,
-)
-#: Opcodes that look something up, which loading refuses: opcodes behind them don't matter.
-_LOOKS_UP = b"ciPQ\x82\x83\x84\x93"
-_TEXT, _LONG_BINPUT = b"X"[0], b"r"[0]
-
-
-def check_pickle(data: bytes) -> None:
-    """Refuse a pickle whose numbers ask for memory or time out of proportion to its size.
-
-    A file of nothing but empty lists, which is no snapshot, still takes some 60 times its size.
-
-    Raises:
-        pickle.UnpicklingError: the pickle asks for that, or has opcodes of no snapshot.
-    """
-    place = next_report = 0
-    while place < len(data):
-        if place >= next_report:
-            report_progress(Stage.CHECK_BYTES, place, len(data))
-            next_report = place + _PART_BYTES
-        plain = _PLAIN.match(data, place)
-        if plain is not None:
-            place = plain.end()
-            continue
-        opcode = data[place]
-        argument = int.from_bytes(data[place + 1 : place + 5], "little")
-        if opcode in _LOOKS_UP:
-            return
-        if opcode == _TEXT:
-            place += 5 + argument
-        # Every object in the memo takes a byte of the pickle at least.
-        elif opcode == _LONG_BINPUT and argument < len(data):
-            place += 5
-        else:
-            raise pickle.UnpicklingError(f"cut short, or of no snapshot, at byte {place:,}")
 
 
 def write_snapshot(snapshot: Mapping[str, Any], path: Path) -> None:

@@ -4,8 +4,8 @@ NVML numbers GPUs by their place on the bus, whatever ``CUDA_VISIBLE_DEVICES`` s
 numbers what CUDA shows in CUDA's order. The two are matched by UUID. Where the order can't be known
 without starting CUDA, nothing is guessed (see ``NvmlMonitor.match``).
 
-Drivers lack newer functions, MIG instances lack figures that whole GPUs have, and a GPU may be lost
-at any moment: each question falls back on what there is, and a note says what is missing.
+MIG instances lack figures that whole GPUs have, and a GPU may be lost at any moment: a note says
+what is missing. A driver before 510 is too old.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import contextlib
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,17 +47,13 @@ _CAUSES = {
     18: "the driver and its library are of different versions (a reboot mends that)",
     999: "the driver gives no reason",
 }
-#: Errors of a version of a call that the driver does not have: an invalid argument, not supported,
-#: no such function, another version of the argument.
-_LACKING = (2, 3, _NOT_FOUND, 25)
-#: NVML's values for a process on no instance, and for bytes that are not told.
-_NO_INSTANCE = 0xFFFFFFFF
+#: NVML's value for bytes that are not told.
 _NO_BYTES = 0xFFFFFFFFFFFFFFFF
-#: Functions that list the processes which compute, and those which draw or compute by NVIDIA's
-#: multi-process service, with the versions of each that a driver may have, the newest first.
-_COMPUTE_LIST = "nvmlDeviceGetComputeRunningProcesses"
-_OTHER_LISTS = ("nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
-_VERSIONS = ("_v3", "_v2")
+#: Functions that list the processes which draw, or compute by NVIDIA's multi-process service.
+_OTHER_LISTS = (
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+)
 
 #: The question of how busy a device is, which MIG instances don't answer; its memory is known then.
 _BUSY = "utilisation"
@@ -111,7 +106,7 @@ class NvmlMonitor:
         """Return the use of a whole device: two calls of the library, about 9 µs.
 
         The used bytes are those that ``nvidia-smi`` shows, without what the driver has reserved for
-        itself, where it tells that apart.
+        itself.
         """
         with self._lock:
             gpu = self._map().get(device)
@@ -122,14 +117,13 @@ class NvmlMonitor:
             rates = self._ask(gpu, device, _BUSY, busy)
             if memory is None and rates is None:
                 return None
-            driver = getattr(memory, "reserved", None)
             return DeviceUse(
                 device=device,
                 used_bytes=None if memory is None else int(memory.used),
                 free_bytes=None if memory is None else int(memory.free),
                 total_bytes=gpu.total_bytes if memory is None else int(memory.total),
                 utilization_percent=None if rates is None else int(rates.gpu),
-                driver_bytes=None if driver is None else int(driver),
+                driver_bytes=None if memory is None else int(memory.reserved),
             )
 
     def list_processes(self, device: str) -> ProcessesByBytes | None:
@@ -247,7 +241,6 @@ class NvmlMonitor:
                     continue  # an empty place
                 instance = self._describe(handle, f"An instance of the machine's GPU {index}")
                 instance.parent = gpu
-                instance.instance_id = self._find_instance_id(handle)
                 yield instance
 
     # -- PyTorch's numbers --------------------------------------------------------------------
@@ -288,72 +281,29 @@ class NvmlMonitor:
         return gpu
 
     def _read_memory(self, handle: Any) -> Any:
-        """Return the memory's figures in their second version, with the driver's own part.
-
-        In the first version, before driver 510, the driver's part is among the used bytes.
-        """
+        # The second version tells the driver's own part apart.
         nvml = self._library
-        try:
-            return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-        except nvml.NVMLError as error:
-            if error.value not in _LACKING:
-                raise
-            return nvml.nvmlDeviceGetMemoryInfo(handle)
+        return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
 
     def _read_processes(self, gpu: Gpu, where: str) -> ProcessesByBytes | None:
         """Return the processes on a GPU, each once, by pid; ``None`` where they are not told."""
-        listed = self._list_computing(gpu, where)
-        if listed is None:
+        nvml = self._library
+        question = nvml.nvmlDeviceGetComputeRunningProcesses_v3
+        computing = self._ask(gpu, where, "processes", question)
+        if computing is None:
             return None
-        found: dict[int, int | None] = {}
-        for process in (*listed, *self._list_more(gpu)):
-            if not _is_elsewhere(process, gpu):
-                # A process that computes and draws is in two lists, each time with all its bytes.
-                each = (process.usedGpuMemory, found.get(process.pid))
-                told = [int(n_bytes) for n_bytes in each if n_bytes not in (None, _NO_BYTES)]
-                found[int(process.pid)] = max(told, default=None)
-        return tuple(sorted(found.items()))
-
-    def _list_computing(self, gpu: Gpu, where: str) -> Sequence[Any] | None:
-        question = partial(self._list, _COMPUTE_LIST)
-        parent, instance_id = gpu.parent, gpu.instance_id
-        if parent is None or instance_id is None:
-            return self._ask(gpu, where, "processes", question)
-        try:
-            return question(gpu.handle)
-        except self._library.NVMLError:
-            # The GPU may tell the processes of its instances, where an instance does not.
-            asked = Gpu(parent.handle, gpu.name, parent.uuid, None, failures=gpu.failures)
-            listed = self._ask(asked, where, "processes", question)
-            if listed is None:
-                return None
-            return [process for process in listed if _get_instance(process) == instance_id]
-
-    def _list_more(self, gpu: Gpu) -> Iterator[Any]:
-        """Yield the processes of the other lists, which not every device has."""
+        listed = list(computing)
         for name in _OTHER_LISTS:
-            # The memory of processes that are not told counts as that of no listed process.
-            with contextlib.suppress(self._library.NVMLError):
-                yield from self._list(name, gpu.handle)
-
-    def _list(self, name: str, handle: Any) -> Sequence[Any]:
-        """Return the processes of a list, by the newest version of its function that works."""
-        for version in _VERSIONS:
-            try:
-                listed: Sequence[Any] = getattr(self._library, name + version)(handle)
-            except self._library.NVMLError as error:
-                if error.value != _NOT_FOUND:
-                    raise
-            else:
-                return listed
-        raise self._library.NVMLError(_NOT_FOUND)
-
-    def _find_instance_id(self, handle: Any) -> int | None:
-        """Return an instance's number on its GPU; ``None`` where it is not told."""
-        try:
-            return int(self._library.nvmlDeviceGetGpuInstanceId(handle))
-        except self._library.NVMLError:
-            return None  # an older driver
+            # Not every device has them. Memory of processes that are not told is no process's.
+            with contextlib.suppress(nvml.NVMLError):
+                listed += getattr(nvml, name)(gpu.handle)
+        found: dict[int, int | None] = {}
+        for process in listed:
+            # A process that computes and draws is in two lists, each time with all its bytes.
+            each = (process.usedGpuMemory, found.get(process.pid))
+            told = [int(n_bytes) for n_bytes in each if n_bytes not in (None, _NO_BYTES)]
+            found[int(process.pid)] = max(told, default=None)
+        return tuple(sorted(found.items()))
 
     def _ask(self, gpu: Gpu, where: str, what: str, question: Callable[[Any], _T]) -> _T | None:
         """Return the answer to a question; ``None`` where there is none, with a note why."""
@@ -389,14 +339,3 @@ def _import_library() -> Any:
 
 def _explain(error: Any) -> str:
     return _CAUSES.get(error.value, f"NVML says {str(error)!r}")
-
-
-def _get_instance(process: Any) -> int | None:
-    """Return the instance of a process; ``None`` where it is on none, or that is not told."""
-    instance_id = getattr(process, "gpuInstanceId", None)
-    return None if instance_id in (None, _NO_INSTANCE) else int(instance_id)
-
-
-def _is_elsewhere(process: Any, gpu: Gpu) -> bool:
-    """Return whether a process is known to be on another instance of the GPU."""
-    return gpu.instance_id is not None and _get_instance(process) not in (None, gpu.instance_id)

@@ -51,7 +51,6 @@ class ProcessTree:
         self._lock = threading.Lock()
         self._pid = self._get_own_pid()
         self._children: dict[int, psutil.Process] = {}
-        self._names: dict[int, str | None] = {}
 
     @property
     def own_pid(self) -> int:
@@ -77,8 +76,8 @@ class ProcessTree:
             self._update()
             found = [
                 child
-                for pid, process in self._children.items()
-                if (child := _read_child(process, self._names[pid])) is not None
+                for process in self._children.values()
+                if (child := _read_child(process)) is not None
             ]
         found.sort(key=lambda child: -(child.resident_bytes or 0))
         return tuple(sorted(found[:MOST_CHILDREN], key=lambda child: child.pid))
@@ -102,10 +101,10 @@ class ProcessTree:
 
     def _describe(self, pid: int) -> tuple[Relation, str | None]:
         if pid in self._children:
-            return "child", self._names[pid]
+            return "child", _name_child(self._children[pid])
         process = _find_process(pid)
         # A command line may hold the secrets of others: only children are shown with arguments.
-        name = None if process is None else _name_process(process, with_arguments=False)
+        name = None if process is None else name_process(*_read_command(process))
         return ("own" if pid == self._pid else "other"), name
 
     def _lock_of_this_process(self) -> threading.Lock:
@@ -115,50 +114,21 @@ class ProcessTree:
         return self._lock
 
     def _update(self) -> None:
-        """Find new children, remove ended ones, and read the names of all."""
+        """Find new children, and remove ended ones."""
         for pid, process in list(self._children.items()):
             if not process.is_running():  # also if another process has this pid by now
                 del self._children[pid]
-                self._names.pop(pid, None)
         own = _find_process(self._pid)
         if own is None:
             return
         adopted = [child for child in self._children.values() if self._is_adopted(child)]
         for root in (own, *adopted):
-            self._add(_read(partial(root.children, recursive=True), []))
-        if self._is_in_session(self._pid):
-            # A daemon that left its parent between two reads is still in the kernel's session.
-            self._add(
-                [process for process in psutil.process_iter() if self._is_in_session(process.pid)]
-            )
-        for pid, process in self._children.items():
-            # A zombie has lost its command line and keeps the name that it had.
-            if pid not in self._names or not _is_zombie(process):
-                self._names[pid] = self._name_child(process)
-
-    def _add(self, processes: Collection[psutil.Process]) -> None:
-        for process in processes:
-            if process.pid != self._pid:
-                self._children.setdefault(process.pid, process)
+            for process in _read(partial(root.children, recursive=True), []):
+                if process.pid != self._pid:
+                    self._children.setdefault(process.pid, process)
 
     def _is_adopted(self, child: psutil.Process) -> bool:
         return _read(child.ppid, 0) not in (self._pid, *self._children)
-
-    def _is_in_session(self, pid: int) -> bool:
-        """Return whether this process leads the session of a process; Windows has no sessions."""
-        try:
-            return os.getsid(pid) == self._pid
-        except (AttributeError, OSError):
-            return False
-
-    def _name_child(self, process: psutil.Process) -> str | None:
-        """Return a child's name; a child forked without ``exec`` is named after its parent."""
-        forked_from = None
-        command: list[str] = _read(process.cmdline, [])
-        parent = _find_process(_read(process.ppid, 0)) if command else None
-        if parent is not None and _read(parent.cmdline, []) == command:
-            forked_from = name_process(command)
-        return _name_process(process, with_arguments=True, forked_from=forked_from)
 
 
 def _find_procfs() -> Path:
@@ -179,32 +149,29 @@ def _find_process(pid: int) -> psutil.Process | None:
         return None
 
 
-def _read_child(process: psutil.Process, name: str | None) -> ChildProcess | None:
+def _read_child(process: psutil.Process) -> ChildProcess | None:
     """Return a running child; ``None`` for one that has ended or is a zombie, without memory."""
-    if _is_zombie(process) or not process.is_running():
+    if _read(process.status, "") == psutil.STATUS_ZOMBIE or not process.is_running():
         return None
     memory = _read(process.memory_info, None)
     return ChildProcess(
         pid=process.pid,
         parent_pid=_read(process.ppid, 0),
-        name=name or f"process {process.pid}",
+        name=_name_child(process) or f"process {process.pid}",
         resident_bytes=None if memory is None else memory.rss,
     )
 
 
-def _is_zombie(process: psutil.Process) -> bool:
-    return bool(_read(process.status, "") == psutil.STATUS_ZOMBIE)
+def _read_command(process: psutil.Process) -> tuple[list[str], str]:
+    """Return a process's command line, and its main thread's name."""
+    return _read(process.cmdline, []), _read(process.name, "")
 
 
-def _name_process(
-    process: psutil.Process, *, with_arguments: bool, forked_from: str | None = None
-) -> str | None:
-    return name_process(
-        _read(process.cmdline, []),
-        _read(process.name, ""),
-        with_arguments=with_arguments,
-        forked_from=forked_from,
-    )
+def _name_child(process: psutil.Process) -> str | None:
+    command, thread_name = _read_command(process)
+    parent = _find_process(_read(process.ppid, 0)) if command else None
+    is_forked = parent is not None and _read(parent.cmdline, []) == command
+    return name_process(command, thread_name, with_arguments=not is_forked, is_forked=is_forked)
 
 
 def _has_cuda_context(pid: int) -> bool:
@@ -247,7 +214,7 @@ def name_process(
     thread_name: str = "",
     *,
     with_arguments: bool = False,
-    forked_from: str | None = None,
+    is_forked: bool = False,
 ) -> str | None:
     """Return a process's name in some 60 characters: ``python train.py --lr 0.1``.
 
@@ -255,16 +222,13 @@ def name_process(
         command: the process's command line.
         thread_name: the main thread's name, which PyTorch's workers set.
         with_arguments: name the arguments behind the script too.
-        forked_from: the parent's name, if the process has the parent's command.
+        is_forked: the process has its parent's command, for it was forked without ``exec``.
 
     Returns:
         ``None`` where there is nothing to name it by.
     """
     if thread_name in _TELLING_THREADS:
         return thread_name
-    if forked_from is not None:
-        suffix = " (forked)"
-        return _shorten(forked_from.removesuffix(suffix), _MAX_LENGTH - len(suffix)) + suffix
     words = [_clean(word) for word in command]
     if not any(words):
         # A thread of the system's kernel, or a process that shows no more.
@@ -278,7 +242,9 @@ def name_process(
     else:
         started, arguments = [program], words[1:]
     shown = _leave_out_secrets(arguments) if with_arguments else ""
-    return _shorten(" ".join([*started, shown])) or None
+    suffix = " (forked)" if is_forked else ""
+    name = _shorten(" ".join([*started, shown]), _MAX_LENGTH - len(suffix))
+    return f"{name}{suffix}" if name else None
 
 
 def _split_python(words: list[str], *, with_code: bool) -> tuple[list[str], list[str]]:

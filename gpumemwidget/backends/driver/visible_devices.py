@@ -26,8 +26,6 @@ class Gpu:
     total_bytes: int | None
     #: The GPU of an instance.
     parent: Gpu | None = None
-    #: The instance's number on that GPU; ``None`` for a whole GPU.
-    instance_id: int | None = None
     #: Reasons why figures could not be read the last time, by the figures' names.
     failures: dict[str, str] = field(default_factory=dict)
 

@@ -197,12 +197,11 @@ _STAGES = {
     Stage.FIND_HOLDERS: "Looking for what holds tensors without a variable",
     Stage.DESCRIBE_ROWS: "Adding up what each variable would free",
     Stage.MOVE_BYTES: "Moving tensors to another device",
-    Stage.CHECK_BYTES: "Checking the file",
     Stage.READ_BYTES: "Reading the file",
     Stage.REPLAY_EVENTS: "Replaying the allocator's events",
     Stage.PLACE_EVENTS: "Looking up the lines of the allocator's events",
 }
-_IN_BYTES = (Stage.MOVE_BYTES, Stage.CHECK_BYTES, Stage.READ_BYTES)
+_IN_BYTES = (Stage.MOVE_BYTES, Stage.READ_BYTES)
 
 
 def format_progress(progress: Progress) -> str:
