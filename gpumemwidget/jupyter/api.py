@@ -74,8 +74,8 @@ def breakdown(device: str | None = None) -> DeviceBreakdowns:
     """Return whole devices, each in parts that add up to its total (``%memstat --device``).
 
     The result displays itself as the report. In code, use ``.record("cuda:0")`` for one device's
-    parts, ``.figure()`` for plotly's figure of them, and ``.to_html()``. It needs no notebook, but
-    without the extension it is not known what allocated memory is used for.
+    parts, and ``.to_html()``. It needs no notebook, but without the extension it is not known what
+    allocated memory is used for.
 
     Args:
         device: one device, such as ``"cuda:0"`` or ``"host"``; ``None`` for all of them.

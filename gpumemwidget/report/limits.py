@@ -50,24 +50,25 @@ def report_limits(limits: Sequence[Limit], notes: Sequence[str] = ()) -> Report:
 
 
 def _list_cells(limit: Limit) -> tuple[Cell, ...]:
-    name = Cell(limit.device)
-    amount = bytes_cell(limit.limit_bytes)
+    name, amount = Cell(limit.device), bytes_cell(limit.limit_bytes)
     if limit.is_waiting:
         if limit.share is not None:
             amount = Cell(f"{100 * limit.share:.10g} %")
         waiting = Cell("not in use yet: set as soon as it is", tone="muted", spans_rest=True)
         return (name, amount, waiting)
-    is_told = limit.total_bytes is not None or limit.reserved_bytes is None
-    if limit.limit_bytes is None and is_told:
+    total, reserved = limit.total_bytes, limit.reserved_bytes
+    if limit.limit_bytes is None and (total is not None or reserved is None):
         amount = Cell("none", tone="muted")
-    if limit.reserved_bytes is None:
-        total = (bytes_cell(limit.total_bytes),) if limit.total_bytes is not None else ()
-        return (name, amount, *total, Cell("not in use yet", tone="muted", spans_rest=True))
-    top = limit.total_bytes if limit.limit_bytes is None else limit.limit_bytes
-    left = bytes_cell(None if top is None else max(top - limit.reserved_bytes, 0))
+    if reserved is None:
+        unused = Cell("not in use yet", tone="muted", spans_rest=True)
+        return (
+            (name, amount, unused) if total is None else (name, amount, bytes_cell(total), unused)
+        )
+    top = total if limit.limit_bytes is None else limit.limit_bytes
+    left = bytes_cell(None if top is None else max(top - reserved, 0))
     if _find_excess(limit):
         left = replace(left, tone="bad")
-    return (name, amount, bytes_cell(limit.total_bytes), bytes_cell(limit.reserved_bytes), left)
+    return (name, amount, bytes_cell(total), bytes_cell(reserved), left)
 
 
 def _find_excess(limit: Limit) -> int:
@@ -85,26 +86,10 @@ def _explain(limit: Limit) -> list[Block]:
     largest, released = limit.largest_free_block_bytes, limit.releasable_bytes
     fits = "" if largest is None else f" (up to {format_bytes(largest)})"
     words = (
-        f"{limit.device} already has {format_bytes(limit.reserved_bytes)} reserved, "
-        f"{format_bytes(excess)} more than its limit. What is allocated stays allocated. "
+        f"{limit.device} has {format_bytes(excess)} more reserved than its limit. What is "
+        f"allocated stays allocated; of new requests, only those that fit into the cache{fits} "
+        "succeed"
     )
-    if largest == 0:
-        words += "The cache has no free block: any request"
-    else:
-        words += f"Requests that fit into the cache{fits} still succeed; any other request"
-    if released is None:
-        words += " is an out-of-memory error."
-    elif released >= excess:
-        words += (
-            f" first makes PyTorch give back {format_bytes(released)} of cached segments, and is "
-            f"an out-of-memory error if it is larger than {format_bytes(released - excess)}."
-        )
-    else:
-        words += (
-            " is an out-of-memory error until at least "
-            f"{format_bytes(excess - released)} of tensors are released (empty_cache() "
-            f"gives back {format_bytes(released)})."
-        )
     options = [
         Option("", "see what holds the rest", f"%memvars --device {limit.device}"),
         Option("", "remove the limit", f"%memlimit off --device {limit.device}"),
@@ -112,8 +97,13 @@ def _explain(limit: Limit) -> list[Block]:
     if released:
         empty = "give back cached segments now"
         options.insert(0, Option(format_bytes(released), empty, "torch.cuda.empty_cache()"))
+    if released is not None and released >= excess:
+        left = format_bytes(released - excess)
+        words += f", and others of up to {left}, for which PyTorch gives back cached segments"
+    elif released is not None:
+        words += f" until at least {format_bytes(excess - released)} of tensors are released"
     caption = f"What you can do on {limit.device}"
-    return [Note(words, tone="warn"), Options(caption, tuple(options))]
+    return [Note(f"{words}.", tone="warn"), Options(caption, tuple(options))]
 
 
 def report_reset(devices: Sequence[str], before: Sequence[Reading]) -> Report:

@@ -42,17 +42,6 @@ N_MOVES_SHOWN = 12
 #: Names of rows that are no variables, so that nothing is set to ``None``.
 _ROW_NAME = re.compile(rf"Out\[.*\]|_{{1,3}}|{LAST_EXCEPTION}", re.DOTALL)
 
-#: Names of steps: a table of six columns has no room for longer ones in a terminal.
-_STEP_NAMES = {
-    ReleaseStepKind.MOVE: "move to CPU",
-    ReleaseStepKind.UNBIND: "set to None",
-    ReleaseStepKind.CLEAR_GRADIENTS: "gradients to None",
-    ReleaseStepKind.DROP_REFERENCES: "drop IPython's own",
-    ReleaseStepKind.CLEAR_CACHES: "clear caches",
-    ReleaseStepKind.COLLECT: "gc.collect",
-    ReleaseStepKind.EMPTY_CACHE: "empty_cache",
-}
-
 #: Maximum number of IPython's references that are listed.
 _MOST_REFERENCES = 5
 #: Changes below this are due to the measuring itself, unless some were planned.
@@ -84,7 +73,7 @@ _TOTAL_COLUMNS = (
 
 def report_plan(plan: ReleasePlan) -> Report:
     """Report what a release would do, step by step; a refusal comes first."""
-    blocks = _begin_plan("Release", plan.request.names, plan.refusal)
+    blocks = _begin("Release", plan.request.names, _name_state(plan), plan.refusal)
     blocks.append(Steps(_list_steps(plan)))
     verb = "Would" if plan.refusal else "Will"
     amounts = format_device_bytes(plan.frees_bytes) or "nothing"
@@ -99,18 +88,16 @@ def report_plan(plan: ReleasePlan) -> Report:
     return Report(tuple(blocks))
 
 
-def _begin_plan(verb: str, names: Sequence[str], refusal: str | None) -> list[Block]:
-    title = Run(f"{verb} {join_words(names)}".rstrip(), "strong")
-    if refusal:
-        return [Heading((title, Run("refused", "bad"))), Note(refusal, tone="bad")]
-    return [Heading((title, Run("plan, nothing is changed yet", "muted")))]
+def _name_state(plan: ReleasePlan | RestorePlan) -> Run:
+    if plan.refusal:
+        return Run("refused", "bad")
+    return Run("plan, nothing is changed yet", "muted")
 
 
-def _begin_report(verb: str, names: Sequence[str], stopped: str | None, done: str) -> list[Block]:
+def _begin(verb: str, names: Sequence[str], state: Run, trouble: str | None) -> list[Block]:
+    """Return the heading, and why something was refused or stopped."""
     title = Run(f"{verb} {join_words(names)}".rstrip(), "strong")
-    if stopped:
-        return [Heading((title, Run("stopped", "bad"))), Note(stopped, tone="bad")]
-    return [Heading((title, Run(f"done, {done}")))]
+    return [Heading((title, state)), *([Note(trouble, tone="bad")] if trouble else [])]
 
 
 def _warn(sentences: Iterable[str]) -> list[Note]:
@@ -188,14 +175,16 @@ def report_release(report: ReleaseReport) -> Report:
     plan = report.plan
     freed = _drop_noise(report.allocated_freed_bytes, plan.frees_bytes)
     amounts = format_device_bytes(DeviceBytes(tuple(freed.items()))) or "nothing"
-    blocks = _begin_report("Release", plan.request.names, report.stopped, f"{amounts} freed")
+    state = Run("stopped", "bad") if report.stopped else Run(f"done, {amounts} freed")
+    blocks = _begin("Release", plan.request.names, state, report.stopped)
     tables = [
         _tabulate("Freed on each device", _TOTAL_COLUMNS, _list_totals(report)),
-        _tabulate("Freed by each step", _STEP_COLUMNS, map(_list_step_rows, report.steps)),
+        _tabulate("Freed by each step", _STEP_COLUMNS, map(_list_step, report.steps), stacks=True),
     ]
     blocks.extend(table for table in tables if table.groups)
     blocks.extend(explain_lower_bounds([plan.frees_bytes]))
-    if _has_risen(report):
+    cells = [cell for table in tables for rows in table.groups for row in rows for cell in row]
+    if any(cell.text.startswith("-") for cell in cells):
         blocks.append(Note("A negative value means that memory use grew during this step."))
     blocks.extend(_warn([*describe_stays(plan.stays, is_done=True), *report.remains]))
     if report.stopped is None:
@@ -205,14 +194,18 @@ def report_release(report: ReleaseReport) -> Report:
 
 
 def _tabulate(
-    caption: str, columns: tuple[Column, ...], groups: Iterable[tuple[tuple[Cell, ...], ...]]
+    caption: str,
+    columns: tuple[Column, ...],
+    groups: Iterable[tuple[tuple[Cell, ...], ...]],
+    *,
+    stacks: bool = False,
 ) -> Table:
-    return Table(caption, columns, tuple(groups), n_shared=1, caption_is_seen=True)
+    return Table(caption, columns, tuple(groups), n_shared=1, caption_is_seen=True, stacks=stacks)
 
 
 def report_restore_plan(plan: RestorePlan) -> Report:
     """Report what would be brought back from the CPU; a refusal comes first."""
-    blocks = _begin_plan("Restore", plan.names, plan.refusal)
+    blocks = _begin("Restore", plan.names, _name_state(plan), plan.refusal)
     if plan.moves:
         blocks.append(_list_moves_back(plan))
     available = dict(plan.available_bytes)
@@ -228,7 +221,8 @@ def report_restore(report: RestoreReport) -> Report:
     """Report what was brought back, with what each device held before and holds now."""
     plan = report.plan
     moved = describe_result(ReleaseStepKind.MOVE, report.result)
-    blocks = _begin_report("Restore", plan.names, report.stopped, f"{moved} brought back")
+    state = Run("stopped", "bad") if report.stopped else Run(f"done, {moved} brought back")
+    blocks = _begin("Restore", plan.names, state, report.stopped)
     if report.stopped is None:
         blocks.append(_list_moves_back(plan))
         needs = {device for device, _ in plan.needs_bytes.by_device}
@@ -258,29 +252,30 @@ def _planned_cell(planned: DeviceBytes, device: str, devices: Container[str]) ->
 
 
 def _list_totals(report: ReleaseReport) -> Iterator[tuple[tuple[Cell, ...], ...]]:
-    planned_bytes = report.plan.frees_bytes
-    planned = {device for device, _ in planned_bytes.by_device}
-    allocated = _drop_noise(report.allocated_freed_bytes, planned_bytes)
-    reserved = _drop_noise(report.reserved_freed_bytes, planned_bytes)
+    plan = report.plan.frees_bytes
+    planned = {device for device, _ in plan.by_device}
+    allocated = _drop_noise(report.allocated_freed_bytes, plan)
+    reserved = _drop_noise(report.reserved_freed_bytes, plan)
     before = {reading.device: reading for reading in report.before}
     after = {reading.device: reading for reading in report.after}
     for device in sorted(planned | allocated.keys() | reserved.keys(), key=rank_device):
         names = name_counters(device)
         unknown = Reading(device, None, None)
         start, end = before.get(device, unknown), after.get(device, unknown)
+        freed = [bytes_cell(amounts.get(device)) for amounts in (allocated, reserved)]
         yield (
             (
                 Cell(device),
                 Cell(names.allocated, detail=names.allocated_detail),
-                _planned_cell(planned_bytes, device, planned),
-                bytes_cell(allocated.get(device)),
+                _planned_cell(plan, device, planned),
+                freed[0],
                 bytes_cell(start.allocated_bytes),
                 bytes_cell(end.allocated_bytes),
             ),
             (
                 Cell(names.reserved),
                 Cell(""),
-                bytes_cell(reserved.get(device)),
+                freed[1],
                 bytes_cell(start.reserved_bytes),
                 bytes_cell(end.reserved_bytes),
             ),
@@ -330,18 +325,14 @@ def describe_result(kind: ReleaseStepKind, result: StepResult) -> str:
     return words[kind]
 
 
-def _list_step_rows(step: ReleaseStep) -> tuple[tuple[Cell, ...], ...]:
+def _list_step(step: ReleaseStep) -> tuple[tuple[Cell, ...], ...]:
     allocated = _drop_noise(step.allocated_freed_bytes, step.planned_bytes)
     reserved = _drop_noise(step.reserved_freed_bytes, step.planned_bytes)
     planned = {device for device, n_bytes in step.planned_bytes.by_device if n_bytes}
-    moved = {
-        device
-        for device in {**allocated, **reserved}
-        if allocated.get(device) or reserved.get(device)
-    }
+    moved = {device for freed in (allocated, reserved) for device, n in freed.items() if n}
     tones: dict[str, Tone] = {"failed": "bad", "done": "plain"}
     tone = tones.get(step.status, "muted")
-    name = Cell(_STEP_NAMES[step.kind], tone=tone)
+    name = Cell(step.kind.value, tone=tone)
     what = Cell(_describe_outcome(step), tone=tone)
     blank = (Cell(""),) * 4
     first, *others = [
@@ -354,17 +345,6 @@ def _list_step_rows(step: ReleaseStep) -> tuple[tuple[Cell, ...], ...]:
         for device in sorted(moved | planned, key=rank_device)
     ] or [blank]
     return ((name, *first, what), *others)
-
-
-def _has_risen(report: ReleaseReport) -> bool:
-    spans = [
-        (report.allocated_freed_bytes, report.plan.frees_bytes),
-        (report.reserved_freed_bytes, report.plan.frees_bytes),
-    ]
-    for step in report.steps:
-        spans.append((step.allocated_freed_bytes, step.planned_bytes))
-        spans.append((step.reserved_freed_bytes, step.planned_bytes))
-    return any(n_bytes < 0 for span in spans for n_bytes in _drop_noise(*span).values())
 
 
 def _drop_noise(freed: Iterable[tuple[str, int]], planned: DeviceBytes) -> dict[str, int]:

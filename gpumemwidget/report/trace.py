@@ -84,7 +84,7 @@ def list_displays(
     Without a timeline, there is only one piece.
     """
     moved = tuple(_list_moved(trace))
-    figure = plot_trace(replace(trace, devices=moved), has_title=False)
+    figure = plot_trace(replace(trace, devices=moved))
     if figure is None:
         return (report_trace(trace, samples, n_lines=n_lines, depth=depth),)
     head, timelines, lines = _list_pieces(trace, samples, n_lines=n_lines, depth=depth)

@@ -23,8 +23,6 @@ from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount
 from gpumemwidget.tracing.sources import format_allocation
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
     from gpumemwidget.backends.hardware import Hardware
     from gpumemwidget.ownership.shell import Shell
     from gpumemwidget.recording.monitor import Monitor
@@ -65,16 +63,6 @@ class DeviceBreakdowns:
         if not found:
             raise BadInputError(_refuse(device, [record.device for record in self.records]))
         return found[0]
-
-    def figure(self, device: str | None = None) -> Figure:
-        """Return a device's parts as a plotly figure; without a name, of the first device.
-
-        Raises:
-            BadInputError: there is none of that name.
-        """
-        from gpumemwidget.report.charts.figures import figure_breakdown  # noqa: PLC0415 - brings plotly
-
-        return figure_breakdown(self.record(device))
 
     def to_html(self) -> str:
         """Return the report as static HTML."""

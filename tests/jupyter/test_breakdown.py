@@ -100,7 +100,6 @@ def test_what_is_no_name_of_a_device_is_refused(
     for take in (
         gpumemwidget.breakdown,
         breakdowns.record,
-        breakdowns.figure,
     ):
         with pytest.raises(BadInputError, match="a device's name can't be of type"):
             take(device)  # type: ignore[arg-type]  # what a user may give
@@ -140,10 +139,3 @@ def test_the_host_is_told_as_its_owners_are(shell_on_gpus: InteractiveShell) -> 
     (tensors,) = [part for part in breakdown.parts[0].parts if part.kind == "tensor"]
     assert tensors.n_bytes >= 4 * MIB
     assert sum(part.n_bytes for part in breakdown.parts) == breakdown.total_bytes
-
-
-def test_the_figure_is_plotlys(shell_on_gpus: InteractiveShell) -> None:
-    """Of the first device, or of one by its name."""
-    breakdowns = gpumemwidget.breakdown()
-
-    assert [trace.name for trace in breakdowns.figure("cuda:1").data][-1] == "used"

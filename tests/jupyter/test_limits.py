@@ -133,11 +133,10 @@ def test_a_limit_under_what_is_reserved(gpus: Gpus) -> None:
 
     shown = gpus.run("%memlimit 50MiB")
 
-    assert shown.partition("cuda:0 already has ")[2] == (
-        "100.00 MiB reserved, 50.00 MiB more than its limit. What is allocated stays allocated. "
-        "Requests that fit into the cache (up to 40.00 MiB) still succeed; any other request is an "
-        "out-of-memory error until at least 10.00 MiB of tensors are released (empty_cache() gives "
-        "back 40.00 MiB). What you can do on cuda:0 "
+    assert shown.partition("cuda:0 has ")[2] == (
+        "50.00 MiB more reserved than its limit. What is allocated stays allocated; of new "
+        "requests, only those that fit into the cache (up to 40.00 MiB) succeed until at least "
+        "10.00 MiB of tensors are released. What you can do on cuda:0 "
         "40.00 MiB give back cached segments now torch.cuda.empty_cache() "
         "see what holds the rest %memvars --device cuda:0 remove the limit "
         "%memlimit off --device cuda:0"

@@ -24,7 +24,6 @@ from gpumemwidget.model.devices import HOST, ChildProcess, PinnedUse
 from gpumemwidget.model.ownership import MemoryKind
 from gpumemwidget.report.breakdown import report_breakdown
 from gpumemwidget.report.charts.bar import list_leaves, list_rulers
-from gpumemwidget.report.charts.figures import figure_breakdown
 from gpumemwidget.report.charts.segments import plot_segments
 from gpumemwidget.report.render.palette import PART_COLORS
 from gpumemwidget.report.wording.parts import find_look, name_part, tell_part
@@ -292,18 +291,3 @@ class TestMap:
             "512 B · no variable",
             "512 B · allocated",
         ]
-
-
-class TestFigures:
-    """Plotly's."""
-
-    def test_a_devices_bar_is_all_of_it(self) -> None:
-        """The stacked bars add up; the pointer shows what is to be done."""
-        breakdown = make_busy_breakdown()
-
-        figure = figure_breakdown(breakdown)
-
-        stacked = [trace for trace in figure.data if trace.showlegend is not False]
-        assert sum(trace.x[0] for trace in stacked) == breakdown.total_bytes
-        assert any("torch.cuda.empty_cache()" in trace.hovertemplate for trace in stacked)
-        assert len(figure.layout.shapes) == 2

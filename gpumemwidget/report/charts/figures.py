@@ -1,21 +1,18 @@
-"""plotly's figures: a traced cell over time, and a whole device.
+"""A traced cell over time as plotly's figure.
 
-Each is made as JSON without plotly, which takes two seconds to import: nobody should wait for that
-at the end of a cell, and its front ends need no more than the JSON. The figures paint no background
-and write in a middle grey, so they can be read on a light and on a dark page.
+It is made as JSON without plotly, which takes two seconds to import: nobody should wait for that at
+the end of a cell, and front ends need no more than the JSON. The figure paints no background and
+writes in a middle grey, so it can be read on a light and on a dark page.
 """
 
 from __future__ import annotations
 
-import textwrap
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart
 from gpumemwidget.model.devices import rank_device
 from gpumemwidget.model.traces import CellTrace, DeviceTrace, Timeline
-from gpumemwidget.report.charts.bar import list_leaves, list_marks, list_rulers
 from gpumemwidget.report.charts.timeline import (
     Band,
     choose_scale,
@@ -26,18 +23,15 @@ from gpumemwidget.report.charts.timeline import (
     list_bands,
     thin_moments,
 )
-from gpumemwidget.report.render.cells import share_cell
 from gpumemwidget.report.render.markup import escape
 from gpumemwidget.report.render.palette import (
     BAND_COLORS,
     NEUTRAL_COLOR,
-    PART_COLORS,
     PEAK_COLOR,
     RESERVED_COLOR,
 )
-from gpumemwidget.report.wording.parts import find_look, name_part, name_process, tell_part
-from gpumemwidget.report.wording.words import cut_words, name_counters, name_record
-from gpumemwidget.units import format_bytes, format_duration
+from gpumemwidget.report.wording.words import cut_words, name_counters
+from gpumemwidget.units import format_bytes
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -49,48 +43,7 @@ _AXIS = {
     "zerolinecolor": "rgba(128,128,128,0.45)",
 }
 
-
-def _start_layout(title: str | None, **more: object) -> dict[str, Any]:
-    layout: dict[str, Any] = {
-        "font": {"color": NEUTRAL_COLOR, "size": 12},
-        "paper_bgcolor": _CLEAR,
-        "plot_bgcolor": _CLEAR,
-        # Light text on a dark box, on every page.
-        "hoverlabel": {
-            "align": "left",
-            "bgcolor": "rgba(38,38,38,0.94)",
-            "bordercolor": "rgba(128,128,128,0.6)",
-            "font": {"color": "#f2f2f2", "size": 12},
-        },
-        **more,
-    }
-    if title is not None:
-        layout["title"] = {
-            "text": title,
-            "font": {"size": 14},
-            "x": 0,
-            "xref": "paper",
-            "y": 1,
-            "yref": "container",
-            "yanchor": "top",
-            "pad": {"t": 10},
-        }
-    return layout
-
-
-def _place_ticks(top: int, low: int = 0) -> dict[str, Any]:
-    """Return an axis's ticks at round binary amounts: plotly's own would be decimal."""
-    ticks = choose_ticks(top, low)
-    return {
-        "tickmode": "array",
-        "tickvals": ticks,
-        "ticktext": [format_tick(tick) for tick in ticks],
-    }
-
-
-# -- A traced cell over time -----------------------------------------------------------------------
-
-_DEVICE_PIXELS, _MARGIN_PIXELS, _TITLE_PIXELS = 250, 60, 30
+_DEVICE_PIXELS, _MARGIN_PIXELS = 250, 60
 #: Share of a figure's height between the charts of two devices.
 _GAP = 0.12
 #: Maximum number of points of all bands of a figure; one takes some 32 characters.
@@ -119,9 +72,7 @@ def figure_trace(trace: CellTrace, device: str | None = None) -> Figure:
     return go.Figure(drawn if drawn is not None else {"layout": {"template": "none"}})
 
 
-def plot_trace(
-    trace: CellTrace, device: str | None = None, *, has_title: bool = True
-) -> dict[str, Any] | None:
+def plot_trace(trace: CellTrace, device: str | None = None) -> dict[str, Any] | None:
     """Return the figure of a traced cell as JSON; ``None`` if there is no timeline."""
     drawn = [
         (each, each.timeline)
@@ -130,31 +81,35 @@ def plot_trace(
     ]
     if not drawn:
         return None
-    record = trace.record
-    title_pixels = _TITLE_PIXELS * has_title
-    title = (
-        f"{escape(name_record(record))} · {record.status} · {format_duration(record.duration_s)}"
-    )
-    layout = _start_layout(
-        title if has_title else None,
-        height=_MARGIN_PIXELS + _DEVICE_PIXELS * len(drawn) + title_pixels,
-        margin={"l": 70, "r": 10, "t": 28 + title_pixels, "b": 32},
-        modebar={
+    layout: dict[str, Any] = {
+        "font": {"color": NEUTRAL_COLOR, "size": 12},
+        "paper_bgcolor": _CLEAR,
+        "plot_bgcolor": _CLEAR,
+        # Light text on a dark box, on every page.
+        "hoverlabel": {
+            "align": "left",
+            "bgcolor": "rgba(38,38,38,0.94)",
+            "bordercolor": "rgba(128,128,128,0.6)",
+            "font": {"color": "#f2f2f2", "size": 12},
+        },
+        "height": _MARGIN_PIXELS + _DEVICE_PIXELS * len(drawn),
+        "margin": {"l": 70, "r": 10, "t": 28, "b": 32},
+        "modebar": {
             "bgcolor": _CLEAR,
             "color": "rgba(128,128,128,0.7)",
             "activecolor": NEUTRAL_COLOR,
         },
-        hovermode="x unified",
-        dragmode="zoom",
-        showlegend=True,
-        annotations=[],
-    )
+        "hovermode": "x unified",
+        "dragmode": "zoom",
+        "showlegend": True,
+        "annotations": [],
+    }
     data: list[dict[str, Any]] = []
     height = (1 - _GAP * (len(drawn) - 1)) / len(drawn)
     for row, (each, timeline) in enumerate(drawn):
         number = "" if row == 0 else str(row + 1)
         top = round(1 - row * (height + _GAP), 4)
-        end_s = find_end(timeline, record.duration_s)
+        end_s = find_end(timeline, trace.record.duration_s)
         max_points = _MAX_POINTS // len(drawn) // (len(timeline.layers) + 1)
         points = _choose_points(timeline, end_s, max_points)
         data.extend(_draw_device(each, timeline, points, number))
@@ -170,9 +125,13 @@ def plot_trace(
             "spikedash": "dot",
         }
         low_bytes, high_bytes = choose_scale(timeline)
+        # Round binary amounts: plotly's own ticks would be decimal.
+        ticks = choose_ticks(high_bytes, low_bytes)
         layout[f"yaxis{number}"] = {
             **_AXIS,
-            **_place_ticks(high_bytes, low_bytes),
+            "tickmode": "array",
+            "tickvals": ticks,
+            "ticktext": [format_tick(tick) for tick in ticks],
             # The peak's figure stands above its point.
             "range": [low_bytes, high_bytes + 0.12 * (high_bytes - low_bytes)],
             "domain": [max(round(top - height, 4), 0), top],
@@ -185,7 +144,7 @@ def plot_trace(
             "traceorder": "reversed",
             "bgcolor": _CLEAR,
         }
-        words = (f"<b>{escape(each.device)}</b>", *describe_device(each, record.duration_s))
+        words = (f"<b>{escape(each.device)}</b>", *describe_device(each, trace.record.duration_s))
         layout["annotations"].append(
             {
                 "text": " · ".join(words),
@@ -298,113 +257,3 @@ def _mark_peak(device: DeviceTrace, timeline: Timeline) -> dict[str, Any]:
         "hoverinfo": "skip",
         "showlegend": False,
     }
-
-
-# -- A whole device --------------------------------------------------------------------------------
-
-_FREE, _REST = "rgba(128,128,128,0.10)", "rgba(128,128,128,0.35)"
-_EDGE = "rgba(128,128,128,0.55)"
-_BAR_PIXELS, _RULER_PIXELS = 200, 30
-#: Number of characters of a line under the pointer.
-_HOVER_WIDTH = 64
-#: Maximum number of processes under the pointer.
-_MAX_PROCESSES = 8
-
-
-def figure_breakdown(breakdown: Breakdown) -> Figure:
-    """Return a device as a bar of its parts, with the figures of PyTorch and ``nvidia-smi``.
-
-    The pointer shows what a part is, and what can be done about it.
-    """
-    import plotly.graph_objects as go  # noqa: PLC0415 - at the first figure
-
-    rulers = list(list_rulers(breakdown))
-    total, bottom = breakdown.total_bytes, len(rulers) + 0.6
-    bars: list[dict[str, Any]] = [
-        {
-            "name": escape(name_part(part, breakdown.device)),
-            "y": [0],
-            "x": [part.n_bytes],
-            "width": [1],
-            "marker": {"color": _find_color(find_look(part)), "line": {"color": _EDGE, "width": 1}},
-            "hovertemplate": _describe(breakdown, part.n_bytes, _list_lines(breakdown, part)),
-        }
-        for part in list_leaves(breakdown.parts)
-    ]
-    annotations = []
-    for number, ruler in enumerate(rulers, 1):
-        told = [f"<b>{ruler.label}</b>", escape(ruler.teller)]
-        bars.append(
-            {
-                "name": escape(ruler.label),
-                "y": [number + 0.3],
-                "x": [ruler.n_bytes],
-                "width": [0.16],
-                "marker": {"color": NEUTRAL_COLOR, "line": {"width": 0}},
-                "showlegend": False,
-                "hovertemplate": _describe(breakdown, ruler.n_bytes, told),
-            }
-        )
-        amount = format_bytes(ruler.n_bytes)
-        annotations.append(
-            {
-                "text": f"{ruler.label} <b>{amount}</b> · {escape(ruler.teller)}",
-                "x": 0,
-                "xanchor": "left",
-                "y": number - 0.05,
-                "yanchor": "middle",
-                "showarrow": False,
-                "font": {"size": 11},
-            }
-        )
-    layout = _start_layout(
-        escape(f"{breakdown.device} · {breakdown.name} · {format_bytes(total)}"),
-        height=_BAR_PIXELS + _RULER_PIXELS * len(rulers),
-        margin={"l": 70, "r": 20, "t": 50, "b": 40},
-        bargap=0,
-        hovermode="closest",
-        legend={"orientation": "h", "x": 0, "y": -0.12, "yanchor": "top", "traceorder": "normal"},
-        barmode="stack",
-        xaxis={**_AXIS, **_place_ticks(total), "range": [0, total], "zeroline": False},
-        yaxis={"range": [bottom, -0.55], "visible": False},
-        annotations=annotations,
-        shapes=[
-            {
-                "type": "line",
-                "x0": n_bytes,
-                "x1": n_bytes,
-                "y0": -0.5,
-                "y1": bottom,
-                "line": {
-                    "color": NEUTRAL_COLOR,
-                    "width": 2,
-                    "dash": "dash" if is_dashed else "solid",
-                },
-            }
-            for n_bytes, is_dashed in list_marks(breakdown)
-        ],
-    )
-    data = [{"type": "bar", "orientation": "h", **bar} for bar in bars]
-    return go.Figure({"data": data, "layout": layout})
-
-
-def _find_color(look: str) -> str:
-    return {"free": _FREE, "rest": _REST}.get(look) or PART_COLORS.get(look, _REST)
-
-
-def _list_lines(breakdown: Breakdown, part: BreakdownPart) -> list[str]:
-    lines = [f"<b>{escape(name_part(part, breakdown.device))}</b>"]
-    lines += [
-        f"{escape(name_process(each.process))} {format_bytes(each.n_bytes)}"
-        for each in part.parts[:_MAX_PROCESSES]
-        if each.process is not None
-    ]
-    lines += map(escape, textwrap.wrap(tell_part(part, breakdown), _HOVER_WIDTH))
-    return lines
-
-
-def _describe(breakdown: Breakdown, n_bytes: int, lines: list[str]) -> str:
-    amount = f"{format_bytes(n_bytes)}, {share_cell(n_bytes, breakdown.total_bytes).text}"
-    # Plotly would read a % with braces as a place to fill.
-    text = "<br>".join((lines[0], escape(amount), *lines[1:]))
-    return text.replace("%{", "% {") + "<extra></extra>"
