@@ -2,15 +2,14 @@
 
 ``js/store.js`` reads these dictionaries: a field that is renamed here is renamed there.
 
-Requests come from a page of this release, from one of another release that a browser has kept, or
-from whatever else can reach the comm. A request that is not what it should be is refused as a
-whole, so that nothing of it fails later, in the middle of somebody's cell.
+A browser may have kept a page of another release. A request of which a field is not of its type is
+refused as a whole, so that nothing of it fails later, in the middle of somebody's cell.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from types import UnionType
 from typing import Any
 
 from gpumemwidget.errors import BadInputError, GpuMemError
@@ -22,71 +21,39 @@ from gpumemwidget.recording.cells import RunningCell
 
 #: Maximum number of rows in a message: a page takes seconds to lay out more.
 MOST_VARIABLES = 500
-#: Maximum number of characters of a text, and of names in a list.
-_MAX_CHARACTERS = 10_000
-_MAX_NAMES = 10_000
-#: Numbers above this one are not exact in JavaScript.
-_MAX_COUNT = 2**53
 
 #: A message's content: JSON.
 Message = dict[str, Any]
-#: Returns whether a value is valid for a field of a request.
-Check = Callable[[object], bool]
-#: The fields of each kind of request.
-Requests = Mapping[str, Mapping[str, Check]]
+#: The fields of each kind of request, with their types.
+Requests = Mapping[str, Mapping[str, type | UnionType]]
 
 
 # -- Requests --------------------------------------------------------------------------------------
 
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= _MAX_CHARACTERS
-
-
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not _is_flag(value) and 0 <= value <= _MAX_COUNT
-
-
-def _is_number(value: object) -> bool:
-    return math.isfinite(value) if isinstance(value, float) else _is_count(value)
-
-
-def _is_names(value: object) -> bool:
-    return isinstance(value, list) and len(value) <= _MAX_NAMES and all(map(_is_text, value))
-
-
-def _maybe(is_valid: Check) -> Check:
-    return lambda value: value is None or is_valid(value)
-
-
 #: Requests of the dashboard's views.
 DASHBOARD_REQUESTS: Requests = {
     "view": {
-        "view": _is_text,
-        "visible": _is_flag,
-        "variables": _is_flag,
-        "device": _maybe(_is_text),
-        "snapshot": _maybe(_is_flag),
-        "since_s": _maybe(_is_number),
-        "list": _maybe(_is_flag),
-        "look": _maybe(_is_flag),
+        "view": str,
+        "visible": bool,
+        "variables": bool,
+        "device": str | None,
+        "snapshot": bool | None,
+        "since_s": float | int | None,
+        "list": bool | None,
+        "look": bool | None,
     },
-    "gone": {"view": _is_text, "page_left": _is_flag},
-    "snapshot": {"since_s": _maybe(_is_number)},
+    "gone": {"view": str, "page_left": bool},
+    "snapshot": {"since_s": float | int | None},
     "variables": {},
     "account": {},
-    "parts": {"key": _is_count, "node": _is_count, "start": _is_count},
-    "find": {"key": _is_count, "text": _is_text},
-    "sum": {"id": _is_text, "names": _is_names},
-    "release": {"id": _is_text, "names": _is_names, "keep": _is_flag},
+    "parts": {"key": int, "node": int, "start": int},
+    "find": {"key": int, "text": str},
+    "sum": {"id": str, "names": list},
+    "release": {"id": str, "names": list, "keep": bool},
 }
 
 #: Requests of the buttons on the cards of OOMs.
-CARD_REQUESTS: Requests = {"hello": {}, "do": {"card": _is_text, "way": _is_count}}
+CARD_REQUESTS: Requests = {"hello": {}, "do": {"card": str, "way": int}}
 
 
 def check_request(content: object, requests: Requests) -> Message:
@@ -97,21 +64,16 @@ def check_request(content: object, requests: Requests) -> Message:
         requests: the kinds of messages there are.
 
     Raises:
-        BadInputError: it is no message of these kinds, or one of its fields is not what it should
-            be. The text holds nothing of the message but a known kind and field.
+        BadInputError: it is no message of these kinds, or a field is not of its type.
     """
-    kind = content.get("kind") if isinstance(content, dict) else None
-    fields = requests.get(kind) if isinstance(kind, str) else None
-    if not isinstance(content, dict) or fields is None:
-        raise BadInputError("a message from this page was not understood: reload the page")
-    checked: Message = {"kind": kind}
-    for name, is_valid in fields.items():
-        value = checked[name] = content.get(name)
-        if not is_valid(value):
-            raise BadInputError(
-                f"a message from this page was not understood ({kind}: {name}): reload the page"
-            )
-    return checked
+    if isinstance(content, dict) and isinstance(content.get("kind"), str):
+        kind = content["kind"]
+        fields = requests.get(kind)
+        if fields is not None and all(
+            isinstance(content.get(name), type_) for name, type_ in fields.items()
+        ):
+            return {"kind": kind, **{name: content.get(name) for name in fields}}
+    raise BadInputError("a message from this page was not understood: reload the page")
 
 
 # -- Records ---------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from gpumemwidget.report.wording.words import join_words
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.frontend import read_esm
 from gpumemwidget.widgets.messages import CARD_REQUESTS, Message, check_request, describe_failure
-from gpumemwidget.widgets.panel import CELL_PAUSE_S, schedule_on_main
+from gpumemwidget.widgets.panel import schedule_on_main
 from gpumemwidget.widgets.progress_line import tell_progress
 
 #: Maximum number of cards with buttons, the newest.
@@ -98,7 +98,6 @@ class CardButtons(anywidget.AnyWidget):
         # On ipykernel 7 two clicks may come on two threads.
         self._lock = threading.RLock()
         self._is_closed = False
-        self._looks_soon = False
         self._stop_listening = session.monitor.cell_ended.add(self._notice_cell)
         super().__init__()
         self.on_msg(self._handle_message)
@@ -152,19 +151,15 @@ class CardButtons(anywidget.AnyWidget):
         super().close()
         layout.close()
 
-    # -- The session goes on -----------------------------------------------------------------------
+    # -- What is still there -----------------------------------------------------------------------
 
     def _notice_cell(self, record: CellRecord) -> None:
-        """Check, when the cells have paused, which ways are still there."""
+        # The exception that a card speaks of is not the last one any more. That of the cell itself
+        # comes here before its card is shown.
         if record.status != "ok":
-            # The exception that a card speaks of is not the last one any more. That of the cell
-            # itself comes here before its card is shown.
             self._withdraw(
                 "last exception", "A later cell failed: its exception is the last one now."
             )
-        if not self._looks_soon and self._list_ready():
-            self._looks_soon = True
-            schedule_on_main(lambda: self._monitor.when_idle(self._check_buttons), CELL_PAUSE_S)
 
     def _withdraw(self, kind: str, why: str) -> None:
         """Take back the offers of all ways of a kind."""
@@ -173,10 +168,8 @@ class CardButtons(anywidget.AnyWidget):
                 button.state, button.lines = "gone", (why,)
         self._send_cards()
 
-    def _check_buttons(self) -> None:
-        self._looks_soon = False
-        if self._is_closed:
-            return
+    def _withdraw_gone(self) -> None:
+        """Take back the offers whose memory has gone with another one."""
         for button in self._list_ready():
             why = self._explain_gone(button)
             if why:
@@ -223,12 +216,10 @@ class CardButtons(anywidget.AnyWidget):
     def _click(self, name: str, place: int) -> None:
         with self._lock:
             card = self._cards.get(name)
-            buttons = [] if card is None else card.buttons
-            if card is None or place >= len(buttons):
-                self._send_cards()
-                return
-            button = buttons[place]
-            if button.state not in ("ready", "failed"):
+            button = None
+            if card is not None and 0 <= place < len(card.buttons):
+                button = card.buttons[place]
+            if card is None or button is None or button.state not in ("ready", "failed"):
                 self._send_cards()
                 return
             button.state, button.lines = "queued", ()
@@ -240,7 +231,7 @@ class CardButtons(anywidget.AnyWidget):
         """Act, and show what came of it: an error in a widget's callback is seen nowhere else."""
         if self._is_closed:
             return
-        # Between the click and now a cell may have ended.
+        # A cell may have dropped it since the card was shown.
         why = self._explain_gone(button)
         if why:
             self._tell(button, "gone", why)
@@ -263,7 +254,7 @@ class CardButtons(anywidget.AnyWidget):
         with self._session.reporting("telling the dashboard of a release"):
             self._monitor.read_now()
         # Two ways may have led to the same memory.
-        self._check_buttons()
+        self._withdraw_gone()
 
     def _tell(self, button: _Button, state: State, *lines: str) -> None:
         button.state, button.lines = state, lines
