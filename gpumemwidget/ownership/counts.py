@@ -10,16 +10,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Set
 from itertools import compress
-from types import CodeType
 from typing import Any
 
 from gpumemwidget.ownership.graph.hidden_holders import PARAMETER_REFS
 from gpumemwidget.ownership.graph.kinds import Kind
-from gpumemwidget.ownership.graph.walk import Graph
+from gpumemwidget.ownership.graph.walk import Graph, find_scope
 
 _CHECK_EVERY = 512
-#: A file, and the qualified name of what a function is defined in.
-_CodeScope = tuple[str, str]
 
 
 def list_held_elsewhere(
@@ -49,7 +46,7 @@ def list_held_elsewhere(
     counts = map(sys.getrefcount, map(graph.objects.__getitem__, places))
     infos = graph.storages
     found = {place for place in places if place in infos and infos[place].is_borrowed}
-    kinds, python_refs, hooks = graph.kinds, graph.python_refs, _UnpackHooks(graph)
+    kinds, python_refs = graph.kinds, graph.python_refs
     for place, count in zip(places, counts, strict=True):
         excess = count - base - python_refs[place]
         if excess and place in root_refs:
@@ -58,7 +55,7 @@ def list_held_elsewhere(
         if kind is Kind.TENSOR or kind is Kind.STORAGE:
             excess = _count_users(graph, place, kind, excess)
         elif excess > 0 and kind is not Kind.PLAIN:
-            excess = _allow_for_own(graph, hooks, place, kind, excess)
+            excess = _allow_for_own(graph, place, kind, excess)
         if excess > 0:
             found.add(place)
     return sorted(found)
@@ -113,71 +110,22 @@ def _count_view_refs(graph: Graph, place: int, kind: Kind) -> int:
     return n_refs
 
 
-def _allow_for_own(graph: Graph, hooks: _UnpackHooks, place: int, kind: Kind, excess: int) -> int:
+def _allow_for_own(graph: Graph, place: int, kind: Kind, excess: int) -> int:
     """Return the excess without the references that are known to exist."""
+    target: Any = graph.objects[place]
     if kind is Kind.CLASS:
-        return excess - graph.kind_finder.count_own_refs(graph.objects[place])
-    if kind is Kind.FUNCTION and hooks.has_count(graph.objects[place], excess):
-        # The hook that packed is held with the one that unpacks, and torch tells only the latter.
+        return excess - graph.kind_finder.count_own_refs(target)
+    if kind is Kind.FUNCTION and excess <= graph.n_unpackings.get(find_scope(target.__code__), 0):
+        # Torch tells the hook that unpacks, and not the one that packed and lives as long: it is
+        # defined in the same scope.
         return 0
-    if kind is Kind.HIDDEN:
-        return excess - graph.count_methods(place)
+    if kind is Kind.HIDDEN and graph.hidden.is_script(type(target)):
+        # Its own methods hold it.
+        return 0
     if kind is Kind.NODE and graph.cpp_refs[place]:
         # The node of a function written in Python always owned its context.
         return excess - (graph.reader.cpp_holds_node or place in graph.contexts)
     return excess
-
-
-class _UnpackHooks:
-    """How often autograd will unpack with each hook, found by what a pack hook shares with it.
-
-    Torch tells the hook that unpacks and not the one that packed, which lives as long: a function
-    defined in the same scope, mostly over the same variables.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._is_read = False
-        #: By scope: each hook's code and number of uses, by its place.
-        self._hooks: dict[_CodeScope, dict[int, tuple[CodeType, int]]] = {}
-        #: The places of the hooks that close over a variable, by scope and the cell's id.
-        self._closures: dict[tuple[_CodeScope, int], list[int]] = {}
-        #: By scope: how often each code is used, whatever its variables.
-        self._totals: dict[_CodeScope, dict[CodeType, int]] = {}
-
-    def _read(self) -> None:
-        graph = self._graph
-        for place, count in graph.n_unpackings.items():
-            function: Any = graph.objects[place]
-            code, scope = function.__code__, _find_scope(function.__code__)
-            self._hooks.setdefault(scope, {})[place] = code, count
-            totals = self._totals.setdefault(scope, {})
-            totals[code] = totals.get(code, 0) + count
-            for cell in set(map(id, function.__closure__ or ())):
-                self._closures.setdefault((scope, cell), []).append(place)
-
-    def has_count(self, function: Any, n_uses: int) -> bool:
-        """Return whether a hook defined beside this function is used that often."""
-        if not self._is_read:
-            self._is_read = True
-            self._read()
-        scope = _find_scope(function.__code__)
-        if n_uses in self._totals.get(scope, {}).values():
-            return True
-        # One function may be made several times, each with variables of its own (one checkpoint
-        # each).
-        cells = map(id, function.__closure__ or ())
-        siblings = {place for cell in cells for place in self._closures.get((scope, cell), ())}
-        totals: dict[CodeType, int] = {}
-        for place in siblings:
-            code, count = self._hooks[scope][place]
-            totals[code] = totals.get(code, 0) + count
-        return n_uses in totals.values()
-
-
-def _find_scope(code: CodeType) -> _CodeScope:
-    # Python 3.10 tells only the function's own name.
-    return code.co_filename, str(getattr(code, "co_qualname", "")).rpartition(".")[0]
 
 
 def list_outside(graph: Graph, *kinds: Kind) -> list[Any]:

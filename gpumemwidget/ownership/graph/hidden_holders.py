@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -20,11 +20,6 @@ from gpumemwidget.ownership.graph.objects import is_a, is_one_of, read_attribute
 
 #: In a container of more than that nobody keeps such objects one by one.
 _MOST_PARTS = 64
-
-#: The kinds of TorchScript's types that hold no tensor.
-_SIMPLE_TYPES = frozenset(
-    {"BoolType", "IntType", "FloatType", "StringType", "NoneType", "DeviceObjType", "NumberType"}
-)
 
 
 class HiddenHolders:
@@ -42,29 +37,21 @@ class HiddenHolders:
         c10d = sys.modules.get("torch._C._distributed_c10d")
         found = vars(torch._C)  # noqa: SLF001
         self._script_module: Any = found.get("ScriptModule")
-        self._script_function: Any = found.get("ScriptFunction")
-        self._script_method: Any = found.get("ScriptMethod")
         self._future: Any = found.get("Future")
-        #: Classes whose contents are never told: objects of TorchScript's classes, collectives
-        #: under way, and CUDA graphs, whose pools have more than tensors.
+        #: Classes whose contents are not all told: TorchScript's modules, functions and objects,
+        #: collectives under way, and CUDA graphs, whose pools have more than tensors.
         self._opaque: tuple[type, ...] = tuple(
             each
             for each in (
+                self._script_module,
+                found.get("ScriptFunction"),
                 found.get("ScriptObject"),
                 None if c10d is None else vars(c10d).get("Work"),
                 found.get("_CUDAGraph"),
             )
             if each is not None
         )
-        holders = (
-            self._array,
-            self._saved,
-            self._script_module,
-            self._script_function,
-            self._script_method,
-            self._future,
-            *self._opaque,
-        )
+        holders = (self._array, self._saved, self._future, *self._opaque)
         #: The classes of such objects; subclasses of the array are among them too.
         self.classes = tuple(each for each in holders if each is not None)
         #: The classes of such results, each by itself: they have no base but ``tuple``.
@@ -114,40 +101,28 @@ class HiddenHolders:
         return list(self._array.flat.__get__(target))
 
     def list_lent(self, target: Any) -> list[object]:
-        """Return the tensors that a hidden holder uses and something else holds too.
+        """Return the constants of a scripted module's code, which TorchScript keeps too.
 
-        The constants of compiled code (what ``torch.jit.freeze`` makes of parameters, what a trace
-        has met): TorchScript keeps all code that it has compiled. And what a method's module has.
+        ``torch.jit.freeze`` makes them of parameters.
         """
-        cls = type(target)
-        if _is_of(cls, self._script_method):
-            return self.list_held(target.owner)
-        if _is_of(cls, self._script_module):
-            graphs = [target._get_method(name).graph for name in target._method_names()]  # noqa: SLF001
-        elif _is_of(cls, self._script_function):
-            graphs = [self._script_function.graph.__get__(target)]
-        else:
+        if not self.is_script(type(target)):
             return []
-        return [each for graph in graphs for each in _list_constants(graph)]
+        graphs = [target._get_method(name).graph for name in target._method_names()]  # noqa: SLF001
+        nodes = chain.from_iterable(graph.findAllNodes("prim::Constant") for graph in graphs)
+        return [node.t("value") for node in nodes if _is_tensor_constant(node)]
 
     def is_opaque(self, target: Any) -> bool:
         """Return whether a hidden holder may hold more than can be listed."""
         cls = type(target)
-        if _is_of(cls, self._script_module):
-            return _has_untold_attributes(self._torch, target)
         if _is_of(cls, self._future):
             return not self._future.done(target)
         if cls is self._saved:
             return not hasattr(cls, "data")
         return any(is_one_of(cls, each) for each in self._opaque)
 
-    def has_methods(self, cls: type) -> bool:
-        """Return whether objects of a class are kept by their methods: scripted modules."""
+    def is_script(self, cls: type) -> bool:
+        """Return whether a class is that of TorchScript's modules, which their methods hold."""
         return _is_of(cls, self._script_module)
-
-    def is_method(self, cls: type) -> bool:
-        """Return whether a class is that of a scripted module's methods."""
-        return _is_of(cls, self._script_method)
 
     def holds_objects(self, target: Any) -> bool:
         """Return whether an object holds Python objects: a future that was made in Python."""
@@ -170,40 +145,8 @@ def _is_of(cls: type, known: Any) -> bool:
     return known is not None and is_one_of(cls, known)
 
 
-def _list_constants(graph: Any) -> Iterator[object]:
-    """The tensors in a graph of TorchScript's, those within its branches and loops too."""
-    pending = [graph]
-    while pending:
-        for node in pending.pop().nodes():
-            pending.extend(node.blocks())
-            if node.kind() == "prim::Constant" and "value" in node.attributeNames():
-                kind = node.kindOf("value")
-                if kind == "t":
-                    yield node.t("value")
-                elif kind == "ts":
-                    yield from node.ts("value")
-
-
-def _has_untold_attributes(torch: Any, module: Any) -> bool:
-    """Return whether a scripted module has attributes beside parameters, buffers and submodules.
-
-    A list of tensors, or an object of a class of TorchScript's, such as quantised weights.
-    """
-    tables = (torch._C.ParameterDict, torch._C.BufferDict, torch._C.ModuleDict)  # noqa: SLF001
-    n_told = sum(len(table(module).items()) for table in tables)
-    kinds = [each for each in module._type().containedTypes() if not _is_simple(each)]  # noqa: SLF001
-    return len(kinds) > n_told
-
-
-def _is_simple(kind: Any) -> bool:
-    parts = [kind]
-    while parts:
-        each = parts.pop()
-        inner = each.containedTypes()
-        if each.kind() == "ClassType" or (not inner and each.kind() not in _SIMPLE_TYPES):
-            return False
-        parts.extend(inner)
-    return True
+def _is_tensor_constant(node: Any) -> bool:
+    return "value" in node.attributeNames() and node.kindOf("value") == "t"
 
 
 def _list_results(torch: Any) -> tuple[type, ...]:

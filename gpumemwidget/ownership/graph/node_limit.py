@@ -17,12 +17,11 @@ from gpumemwidget.ownership.graph.torch_reader import TorchReader
 #: A fifth of what an ordinary stack bears; the graph of one step of a large model has some 5,000.
 MOST_NODES = 10_000
 
-
-#: All autograd nodes that have a Python object because of a walk of this process are among these,
-#: by id; some may be gone. Looked up anew when there are many.
+#: The ids of the autograd nodes that have a Python object because of a walk of this process; some
+#: may be gone: they are looked up anew when there are many.
 _made: set[int] = set()
 
-#: Nodes that were read, by id: to read them again makes no new objects.
+#: The ids of nodes that were read: to read them again makes no new objects.
 _read: set[int] = set()
 
 
@@ -37,10 +36,10 @@ class AutogradNodeLimit:
     def __init__(self, reader: TorchReader, kind_finder: KindFinder) -> None:
         self._is_needed = reader.cpp_holds_node
         self._kind_finder = kind_finder
-        self._living: set[int] | None = None
+        self._is_counted = False
+        self._is_closed = False
         #: True once a node was refused.
         self.is_spent = False
-        self._is_closed = False
 
     def close(self) -> None:
         """Allow no node at all: their graphs may change while they are read."""
@@ -48,20 +47,17 @@ class AutogradNodeLimit:
 
     def may_read(self, node: object) -> bool:
         """Return whether a node's neighbours may be asked for."""
-        if self._is_closed:
-            self.is_spent = True
-            return False
-        if not self._is_needed or (self._living is None and len(_made) < MOST_NODES):
-            return True
-        if self._living is None:
-            self._living = set(map(id, self._kind_finder.list_living(Kind.NODE)))
-            _made.clear()
-            _made.update(self._living)
-            _read.intersection_update(self._living)
-        if id(node) in _read or len(self._living) < MOST_NODES:
-            return True
-        self.is_spent = True
-        return False
+        may = not self._is_closed and (not self._is_needed or self._has_room_for(node))
+        self.is_spent = self.is_spent or not may
+        return may
+
+    def _has_room_for(self, node: object) -> bool:
+        if len(_made) >= MOST_NODES and not self._is_counted:
+            self._is_counted = True
+            living = set(map(id, self._kind_finder.list_living(Kind.NODE)))
+            _made.intersection_update(living)
+            _read.intersection_update(living)
+        return len(_made) < MOST_NODES or id(node) in _read
 
     def note(self, node: object, following: Collection[object]) -> None:
         """Remember that a node was read, and the objects that this may have made."""
@@ -69,5 +65,3 @@ class AutogradNodeLimit:
             _read.add(id(node))
             _made.add(id(node))
             _made.update(map(id, following))
-        if self._living is not None:
-            self._living.update(map(id, following))

@@ -17,7 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from types import FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from gpumemwidget.ownership.graph.hidden_holders import (
@@ -50,6 +50,16 @@ _NO_EDGES: list[int] = []
 
 #: Maximum number of objects that are followed together.
 _MOST_TOGETHER = 64
+
+
+#: A file, and the qualified name of what a function is defined in.
+CodeScope = tuple[str, str]
+
+
+def find_scope(code: CodeType) -> CodeScope:
+    """Return where a function is defined."""
+    # Python 3.10 tells only the function's own name.
+    return code.co_filename, str(getattr(code, "co_qualname", "")).rpartition(".")[0]
 
 
 def list_namespaces() -> list[object]:
@@ -102,8 +112,8 @@ class Graph:
         self.grads: set[int] = set()
         #: Nodes that are their own Python function's context.
         self.contexts: set[int] = set()
-        #: How often autograd is to unpack with a function, by its place.
-        self.n_unpackings: dict[int, int] = {}
+        #: How often autograd is to unpack with a function that is defined in a scope.
+        self.n_unpackings: dict[CodeScope, int] = {}
         #: The views that were met, by the places of their bases.
         self.views_of: dict[int, list[int]] = {}
         #: Objects that may hold memory which Python can't see.
@@ -130,8 +140,6 @@ class Graph:
         #: References that were looked at, also those to objects that are not entered: the progress.
         self._n_references = 0
         self._leads: bytearray | None = None
-        #: With the number of objects that it was made for.
-        self._n_methods: tuple[int, dict[int, int]] | None = None
         self._is_cut = False
         self._deadline = time.perf_counter() + budget_s
 
@@ -248,29 +256,6 @@ class Graph:
     def _note_told(self, referrer: object, places: Sequence[int]) -> None:
         held = {id(each) for each in gc.get_referents(referrer)}
         self.told.update(each for each in places if id(self.objects[each]) in held)
-
-    def count_methods(self, place: int) -> int:
-        """Return how many of its own methods keep a scripted module that stands beside them."""
-        if not self.hidden.has_methods(type(self.objects[place])):
-            return 0
-        if self._n_methods is None or self._n_methods[0] != len(self.objects):
-            self._n_methods = (len(self.objects), self._count_all_methods())
-        return self._n_methods[1].get(place, 0)
-
-    def _count_all_methods(self) -> dict[int, int]:
-        """For each object with scripted methods beside it in a container, how many there are."""
-        methods = {
-            place
-            for place, kind in enumerate(self.kinds)
-            if kind is Kind.HIDDEN and self.hidden.is_method(type(self.objects[place]))
-        }
-        counts: dict[int, int] = {}
-        for edges in self.edges:
-            if not methods.isdisjoint(edges):
-                n_methods = sum(part in methods for part in edges)
-                for part in set(edges):
-                    counts[part] = counts.get(part, 0) + n_methods
-        return counts
 
     def flag_reaching_memory(self) -> bytearray:
         """Return for each place 1 if it leads to a storage, or may lead to one out of sight."""
@@ -559,9 +544,9 @@ class Graph:
                 self.saved_by.setdefault(found, []).append(place)
             else:
                 self._add_python(place, iter((data,)))
-                found_hook = self.find(data) if is_a(data, FunctionType) else None
-                if found_hook is not None:
-                    self.n_unpackings[found_hook] = self.n_unpackings.get(found_hook, 0) + 1
+                if type(data) is FunctionType:
+                    scope = find_scope(data.__code__)
+                    self.n_unpackings[scope] = self.n_unpackings.get(scope, 0) + 1
         referents = gc.get_referents(node)
         if referents:
             self._add_python(place, iter(referents))
