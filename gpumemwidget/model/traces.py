@@ -240,18 +240,15 @@ class NoteKind(Enum):
     START_DIFFERS = "start differs"
     END_DIFFERS = "end differs"
     PEAK_DIFFERS = "peak differs"
-    #: The oldest events were lost, or some are missing: lines are complete from ``seconds`` on.
-    OLDEST_EVENTS_LOST = "oldest events lost"
+    #: Events are missing, mostly the oldest: lines are complete from ``seconds`` on.
     EVENTS_MISSING = "events missing"
     #: The peak (``n_bytes``) came before the first known event; the lines of the peak are those of
     #: the highest moment since (``history_bytes``).
     PEAK_NOT_IN_EVENTS = "peak not in events"
     #: The replay does not end with the blocks at the end.
     REPLAY_DIFFERS = "replay differs"
-    #: ``n_bytes`` of autograd's threads were attributed to a line that was inferred: the one last
-    #: seen to begin a backward, or the one last seen.
-    BACKWARD_BEGUN = "backward begun"
-    BACKWARD_AFTER_LINE = "backward after line"
+    #: ``n_bytes`` of autograd's threads were attributed to the line last seen before.
+    BACKWARD_INFERRED = "backward inferred"
     #: The history has no stacks.
     NO_STACKS = "no stacks"
     #: Reading the host's lines failed with the error in ``text``.

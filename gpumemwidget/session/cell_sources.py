@@ -53,11 +53,15 @@ def find_cell_sources(
         numbers: the numbers of all cells by the names of their files.
         files: those whose code was seen to run, the cell's own first.
     """
-    own = [name for name, cell_number in numbers.items() if cell_number == number]
+    magic = _find_magic(typed)
+    own_numbers = [number]
+    if magic is not None and number is not None:
+        # IPython counts a body that the magic has it run as the next cell, which is still to come.
+        own_numbers.append(number + 1)
+    own = [name for name, cell_number in numbers.items() if cell_number in own_numbers]
     own = [*dict.fromkeys([*files, *own])]
     compiled = {name: "".join(linecache.getlines(name)) for name in own}
     lines = typed.splitlines()
-    magic = _find_magic(typed)
     name = "the cell" if number is None else f"In[{number}]"
     others = {file: n for file, n in numbers.items() if file not in compiled}
     if number is not None:

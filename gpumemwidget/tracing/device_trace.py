@@ -100,7 +100,7 @@ def describe_device(
             before, allocated_bytes=sum(blocks), n_allocs=len(blocks), highest_bytes=sum(blocks)
         )
     since_s = None if is_complete else max(0, began_us - start_us) / 1e6
-    notes += _describe_missing(trace, replayed, moments, allocated, since_s)
+    notes += _describe_missing(replayed, moments, allocated, since_s)
     return DeviceTrace(
         device=trace.device,
         allocated=allocated,
@@ -187,17 +187,12 @@ def _compare(what: str, counted: Span, replayed: Span) -> list[TraceNote]:
 
 
 def _describe_missing(
-    trace: AllocatorTrace,
-    replayed: Replay,
-    moments: Moments,
-    allocated: Span,
-    since_s: float | None,
+    replayed: Replay, moments: Moments, allocated: Span, since_s: float | None
 ) -> list[TraceNote]:
     """Return notes on events that are missing, or that contradict the segments at the end."""
     notes = []
     if since_s is not None:
-        kind = NoteKind.EVENTS_MISSING if trace.is_whole else NoteKind.OLDEST_EVENTS_LOST
-        notes.append(TraceNote(kind, seconds=since_s))
+        notes.append(TraceNote(NoteKind.EVENTS_MISSING, seconds=since_s))
         peak_bytes = allocated.peak_bytes
         if peak_bytes is not None and peak_bytes > moments.peak_bytes:
             kind = NoteKind.PEAK_NOT_IN_EVENTS

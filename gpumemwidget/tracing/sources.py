@@ -28,8 +28,6 @@ _LIBRARIES = re.compile(
 )
 _INDENT = re.compile(r"[ \t]*")
 _DEFINITION = re.compile(r"(?:async\s+def|def|class)\s+([^\W\d]\w*)")
-#: File names under which ``%%time`` compiles its body.
-_TIMED = ("<timed exec>", "<timed eval>")
 #: Limits of a file that is read; the lines of a larger one have no text.
 _MAX_LINES = 50_000
 _MAX_BYTES = 16 << 20
@@ -89,10 +87,6 @@ class Sources:
         if filename in self._offsets:
             return self.traced
         if filename not in self._found:
-            offset = self._find_part(filename)
-            if offset is not None:
-                self._offsets[filename] = offset
-                return self.traced
             self._found[filename] = self._make(filename)
         return self._found[filename]
 
@@ -141,32 +135,6 @@ class Sources:
             return frame.function
         return ".".join(reversed(names[names.index(frame.function) :]))
 
-    def _find_part(self, filename: str) -> int | None:
-        """Return the number of the traced cell's lines above a part that is compiled by itself.
-
-        Such parts are the bodies of ``%%time`` and ``%%capture``. ``None`` for another file.
-        """
-        lines = self.traced.lines
-        n_heads = _count_heads(lines)
-        if filename in _TIMED and n_heads:
-            return n_heads
-        number = self._cells.get(filename)
-        if not n_heads or (f"In[{number}]" != self.traced.name and number is not None):
-            return None
-        if number is None and is_library(filename):
-            return None
-        part = "".join(self.read_lines(filename)).strip("\n").splitlines()
-        while lines and not lines[-1].strip():
-            lines.pop()
-        offset = len(lines) - len(part)
-        if not part or offset < n_heads or any(map(str.strip, lines[n_heads:offset])):
-            return None
-        is_same = all(
-            line == typed or typed.lstrip().startswith(("%", "!"))
-            for line, typed in zip(part, lines[offset:], strict=True)
-        )
-        return offset if is_same else None
-
     def _make(self, filename: str) -> Source | None:
         number = self._cells.get(filename)
         if number is None and (not filename or is_library(filename)):
@@ -197,8 +165,7 @@ def align_typed(typed: str, compiled: str) -> str:
     """Return a cell's text as it was typed, with the line numbers of the compiled code.
 
     IPython removes blank lines above a cell and rewrites magics, mostly line for line. Otherwise
-    only the compiled text has the right numbers, and is returned. (The body of another cell magic
-    is compiled by itself, and found by its text.)
+    only the compiled text has the right numbers, and is returned.
 
     Args:
         typed: the text as the user typed it, with the line of ``%%memtrace``.
@@ -209,9 +176,8 @@ def align_typed(typed: str, compiled: str) -> str:
         del lines[0]
     while lines and not lines[-1].strip():
         lines.pop()
-    others = compiled.rstrip().splitlines()
-    is_kept = len(lines) == len(others) or _count_heads(lines) > _count_heads(lines[:1])
-    return "\n".join(lines) if is_kept else compiled
+    n_compiled = len(compiled.rstrip().splitlines())
+    return "\n".join(lines) if len(lines) == n_compiled else compiled
 
 
 @lru_cache(maxsize=4096)
@@ -241,17 +207,6 @@ def format_allocation(frames: Sequence[Frame], cells: Mapping[str, int]) -> str 
     number = cells.get(frame.filename)
     name = PurePath(frame.filename).name if number is None else f"In[{number}]"
     return f"{name}, line {frame.line}"
-
-
-def _count_heads(lines: Sequence[str]) -> int:
-    """Return the number of lines up to the last cell magic that a cell begins with."""
-    n_heads = 0
-    for number, line in enumerate(lines, 1):
-        if line.lstrip().startswith("%%"):
-            n_heads = number
-        elif line.strip():
-            break
-    return n_heads
 
 
 def _indent(text: str) -> int:

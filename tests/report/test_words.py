@@ -18,7 +18,7 @@ MIB = 1 << 20
             "By the counters, 6.00 MiB were reserved at its peak, by the history 5.00 MiB.",
         ),
         (
-            TraceNote(NoteKind.OLDEST_EVENTS_LOST, seconds=6e-6),
+            TraceNote(NoteKind.EVENTS_MISSING, seconds=6e-6),
             "The history has lost its oldest events: lines are complete only from 6 µs after the "
             "cell's start.",
         ),
@@ -28,7 +28,7 @@ MIB = 1 << 20
             "1.00 MiB, the highest since.",
         ),
         (
-            TraceNote(NoteKind.BACKWARD_AFTER_LINE, n_bytes=MIB),
+            TraceNote(NoteKind.BACKWARD_INFERRED, n_bytes=MIB),
             "1.00 MiB allocated on autograd's threads, which show no line of the cell, are "
             "attributed to the line last seen before.",
         ),

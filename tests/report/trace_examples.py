@@ -256,7 +256,7 @@ def make_training_device(**changes: object) -> DeviceTrace:
         "unplaced": unplaced,
         "peak": peak_parts,
         "n_events": 18_432,
-        "notes": (TraceNote(NoteKind.BACKWARD_BEGUN, n_bytes=480 * MIB),),
+        "notes": (TraceNote(NoteKind.BACKWARD_INFERRED, n_bytes=480 * MIB),),
     }
     return DeviceTrace(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -384,7 +384,7 @@ def make_two_gpu_trace() -> CellTrace:
         "cuda:1",
         peak_is="at least",
         complete_since_s=0.9,
-        notes=(TraceNote(NoteKind.OLDEST_EVENTS_LOST, seconds=0.9),),
+        notes=(TraceNote(NoteKind.EVENTS_MISSING, seconds=0.9),),
     )
     return make_trace(second, make_training_device(notes=()))
 

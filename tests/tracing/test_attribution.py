@@ -109,7 +109,7 @@ def test_what_had_gone_into_a_backward_is_placed_there() -> None:
 
     assert list_lines(found) == {1: 5, 2: 1}
     assert list_lines(found, 1) == {3: 1, 6: 1, 7: 2, 8: 1}
-    assert found.notes == (TraceNote(NoteKind.BACKWARD_BEGUN, n_bytes=2 * MIB),)
+    assert found.notes == (TraceNote(NoteKind.BACKWARD_INFERRED, n_bytes=2 * MIB),)
 
 
 def test_else_it_is_the_users_line_that_was_seen_last() -> None:
@@ -118,7 +118,7 @@ def test_else_it_is_the_users_line_that_was_seen_last() -> None:
 
     assert list_lines(found) == {1: 4}
     assert list_lines(found, 1) == {6: 3, 8: 1}
-    assert found.notes == (TraceNote(NoteKind.BACKWARD_AFTER_LINE, n_bytes=2 * MIB),)
+    assert found.notes == (TraceNote(NoteKind.BACKWARD_INFERRED, n_bytes=2 * MIB),)
 
 
 def test_the_stack_of_a_free_is_not_taken_for_what_runs() -> None:
@@ -144,7 +144,7 @@ def test_calls_that_were_seen_are_no_inference() -> None:
 
     assert list_lines(found) == {1: 1, 2: 2}
     assert list_lines(found, 1) == {7: 1}
-    assert found.notes == (TraceNote(NoteKind.BACKWARD_AFTER_LINE, n_bytes=MIB),)
+    assert found.notes == (TraceNote(NoteKind.BACKWARD_INFERRED, n_bytes=MIB),)
 
 
 def test_a_thread_that_runs_a_backward_has_no_line() -> None:

@@ -203,7 +203,7 @@ def test_a_peak_before_the_oldest_event_is_the_counters() -> None:
     assert found.allocated == Span(0, MIB, 5 * MIB)
     assert (found.peak_is, found.complete_since_s) == ("exact", 6e-6)
     assert found.notes == (
-        TraceNote(NoteKind.OLDEST_EVENTS_LOST, seconds=6e-6),
+        TraceNote(NoteKind.EVENTS_MISSING, seconds=6e-6),
         TraceNote(NoteKind.PEAK_NOT_IN_EVENTS, "", 5 * MIB, MIB),
     )
     assert [(part.line, part.n_bytes) for part in found.peak] == [(2, MIB)]

@@ -119,7 +119,7 @@ def test_training_is_told_by_its_lines() -> None:
     assert steps["opt.step()"].net_bytes >= 2 * parameters
     calls = next(line.calls for line in cell.lines if line.text.strip() == "step(data, target)")
     assert {call.function for call in calls} == {"step"}
-    assert len(found.notes) == 2
+    assert [note.kind for note in found.notes] == [NoteKind.BACKWARD_INFERRED]
 
 
 @pytest.mark.parametrize("name", [name for name in CELLS if name != "ring"])

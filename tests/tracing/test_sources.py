@@ -93,12 +93,6 @@ def test_parts_of_the_cell_compiled_elsewhere_have_its_lines() -> None:
         # Blank lines above are taken away by IPython.
         ("\n \n%%memtrace\nx = 1", "\nx = 1\n", "%%memtrace\nx = 1"),
         ("%%memtrace\n%time x = 1\n\n", "\nget_ipython()\n", "%%memtrace\n%time x = 1"),
-        # What is below another cell magic is no part of what is compiled as the cell.
-        (
-            "%%memtrace\n%%time\nx = 1\ny",
-            "get_ipython().run_cell_magic('time', '', 'x = 1\\ny')\n",
-            "%%memtrace\n%%time\nx = 1\ny",
-        ),
         # A magic over two lines became one: then the typed lines would be the wrong ones.
         ("%%memtrace\n%time \\\n  f()\nx", "\nget_ipython()\nx\n", "\nget_ipython()\nx\n"),
     ],
@@ -124,30 +118,3 @@ def test_typed_text_is_shown_where_its_lines_are_the_compiled_ones(
 def test_libraries_are_known_by_where_they_lie(filename: str, expected: bool) -> None:
     """On the machine of a recording, too."""
     assert is_library(filename) is expected
-
-
-@pytest.mark.parametrize(
-    ("filename", "text", "line"),
-    [
-        # As IPython compiles it: blank lines above are gone, magics are calls.
-        ("/tmp/ipykernel_7/body.py", "x = 1\nget_ipython().system('ls')\ny = 2\n", 5),
-        ("<timed exec>", "", 3),
-        # Another cell, or a file of the user's.
-        ("/tmp/ipykernel_7/1.py", "x = 1\nget_ipython().system('ls')\ny = 2\n", None),
-        (FILE, "z = 1\ny = 2\n", None),
-        (FILE, "", None),
-    ],
-)
-def test_what_is_below_another_cell_magic_is_the_cells(
-    filename: str, text: str, line: int | None
-) -> None:
-    """It is known by its text, whatever it was compiled as."""
-    typed = "%%memtrace\n%%capture\n\n\nx = 1\n!ls\ny = 2\n"
-    sources = Sources(
-        Source("In[7]", CELL, "cell", typed),
-        cells={CELL: 7, "/tmp/ipykernel_7/1.py": 1},
-        read=lambda name: text.splitlines(keepends=True) if name == filename else [],
-    )
-
-    assert sources.find_line(Frame(filename, 1, "<module>")) == line
-    assert (sources.find(filename) is sources.traced) == (line is not None)

@@ -260,7 +260,7 @@ def test_what_is_left_of_a_ring_is_told_as_it_ran(
     found = describe(device, n_lost=n_lost, is_whole=False)
 
     assert found.complete_since_s == (n_lost + 1) / 1e6
-    assert found.notes[0].kind is NoteKind.OLDEST_EVENTS_LOST
+    assert found.notes[0].kind is NoteKind.EVENTS_MISSING
     assert found.allocated.after_bytes == device.moments[-1].allocated_bytes
     uses = {line.line: line.use for line in found.units[0].lines if line.use is not None}
     for line in range(1, 6):

@@ -16,7 +16,7 @@ from gpumemwidget.model.segments import Frame
 from gpumemwidget.model.traces import CallMark, NoteKind, TraceNote
 from gpumemwidget.progress import Stage, follow
 from gpumemwidget.tracing.allocator.replay import ALLOC, SEGMENT_ALLOC, SEGMENT_MAP, Replay
-from gpumemwidget.tracing.allocator.stacks import THREAD, Stack, find_backward, read_stack
+from gpumemwidget.tracing.allocator.stacks import THREAD, Stack, read_stack
 from gpumemwidget.tracing.sources import Sources, is_library
 
 #: Actions whose stack is the one that was running. The stack of a free may be the allocation's.
@@ -99,11 +99,9 @@ def attribute_events(
             event_sites[place] = (
                 event_sites[partner] if partner >= 0 else initial_sites[-2 - partner]
             )
-    notes = [
-        TraceNote(kind, n_bytes=joiner.inferred_bytes[kind])
-        for kind in NoteKind
-        if kind in joiner.inferred_bytes
-    ]
+    notes = []
+    if joiner.inferred_bytes:
+        notes.append(TraceNote(NoteKind.BACKWARD_INFERRED, n_bytes=joiner.inferred_bytes))
     if ALLOC in replay.events.actions and not any(replay.events.stack_table):
         notes.append(TraceNote(NoteKind.NO_STACKS))
     return Attribution(tuple(sites), event_sites, initial_sites, tuple(notes))
@@ -112,12 +110,12 @@ def attribute_events(
 class _AutogradJoiner:
     """Appends the stack of the caller of backward to the stacks of autograd's threads.
 
-    The caller is known where calls of backward were seen to begin and end. Else it is inferred from
-    the cell's last stack before: the call of backward in it, or the user's line.
+    The caller is known where calls of backward were seen to begin and end. Else it is taken to be
+    the user's line in the cell's last stack before.
 
     Attributes:
         event_stacks: for each event (type ``i``), the index of its stack in ``stacks``.
-        inferred_bytes: allocated bytes by how the caller was inferred.
+        inferred_bytes: allocated bytes whose caller was inferred.
 
     Args:
         stacks: those of the events' table; joined stacks are appended.
@@ -137,9 +135,9 @@ class _AutogradJoiner:
         self._starts = [mark.start_us for mark in self._marks]
         self._joined: dict[tuple[int, tuple[Frame, ...]], int] = {}
         #: The inferred callers by the id of the cell's last stack.
-        self._inferred: dict[int, tuple[tuple[Frame, ...], NoteKind]] = {}
+        self._inferred: dict[int, tuple[Frame, ...]] = {}
         self.event_stacks: array[int] = replay.events.stacks[:]
-        self.inferred_bytes: dict[NoteKind, int] = {}
+        self.inferred_bytes = 0
 
     def run(self) -> None:
         """Join all stacks of autograd's threads."""
@@ -164,9 +162,8 @@ class _AutogradJoiner:
                 return
             if id(last) not in self._inferred:
                 self._inferred[id(last)] = self._infer_caller(last)
-            caller, how = self._inferred[id(last)]
-            n_bytes = self._replay.changes[place]
-            self.inferred_bytes[how] = self.inferred_bytes.get(how, 0) + n_bytes
+            caller = self._inferred[id(last)]
+            self.inferred_bytes += self._replay.changes[place]
         key = events.stacks[place], caller
         if key not in self._joined:
             self._joined[key] = len(self._stacks)
@@ -182,16 +179,13 @@ class _AutogradJoiner:
                 return mark.frames
         return None
 
-    def _infer_caller(self, last: Stack) -> tuple[tuple[Frame, ...], NoteKind]:
-        begun = find_backward(last)
-        if begun is not None:
-            return last.frames[begun:], NoteKind.BACKWARD_BEGUN
+    def _infer_caller(self, last: Stack) -> tuple[Frame, ...]:
         users = next(
             place
             for place, frame in enumerate(last.frames)
             if self._sources.find_line(frame) is not None or not is_library(frame.filename)
         )
-        return last.frames[users:], NoteKind.BACKWARD_AFTER_LINE
+        return last.frames[users:]
 
     def _is_users(self, mark: CallMark) -> bool:
         return bool(mark.frames) and (

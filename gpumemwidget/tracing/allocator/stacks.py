@@ -8,7 +8,7 @@ main program begin with Python's own outermost function.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
@@ -16,12 +16,8 @@ from typing import Literal, TypeAlias
 from gpumemwidget.model.segments import Frame
 from gpumemwidget.tracing.sources import Sources, is_library
 
-_BACKWARDS = {
-    "_engine_run_backward": ("torch/autograd/graph.py",),
-    "backward": ("torch/autograd/__init__.py", "torch/_tensor.py"),
-    "grad": ("torch/autograd/__init__.py",),
-}
-_MODULE_CALLS = {"_call_impl": ("torch/nn/modules/module.py",)}
+#: The function by which PyTorch calls a module's forward.
+_MODULE_CALL = ("_call_impl", "torch/nn/modules/module.py")
 #: Outermost functions of a main program, however it was started.
 _MAIN = frozenset(("<module>", "_run_module_as_main"))
 #: Outermost function of a thread of Python's.
@@ -82,14 +78,6 @@ def read_stack(frames: tuple[Frame, ...], sources: Sources) -> Stack:
     )
 
 
-def find_backward(stack: Stack) -> int | None:
-    """Return the index of the innermost frame that runs a backward for the cell."""
-    for place, frame in enumerate(stack.frames[: stack.n_inside]):
-        if _is_function(frame, _BACKWARDS):
-            return place
-    return None
-
-
 def fold_frames(frames: Sequence[Frame], modules: Sequence[str]) -> tuple[Step, ...]:
     """Return the calls that a person would name, outermost first.
 
@@ -107,7 +95,7 @@ def fold_frames(frames: Sequence[Frame], modules: Sequence[str]) -> tuple[Step, 
     library_steps: list[Step] = []
     module: str | None = None
     for frame in reversed(frames):
-        if _is_function(frame, _MODULE_CALLS):
+        if _is_module_call(frame):
             steps += _shorten(library_steps)
             library_steps = []
             module = next(names, "")
@@ -145,12 +133,12 @@ def _shorten(steps: Sequence[Step]) -> list[Step]:
 
 
 def _count_module_calls(frames: Sequence[Frame]) -> int:
-    return len([frame for frame in frames if _is_function(frame, _MODULE_CALLS)])
+    return len([frame for frame in frames if _is_module_call(frame)])
 
 
-def _is_function(frame: Frame, files: Mapping[str, tuple[str, ...]]) -> bool:
-    names = files.get(frame.function)
-    return names is not None and frame.filename.replace("\\", "/").endswith(names)
+def _is_module_call(frame: Frame) -> bool:
+    function, file = _MODULE_CALL
+    return frame.function == function and frame.filename.replace("\\", "/").endswith(file)
 
 
 @lru_cache(maxsize=4096)
