@@ -15,7 +15,6 @@ from gpumemwidget.backends.cuda.releasable import Unallocated, divide_unallocate
 from gpumemwidget.model.breakdowns import (
     Breakdown,
     BreakdownDoubt,
-    BreakdownNote,
     BreakdownPart,
     PartKey,
 )
@@ -73,24 +72,19 @@ def build_breakdown(
     total = use.total_bytes if use is not None and has_driver else info.total_bytes
     if total is None or total <= 0:
         return None
-    notes: list[BreakdownNote] = []
+    doubts: list[BreakdownDoubt] = []
     if not state.is_at_one_moment:
-        notes.append(BreakdownNote(BreakdownDoubt.MOVED_MEANWHILE))
+        doubts.append(BreakdownDoubt.MOVED_MEANWHILE)
     on_host = info.device == HOST
     if not has_driver and not on_host:
-        is_unused = reading is None
-        notes.append(
-            BreakdownNote(
-                BreakdownDoubt.USE_UNKNOWN if is_unused else BreakdownDoubt.TOTAL_OF_PYTORCH
-            )
-        )
-    unallocated = None if on_host else _match_segments(state, notes)
-    own = _list_own_groups(state, account, unallocated, notes, is_complete=is_complete)
+        doubts.append(BreakdownDoubt.NO_DRIVER)
+    unallocated = None if on_host else _match_segments(state, doubts)
+    own = _list_own_groups(state, account, unallocated, doubts, is_complete=is_complete)
     return Breakdown(
         device=info.device,
         name=info.name,
         total_bytes=total,
-        parts=_divide_device(state, own, total, notes, has_driver=has_driver),
+        parts=_divide_device(state, own, total, doubts, has_driver=has_driver),
         allocated_bytes=_drop_impossible(None if reading is None else reading.allocated_bytes),
         reserved_bytes=_drop_impossible(None if reading is None else reading.reserved_bytes),
         used_bytes=_drop_impossible(None if use is None else use.used_bytes),
@@ -102,7 +96,7 @@ def build_breakdown(
         has_expandable=any(segment.is_expandable for segment in state.segments),
         pinned=state.pinned,
         failures=state.notes,
-        notes=tuple(notes),
+        doubts=tuple(doubts),
     )
 
 
@@ -150,7 +144,7 @@ def _divide_device(
     state: DeviceState,
     own: Sequence[_PartGroup],
     total: int,
-    notes: list[BreakdownNote],
+    doubts: list[BreakdownDoubt],
     *,
     has_driver: bool,
 ) -> tuple[BreakdownPart, ...]:
@@ -160,7 +154,7 @@ def _divide_device(
         state: what was read of the device.
         own: the memory that this process's own allocator counts.
         total: bytes of the device.
-        notes: gets the reasons why figures were given up.
+        doubts: gets the reasons why figures were given up.
         has_driver: whether the total is the driver's.
     """
     device, use = state.info.device, state.use
@@ -170,22 +164,18 @@ def _divide_device(
     if device != HOST and (has_driver or state.reading is None):
         driver = _drop_impossible(use.driver_bytes if use is not None and has_driver else None)
         ends.insert(0, _make_group("driver", driver))
-        if driver is None and free is not None:
-            notes.append(BreakdownNote(BreakdownDoubt.DRIVER_PART_UNKNOWN))
-    parts = _divide_total(total, [*_list_process_groups(state, own, notes), *ends])
+    parts = _divide_total(total, [*_list_process_groups(state, own, doubts), *ends])
     if parts is not None:
         return parts
     others, unknown_ends = _list_unknown_groups(device), _forget_all(ends)
-    for doubt, groups in (
-        (BreakdownDoubt.PROCESSES_EXCEED_USE, [*own, *others, *ends]),
-        (BreakdownDoubt.OWN_OVERLAPS_FREE, [*own, *others, *unknown_ends]),
-        (BreakdownDoubt.OWN_EXCEEDS_TOTAL, [*_forget_all(own), *others, *unknown_ends]),
-    ):
-        parts = _divide_total(total, groups)
-        if parts is not None:
-            notes.append(BreakdownNote(doubt, total))
-            break
-    return parts or ()
+    doubts.append(BreakdownDoubt.FIGURES_EXCEED_TOTAL)
+    attempts = (
+        [*own, *others, *ends],
+        [*own, *others, *unknown_ends],
+        [*_forget_all(own), *others, *unknown_ends],
+    )
+    divided = (_divide_total(total, groups) for groups in attempts)
+    return next((parts for parts in divided if parts is not None), ())
 
 
 # -- The memory that this process's allocator counts -----------------------------------------------
@@ -195,7 +185,7 @@ def _list_own_groups(
     state: DeviceState,
     account: DeviceAccount | None,
     unallocated: Unallocated | None,
-    notes: list[BreakdownNote],
+    doubts: list[BreakdownDoubt],
     *,
     is_complete: bool,
 ) -> list[_PartGroup]:
@@ -209,35 +199,33 @@ def _list_own_groups(
     allocated = _drop_impossible(reading.allocated_bytes)
     reserved = _drop_impossible(reading.reserved_bytes)
     if allocated is not None and (reserved is None or allocated <= reserved):
-        kinds = _divide_allocated(account, allocated, notes, is_complete=is_complete)
+        kinds = _divide_allocated(account, allocated, doubts, is_complete=is_complete)
         groups[0] = _PartGroup(
             ("allocated",), (BreakdownPart("allocated", allocated, parts=kinds),)
         )
         if unallocated is not None:
             groups[1] = _PartGroup(cached_keys, _divide_unallocated(unallocated))
-    elif allocated is not None and reserved is not None:
-        on_host = device == HOST
-        doubt = BreakdownDoubt.NOT_RESIDENT if on_host else BreakdownDoubt.ALLOCATED_EXCEEDS
-        notes.append(BreakdownNote(doubt, allocated, reserved))
+    elif allocated is not None and device == HOST:
+        doubts.append(BreakdownDoubt.NOT_RESIDENT)
     if reserved is None:
         return groups
     keys = tuple(key for group in groups for key in group.keys)
     return [_PartGroup(keys, _divide_total(reserved, groups))]
 
 
-def _match_segments(state: DeviceState, notes: list[BreakdownNote]) -> Unallocated | None:
+def _match_segments(state: DeviceState, doubts: list[BreakdownDoubt]) -> Unallocated | None:
     """Return the sums of the segments, if these are the segments that the counters count."""
     reading = state.reading
     if reading is None or not reading.reserved_bytes:
         return None
     if not state.segments:
         if reading.reserved_bytes != reading.allocated_bytes:
-            notes.append(BreakdownNote(BreakdownDoubt.SEGMENTS_UNKNOWN))
+            doubts.append(BreakdownDoubt.SEGMENTS_UNKNOWN)
         return None
     found = divide_unallocated(state.segments)
     counted = (reading.reserved_bytes, reading.allocated_bytes)
     if (found.reserved_bytes, found.allocated_bytes) != counted:
-        notes.append(BreakdownNote(BreakdownDoubt.SEGMENTS_OF_ANOTHER_MOMENT))
+        doubts.append(BreakdownDoubt.SEGMENTS_UNKNOWN)
         return None
     return found
 
@@ -261,7 +249,11 @@ def _divide_unallocated(found: Unallocated) -> tuple[BreakdownPart, ...]:
 
 
 def _divide_allocated(
-    account: DeviceAccount | None, allocated: int, notes: list[BreakdownNote], *, is_complete: bool
+    account: DeviceAccount | None,
+    allocated: int,
+    doubts: list[BreakdownDoubt],
+    *,
+    is_complete: bool,
 ) -> tuple[BreakdownPart, ...]:
     """Return the allocated memory by kind; ``()`` where that is not known."""
     if account is None or not allocated:
@@ -269,7 +261,7 @@ def _divide_allocated(
     owned = [line for line in account.owned if line.n_bytes]
     found = sum(line.n_bytes for line in owned)
     if found != allocated or any(line.n_bytes < 0 for line in owned):
-        notes.append(BreakdownNote(BreakdownDoubt.OWNERS_DIFFER, found, allocated))
+        doubts.append(BreakdownDoubt.OWNERS_DIFFER)
         return ()
     roundings = [
         line.rounding_bytes
@@ -278,9 +270,9 @@ def _divide_allocated(
     ]
     is_known = len(roundings) == len(owned)
     if not is_known and account.device != HOST:
-        notes.append(BreakdownNote(BreakdownDoubt.ROUNDING_UNKNOWN))
+        doubts.append(BreakdownDoubt.ROUNDING_UNKNOWN)
     if not is_complete:
-        notes.append(BreakdownNote(BreakdownDoubt.OWNERS_INCOMPLETE))
+        doubts.append(BreakdownDoubt.OWNERS_INCOMPLETE)
     sums: dict[MemoryKind | None, int] = {}
     for line in owned:
         is_unnamed = line.kind == "unknown" or (
@@ -305,7 +297,7 @@ def _list_unknown_groups(device: str) -> list[_PartGroup]:
 
 
 def _list_process_groups(
-    state: DeviceState, own: Sequence[_PartGroup], notes: list[BreakdownNote]
+    state: DeviceState, own: Sequence[_PartGroup], doubts: list[BreakdownDoubt]
 ) -> list[_PartGroup]:
     """Return this process and the others, as far as the driver's list of them makes sense.
 
@@ -315,7 +307,7 @@ def _list_process_groups(
     Args:
         state: what was read of the device.
         own: the memory that this process's own allocator counts.
-        notes: gets the reasons why figures are not believed.
+        doubts: gets the reasons why figures are not believed.
     """
     device, processes = state.info.device, state.processes
     unknown = [*own, *_list_unknown_groups(device)]
@@ -326,17 +318,14 @@ def _list_process_groups(
         has_children = any(process.relation == "child" for process in processes)
         return unknown if has_children else [*own, _PartGroup(("others",))]
     this = [process for process in processes if process.relation == "own"]
-    if not this and state.reading is not None:
-        notes.append(BreakdownNote(BreakdownDoubt.NOT_LISTED, processes=processes))
-        return unknown
     own_bytes = _sum_processes(this)
     counted_bytes = sum(group.known_bytes for group in own)
-    if own_bytes is not None and own_bytes < counted_bytes:
-        notes.append(BreakdownNote(BreakdownDoubt.PID_OF_ANOTHER, own_bytes, counted_bytes))
+    is_listed = bool(this) or state.reading is None
+    if not is_listed or (own_bytes is not None and own_bytes < counted_bytes):
+        doubts.append(BreakdownDoubt.NOT_LISTED)
         return unknown
-    silent = tuple(process for process in processes if _drop_impossible(process.n_bytes) is None)
-    if silent:
-        notes.append(BreakdownNote(BreakdownDoubt.BYTES_UNKNOWN, processes=silent))
+    if _sum_processes(processes) is None:
+        doubts.append(BreakdownDoubt.BYTES_UNKNOWN)
     children = _group_processes(
         "children", [process for process in processes if process.relation == "child"]
     )

@@ -70,48 +70,24 @@ class BreakdownDoubt(Enum):
 
     #: Memory was taken or freed while the device was read.
     MOVED_MEANWHILE = auto()
-    #: The driver does not tell the use of a device that PyTorch does not use.
-    USE_UNKNOWN = auto()
-    #: The total is PyTorch's, without the driver's own part.
-    TOTAL_OF_PYTORCH = auto()
-    #: The driver does not tell its own part.
-    DRIVER_PART_UNKNOWN = auto()
-    #: The processes have more than is in use.
-    PROCESSES_EXCEED_USE = auto()
-    #: The bytes of this process and the free bytes exceed the total.
-    OWN_OVERLAPS_FREE = auto()
-    #: The bytes of this process exceed the total (``n_bytes``).
-    OWN_EXCEEDS_TOTAL = auto()
-    #: malloc has handed out ``n_bytes``, of which only ``other_bytes`` are resident.
+    #: The driver tells nothing of the whole device; the total of one in use is PyTorch's.
+    NO_DRIVER = auto()
+    #: The figures exceed the total: they overlap, or were not read at one moment.
+    FIGURES_EXCEED_TOTAL = auto()
+    #: malloc has handed out more than is resident.
     NOT_RESIDENT = auto()
-    #: More is allocated (``n_bytes``) than reserved (``other_bytes``).
-    ALLOCATED_EXCEEDS = auto()
-    #: The allocator does not tell its segments.
+    #: The allocator does not tell its segments, or not those that the counters count.
     SEGMENTS_UNKNOWN = auto()
-    #: The segments are not those that the counters count.
-    SEGMENTS_OF_ANOTHER_MOMENT = auto()
-    #: Owners of ``n_bytes`` were found, and ``other_bytes`` are allocated.
+    #: The owners that were found do not add up to what is allocated.
     OWNERS_DIFFER = auto()
     #: The requested bytes of some blocks are not known.
     ROUNDING_UNKNOWN = auto()
     #: The account ran out of time.
     OWNERS_INCOMPLETE = auto()
-    #: The driver's list (``processes``) lacks this process.
+    #: The driver does not list this process, or with fewer bytes than PyTorch has there.
     NOT_LISTED = auto()
-    #: The driver tells fewer bytes of this process (``n_bytes``) than PyTorch (``other_bytes``).
-    PID_OF_ANOTHER = auto()
-    #: The driver does not tell the bytes of ``processes``.
+    #: The driver does not tell the bytes of some processes.
     BYTES_UNKNOWN = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class BreakdownNote:
-    """A doubt with its figures."""
-
-    doubt: BreakdownDoubt
-    n_bytes: int = 0
-    other_bytes: int = 0
-    processes: tuple[ProcessUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +115,7 @@ class Breakdown:
     pinned: PinnedUse | None = None
     #: Sentences on figures that the driver could not tell.
     failures: tuple[str, ...] = ()
-    notes: tuple[BreakdownNote, ...] = ()
+    doubts: tuple[BreakdownDoubt, ...] = ()
 
     @property
     def may_hide_children(self) -> bool:

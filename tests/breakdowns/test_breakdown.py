@@ -12,7 +12,6 @@ from gpumemwidget.breakdowns.breakdown import build_breakdown
 from gpumemwidget.model.breakdowns import (
     Breakdown,
     BreakdownDoubt,
-    BreakdownNote,
     BreakdownPart,
     PartKey,
 )
@@ -141,7 +140,7 @@ class TestGpu:
         )
         assert breakdown.used_bytes == 29 * GIB + 509 * MIB
         assert breakdown.largest_free_block_bytes == GIB
-        assert breakdown.notes == ()
+        assert breakdown.doubts == ()
 
     def test_a_device_that_was_not_touched_has_what_the_driver_tells(self) -> None:
         """This process has nothing there, and PyTorch has no figures of it."""
@@ -192,7 +191,7 @@ class TestGpu:
         assert merge_parts(breakdown) == [
             (("outside", "children", "others", "unlisted", "driver", "free"), breakdown.total_bytes)
         ]
-        assert breakdown.notes == (BreakdownNote(BreakdownDoubt.USE_UNKNOWN),)
+        assert breakdown.doubts == (BreakdownDoubt.NO_DRIVER,)
 
     def test_without_a_driver_the_total_is_pytorchs(self) -> None:
         """All that is not PyTorch's is one part; what the driver keeps is not in that total."""
@@ -203,7 +202,7 @@ class TestGpu:
             (("outside", "children", "others", "unlisted", "free"), 64 * GIB - 480 * MIB)
         ]
         assert breakdown.used_bytes is None
-        assert breakdown.notes[0].doubt is BreakdownDoubt.TOTAL_OF_PYTORCH
+        assert breakdown.doubts == (BreakdownDoubt.NO_DRIVER,)
 
     def test_counters_that_moved_keep_what_pytorch_has(self) -> None:
         """PyTorch's figures are of one moment; what the device has free is of another."""
@@ -218,10 +217,10 @@ class TestGpu:
         assert merge_parts(breakdown) == [
             (("outside", "children", "others", "unlisted", "driver", "free"), 64 * GIB)
         ]
-        assert [note.doubt for note in breakdown.notes] == [
+        assert breakdown.doubts == (
             BreakdownDoubt.MOVED_MEANWHILE,
-            BreakdownDoubt.OWN_OVERLAPS_FREE,
-        ]
+            BreakdownDoubt.FIGURES_EXCEED_TOTAL,
+        )
 
     def test_what_can_not_be_is_one_part(self) -> None:
         """More than there is: then nothing of it is believed."""
@@ -250,7 +249,7 @@ _STRANGER = make_process(4121, "other", 29 * GIB, None)
             {"processes": (make_process(10, "own", 3 * GIB),)},
             _BESIDE,
             13 * GIB + 509 * MIB,
-            BreakdownDoubt.PID_OF_ANOTHER,
+            BreakdownDoubt.NOT_LISTED,
             id="a pid with less than PyTorch alone has",
         ),
         pytest.param(
@@ -276,14 +275,14 @@ _STRANGER = make_process(4121, "other", 29 * GIB, None)
             {"processes": (*make_state().processes, make_process(22, "other", GIB))},
             _BESIDE,
             13 * GIB + 509 * MIB,
-            BreakdownDoubt.PROCESSES_EXCEED_USE,
+            BreakdownDoubt.FIGURES_EXCEED_TOTAL,
             id="one has freed some between the two questions",
         ),
         pytest.param(
             {"use": replace(make_state().use, used_bytes=29 * GIB + 989 * MIB, driver_bytes=None)},
             ("unlisted", "driver"),
             489 * MIB,
-            BreakdownDoubt.DRIVER_PART_UNKNOWN,
+            None,
             id="a driver before 510",
         ),
         pytest.param(
@@ -297,7 +296,7 @@ _STRANGER = make_process(4121, "other", 29 * GIB, None)
             {"reading": Reading("cuda:0", 13 * GIB - 512, 16 * GIB)},
             _UNALLOCATED,
             3 * GIB + 512,
-            BreakdownDoubt.SEGMENTS_OF_ANOTHER_MOMENT,
+            BreakdownDoubt.SEGMENTS_UNKNOWN,
             id="segments of another moment",
         ),
         pytest.param(
@@ -338,7 +337,7 @@ def test_what_can_not_be_told_apart_is_one_part(
     breakdown = build(make_state(**changes))
 
     assert merge_parts(breakdown) == [(merged, n_bytes)]
-    assert [note.doubt for note in breakdown.notes] == ([] if doubt is None else [doubt])
+    assert breakdown.doubts == (() if doubt is None else (doubt,))
 
 
 class TestKinds:
@@ -374,7 +373,7 @@ class TestKinds:
         breakdown = build(make_state(), account)
 
         assert [part.n_bytes for part in breakdown.parts[0].parts] == [8 * GIB, 5 * GIB]
-        assert breakdown.notes[0].doubt is BreakdownDoubt.ROUNDING_UNKNOWN
+        assert breakdown.doubts == (BreakdownDoubt.ROUNDING_UNKNOWN,)
 
     def test_an_account_of_another_moment_is_not_used(self) -> None:
         """What it adds up to is not what is allocated."""
@@ -383,7 +382,7 @@ class TestKinds:
         breakdown = build(make_state(), account)
 
         assert breakdown.parts[0].parts == ()
-        assert breakdown.notes[0].doubt is BreakdownDoubt.OWNERS_DIFFER
+        assert breakdown.doubts == (BreakdownDoubt.OWNERS_DIFFER,)
 
     def test_an_incomplete_account_says_so(self) -> None:
         """Some of what has no name there may have one."""
@@ -392,7 +391,7 @@ class TestKinds:
         breakdown = build(make_state(), account, is_complete=False)
 
         assert [part.key for part in breakdown.parts[0].parts] == ["unnamed"]
-        assert breakdown.notes[0].doubt is BreakdownDoubt.OWNERS_INCOMPLETE
+        assert breakdown.doubts == (BreakdownDoubt.OWNERS_INCOMPLETE,)
 
 
 class TestHost:
@@ -409,14 +408,14 @@ class TestHost:
             ("free", 40 * GIB),
         ]
         assert breakdown.pinned is not None
-        assert breakdown.notes == ()
+        assert breakdown.doubts == ()
 
     def test_what_is_not_resident_takes_no_memory(self) -> None:
         """Malloc may have handed out more than was ever written to."""
         breakdown = build(make_host_state(reading=Reading(HOST, 30 * GIB, 6 * GIB)))
 
         assert merge_parts(breakdown) == [(("allocated", "cached"), 6 * GIB)]
-        assert breakdown.notes[0].doubt is BreakdownDoubt.NOT_RESIDENT
+        assert breakdown.doubts == (BreakdownDoubt.NOT_RESIDENT,)
 
     @pytest.mark.parametrize(
         "processes", [None, (ProcessUse(11, "python worker", "child", 2 * GIB),)]

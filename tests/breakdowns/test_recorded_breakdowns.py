@@ -76,7 +76,7 @@ def test_they_are_all_of_the_device(session: str) -> None:
         assert sum(part.n_bytes for part in breakdown.parts) == breakdown.total_bytes
         assert min(part.n_bytes for part in breakdown.parts) > 0
         assert not any(part.merged for part in breakdown.parts)
-        assert breakdown.notes == ()
+        assert breakdown.doubts == ()
         assert moment.state.is_at_one_moment
         assert breakdown.total_bytes == nvml["total_bytes"]
         assert breakdown.used_bytes == nvml["used_bytes"] == moment.sum_parts(*USED)
