@@ -91,10 +91,10 @@ def breakdown(device: str | None = None) -> DeviceBreakdowns:
     session = find_session()
     if session is not None:
         return session.breakdown(device)
-    from gpumemwidget.session.breakdowns import take_plain_breakdowns  # noqa: PLC0415 - when used
+    from gpumemwidget.session.breakdowns import take_breakdowns  # noqa: PLC0415 - when used
 
     with borrow_plain_hardware() as hardware:
-        return take_plain_breakdowns(hardware, device)
+        return take_breakdowns(hardware, device)
 
 
 def variables() -> tuple[Variable, ...]:

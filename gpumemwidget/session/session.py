@@ -104,13 +104,18 @@ class Session:
         return self.hardware.read_devices()
 
     def breakdown(
-        self, device: str | None = None, *, with_maps: bool = True, budget_s: float | None = None
+        self, device: str | None = None, *, with_maps: bool = True, budget_s: float = 10.0
     ) -> DeviceBreakdowns:
         """Return whole devices in parts; see ``gpumemwidget.breakdown`` and ``take_breakdowns``."""
         from gpumemwidget.session.breakdowns import take_breakdowns  # noqa: PLC0415 - when used
 
         return take_breakdowns(
-            self.shell, self.monitor, device, with_maps=with_maps, budget_s=budget_s
+            self.hardware,
+            device,
+            shell=self.shell,
+            budgets=self.monitor.budgets,
+            with_maps=with_maps,
+            budget_s=budget_s,
         )
 
     def owners(self) -> MemoryAccount:

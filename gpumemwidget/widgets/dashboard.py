@@ -114,8 +114,7 @@ class Dashboard(anywidget.AnyWidget):
         for stop in (
             session.monitor.cell_ended.add(lambda _: self.note_change()),
             session.released.add(lambda _: self.note_change()),
-            session.monitor.sampled.add(lambda _: self._use.send()),
-            session.monitor.sampled.add(lambda _: self._device.send_children()),
+            session.monitor.sampled.add(lambda _: self._send_use()),
         ):
             self._listening.callback(stop)
         #: The answer to each kind of request from a page; ``DASHBOARD_REQUESTS`` has their fields.
@@ -253,6 +252,10 @@ class Dashboard(anywidget.AnyWidget):
             self._variables.list_soon()
         if request["look"]:
             self._device.look_soon()
+
+    def _send_use(self) -> None:
+        if self._use.send():
+            self._device.send_children()
 
     def _send_all(self, message: Message, buffers: Sequence[bytes] = ()) -> None:
         self.send(message, list(buffers))

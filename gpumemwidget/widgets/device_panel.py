@@ -1,9 +1,9 @@
 """Serve the Device tab: whole devices in parts, the map of each, its use over time, and children.
 
 The parts need a walk through the user's objects, so they are computed only when no cell runs, on
-the main thread, and while a view shows them. Processes below this one are listed about once a
-second, also while a cell runs: that is when they work. The drivers are asked once a second too,
-while any view can be seen: over about that long they average how busy a GPU is.
+the main thread, and while a view shows them. The drivers are asked once a second, also while a cell
+runs: over about that long they average how busy a GPU is. Then the processes below this one are
+listed too, if a view shows them.
 
 A device in view goes out as its static report. ``js/device.js`` reads these messages.
 """
@@ -28,8 +28,6 @@ _ASK_EVERY_S = 0.95
 _MAX_MOMENTS = 900
 #: Seconds that the walk through the user's objects may take.
 _WALK_BUDGET_S = 0.5
-#: Minimum number of seconds between two lists of the children.
-_CHILDREN_EVERY_S = 0.95
 #: Maximum number of children in a message.
 _MAX_CHILDREN = 50
 
@@ -55,41 +53,30 @@ class DevicePanel(Panel):
         super().__init__(session, send, guard=guard)
         self._seen = seen
         self._looks_soon = False
-        self._children_s: float | None = None
         self._children: Message | None = None
-        self._lock = threading.Lock()
 
     def look_soon(self) -> None:
         """Send the devices as soon as no cell runs; several requests are answered once."""
         if self._monitor.running is not None:
             self._send({"kind": "device", "state": "queued"})
         self._look_in(0.0)
-        self.send_children(anyway=True)
+        self._children = None
+        self.send_children()
 
     def note_change(self) -> None:
         """Send the devices when the cells have paused, if somebody looks."""
         if self._seen():
             self._look_in(CELL_PAUSE_S)
 
-    def send_children(self, *, anyway: bool = False) -> None:
-        """Send the processes below this one, if somebody looks and a second has passed.
-
-        May be called from any thread, at any rate.
-
-        Args:
-            anyway: also before a second has passed, and if nothing is new.
-        """
+    def send_children(self) -> None:
+        """Send the processes below this one, if somebody looks and one is new; on any thread."""
         if not self._seen():
             return
-        now_s = self._monitor.clock.now()
-        with self._lock:
-            is_time = self._children_s is None or now_s - self._children_s >= _CHILDREN_EVERY_S
-            if not is_time and not anyway:
-                return
-            self._children_s = now_s
-        children = self._monitor.hardware.list_children()
-        message: Message = {"kind": "live", **describe_children(children)}
-        if message != self._children or anyway:
+        message: Message = {
+            "kind": "live",
+            **describe_children(self._monitor.hardware.list_children()),
+        }
+        if message != self._children:
             self._children = message
             self._send(message)
 
@@ -141,10 +128,16 @@ class DeviceUseHistory:
         self._moments: deque[tuple[float, dict[str, list[int | None]]]] = deque(maxlen=_MAX_MOMENTS)
         self._lock = threading.Lock()
 
-    def send(self) -> None:
-        """Send the drivers' figures, if a view is seen and a second has passed; on any thread."""
-        if self._is_seen() and self._ask():
+    def send(self) -> bool:
+        """Send the drivers' figures, if a view is seen and a second has passed; on any thread.
+
+        Returns:
+            Whether they were sent.
+        """
+        is_due = self._is_seen() and self._ask()
+        if is_due:
             self._send({"kind": "use", "time_s": self._asked_s, "devices": self._now})
+        return is_due
 
     def describe(self) -> Message:
         """Return what a page that joins needs: the newest figures, and those before."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +16,8 @@ from gpumemwidget.model.devices import MOST_CHILDREN, ChildProcess, Sample
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.session.session import current_session
 from gpumemwidget.widgets.dashboard import Dashboard, open_dashboard
-from gpumemwidget.widgets.device_panel import DevicePanel, describe_children
+from gpumemwidget.widgets.device_panel import describe_children
 from tests.browser.stage import MIB, Stage
-from tests.clock import ManualClock
 
 _TOTAL_BYTES = 80 * 1024 * MIB
 _NO_SAMPLES: tuple[Sample, ...] = ()
@@ -147,7 +144,7 @@ def test_children_are_told_while_a_cell_runs(page: _Page) -> None:
         )
         page.stage.processes["cuda:0", child.pid] = 700 * MIB
         page.sent.clear()
-        page.dashboard._device.send_children(anyway=True)
+        page.dashboard._device.send_children()
         pids.append(child.pid)
         child.communicate(b"\n")
 
@@ -175,28 +172,6 @@ def test_failure_is_told_where_the_click_was(page: _Page, monkeypatch: pytest.Mo
     page.see("cuda:0")
 
     assert page.list("device")[-1]["state"] == "done"
-
-
-def test_children_are_asked_for_once_a_second() -> None:
-    """However often samples come, and only while somebody looks."""
-    clock = ManualClock()
-    seen = {"cuda:0"}
-    sent: list[dict[str, Any]] = []
-    # The children differ each time, else nothing is sent.
-    children = ((ChildProcess(pid, 1, "worker", pid * MIB, ()),) for pid in itertools.count(10))
-    hardware = SimpleNamespace(list_children=lambda: next(children))
-    monitor: Any = SimpleNamespace(clock=clock, hardware=hardware, running=None)
-    session: Any = SimpleNamespace(monitor=monitor)
-    panel = DevicePanel(session, sent.append, guard=lambda action: action(), seen=lambda: seen)
-
-    for _ in range(31):
-        panel.send_children()
-        clock.advance(0.1)
-    seen.clear()
-    clock.advance(10)
-    panel.send_children()
-
-    assert len(sent) == 4
 
 
 # -- Messages --------------------------------------------------------------------------------------
