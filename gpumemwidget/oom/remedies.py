@@ -17,7 +17,7 @@ from gpumemwidget.errors import forgets_frames
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomEvent, Remedy, RemedyKind
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned
-from gpumemwidget.ownership.account import describe_briefly, may_read_graphs
+from gpumemwidget.ownership.account import describe_memory, may_read_graphs
 from gpumemwidget.ownership.blocks import BlockMap
 from gpumemwidget.ownership.graph.objects import paused_collector
 from gpumemwidget.ownership.graph.torch_reader import find_torch
@@ -74,12 +74,16 @@ def find_remedies(
             budget_s=budget_s * _WALK_SHARE,
             with_running=is_at_end,
             reads_graphs=may_read_graphs(hardware),
-            with_host=event.device == HOST,
         )
         taken = None
         if at_oom is None:
-            taken = describe_briefly(
-                account, shell, hardware, event.device, started_s=started_s, budget_s=budget_s
+            taken, _ = describe_memory(
+                account,
+                shell,
+                hardware,
+                started_s=started_s,
+                device=event.device,
+                budget_s=budget_s,
             )
             at_oom = next((each for each in taken.devices if each.device == event.device), None)
         remedies: list[Remedy] = []

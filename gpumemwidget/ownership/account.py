@@ -60,7 +60,6 @@ FULL_BUDGET_S = 10.0
 _RUBBISH = PathStep(StepKind.RUBBISH, "rubbish in a cycle (gc.collect() frees it)")
 _NO_NAME = PathStep(StepKind.ROOT, "held where Python can't see")
 _UNNAMED_ROOTS = ("module", "thread", "nowhere")
-
 #: For an account that did not search for other holders.
 _NO_NAME_OF_YOURS = PathStep(StepKind.ROOT, "no name of the notebook's")
 
@@ -68,9 +67,6 @@ _OTHER = "Python's own objects and libraries"
 
 #: Maximum number of storages that have a path of their own in a brief account, the biggest.
 _MOST_ALONE = 128
-
-#: Holders of less than this are not searched for in a brief account (bytes).
-_LEAST_UNMET_BYTES = 1024**2
 
 
 @forgets_frames
@@ -93,7 +89,7 @@ def take_memory_account(
     with paused_collector():
         started_s = time.perf_counter()
         account = take_account(shell, budget_s=budget_s, depth="holders")
-        taken, _ = _describe_memory(account, shell, hardware, started_s=started_s)
+        taken, _ = describe_memory(account, shell, hardware, started_s=started_s)
         if account is None:
             return taken
         variables = describe_rows(account, deadline_s=started_s + budget_s)
@@ -120,7 +116,7 @@ def take_block_account(
     with paused_collector():
         started_s = time.perf_counter()
         account = take_account(shell, budget_s=budget_s, depth="holders")
-        return _describe_memory(account, shell, hardware, started_s=started_s)
+        return describe_memory(account, shell, hardware, started_s=started_s)
 
 
 @forgets_frames
@@ -153,17 +149,11 @@ def take_running_account(
             depth="rows",
             with_running=True,
             reads_graphs=may_read_graphs(hardware),
-            with_host=device == HOST,
-            is_enough=lambda graph: _has_met_all(graph, hardware, device),
         )
-        return describe_briefly(
-            account,
-            shell,
-            hardware,
-            device,
-            started_s=started_s,
-            budget_s=budget_s,
+        taken, _ = describe_memory(
+            account, shell, hardware, started_s=started_s, device=device, budget_s=budget_s
         )
+        return taken
 
 
 def may_read_graphs(hardware: Hardware) -> bool:
@@ -171,44 +161,14 @@ def may_read_graphs(hardware: Hardware) -> bool:
     return not has_backward_beside(sum(each.device != HOST for each in hardware.read()))
 
 
-def describe_briefly(
-    account: Account | None,
-    shell: Shell,
-    hardware: Hardware,
-    device: str,
-    *,
-    started_s: float,
-    budget_s: float,
-) -> MemoryAccount:
-    """Describe one device from a walk, in the few lines of ``take_running_account``.
-
-    Args:
-        account: the walk's result; ``None`` where torch is not imported.
-        shell: the running IPython.
-        hardware: the allocators' figures and blocks.
-        device: whose memory is told.
-        started_s: when the walk began, on ``time.perf_counter``.
-        budget_s: so many seconds later lines are told by their rows.
-    """
-    taken, _ = _describe_memory(
-        account,
-        shell,
-        hardware,
-        started_s=started_s,
-        device=device,
-        deadline_s=started_s + budget_s,
-    )
-    return taken
-
-
-def _describe_memory(
+def describe_memory(
     account: Account | None,
     shell: Shell,
     hardware: Hardware,
     *,
     started_s: float,
     device: str | None = None,
-    deadline_s: float = math.inf,
+    budget_s: float = math.inf,
 ) -> tuple[MemoryAccount, dict[str, BlockNames]]:
     """Return the lines of each device, without variables, and the kind and path of each block.
 
@@ -217,9 +177,8 @@ def _describe_memory(
         shell: the running IPython.
         hardware: the allocators' figures and blocks.
         started_s: when the walk began, on ``time.perf_counter``.
-        device: the only device to describe, briefly; ``None`` for all.
-        deadline_s: on ``time.perf_counter``; from then on the lines of one device are told by their
-            rows.
+        device: the only device to describe, as ``take_running_account`` does; ``None`` for all.
+        budget_s: so many seconds later the lines of one device are told by their rows.
     """
     segments = [each for each in hardware.read_segments() if device in (None, each.device)]
     readings = [each for each in hardware.read() if device in (None, each.device)]
@@ -242,7 +201,7 @@ def _describe_memory(
         claims = match_storages_to_blocks(account, paths, blocks, groups, outside)
         for number, (place, block, n_bytes) in enumerate(claims):
             is_short = device is not None and (
-                number >= _MOST_ALONE or time.perf_counter() > deadline_s
+                number >= _MOST_ALONE or time.perf_counter() > started_s + budget_s
             )
             line = describer.describe(place, block, n_bytes, is_short=is_short)
             (alike if is_short else owned).append(line)
@@ -267,24 +226,6 @@ def _describe_memory(
         notes=tuple(notes),
     )
     return taken, dict(names)
-
-
-def _has_met_all(graph: Graph, hardware: Hardware, device: str) -> bool:
-    """Return whether the walk has met all tensors of a device, judged by its blocks."""
-    blocks = BlockMap(each for each in hardware.read_segments() if each.device == device)
-    if device not in blocks.devices:
-        return False
-    met: set[int] = set()
-    for info in graph.storages.values():
-        block = None if info.device != device else blocks.find(device, info.address)
-        if block is not None:
-            met.add(block.address)
-    unmet = sum(
-        block.n_bytes
-        for block, kind in blocks.list_kinds(device)
-        if kind == "unknown" and block.address not in met
-    )
-    return unmet < _LEAST_UNMET_BYTES
 
 
 def _join_alike(lines: Iterable[Owned]) -> Iterator[Owned]:
@@ -315,14 +256,7 @@ def _describe_outside(device: str, n_bytes: int) -> str:
 
 
 class _Describer:
-    """Describes the storages of a walk, one line each.
-
-    Args:
-        account: who holds what.
-        paths: the best paths in it.
-        cells: the numbers of cells by the names of their compiled files.
-        no_name: the words for what something holds that has no path.
-    """
+    """Describes the storages of a walk, one line each; ``no_name`` stands for a missing path."""
 
     def __init__(
         self, account: Account, paths: Paths, cells: Mapping[str, int], *, no_name: PathStep
@@ -334,14 +268,7 @@ class _Describer:
         self._purposes = _Purposes(account.graph, paths)
 
     def describe(self, place: int, block: Block | None, n_bytes: int, *, is_short: bool) -> Owned:
-        """Return the line of a storage.
-
-        Args:
-            place: the storage.
-            block: the allocator's block that it lies in, where it tells its blocks.
-            n_bytes: the bytes as the allocator counts them.
-            is_short: whether the path is its root alone.
-        """
+        """Return the line of a storage, with the root alone for its path if ``is_short``."""
         account = self._account
         marks = account.marks[place]
         root = self._paths.find_root(place)
@@ -383,16 +310,12 @@ def _balance_device(reading: Reading, owned: Iterable[Owned], notes: list[str]) 
             )
             allocated = None
         elif left:
-            lines.append(_describe_rest(reading.device, left))
+            is_host = reading.device == HOST
+            kind: MemoryKind = "other" if is_host else "unknown"
+            words = _OTHER if is_host else "unknown"
+            lines.append(Owned(reading.device, left, kind, (words,), "nowhere"))
     lines.sort(key=lambda each: (-each.n_bytes, each.steps))
     return DeviceAccount(device=reading.device, allocated_bytes=allocated, owned=tuple(lines))
-
-
-def _describe_rest(device: str, n_bytes: int) -> Owned:
-    rest = Owned(device=device, n_bytes=n_bytes, kind="other", steps=(_OTHER,), root="nowhere")
-    if device == HOST:
-        return rest
-    return replace(rest, kind="unknown", steps=("unknown",))
 
 
 _COMPILER = re.compile(r"torch\._(inductor|dynamo|functorch)\b")
@@ -403,10 +326,6 @@ class _Purposes:
 
     A storage may be several things at once; the first of these is said: parameter, gradient,
     optimizer state, buffer, saved for backward (and reached in no other way), compile cache.
-
-    Args:
-        graph: what was walked.
-        paths: the best paths in it.
     """
 
     def __init__(self, graph: Graph, paths: Paths) -> None:
@@ -431,13 +350,14 @@ class _Purposes:
         for each in tensors:
             if each in self._parameters or self._is_parameter(each):
                 return "parameter"
-        for places, word in (
+        kinds: tuple[tuple[set[int], MemoryKind], ...] = (
             (self._graph.grads, "gradient"),
             (self._states, "optimizer state"),
             (self._buffers, "buffer"),
-        ):
+        )
+        for places, kind in kinds:
             if not places.isdisjoint(tensors):
-                return word  # type: ignore[return-value]  # the words are the kinds'
+                return kind
         if storage in self._graph.unseen:
             return "gradient"
         if self._paths.passes_graph(storage):

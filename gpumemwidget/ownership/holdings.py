@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -205,8 +205,6 @@ def take_account(
     depth: Depth = "process",
     with_running: bool = False,
     reads_graphs: bool = True,
-    with_host: bool = True,
-    is_enough: Callable[[Graph], bool] | None = None,
 ) -> Account | None:
     """Walk from all of the user's names; return ``None`` if torch is not imported.
 
@@ -218,9 +216,6 @@ def take_account(
             to; with the depth ``rows`` no other holder is searched for then. Always so with the
             depth ``holders``.
         reads_graphs: whether autograd's nodes are asked what they hold.
-        with_host: whether host memory is looked at too, which may have most of the tensors.
-        is_enough: tells of a walk from rows and running functions whether it has met all; where it
-            has, what nobody leads to is not looked for.
     """
     torch = find_torch()
     if torch is None:
@@ -229,7 +224,6 @@ def take_account(
         TorchReader(torch),
         boundaries=[*shell.list_own_objects(), *list_namespaces()],
         budget_s=budget_s,
-        with_host=with_host,
     )
     if not reads_graphs:
         graph.allowance.close()
@@ -241,17 +235,18 @@ def take_account(
     if with_running or depth == "holders":
         outer.extend(enter_running(graph))
         searches_s = 0.0 if depth == "rows" else searches_s
-        if is_enough is None or not is_enough(graph):
-            # To look at all of the process takes a moment, that is not there when the time is up.
-            outside = [] if depth != "holders" and graph.is_late() else list_outside(graph)
-            outer.extend(
-                enter_surroundings(graph, outside, budget_s=budget_s / 2, climbs=depth == "holders")
-            )
-            # Objects that have been met meanwhile would be held by this list.
-            outside = [each for each in outside if graph.find(each) is None]
+        # To look at all of the process takes a moment, that is not there when the time is up.
+        outside = [] if depth != "holders" and graph.is_late() else list_outside(graph)
+        outer.extend(
+            enter_surroundings(graph, outside, budget_s=budget_s / 2, climbs=depth == "holders")
+        )
+        # Objects that have been met meanwhile would be held by this list.
+        outside = [each for each in outside if graph.find(each) is None]
     held = _find_elsewhere(graph, root_refs, budget_s=searches_s)
     if depth == "holders":
-        outer.extend(_find_holders(graph, held, outer))
+        met = {root.place for root in outer}
+        unmet = [each for each in held if each not in met and graph.kinds[each] not in _UNTOLD]
+        outer.extend(find_module_roots(graph, unmet[:_MOST_HOLDERS]))
     elsewhere = [*held, *(root.place for root in outer if root.kind != "nowhere")]
     if depth != "rows" and needs_outside(graph):
         if outside is None:
@@ -322,13 +317,6 @@ def _find_elsewhere(graph: Graph, root_refs: dict[int, int], *, budget_s: float)
         # References that were accounted for are so still.
         again = list_held_elsewhere(graph, root_refs, of=found)
         found = [*again, *list_held_elsewhere(graph, root_refs, since=n_known)]
-
-
-def _find_holders(graph: Graph, held: Iterable[int], known: Iterable[Root]) -> list[Root]:
-    """Return the modules that hold what is held elsewhere, for the first of these places."""
-    met = {root.place for root in known}
-    places = [place for place in held if place not in met and graph.kinds[place] not in _UNTOLD]
-    return find_module_roots(graph, places[:_MOST_HOLDERS])
 
 
 def spread_marks(graph: Graph, roots: Iterable[tuple[int, int]]) -> list[int]:

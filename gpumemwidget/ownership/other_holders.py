@@ -15,6 +15,7 @@ import re
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType, ModuleType
 from typing import Any
@@ -193,63 +194,6 @@ def _enter_first(graph: Graph, chain: Sequence[object], word: str | None) -> Roo
     return None
 
 
-class _Climb:
-    """The way up from one object, level by level, to a module or to what nobody holds."""
-
-    __slots__ = ("_below", "_held", "_met", "_target", "chain", "level", "word")
-
-    def __init__(self, target: object) -> None:
-        self._target = target
-        self._met = {id(target)}
-        #: For each object on the way, the one below that it holds.
-        self._below: dict[int, object] = {}
-        self._held: list[object] = []
-        self.level: list[object] = [target]
-        #: The objects on the way, the topmost first, and the module's word for it.
-        self.chain: list[object] = [target]
-        self.word: str | None = None
-
-    def list_own(self) -> Iterator[object]:
-        """Yield our own containers of what is on the way."""
-        yield from (self, self._below, self._held, self.level, self.chain)
-
-    def rise(
-        self, graph: Graph, holders: Iterable[tuple[object, set[int]]], namespaces: dict[int, str]
-    ) -> bool:
-        """Go on to those of these holders, with the ids of what each holds, that hold the level.
-
-        Returns:
-            Whether there is anything above to go on to.
-        """
-        following: list[object] = []
-        for holder, held_ids in holders:
-            part = next((each for each in self.level if id(each) in held_ids), None)
-            if part is None:
-                continue
-            name = namespaces.get(id(holder))
-            if name is not None:
-                found = _find_key(holder, self.level)
-                if found is not None:
-                    self.word = f"{name}.{found[0]}" if type(found[0]) is str else f"{name}[…]"
-                    self.chain = self._list_down(found[1])
-                    return False
-            elif id(holder) not in self._met and not _ends(graph, holder):
-                self._met.add(id(holder))
-                self._below[id(holder)] = part
-                following.append(holder)
-        if following:
-            self._held.extend(following)
-            self.level = following[:_MOST_TARGETS]
-            self.chain = self._list_down(self.level[0])
-        return bool(following)
-
-    def _list_down(self, top: object) -> list[object]:
-        chain = [top]
-        while chain[-1] is not self._target and id(chain[-1]) in self._below:
-            chain.append(self._below[id(chain[-1])])
-        return chain
-
-
 def _climb(
     graph: Graph,
     targets: Sequence[object],
@@ -266,33 +210,68 @@ def _climb(
         deadline_s: when the search ends, on ``time.perf_counter``.
 
     Returns:
-        For each object, by its id: the objects on the way, the topmost first, and the module's
-        word for the topmost, if a module holds it.
+        For each object, by its id: itself and some that lead to it, the topmost first, and the
+        module's word for the topmost, if a module holds it.
     """
-    climbs = [_Climb(target) for target in targets]
-    rising = list(climbs)
-    namespaces = _list_named_namespaces() if climbs else {}
+    chains = {id(target): [target] for target in targets}
+    words: dict[int, str] = {}
+    level = list(targets)
+    #: For each object on the level, and for each that was met, the ids of the targets below it.
+    rising = {key: {key} for key in chains}
+    below = {key: {key} for key in chains}
+    namespaces = _list_named_namespaces() if targets else {}
+    # What is on the way keeps its id.
+    met: list[object] = []
     for _ in range(_MOST_STEPS_UP):
         # Without its last steps the account says that it is not complete.
-        if not rising or graph.is_late() or time.perf_counter() > deadline_s:
+        if not level or graph.is_late() or time.perf_counter() > deadline_s:
             break
-        level = list({id(each): each for climb in rising for each in climb.level}.values())
         holders = list_referrers(level)
-        own = {id(each) for climb in climbs for each in climb.list_own()}
-        own.update(map(id, (targets, *ours, climbs, rising, level, holders, graph.objects)))
-        with_ids = [
-            (holder, set(map(id, gc.get_referents(holder))))
-            for holder in holders
-            if id(holder) not in own
-        ]
-        rising = [climb for climb in rising if climb.rise(graph, with_ids, namespaces)]
+        own = set(map(id, (targets, *ours, met, level, graph.objects, *chains.values())))
+        following: list[object] = []
+        n_rising: Counter[int] = Counter()
+        above: dict[int, set[int]] = {}
+        for holder in holders:
+            if id(holder) in own:
+                continue
+            name = namespaces.get(id(holder))
+            if name is not None:
+                _name_in_module(holder, name, rising, chains, words)
+            elif not _ends(graph, holder):
+                held = (rising[key] for key in map(id, gc.get_referents(holder)) if key in rising)
+                known = below.setdefault(id(holder), set())
+                new = set().union(*held) - known
+                new = {key for key in new if n_rising[key] < _MOST_TARGETS and key not in words}
+                for key in new:
+                    if not n_rising[key]:
+                        chains[key].insert(0, holder)
+                    n_rising[key] += 1
+                if new:
+                    known |= new
+                    above[id(holder)] = new
+                    following.append(holder)
+        met.extend(following)
         # Or the next search would find these lists.
         holders.clear()
         level.clear()
-        with_ids.clear()
-    return {
-        id(target): (climb.chain, climb.word) for target, climb in zip(targets, climbs, strict=True)
-    }
+        level.extend(each for each in following if above[id(each)] - words.keys())
+        following.clear()
+        rising = above
+    return {key: (chain, words.get(key)) for key, chain in chains.items()}
+
+
+def _name_in_module(
+    namespace: Any,
+    name: str,
+    rising: dict[int, set[int]],
+    chains: dict[int, list[object]],
+    words: dict[int, str],
+) -> None:
+    """Note the variable of a module that leads to each of the rising targets."""
+    for key, value in list(dict.items(namespace)):
+        for target in rising.get(id(value), set()) - words.keys():
+            words[target] = f"{name}.{key}" if type(key) is str else f"{name}[…]"
+            chains[target].insert(0, value)
 
 
 def _ends(graph: Graph, each: object) -> bool:
@@ -314,10 +293,3 @@ def _list_named_namespaces() -> dict[int, str]:
         for name, module in list(sys.modules.items())
         if is_a(module, ModuleType) and module is not main and type(name) is str
     }
-
-
-def _find_key(namespace: Any, level: Sequence[object]) -> tuple[object, object] | None:
-    for key, value in list(dict.items(namespace)):
-        if any(value is each for each in level):
-            return key, value
-    return None
