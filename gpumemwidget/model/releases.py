@@ -148,13 +148,12 @@ class RestorePlan:
     names: tuple[str, ...]
     #: Their ``device`` is where each goes, which is where it was.
     moves: tuple[ReleaseMove, ...]
-    #: Bytes that the devices need, and those that they have available, where these are known.
+    #: Bytes that the devices need.
     needs_bytes: DeviceBytes
-    available_bytes: BytesByDevice
     #: Why the plan may not be executed, in one line; ``None`` where it may.
     refusal: str | None = None
-    #: Sentences on what can't be brought back, and why.
-    remains: tuple[str, ...] = ()
+    #: What can't be brought back.
+    stays: tuple[ReleaseStay, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,19 @@ out: the tensors stay the same objects, tied and viewed as they are then.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, forgets_frames
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.model.releases import ReleaseMove, RestorePlan, RestoreReport, StepResult
+from gpumemwidget.model.releases import (
+    ReleaseMove,
+    ReleaseStay,
+    RestorePlan,
+    RestoreReport,
+    StepResult,
+)
 from gpumemwidget.model.requests import check_names
 from gpumemwidget.ownership.graph.torch_reader import round_up
 from gpumemwidget.ownership.holdings import Account, Row, take_account
@@ -25,36 +30,24 @@ from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.move import carry_out, describe_error, whereabouts
 from gpumemwidget.releasing.refusals import check_bound, find_capture, find_user
 from gpumemwidget.releasing.watch import StorageWatch
-from gpumemwidget.units import format_bytes
 
 _BUDGET_S = 10.0
 _TOLERANCE_BYTES = 1024**2
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A plan with the objects behind it. Let go of it once it is carried out."""
-
-    account: Account | None
-    moves: list[Move] = field(default_factory=list)
-    remains: list[str] = field(default_factory=list)
-    told: tuple[ReleaseMove, ...] = ()
-
-
 @forgets_frames
-def plan_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> RestorePlan:
+def plan_restore(shell: Shell, names: Sequence[str]) -> RestorePlan:
     """Return what restoring these rows would do; nothing is changed.
 
     Args:
         shell: the running IPython.
-        hardware: where the devices' memory is asked for.
         names: variables, or rows such as ``"Out[7]"``.
 
     Raises:
         UnknownNameError: there is no such row.
         BadInputError: nothing was named, or something that is no variable.
     """
-    return _draw_up(shell, hardware, names)[1]
+    return _draw_up(shell, names)[0]
 
 
 @forgets_frames
@@ -81,18 +74,18 @@ def execute_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> R
     started_s = time.perf_counter()
     watch = StorageWatch()
     try:
-        draft, plan = _draw_up(shell, hardware, names)
+        plan, account, moves = _draw_up(shell, names)
         stopped = plan.refusal
         result = StepResult()
         remains: tuple[str, ...] = ()
         is_interrupted = False
-        if stopped is None:
-            result, stopped, is_interrupted = _bring_back(draft, watch)
+        if stopped is None and account is not None:
+            result, stopped, is_interrupted = _bring_back(account, moves, watch)
             if stopped is not None:
                 # The copies that were made before it failed are gone; so is what was cached of it.
-                draft.moves.clear()
+                moves.clear()
                 hardware.empty_cache()
-        del draft
+        del account, moves
         after = hardware.end_span()
         if stopped is None:
             try:
@@ -113,19 +106,18 @@ def execute_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> R
         watch.close()
 
 
-def _bring_back(draft: _Draft, watch: StorageWatch) -> tuple[StepResult, str | None, bool]:
+def _bring_back(
+    account: Account, moves: Sequence[Move], watch: StorageWatch
+) -> tuple[StepResult, str | None, bool]:
     """Move; return what was done, why it stopped, and whether a Ctrl-C came."""
-    account = draft.account
-    if account is None:
-        return StepResult(), "torch is not imported: there is nothing to restore", False
-    watch.add(account, [move.place for move in draft.moves])
+    watch.add(account, [move.place for move in moves])
     try:
-        carry_out(account, draft.moves).clear()
+        carry_out(account, moves).clear()
     except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
         is_interrupted = isinstance(exc, KeyboardInterrupt)
         return StepResult(), f"{describe_error(exc)}; everything is where it was", is_interrupted
     is_interrupted = False
-    pending = [account.graph.objects[move.place] for move in draft.moves]
+    pending = [account.graph.objects[move.place] for move in moves]
     while pending:
         try:
             while pending:
@@ -134,52 +126,57 @@ def _bring_back(draft: _Draft, watch: StorageWatch) -> tuple[StepResult, str | N
         except KeyboardInterrupt:
             # All of it is back: what is remembered of it has to go as well.
             is_interrupted = True
-    n_tensors = sum(len(move.tensors) for move in draft.moves)
-    n_bytes = sum(account.graph.storages[move.place].n_bytes for move in draft.moves)
+    n_tensors = sum(len(move.tensors) for move in moves)
+    n_bytes = sum(account.graph.storages[move.place].n_bytes for move in moves)
     return StepResult(n_tensors=n_tensors, n_bytes=n_bytes), None, is_interrupted
 
 
-# -- the plan --------------------------------------------------------------------------------------
+# -- The plan --------------------------------------------------------------------------------------
 
 
-def _draw_up(shell: Shell, hardware: Hardware, names: Sequence[str]) -> tuple[_Draft, RestorePlan]:
+def _draw_up(shell: Shell, names: Sequence[str]) -> tuple[RestorePlan, Account | None, list[Move]]:
+    """Return the plan, and the walk and the moves that carry it out."""
     names = check_names(names)
     if not names:
         raise BadInputError("nothing to restore: name what was moved, as in %memrestore model opt")
     rows = {reference.row: reference.root for reference in shell.list_references()}
     check_bound(shell, [name for name in names if name not in rows], rows=rows)
     refusal = find_capture()
-    draft = _Draft(account=None)
+    account = take_account(shell, budget_s=_BUDGET_S) if refusal is None else None
+    moves: list[Move] = []
+    told: tuple[ReleaseMove, ...] = ()
+    stays: tuple[ReleaseStay, ...] = ()
     needs: dict[str, int] = {}
-    if refusal is None:
-        draft.account = take_account(shell, budget_s=_BUDGET_S)
-    if draft.account is not None:
-        _find_moves(draft, draft.account, names)
-        for move in draft.moves:
+    if account is not None:
+        moves, told, stays = _find_moves(account, names)
+        for move in moves:
             device = HOST if move.device == "cpu" else move.device
-            n_bytes = draft.account.graph.storages[move.place].n_bytes
+            n_bytes = account.graph.storages[move.place].n_bytes
             needs[device] = needs.get(device, 0) + round_up(n_bytes, device)
-        refusal = find_user(shell, draft.account, names)
-    if refusal is None and not draft.moves:
+        refusal = find_user(shell, account, names)
+    if refusal is None and not moves:
         why = f"{names[0]} holds nothing that a release moved to the CPU and that is still there"
-        refusal = f"nothing to restore: {draft.remains[0] if draft.remains else why}"
-        draft.remains.clear()
-    available = _read_available(hardware, needs)
+        if stays:
+            why = f"{stays[0].name} stays on the CPU: {stays[0].reason}"
+        refusal = f"nothing to restore: {why}"
+        stays = ()
     plan = RestorePlan(
         names=names,
-        moves=draft.told,
+        moves=told,
         needs_bytes=DeviceBytes(
             tuple(sorted(needs.items(), key=lambda item: (-item[1], item[0]))),
-            is_at_least=draft.account is not None and not draft.account.graph.is_complete,
+            is_at_least=account is not None and not account.graph.is_complete,
         ),
-        available_bytes=tuple(sorted(available.items())),
-        refusal=refusal or _find_shortage(needs, available),
-        remains=tuple(draft.remains),
+        refusal=refusal,
+        stays=stays,
     )
-    return draft, plan
+    return plan, account, moves
 
 
-def _find_moves(draft: _Draft, account: Account, names: Sequence[str]) -> None:
+def _find_moves(
+    account: Account, names: Sequence[str]
+) -> tuple[list[Move], tuple[ReleaseMove, ...], tuple[ReleaseStay, ...]]:
+    """Return the moves, what a person is told of them, and what can't be brought back."""
     graph = account.graph
     rows = [account.rows[name] for name in names if name in account.rows]
     reached = _list_reached(account, rows)
@@ -191,82 +188,51 @@ def _find_moves(draft: _Draft, account: Account, names: Sequence[str]) -> None:
     owned = list_owned(account, rows, keep=True)
     with graph.reader.quiet():
         outside = find_outside(account, list(targets))
-        moves = {place: find_move(account, place, dropped=0, outside=outside) for place in targets}
-    for place, move in moves.items():
+        found = {place: find_move(account, place, dropped=0, outside=outside) for place in targets}
+    for place, move in found.items():
         move.device = "cpu" if targets[place] == HOST else targets[place]
     chosen = 0
     for row in rows:
         chosen |= row.mark
     units = join_overlapping([account.marks[place] & chosen for place in targets])
-    keep_parts_together(account, [move for place, move in moves.items() if owned.get(place)], units)
-    told: dict[tuple[str, str], list[Move]] = {}
+    keep_parts_together(account, [move for place, move in found.items() if owned.get(place)], units)
+    moves: list[Move] = []
+    told: dict[tuple[str, str], list[int]] = {}
     stays: dict[tuple[str, str], list[int]] = {}
     for place, row in reached:
-        if place not in moves:
-            if graph.storages[place].device == HOST and place in owned and targets:
-                why = "it was not moved there by a release, or not since it was last restored"
-                stays.setdefault((row.name, why), []).append(place)
-            continue
-        obstacle = moves[place].obstacle
-        if obstacle is None:
-            draft.moves.append(moves[place])
-            told.setdefault((row.name, targets[place]), []).append(moves[place])
-        else:
-            stays.setdefault((row.name, obstacle), []).append(place)
-    draft.told = tuple(
-        ReleaseMove(
-            path=name,
-            kind=find_kind_name(graph, account.rows[name].places[0]),
-            device=device,
-            n_bytes=sum(graph.storages[move.place].n_bytes for move in moves_of),
-            reason="",
-        )
-        for (name, device), moves_of in told.items()
+        why: str | None = None
+        if place in found:
+            why = found[place].obstacle
+        elif graph.storages[place].device == HOST and place in owned and targets:
+            why = "it was not moved there by a release, or not since it was last restored"
+        if why is not None:
+            stays.setdefault((row.name, why), []).append(place)
+        elif place in found:
+            moves.append(found[place])
+            told.setdefault((row.name, targets[place]), []).append(place)
+    return (
+        moves,
+        tuple(
+            ReleaseMove(
+                path=name,
+                kind=find_kind_name(graph, account.rows[name].places[0]),
+                device=device,
+                n_bytes=sum(graph.storages[place].n_bytes for place in places),
+                reason="",
+            )
+            for (name, device), places in told.items()
+        ),
+        tuple(
+            ReleaseStay(name, HOST, account.sum_places(places, rounded=False), why)
+            for (name, why), places in stays.items()
+        ),
     )
-    draft.remains = [
-        f"{format_bytes(sum(graph.storages[place].n_bytes for place in places))} of {name} "
-        f"stays on the CPU: {why}"
-        for (name, why), places in stays.items()
-    ]
 
 
 def _list_reached(account: Account, rows: Sequence[Row]) -> list[tuple[int, Row]]:
     """Return the storages that the rows reach, each under the first row, in their order."""
-    met: set[int] = set()
-    reached = []
+    met: dict[int, Row] = {}
     for row in rows:
         for place in account.list_storages(row.mark):
-            if place not in met:
-                met.add(place)
-                reached.append((place, row))
-    return reached
-
-
-def _read_available(hardware: Hardware, needs: Iterable[str]) -> dict[str, int]:
-    """Return the room on each device: free, or cached and unused by this process."""
-    available: dict[str, int] = {}
-    wanted = set(needs)
-    for report in hardware.read_devices():
-        device, reading = report.info.device, report.reading
-        if device not in wanted:
-            continue
-        if device == HOST:
-            free = hardware.available_host_bytes()
-        else:
-            free = None if report.use is None else report.use.free_bytes
-            if free is not None and reading is not None:
-                free += (reading.reserved_bytes or 0) - (reading.allocated_bytes or 0)
-        if free is not None:
-            available[device] = free
-    return available
-
-
-def _find_shortage(needs: dict[str, int], available: dict[str, int]) -> str | None:
-    for device, n_bytes in sorted(needs.items()):
-        if device in available and n_bytes > available[device]:
-            return (
-                f"{device} has room for {format_bytes(available[device])} and "
-                f"{format_bytes(n_bytes)} are needed: release something there first; "
-                "nothing was changed"
-            )
-    return None
+            met.setdefault(place, row)
+    return list(met.items())

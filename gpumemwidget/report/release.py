@@ -208,12 +208,10 @@ def report_restore_plan(plan: RestorePlan) -> Report:
     blocks = _begin("Restore", plan.names, _name_state(plan), plan.refusal)
     if plan.moves:
         blocks.append(_list_moves_back(plan))
-    available = dict(plan.available_bytes)
-    for device, n_bytes in plan.needs_bytes.by_device:
-        needs = format_bytes(n_bytes, is_at_least=plan.needs_bytes.is_at_least)
-        room = format_bytes(available[device]) if device in available else "an unknown amount"
-        blocks.append(Note(f"Needs {needs} on {device}; {room} available.", tone="plain"))
-    blocks.extend(_warn(plan.remains))
+    needs = format_device_bytes(plan.needs_bytes)
+    if needs:
+        blocks.append(Note(f"Needs {needs}.", tone="plain"))
+    blocks.extend(_warn(_describe_left_on_cpu(plan.stays)))
     return Report(tuple(blocks))
 
 
@@ -238,8 +236,16 @@ def report_restore(report: RestoreReport) -> Report:
             for device in sorted(after, key=rank_device)
         ]
         blocks.append(_tabulate("On each device", _RESTORE_COLUMNS, ((row,) for row in rows)))
-    blocks.extend(_warn((*plan.remains, *report.remains)))
+    blocks.extend(_warn([*_describe_left_on_cpu(plan.stays), *report.remains]))
     return Report(tuple(blocks))
+
+
+def _describe_left_on_cpu(stays: Sequence[ReleaseStay]) -> list[str]:
+    return [
+        f"{format_bytes(stay.held_bytes.total_bytes)} of {stay.name} stays on the CPU: "
+        f"{stay.reason}"
+        for stay in stays
+    ]
 
 
 def _list_moves_back(plan: RestorePlan) -> Steps:

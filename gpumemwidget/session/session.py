@@ -182,7 +182,7 @@ class Session:
         """Return what ``restore`` would do; nothing is changed."""
         from gpumemwidget.releasing.restore import plan_restore  # noqa: PLC0415 - when used
 
-        return plan_restore(self.shell, self.hardware, names)
+        return plan_restore(self.shell, names)
 
     def restore(self, names: Sequence[str]) -> RestoreReport:
         """Bring back what a release moved to the CPU; see ``gpumemwidget.restore``."""

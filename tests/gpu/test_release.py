@@ -251,7 +251,7 @@ def test_what_was_made_on_the_cpu_stays_there(notebook: Notebook) -> None:  # no
 
     assert report.stopped is None
     assert places == [(True, False)] * len(parameters)
-    assert [each.partition(" stays on the CPU: ")[2] for each in report.plan.remains] == [
+    assert [stay.reason for stay in report.plan.stays] == [
         "it was not moved there by a release, or not since it was last restored"
     ] * 2
     assert ns["second"].is_cuda

@@ -48,7 +48,7 @@ def nothing_remembered() -> Any:
 
 
 def _plan(notebook: Notebook, *names: str) -> RestorePlan:
-    return plan_restore(notebook.shell, notebook.hardware, names)
+    return plan_restore(notebook.shell, names)
 
 
 def _restore(notebook: Notebook, *names: str) -> RestoreReport:
@@ -175,7 +175,6 @@ def test_another_device_is_where_it_goes(notebook: Notebook) -> None:
     report = _restore(notebook, "x")
 
     assert plan.needs_bytes == DeviceBytes((("cuda:3", 512),))
-    assert plan.available_bytes == ()
     # This machine has no such device: torch says so, and the tensor is as it was.
     assert report.stopped is not None
     assert report.stopped.endswith("everything is where it was")
@@ -260,7 +259,7 @@ def test_any_tensors_make_the_round_trip(notebook: Notebook, seed: int) -> None:
     between = _describe_all(tensors)
     report = _restore(notebook, *rng.sample(names, 4))
 
-    assert (released.stopped, report.stopped, report.plan.remains) == (None, None, ())
+    assert (released.stopped, report.stopped, report.plan.stays) == (None, None, ())
     # A container may have come out empty.
     assert all(each.endswith("holds no tensor memory") for each in released.remains)
     assert before == between == _describe_all(tensors)

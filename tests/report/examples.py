@@ -257,8 +257,14 @@ def make_restore_plan(**changes: object) -> RestorePlan:
             ReleaseMove("optimizer", "optimizer", "cuda:1", 950 * MIB, ""),
         ),
         "needs_bytes": DeviceBytes((("cuda:0", 475 * MIB), ("cuda:1", 950 * MIB))),
-        "available_bytes": (("cuda:0", 12 * GIB),),
-        "remains": ("4.00 MiB of model stays on the CPU: a computation saved it for backward",),
+        "stays": (
+            ReleaseStay(
+                "model",
+                "host",
+                DeviceBytes((("host", 4 * MIB),)),
+                "a computation saved it for backward",
+            ),
+        ),
     }
     return RestorePlan(**{**values, **changes})  # type: ignore[arg-type]
 
