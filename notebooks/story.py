@@ -15,7 +15,7 @@ from typing import Any
 
 from gpumemwidget.backends.hardware import Hardware, use_hardware
 from gpumemwidget.backends.host.backend import HostBackend
-from gpumemwidget.model.devices import HOST, Limit
+from gpumemwidget.model.devices import HOST, Limit, LimitRequest
 from gpumemwidget.model.ownership import (
     BlockNames,
     DeviceAccount,
@@ -91,12 +91,11 @@ class _PlayedBackend(ReplayBackend):
         super().__init__(player)
         self._set: dict[str, int | None] = {}
 
-    def set_limit(
-        self, device: str, limit_bytes: int | None, *, share: float | None = None
-    ) -> None:
+    def set_limit(self, device: str, request: LimitRequest) -> None:
         """Say that it is so."""
         total = next(each.total_bytes for each in self.list_devices() if each.device == device)
-        self._set[device] = round(share * total) if share is not None and total else limit_bytes
+        is_share = request.share is not None and total
+        self._set[device] = round(request.share * total) if is_share else request.limit_bytes
 
     def read_limits(self) -> tuple[Limit, ...]:
         """Those that were set here, and those of the recording."""

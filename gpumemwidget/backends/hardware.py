@@ -27,18 +27,7 @@ from gpumemwidget.backends.device_states import (
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.driver.processes import ProcessTree
 from gpumemwidget.backends.host.backend import HostBackend
-from gpumemwidget.backends.protocol import (
-    Blocks,
-    DeviceMemory,
-    DeviceMonitor,
-    History,
-    HostMemory,
-    Limits,
-    MemoryBackend,
-    PinnedMemory,
-    ProcessSource,
-    Workspaces,
-)
+from gpumemwidget.backends.protocol import DeviceMonitor, MemoryBackend, ProcessSource
 from gpumemwidget.errors import BackendError
 from gpumemwidget.failures import Notes, describe_exception
 from gpumemwidget.model.devices import (
@@ -130,6 +119,9 @@ class Hardware:
 
         Args:
             devices: leave all other devices alone.
+
+        Raises:
+            BackendError: a device refuses.
         """
         return tuple(
             device for backend in self._backends for device in backend.reset_peaks(devices)
@@ -150,32 +142,31 @@ class Hardware:
 
     def find_host_counter(self) -> Callable[[], int] | None:
         """Return a fast call that gives malloc's bytes in use; ``None`` where that is unknown."""
-        host = self._find_host()
-        return None if host is None else host.find_counter()
+        counters = (backend.find_counter() for backend in self._backends)
+        return next((counter for counter in counters if counter is not None), None)
 
     def available_host_bytes(self) -> int | None:
-        """Return the host memory that can still be taken; ``None`` where that is unknown."""
-        host = self._find_host()
-        return None if host is None else host.available_bytes()
+        """Return the host memory that can be taken without swapping or being killed.
 
-    def _find_host(self) -> HostMemory | None:
-        return next((each for each in self._backends if isinstance(each, HostMemory)), None)
+        ``None`` where that is unknown.
+        """
+        memory = self._read_memory(HOST)
+        return None if memory is None else memory[0]
+
+    def _read_memory(self, device: str) -> tuple[int, int] | None:
+        backend = self._find_backend(device)
+        return None if backend is None else backend.read_memory(device)
 
     # -- What only some backends have --------------------------------------------------------------
 
     def read_segments(self) -> tuple[Segment, ...]:
         """Return the segments and blocks of the devices whose allocator tells them."""
-        return tuple(
-            segment
-            for backend in self._backends
-            if isinstance(backend, Blocks)
-            for segment in backend.read_segments()
-        )
+        return tuple(segment for backend in self._backends for segment in backend.read_segments())
 
     def read_pinned(self) -> PinnedUse | None:
         """Return pinned host memory from the first backend that tells; ``None`` if none does."""
-        sources = (backend for backend in self._backends if isinstance(backend, PinnedMemory))
-        return next((use for source in sources if (use := source.read_pinned()) is not None), None)
+        told = (backend.read_pinned() for backend in self._backends)
+        return next((use for use in told if use is not None), None)
 
     def release_workspaces(self) -> str:
         """Free cuBLAS's workspaces, and return in a few words what was done.
@@ -183,14 +174,8 @@ class Hardware:
         Raises:
             BackendError: a device refused, or a CUDA graph is alive that may use them.
         """
-        sources = [backend for backend in self._backends if isinstance(backend, Workspaces)]
-        done = [source.release_workspaces() for source in sources]
+        done = [backend.release_workspaces() for backend in self._backends]
         return "; ".join(text for text in done if text) or "there are no cuBLAS workspaces here"
-
-    @property
-    def is_tracing(self) -> bool:
-        """True if a trace was started and not ended."""
-        return self._n_events is not None
 
     def start_trace(self, *, n_events: int = 1_000_000) -> tuple[str, ...]:
         """Begin to note each allocation; return a sentence for each device that can't be traced.
@@ -205,7 +190,9 @@ class Hardware:
             self._n_events = n_events
             backends = self._backends
         try:
-            return tuple(note for backend in backends for note in _start_trace(backend, n_events))
+            return tuple(
+                note for backend in backends for note in backend.start_trace(n_events=n_events)
+            )
         except BaseException:  # A Ctrl-C in one of them: no trace may stay half started.
             self.end_trace()
             raise
@@ -220,10 +207,7 @@ class Hardware:
             self._n_events = None
             backends = self._backends
         return tuple(
-            trace
-            for backend in backends
-            if isinstance(backend, History)
-            for trace in backend.end_trace(snapshot_to=snapshot_to)
+            trace for backend in backends for trace in backend.end_trace(snapshot_to=snapshot_to)
         )
 
     def keep_sites(self, *, is_on: bool) -> str:
@@ -234,9 +218,7 @@ class Hardware:
         with self._lock:
             self._keeps_sites = is_on
             backends = self._backends
-        done = [
-            backend.keep_sites(is_on=is_on) for backend in backends if isinstance(backend, History)
-        ]
+        done = [backend.keep_sites(is_on=is_on) for backend in backends]
         if any(done):
             return "; ".join(text for text in done if text)
         if self._arrival is not None and is_on:
@@ -245,17 +227,10 @@ class Hardware:
 
     # -- Limits ------------------------------------------------------------------------------------
 
-    def set_limit(
-        self, device: str, limit_bytes: int | None, *, share: float | None = None
-    ) -> None:
-        """Let this process reserve no more than a limit on a device; ``None``: all of it.
+    def set_limit(self, device: str, request: LimitRequest) -> None:
+        """Let this process reserve no more than a limit on a device.
 
         The limit waits for a device that is not in use yet, and for torch, without touching either.
-
-        Args:
-            device: the device's name.
-            limit_bytes: may be less than what is reserved, which then stays.
-            share: the limit as a share of the device; above 0, up to 1.
 
         Raises:
             BackendError: there is no such device, it has no limits, or it refuses.
@@ -264,7 +239,6 @@ class Hardware:
             backend = self._find_backend(device)
             is_coming = self._arrival is not None and self._arrival.is_waiting
             if backend is None and is_coming and device.startswith("cuda:"):
-                request = LimitRequest(limit_bytes, share)
                 self._limits.pop(device, None)
                 if not request.is_off:
                     self._limits[device] = request
@@ -272,16 +246,11 @@ class Hardware:
         if backend is None:
             reason = self._no_cuda or f"there is no {device} here: name a device of %memstat's"
             raise BackendError(reason)
-        if not isinstance(backend, Limits):
-            raise BackendError(
-                f"{device} can't be limited: limits are for CUDA alone, choose one of its devices"
-            )
-        backend.set_limit(device, limit_bytes, share=share)
+        backend.set_limit(device, request)
 
     def read_limits(self) -> tuple[Limit, ...]:
         """Return the limits of the devices in use, whoever set them, and those that wait."""
-        sources = [backend for backend in self._backends if isinstance(backend, Limits)]
-        limits = [limit for source in sources for limit in source.read_limits()]
+        limits = [limit for backend in self._backends for limit in backend.read_limits()]
         with self._lock:
             waiting = dict(self._limits)
         limits += [request.to_waiting_limit(device) for device, request in waiting.items()]
@@ -307,7 +276,7 @@ class Hardware:
 
         The totals of GPUs are the driver's, where there is one.
         """
-        return tuple(self._list_infos(has_driver_totals=True).values())
+        return tuple(self._list_infos().values())
 
     def read_devices(self) -> tuple[DeviceReport, ...]:
         """Return the counters and the whole use of every device that can be seen, touched or not.
@@ -378,13 +347,8 @@ class Hardware:
         after = {} if is_certain else index_by_device(self.read_as_user())
         return join_children(children, listed, (before, after), self._processes)
 
-    def _list_infos(self, *, has_driver_totals: bool = False) -> dict[str, DeviceInfo]:
-        """Return every device that can be seen, in the order in which they are shown.
-
-        Args:
-            has_driver_totals: give devices in use the driver's total, which is that of
-                ``nvidia-smi``; PyTorch's leaves out what the driver keeps for itself.
-        """
+    def _list_infos(self) -> dict[str, DeviceInfo]:
+        """Return every device that can be seen, in the order in which they are shown."""
         infos = {info.device: info for info in self.list_devices()}
         if self._monitor is not None:
             uuids = {info.device: info.uuid for info in infos.values() if info.uuid is not None}
@@ -392,10 +356,6 @@ class Hardware:
             for info in self._monitor.list_infos():
                 known = infos.get(info.device)
                 infos[info.device] = info if known is None else _merge(known, info)
-                if has_driver_totals and info.total_bytes is not None:
-                    infos[info.device] = dataclasses.replace(
-                        infos[info.device], total_bytes=info.total_bytes
-                    )
             # Infos of devices in use have their limits; those of others may have one that waits.
             for limit in self.read_limits():
                 untouched = infos.get(limit.device)
@@ -430,20 +390,11 @@ class Hardware:
         use. PyTorch asks the driver itself without NVML: on ROCm, on XPU, and in containers without
         the driver's capability "utility".
         """
-        if info.device == HOST:
-            total_bytes, available_bytes = info.total_bytes, self.available_host_bytes()
-            if total_bytes is None or available_bytes is None:
-                return None
-            free_bytes = min(available_bytes, total_bytes)
-        else:
-            backend = self._find_backend(info.device)
-            is_failing = self._monitor is None or self._list_failures(info.device)
-            if is_failing or not isinstance(backend, DeviceMemory):
-                return None
-            memory = backend.read_memory(info.device)
-            if memory is None:
-                return None
-            free_bytes, total_bytes = memory
+        is_failing = self._monitor is None or self._list_failures(info.device)
+        memory = None if is_failing and info.device != HOST else self._read_memory(info.device)
+        if memory is None:
+            return None
+        free_bytes, total_bytes = memory
         return DeviceUse(info.device, total_bytes - free_bytes, free_bytes, total_bytes)
 
     def _list_failures(self, device: str) -> tuple[str, ...]:
@@ -489,7 +440,7 @@ class Hardware:
             limits, self._limits = self._limits, {}
         for device, request in limits.items():
             try:
-                self.set_limit(device, request.limit_bytes, share=request.share)
+                self.set_limit(device, request)
             except BackendError as error:
                 self._notes.add(f"The limit of {device} is not set: {error}.")
 
@@ -511,33 +462,25 @@ class Hardware:
         if is_closed:
             backend.close()
             return ""
-        if keeps_sites and isinstance(backend, History):
+        if keeps_sites:
             backend.keep_sites(is_on=True)
         if n_events is not None:
-            for note in _start_trace(backend, n_events):
+            for note in backend.start_trace(n_events=n_events):
                 self._notes.add(note)
         return ""
 
 
-def _start_trace(backend: MemoryBackend, n_events: int) -> tuple[str, ...]:
-    """Start a backend's trace; return a sentence for each device that can't be traced."""
-    if isinstance(backend, History):
-        return backend.start_trace(n_events=n_events)
-    return tuple(
-        f"{info.device} is not traced: only on CUDA is the allocator's history read"
-        for info in backend.list_devices()
-        if info.device != HOST
-    )
-
-
 def _merge(counted: DeviceInfo, seen: DeviceInfo) -> DeviceInfo:
-    """Return what the allocator's side knows of a device, filled up with what the driver knows."""
-    missing = {
-        field.name: getattr(seen, field.name)
-        for field in dataclasses.fields(counted)
-        if getattr(counted, field.name) is None
-    }
-    return dataclasses.replace(counted, **missing)
+    """Return what the allocator's side knows of a device, filled up with what the driver knows.
+
+    The total is the driver's, which is that of ``nvidia-smi``: PyTorch's leaves out what the driver
+    keeps for itself.
+    """
+    return dataclasses.replace(
+        counted,
+        total_bytes=seen.total_bytes or counted.total_bytes,
+        uuid=counted.uuid or seen.uuid,
+    )
 
 
 #: Makes the hardware that is found in place of this machine's: see ``use_hardware``.

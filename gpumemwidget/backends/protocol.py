@@ -1,24 +1,26 @@
-"""Protocols of everything that hardware can be asked for: the contract for the door to it.
+"""What hardware can be asked for: the contract for the door to it.
 
-Every source of counters is a ``MemoryBackend``. What else it can tell or do it shows by having the
-methods of ``Blocks``, ``History``, ``Limits``, ...: ``Hardware`` asks each backend for what it has,
-and nobody asks for a concrete class. A ``DeviceMonitor`` tells of whole devices, a
-``ProcessSource`` of processes. ``tests/backends/test_contract.py`` holds all implementations to
-what is said here.
+Every source of counters is a ``MemoryBackend``; what it does not have it answers as the base class
+does. A ``DeviceMonitor`` tells of whole devices, a ``ProcessSource`` of processes.
+``tests/backends/test_contract.py`` holds all implementations to what is said here.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
+from gpumemwidget.errors import BackendError
 from gpumemwidget.model.devices import (
+    HOST,
     BytesByDevice,
     ChildProcess,
     DeviceInfo,
     DeviceUse,
     Limit,
+    LimitRequest,
     PinnedUse,
     Reading,
 )
@@ -31,8 +33,7 @@ Relation = Literal["own", "child", "other"]
 ProcessesByBytes = tuple[tuple[int, int | None], ...]
 
 
-@runtime_checkable
-class MemoryBackend(Protocol):
+class MemoryBackend(ABC):
     """A source of this process's memory counters: the caching allocator, malloc, a recording.
 
     No method of a backend initialises a device, changes the current one, or changes what the user's
@@ -42,27 +43,32 @@ class MemoryBackend(Protocol):
     #: ``"cuda"``, ``"host"``, ``"replay"``, ``"xpu"``: how the names of the devices begin.
     kind: str
 
+    @abstractmethod
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Return the devices that have counters now, which are those that the user has touched."""
 
+    @abstractmethod
     def read(self) -> tuple[Reading, ...]:
         """Return a reading of each touched device, with the peaks of the running span.
 
         Outside a span the peaks run since the last span began, or since the process did.
         """
 
+    @abstractmethod
     def start_span(self) -> tuple[Reading, ...]:
         """Begin a span of high-water marks, unseen by the user, and return its first readings.
 
         A span that was running ends.
         """
 
+    @abstractmethod
     def end_span(self) -> tuple[Reading, ...]:
         """Return the readings at the span's end, with its peaks.
 
         A device that was first touched within the span is among them: its counters began at 0.
         """
 
+    @abstractmethod
     def read_as_user(self) -> tuple[Reading, ...]:
         """Return readings whose peaks are those that the user's own calls tell.
 
@@ -79,10 +85,15 @@ class MemoryBackend(Protocol):
         Returns:
             The devices whose peaks begin anew, for the user and for ``read_as_user``; those of the
             running span are not lost by it.
+
+        Raises:
+            BackendError: a device refuses.
         """
+        return ()
 
     def list_lost_peaks(self) -> BytesByDevice:
         """Return devices and the peaks, in bytes, that ``close`` takes from the user's view."""
+        return ()
 
     def empty_cache(self) -> None:
         """Give back to the device what is cached and unused, on each touched device.
@@ -93,17 +104,38 @@ class MemoryBackend(Protocol):
 
     def take_notes(self) -> tuple[str, ...]:
         """Return sentences on what failed since the last call, each failure once."""
+        return ()
 
     def close(self) -> None:
         """Take away whatever the backend added to the process. May be called twice."""
 
+    def read_memory(self, device: str) -> tuple[int, int] | None:
+        """Return the free and the total bytes of a touched device, other processes included.
 
-# -- What a backend may have beside its counters ---------------------------------------------------
+        ``None`` for a device that nobody has touched, or that does not tell.
+        """
+        return None
 
+    def read_pinned(self) -> PinnedUse | None:
+        """Return PyTorch's own count of pinned host memory, which is never begun by us.
 
-@runtime_checkable
-class Blocks(Protocol):
-    """A backend whose allocator tells which blocks it has handed out."""
+        ``None`` where it does not tell, or nobody has pinned memory yet.
+        """
+        return None
+
+    def find_counter(self) -> Callable[[], int] | None:
+        """Return a fast call that gives malloc's bytes in use; ``None`` where that is unknown."""
+        return None
+
+    def release_workspaces(self) -> str | None:
+        """Free cuBLAS's workspaces, for the allocator to give back, and return what was done.
+
+        ``None`` where there are none yet.
+
+        Raises:
+            BackendError: the device refuses, or something alive may use them.
+        """
+        return None
 
     def read_segments(self) -> tuple[Segment, ...]:
         """Return the segments of each touched device, and the blocks that they are cut into.
@@ -113,15 +145,9 @@ class Blocks(Protocol):
         as nobody allocates meanwhile. The blocks of a segment lie side by side, from its first
         byte to its last. ``()`` where the allocator does not tell now.
         """
+        return ()
 
-
-@runtime_checkable
-class History(Protocol):
-    """A backend whose allocator can note each allocation."""
-
-    @property
-    def is_tracing(self) -> bool:
-        """True if a trace was started and not ended."""
+    # -- The history -------------------------------------------------------------------------------
 
     def start_trace(self, *, n_events: int) -> tuple[str, ...]:
         """Begin to note each allocation, and drop a trace that was running.
@@ -132,6 +158,11 @@ class History(Protocol):
         Returns:
             Why there is none, a sentence each, where there are devices that can't be traced.
         """
+        return tuple(
+            f"{info.device} is not traced: only on CUDA is the allocator's history read"
+            for info in self.list_devices()
+            if info.device != HOST
+        )
 
     def end_trace(self, *, snapshot_to: Path | None = None) -> tuple[AllocatorTrace, ...]:
         """Return what was noted since, on each touched device, and leave the history as it was.
@@ -142,86 +173,39 @@ class History(Protocol):
             snapshot_to: a file for PyTorch's own memory viewer; one of that name is replaced. If it
                 can't be written, that is a note.
         """
+        return ()
 
     def keep_sites(self, *, is_on: bool) -> str:
         """Keep the line of each live block from now on, or no longer; return what was done.
 
         ``""`` where there are no GPUs.
         """
+        return ""
 
+    # -- Limits ------------------------------------------------------------------------------------
 
-@runtime_checkable
-class Limits(Protocol):
-    """A backend whose allocator has limits."""
-
-    def set_limit(
-        self, device: str, limit_bytes: int | None, *, share: float | None = None
-    ) -> None:
-        """Let this process reserve no more than a limit on a device; ``None``: all of it.
+    def set_limit(self, device: str, request: LimitRequest) -> None:
+        """Let this process reserve no more than a limit on a device.
 
         A device that nobody has touched stays so: the limit waits until the device is in use.
 
         Args:
             device: one of this backend's kind.
-            limit_bytes: may be less than what is reserved, which then stays.
-            share: the limit as a share of the device; above 0, up to 1.
+            request: the limit, which may be less than what is reserved; that then stays.
 
         Raises:
             BackendError: there is no such device, it has no limits, or it refuses.
         """
+        raise BackendError(
+            f"{device} can't be limited: limits are for CUDA alone, choose one of its devices"
+        )
 
     def read_limits(self) -> tuple[Limit, ...]:
         """Return the limits of the devices in use, whoever set them, and those that wait.
 
         In the order of the devices. A device that can have none is left out.
         """
-
-
-@runtime_checkable
-class PinnedMemory(Protocol):
-    """A backend that counts pinned host memory."""
-
-    def read_pinned(self) -> PinnedUse | None:
-        """Return PyTorch's own count of pinned host memory, which is never begun by us.
-
-        ``None`` where it does not tell, or nobody has pinned memory yet.
-        """
-
-
-@runtime_checkable
-class Workspaces(Protocol):
-    """A backend with workspaces of cuBLAS."""
-
-    def release_workspaces(self) -> str | None:
-        """Free cuBLAS's workspaces, for the allocator to give back, and return what was done.
-
-        ``None`` where there are none yet.
-
-        Raises:
-            BackendError: the device refuses, or something alive may use them.
-        """
-
-
-@runtime_checkable
-class DeviceMemory(Protocol):
-    """A backend of GPUs whose driver PyTorch asks about whole devices."""
-
-    def read_memory(self, device: str) -> tuple[int, int] | None:
-        """Return the free and the total bytes of a touched device, other processes included.
-
-        ``None`` for a device that nobody has touched, or that does not tell.
-        """
-
-
-@runtime_checkable
-class HostMemory(Protocol):
-    """The backend of the host's own memory."""
-
-    def available_bytes(self) -> int | None:
-        """Return how much more this process can take now without swapping or being killed."""
-
-    def find_counter(self) -> Callable[[], int] | None:
-        """Return a fast call that gives malloc's bytes in use; ``None`` where that is unknown."""
+        return ()
 
 
 # -- Whole devices and processes -------------------------------------------------------------------

@@ -81,7 +81,7 @@ def set_limits(
                 f"{format_bytes(request.limit_bytes)} is more: give less, or off for no limit"
             )
     for report in chosen:
-        hardware.set_limit(report.info.device, request.limit_bytes, share=request.share)
+        hardware.set_limit(report.info.device, request)
     names = {report.info.device for report in chosen}
     return tuple(limit for limit in read_limits(hardware) if limit.device in names)
 

@@ -17,15 +17,15 @@ from itertools import accumulate
 from pathlib import Path
 
 from gpumemwidget.backends.cuda.snapshot import StackTable
-from gpumemwidget.backends.protocol import Relation
+from gpumemwidget.backends.protocol import MemoryBackend, Relation
 from gpumemwidget.errors import BackendError, BadInputError
 from gpumemwidget.model.devices import (
     HOST,
-    BytesByDevice,
     ChildProcess,
     DeviceInfo,
     DeviceUse,
     Limit,
+    LimitRequest,
     PinnedUse,
     Reading,
 )
@@ -122,7 +122,7 @@ def _begin_peaks(reading: Reading) -> Reading:
     )
 
 
-class ReplayBackend:
+class ReplayBackend(MemoryBackend):
     """The counters of a recording, as a ``MemoryBackend``. What is recorded can't be changed.
 
     Args:
@@ -191,10 +191,6 @@ class ReplayBackend:
                 self._user[each] = _begin_peaks(self._user[each])
             return tuple(reset)
 
-    def list_lost_peaks(self) -> BytesByDevice:
-        """Return nothing: no peak of the user's is in a recording."""
-        return ()
-
     def read_segments(self) -> tuple[Segment, ...]:
         """Return the snapshot of this position; ``()`` where none was taken."""
         return self.player.event.segments or ()
@@ -212,13 +208,7 @@ class ReplayBackend:
             if limit.is_waiting or limit.device in reserved
         )
 
-    def set_limit(
-        self,
-        device: str,
-        limit_bytes: int | None,  # noqa: ARG002 - the protocol's
-        *,
-        share: float | None = None,  # noqa: ARG002 - the protocol's
-    ) -> None:
+    def set_limit(self, device: str, request: LimitRequest) -> None:  # noqa: ARG002 - none is set
         """Refuse: a recording stays what it is.
 
         Raises:
@@ -230,9 +220,6 @@ class ReplayBackend:
         """Do nothing, and say so where there are GPUs."""
         return "a recording keeps the lines that it has" if self._has_gpu else ""
 
-    def empty_cache(self) -> None:
-        """Do nothing: a recording stays what it is."""
-
     def take_notes(self) -> tuple[str, ...]:
         """Return why files could not be written, each once."""
         notes, self._notes = tuple(self._notes), []
@@ -243,11 +230,6 @@ class ReplayBackend:
         self._trace_start = None
 
     # -- Traces ------------------------------------------------------------------------------------
-
-    @property
-    def is_tracing(self) -> bool:
-        """Return whether a trace runs."""
-        return self._trace_start is not None
 
     def start_trace(self, *, n_events: int) -> tuple[str, ...]:
         """Begin a trace at this position; return why not, where no history was recorded."""

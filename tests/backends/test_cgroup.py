@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumemwidget.backends.host.cgroup import read_headroom_bytes, read_limit_bytes
+from gpumemwidget.backends.host.cgroup import list_limited_groups
 from tests.backends.procfs import FakeProc, write_group
 
 
@@ -15,16 +15,24 @@ def proc(tmp_path: Path) -> FakeProc:
     return FakeProc(tmp_path / "proc")
 
 
-def test_lowest_limit_of_all_levels_holds(proc: FakeProc, tmp_path: Path) -> None:
+def read_limits(proc: FakeProc, cgroup: Path) -> list[int]:
+    """The limits, the innermost group's first."""
+    return [group.limit_bytes for group in list_limited_groups(proc.root, cgroup)]
+
+
+def read_rooms(proc: FakeProc, cgroup: Path) -> list[int | None]:
+    """What fits under each limit."""
+    return [group.read_room_bytes() for group in list_limited_groups(proc.root, cgroup)]
+
+
+def test_each_level_has_its_limit(proc: FakeProc, tmp_path: Path) -> None:
     """A group's own limit does not help where one above it is lower."""
     cgroup = tmp_path / "cgroup"
     proc.write_cgroup("0::/user/kernel\n")
     write_group(cgroup / "user", limit="3000", usage=100)
     write_group(cgroup / "user" / "kernel", limit="5000", usage=50)
 
-    limit_bytes = read_limit_bytes(proc.root, cgroup)
-
-    assert limit_bytes == 3000
+    assert read_limits(proc, cgroup) == [5000, 3000]
 
 
 def test_room_counts_page_cache_as_free(proc: FakeProc, tmp_path: Path) -> None:
@@ -33,17 +41,7 @@ def test_room_counts_page_cache_as_free(proc: FakeProc, tmp_path: Path) -> None:
     proc.write_cgroup("0::/user\n")
     write_group(cgroup / "user", limit="1000", usage=700, inactive_file=250)
 
-    assert read_headroom_bytes(proc.root, cgroup) == 550
-
-
-def test_room_is_the_tightest_levels(proc: FakeProc, tmp_path: Path) -> None:
-    """A sibling that fills the parent takes the room away."""
-    cgroup = tmp_path / "cgroup"
-    proc.write_cgroup("0::/user/kernel\n")
-    write_group(cgroup / "user", limit="3000", usage=2900)
-    write_group(cgroup / "user" / "kernel", limit="2000", usage=50)
-
-    assert read_headroom_bytes(proc.root, cgroup) == 100
+    assert read_rooms(proc, cgroup) == [550]
 
 
 def test_usage_above_the_limit_leaves_nothing(proc: FakeProc, tmp_path: Path) -> None:
@@ -52,7 +50,7 @@ def test_usage_above_the_limit_leaves_nothing(proc: FakeProc, tmp_path: Path) ->
     proc.write_cgroup("0::/\n")
     write_group(cgroup, limit="1000", usage=4000)
 
-    assert read_headroom_bytes(proc.root, cgroup) == 0
+    assert read_rooms(proc, cgroup) == [0]
 
 
 def test_version_1_is_read_from_its_memory_controller(proc: FakeProc, tmp_path: Path) -> None:
@@ -63,8 +61,8 @@ def test_version_1_is_read_from_its_memory_controller(proc: FakeProc, tmp_path: 
     write_group(cgroup / "memory" / "job", limit="800", usage=500, inactive_file=100, version=1)
     write_group(cgroup / "memory", limit="9223372036854771712", usage=9000, version=1)
 
-    assert read_limit_bytes(proc.root, cgroup) == 800
-    assert read_headroom_bytes(proc.root, cgroup) == 400
+    assert read_limits(proc, cgroup) == [800]
+    assert read_rooms(proc, cgroup) == [400]
 
 
 @pytest.mark.parametrize("path", ["/docker/0123abc", "/../other"])
@@ -77,7 +75,7 @@ def test_a_path_outside_the_mount_means_the_mount(
     proc.write_cgroup(f"0::{path}\n")
     write_group(cgroup, limit="1234")
 
-    assert read_limit_bytes(proc.root, cgroup) == 1234
+    assert read_limits(proc, cgroup) == [1234]
 
 
 @pytest.mark.parametrize("text", ["", "\n", "rubbish", "0:", "0::", "::::", "\x00\xff", "4:memory"])
@@ -85,4 +83,4 @@ def test_rubbish_means_no_limit(text: str, proc: FakeProc, tmp_path: Path) -> No
     """Lines that say nothing are passed over without a complaint."""
     proc.write_cgroup(text)
 
-    assert read_limit_bytes(proc.root, tmp_path / "cgroup") is None
+    assert read_limits(proc, tmp_path / "cgroup") == []

@@ -14,7 +14,7 @@ from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.limits import find_share
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BackendError
-from gpumemwidget.model.devices import Limit, PinnedUse
+from gpumemwidget.model.devices import Limit, LimitRequest, PinnedUse
 from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
 
 MIB = 1 << 20
@@ -90,7 +90,7 @@ def test_a_limit_in_bytes_is_exact(version: str) -> None:
     found = []
 
     for limit_bytes in (1, 12 * GIB, 12 * GIB + 1, TOTAL - 1):
-        gpu.backend.set_limit("cuda:1", limit_bytes)
+        gpu.backend.set_limit("cuda:1", LimitRequest(limit_bytes))
         allowed = gpu.allocator.get_allowed(1)
         (info,) = gpu.backend.list_devices()
         (limit,) = gpu.backend.read_limits()
@@ -109,10 +109,10 @@ def test_a_limit_in_bytes_is_exact(version: str) -> None:
 def test_no_device_comes_into_use(gpu: Gpu, early: Gpu, old: Gpu) -> None:
     """By setting, reading or taking away."""
     for each in (gpu, early, old):
-        each.backend.set_limit("cuda:0", GIB)
-        each.backend.set_limit("cuda:1", None, share=0.5)
-        each.backend.set_limit("cuda:2", GIB)
-        each.backend.set_limit("cuda:2", None)
+        each.backend.set_limit("cuda:0", LimitRequest(GIB))
+        each.backend.set_limit("cuda:1", LimitRequest(share=0.5))
+        each.backend.set_limit("cuda:2", LimitRequest(GIB))
+        each.backend.set_limit("cuda:2", LimitRequest())
         each.read()
         assert each.backend.list_devices() == ()
         assert each.allocator.list_touched() == ()
@@ -120,7 +120,7 @@ def test_no_device_comes_into_use(gpu: Gpu, early: Gpu, old: Gpu) -> None:
 
 def test_a_limit_is_there_before_the_first_byte(gpu: Gpu) -> None:
     """Once CUDA is in use, releases from 2.11 on take it for a device that is not."""
-    gpu.backend.set_limit("cuda:1", 12 * GIB)
+    gpu.backend.set_limit("cuda:1", LimitRequest(12 * GIB))
 
     (limit,) = gpu.backend.read_limits()
 
@@ -131,8 +131,8 @@ def test_a_limit_is_there_before_the_first_byte(gpu: Gpu) -> None:
 
 def test_a_limit_waits_for_cuda(early: Gpu) -> None:
     """PyTorch sets it in the last step of its own initialisation, and not in a share it lacks."""
-    early.backend.set_limit("cuda:0", 12 * GIB)
-    early.backend.set_limit("cuda:2", None, share=0.5)
+    early.backend.set_limit("cuda:0", LimitRequest(12 * GIB))
+    early.backend.set_limit("cuda:2", LimitRequest(share=0.5))
     waiting = early.backend.read_limits()
 
     early.torch.cuda.init()
@@ -149,7 +149,7 @@ def test_a_limit_waits_for_cuda(early: Gpu) -> None:
 
 def test_older_releases_wait_for_the_device(old: Gpu) -> None:
     """They would touch it: the limit is set with the first reading after the user has."""
-    old.backend.set_limit("cuda:1", 12 * GIB)
+    old.backend.set_limit("cuda:1", LimitRequest(12 * GIB))
     old.allocator.touch(0)
     old.backend.read()
     before = old.read()
@@ -166,7 +166,7 @@ def test_older_releases_wait_for_the_device(old: Gpu) -> None:
 def test_closing_forgets_what_waits_and_leaves_what_is_set(early: Gpu) -> None:
     """A limit that stands is torch's own; one that waits is ours, and so is the place in line."""
     early.torch.cuda._queued_calls.append((lambda: None, ["the user's"]))
-    early.backend.set_limit("cuda:0", 12 * GIB)
+    early.backend.set_limit("cuda:0", LimitRequest(12 * GIB))
     queued = len(early.torch.cuda._queued_calls)
 
     early.backend.close()
@@ -178,7 +178,7 @@ def test_closing_forgets_what_waits_and_leaves_what_is_set(early: Gpu) -> None:
 
     other = Gpu()
     other.allocator.touch(0)
-    other.backend.set_limit("cuda:0", GIB)
+    other.backend.set_limit("cuda:0", LimitRequest(GIB))
     other.backend.close()
     assert other.allocator.get_allowed(0) == GIB
 
@@ -186,7 +186,7 @@ def test_closing_forgets_what_waits_and_leaves_what_is_set(early: Gpu) -> None:
 def test_a_later_limit_of_the_users_goes_before_one_that_waits() -> None:
     """It was asked for later, and it is said."""
     gpu = Gpu("2.9.1")
-    gpu.backend.set_limit("cuda:0", 12 * GIB)
+    gpu.backend.set_limit("cuda:0", LimitRequest(12 * GIB))
     gpu.torch.cuda.set_per_process_memory_fraction(0.5, 0)
     gpu.allocator.touch(0)
 
@@ -203,8 +203,8 @@ def test_a_later_limit_of_the_users_goes_before_one_that_waits() -> None:
 
 def test_what_waits_and_can_t_be_set_is_a_note(early: Gpu) -> None:
     """More than the device has, or no such device: CUDA's initialisation goes on."""
-    early.backend.set_limit("cuda:0", TOTAL + 1)
-    early.backend.set_limit("cuda:7", GIB)
+    early.backend.set_limit("cuda:0", LimitRequest(TOTAL + 1))
+    early.backend.set_limit("cuda:7", LimitRequest(GIB))
 
     early.torch.cuda.init()
 
@@ -219,7 +219,7 @@ def test_what_waits_and_can_t_be_set_is_a_note(early: Gpu) -> None:
 
 def test_a_forked_child_has_no_limit(early: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits was asked for its parent."""
-    early.backend.set_limit("cuda:0", GIB)
+    early.backend.set_limit("cuda:0", LimitRequest(GIB))
     own = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: own + 1)
 
@@ -230,10 +230,10 @@ def test_a_forked_child_has_no_limit(early: Gpu, monkeypatch: pytest.MonkeyPatch
 
 def test_more_than_the_device_has(gpu: Gpu) -> None:
     """It is refused, and the limit stays as it was."""
-    gpu.backend.set_limit("cuda:0", GIB)
+    gpu.backend.set_limit("cuda:0", LimitRequest(GIB))
 
     with pytest.raises(BackendError, match=r"107374182400 bytes are more than the 8501"):
-        gpu.backend.set_limit("cuda:0", 100 * GIB)
+        gpu.backend.set_limit("cuda:0", LimitRequest(100 * GIB))
 
     assert gpu.read() == [("cuda:0", GIB, False)]
 
@@ -249,7 +249,7 @@ def test_an_allocator_without_limits(gpu: Gpu) -> None:
     gpu.torch.cuda.set_per_process_memory_fraction = refuse
 
     with pytest.raises(BackendError, match="PyTorch could not limit cuda:0"):
-        gpu.backend.set_limit("cuda:0", GIB)
+        gpu.backend.set_limit("cuda:0", LimitRequest(GIB))
 
     assert gpu.backend.list_devices()[0].limit_bytes is None
 
@@ -269,10 +269,10 @@ def test_torch_may_come_later() -> None:
             pass
 
     hardware._arrival = Arrival()  # type: ignore[assignment]
-    hardware.set_limit("cuda:0", 12 * GIB)
-    hardware.set_limit("cuda:1", None, share=0.5)
-    hardware.set_limit("cuda:2", GIB)
-    hardware.set_limit("cuda:2", None)
+    hardware.set_limit("cuda:0", LimitRequest(12 * GIB))
+    hardware.set_limit("cuda:1", LimitRequest(share=0.5))
+    hardware.set_limit("cuda:2", LimitRequest(GIB))
+    hardware.set_limit("cuda:2", LimitRequest())
     waiting = hardware.read_limits()
 
     hardware._join(gpu.torch)
@@ -298,7 +298,7 @@ def test_a_build_without_cuda_refuses() -> None:
     hardware._join(torch)
 
     with pytest.raises(BackendError, match=r"PyTorch 2\.13\.0\+cpu was built without CUDA"):
-        hardware.set_limit("cuda:0", GIB)
+        hardware.set_limit("cuda:0", LimitRequest(GIB))
 
 
 # -- Beside limits ---------------------------------------------------------------------------------

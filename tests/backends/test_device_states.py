@@ -179,22 +179,6 @@ def test_without_nvml_a_gpu_that_refuses_tells_nothing(make: Callable[..., Machi
     )
 
 
-def test_what_is_used_of_the_host_is_what_can_not_be_had(make: Callable[..., Machine]) -> None:
-    """Of its total, and no less than nothing; unknown where either is unknown."""
-    machine = make()
-    total_bytes = machine.take()[2].info.total_bytes
-    uses = []
-    for available in (1000, None, total_bytes + 1):
-        machine.hardware.available_host_bytes = lambda value=available: value  # type: ignore[method-assign]
-        uses.append(machine.take()[2].use)
-
-    assert uses == [
-        DeviceUse("host", total_bytes - 1000, 1000, total_bytes),
-        None,
-        DeviceUse("host", 0, total_bytes, total_bytes),
-    ]
-
-
 @pytest.mark.parametrize(("n_bytes", "is_told"), [(50 * MIB, True), (29 * MIB, False)])
 def test_children_are_not_mixed_up_with_others_of_their_number(
     make: Callable[..., Machine], n_bytes: int, is_told: bool

@@ -314,7 +314,7 @@ def test_without_procfs_the_peak_is_sampled(tmp_path: Path) -> None:
     assert after.reserved_peak_bytes == held.reserved_bytes
     assert after.allocated_bytes is None
     assert backend.list_devices()[0].total_bytes > 0
-    assert backend.available_bytes() > 0
+    assert backend.read_memory("host")[0] > 0
     backend.empty_cache()
     backend.close()
 
@@ -376,13 +376,13 @@ def test_the_containers_limit_is_the_total(
     proc.write_cgroup("0::/\n")
     write_group(tmp_path / "cgroup", limit=str(900 * 1024), usage=850 * 1024)
     limited = fake_host()
-    limits = (limited.list_devices()[0].total_bytes, limited.available_bytes())
+    limits = (limited.list_devices()[0].total_bytes, limited.read_memory("host")[0])
     write_group(tmp_path / "cgroup", limit=str(1 << 60), usage=10 * 1024)
     free = fake_host()
 
     assert limits == (900 * 1024, 50 * 1024)
     assert free.list_devices()[0].total_bytes == psutil.virtual_memory().total
-    assert free.available_bytes() <= psutil.virtual_memory().total
+    assert free.read_memory("host")[0] <= psutil.virtual_memory().total
 
 
 # -- malloc -----------------------------------------------------------------------------------

@@ -77,12 +77,10 @@ def test_a_trace_has_what_happened_and_what_stood(gpu: Gpu) -> None:
     kept = gpu.make(3 * MIB)
 
     assert gpu.backend.start_trace(n_events=100) == ()
-    assert gpu.backend.is_tracing
     gpu.make(100)
     gpu.allocator.free(kept)
     (trace,) = gpu.trace()
 
-    assert not gpu.backend.is_tracing
     assert [ACTIONS[code] for code in trace.events.actions] == [
         "segment_alloc",
         "alloc",
@@ -185,14 +183,12 @@ def test_torch_that_comes_within_the_trace_joins_it() -> None:
     hardware = Hardware([])
     hardware.keep_sites(is_on=True)
     hardware.start_trace()
-    assert hardware.is_tracing
 
     hardware._join(gpu.torch)
     gpu.make(11)
     (trace,) = hardware.end_trace()
 
     assert list_sizes(trace) == [11]
-    assert not hardware.is_tracing
     assert gpu.allocator.is_history_on
     hardware.close()
     assert not gpu.allocator.is_history_on
@@ -225,7 +221,6 @@ def test_a_start_that_cuda_refuses_leaves_nothing(gpu: Gpu) -> None:
     (note,) = gpu.backend.start_trace(n_events=100)
 
     assert note == "CUDA refuses a trace: CUDA error: an illegal memory access was encountered"
-    assert not gpu.backend.is_tracing
     assert gpu.is_clean
 
 
@@ -242,7 +237,6 @@ def test_an_interrupt_in_the_start_leaves_nothing(gpu: Gpu) -> None:
     with pytest.raises(KeyboardInterrupt):
         hardware.start_trace()
 
-    assert not hardware.is_tracing
     assert hardware.end_trace() == ()
     assert gpu.is_clean
 
@@ -272,7 +266,6 @@ def test_an_interrupt_in_the_end_switches_off(gpu: Gpu) -> None:
     with pytest.raises(KeyboardInterrupt):
         gpu.backend.end_trace()
 
-    assert not gpu.backend.is_tracing
     assert gpu.is_clean
 
 

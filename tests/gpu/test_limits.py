@@ -70,10 +70,10 @@ def test_a_limit_holds_to_the_byte(hardware: Hardware) -> None:
     """A segment of just what is left fits; with one byte less it does not."""
     reserved = torch.cuda.memory_reserved(0)
 
-    hardware.set_limit("cuda:0", reserved + 20 * MIB - 1)
+    hardware.set_limit("cuda:0", LimitRequest(reserved + 20 * MIB - 1))
     with pytest.raises(torch.cuda.OutOfMemoryError):
         take(20 * MIB)
-    hardware.set_limit("cuda:0", reserved + 20 * MIB)
+    hardware.set_limit("cuda:0", LimitRequest(reserved + 20 * MIB))
     kept = take(20 * MIB)
 
     assert torch.cuda.memory_reserved(0) == reserved + 20 * MIB == read_limit(hardware)
@@ -83,7 +83,7 @@ def test_a_limit_holds_to_the_byte(hardware: Hardware) -> None:
 @pytest.mark.parametrize("n_bytes", [1, 12 * GIB, 12 * GIB + 1, 7_777_777_777])
 def test_what_is_set_is_what_is_read(hardware: Hardware, n_bytes: int) -> None:
     """In the device's description too; the whole is what CUDA tells."""
-    hardware.set_limit("cuda:0", n_bytes)
+    hardware.set_limit("cuda:0", LimitRequest(n_bytes))
 
     info = next(each for each in hardware.list_devices() if each.device == "cuda:0")
     limit = next(each for each in hardware.read_limits() if each.device == "cuda:0")
@@ -94,11 +94,11 @@ def test_what_is_set_is_what_is_read(hardware: Hardware, n_bytes: int) -> None:
 
 def test_a_share_is_torchs_own(hardware: Hardware) -> None:
     """Set by us or by the user, it is the same; off takes both away."""
-    hardware.set_limit("cuda:0", None, share=0.37)
+    hardware.set_limit("cuda:0", LimitRequest(share=0.37))
     ours = read_limit(hardware)
     torch.cuda.set_per_process_memory_fraction(0.37, 0)
     users = read_limit(hardware)
-    hardware.set_limit("cuda:0", None)
+    hardware.set_limit("cuda:0", LimitRequest())
 
     assert ours == users == int(0.37 * torch.cuda.mem_get_info(0)[1])
     assert read_limit(hardware) is None
@@ -145,10 +145,10 @@ def test_the_current_device_stays(hardware: Hardware) -> None:
     seen: list[int] = []
 
     def work() -> None:
-        hardware.set_limit(f"cuda:{N_GPUS - 1}", 12 * GIB)
+        hardware.set_limit(f"cuda:{N_GPUS - 1}", LimitRequest(12 * GIB))
         hardware.read_limits()
         seen.append(torch.cuda.current_device())
-        hardware.set_limit(f"cuda:{N_GPUS - 1}", None)
+        hardware.set_limit(f"cuda:{N_GPUS - 1}", LimitRequest())
 
     work()
     thread = threading.Thread(target=work)
@@ -371,7 +371,7 @@ def test_pinned_memory(hardware: Hardware) -> None:
 
 def test_limits_without_the_extension(hardware: Hardware) -> None:
     """All that are set are told, with what is reserved."""
-    hardware.set_limit("cuda:0", 12 * GIB)
+    hardware.set_limit("cuda:0", LimitRequest(12 * GIB))
 
     (first, *_) = read_limits(hardware)
 

@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import FileError, RecordingError
-from gpumemwidget.model.devices import ChildProcess, DeviceUse, Limit, PinnedUse, ProcessUse
+from gpumemwidget.model.devices import (
+    ChildProcess,
+    DeviceUse,
+    Limit,
+    LimitRequest,
+    PinnedUse,
+    ProcessUse,
+)
 from gpumemwidget.model.traces import AllocatorRules, AllocatorTrace
 from gpumemwidget.ownership.blocks import BlockMap
 from gpumemwidget.testing import (
@@ -259,7 +266,7 @@ def test_what_is_played_is_what_was_there() -> None:
         lambda: driver.set_process(2**30 + 1, 20 * MIB, 1, relation="child"),
         lambda: gpus.allocate(3 * MIB, 1),
         lambda: gpus.pinned.allocate(100),
-        lambda: hardware.set_limit("cuda:0", 64 * MIB),
+        lambda: hardware.set_limit("cuda:0", LimitRequest(64 * MIB)),
         lambda: driver.set_process(2**30, 0),
         lambda: driver.lose(1),
     ]

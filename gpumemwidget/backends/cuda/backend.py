@@ -81,11 +81,6 @@ class CudaBackend(TouchedCounters):
             partial(self._snapshots.read, touched), "the allocator's blocks can't be read", ()
         )
 
-    @property
-    def is_tracing(self) -> bool:
-        """True if a trace was started and not ended."""
-        return self._tracer.is_tracing
-
     def start_trace(self, *, n_events: int) -> tuple[str, ...]:
         """Start the allocator's history; a history that the user runs is used as it is.
 
@@ -138,14 +133,8 @@ class CudaBackend(TouchedCounters):
             return PinnedUse(None, taken["current"], None, taken["peak"])
         return PinnedUse(held["current"], taken["current"], held["peak"], taken["peak"])
 
-    def set_limit(
-        self, device: str, limit_bytes: int | None, *, share: float | None = None
-    ) -> None:
-        """Set ``torch.cuda.set_per_process_memory_fraction``, to the byte; see ``CudaLimits``.
-
-        Raises:
-            BackendError: there is no such device, or it refuses.
-        """
+    def set_limit(self, device: str, request: LimitRequest) -> None:
+        """Set ``torch.cuda.set_per_process_memory_fraction``, to the byte; see ``CudaLimits``."""
         touched = self._list_touched()
         kind, _, index = device.partition(":")
         is_known = kind == self.kind and index.isascii() and index.isdigit()
@@ -153,7 +142,7 @@ class CudaBackend(TouchedCounters):
             is_known = int(index) < self._torch.cuda.device_count()
         if not is_known:
             raise BackendError(f"there is no {device} here: name one that %memstat lists")
-        self._limits.set(int(index), LimitRequest(limit_bytes, share), touched)
+        self._limits.set(int(index), request, touched)
 
     def read_limits(self) -> tuple[Limit, ...]:
         """Return the limits of touched devices, and of others that have a limit, set or waiting."""

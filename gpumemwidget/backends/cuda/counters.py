@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from gpumemwidget.backends.cuda.peak_overlay import NestedStats, PeakOverlay
+from gpumemwidget.backends.protocol import MemoryBackend
 from gpumemwidget.errors import BackendError
 from gpumemwidget.failures import Notes, describe_exception, read_first_line
 from gpumemwidget.model.devices import BytesByDevice, DeviceInfo, PeakIs, Reading
@@ -46,7 +47,7 @@ class SeenPeaks:
         return self._read_stats(device)
 
 
-class TouchedCounters(ABC):
+class TouchedCounters(MemoryBackend):
     """Counters of the touched devices of one kind.
 
     Args:

@@ -62,11 +62,6 @@ class CudaTracer:
         self._notes: list[str] = []
 
     @property
-    def is_tracing(self) -> bool:
-        """True if a trace was started and not ended."""
-        return self._span is not None
-
-    @property
     def keeps_no_events(self) -> bool:
         """True if our history runs, and keeps the lines of live blocks alone."""
         return self._span is None and self._history.is_ours

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from gpumemwidget.backends.host import cgroup as cgroups
+from gpumemwidget.backends.host.cgroup import LimitedGroup, list_limited_groups
 from gpumemwidget.backends.host.malloc import Glibc, find_malloc
 from gpumemwidget.backends.host.resident import (
     MAXRSS,
@@ -23,6 +23,7 @@ from gpumemwidget.backends.host.resident import (
     read_machine_bytes,
     read_resident_elsewhere,
 )
+from gpumemwidget.backends.protocol import MemoryBackend
 from gpumemwidget.model.devices import HOST, BytesByDevice, DeviceInfo, PeakIs, Reading
 
 _KIB = 1024
@@ -35,7 +36,7 @@ _CHEAP_S = 0.001
 _MAX_SHARE = 0.01
 
 
-class HostBackend:
+class HostBackend(MemoryBackend):
     """Process memory as a ``MemoryBackend``.
 
     * *allocated* is what glibc's malloc has handed out: tensors and arrays, but not Python's small
@@ -74,6 +75,7 @@ class HostBackend:
         self._holds_maxrss = False
         self._is_closed = False
         self._info: DeviceInfo | None = None
+        self._groups: tuple[LimitedGroup, ...] | None = None
         self._is_in_span = False
         #: The highest known resident size of this process, over all spans.
         self._highest_kib = 0
@@ -87,12 +89,11 @@ class HostBackend:
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Return the host; its total is the machine's memory, or its control group's limit."""
         if self._info is None:
-            totals = (
-                cgroups.read_limit_bytes(self._proc, self._cgroup),
-                read_machine_bytes()[0],
-            )
-            total_bytes = min((total for total in totals if total is not None), default=None)
-            self._info = DeviceInfo(device=HOST, name="host memory", total_bytes=total_bytes)
+            totals = [group.limit_bytes for group in self._list_groups()]
+            machine_bytes = read_machine_bytes()
+            if machine_bytes is not None:
+                totals.append(machine_bytes[0])
+            self._info = DeviceInfo(HOST, "host memory", min(totals, default=None))
         return (self._info,)
 
     def read(self) -> tuple[Reading, ...]:
@@ -148,26 +149,30 @@ class HostBackend:
         """
         return None if self._malloc is None else self._malloc.make_counter()
 
-    def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:  # noqa: ARG002 - the protocol's
-        """Return nothing: the user has no call of PyTorch's that would reset the host's peaks."""
-        return ()
-
     def empty_cache(self) -> None:
         """Have malloc give its free memory back to the system."""
         if self._malloc is not None:
             self._malloc.trim()
 
-    def available_bytes(self) -> int | None:
-        """Return the memory that this process can still take without swapping or being killed.
+    def read_memory(self, device: str) -> tuple[int, int] | None:
+        """Return what can be taken without swapping or being killed, and the total.
 
-        That is the lower of the machine's available memory and the rest of the control groups'
-        limits.
+        The first is the lower of the machine's available memory and the room under the limits of
+        the control groups.
         """
-        rooms = (
-            cgroups.read_headroom_bytes(self._proc, self._cgroup),
-            read_machine_bytes()[1],
-        )
-        return min((room for room in rooms if room is not None), default=None)
+        (info,) = self.list_devices()
+        if device != HOST or info.total_bytes is None:
+            return None
+        rooms = [group.read_room_bytes() for group in self._list_groups()]
+        machine_bytes = read_machine_bytes()
+        rooms.append(None if machine_bytes is None else machine_bytes[1])
+        known = [room for room in rooms if room is not None]
+        return (min(*known, info.total_bytes), info.total_bytes) if known else None
+
+    def _list_groups(self) -> tuple[LimitedGroup, ...]:
+        if self._groups is None:
+            self._groups = list_limited_groups(self._proc, self._cgroup)
+        return self._groups
 
     def list_lost_peaks(self) -> BytesByDevice:
         """Return the peak, in bytes, that ``resource.getrusage`` does not tell after ``close``."""
@@ -178,10 +183,6 @@ class HostBackend:
         if resident is None or wiped_kib - max(resident[0], resident[1] or 0) < _TELLING_KIB:
             return ()
         return ((HOST, wiped_kib * _KIB),)
-
-    def take_notes(self) -> tuple[str, ...]:
-        """Return nothing: figures that this platform lacks are ``None`` in the readings."""
-        return ()
 
     def close(self) -> None:
         """Close the files and give ``resource.getrusage`` back; readings go on, less exactly."""

@@ -11,58 +11,58 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+#: Limits from here on stand for none: version 1 has no word for that.
+_NO_LIMIT_BYTES = 1 << 62
+
 
 @dataclass(frozen=True, slots=True)
-class _Level:
-    folder: Path
-    limit_file: str
-    usage_file: str
-    #: The line of ``memory.stat`` with the page cache that is given up first, subgroups included.
+class LimitedGroup:
+    """A control group with a limit, which is read once: it seldom changes while a process lives."""
+
+    limit_bytes: int
+    usage_file: Path
+    stat_file: Path
+    #: The line of the statistics with the page cache that is given up first, subgroups included.
     cache_key: str
 
+    def read_room_bytes(self) -> int | None:
+        """Return how much more fits under the limit now; ``None`` where that can't be read.
 
-def read_limit_bytes(proc: Path, cgroup: Path) -> int | None:
-    """Return the lowest limit of the process's own group and all above it; ``None`` without one."""
-    limits = [
-        limit_bytes
-        for level in _list_levels(proc, cgroup)
-        if (limit_bytes := _read_number(level.folder / level.limit_file)) is not None
-    ]
-    return min(limits, default=None)
+        Page cache that the kernel drops before it kills counts as free, as in ``kubectl top``.
+        """
+        usage_bytes = _parse_number(_read_text(self.usage_file).strip())
+        if usage_bytes is None:
+            return None
+        for line in _read_text(self.stat_file).splitlines():
+            name, _, value = line.partition(" ")
+            if name == self.cache_key:
+                usage_bytes = max(0, usage_bytes - (_parse_number(value) or 0))
+        return max(0, self.limit_bytes - usage_bytes)
 
 
-def read_headroom_bytes(proc: Path, cgroup: Path) -> int | None:
-    """Return how much more fits under the limits now; ``None`` without a limit.
+def list_limited_groups(proc: Path, cgroup: Path) -> tuple[LimitedGroup, ...]:
+    """Return the groups with a limit, from the process's own up to the one that is mounted.
 
-    Page cache that the kernel drops before it kills counts as free, as it does in ``kubectl top``:
-    usage less ``inactive_file``.
+    Args:
+        proc: where procfs is mounted.
+        cgroup: where the control groups are mounted.
     """
-    rooms = []
-    for level in _list_levels(proc, cgroup):
-        limit_bytes = _read_number(level.folder / level.limit_file)
-        usage_bytes = _read_number(level.folder / level.usage_file)
-        if limit_bytes is None or usage_bytes is None:
-            continue
-        cache_bytes = _read_stat(level.folder / "memory.stat", level.cache_key) or 0
-        rooms.append(max(0, limit_bytes - max(0, usage_bytes - cache_bytes)))
-    return min(rooms, default=None)
+    return tuple(_list_limited(proc, cgroup))
 
 
-def _list_levels(proc: Path, cgroup: Path) -> Iterator[_Level]:
-    """Yield the groups of this process, from its own up to the one that is mounted."""
+def _list_limited(proc: Path, cgroup: Path) -> Iterator[LimitedGroup]:
     for line in _read_text(proc / "self" / "cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, separator, path = rest.partition(":")
         if not separator:
             continue
-        if number == "0" and not controllers:
-            unified = cgroup / "unified"
-            base = unified if unified.is_dir() else cgroup
-            files = ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
+        base = cgroup
+        limit_file, usage_file, cache_key = "memory.max", "memory.current", "inactive_file"
+        if "memory" in controllers.split(","):
             base = cgroup / "memory"
-            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
+            limit_file, usage_file = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cache_key = "total_inactive_file"
+        elif number != "0" or controllers:
             continue
         # Without a cgroup namespace a container reads the host's path here, which its own mount
         # does not have; with ".." the group is outside the mount. Both times the mount itself is
@@ -71,7 +71,11 @@ def _list_levels(proc: Path, cgroup: Path) -> Iterator[_Level]:
         if ".." in parts:
             parts = []
         for depth in range(len(parts), -1, -1):
-            yield _Level(base.joinpath(*parts[:depth]), *files)
+            folder = base.joinpath(*parts[:depth])
+            limit_bytes = _parse_number(_read_text(folder / limit_file).strip())
+            if limit_bytes is not None and limit_bytes < _NO_LIMIT_BYTES:
+                stat_file = folder / "memory.stat"
+                yield LimitedGroup(limit_bytes, folder / usage_file, stat_file, cache_key)
 
 
 def _read_text(path: Path) -> str:
@@ -82,15 +86,6 @@ def _read_text(path: Path) -> str:
         return ""
 
 
-def _read_number(path: Path) -> int | None:
-    """Return the file's one number; ``None`` for "max", for rubbish, and without a file."""
-    text = _read_text(path).strip()
+def _parse_number(text: str) -> int | None:
+    """Return the number in a text; ``None`` for "max", and for rubbish."""
     return int(text) if text.isascii() and text.isdigit() else None
-
-
-def _read_stat(path: Path, key: str) -> int | None:
-    for line in _read_text(path).splitlines():
-        name, _, value = line.partition(" ")
-        if name == key and value.isascii() and value.isdigit():
-            return int(value)
-    return None

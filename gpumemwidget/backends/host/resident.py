@@ -178,10 +178,10 @@ def read_resident_elsewhere() -> Resident | None:
         return None
 
 
-def read_machine_bytes() -> tuple[int, int] | tuple[None, None]:
-    """Return the machine's memory, and how much of it is available."""
+def read_machine_bytes() -> tuple[int, int] | None:
+    """Return the machine's memory, and how much of it is available; ``None``: not known."""
     try:
         memory = psutil.virtual_memory()
     except (psutil.Error, OSError):
-        return None, None
+        return None
     return int(memory.total), int(memory.available)
