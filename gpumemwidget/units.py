@@ -26,7 +26,7 @@ _FACTORS = {
     "gb": 1000**3,
     "tb": 1000**4,
 }
-_QUANTITY = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-zA-Z]*)\s*")
+_QUANTITY = re.compile(r"\s*(?P<number>\d{1,20}(?:\.\d+)?)\s*(?P<unit>[a-zA-Z]*)\s*")
 
 
 def format_bytes(n_bytes: int | None, *, is_at_least: bool = False) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 
 from gpumemwidget.backends.cuda.releasable import divide_unallocated
 from gpumemwidget.backends.hardware import Hardware
@@ -23,7 +22,6 @@ from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.units import format_bytes, parse_bytes
 
 NO_LIMIT = LimitRequest()
-_HINT = "give a share such as 0.8 or 80%, an amount such as 12GiB, or off"
 _SHARE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<percent>%)?")
 #: Largest limit that PyTorch can count.
 _MAX_BYTES = 2**63 - 1
@@ -40,16 +38,30 @@ def parse_limit(value: object) -> LimitRequest:
     Raises:
         BadInputError: the value is no limit.
     """
+    share: float | None = None
+    n_bytes: int | None = None
     # By its exact type: no code of the user's object runs.
-    kind = type(value)
-    if kind is str:
-        return _parse_text(str(value).strip())
-    if kind is int:
-        return _check_bytes(int(value), value)  # type: ignore[call-overload]
-    if kind is float:
-        return _check_share(float(value), value)  # type: ignore[arg-type]
+    if type(value) is float:
+        share = value
+    elif type(value) is int:
+        n_bytes = value
+    elif type(value) is str:
+        text = value.strip()
+        if text.lower() == "off":
+            return NO_LIMIT
+        match = _SHARE.fullmatch(text)
+        if match is not None:
+            share = float(match["number"]) / (100 if match["percent"] else 1)
+        else:
+            with suppress(BadInputError):
+                n_bytes = parse_bytes(text)
+    if share is not None and 0 < share <= 1:
+        return NO_LIMIT if share == 1 else LimitRequest(share=share)
+    if n_bytes is not None and 0 < n_bytes <= _MAX_BYTES:
+        return LimitRequest(limit_bytes=n_bytes)
     raise BadInputError(
-        f"a limit can't be of type {name_type(value)}: {_HINT}; in Python a float or an int"
+        f"{_show(value)} is no limit: give a share such as 0.8 or 80%, an amount such as 12GiB, "
+        "or off"
     )
 
 
@@ -75,7 +87,7 @@ def set_limits(
     chosen = _choose_devices(hardware, reports, device, is_off=request == NO_LIMIT)
     for report in chosen:
         total_bytes = report.info.total_bytes
-        if None not in (request.limit_bytes, total_bytes) and request.limit_bytes > total_bytes:  # type: ignore[operator]
+        if total_bytes is not None and (request.limit_bytes or 0) > total_bytes:
             raise BadInputError(
                 f"{report.info.device} has {format_bytes(total_bytes)}, and "
                 f"{format_bytes(request.limit_bytes)} is more: give less, or off for no limit"
@@ -102,7 +114,12 @@ def read_limits(hardware: Hardware, device: str | None = None) -> tuple[Limit, .
         _check_device(reports, device)
     # A GPU that is not in use, or whose PyTorch tells no limits, has a limit without figures.
     limits = {
-        report.info.device: Limit(report.info.device, None, None, _read_reserved(report))
+        report.info.device: Limit(
+            report.info.device,
+            None,
+            None,
+            None if report.reading is None else report.reading.reserved_bytes,
+        )
         for report in reports
         if report.info.device != HOST
     }
@@ -129,19 +146,14 @@ def reset_peaks(hardware: Hardware, device: str | None = None) -> tuple[str, ...
     if device is None:
         return hardware.reset_peaks()
     reports = hardware.read_devices()
-    report = next((report for report in reports if report.info.device == device), None)
-    if device == HOST and report is not None:
-        raise BadInputError(
-            "the host's peak is the process's own, which nobody can reset: name a GPU"
-        )
     _check_device(reports, device)
-    if report is None or report.reading is None:
+    if not any(report.info.device == device and report.reading for report in reports):
         raise BadInputError(f"{device} is not in use yet, so it has no peaks: use it first")
     return hardware.reset_peaks([device])
 
 
 class LimitWatch:
-    """Samples cells while a limit waits for its device: the device's first reading sets the limit.
+    """Takes samples as long as a limit waits for its device, whose first reading sets the limit.
 
     PyTorch 2.11 and later need none of this: CUDA itself asks for the limit before the device is in
     use. With an older PyTorch the limit would wait for the end of the cell that first uses it.
@@ -152,30 +164,21 @@ class LimitWatch:
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
-        self._listening: ExitStack | None = None
-
-    def check(self) -> None:
-        """Begin or end to sample cells, by whether a limit waits for its device."""
-        is_waiting = any(limit.is_waiting for limit in self._monitor.hardware.read_limits())
-        if is_waiting and self._listening is None:
-            self._listening = ExitStack()
-            self._listening.callback(self._monitor.unwant_samples, self)
-            self._listening.callback(
-                self._monitor.cell_started.add(lambda _: self._monitor.want_samples(self))
-            )
-            self._listening.callback(self._monitor.cell_ended.add(self._end_cell))
-        elif self._listening is not None and not is_waiting:
-            self._listening.close()
-            self._listening = None
+        self._is_waiting = False
+        monitor.cell_ended.add(self._end_cell)
 
     def _end_cell(self, _record: CellRecord) -> None:
-        # Between cells nothing uses a device.
-        self._monitor.unwant_samples(self)
-        self.check()
+        if self._is_waiting:
+            self.check()
 
-
-def _read_reserved(report: DeviceReport) -> int | None:
-    return None if report.reading is None else report.reading.reserved_bytes
+    def check(self) -> None:
+        """Take samples from now on or end that, by whether a limit waits for its device."""
+        limits = self._monitor.hardware.read_limits()
+        self._is_waiting = any(limit.is_waiting for limit in limits)
+        if self._is_waiting:
+            self._monitor.want_samples(self)
+        else:
+            self._monitor.unwant_samples(self)
 
 
 def _choose_devices(
@@ -200,7 +203,7 @@ def _choose_devices(
 def _check_device(reports: Sequence[DeviceReport], device: str) -> None:
     if device == HOST:
         raise BadInputError(
-            "PyTorch limits what it reserves on GPUs alone, not the host: name a GPU"
+            "PyTorch limits and counts what it reserves on GPUs, not on the host: name a GPU"
         )
     known = [report.info.device for report in reports if report.info.device != HOST]
     if device not in known:
@@ -210,12 +213,13 @@ def _check_device(reports: Sequence[DeviceReport], device: str) -> None:
 
 def _add_blocks(hardware: Hardware, limits: Sequence[Limit]) -> tuple[Limit, ...]:
     """Add what is free within reserved to limits that reserved exceeds."""
-    exceeded = {limit.device for limit in limits if _is_exceeded(limit)}
-    segments = hardware.read_segments() if exceeded else ()
+    if not any(map(_is_exceeded, limits)):
+        return tuple(limits)
+    segments = hardware.read_segments()
 
     def add_to(limit: Limit) -> Limit:
         own = [segment for segment in segments if segment.device == limit.device]
-        if limit.device not in exceeded or not own:
+        if not _is_exceeded(limit) or not own:
             return limit
         parts = divide_unallocated(own)
         return dataclasses.replace(
@@ -232,42 +236,11 @@ def _is_exceeded(limit: Limit) -> bool:
     return limit.limit_bytes is not None and reserved is not None and reserved > limit.limit_bytes
 
 
-def _parse_text(text: str) -> LimitRequest:
-    if text.lower() == "off":
-        return NO_LIMIT
-    match = _SHARE.fullmatch(text)
-    if match is None:
-        try:
-            n_bytes = parse_bytes(text)
-        except BadInputError:
-            raise BadInputError(f"{_show(text)} is not a limit: {_HINT}") from None
-        return _check_bytes(n_bytes, text)
-    number = float(match["number"])
-    if match["percent"]:
-        return _check_share(number / 100, text)
-    if number > 1:
-        raise BadInputError(f"{_show(text)} has no unit and is no share: {_HINT}")
-    return _check_share(number, text)
-
-
-def _check_share(share: float, given: object) -> LimitRequest:
-    if not (math.isfinite(share) and 0 < share <= 1):
-        raise BadInputError(f"{_show(given)} is no share above 0 and up to 1 (100%): {_HINT}")
-    return NO_LIMIT if share == 1 else LimitRequest(share=share)
-
-
-def _check_bytes(n_bytes: int, given: object) -> LimitRequest:
-    if n_bytes > _MAX_BYTES:
-        raise BadInputError(f"{_show(given)} is more than any GPU has: {_HINT}")
-    if n_bytes <= 0:
-        raise BadInputError(f"{_show(given)} would leave nothing: {_HINT}")
-    return LimitRequest(limit_bytes=n_bytes)
-
-
-def _show(given: object) -> str:
+def _show(value: object) -> str:
     """Return a wrong number or text for an error, cut to its first characters."""
-    if type(given) is int and abs(given) > _MAX_BYTES:
-        return "an int of that size"  # Python refuses to format thousands of digits.
-    if type(given) is str and len(given) > _MAX_SHOWN:
-        given = f"{given[:_MAX_SHOWN]}…"
-    return repr(given)
+    if type(value) is str:
+        return repr(value if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]}…")
+    # Python refuses to format ints of thousands of digits.
+    if type(value) is float or (type(value) is int and abs(value) <= _MAX_BYTES):
+        return repr(value)
+    return f"this {name_type(value)}"

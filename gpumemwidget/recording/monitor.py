@@ -96,11 +96,10 @@ class Monitor:
         self._wants_lock = threading.RLock()
         #: Devices that were seen before the running cell began.
         self._known_devices: tuple[str, ...] = ()
-        #: True while a cell's start or end is being read: other samples are then left out.
-        self._reads_cell_end = False
         #: Readings at the ends of spans within the running cell, with their peaks.
         self._inner_ends: tuple[Reading, ...] = ()
         self._unsent: deque[Sample] = deque(maxlen=_MAX_UNSENT)
+        #: Held while a cell's start or end is read: no sample of that time gets before it.
         self._history_lock = threading.RLock()
         self._closed = False
         survive_fork(self)
@@ -132,13 +131,11 @@ class Monitor:
         first_line = find_first_line(source)
         is_only_own_magics = has_only_own_magics(source)
         started_at = self.clock.wall()
-        self._begin_cell_end()
-        before = None
-        try:
-            before = self.hardware.start_span()
-        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the user's cell's
-            self._report("Reading the memory at a cell's start", exc)
-        start_s = self._keep_cell_end(before)
+        with self._history_lock:
+            before = self._read_cell_end(self.hardware.start_span, "start")
+            start_s = self.clock.now()
+            if before:
+                self._keep_sample(Sample(start_s, before))
         cell = self.running = RunningCell(
             execution_count=execution_count,
             cell_id=cell_id,
@@ -167,16 +164,15 @@ class Monitor:
         cell = self.running
         if cell is None:
             return None
-        end_s = self._begin_cell_end()
-        after = None
+        after, end_s = None, self.clock.now()
         try:
-            after = self.hardware.end_span()
-            if self._inner_ends:
-                after = lift_peaks(after, self._inner_ends)
-        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the user's cell's
-            self._report("Reading the memory at a cell's end", exc)
+            with self._history_lock:
+                end_s = self.clock.now()
+                after = self._read_cell_end(self.hardware.end_span, "end")
+                if after:
+                    after = lift_peaks(after, self._inner_ends)
+                    self._keep_sample(Sample(end_s, after))
         finally:  # A Ctrl-C that comes just here must not cost the record.
-            self._keep_cell_end(after, end_s)
             record = build_record(
                 cell,
                 after,
@@ -218,15 +214,6 @@ class Monitor:
         self._inner_ends = lift_peaks(self._inner_ends, ())
         return ended
 
-    def end_span(self) -> tuple[Reading, ...]:
-        """Return the readings at the end of the running cell's span, with the cell's peaks.
-
-        Raises:
-            BackendError: the hardware could not be read.
-        """
-        after = self.hardware.end_span()
-        return lift_peaks(after, self._inner_ends) if self._inner_ends else after
-
     def discard_cell(self) -> None:
         """Forget the running cell, which leaves no record, and run the actions that waited."""
         if self.running is not None:
@@ -236,6 +223,16 @@ class Monitor:
     def _leave_cell(self) -> None:
         self._sampler.end_cell()
         self._idle.end_cell()
+
+    def _read_cell_end(
+        self, read: Callable[[], tuple[Reading, ...]], which: str
+    ) -> tuple[Reading, ...] | None:
+        """Return the readings at a cell's start or end; ``None`` and a report if that fails."""
+        try:
+            return read()
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the user's cell's
+            self._report(f"Reading the memory at a cell's {which}", exc)
+            return None
 
     # -- Samples -----------------------------------------------------------------------------------
 
@@ -248,8 +245,7 @@ class Monitor:
         readings = self.hardware.read()
         with self._history_lock:
             sample = Sample(self.clock.now(), readings)
-            if not self._reads_cell_end and self.history.append(sample):
-                self._unsent.append(sample)
+            self._keep_sample(sample)
         return sample
 
     def samples_of(self, record: CellRecord) -> list[Sample]:
@@ -307,8 +303,7 @@ class Monitor:
             if self._stop_if_unwanted():
                 return
         with self._history_lock:
-            if not self._reads_cell_end and self.history.append(sample):
-                self._unsent.append(sample)
+            self._keep_sample(sample)
             unsent = tuple(self._unsent)
             self._unsent.clear()
         if unsent:
@@ -321,25 +316,10 @@ class Monitor:
                 return
         self._report("Sampling the memory", exc)
 
-    def _begin_cell_end(self) -> float:
-        """Keep other samples out, so that time goes forward in the history; return the time."""
-        with self._history_lock:
-            self._reads_cell_end = True
-            return self.clock.now()
-
-    def _keep_cell_end(
-        self, readings: tuple[Reading, ...] | None, time_s: float | None = None
-    ) -> float:
-        """Keep the readings of a cell's start or end, as of ``time_s`` or now; return that time."""
-        with self._history_lock:
-            self._reads_cell_end = False
-            if time_s is None:
-                time_s = self.clock.now()
-            if readings:
-                sample = Sample(time_s, readings)
-                self.history.append(sample)
-                self._unsent.append(sample)
-        return time_s
+    def _keep_sample(self, sample: Sample) -> None:
+        """Keep a sample, unless it is older than the last; the caller holds the lock."""
+        if self.history.append(sample):
+            self._unsent.append(sample)
 
     # -- Actions between cells, failures, the end --------------------------------------------------
 

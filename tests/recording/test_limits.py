@@ -25,7 +25,7 @@ from tests.backends.fake_nvml import FakeGpu, FakeNvml
 MIB = 1 << 20
 GIB = 1 << 30
 TOTAL = 80 * GIB
-HINT = "give a share such as 0.8 or 80%, an amount such as 12GiB, or off"
+HINT = "is no limit: give a share such as 0.8 or 80%, an amount such as 12GiB, or off"
 
 
 class _Meta(type):
@@ -92,38 +92,31 @@ def test_what_is_asked_for(value: object, wish: LimitRequest) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("12", f"'12' has no unit and is no share: {HINT}"),
-        ("0", f"'0' is no share above 0 and up to 1 (100%): {HINT}"),
-        ("120%", f"'120%' is no share above 0 and up to 1 (100%): {HINT}"),
-        ("0GiB", f"'0GiB' would leave nothing: {HINT}"),
-        ("nan", f"'nan' is not a limit: {HINT}"),
-        ("12 bananas", f"'12 bananas' is not a limit: {HINT}"),
-        (0, f"0 would leave nothing: {HINT}"),
-        (1.5, f"1.5 is no share above 0 and up to 1 (100%): {HINT}"),
-        (float("inf"), f"inf is no share above 0 and up to 1 (100%): {HINT}"),
-        (True, f"a limit can't be of type bool: {HINT}; in Python a float or an int"),
-        ("9" * 5000, f"'{'9' * 40}…' has no unit and is no share: {HINT}"),
-        ("x" * 99, f"'{'x' * 40}…' is not a limit: {HINT}"),
+        ("12", "'12'"),
+        ("0", "'0'"),
+        ("120%", "'120%'"),
+        ("0GiB", "'0GiB'"),
+        ("nan", "'nan'"),
+        ("12 bananas", "'12 bananas'"),
+        (0, "0"),
+        (1.5, "1.5"),
+        (float("inf"), "inf"),
+        (float("nan"), "nan"),
+        (True, "this bool"),
+        ("9" * 5000, f"'{'9' * 40}…'"),
+        ("9" * 5000 + "GiB", f"'{'9' * 40}…'"),
+        (10**5000, "this int"),
+        (-(10**5000), "this int"),
+        (Hostile(), "this Hostile"),
     ],
+    ids=range(16),
 )
 def test_what_is_no_limit(value: object, message: str) -> None:
-    """One line says what was given and what may be."""
+    """One line says what was given and what may be; no code of an object's runs."""
     with pytest.raises(BadInputError) as refusal:
         parse_limit(value)
 
-    assert str(refusal.value) == message
-
-
-def test_what_can_t_be_written() -> None:
-    """Numbers that Python refuses to write, and objects that answer with code of the user's."""
-    for value, message in (
-        (Hostile(), f"a limit can't be of type Hostile: {HINT}; in Python a float or an int"),
-        (10**5000, f"an int of that size is more than any GPU has: {HINT}"),
-        (-(10**5000), f"an int of that size would leave nothing: {HINT}"),
-    ):
-        with pytest.raises(BadInputError) as refusal:
-            parse_limit(value)
-        assert str(refusal.value) == message
+    assert str(refusal.value) == f"{message} {HINT}"
 
 
 def test_every_gpu_in_use_unless_one_is_named(hardware: Hardware, allocator: SimulatedGpus) -> None:
@@ -179,7 +172,7 @@ def test_off_takes_away_all_limits(hardware: Hardware, allocator: SimulatedGpus)
     [
         ("cuda:2", "no device 'cuda:2' here: choose from cuda:0, cuda:1"),
         ("0", "no device '0' here: choose from cuda:0, cuda:1"),
-        ("host", "PyTorch limits what it reserves on GPUs alone, not the host: name a GPU"),
+        ("host", "PyTorch limits and counts what it reserves on GPUs, not on the host: name a GPU"),
     ],
 )
 def test_devices_that_can_t_be_limited(hardware: Hardware, device: str, message: str) -> None:
@@ -273,7 +266,6 @@ def test_peaks_are_reset_where_they_are_meant_to_be(
     [
         ("cuda:1", "cuda:1 is not in use yet, so it has no peaks: use it first"),
         ("cuda:7", "no device 'cuda:7' here: choose from cuda:0, cuda:1"),
-        ("host", "the host's peak is the process's own, which nobody can reset: name a GPU"),
     ],
 )
 def test_peaks_that_can_t_be_reset(
