@@ -10,8 +10,7 @@ end; unlike PyTorch's allocator, this one never maps a page into a gap between o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -163,7 +162,7 @@ class CachingAllocator:
     @property
     def reserved_bytes(self) -> int:
         """The bytes of all segments."""
-        return self._statistics["reserved_bytes"]["all"].current
+        return sum(segment.n_bytes for segment in self.segments)
 
     def allocate(self, n_bytes: int, *, stream: int = 0, pool_id: int = 0) -> SimulatedBlock:
         """Return a block of at least ``n_bytes``.
@@ -174,13 +173,10 @@ class CachingAllocator:
         block_bytes = _round_up(n_bytes, BLOCK_ROUNDING_BYTES)
         pool = Pool(block_bytes <= MAX_SMALL_BYTES, pool_id, stream)
         block = self._find_free(pool, block_bytes) or self._grow(pool, block_bytes)
-        with self._changing(block.segment):
-            self._split(block, block_bytes)
-            block.state = "active_allocated"
+        self._split(block, block_bytes)
+        block.state = "active_allocated"
         block.requested_bytes = n_bytes
-        self._count_allocated(block, 1)
-        self._count_active(block, 1)
-        self._report("alloc", block)
+        self._end_step("alloc", block.address, n_bytes, stream)
         return block
 
     def free(self, block: SimulatedBlock, *, is_used_elsewhere: bool = False) -> None:
@@ -191,8 +187,8 @@ class CachingAllocator:
             is_used_elsewhere: another stream still works on it, so it waits for ``synchronize``.
         """
         block.state = "active_pending_free"
-        self._count_allocated(block, -1)
-        self._report("free_requested", block)
+        stream = block.segment.pool.stream
+        self._end_step("free_requested", block.address, block.requested_bytes, stream)
         if not is_used_elsewhere:
             self._complete_free(block)
 
@@ -211,8 +207,7 @@ class CachingAllocator:
             elif len(segment.blocks) == 1 and segment.blocks[0].is_free:
                 self.segments.remove(segment)
                 self._totals["num_device_free"] += 1
-                self._add(segment.pool, reserved_bytes=-segment.n_bytes, segment=-1)
-                self._report_range(
+                self._end_step(
                     "segment_free", segment.address, segment.n_bytes, segment.pool.stream
                 )
 
@@ -225,7 +220,7 @@ class CachingAllocator:
         """Count a request of ``n_bytes`` that found no room."""
         self._totals["num_ooms"] += 1
         free_bytes = self.total_bytes - self.outside_bytes - self.reserved_bytes
-        self._report_range("oom", free_bytes, n_bytes)
+        self._end_step("oom", free_bytes, n_bytes)
 
     # -- What PyTorch tells ------------------------------------------------------------------------
 
@@ -314,17 +309,15 @@ class CachingAllocator:
     def _complete_free(self, block: SimulatedBlock) -> None:
         """Make a block free, and join it with the free blocks on both sides."""
         segment, address = block.segment, block.address
-        self._count_active(block, -1)
-        with self._changing(segment):
-            block.state = "inactive"
-            place = segment.blocks.index(block)
-            for other in (place + 1, place - 1):
-                if 0 <= other < len(segment.blocks) and segment.blocks[other].is_free:
-                    neighbour = segment.blocks.pop(other)
-                    block.address = min(block.address, neighbour.address)
-                    block.n_bytes += neighbour.n_bytes
+        block.state = "inactive"
+        place = segment.blocks.index(block)
+        for other in (place + 1, place - 1):
+            if 0 <= other < len(segment.blocks) and segment.blocks[other].is_free:
+                neighbour = segment.blocks.pop(other)
+                block.address = min(block.address, neighbour.address)
+                block.n_bytes += neighbour.n_bytes
         # The address of the block itself, and not of what it has become part of.
-        self._report_range("free_completed", address, block.requested_bytes, segment.pool.stream)
+        self._end_step("free_completed", address, block.requested_bytes, segment.pool.stream)
 
     # -- Segments ----------------------------------------------------------------------------------
 
@@ -357,8 +350,7 @@ class CachingAllocator:
         segment.blocks.append(SimulatedBlock(segment, segment.address, n_bytes))
         self.segments.append(segment)
         self._totals["num_device_alloc"] += 1
-        self._add(pool, reserved_bytes=n_bytes, segment=1)
-        self._report_range("segment_alloc", segment.address, n_bytes, pool.stream)
+        self._end_step("segment_alloc", segment.address, n_bytes, pool.stream)
         return segment.blocks[0]
 
     def _map_pages(self, pool: Pool, block_bytes: int) -> SimulatedBlock | None:
@@ -375,14 +367,12 @@ class CachingAllocator:
             segment = SimulatedSegment(start, pool, [], is_expandable=True)
             self.segments.append(segment)
         end = segment.address + segment.n_bytes
-        with self._changing(segment):
-            if last is None or not last.is_free:
-                last = SimulatedBlock(segment, end, 0)
-                segment.blocks.append(last)
-            last.n_bytes += n_bytes
+        if last is None or not last.is_free:
+            last = SimulatedBlock(segment, end, 0)
+            segment.blocks.append(last)
+        last.n_bytes += n_bytes
         self._totals["num_device_alloc"] += 1
-        self._add(pool, reserved_bytes=n_bytes)
-        self._report_range("segment_map", end, n_bytes, pool.stream)
+        self._end_step("segment_map", end, n_bytes, pool.stream)
         return last
 
     def _unmap_free_pages(self, segment: SimulatedSegment) -> None:
@@ -409,16 +399,13 @@ class CachingAllocator:
         if last < block.address + block.n_bytes:
             remainder_bytes = block.address + block.n_bytes - last
             upper.blocks.insert(0, SimulatedBlock(upper, last, remainder_bytes))
-        with self._changing(segment, lower, upper):
-            for piece in (lower, upper):
-                for each in piece.blocks:
-                    each.segment = piece
-            segment.blocks.clear()
+        for piece in (lower, upper):
+            for each in piece.blocks:
+                each.segment = piece
         at = self.segments.index(segment)
         self.segments[at : at + 1] = [piece for piece in (lower, upper) if piece.blocks]
         self._totals["num_device_free"] += 1
-        self._add(pool, reserved_bytes=first - last)
-        self._report_range("segment_unmap", first, last - first, pool.stream)
+        self._end_step("segment_unmap", first, last - first, pool.stream)
 
     @property
     def _room_bytes(self) -> int:
@@ -429,52 +416,30 @@ class CachingAllocator:
 
     # -- Events and counters -----------------------------------------------------------------------
 
-    def _report(self, action: str, block: SimulatedBlock) -> None:
-        stream = block.segment.pool.stream
-        self._report_range(action, block.address, block.requested_bytes, stream)
-
-    def _report_range(self, action: str, address: int, n_bytes: int, stream: int = 0) -> None:
+    def _end_step(self, action: str, address: int, n_bytes: int, stream: int = 0) -> None:
+        """Count what stands after a step, and report the step."""
+        counts = {name: {"small_pool": 0, "large_pool": 0} for name in _STATISTICS}
+        for segment in self.segments:
+            pool = segment.pool.name
+            counts["reserved_bytes"][pool] += segment.n_bytes
+            counts["segment"][pool] += not segment.is_expandable
+            for block in segment.blocks:
+                if block.state == "active_allocated":
+                    counts["allocated_bytes"][pool] += block.n_bytes
+                    counts["requested_bytes"][pool] += block.requested_bytes
+                    counts["allocation"][pool] += 1
+                if not block.is_free:
+                    counts["active_bytes"][pool] += block.n_bytes
+                    counts["active"][pool] += 1
+                elif len(segment.blocks) > 1:
+                    counts["inactive_split_bytes"][pool] += block.n_bytes
+                    counts["inactive_split"][pool] += 1
+        for name, pools in counts.items():
+            for pool, count in (*pools.items(), ("all", sum(pools.values()))):
+                statistic = self._statistics[name][pool]
+                statistic.add(count - statistic.current)
         if self.on_event is not None:
             self.on_event(action, address, n_bytes, stream)
-
-    def _add(self, pool: Pool, **amounts: int) -> None:
-        for name, amount in amounts.items():
-            self._statistics[name]["all"].add(amount)
-            self._statistics[name][pool.name].add(amount)
-
-    def _count_allocated(self, block: SimulatedBlock, sign: int) -> None:
-        self._add(
-            block.segment.pool,
-            allocated_bytes=sign * block.n_bytes,
-            requested_bytes=sign * block.requested_bytes,
-            allocation=sign,
-        )
-
-    def _count_active(self, block: SimulatedBlock, sign: int) -> None:
-        self._add(block.segment.pool, active_bytes=sign * block.n_bytes, active=sign)
-
-    @contextmanager
-    def _changing(self, *segments: SimulatedSegment) -> Iterator[None]:
-        """Count how the free pieces of split segments change within the ``with`` block."""
-        before = _list_split_bytes(segments[:1])
-        yield
-        after = _list_split_bytes(segments)
-        self._add(
-            segments[0].pool,
-            inactive_split=len(after) - len(before),
-            inactive_split_bytes=sum(after) - sum(before),
-        )
-
-
-def _list_split_bytes(segments: tuple[SimulatedSegment, ...]) -> list[int]:
-    """Return the sizes of free blocks that share their segment with others."""
-    return [
-        block.n_bytes
-        for segment in segments
-        if len(segment.blocks) > 1
-        for block in segment.blocks
-        if block.is_free
-    ]
 
 
 def _round_up(n_bytes: int, multiple: int) -> int:
