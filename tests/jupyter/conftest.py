@@ -5,13 +5,15 @@ from __future__ import annotations
 import atexit
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from tests.jupyter.machine import Machine
 from tests.jupyter.notebook import Notebook, open_notebook
 
 
@@ -33,6 +35,14 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Interacti
     shell.atexit_operations()
     InteractiveShell.clear_instance()
     gc.collect()
+
+
+@pytest.fixture
+def make_machine(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Machine]:
+    """Put simulated GPUs in the machine's place, for an extension that is still to be loaded."""
+    return partial(Machine, shell, monkeypatch, capsys)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import doctest
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,7 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 
 import gpumemwidget
-from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host.backend import HostBackend
-from gpumemwidget.jupyter import extension
-from gpumemwidget.testing import SimulatedGpus, simulate_torch
+from tests.jupyter.machine import Machine
 
 #: IPython calls these, by its own protocol.
 _HOOKS = ("load_ipython_extension", "unload_ipython_extension")
@@ -32,14 +28,14 @@ def no_underscore_left() -> Iterator[None]:
 
 @pytest.fixture
 def loaded(
-    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    shell: InteractiveShell,
+    make_machine: Callable[..., Machine],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> InteractiveShell:
     """A shell with the extension, in which one cell was run; without a GPU, on a simulated one."""
     if not torch.cuda.is_available():
-        allocator = SimulatedGpus(total_bytes=80 << 30)
-        allocator.touch(0)
-        hardware = Hardware([CudaBackend(simulate_torch(allocator)), HostBackend()])
-        monkeypatch.setattr(extension, "detect_hardware", lambda: hardware)
+        make_machine().allocator.touch(0)
     monkeypatch.chdir(tmp_path)
     shell.run_cell("%load_ext gpumemwidget")
     shell.user_ns.update(gpumemwidget=gpumemwidget, torch=torch)

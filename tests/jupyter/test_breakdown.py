@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from IPython.core.error import UsageError
@@ -10,46 +10,21 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import RichOutput, capture_output
 
 import gpumemwidget
-from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.driver.nvml import NvmlMonitor
-from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.jupyter import extension
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.testing import SimulatedGpus, simulate_torch
-from tests.backends.fake_nvml import FakeGpu, FakeNvml
-
-MIB = 1 << 20
-GIB = 1 << 30
-TOTAL = 80 * GIB
+from tests.jupyter.machine import GIB, MIB, TOTAL, Machine
 
 
 @pytest.fixture
-def allocator() -> SimulatedGpus:
-    return SimulatedGpus(2, total_bytes=TOTAL)
-
-
-@pytest.fixture
-def shell_on_gpus(
-    shell: InteractiveShell, allocator: SimulatedGpus, monkeypatch: pytest.MonkeyPatch
-) -> InteractiveShell:
+def shell_on_gpus(make_machine: Callable[..., Machine]) -> InteractiveShell:
     """The extension in a shell on two GPUs, of which the first is used."""
-    torch: Any = simulate_torch(allocator)
-    gpus = [
-        FakeGpu(name="GPU", uuid=f"GPU-simulated-{i}", total_bytes=TOTAL, used_bytes=GIB)
-        for i in range(2)
-    ]
-    hardware = Hardware(
-        [CudaBackend(torch), HostBackend()], NvmlMonitor(FakeNvml(*gpus), environ={})
-    )
-    monkeypatch.setattr(extension, "detect_hardware", lambda: hardware)
+    machine = make_machine(n_gpus=2)
+    allocator = machine.allocator
     allocator.free(allocator.allocate(30 * MIB))
     allocator.allocate(3 * MIB)
     allocator.allocate(100)
-    with capture_output():
-        shell.run_cell("%load_ext gpumemwidget", store_history=True)
-    return shell
+    machine.run("%load_ext gpumemwidget")
+    return machine.shell
 
 
 def _run(shell: InteractiveShell, code: str) -> RichOutput:

@@ -7,52 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch as real_torch
 from IPython.core.interactiveshell import InteractiveShell
 
-import gpumemwidget
 from gpumemwidget.backends.cuda import oom_observer as ooms
-from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.driver.nvml import NvmlMonitor
-from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host.backend import HostBackend
-from gpumemwidget.jupyter import extension, oom
+from gpumemwidget.jupyter import oom
 from gpumemwidget.model.cells import CellDevice
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.oom.detection import format_as_torch
-from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
+from gpumemwidget.testing import DeviceFullError
 from gpumemwidget.tracing.trace_file import read_trace
-from tests.backends.fake_nvml import FakeGpu, FakeNvml
+from tests.jupyter.machine import GIB, MIB, Machine
 
-MIB = 1 << 20
-GIB = 1 << 30
 TOTAL_BYTES = 2 * GIB
 
 
-class Gpus:
-    """Three GPUs that the extension takes for the machine's; the last one nobody touches."""
+class Gpus(Machine):
+    """Three GPUs, the last one of which nobody touches; OOMs are told as PyTorch tells them."""
 
-    def __init__(self, shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
-        self.allocator = SimulatedGpus(3, total_bytes=TOTAL_BYTES)
-        self.torch: Any = simulate_torch(self.allocator)
-        self.torch.cuda.get_device_properties = lambda index: SimpleNamespace(
-            name="NVIDIA H200", total_memory=TOTAL_BYTES, uuid=str(index)
-        )
+    def __init__(self, *shell: Any) -> None:
+        super().__init__(*shell, n_gpus=3, total_bytes=TOTAL_BYTES)
         self.observers: list[Callable[[int, int, int, int], None]] = []
         self.torch._C._cuda_attach_out_of_memory_observer = self.observers.append
-        gpus = [
-            FakeGpu(uuid=f"GPU-{n}", total_bytes=TOTAL_BYTES, used_bytes=n * 100 * MIB)
-            for n in range(3)
-        ]
-        driver = NvmlMonitor(FakeNvml(*gpus), environ={})
-        self.hardware = Hardware([CudaBackend(self.torch), HostBackend()], driver)
-        self._shell = shell
-        self._capsys = capsys
-        shell.user_ns.update(gpus=self, make=self.make, free=self.allocator.free)
+        self.shell.user_ns.update(make=self.make, free=self.allocator.free)
 
     def make(self, n_bytes: int, device: int) -> int:
         """Allocate as PyTorch does: where there is no room, the observers first, then the error."""
@@ -67,25 +47,18 @@ class Gpus:
                 "has a total capacity of 2.00 GiB"
             ) from None
 
-    def run(self, source: str) -> str:
-        """Run a cell; what it printed."""
-        self._capsys.readouterr()
-        self._shell.run_cell(source, store_history=True)
-        return self._capsys.readouterr().out
-
     def last_cell(self) -> dict[str, CellDevice]:
         """What the last cell did, by device."""
-        return {each.device: each for each in gpumemwidget.monitor().ledger[-1].devices}
+        return {each.device: each for each in self.last.devices}
 
 
 @pytest.fixture
 def gpus(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Gpus:
-    gpus = Gpus(shell, capsys)
+    gpus = Gpus(shell, monkeypatch, capsys)
     monkeypatch.setattr(ooms, "_attached", [])
     monkeypatch.setattr(ooms, "find_torch", lambda: gpus.torch)
-    monkeypatch.setattr(extension, "detect_hardware", lambda: gpus.hardware)
     gpus.run("%load_ext gpumemwidget")
     gpus.run("make(1000, 0), make(1000, 1)")
     return gpus

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,13 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from IPython.utils.capture import capture_output
 
 import gpumemwidget
-from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.errors import FileError
-from gpumemwidget.jupyter import extension as extensions
-from gpumemwidget.jupyter.extension import Extension
-from gpumemwidget.model.traces import CellTrace, DeviceTrace, HostLines
+from gpumemwidget.model.cells import Span
+from gpumemwidget.model.traces import CellTrace, DeviceTrace, HostLines, LineUse
 from gpumemwidget.session import tracer
-from gpumemwidget.testing import SimulatedGpus, simulate_torch
+from gpumemwidget.tracing import device_trace
+from tests.jupyter.machine import MIB, Machine
 
-MIB = 1 << 20
 _HAS_MONITORING = sys.version_info >= (3, 12)
 
 
@@ -81,25 +77,17 @@ def cells(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Cells:
 
 
 @pytest.fixture
-def gpu() -> SimulatedGpus:
-    return SimulatedGpus(1)
+def gpu(make_machine: Callable[..., Machine]) -> Machine:
+    """A machine with a simulated GPU, which has been used."""
+    machine = make_machine()
+    machine.allocator.touch(0)
+    machine.shell.run_line_magic("load_ext", "gpumemwidget")
+    return machine
 
 
 @pytest.fixture
-def gpu_cells(
-    shell: InteractiveShell, gpu: SimulatedGpus, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Cells]:
-    """A machine with a simulated GPU, which has been used."""
-    gpu.touch(0)
-    extension = Extension(shell, Hardware([CudaBackend(simulate_torch(gpu)), HostBackend()]))
-    extension.open()
-    extensions._extensions[shell] = extension
-    shell.user_ns["gpu"] = gpu
-
-    yield Cells(shell, monkeypatch)
-
-    del extensions._extensions[shell]
-    extension.close()
+def gpu_cells(gpu: Machine, monkeypatch: pytest.MonkeyPatch) -> Cells:
+    return Cells(gpu.shell, monkeypatch)
 
 
 # -- The host --------------------------------------------------------------------------------------
@@ -271,25 +259,79 @@ def test_a_failure_at_the_start_is_no_failure_of_the_cell(
 # -- A GPU -----------------------------------------------------------------------------------------
 
 
-def test_a_gpu_s_lines_are_told_from_its_history(gpu_cells: Cells) -> None:
-    """To the byte, with what was freed within a line; the host keeps its plain report."""
+def test_each_line_of_a_gpu_has_its_bytes(gpu_cells: Cells) -> None:
+    """What it allocated, what is left of it, and what it had at the peak: to the byte."""
+    gpu_cells.run(f"weights = gpu.allocate({500 * MIB})")
+
     gpu_cells.run(
         "%%memtrace\n"
-        f"held = gpu.allocate({100 * MIB})\n"
-        "def f():\n"
-        f"    gpu.free(gpu.allocate({50 * MIB}))\n"
-        "for _ in range(3):\n"
-        "    f()\n"
+        f"kept = [gpu.allocate((100 + n) * {MIB}) for n in range(5)]\n"
+        "for each in kept[1:]:\n"
+        "    gpu.free(each)\n"
+        "def grow(n):\n"
+        f"    return gpu.allocate(n * {MIB})\n"
+        "more = grow(300)\n"
     )
 
     device = gpu_cells.device
     assert (device.device, device.peak_is) == ("cuda:0", "exact")
-    uses = {line.line: line.use for line in device.units[0].lines if line.use}
-    assert {line: use.allocated_bytes // MIB for line, use in uses.items()} == {2: 100, 4: 150}
-    assert device.allocated.peak_bytes == 150 * MIB
+    uses = {line.line: line.use for line in device.units[0].lines if line.use is not None}
+    # Blocks from 100 MiB on have segments of their own, whose sizes are even numbers of MiB.
+    taken = [100 * MIB, 102 * MIB, 102 * MIB, 104 * MIB, 104 * MIB]
+    assert uses == {
+        2: LineUse(sum(taken), 5, taken[0], sum(taken), sum(taken)),
+        6: LineUse(300 * MIB, 1, 300 * MIB, 0, 300 * MIB),
+    }
+    assert device.before.net_bytes == 500 * MIB
+    assert device.allocated == Span(500 * MIB, 900 * MIB, 500 * MIB + sum(taken))
     assert gpu_cells.traces[-1].record.devices[0].allocated == device.allocated
     assert "host" in gpu_cells.text
     assert device.notes == ()
+
+
+def test_a_ctrl_c_stops_the_report_in_one_line(
+    gpu: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cell ends by it, as what waits behind it must not run; the next one has its report."""
+    real = device_trace.describe_device
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return real(*args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(device_trace, "describe_device", interrupted)
+        said = gpu.run("%%memtrace --no-live\nkept = gpu.allocate(1 << 20)")
+    after = gpu.run("%%memtrace --no-live\nkept = gpu.allocate(1 << 20)")
+
+    assert said.startswith("A Ctrl-C stopped the report of %%memtrace.\n")
+    assert "Error in callback" not in said
+    assert "+1.00 MiB" in after
+    assert [each.status for each in gpumemwidget.monitor().ledger] == ["ok"] * 2
+
+
+def test_nothing_runs_between_traced_cells(gpu: Machine) -> None:
+    """Nor after one that fails, nor when the extension goes."""
+    for body in ("x = gpu.allocate(1)", "1 / 0", "raise KeyboardInterrupt"):
+        gpu.run(f"%%memtrace\n{body}")
+        assert not gpu.allocator.is_history_on
+
+    gpu.run("%%memtrace\n%unload_ext gpumemwidget")
+
+    assert not gpu.allocator.is_history_on
+
+
+def test_a_history_that_the_cell_starts_is_its_own(gpu: Machine) -> None:
+    """The report says that the trace ends where that history began, which goes on."""
+    shown = gpu.say(
+        "%%memtrace\n"
+        "one = gpu.allocate(1 << 20)\n"
+        "torch.cuda.memory._record_memory_history('all', context='all')\n"
+        "two = gpu.allocate(2 << 20)\n"
+    )
+
+    assert "this trace ends where that began" in shown
+    assert gpu.allocator.is_history_on
 
 
 @pytest.mark.parametrize(
@@ -395,20 +437,20 @@ def test_bad_options_are_refused_before_the_cell(
     assert "ran" not in gpu_cells.shell.user_ns
 
 
-def test_sites_are_kept_on_request(gpu_cells: Cells, gpu: SimulatedGpus) -> None:
+def test_sites_are_kept_on_request(gpu_cells: Cells, gpu: Machine) -> None:
     """And no longer, when told so; ``sites`` alone tells."""
     gpu_cells.run("%memtrace sites")
     assert gpu_cells.text.strip() == "memtrace sites: the line of each block is not kept"
 
     gpu_cells.run("%memtrace sites on")
     assert gpu_cells.text.strip() == "memtrace sites: the line of each block is kept from now on"
-    assert gpu.is_history_on
+    assert gpu.allocator.is_history_on
     gpu_cells.run("%%memtrace\nx = gpu.allocate(512)")
-    assert gpu.is_history_on
+    assert gpu.allocator.is_history_on
 
     gpu_cells.run("%memtrace sites off")
     assert gpu_cells.text.strip() == "memtrace sites: the line of each block is no longer kept"
-    assert not gpu.is_history_on
+    assert not gpu.allocator.is_history_on
 
 
 def test_a_block_within_a_traced_cell_is_refused(gpu_cells: Cells) -> None:

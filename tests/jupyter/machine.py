@@ -1,0 +1,74 @@
+"""A shell on simulated GPUs, which the extension takes for the machine's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import gpumemwidget
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.driver.nvml import NvmlMonitor
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.jupyter import extension
+from gpumemwidget.model.cells import CellRecord
+from gpumemwidget.session.session import current_session
+from gpumemwidget.testing import SimulatedGpus, simulate_torch
+from tests.backends.fake_nvml import FakeGpu, FakeNvml
+
+__all__ = ["GIB", "MIB", "TOTAL", "Machine"]
+
+MIB = 1 << 20
+GIB = 1 << 30
+TOTAL = 80 * GIB
+
+
+class Machine:
+    """GPUs with a driver, and a shell whose cells find them as ``gpu`` and ``torch``.
+
+    Args:
+        n_gpus: how many there are; none is in use.
+        total_bytes: of each.
+        options: of the simulated torch.
+    """
+
+    def __init__(
+        self,
+        shell: InteractiveShell,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        *,
+        n_gpus: int = 1,
+        total_bytes: int = TOTAL,
+        **options: Any,
+    ) -> None:
+        self.shell = shell
+        self._capsys = capsys
+        self.allocator = SimulatedGpus(n_gpus, total_bytes=total_bytes)
+        self.torch: Any = simulate_torch(self.allocator, **options)
+        gpus = [
+            FakeGpu(name="GPU", uuid=f"GPU-simulated-{n}", total_bytes=total_bytes, used_bytes=GIB)
+            for n in range(n_gpus)
+        ]
+        self.hardware = Hardware(
+            [CudaBackend(self.torch), HostBackend()], NvmlMonitor(FakeNvml(*gpus), environ={})
+        )
+        monkeypatch.setattr(extension, "detect_hardware", lambda: self.hardware)
+        shell.user_ns.update(gpu=self.allocator, torch=self.torch, gpumemwidget=gpumemwidget)
+
+    def run(self, source: str) -> str:
+        """Run a cell; what it printed."""
+        self._capsys.readouterr()
+        self.shell.run_cell(source, store_history=True)
+        return "".join(self._capsys.readouterr())
+
+    def say(self, source: str) -> str:
+        """Run a cell; the words that it printed."""
+        return " ".join(self.run(source).split())
+
+    @property
+    def last(self) -> CellRecord:
+        """The last cell."""
+        return current_session().monitor.ledger[-1]
