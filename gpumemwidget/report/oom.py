@@ -44,48 +44,53 @@ _MAX_PATH, _MAX_LINE = 72, 160
 #: Maximum number of names of one remedy in the first line.
 _MAX_NAMES = 3
 
-#: Names of the remedies in the first line.
-_ACTS = {
-    "last exception": "Releasing the last exception",
-    "out": "Dropping the displayed values",
-    "gradients": "Setting the gradients to None",
-    "cached blocks": "Emptying PyTorch's cache",
-    "expandable segments": "Letting segments grow",
-    "limit": "A higher limit",
-    "other processes": "Ending other processes",
-    "smaller batch": "A smaller batch",
-    "no_grad": "Using torch.no_grad()",
-    "checkpointing": "Checkpointing",
-    "lower precision": "Lower precision",
-}
-
-#: Sentences of the remedies that name nothing.
-_TEXTS: dict[RemedyKind, str] = {
-    "last exception": "Release the last exception, with all that its frames hold",
-    "out": "Drop the displayed values (Out)",
-    "gradients": "Set the gradients to None, as zero_grad(set_to_none=True) does",
-    "cached blocks": "Empty PyTorch's cache",
-    "expandable segments": (
-        "Let segments grow, so that free memory does not lie in pieces: restart the kernel and "
-        "set this before torch is imported"
+#: Each remedy that names nothing: what the first line calls it, what to do, and the line to type
+#: (``""`` if there is none, or if it depends on the error).
+_REMEDIES: dict[RemedyKind, tuple[str, str, str]] = {
+    "last exception": (
+        "Releasing the last exception",
+        "Release the last exception, with all that its frames hold",
+        "%memrelease --exceptions",
     ),
-    "limit": "Take away or raise the limit of this process",
-    "other processes": "End other processes that take memory",
-    "smaller batch": "Halve the batch: half of what activations took",
-    "no_grad": "Use torch.no_grad(): this cell never calls backward()",
+    "out": (
+        "Dropping the displayed values",
+        "Drop the displayed values (Out)",
+        "%memrelease --out",
+    ),
+    "gradients": (
+        "Setting the gradients to None",
+        "Set the gradients to None, as zero_grad(set_to_none=True) does",
+        "%memrelease --grads",
+    ),
+    "cached blocks": ("Emptying PyTorch's cache", "Empty PyTorch's cache", ""),
+    "expandable segments": (
+        "Letting segments grow",
+        "Let segments grow, so that free memory does not lie in pieces: restart the kernel and "
+        "set this before torch is imported",
+        "",
+    ),
+    "limit": ("A higher limit", "Take away or raise the limit of this process", ""),
+    "other processes": ("Ending other processes", "End other processes that take memory", ""),
+    "smaller batch": (
+        "A smaller batch",
+        "Halve the batch: half of what activations took",
+        "",
+    ),
+    "no_grad": (
+        "Using torch.no_grad()",
+        "Use torch.no_grad(): this cell never calls backward()",
+        "",
+    ),
     "checkpointing": (
-        "Recompute activations in backward (torch.utils.checkpoint) instead of keeping them"
+        "Checkpointing",
+        "Recompute activations in backward (torch.utils.checkpoint) instead of keeping them",
+        "",
     ),
     "lower precision": (
-        "Compute in bfloat16 (torch.autocast, or .to(torch.bfloat16)): half of what is in float32"
+        "Lower precision",
+        "Compute in bfloat16 (torch.autocast, or .to(torch.bfloat16)): half of what is in float32",
+        "",
     ),
-}
-
-#: The lines to type for them.
-_COMMANDS: dict[RemedyKind, str] = {
-    "last exception": "%memrelease --exceptions",
-    "out": "%memrelease --out",
-    "gradients": "%memrelease --grads",
 }
 
 #: Maximum number of other processes that are named.
@@ -118,7 +123,7 @@ def report_oom(card: OomCard, *, name: str = "") -> Report:
             words = f"Reserved memory is fragmented: its largest free block is {largest}."
             blocks.append(Note(words))
     else:
-        blocks.append(Note(_describe_known(event)))
+        blocks.append(Note("How full the device was is unknown."))
     if card.owners:
         blocks.append(_tabulate_owners(card))
     if card.ways:
@@ -198,7 +203,7 @@ def find_missing(event: OomEvent) -> int | None:
 def _name_act(way: Remedy) -> str:
     if way.kind == "names":
         return f"Releasing {clean(join_words(list_some(way.names, _MAX_NAMES)))}"
-    return _ACTS[way.kind]
+    return _REMEDIES[way.kind][0]
 
 
 def _name_ways(event: OomEvent) -> str:
@@ -219,22 +224,6 @@ def _describe_place(card: OomCard) -> tuple[Run, ...]:
     if card.function:
         runs.append(Run(f"in {cut_middle(clean(card.function), _MAX_PATH)}", "muted"))
     return tuple(runs)
-
-
-def _describe_known(event: OomEvent) -> str:
-    """Return the counters at the error, for a device whose total is unknown."""
-    names = name_counters(event.device)
-    known = [
-        f"{format_bytes(n_bytes)} {name}"
-        for name, n_bytes in (
-            (names.allocated, event.allocated_bytes),
-            (names.reserved, event.reserved_bytes),
-        )
-        if n_bytes is not None
-    ]
-    if not known:
-        return "How full the device was is unknown."
-    return f"{', '.join(known)}; the size of the device is unknown."
 
 
 def _tabulate_owners(card: OomCard) -> Table:
@@ -291,7 +280,7 @@ def word_remedy(way: Remedy, event: OomEvent) -> tuple[str, str]:
     """Return what to do, and the line to type for it (``""`` if it is no single line)."""
     if way.kind == "names":
         return _word_names(way.names)
-    text, command = _TEXTS[way.kind], _COMMANDS.get(way.kind, "")
+    _, text, command = _REMEDIES[way.kind]
     if way.kind == "cached blocks":
         kind = event.device.partition(":")[0]
         module = kind if kind in ("cuda", "xpu", "mps") else "accelerator"

@@ -135,7 +135,12 @@ class DeviceBar(Picture):
         bar = self._render_bar(leaves, total, breakdown.device)
         if self.title:
             title = h("p.gmw-eh", h("strong", self.title), " ", h("span", format_bytes(total)))
-            return join_html([title, h("figure.gmw-bg", bar), self._render_legend()])
+            keys = [
+                h("span", h(f"i.{key}"), f"{name} {format_bytes(n_bytes)}")
+                for key, name, n_bytes in self._list_keys()
+            ]
+            legend = h("p.gmw-el", join_html(keys, " "))
+            return join_html([title, h("figure.gmw-bg", bar), legend])
         own = _sum_own(breakdown)
         zoom = None
         if own is not None and 0 < own < _ZOOM_SHARE * total:
@@ -178,25 +183,15 @@ class DeviceBar(Picture):
             aria_label=f"{title} {format_bytes(total)}: {names}",
         )
 
-    def _render_legend(self) -> Html:
-        """Return the parts: a line of kinds for what is allocated, and one for all others."""
-        lines = []
-        others = []
-        for part in self.breakdown.parts:
-            if part.key == "allocated" and part.parts:
-                amount = h("strong", format_bytes(part.n_bytes))
-                keys = join_html(map(self._render_key, part.parts), " ")
-                lines.append(h("p", f"{self._name(part)} ", amount, ": ", keys))
-            else:
-                others.append(self._render_key(part))
-        if list_marks(self.breakdown):
-            limit = f"limit of this process {format_bytes(self.breakdown.limit_bytes)}"
-            others.append(h("span", h("i.gmw-lm"), limit))
-        lines.append(h("p", join_html(others, " ")))
-        return h("div.gmw-el", *lines)
-
-    def _render_key(self, part: BreakdownPart) -> Html:
-        return h("span", h(f"i.gmw-sq.{name_class(find_look(part))}"), self._tell(part))
+    def _list_keys(self) -> list[tuple[str, str, int]]:
+        """Return the legend: the class of each key, its name and its bytes."""
+        keys = [
+            (f"gmw-sq.{name_class(find_look(part))}", self._name(part), part.n_bytes)
+            for part in list_leaves(self.breakdown.parts)
+        ]
+        if list_marks(self.breakdown) and self.breakdown.limit_bytes is not None:
+            keys.append(("gmw-lm", "limit of this process", self.breakdown.limit_bytes))
+        return keys
 
     def _tell(self, part: BreakdownPart) -> str:
         return f"{self._name(part)} {format_bytes(part.n_bytes)}"
@@ -205,27 +200,19 @@ class DeviceBar(Picture):
         return name_part(part, self.breakdown.device, lists_merged=bool(self.title))
 
     def to_text(self) -> str:
-        """Return the parts as a table, or the figures of other tools."""
-        rows: list[tuple[Cell, ...]]
-        if not self.title:
-            rows = [
-                (*_list_row(ruler.label, ruler.n_bytes, 1), Cell(ruler.teller))
-                for ruler in list_rulers(self.breakdown)
-            ]
-            lines = render_table(Table("", _ROWS, (tuple(rows),)))
-            return f"{_CAPTION}\n{lines}"
-        rows = [_list_row(self.title, self.breakdown.total_bytes, 0)]
-        for part in self.breakdown.parts:
-            rows.append(_list_row(self._name(part), part.n_bytes, 1))
-            if part.key == "allocated":
-                rows += [_list_row(self._name(each), each.n_bytes, 2) for each in part.parts]
-        if list_marks(self.breakdown):
-            rows.append(_list_row("limit of this process", self.breakdown.limit_bytes, 1))
-        return render_table(Table("", _ROWS[:2], (tuple(rows),)))
-
-
-def _list_row(label: str, n_bytes: int | None, level: int) -> tuple[Cell, ...]:
-    return Cell(label, level=level), Cell(format_bytes(n_bytes))
+        """Return the legend as a table, or the figures of other tools."""
+        if self.title:
+            told = [(name, n_bytes, "") for _, name, n_bytes in self._list_keys()]
+            caption = f"{self.title}: {format_bytes(self.breakdown.total_bytes)}"
+        else:
+            rulers = list_rulers(self.breakdown)
+            told = [(ruler.label, ruler.n_bytes, ruler.teller) for ruler in rulers]
+            caption = _CAPTION
+        rows = tuple(
+            (Cell(name, level=1), Cell(format_bytes(n_bytes)), Cell(words))
+            for name, n_bytes, words in told
+        )
+        return render_table(Table(caption, _ROWS, (rows,), caption_is_seen=True))
 
 
 def _render_ruler(ruler: Ruler, total: int) -> Html:
