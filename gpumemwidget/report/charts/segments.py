@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar
 
 from gpumemwidget.backends.cuda.releasable import list_releasable_ranges
@@ -37,29 +38,36 @@ _MAX_OWNER_WIDTH = 48
 
 @dataclass(frozen=True, slots=True)
 class MapPiece:
-    """A block, or neighbouring blocks that are too small to be drawn alone."""
+    """A block, a part of one, or neighbouring blocks that are too small to be drawn alone."""
 
     #: Counted from the first byte of the first segment.
     start: int
     end: int
-    #: The looks in the piece with their bytes: what is in use, then what is free.
-    looks: tuple[tuple[str, int], ...]
-    #: Tooltip.
-    told: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Atom:
-    """The bytes of one block that have the same look."""
-
-    start: int
-    end: int
-    look: str
-    block: MapBlock
+    #: The bytes of each look in the piece, the most first.
+    sums: tuple[tuple[str, int], ...]
+    #: ``None`` for several.
+    block: MapBlock | None
+    n_blocks: int = 1
 
     @property
     def n_bytes(self) -> int:
+        """Bytes of the piece."""
         return self.end - self.start
+
+    @property
+    def looks(self) -> tuple[tuple[str, int], ...]:
+        """What is in use, then what is free, each with its bytes in its largest part's look."""
+        used = [each for each in self.sums if each[0] not in BLOCK_STATES]
+        free = [each for each in self.sums if each[0] in BLOCK_STATES]
+        return tuple((each[0][0], sum(n for _, n in each)) for each in (used, free) if each)
+
+    @property
+    def told(self) -> str:
+        """The tooltip."""
+        if self.block is not None:
+            return _tell_block(self.block, *self.sums[0])
+        sums = ", ".join(f"{name_look(look)} {format_bytes(n)}" for look, n in self.sums[:3])
+        return f"{self.n_blocks} blocks, {format_bytes(self.n_bytes)}: {sums}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +133,9 @@ class SegmentChart(Picture):
     def _draw_piece(self, piece: MapPiece) -> Html:
         """Return the piece: what is in use stands at the foot of its rows, what is free above."""
         paths = []
-        low, total = 0.0, piece.end - piece.start
+        low = 0.0
         for look, n_bytes in piece.looks:
-            high = low + n_bytes / total
+            high = low + n_bytes / piece.n_bytes
             paths.append((look, self._draw_rows(piece, low, high)))
             low = high
         title = h("title", piece.told)
@@ -175,44 +183,47 @@ def plot_segments(segment_map: SegmentMap) -> SegmentChart:
     row_bytes = _MIN_ROW_BYTES
     while row_bytes * _MAX_ROWS < total:
         row_bytes *= 2
-    atoms = list(_iter_atoms(segment_map.segments))
+    blocks = list(_iter_blocks(segment_map.segments))
     # Two of a thousand steps can be seen.
     min_bytes = row_bytes * 2 // _WIDTH
-    groups = _group(atoms, min_bytes)
-    while (n_areas := sum(map(_count_areas, groups))) > _MAX_PIECES:
-        min_bytes = max(min_bytes * 5 // 4, min_bytes * n_areas // (2 * _MAX_PIECES))
-        groups = _group(atoms, min_bytes)
-    sums: dict[str, int] = {}
-    for atom in atoms:
-        sums[atom.look] = sums.get(atom.look, 0) + atom.n_bytes
+    pieces = _join_small(blocks, min_bytes)
+    while sum(len(piece.looks) for piece in pieces) > _MAX_PIECES:
+        min_bytes = min_bytes * 3 // 2
+        pieces = _join_small(blocks, min_bytes)
+    sums = _sum_looks(blocks)
     line_bytes = max(min_bytes, row_bytes * _LINE_STEPS // _WIDTH)
+    ends = accumulate(segment.n_bytes for segment in segment_map.segments)
+    starts = [
+        start
+        for start, segment in zip(ends, segment_map.segments[1:], strict=False)
+        if segment.n_bytes >= line_bytes
+    ]
     return SegmentChart(
         device=segment_map.device,
         row_bytes=row_bytes,
         n_rows=max(-(-total // row_bytes), 1),
         total_bytes=total,
-        pieces=tuple(map(_make_piece, groups)),
-        starts=tuple(_iter_starts(segment_map.segments, line_bytes)),
-        min_bytes=min_bytes if len(groups) < len(atoms) else 0,
+        pieces=tuple(pieces),
+        starts=tuple(starts),
+        min_bytes=min_bytes if len(pieces) < len(blocks) else 0,
         looks=tuple((look, sums[look]) for look in PART_COLORS if look in sums),
     )
 
 
-def _iter_starts(segments: Sequence[MapSegment], min_bytes: int) -> Iterator[int]:
-    at = last = 0
-    for segment in segments:
-        if at and at - last >= min_bytes and segment.n_bytes >= min_bytes:
-            yield at
-            last = at
-        at += segment.n_bytes
-
-
-def _iter_atoms(segments: Iterable[MapSegment]) -> Iterator[_Atom]:
+def _iter_blocks(segments: Iterable[MapSegment]) -> Iterator[MapPiece]:
     at = 0
     for segment in segments:
         for block, start, end, look in list_looks(segment):
-            yield _Atom(at + start, at + end, look, block)
+            yield MapPiece(at + start, at + end, ((look, end - start),), block)
         at += segment.n_bytes
+
+
+def _sum_looks(pieces: Iterable[MapPiece]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for piece in pieces:
+        for look, n_bytes in piece.sums:
+            sums[look] = sums.get(look, 0) + n_bytes
+    return sums
 
 
 def list_looks(segment: MapSegment) -> Iterator[tuple[MapBlock, int, int, str]]:
@@ -251,45 +262,27 @@ def list_looks(segment: MapSegment) -> Iterator[tuple[MapBlock, int, int, str]]:
                 yield block, at, end, "fragmented"
 
 
-def _group(atoms: Sequence[_Atom], min_bytes: int) -> list[list[_Atom]]:
-    """Put neighbours together that are smaller than ``min_bytes``."""
-    groups: list[list[_Atom]] = []
-    # The atoms before this one take no more.
+def _join_small(blocks: Sequence[MapPiece], min_bytes: int) -> list[MapPiece]:
+    """Return the pieces of the map: neighbours smaller than ``min_bytes`` are one."""
+    groups: list[list[MapPiece]] = []
+    # The blocks before this one take no more.
     is_full = True
-    for atom in atoms:
-        is_small = atom.n_bytes < min_bytes
+    for block in blocks:
+        is_small = block.n_bytes < min_bytes
         if is_full or not is_small:
             groups.append([])
-        groups[-1].append(atom)
-        is_full = not is_small or atom.end - groups[-1][0].start >= min_bytes
-    return groups
+        groups[-1].append(block)
+        is_full = not is_small or block.end - groups[-1][0].start >= min_bytes
+    return [group[0] if len(group) == 1 else _join(group) for group in groups]
 
 
-def _count_areas(group: Sequence[_Atom]) -> int:
-    return len({atom.look in BLOCK_STATES for atom in group})
+def _join(group: Sequence[MapPiece]) -> MapPiece:
+    sums = sorted(_sum_looks(group).items(), key=lambda item: (-item[1], item[0]))
+    return MapPiece(group[0].start, group[-1].end, tuple(sums), None, len(group))
 
 
-def _make_piece(group: Sequence[_Atom]) -> MapPiece:
-    first, last = group[0], group[-1]
-    if first is last:
-        return MapPiece(first.start, first.end, ((first.look, first.n_bytes),), _tell_block(first))
-    sums: dict[str, int] = {}
-    for atom in group:
-        sums[atom.look] = sums.get(atom.look, 0) + atom.n_bytes
-    ordered = sorted(sums.items(), key=lambda item: (-item[1], item[0]))
-    told = f"{len(group)} blocks, {format_bytes(last.end - first.start)}: " + ", ".join(
-        f"{name_look(look)} {format_bytes(n_bytes)}" for look, n_bytes in ordered[:3]
-    )
-    used = [item for item in ordered if item[0] not in BLOCK_STATES]
-    free = [item for item in ordered if item[0] in BLOCK_STATES]
-    # The largest part gives each of the two its colour.
-    looks = tuple((each[0][0], sum(n for _, n in each)) for each in (used, free) if each)
-    return MapPiece(first.start, last.end, looks, told)
-
-
-def _tell_block(atom: _Atom) -> str:
-    block = atom.block
-    words = [format_bytes(atom.n_bytes), name_look(atom.look)]
+def _tell_block(block: MapBlock, look: str, n_bytes: int) -> str:
+    words = [format_bytes(n_bytes), name_look(look)]
     if block.state == "active_allocated":
         if block.owner:
             words.append(cut_words(block.owner, _MAX_OWNER_WIDTH))
