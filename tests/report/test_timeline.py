@@ -15,7 +15,6 @@ from gpumemwidget.report.charts.timeline import (
     TimelineChart,
     choose_scale,
     choose_ticks,
-    list_bands,
     plot_timeline,
     thin_moments,
 )
@@ -25,7 +24,6 @@ from tests.report.examples import GIB, HOSTILE, MIB
 from tests.report.trace_examples import (
     make_lines_device,
     make_trace,
-    make_training_device,
     make_two_gpu_trace,
     make_untraced,
 )
@@ -145,33 +143,19 @@ def test_thinning_keeps_extremes_and_what_stands_after() -> None:
         assert (min(shown), max(shown), shown[-1]) == (min(known), max(known), known[-1])
 
 
-def test_lines_have_colours_and_the_rest_is_grey() -> None:
-    """So that what was there before does not look like the cell's doing."""
-    timeline = make_training_device().timeline
-    assert timeline is not None
-
-    bands = {band.label: band.key for band in list_bands(timeline)}
-
-    assert (bands["before the cell"], bands["other lines"], bands["outside the cell's lines"]) == (
-        "b",
-        "o",
-        "n",
-    )
-    assert [bands[f"line {line}"] for line in (12, 7, 8, 10, 11)] == ["0", "1", "2", "3", "4"]
-
-
 def test_a_colour_has_its_line_in_the_legend_and_under_the_pointer() -> None:
-    """Also where the page strips SVG, the names and the sizes remain."""
-    chart = plot_timeline(make_training_device(), 4.56)
-    assert chart is not None
+    """Also where the page strips SVG, the names and the sizes remain; what is no line's is grey."""
+    names = ("before the cell", "other lines", "outside the lines", "line 12", "line 7")
+    timeline = _make_timeline({name: [MIB, 2 * MIB] for name in names})
+    layers = (*timeline.layers[:4], dataclasses.replace(timeline.layers[4], text="x = 1"))
 
-    html = chart.to_html()
+    html = _plot(dataclasses.replace(timeline, layers=layers), 4.0).to_html()
 
-    assert "<title>line 7: logits = model(inputs).logits · at the peak 1.42 GiB" in html
+    assert "<title>line 7: x = 1 · at the peak 2.00 MiB · highest 2.00 MiB</title>" in html
     without = re.sub(r"<svg.*?</svg>", "", html)
-    assert "line 7 <code>logits = model(inputs).logits</code></span> <strong>1.42 GiB" in without
-    assert "peak 4.22 GiB</text>" in html
-    assert len(html) < 20_000
+    assert "line 7 <code>x = 1</code></span> <strong>2.00 MiB" in without
+    assert re.findall(r"gmw-sq gmw-k(\w)", without) == ["1", "0", "n", "o", "b"]
+    assert "peak 10.00 MiB</text>" in html
 
 
 # -- As plotly's figure ----------------------------------------------------------------------------
@@ -190,15 +174,15 @@ def test_figure_stacks_the_lines_and_marks_the_peak() -> None:
         name_origin(layer.origin, layer.line) for layer in timeline.layers
     ]
     assert {each.line.shape for each in stacked} == {"hv"}
-    seven = next(each for each in stacked if each.name.startswith("line 7 · "))
-    assert seven.name == "line 7 · 1.42 GiB<br><i>logits = model(inputs…</i>"
-    assert "logits = model(inputs).logits" in seven.hovertemplate
-    place = list(seven.x).index(round(timeline.times_s[timeline.peak], 6))
-    assert seven.customdata[place] == "1.42 GiB"
+    two = next(each for each in stacked if each.name.startswith("line 2 · "))
+    assert two.name == "line 2 · 77.05 MiB<br><i>step(data, target)</i>"
+    assert "step(data, target)" in two.hovertemplate
+    place = list(two.x).index(round(timeline.times_s[timeline.peak], 6))
+    assert two.customdata[place] == "77.05 MiB"
     reserved, peak = figure.data[-2:]
     assert (reserved.name, reserved.line.color) == ("reserved", RESERVED_COLOR)
     assert (tuple(peak.text), tuple(peak.y)) == (
-        ("peak 4.22 GiB",),
+        ("peak 95.19 MiB",),
         (timeline.allocated_bytes[timeline.peak],),
     )
 
@@ -226,8 +210,8 @@ def test_figure_has_a_chart_for_each_device() -> None:
 
     titles = [each.text for each in both.layout.annotations]
     assert titles == [
-        "<b>cuda:0</b> · peak 4.22 GiB allocated, at 1.67 s of 4.56 s · 18,432 events",
-        "<b>cuda:1</b> · peak at least 578.00 MiB allocated, at 3.04 s of 4.56 s · 12 events",
+        "<b>cuda:0</b> · peak 95.19 MiB allocated, at 312.4 ms of 312.6 ms · 795 events",
+        "<b>cuda:1</b> · peak at least 578.00 MiB allocated, at 208.4 ms of 312.6 ms · 12 events",
     ]
     assert {each.stackgroup for each in both.data} == {"cuda:0", "cuda:1", None}
     assert {each.yaxis for each in both.data} == {"y", "y2"}
@@ -247,7 +231,7 @@ def test_figure_is_small_and_shows_the_page() -> None:
 
     assert len(json_text) < 150_000
     assert figure.layout.paper_bgcolor == figure.layout.plot_bgcolor == "rgba(0,0,0,0)"
-    assert figure.layout.yaxis.ticktext == ("0 B", "1 GiB", "2 GiB", "3 GiB", "4 GiB")
+    assert figure.layout.yaxis.ticktext == ("0 B", "32 MiB", "64 MiB", "96 MiB")
 
 
 def test_figure_takes_no_markup_from_a_line() -> None:

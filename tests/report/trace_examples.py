@@ -1,9 +1,11 @@
-"""Traced cells as they are measured, for the reports' tests."""
+"""Traced cells for the reports' tests: one recorded on an H100, and small ones made by hand."""
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.traces import (
@@ -22,315 +24,98 @@ from gpumemwidget.model.traces import (
     Timeline,
     TraceNote,
 )
-from tests.report.examples import GIB, HOSTILE, MIB, make_gpu_cell, make_host_cell
+from tests.report.examples import HOSTILE, MIB, make_gpu_cell, make_host_cell
+from tests.tracing.test_recordings import describe
 
 CELL = "In[7]"
 FILENAME = "/tmp/ipykernel_1/7.py"
-BEFORE = 1200 * MIB
-
-LOOP = """\
-losses = []
-model.train()
-for step, batch in enumerate(loader):
-    inputs = batch["input_ids"].to("cuda")
-    labels = batch["labels"].to("cuda")
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        logits = model(inputs).logits
-        loss = cross_entropy(logits.view(-1, vocabulary_size), labels.view(-1))
-
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    losses.append(loss.item())
-    if step == 3:
-        break\
-"""
-#: What the loop's lines hold, as the parts of a step: line, from which part to which, MiB.
-_HOLDS: tuple[tuple[int, float, float, int], ...] = (
-    (4, 0.00, 1.00, 4),
-    (5, 0.04, 1.00, 4),
-    (7, 0.08, 0.62, 1450),
-    (8, 0.34, 0.48, 640),
-    (10, 0.46, 0.98, 480),
-    (11, 0.70, 0.76, 96),
-)
-_N_STEPS = 4
-_DURATION_S = 4.56
+_BEFORE_BYTES = 64 * MIB
+_DURATION_S = 0.3126
 
 
-def _use(allocated: float, n_allocs: int, net: float, at_peak: float, highest: float) -> LineUse:
-    return LineUse(
-        int(allocated * MIB), n_allocs, int(net * MIB), int(at_peak * MIB), int(highest * MIB)
-    )
+def use(n_mib: float, n_allocs: int = 1) -> LineUse:
+    """The use of a line that keeps what it allocated."""
+    n_bytes = int(n_mib * MIB)
+    return LineUse(n_bytes, n_allocs, n_bytes, n_bytes, n_bytes)
 
 
-def make_timeline(
-    layers: Sequence[tuple[Origin, str, str | None, int | None, Callable[[float], float]]],
-    *,
-    n: int = 900,
-    duration_s: float = _DURATION_S,
-    reserved: Callable[[float], float] | None = None,
-) -> Timeline:
-    """A timeline whose layers are functions of the part of the time, in MiB."""
-    times = [duration_s * index / (n - 1) for index in range(n)]
-    parts = [index / (n - 1) for index in range(n)]
-    drawn = tuple(
-        Layer(origin, text, unit, line, tuple(int(hold(part) * MIB) for part in parts))
-        for origin, text, unit, line, hold in layers
-    )
-    allocated = tuple(map(sum, zip(*(layer.held_bytes for layer in drawn), strict=True)))
-    most = 0
-    held = []
-    for part, n_bytes in zip(parts, allocated, strict=True):
-        most = max(most, n_bytes + 64 * MIB)
-        held.append(most if reserved is None else int(reserved(part) * MIB))
-    peak = max(range(n), key=allocated.__getitem__)
-    return Timeline(tuple(times), allocated, tuple(held), drawn, peak, 20 * n)
-
-
-def _hold_in_steps(start: float, end: float, most: int) -> Callable[[float], float]:
-    """Rises fast, stays and falls in each step of the loop."""
-
-    def hold(part: float) -> float:
-        where = part * _N_STEPS % 1.0 if part < 1 else 1.0
-        if not start <= where < end:
-            return 0
-        rise = min(1.0, (where - start) / max(0.6 * (end - start), 1e-9))
-        # A staircase of the model's layers.
-        return most * (int(rise * 12) + 1) / 13
-
-    return hold
-
-
-def _stay(n_mib: float) -> Callable[[float], float]:
-    return lambda _: n_mib
-
-
-def _make_model_calls() -> tuple[Call, ...]:
-    linear = "/usr/lib/python3/site-packages/torch/nn/modules/linear.py"
-    module = "/usr/lib/python3/site-packages/torch/nn/modules/module.py"
-    gpt = "/usr/lib/python3/site-packages/transformers/models/gpt2/modeling_gpt2.py"
-
-    def block(number: int) -> Call:
-        mlp = Call(
-            "forward",
-            linear,
-            134,
-            _use(4 * 44, 48, 0, 40, 44),
-            f"transformer.h.{number}.mlp.c_fc",
-        )
-        act = Call("forward", gpt, 341, _use(4 * 30, 24, 0, 26, 30), f"transformer.h.{number}.mlp")
-        attention = Call(
-            "scaled_dot_product_attention",
-            gpt,
-            58,
-            _use(4 * 28, 20, 0, 24, 28),
-            f"transformer.h.{number}.attn",
-        )
-        return Call(
-            "_call_impl",
-            module,
-            1775,
-            _use(4 * 102, 92, 0, 90, 102),
-            f"transformer.h.{number}",
-            (mlp, act, attention),
-        )
-
-    blocks = tuple(block(number) for number in range(12))
-    head = Call("forward", linear, 134, _use(4 * 226, 4, 0, 226, 226), "lm_head")
-    inner = Call("forward", gpt, 1060, _use(4 * 1224, 1104, 0, 1080, 1224), "transformer", blocks)
-    forward = Call("forward", gpt, 1190, _use(4 * 1450, 1108, 0, 1306, 1450), None, (inner, head))
-    wrapped = Call("_call_impl", module, 1775, forward.use, None, (forward,))
-    return (Call("_wrapped_call_impl", module, 1766, forward.use, None, (wrapped,)),)
-
-
-def make_training_device(**changes: object) -> DeviceTrace:
-    """A training loop of sixteen lines on one GPU."""
-    lines = LOOP.split("\n")
-    layers: list[tuple[str, str, str | None, int | None, Callable[[float], float]]] = [
-        (Origin.BEFORE_CELL, "", None, None, _stay(BEFORE / MIB)),
-        (Origin.OUTSIDE_LINES, "", None, None, lambda part: 33 if part > 0.05 else 0),
-        (Origin.OTHER_LINES, "", None, None, _stay(8)),
+@functools.cache
+def make_training_device() -> DeviceTrace:
+    """The training loop that was recorded, with owners, a file, and memory outside of its lines."""
+    device, _ = describe("training")
+    kinds = ("optimizer state", "parameter", "gradient", "freed since", "tensor")
+    owners = ("optimizer", "model", "model", None, "inputs")
+    told = [
+        replace(part, kind=kind, owner=owner)  # type: ignore[arg-type]
+        for part, kind, owner in zip(device.peak, kinds, owners, strict=False)
     ]
-    layers.append((Origin.LINE, lines[11], CELL, 12, lambda part: 950 if part > 0.24 else 0))
-    layers.extend(
-        (Origin.LINE, lines[line - 1], CELL, line, _hold_in_steps(start, end, most))
-        for line, start, end, most in sorted(_HOLDS[2:], key=lambda hold: -hold[3])
+    path = "/home/someone/project/train/losses.py"
+    lines = (
+        SourceLine(11, "def cross_entropy(logits, labels):"),
+        SourceLine(12, "    logits = logits.float()", use(6)),
+        SourceLine(40, "def clip(parameters):"),
+        SourceLine(41, "    norms = torch.stack([p.grad.norm() for p in parameters])", use(2)),
     )
-    timeline = make_timeline(layers)
-    peak = {
-        (layer.origin, layer.line): layer.held_bytes[timeline.peak] for layer in timeline.layers
-    }
-    highest = {line: max(layer.held_bytes) for layer in timeline.layers for line in [layer.line]}
-    end = {layer.line: layer.held_bytes[-1] for layer in timeline.layers}
-    uses: dict[int, LineUse] = {
-        4: LineUse(16 * MIB, 4, 4 * MIB, 4 * MIB, 4 * MIB),
-        5: LineUse(16 * MIB, 4, 4 * MIB, 4 * MIB, 4 * MIB),
-    }
-    n_allocs = {7: 4432, 8: 24, 10: 2960, 11: 600, 12: 296}
-    for line, count in n_allocs.items():
-        times = 1 if line == 12 else _N_STEPS
-        uses[line] = LineUse(
-            times * highest[line], count, end[line], peak[Origin.LINE, line], highest[line]
-        )
-    calls = {
-        7: _make_model_calls(),
-        8: (Call("cross_entropy", "/x/torch/nn/functional.py", 3504, uses[8]),),
-        10: (Call("backward", "/x/torch/_tensor.py", 647, uses[10]),),
-        12: (Call("step", "/x/torch/optim/adamw.py", 220, uses[12]),),
-    }
-    unplaced = LineUse(33 * MIB, 2, 33 * MIB, 33 * MIB, 33 * MIB)
-    cell = SourceUnit(
-        CELL,
-        FILENAME,
-        "cell",
-        tuple(
-            SourceLine(number, text, uses.get(number), calls.get(number, ()))
-            for number, text in enumerate(lines, 1)
-        ),
+    return replace(
+        device,
+        peak=(*told, *device.peak[len(told) :]),
+        units=(*device.units, SourceUnit(path, path, "file", lines)),
     )
-    earlier = SourceUnit(
-        "In[3]",
-        "/tmp/ipykernel_1/3.py",
-        "earlier cell",
-        (
-            SourceLine(4, "def collate(rows):"),
-            SourceLine(5, '    ids = torch.stack([row["ids"] for row in rows])', uses[4]),
-            SourceLine(6, '    return {"input_ids": ids, "labels": ids.clone()}', uses[5]),
-        ),
-    )
-    file = SourceUnit(
-        "/home/someone/project/train/losses.py",
-        "/home/someone/project/train/losses.py",
-        "file",
-        (
-            SourceLine(11, "def cross_entropy(logits, labels):"),
-            SourceLine(12, "    logits = logits.float()", uses[8]),
-            SourceLine(13, "    return F.cross_entropy(logits, labels)"),
-            SourceLine(40, "def clip(parameters):"),
-            SourceLine(
-                41, "    norms = torch.stack([p.grad.norm() for p in parameters])", uses[11]
-            ),
-        ),
-    )
-    parts = [
-        PeakPart(Origin.LINE, CELL, 7, "saved for backward", "loss.grad_fn", 0, 402),
-        PeakPart(Origin.BEFORE_CELL, None, None, "parameter", "model", 475 * MIB, 148),
-        PeakPart(Origin.BEFORE_CELL, None, None, "optimizer state", "optimizer", 725 * MIB, 296),
-        PeakPart(Origin.LINE, CELL, 12, "optimizer state", "optimizer", 0, 296),
-        PeakPart(Origin.LINE, CELL, 8, "freed since", None, 0, 6),
-        PeakPart(Origin.LINE, CELL, 10, "gradient", "model", 0, 60),
-        PeakPart(Origin.OUTSIDE_LINES, None, None, "cuBLAS workspace", None, 33 * MIB, 2),
-        PeakPart(Origin.LINE, CELL, 4, "tensor", "inputs", 4 * MIB, 1),
-        PeakPart(Origin.LINE, CELL, 5, "tensor", "labels", 4 * MIB, 1),
-    ]
-    peak_parts = tuple(
-        sorted(
-            (
-                PeakPart(
-                    each.origin,
-                    each.unit,
-                    each.line,
-                    each.kind,
-                    each.owner,
-                    each.n_bytes or peak[each.origin, each.line],
-                    each.n_blocks,
-                )
-                for each in parts
-                if each.n_bytes or peak[each.origin, each.line]
-            ),
-            key=lambda each: -each.n_bytes,
-        )
-    )
-    peak_bytes = timeline.allocated_bytes[timeline.peak]
-    after_bytes = timeline.allocated_bytes[-1]
-    values: dict[str, object] = {
-        "device": "cuda:0",
-        "allocated": Span(BEFORE, after_bytes, peak_bytes),
-        "reserved": Span(2 * GIB, timeline.reserved_bytes[-1], timeline.reserved_bytes[-1]),
-        "peak_is": "exact",
-        "timeline": timeline,
-        "units": (cell, file, earlier),
-        "before": LineUse(BEFORE, 592, BEFORE, BEFORE, BEFORE),
-        "unplaced": unplaced,
-        "peak": peak_parts,
-        "n_events": 18_432,
-        "notes": (TraceNote(NoteKind.BACKWARD_INFERRED, n_bytes=480 * MIB),),
-    }
-    return DeviceTrace(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def make_trace(*devices: DeviceTrace, **changes: object) -> CellTrace:
     """A traced cell with these devices, whose counters say what they do."""
     traced = devices or (make_training_device(),)
-    others = [each for each in make_gpu_cell().devices if each.device == "host"]
+    host = make_gpu_cell().devices[1]
+    counted = [
+        CellDevice(each.device, each.allocated, each.reserved, each.peak_is, 0, 0)
+        for each in traced
+    ]
     record = make_gpu_cell(
-        first_line="losses = []",
-        duration_s=_DURATION_S,
-        devices=(
-            *(
-                CellDevice(each.device, each.allocated, each.reserved, each.peak_is, 0, 0)
-                for each in traced
-            ),
-            *(each for each in others if all(one.device != "host" for one in traced)),
-        ),
+        first_line="losses = []", duration_s=_DURATION_S, devices=(*counted, host)
     )
-    values: dict[str, object] = {"record": record, "devices": traced}
-    return CellTrace(**{**values, **changes})  # type: ignore[arg-type]
+    return replace(CellTrace(record, traced), **changes)  # type: ignore[arg-type]
 
 
 def make_lines_device(
     sources: Sequence[tuple[str, LineUse | None]], device: str = "cuda:0", **changes: object
 ) -> DeviceTrace:
     """A cell of which each line's use is given; what it holds at its end is its peak."""
-    lines = tuple(SourceLine(number, text, use) for number, (text, use) in enumerate(sources, 1))
-    uses = [(line, line.use) for line in lines if line.use is not None]
-    layers = [
-        (Origin.LINE, line.text, CELL, line.line, _begin_at(place / (len(uses) + 1), use))
-        for place, (line, use) in enumerate(uses, 1)
-    ]
-    biggest = sorted(uses, key=lambda each: -each[1].at_peak_bytes)[:8]
-    layers = [layer for layer in layers if any(layer[3] == line.line for line, _ in biggest)]
-    rest = [use.net_bytes / MIB for line, use in uses if all(line is not one for one, _ in biggest)]
-    if rest:
-        layers.append(
-            (Origin.OTHER_LINES, "", None, None, lambda part: sum(rest[: int(part * len(rest))]))
+    lines = tuple(SourceLine(number, text, used) for number, (text, used) in enumerate(sources, 1))
+    used = [(line, line.use) for line in lines if line.use is not None]
+    biggest = sorted(line.use.at_peak_bytes for line in lines if line.use is not None)[-8:]
+    moments = range(len(used) + 1)
+    layers = [Layer(Origin.BEFORE_CELL, "", None, None, (_BEFORE_BYTES,) * len(moments))]
+    parts = [PeakPart(Origin.BEFORE_CELL, None, None, "tensor", "x", _BEFORE_BYTES, 3)]
+    rest = [0] * len(moments)
+    for place, (line, amount) in enumerate(used):
+        held = [amount.net_bytes if moment > place else 0 for moment in moments]
+        if len(layers) <= len(biggest) and amount.at_peak_bytes >= biggest[0]:
+            layers.append(Layer(Origin.LINE, line.text, CELL, line.line, tuple(held)))
+        else:
+            rest = list(map(sum, zip(rest, held, strict=True)))
+        owner = f"t{line.line}"
+        parts.append(
+            PeakPart(Origin.LINE, CELL, line.line, "tensor", owner, amount.at_peak_bytes, 1)
         )
-    layers.insert(0, (Origin.BEFORE_CELL, "", None, None, _stay(64)))
-    timeline = make_timeline(layers, n=40)
-    peak_bytes = timeline.allocated_bytes[timeline.peak]
-    values: dict[str, object] = {
-        "device": device,
-        "allocated": Span(64 * MIB, timeline.allocated_bytes[-1], peak_bytes),
-        "reserved": Span(80 * MIB, timeline.reserved_bytes[-1], timeline.reserved_bytes[-1]),
-        "peak_is": "exact",
-        "timeline": timeline,
-        "units": (SourceUnit(CELL, FILENAME, "cell", lines),),
-        "before": LineUse(64 * MIB, 3, 64 * MIB, 64 * MIB, 64 * MIB),
-        "unplaced": LineUse(0, 0, 0, 0, 0),
-        "peak": (
-            PeakPart(Origin.BEFORE_CELL, None, None, "tensor", "x", 64 * MIB, 3),
-            *(
-                PeakPart(
-                    Origin.LINE,
-                    CELL,
-                    line.line,
-                    "tensor",
-                    f"t{line.line}",
-                    use.at_peak_bytes,
-                    1,
-                )
-                for line, use in uses
-            ),
-        ),
-        "n_events": 12,
-    }
-    return DeviceTrace(**{**values, **changes})  # type: ignore[arg-type]
-
-
-def _begin_at(start: float, use: LineUse) -> Callable[[float], float]:
-    return lambda part: use.net_bytes / MIB if part >= start else 0
+    layers.insert(1, Layer(Origin.OTHER_LINES, "", None, None, tuple(rest)))
+    allocated = tuple(map(sum, zip(*(layer.held_bytes for layer in layers), strict=True)))
+    reserved = tuple(n_bytes + 16 * MIB for n_bytes in allocated)
+    times_s = tuple(_DURATION_S * moment / len(moments) for moment in moments)
+    timeline = Timeline(times_s, allocated, reserved, tuple(layers), moments[-1], 20 * len(moments))
+    made = DeviceTrace(
+        device=device,
+        allocated=Span(_BEFORE_BYTES, allocated[-1], allocated[-1]),
+        reserved=Span(80 * MIB, reserved[-1], reserved[-1]),
+        peak_is="exact",
+        timeline=timeline,
+        units=(SourceUnit(CELL, FILENAME, "cell", lines),),
+        before=LineUse(_BEFORE_BYTES, 3, _BEFORE_BYTES, _BEFORE_BYTES, _BEFORE_BYTES),
+        unplaced=LineUse(0, 0, 0, 0, 0),
+        peak=tuple(parts),
+        n_events=12,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def make_still_trace() -> CellTrace:
@@ -378,15 +163,15 @@ def make_two_gpu_trace() -> CellTrace:
     """Two devices, one of which lost the start of its history."""
     second = make_lines_device(
         [
-            ('x = torch.ones(1, device="cuda:1")', _use(2, 1, 2, 2, 2)),
-            ("y = x.expand(400, 1024).clone()", _use(512, 1, 512, 512, 512)),
+            ('x = torch.ones(1, device="cuda:1")', use(2)),
+            ("y = x.expand(400, 1024).clone()", use(512)),
         ],
         "cuda:1",
         peak_is="at least",
-        complete_since_s=0.9,
-        notes=(TraceNote(NoteKind.EVENTS_MISSING, seconds=0.9),),
+        complete_since_s=0.09,
+        notes=(TraceNote(NoteKind.EVENTS_MISSING, seconds=0.09),),
     )
-    return make_trace(second, make_training_device(notes=()))
+    return make_trace(second, replace(make_training_device(), notes=()))
 
 
 def make_untraced() -> CellTrace:
@@ -401,14 +186,14 @@ def make_hostile_trace() -> CellTrace:
     """Text that tries to act, and lines that are too long."""
     long = "x = [" + ", ".join(f"torch.ones({n})" for n in range(500)) + "]"
     sources = [
-        (HOSTILE, _use(64, 1, 64, 64, 64)),
+        (HOSTILE, use(64)),
         ("\tif True:\t# ein Tabulator, naïve", None),
-        ("\t\tz = '$x$ and $$y$$' + '%{y} &lt;'", _use(12, 1, 12, 12, 12)),
-        (long, _use(128, 500, 128, 128, 128)),
+        ("\t\tz = '$x$ and $$y$$' + '%{y} &lt;'", use(12)),
+        (long, use(128, 500)),
         ("    " * 30 + "deep = 1", None),
     ]
     device = make_lines_device(sources, notes=(TraceNote(NoteKind.MESSAGE, HOSTILE),))
-    call = Call(HOSTILE, f"/x/{HOSTILE}.py", 1, _use(64, 1, 64, 64, 64), HOSTILE)
+    call = Call(HOSTILE, f"/x/{HOSTILE}.py", 1, use(64), HOSTILE)
     cell = device.units[0]
     lines = (SourceLine(1, HOSTILE, cell.lines[0].use, (call,)), *cell.lines[1:])
     part = PeakPart(Origin.LINE, CELL, 1, "tensor", HOSTILE * 3, 64 * MIB, 1)
@@ -432,6 +217,6 @@ def make_long_trace(n_lines: int = 200) -> CellTrace:
     sources: list[tuple[str, LineUse | None]] = []
     for number in range(1, n_lines + 1):
         size = chance.choice([1, 2, 4, 8, 16, 64])
-        use = _use(size, 1, size, size, size) if number % 9 == 0 else None
-        sources.append((f"value_{number} = compute(value_{number - 1}, size={size})", use))
+        amount = use(size) if number % 9 == 0 else None
+        sources.append((f"value_{number} = compute(value_{number - 1}, size={size})", amount))
     return make_trace(make_lines_device(sources))
