@@ -63,10 +63,8 @@ class ReleasePlan:
     refusal: str | None = None
     #: Memory that the names hold and the release does not free.
     stays: tuple[ReleaseStay, ...] = ()
-    #: Sentences on what else is to be known of what it frees.
-    remains: tuple[str, ...] = ()
-    #: A sentence for each cache that is cleared, on what comes after.
-    costs: tuple[str, ...] = ()
+    #: Names that hold no tensor memory, as far as Python can see.
+    empty_names: tuple[str, ...] = ()
     #: Number of gradients that are set to ``None``.
     n_grads: int = 0
     #: Rows to release together, where this plan frees next to nothing of the names' memory.
@@ -136,7 +134,6 @@ class ReleaseReport:
     remains: tuple[str, ...] = ()
     #: The step and the reason of a stop, in one line; ``None`` if the release went through.
     stopped: str | None = None
-    notes: tuple[str, ...] = field(default=())
     #: True if a Ctrl-C came during the release, even if all steps were done by then.
     is_interrupted: bool = False
 

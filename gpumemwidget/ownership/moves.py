@@ -139,8 +139,6 @@ class Move:
     device: str = "cpu"
     #: Why it can't be moved, to complete "… will not be freed: "; ``None`` where it can.
     obstacle: str | None = None
-    #: True for the move at which ``carry_out`` failed.
-    is_failed: bool = False
 
 
 @dataclass(slots=True)

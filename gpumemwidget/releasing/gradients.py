@@ -46,7 +46,7 @@ class Gradients:
 def find_gradients(account: Account) -> Gradients:
     """Return what clearing each gradient that a variable leads to would do; changes nothing."""
     graph = account.graph
-    cuts = dict(_list_owners(account))
+    cuts = _find_owners(account)
     whole = {place: graph.edges[place] for place in cuts}
     try:
         for place, grad in cuts.items():
@@ -81,24 +81,29 @@ def clear_gradients(owners: Sequence[weakref.ref[Any]]) -> int:
     return n_cleared
 
 
-def _list_owners(account: Account) -> list[tuple[int, int]]:
-    """The leaves with a gradient that a name leads to, and the places of these."""
-    graph, reader = account.graph, account.graph.reader
+def _list_leaves(account: Account) -> Iterator[tuple[int, Any]]:
+    """Yield the leaves that have a gradient, with these; call within ``quiet()``."""
+    graph = account.graph
+    for place, kind in enumerate(graph.kinds):
+        if kind is not Kind.TENSOR or graph.grads.isdisjoint(graph.edges[place]):
+            continue
+        # The gradient among the edges may be one that this is a view of.
+        parts = graph.reader.read_tensor(graph.objects[place])
+        if parts.grad_fn is None and parts.grad is not None:
+            yield place, parts.grad
+
+
+def _find_owners(account: Account) -> dict[int, int]:
+    """Return the leaves with a gradient that a name leads to, and the places of these."""
     names = 0
     for row in account.rows.values():
         names |= row.mark if row.root == "name" else 0
-    found: list[tuple[int, int]] = []
-    with reader.quiet():
-        for place, kind in enumerate(graph.kinds):
-            if kind is not Kind.TENSOR or not account.marks[place] & names:
-                continue
-            if graph.grads.isdisjoint(graph.edges[place]):
-                continue
-            parts = reader.read_tensor(graph.objects[place])
-            grad = None if parts.grad is None else graph.find(parts.grad)
-            if parts.grad_fn is None and grad is not None:
-                found.append((place, grad))
-    return found
+    with account.graph.reader.quiet():
+        return {
+            place: found
+            for place, grad in _list_leaves(account)
+            if account.marks[place] & names and (found := account.graph.find(grad)) is not None
+        }
 
 
 def _list_stays(
@@ -122,32 +127,12 @@ def _list_stays(
 
 def find_cycles(account: Account, dropped: int) -> list[weakref.ref[Any]]:
     """Return tensors that only what is dropped holds (marks), and whose gradient has a graph."""
-    graph, reader = account.graph, account.graph.reader
-    found = []
-    with reader.quiet():
-        for place, kind in enumerate(graph.kinds):
-            marks = account.marks[place]
-            if kind is not Kind.TENSOR or not marks or marks & ~dropped:
-                continue
-            if graph.grads.isdisjoint(graph.edges[place]):
-                continue
-            parts = reader.read_tensor(graph.objects[place])
-            # The gradient among the edges may be one that this is a view of.
-            if parts.grad_fn is not None or parts.grad is None:
-                continue
-            if reader.read_tensor(parts.grad).grad_fn is not None:
-                found.append(weakref.ref(graph.objects[place]))
-    return found
-
-
-def cut_cycles(tensors: Sequence[weakref.ref[Any]]) -> int:
-    """Take the gradients from those that are still there; how many that were."""
-    torch: Any = find_torch()
-    n_cut = 0
-    for each in tensors:
-        tensor = each()
-        if tensor is not None:
-            torch._C.TensorBase.grad.__set__(tensor, None)  # noqa: SLF001 - a subclass may answer otherwise
-            n_cut += 1
-        del tensor
-    return n_cut
+    graph, marks = account.graph, account.marks
+    with graph.reader.quiet():
+        return [
+            weakref.ref(graph.objects[place])
+            for place, grad in _list_leaves(account)
+            if marks[place]
+            and not marks[place] & ~dropped
+            and graph.reader.read_tensor(grad).grad_fn is not None
+        ]

@@ -41,7 +41,6 @@ def carry_out(account: Account, moves: Sequence[Move]) -> list[Any]:
             for move, size in zip(moves, sizes, strict=True):
                 report_progress(Stage.MOVE_BYTES, done_bytes, total_bytes)
                 done_bytes += size
-                move.is_failed = True
                 new = _copy_storage(torch, graph.objects[move.place], move.device)
                 made.append(new)
                 for tensor in move.tensors:
@@ -49,7 +48,6 @@ def carry_out(account: Account, moves: Sequence[Move]) -> list[Any]:
                         substitute = _place_on(torch, new, tensor, move.device)
                         undo.append((tensor, base.data.__get__(tensor)))
                         base.data.__set__(tensor, substitute)
-                move.is_failed = False
         except BaseException:
             _put_back(torch, undo)
             made.clear()

@@ -29,7 +29,6 @@ from gpumemwidget.ownership.holdings import Account, take_account
 from gpumemwidget.ownership.moves import Move
 from gpumemwidget.ownership.partition import ReleasePartition, find_joint
 from gpumemwidget.ownership.shell import LAST_EXCEPTION, Shell, ShellReference
-from gpumemwidget.releasing.caches import describe_costs
 from gpumemwidget.releasing.gradients import find_cycles, find_gradients
 from gpumemwidget.releasing.refusals import check_bound, check_functions, find_capture, find_user
 from gpumemwidget.units import format_bytes
@@ -109,7 +108,6 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
     joint: JointRelease | None = None
     frees = needed = DeviceBytes()
     stays: list[ReleaseStay] = []
-    remains: list[str] = []
     if account is not None:
         gradients = find_gradients(account) if request.grads else None
         owners = [account.marks[place] for place in gradients.owners] if gradients else []
@@ -138,7 +136,6 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
         moved = [move.place for group in draft.moves for move in group]
         frees = account.sum_places([*draft.dying, *moved], dropped=partition.dropped)
         needed = _sum_host_needed(account, moved)
-        remains += _describe_bounds(account, partition)
     available = hardware.available_host_bytes()
     if moves and not request.may_move:
         refusal = refusal or (
@@ -154,8 +151,7 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
         host_available_bytes=available,
         refusal=refusal or _find_refusal(needed, available),
         stays=tuple(stays),
-        remains=(*remains, *_describe_empty(shell, draft, keep=keep)),
-        costs=describe_costs(cublas=request.cublas, compile_caches=request.compile_caches),
+        empty_names=_list_empty(draft),
         n_grads=len(draft.grad_owners),
         joint=joint,
     )
@@ -173,19 +169,6 @@ def find_references(shell: Shell, request: ReleaseRequest, draft: Draft) -> list
     ]
 
 
-def _describe_bounds(account: Account, partition: ReleasePartition) -> list[str]:
-    """Return a sentence on each reason why more may be freed than the plan says."""
-    found = []
-    if account.may_free_more(partition.dropped):
-        found.append(
-            "Something in C++, where Python can't see, may hold memory that is freed too: this "
-            "frees what is said here, or more"
-        )
-    if not account.graph.is_complete:
-        found.append("There was too much to look at in time: this frees what is said here, or more")
-    return found
-
-
 def _sum_host_needed(account: Account, moved: Sequence[int]) -> DeviceBytes:
     """Return the host memory that the copies of these storages take, or a lower bound of it."""
     if not moved:
@@ -194,23 +177,15 @@ def _sum_host_needed(account: Account, moved: Sequence[int]) -> DeviceBytes:
     return replace(found, by_device=((HOST, found.total_bytes),))
 
 
-def _describe_empty(shell: Shell, draft: Draft, *, keep: bool) -> list[str]:
-    """Return a sentence on each name that holds nothing."""
+def _list_empty(draft: Draft) -> tuple[str, ...]:
+    """Return the variables that hold no tensor memory, as far as Python can see."""
     account = draft.account
-    found = []
-    for name in draft.user_names:
-        mark = account.rows[name].mark if account is not None and name in account.rows else 0
-        if account is not None and account.list_storages(mark):
-            continue
-        if shell.user_ns[name] is None:
-            found.append(f"{name} is None already")
-        elif account is not None and mark and account.may_hold_more(mark):
-            found.append(f"What {name} holds is in C++, where Python can't see it")
-        elif keep:
-            found.append(f"{name} holds no tensor memory")
-        else:
-            found.append(f"{name} holds no tensor memory; it is set to None all the same")
-    return found
+    marks = {} if account is None else {row.name: row.mark for row in account.rows.values()}
+    return tuple(
+        name
+        for name in draft.user_names
+        if account is None or name not in marks or not account.list_storages(marks[name])
+    )
 
 
 def _find_refusal(needed: DeviceBytes, available: int | None) -> str | None:

@@ -13,8 +13,8 @@ import gc
 import re
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
+from collections.abc import Collection, Mapping, Sequence
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType
 from typing import Any
 
 from gpumemwidget.errors import BadInputError, UnknownNameError
@@ -42,26 +42,20 @@ def check_bound(shell: Shell, names: Sequence[str], *, rows: Mapping[str, str]) 
     for name in names:
         if name in known:
             continue
-        if name not in shell.user_ns:
-            if hasattr(builtins, name):
-                raise BadInputError(f"{name!r} is a builtin: name variables; nothing was changed")
-            part = _PART.match(name)
-            if part is not None and part[1] in known:
-                raise BadInputError(
-                    f"{name!r} is a part of {part[1]}, and only whole variables can be released: "
-                    f"%memrelease {part[1]}; nothing was changed"
-                )
-            close = difflib.get_close_matches(name, [*known, *rows], n=3)
-            hint = f"did you mean {' or '.join(close)}?" if close else "%who lists what there is"
-            raise UnknownNameError(f"{name!r} is not a variable: {hint}; nothing was changed")
-        if is_one_of(type(shell.user_ns[name]), ModuleType):
+        if name in shell.user_ns or hasattr(builtins, name):
             raise BadInputError(
-                f"{name!r} is a module and stays imported: name variables; nothing was changed"
+                f"{name!r} is a module, a builtin or IPython's own: name variables, or rows such "
+                f"as Out[3]; {_UNCHANGED}"
             )
-        raise BadInputError(
-            f"{name!r} is IPython's own: name a variable, a row such as Out[3], or give --out; "
-            "nothing was changed"
-        )
+        part = _PART.match(name)
+        if part is not None and part[1] in known:
+            raise BadInputError(
+                f"{name!r} is a part of {part[1]}, and only whole variables can be released: "
+                f"%memrelease {part[1]}; {_UNCHANGED}"
+            )
+        close = difflib.get_close_matches(name, [*known, *rows], n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "%who lists what there is"
+        raise UnknownNameError(f"{name!r} is not a variable: {hint}; {_UNCHANGED}")
 
 
 def check_functions(shell: Shell, names: Sequence[str], account: Account | None) -> None:
@@ -77,7 +71,7 @@ def check_functions(shell: Shell, names: Sequence[str], account: Account | None)
         if not holds and is_one_of(cls, *_CODE_TYPES):
             raise BadInputError(
                 f"{name!r} is a function or a class and holds no tensor memory: name variables; "
-                "nothing was changed"
+                f"{_UNCHANGED}"
             )
 
 
@@ -85,54 +79,38 @@ def find_capture() -> str | None:
     """Return why nothing may be done while a CUDA graph is captured; ``None`` where none is.
 
     Torch tells of the current stream of this thread. Of captures on others it tells by the streams
-    that ``torch.cuda.graph`` takes for them. XPU has such graphs in later releases.
+    that ``torch.cuda.graph`` takes for them.
     """
     torch: Any = find_torch()
-    for kind, graph in (("cuda", "a CUDA graph"), ("xpu", "an XPU graph")):
-        module = getattr(torch, kind, None)
-        if module is None or not module.is_initialized():
-            continue
-        is_capturing = getattr(module, "is_current_stream_capturing", None)
-        if is_capturing is None:
-            continue
-        where = _find_capturing(torch, kind, module, is_capturing)
-        if where is not None:
-            return (
-                f"{graph} is being captured on {where} stream, and to free or copy memory would "
-                f"break it: release after the capture; {_UNCHANGED}"
-            )
-    return None
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    where = _find_capturing(torch)
+    if where is None:
+        return None
+    return (
+        f"a CUDA graph is being captured on {where} stream, and to free or copy memory would "
+        f"break it: release after the capture; {_UNCHANGED}"
+    )
 
 
-def _find_capturing(
-    torch: Any, kind: str, module: Any, is_capturing: Callable[[], bool]
-) -> str | None:
+def _find_capturing(torch: Any) -> str | None:
+    cuda = torch.cuda
     # To ask for a device that is not in use, as the current one may be, would start it.
-    if _has_context(torch, kind) and is_capturing():
+    has_context = torch._C._cuda_hasPrimaryContext(cuda.current_device())  # noqa: SLF001 - no public call asks without creating one
+    if has_context and cuda.is_current_stream_capturing():
         return "this thread's"
-    for stream in _list_capture_streams(module):
+    if threading.active_count() == 1:
+        return None
+    captures = [each for each in gc.get_objects() if type(each) is cuda.graph]
+    streams = [vars(each).get("capture_stream") for each in captures]
+    streams.append(vars(cuda.graph).get("default_capture_stream"))
+    for stream in {id(each): each for each in streams if each is not None}.values():
         # The device first: else what was current before would be set anew, and so started.
-        with module.device(stream.device), module.stream(stream):
-            is_busy = is_capturing()
+        with cuda.device(stream.device), cuda.stream(stream):
+            is_busy = cuda.is_current_stream_capturing()
         if is_busy:
             return "another"
     return None
-
-
-def _has_context(torch: Any, kind: str) -> bool:
-    """Return whether the current device is in use; XPU has all of its devices in use together."""
-    has_context = getattr(torch._C, f"_{kind}_hasPrimaryContext", None)  # noqa: SLF001 - no public call asks without creating one
-    return has_context is None or bool(has_context(getattr(torch, kind).current_device()))
-
-
-def _list_capture_streams(module: Any) -> list[Any]:
-    graph_class = getattr(module, "graph", None)
-    if graph_class is None or threading.active_count() == 1:
-        return []
-    captures = [each for each in gc.get_objects() if type(each) is graph_class]
-    streams = [vars(each).get("capture_stream") for each in captures]
-    streams.append(vars(graph_class).get("default_capture_stream"))
-    return list({id(each): each for each in streams if each is not None}.values())
 
 
 def find_user(shell: Shell, account: Account, names: Sequence[str]) -> str | None:

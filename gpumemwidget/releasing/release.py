@@ -13,11 +13,12 @@ rest goes by names and ids.
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.errors import ReleaseError, forgets_frames
+from gpumemwidget.errors import BackendError, ReleaseError, forgets_frames
 from gpumemwidget.model.devices import HOST, BytesByDevice, Reading
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import (
@@ -29,8 +30,7 @@ from gpumemwidget.model.releases import (
 )
 from gpumemwidget.model.requests import ReleaseRequest
 from gpumemwidget.ownership.shell import Shell
-from gpumemwidget.releasing.caches import clear_caches
-from gpumemwidget.releasing.gradients import clear_gradients, cut_cycles
+from gpumemwidget.releasing.gradients import clear_gradients
 from gpumemwidget.releasing.move import carry_out, describe_error, whereabouts
 from gpumemwidget.releasing.plan import Draft, draw_up, find_references
 from gpumemwidget.releasing.watch import StorageWatch
@@ -111,9 +111,6 @@ class _Release:
         stopped = plan.refusal or self._find_stop()
         freed = _subtract(before, after, "allocated_bytes")
         remains: Sequence[str] = ()
-        notes: tuple[str, ...] = ()
-        if plan.request.exceptions:
-            notes = ("The last exception is dropped: %debug has nothing to look at",)
         if stopped is None:
             try:
                 remains = self._watch.list_remains(
@@ -121,7 +118,6 @@ class _Release:
                 ) or _compare(plan.frees_bytes, freed, pinned_bytes=pinned_bytes)
             except KeyboardInterrupt:
                 self._is_interrupted = True
-                notes += ("Interrupted before it was found out what still holds the rest",)
         return ReleaseReport(
             plan=plan,
             steps=tuple(self._steps),
@@ -129,9 +125,8 @@ class _Release:
             after=after,
             allocated_freed_bytes=freed,
             reserved_freed_bytes=_subtract(before, after, "reserved_bytes"),
-            remains=(*plan.remains, *remains),
+            remains=tuple(remains),
             stopped=stopped,
-            notes=notes,
             is_interrupted=self._is_interrupted,
         )
 
@@ -148,14 +143,10 @@ class _Release:
                 n_tensors=clear_gradients(draft.grad_owners)
             )
         acts[ReleaseStepKind.DROP_REFERENCES] = lambda: self._drop(draft, request)
-        if plan.costs:
-            acts[ReleaseStepKind.CLEAR_CACHES] = lambda: StepResult(
-                notes=clear_caches(
-                    self._hardware, cublas=request.cublas, compile_caches=request.compile_caches
-                )
-            )
+        if request.cublas or request.compile_caches:
+            acts[ReleaseStepKind.CLEAR_CACHES] = lambda: self._clear_caches(request)
         acts[ReleaseStepKind.COLLECT] = lambda: StepResult(
-            n_tensors=cut_cycles(draft.cycles), n_objects=gc.collect()
+            n_tensors=clear_gradients(draft.cycles), n_objects=gc.collect()
         )
         acts[ReleaseStepKind.EMPTY_CACHE] = self._empty_cache
         return acts
@@ -213,16 +204,7 @@ class _Release:
             made = carry_out(account, moves)
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
             self._note_interrupt(exc)
-            paths = [plan.moves[number].path for number in unit]
-            failed = next(
-                (
-                    path
-                    for path, number in zip(paths, unit, strict=True)
-                    if any(move.is_failed for move in draft.moves[number])
-                ),
-                paths[-1],
-            )
-            message = f"{failed}: {describe_error(exc)}"
+            message = f"{plan.moves[unit[0]].path}: {describe_error(exc)}"
             raise ReleaseError(message) from None
         infos = [account.graph.storages[move.place] for move in moves]
         whereabouts.note(account.graph.reader.storage_type, made, infos)
@@ -246,6 +228,26 @@ class _Release:
         for reference in references:
             reference.drop()
         return StepResult(references=tuple(reference.path for reference in references))
+
+    def _clear_caches(self, request: ReleaseRequest) -> StepResult:
+        """Clear torch's own caches, to which no variable leads; they are made anew when needed."""
+        notes = []
+        if request.compile_caches:
+            # Where the user, or torch for them, has imported the compiler to the end.
+            dynamo = sys.modules.get("torch._dynamo")
+            reset = None if dynamo is None else vars(dynamo).get("reset")
+            if reset is None:
+                notes.append("nothing was compiled in this process")
+            else:
+                reset()
+                notes.append("torch._dynamo.reset(): the next call compiles anew")
+        if request.cublas:
+            try:
+                notes.append(self._hardware.release_workspaces())
+            except BackendError as exc:
+                # Workspaces in use stay; what else was asked for can be released all the same.
+                notes.append(str(exc))
+        return StepResult(notes=tuple(notes))
 
     def _empty_cache(self) -> StepResult:
         self._hardware.empty_cache()

@@ -18,6 +18,7 @@ from gpumemwidget.model.releases import (
     RestoreReport,
     StepResult,
 )
+from gpumemwidget.model.requests import ReleaseRequest
 from gpumemwidget.ownership.shell import LAST_EXCEPTION
 from gpumemwidget.report.render.blocks import (
     Block,
@@ -83,7 +84,7 @@ def report_plan(plan: ReleasePlan) -> Report:
         needed = format_bytes(needs_bytes.total_bytes, is_at_least=needs_bytes.is_at_least)
         available = format_bytes(plan.host_available_bytes)
         blocks.append(Note(f"Needs {needed} of host memory; {available} available.", tone="plain"))
-    blocks.extend(_warn([*describe_stays(plan.stays, is_done=False), *plan.remains]))
+    blocks.extend(_warn([*describe_stays(plan.stays, is_done=False), *_describe_empty(plan)]))
     blocks.extend(describe_joint(plan.joint))
     return Report(tuple(blocks))
 
@@ -131,6 +132,7 @@ def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
     """Return the steps of a release in their order."""
     names = [name for name in plan.request.names if not _ROW_NAME.fullmatch(name)]
     moves = _list_moves(plan.moves)
+    costs = _list_cache_costs(plan.request)
     if not names:
         rebinding = "no name"
     elif plan.request.keep:
@@ -146,10 +148,27 @@ def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
             else []
         ),
         Step("Drop IPython's references (Out, _)", describe_references(plan.drops) or "none"),
-        *([Step("Clear caches", "", plan.costs)] if plan.costs else []),
+        *([Step("Clear caches", "", costs)] if costs else []),
         Step("gc.collect()"),
         Step("empty_cache()"),
     )
+
+
+def _list_cache_costs(request: ReleaseRequest) -> tuple[str, ...]:
+    costs = []
+    if request.cublas:
+        costs.append("cuBLAS workspaces: the next matrix product on each stream makes its own anew")
+    if request.compile_caches:
+        costs.append(
+            "compile caches: the next call of each function under torch.compile compiles it anew, "
+            "which takes as long as its first call did"
+        )
+    return tuple(costs)
+
+
+def _describe_empty(plan: ReleasePlan) -> list[str]:
+    names = plan.empty_names
+    return [f"No tensor memory was found in {join_words(names)}"] if names else []
 
 
 def _count_gradients(number: int) -> str:
@@ -186,10 +205,14 @@ def report_release(report: ReleaseReport) -> Report:
     cells = [cell for table in tables for rows in table.groups for row in rows for cell in row]
     if any(cell.text.startswith("-") for cell in cells):
         blocks.append(Note("A negative value means that memory use grew during this step."))
-    blocks.extend(_warn([*describe_stays(plan.stays, is_done=True), *report.remains]))
+    blocks.extend(_warn([*describe_stays(plan.stays, is_done=True), *_describe_empty(plan)]))
+    blocks.extend(_warn(report.remains))
     if report.stopped is None:
         blocks.extend(describe_joint(plan.joint, done=plan.request.names))
-    blocks.extend(Note(sentence) for sentence in report.notes)
+    if plan.request.exceptions and report.stopped is None:
+        blocks.append(Note("The last exception is dropped: %debug has nothing to look at."))
+    if report.is_interrupted and report.stopped is None:
+        blocks.append(Note("Interrupted: what still holds the rest may not have been found."))
     return Report(tuple(blocks))
 
 

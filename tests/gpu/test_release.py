@@ -385,7 +385,7 @@ def test_a_loader_of_pinned_memory_is_released(notebook: Notebook) -> None:  # n
     report = notebook.release("it", "loader", "batch", "data")
 
     assert notebook.ip.user_ns["is_pinned"]
-    assert (report.stopped, report.plan.remains) == (None, ())
+    assert (report.stopped, report.plan.empty_names) == (None, ())
     assert tracker.count_bytes() == 0
     assert report.remains == (
         "8.00 MiB of it is pinned memory: PyTorch keeps that for its next use, and the host's "

@@ -49,10 +49,6 @@ def test_what_was_compiled_is_forgotten(notebook: Notebook, tracker: Tracker) ->
     assert before == [1]
     assert notebook.ip.user_ns["calls"] == [1, 1]
     assert report.steps[3].result.notes == ("torch._dynamo.reset(): the next call compiles anew",)
-    assert report.plan.costs == (
-        "compile caches: the next call of each function under torch.compile compiles it anew, "
-        "which takes as long as its first call did",
-    )
 
 
 def test_the_compiler_is_not_imported_to_be_cleared(
@@ -65,7 +61,6 @@ def test_the_compiler_is_not_imported_to_be_cleared(
 
     report = notebook.release(compile_caches=True)
 
-    assert report.plan.costs == ("compile caches: nothing was compiled in this process",)
     assert report.steps[3].result.notes == ("nothing was compiled in this process",)
     assert "torch._dynamo" not in sys.modules
     assert torch.ones(1).item() == 1

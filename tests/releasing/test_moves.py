@@ -35,19 +35,6 @@ def _move_all(notebook: Notebook) -> None:
     carry_out(account, moves)
 
 
-def _fail_to_clone(
-    monkeypatch: pytest.MonkeyPatch, *, n_bytes: int, error: type[BaseException] = RuntimeError
-) -> None:
-    clone = torch.UntypedStorage.clone
-
-    def clone_others(storage: Any) -> Any:
-        if storage.nbytes() == n_bytes:
-            raise error("out of memory")
-        return clone(storage)
-
-    monkeypatch.setattr(torch.UntypedStorage, "clone", clone_others)
-
-
 def test_views_and_ties_stay(notebook: Notebook) -> None:
     """Views still show the base, tied weights are one storage, and the old storages are gone."""
     tracker = Tracker()
@@ -179,12 +166,21 @@ def test_a_move_that_is_interrupted_twice_is_undone_all_the_same(
     addresses = [each.data_ptr() for each in (first, second, third)]
     notebook.put(a=first, b=second, c=third)
     account, moves = _find(notebook)
-    _fail_to_clone(monkeypatch, n_bytes=80, error=KeyboardInterrupt)
+    clone = torch.UntypedStorage.clone
+    failed: list[int] = []
+
+    def clone_others(storage: Any) -> Any:
+        if storage.nbytes() == 80:
+            failed.append(80)
+            raise KeyboardInterrupt
+        return clone(storage)
+
+    monkeypatch.setattr(torch.UntypedStorage, "clone", clone_others)
     mode_of = moves_module._mode_of
     interrupts = iter([KeyboardInterrupt, KeyboardInterrupt])
 
     def interrupt(torch_module: Any, tensor: Any) -> Any:
-        if moves[-1].is_failed:
+        if failed:
             for error in interrupts:
                 raise error
         return mode_of(torch_module, tensor)

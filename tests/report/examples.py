@@ -243,7 +243,6 @@ def make_release(**changes: object) -> ReleaseReport:
         ),
         "allocated_freed_bytes": (("cuda:0", 1429 * MIB), ("host", -479 * MIB)),
         "reserved_freed_bytes": (("cuda:0", 1480 * MIB), ("host", -481 * MIB)),
-        "remains": ("33.00 MiB on cuda:0 are cuBLAS workspace, which no name holds.",),
     }
     return ReleaseReport(**{**values, **changes})  # type: ignore[arg-type]
 
