@@ -50,24 +50,56 @@ class DriverAnswer:
 class Moment:
     """Readings of all devices within some milliseconds."""
 
-    #: The counters by device, one mapping for each time that they were read.
-    readings: list[dict[str, Reading]]
-    segments: dict[str, tuple[Segment, ...]] = field(default_factory=dict)
-    answers: dict[str, DriverAnswer] = field(default_factory=dict)
+    #: The counters by device, from before and after all else was read.
+    before: Mapping[str, Reading]
+    after: Mapping[str, Reading]
+    segments: Mapping[str, Sequence[Segment]] = field(default_factory=dict)
+    answers: Mapping[str, DriverAnswer] = field(default_factory=dict)
 
-    def is_steady(self, device: str, *, n_readings: int | None = None) -> bool:
-        """Return whether nothing was taken or given back over the last readings, or over all."""
-        readings = self.readings if n_readings is None else self.readings[-n_readings:]
-        return _is_unchanged(readings, device)
+    def is_steady(self, device: str) -> bool:
+        """Return whether nothing was taken or given back meanwhile."""
+        before, after = self.before.get(device), self.after.get(device)
+        if before is None or after is None:
+            return before is after
+        return (before.allocated_bytes, before.reserved_bytes) == (
+            after.allocated_bytes,
+            after.reserved_bytes,
+        )
 
     def is_consistent(self, device: str) -> bool:
-        """Return whether the last counters stood still, and count what the segments hold."""
-        segments, reading = self.segments.get(device), self.readings[-1].get(device)
-        if not self.is_steady(device, n_readings=2):
+        """Return whether the counters stood still, and count what the segments hold."""
+        segments, reading = self.segments.get(device), self.after.get(device)
+        if not self.is_steady(device):
             return False
         if not segments or reading is None or reading.reserved_bytes is None:
             return True
         return _sum_segments(segments) == (reading.allocated_bytes, reading.reserved_bytes)
+
+    def are_pids_ours(self, processes: ProcessSource) -> bool | None:
+        """Return whether the driver's pids are those that processes have here.
+
+        Where PyTorch has reserved memory this process must be listed, with as much or more. If it
+        is not, it goes by another pid there, and so may everybody: a container has pids of its own.
+
+        Returns:
+            ``None`` where no device shows it.
+        """
+        is_certain = processes.are_pids_certain
+        found: bool | None = True if is_certain else None
+        for device, answer in self.answers.items():
+            reading = self.after.get(device)
+            if answer.processes is None or not answer.is_steady or not self.is_steady(device):
+                continue
+            if reading is None or not reading.reserved_bytes:
+                continue
+            own_bytes = dict(answer.processes).get(processes.own_pid, -1)
+            if own_bytes == -1:
+                return False
+            if own_bytes is not None:
+                if own_bytes < reading.reserved_bytes and not is_certain:
+                    return False
+                found = True
+        return found
 
 
 def build_states(
@@ -82,18 +114,12 @@ def build_states(
 
     Args:
         infos: the devices, in the order of the states.
-        moment: what was read of them.
+        moment: what was read of them; the host's reading is the one from before.
         processes: describes the processes that the driver lists.
         pinned: pinned host memory.
         failures: sentences on what the driver could not tell, by device.
     """
-    gpus = [device for device in infos if device != HOST]
-    consistent = {device for device in gpus if moment.is_consistent(device)}
-    # Blocks that never match although nothing happens are shown as they are: nobody knows why.
-    certain = consistent | {device for device in gpus if moment.is_steady(device)}
-    are_ours = are_pids_ours(
-        {device: moment.readings[-1].get(device) for device in certain}, moment.answers, processes
-    )
+    are_ours = moment.are_pids_ours(processes)
     pids = {pid for answer in moment.answers.values() for pid, _ in answer.processes or ()}
     known = processes.describe(pids, are_ours=are_ours) if pids else {}
     # A pid that is known to be this process's or a child's shows whose the others are.
@@ -103,10 +129,12 @@ def build_states(
     for device, info in infos.items():
         answer = moment.answers.get(device, DriverAnswer())
         listed, notes = answer.processes, failures.get(device, ())
-        # malloc's count is not told twice in a row where it is slow.
-        reading = moment.readings[0 if device == HOST else -1].get(device)
-        if device != HOST and device not in certain:
-            reading = _count_blocks(reading, moment.segments.get(device))
+        if device == HOST:
+            reading, is_consistent = moment.before.get(HOST), True
+        else:
+            reading, is_consistent = moment.after.get(device), moment.is_consistent(device)
+            if not moment.is_steady(device):
+                reading = _count_blocks(reading, moment.segments.get(device))
         if are_ours is False and listed is not None:
             note = (_OTHER_PIDS if listed else _NOT_LISTED).format(device=device)
             # A recording has this note already.
@@ -118,9 +146,9 @@ def build_states(
                 reading=reading,
                 use=answer.use,
                 processes=None if listed is None else _sort_processes(listed, known),
-                segments=moment.segments.get(device, ()),
+                segments=tuple(moment.segments.get(device, ())),
                 pinned=pinned if device == HOST else None,
-                is_at_one_moment=answer.is_steady and (device == HOST or device in consistent),
+                is_at_one_moment=answer.is_steady and is_consistent,
                 are_children_told=are_told,
                 notes=notes,
             )
@@ -128,64 +156,22 @@ def build_states(
     return tuple(states)
 
 
-def are_pids_ours(
-    readings: Mapping[str, Reading | None],
-    answers: Mapping[str, DriverAnswer],
-    processes: ProcessSource,
-) -> bool | None:
-    """Return whether the driver's pids are those that processes have here.
-
-    Where PyTorch has reserved memory this process must be listed, with as much or more. If it is
-    not, it goes by another pid there, and so may everybody: a container has pids of its own.
-
-    Returns:
-        ``None`` where no device shows it.
-    """
-    is_certain = processes.are_pids_certain
-    found: bool | None = True if is_certain else None
-    for device, answer in answers.items():
-        reading = readings.get(device)
-        if answer.processes is None or not answer.is_steady:
-            continue
-        if reading is None or not reading.reserved_bytes:
-            continue
-        own_bytes = dict(answer.processes).get(processes.own_pid, -1)
-        if own_bytes == -1:
-            return False
-        if own_bytes is not None:
-            if own_bytes < reading.reserved_bytes and not is_certain:
-                return False
-            found = True
-    return found
-
-
 def join_children(
-    children: Sequence[ChildProcess],
-    listed: Mapping[str, ProcessesByBytes | None],
-    readings: Sequence[Mapping[str, Reading]],
-    processes: ProcessSource,
+    children: Sequence[ChildProcess], moment: Moment, processes: ProcessSource
 ) -> tuple[ChildProcess, ...]:
-    """Return the children with what the driver lists of each.
-
-    Args:
-        children: the processes below this one.
-        listed: the driver's processes, by device.
-        readings: the counters from before and after that, which show whether the pids mean the same
-            processes here.
-        processes: describes processes.
-    """
-    steady = {
-        device: readings[-1].get(device) for device in listed if _is_unchanged(readings, device)
-    }
-    answers = {device: DriverAnswer(processes=told) for device, told in listed.items()}
-    are_ours = are_pids_ours(steady, answers, processes)
+    """Return the children with what the driver lists of each in its answers."""
     found: dict[int, list[tuple[str, int | None]]] = {child.pid: [] for child in children}
-    meant = {pid for told in listed.values() for pid, _ in told or () if pid in found}
-    known = processes.describe(meant, are_ours=are_ours) if meant else {}
-    for device, told in listed.items():
-        for pid, n_bytes in told or ():
-            if pid in known and known[pid][0] == "child":
-                found[pid].append((device, n_bytes))
+    listed = [
+        (device, pid, n_bytes)
+        for device, answer in moment.answers.items()
+        for pid, n_bytes in answer.processes or ()
+        if pid in found
+    ]
+    pids = {pid for _, pid, _ in listed}
+    known = processes.describe(pids, are_ours=moment.are_pids_ours(processes)) if pids else {}
+    for device, pid, n_bytes in listed:
+        if known[pid][0] == "child":
+            found[pid].append((device, n_bytes))
     return tuple(replace(child, devices=tuple(found[child.pid])) for child in children)
 
 
@@ -194,21 +180,12 @@ def index_by_device(readings: Iterable[Reading]) -> dict[str, Reading]:
     return {reading.device: reading for reading in readings}
 
 
-def group_by_device(segments: Iterable[Segment]) -> dict[str, tuple[Segment, ...]]:
+def group_by_device(segments: Iterable[Segment]) -> dict[str, list[Segment]]:
     """Return segments by their devices."""
     found: dict[str, list[Segment]] = {}
     for segment in segments:
         found.setdefault(segment.device, []).append(segment)
-    return {device: tuple(group) for device, group in found.items()}
-
-
-def _is_unchanged(readings: Sequence[Mapping[str, Reading]], device: str) -> bool:
-    found = (by_device.get(device) for by_device in readings)
-    counts = {
-        None if reading is None else (reading.allocated_bytes, reading.reserved_bytes)
-        for reading in found
-    }
-    return len(counts) <= 1
+    return found
 
 
 def _sum_segments(segments: Iterable[Segment]) -> tuple[int, int]:
@@ -243,10 +220,6 @@ def _sort_processes(
     listed: ProcessesByBytes, known: Mapping[int, tuple[Relation, str | None]]
 ) -> tuple[ProcessUse, ...]:
     """Return this process first, then its children, then the others; each biggest first."""
-    uses = []
-    for pid, n_bytes in listed:
-        relation, name = known[pid]
-        uses.append(ProcessUse(pid, name, relation, n_bytes))
-    return tuple(
-        sorted(uses, key=lambda use: (_RELATION_ORDER[use.relation], -(use.n_bytes or 0), use.pid))
-    )
+    uses = [ProcessUse(pid, known[pid][1], known[pid][0], n_bytes) for pid, n_bytes in listed]
+    uses.sort(key=lambda use: (_RELATION_ORDER[use.relation], -(use.n_bytes or 0), use.pid))
+    return tuple(uses)

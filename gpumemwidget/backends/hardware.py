@@ -318,11 +318,15 @@ class Hardware:
             with_segments: read the blocks too.
         """
         infos = self._list_infos()
-        moment = Moment([index_by_device(self.read_as_user())])
+        after = index_by_device(self.read_as_user())
+        # malloc's count is not told twice in a row where it is slow.
+        host = {device: reading for device, reading in after.items() if device == HOST}
         for _ in range(_MAX_COUNTER_READS):
-            moment.segments = group_by_device(self.read_segments() if with_segments else ())
-            moment.answers = {device: self._ask_driver(info) for device, info in infos.items()}
-            moment.readings.append(index_by_device(self.read_as_user()))
+            before = after
+            segments = group_by_device(self.read_segments() if with_segments else ())
+            answers = {device: self._ask_driver(info) for device, info in infos.items()}
+            after = index_by_device(self.read_as_user())
+            moment = Moment(before | host, after, segments, answers)
             if all(moment.is_consistent(device) for device in infos if device != HOST):
                 break
         return build_states(
@@ -343,9 +347,12 @@ class Hardware:
             return children
         is_certain = self._processes.are_pids_certain
         before = {} if is_certain else index_by_device(self.read_as_user())
-        listed = {info.device: monitor.list_processes(info.device) for info in monitor.list_infos()}
+        answers = {
+            info.device: DriverAnswer(processes=monitor.list_processes(info.device))
+            for info in monitor.list_infos()
+        }
         after = {} if is_certain else index_by_device(self.read_as_user())
-        return join_children(children, listed, (before, after), self._processes)
+        return join_children(children, Moment(before, after, answers=answers), self._processes)
 
     def _list_infos(self) -> dict[str, DeviceInfo]:
         """Return every device that can be seen, in the order in which they are shown."""

@@ -22,12 +22,7 @@ from gpumemwidget.backends.cuda.snapshot import SnapshotReader
 from gpumemwidget.backends.cuda.tracer import CudaTracer
 from gpumemwidget.errors import BackendError
 from gpumemwidget.failures import read_first_line
-from gpumemwidget.model.devices import (
-    DeviceInfo,
-    Limit,
-    LimitRequest,
-    PinnedUse,
-)
+from gpumemwidget.model.devices import DeviceInfo, Limit, LimitRequest, PinnedUse
 from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import AllocatorTrace
 
@@ -62,9 +57,6 @@ class CudaBackend(TouchedCounters):
     def read_segments(self) -> tuple[Segment, ...]:
         """Return the segments of the touched devices: 2 ms with 600 blocks.
 
-        Where the user records a history, or did, torch tells which line allocated each block. The
-        first time that takes torch some seconds, and it notes the snapshot in the history.
-
         ``()``, with a note, where CUDA refuses, or where the snapshot would have all events of a
         history that the user records.
         """
@@ -82,11 +74,7 @@ class CudaBackend(TouchedCounters):
         )
 
     def start_trace(self, *, n_events: int) -> tuple[str, ...]:
-        """Start the allocator's history; a history that the user runs is used as it is.
-
-        The first time this takes some seconds, where CUDA is in use. Devices that come into use
-        later, and CUDA itself, are traced from their first event on.
-        """
+        """Start the allocator's history, which takes seconds the first time, or use the user's."""
         return self._tracer.start(self._list_touched(), n_events=n_events)
 
     def end_trace(self, *, snapshot_to: Path | None = None) -> tuple[AllocatorTrace, ...]:
@@ -98,18 +86,13 @@ class CudaBackend(TouchedCounters):
         return self._tracer.keep_sites(is_on=is_on)
 
     def read_memory(self, device: str) -> tuple[int, int] | None:
-        """Return the free and total bytes of a touched device, other processes included: 5 µs.
-
-        ``None`` where the device is not touched, or CUDA refuses.
-        """
+        """Return the free and total bytes of a touched device, other processes included: 5 µs."""
         index = self._find_index(device)
         if index is None:
             return None
-        told: tuple[int, int] | None = self._ask(
-            partial(self._torch.cuda.mem_get_info, index),
-            f"{device} does not tell what is free",
-            None,
-        )
+        ask = partial(self._torch.cuda.mem_get_info, index)
+        told: tuple[int, int] | None
+        told = self._ask(ask, f"{device} does not tell what is free", None)
         return told
 
     def read_pinned(self) -> PinnedUse | None:
@@ -123,7 +106,7 @@ class CudaBackend(TouchedCounters):
         if read_stats is None or not self._is_in_use():
             return None
         stats: NestedStats = self._ask(read_stats, "pinned host memory is not told", {})
-        # The bytes that the allocator has from the system had another name before 2.9.
+        # Before 2.9 the bytes that the allocator has from the system had another name.
         is_old = "reserved_bytes" in stats
         held = stats.get("allocated_bytes" if is_old else "active_bytes")
         taken = stats.get("reserved_bytes" if is_old else "allocated_bytes")
@@ -189,7 +172,13 @@ class CudaBackend(TouchedCounters):
             ) from exc
         if self._sum_allocated() < before:
             return "cuBLAS workspaces freed"
-        return f"no cuBLAS workspaces to free{_tell_unkept(self._torch)}"
+        if keeps_workspaces(self._torch):
+            return "no cuBLAS workspaces to free"
+        version = self._torch.__version__
+        return (
+            f"no cuBLAS workspaces to free: PyTorch {version} takes them for each operation and "
+            "keeps none"
+        )
 
     def _sum_allocated(self) -> int:
         return sum(reading.allocated_bytes or 0 for reading in self.read())
@@ -206,10 +195,7 @@ class CudaBackend(TouchedCounters):
         return self._notes.take() + self._tracer.take_notes()
 
     def close(self) -> None:
-        """Take the overlay away, forget limits that wait, and end our history.
-
-        Limits that are set stay. May be called twice.
-        """
+        """Take the overlay away, forget limits that wait, and end our history; set limits stay."""
         self._tracer.close()
         self._limits.close()
         super().close()
@@ -257,9 +243,3 @@ def keeps_workspaces(torch: ModuleType) -> bool:
     if is_told is not None:
         return is_told == "1"
     return read_release(torch) < _FREES_WORKSPACES
-
-
-def _tell_unkept(torch: ModuleType) -> str:
-    if keeps_workspaces(torch):
-        return ""
-    return f": PyTorch {torch.__version__} takes them for each operation and keeps none"

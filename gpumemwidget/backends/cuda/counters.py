@@ -99,7 +99,7 @@ class TouchedCounters(MemoryBackend):
         )
 
     def end_span(self) -> tuple[Reading, ...]:
-        """Return what ``read`` does: the span's marks stay until the next span begins."""
+        """Return what ``read`` does: the span's marks stay until the next one."""
         return self.read()
 
     def read_as_user(self) -> tuple[Reading, ...]:
@@ -194,14 +194,10 @@ class TouchedCounters(MemoryBackend):
     def _to_reading(self, index: int, stats: NestedStats, peak: str, peak_is: PeakIs) -> Reading:
         """Return statistics as a reading; what this release of PyTorch does not tell is ``None``.
 
-        Args:
-            index: the device's index.
-            stats: the device's statistics.
-            peak: which of each statistic's figures is the peak.
-            peak_is: what that peak is.
+        The figure ``peak`` of each statistic is its peak: "peak", or "current" after a reset.
         """
-        allocated = _sum_pools(stats, "allocated_bytes")
-        reserved = _sum_pools(stats, "reserved_bytes")
+        allocated: dict[str, int] = stats.get("allocated_bytes", {}).get("all", {})
+        reserved: dict[str, int] = stats.get("reserved_bytes", {}).get("all", {})
         return Reading(
             device=self._name(index),
             allocated_bytes=allocated.get("current"),
@@ -224,8 +220,3 @@ class TouchedCounters(MemoryBackend):
 def describe_refusal(exc: Exception) -> str:
     """Return an exception's first line, with its type unless it is PyTorch's ``RuntimeError``."""
     return read_first_line(exc) if type(exc) is RuntimeError else describe_exception(exc)
-
-
-def _sum_pools(stats: NestedStats, name: str) -> dict[str, Any]:
-    figures: dict[str, Any] = stats.get(name, {}).get("all", {})
-    return figures

@@ -17,7 +17,7 @@ from pathlib import Path
 from gpumemwidget.backends.host.cgroup import LimitedGroup, list_limited_groups
 from gpumemwidget.backends.host.malloc import Glibc, find_malloc
 from gpumemwidget.backends.host.resident import (
-    MAXRSS,
+    MaxrssOverlay,
     Resident,
     ResidentFiles,
     read_machine_bytes,
@@ -72,7 +72,7 @@ class HostBackend(MemoryBackend):
         self._malloc = find_malloc()
         self._count_again_at_s = 0.0
         self._tolerance_kib = _mark_tolerance_kib()
-        self._holds_maxrss = False
+        self._maxrss = MaxrssOverlay()
         self._is_closed = False
         self._info: DeviceInfo | None = None
         self._groups: tuple[LimitedGroup, ...] | None = None
@@ -137,8 +137,7 @@ class HostBackend(MemoryBackend):
             peak_kib = self._highest_kib
             peak_is: PeakIs = "sampled"
             if resident[1] is not None:
-                wiped_kib = MAXRSS.read_wiped_kib() if self._holds_maxrss else 0
-                peak_kib = max(peak_kib, resident[1], wiped_kib)
+                peak_kib = max(peak_kib, resident[1], self._maxrss.read_wiped_kib())
                 peak_is = "at least" if self._was_ever_cut else "exact"
         return (replace(reading, reserved_peak_bytes=peak_kib * _KIB, peak_is=peak_is),)
 
@@ -176,10 +175,8 @@ class HostBackend(MemoryBackend):
 
     def list_lost_peaks(self) -> BytesByDevice:
         """Return the peak, in bytes, that ``resource.getrusage`` does not tell after ``close``."""
-        if not self._holds_maxrss:
-            return ()
         resident = self._read_resident()
-        wiped_kib = MAXRSS.read_wiped_kib()
+        wiped_kib = self._maxrss.read_wiped_kib()
         if resident is None or wiped_kib - max(resident[0], resident[1] or 0) < _TELLING_KIB:
             return ()
         return ((HOST, wiped_kib * _KIB),)
@@ -191,9 +188,7 @@ class HostBackend(MemoryBackend):
             if self._files is not None:
                 self._files.close()
                 self._files = None
-            if self._holds_maxrss:
-                MAXRSS.let_go()
-                self._holds_maxrss = False
+            self._maxrss.take_away()
 
     # -- The process --------------------------------------------------------------------------
 
@@ -238,10 +233,7 @@ class HostBackend(MemoryBackend):
         if self._files is None or not self._files.resets:
             return False
         # The mark is remembered before it is wiped, so that nobody sees it missing.
-        if not self._holds_maxrss:
-            MAXRSS.hold()
-            self._holds_maxrss = True
-        MAXRSS.remember(mark_kib)
+        self._maxrss.remember(mark_kib)
         return self._files.reset()
 
     # -- malloc's count -----------------------------------------------------------------------

@@ -5,15 +5,13 @@ the present (proc(5), Linux 4.0). The files are kept open and read in place: ope
 costs half as much again. Where there are no such files, psutil tells what it can.
 
 The same mark is ``ru_maxrss`` of ``resource.getrusage``. So the marks that were wiped are
-remembered, and as long as somebody resets them, ``resource.getrusage`` is overlaid by a function
-that returns the highest.
+remembered, and ``resource.getrusage`` is overlaid by a function that returns the highest.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,8 +76,6 @@ class ResidentFiles:
 
     def reset(self) -> bool:
         """Set the mark back to the present resident size; return whether that was done."""
-        if self._clear_refs < 0:
-            return False
         try:
             os.write(self._clear_refs, _RESET_PEAK)
         except OSError:
@@ -98,49 +94,36 @@ class ResidentFiles:
 
 
 class MaxrssOverlay:
-    """The overlay of ``resource.getrusage``, which keeps ``ru_maxrss`` at the marks that we wiped.
-
-    There is one ``resource.getrusage`` in a process, and one overlay: ``MAXRSS``.
-    """
+    """An overlay of ``resource.getrusage`` that keeps ``ru_maxrss`` at the marks that we wiped."""
 
     #: The place of ``ru_maxrss`` in ``struct_rusage``.
     _PLACE = 2
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._n_holders = 0
         self._patch = Patch()
         #: The highest mark that was wiped, in KiB as Linux counts ``ru_maxrss``, and the pid of its
         #: process: a forked child begins with marks of its own.
         self._wiped = (0, 0)
 
-    def hold(self) -> None:
-        """Lay the overlay over ``resource.getrusage``. Each call needs one of ``let_go``."""
+    def remember(self, mark_kib: int) -> None:
+        """Note a high-water mark, in KiB, that is about to be wiped, and lay the overlay."""
         import resource  # noqa: PLC0415 - Windows has no such module
 
-        with self._lock:
-            self._n_holders += 1
-            if not self._patch.is_applied:
-                self._patch.replace(resource, "getrusage", self._wrap)
-
-    def let_go(self) -> None:
-        """Take the overlay away when nobody holds it any more."""
-        with self._lock:
-            self._n_holders -= 1
-            if self._n_holders == 0:
-                self._patch.undo()
-
-    def remember(self, mark_kib: int) -> None:
-        """Note a high-water mark, in KiB, that is about to be wiped."""
         pid = os.getpid()
-        # No lock: every cell starts with this, and a fork may leave a lock held for ever.
         if pid != self._wiped[0] or mark_kib > self._wiped[1]:
             self._wiped = (pid, mark_kib)
+        if not self._patch.is_applied:
+            self._patch.replace(resource, "getrusage", self._wrap)
 
     def read_wiped_kib(self) -> int:
         """Return the highest mark of this process that was wiped, in KiB; 0 where none was."""
         pid, mark_kib = self._wiped
         return mark_kib if pid == os.getpid() else 0
+
+    def take_away(self) -> None:
+        """Give ``resource.getrusage`` back, and forget the marks. May be called twice."""
+        self._patch.undo()
+        self._wiped = (0, 0)
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         import resource  # noqa: PLC0415 - Windows has no such module
@@ -157,9 +140,6 @@ class MaxrssOverlay:
 
         getrusage.__module__ = original.__module__
         return getrusage
-
-
-MAXRSS = MaxrssOverlay()
 
 
 def read_addresses() -> int | None:
