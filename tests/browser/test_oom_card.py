@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,20 +179,6 @@ def test_reloaded_page_has_its_buttons_again(lab: Lab) -> None:
         assert notebook.ask("also_big") == "None"
 
 
-def test_saved_notebook_holds_the_static_card_alone(lab: Lab) -> None:
-    """Beside the traceback one output, HTML and text, with no script and no widget."""
-    with _open_card(lab) as notebook:
-        notebook.save()
-
-        saved = json.loads((lab.folder / notebook.name).read_text(encoding="utf-8"))
-        error, card = saved["cells"][2]["outputs"]
-        assert error["output_type"] == "error"
-        assert set(card["data"]) == {"text/plain", "text/html"}
-        html = "".join(card["data"]["text/html"])
-        assert "<button" not in html
-        assert "<script" not in html
-
-
 def test_widgets_of_a_saved_notebook_make_no_buttons(lab: Lab, tmp_path: Path) -> None:
     """Whoever executes notebooks saves the state of widgets with them; no kernel answers those."""
     source = new_notebook(cells=[new_code_cell(each) for each in (LOAD, HOST_CARD, _FAIL)])
@@ -222,23 +207,3 @@ def test_unloading_takes_the_buttons_out(lab: Lab) -> None:
 
         notebook.wait_until(lambda: not _card(notebook).locator("button").count(), "no buttons")
         assert "%memrelease big" in _card(notebook).inner_text()
-
-
-def test_failure_of_ours_is_said_in_its_place(lab: Lab) -> None:
-    """And the way can be tried again."""
-    breaking = (
-        "import gpumemwidget.releasing.release as releasing\n"
-        "def fail_to_release(*args, **options):\n"
-        "    releasing.execute_release = execute\n"
-        "    raise RuntimeError('made to fail ' + '<b>' * 3)\n"
-        "execute = releasing.execute_release\n"
-        "releasing.execute_release = fail_to_release"
-    )
-    with _open_card(lab, breaking) as notebook:
-        notebook.run(3)
-        _way(notebook, "%memrelease big").click()
-        said = _wait_for(notebook, "%memrelease big", "failed")
-        assert said == "RuntimeError: made to fail <b><b><b>"
-
-        _way(notebook, "%memrelease big").click()
-        _wait_for(notebook, "%memrelease big", "done")

@@ -142,7 +142,10 @@ def test_card_of_an_oom_stays_whole(lab: Lab) -> None:
         notebook.run(2)
         notebook.page.locator(".gmw-card .gmw-do").first.wait_for()
         before = notebook.page.locator(".gmw-card .gmw-out tr").count()
-        _save(notebook, lab, "gmw-card")
+        path = _save(notebook, lab, "gmw-card")
+        saved = json.loads(path.read_text("utf-8"))
+        error, card = saved["cells"][2]["outputs"]
+        assert (error["output_type"], set(card["data"])) == ("error", {"text/plain", "text/html"})
 
         _reopen(notebook, lab)
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -178,34 +175,6 @@ def test_live_report_gives_way_to_the_last_one(lab: Lab) -> None:
         lines = notebook.cell(1).locator(".gmw-li").inner_text()
         assert re.search(r"second = bytearray\(20_000_000\)\s+\+19\.\d\d MiB", lines)
         assert re.search(r"del first\s+-19\.\d\d MiB", lines)
-
-
-def test_saved_report_is_read_without_a_kernel(lab: Lab) -> None:
-    """Opened again, and where nbconvert made a page of it, chart and lines stand there."""
-    with _run_cell(lab) as notebook:
-        _end(notebook, lab)
-        notebook.save()
-        path = lab.folder / notebook.name
-        notebook.wait_until(lambda: "gmw-li" in path.read_text("utf-8"), "it is saved")
-        for session in lab.request("/api/sessions"):
-            lab.request(f"/api/sessions/{session['id']}", "DELETE")
-        notebook.load()
-        notebook.cell(1).locator(".gmw-li").wait_for()
-        assert "second = bytearray(20_000_000)" in notebook.output(1)
-
-        assert _list_outputs(notebook) == ["own", "head"]
-        saved = json.loads(path.read_text("utf-8"))
-        outputs = saved["cells"][1]["outputs"]
-        bundles = [each["data"] for each in outputs if "data" in each]
-        assert not any("widget-view" in kind for bundle in bundles for kind in bundle)
-        assert any("<figure" in "".join(bundle.get("text/html", "")) for bundle in bundles)
-        done = subprocess.run(
-            [sys.executable, "-m", "nbconvert", "--to", "html", "--stdout", str(path)],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert "second = bytearray(20_000_000)" in done.stdout
 
 
 def test_cell_that_allocates_nothing_has_no_chart(lab: Lab) -> None:

@@ -76,33 +76,6 @@ def test_nothing_keeps_the_extension_alive_after_unload(shell: InteractiveShell)
     assert extension() is None
 
 
-@pytest.mark.parametrize("again", ["%load_ext gpumemwidget", "%reload_ext gpumemwidget"])
-def test_loading_twice_doubles_nothing(shell: InteractiveShell, again: str) -> None:
-    shell.run_cell("%load_ext gpumemwidget", store_history=True)
-    once = _count_ours(shell)
-
-    shell.run_cell(again, store_history=True)
-
-    assert _count_ours(shell) == once == (2, 1, 13)
-
-
-def _count_ours(shell: InteractiveShell) -> tuple[int, int, int]:
-    """Callbacks, transformers and magics."""
-
-    def is_ours(thing: object) -> bool:
-        owner = getattr(thing, "__self__", thing)
-        return type(owner).__module__.startswith("gpumemwidget.")
-
-    callbacks = [each for named in shell.events.callbacks.values() for each in named]
-    magics = [each for named in shell.magics_manager.magics.values() for each in named.values()]
-    transformers = shell.input_transformers_cleanup
-    return (
-        sum(map(is_ours, callbacks)),
-        sum(map(is_ours, transformers)),
-        sum(map(is_ours, magics)),
-    )
-
-
 def test_a_magic_of_the_users_own_comes_back(shell: InteractiveShell) -> None:
     def memstat(line: str) -> str:
         return line

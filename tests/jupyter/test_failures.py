@@ -94,18 +94,6 @@ def test_devices_that_cannot_be_looked_up_keep_nobody_from_loading(
     assert current_session().monitor.ledger[-1].first_line == "6 * 7"
 
 
-def test_peaks_that_cannot_be_looked_up_keep_nobody_from_unloading(
-    shell: InteractiveShell, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session.monitor.hardware, "list_lost_peaks", _fail)
-
-    result = shell.run_cell("%unload_ext gpumemwidget", store_history=True)
-
-    assert result.success
-    assert "memstat" not in shell.magics_manager.magics["line"]
-    assert not shell.events.callbacks["pre_run_cell"]
-
-
 def test_devices_that_cannot_be_looked_up_keep_no_traced_cell_from_running(
     shell: InteractiveShell,
     session: Session,
@@ -143,20 +131,3 @@ def test_a_cell_whose_end_never_came_leaves_no_record(
         ("x = 1", "ok"),
         ("1 / 0", "error"),
     ]
-
-
-def test_a_failing_listener_does_not_reach_the_cell(
-    shell: InteractiveShell, session: Session, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail_at_start(_cell: object) -> None:
-        raise ValueError("no")
-
-    def fail_at_end(_record: object) -> None:
-        raise ValueError("no")
-
-    session.monitor.cell_started.add(fail_at_start)
-    session.monitor.cell_ended.add(fail_at_end)
-    results = [shell.run_cell("42", store_history=True) for _ in range(2)]
-
-    assert [result.result for result in results] == [42, 42]
-    assert len(capsys.readouterr().err.splitlines()) == 2

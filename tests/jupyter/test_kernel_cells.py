@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.jupyter.notebook import Notebook
+from tests.jupyter.notebook import Cell, Notebook
 
 pytestmark = pytest.mark.kernel
 
@@ -138,3 +138,41 @@ def test_cells_of_a_subshell_are_not_recorded(notebook: Notebook) -> None:
 
     assert _list_records(notebook) == []
     assert notebook.evaluate("beside") == 1
+
+
+# -- Out of memory ---------------------------------------------------------------------------------
+
+_FAIL = "import numpy\nnumpy.ones((2**22, 2**22), dtype='uint8')"
+
+
+def _list_cards(cell: Cell) -> list[int]:
+    """The places of the cards among a cell's outputs."""
+    return [
+        number
+        for number, output in enumerate(cell.outputs)
+        if "Out of memory on the host" in output.get("data", {}).get("text/plain", "")
+    ]
+
+
+@pytest.mark.slow
+def test_an_ooms_card_stands_below_the_traceback(notebook: Notebook) -> None:
+    """One error, then one card that is there without a kernel; the reply is the error's."""
+    cell = notebook.run(_FAIL)
+
+    assert cell.status == "error"
+    errors = [n for n, output in enumerate(cell.outputs) if output["output_type"] == "error"]
+    (card,) = _list_cards(cell)
+    assert len(errors) == 1
+    assert card == errors[0] + 1
+    assert "16.00 TiB requested" in cell.outputs[card]["data"]["text/html"]
+
+
+@pytest.mark.slow
+def test_an_oom_in_a_cell_that_awaits_has_a_card(notebook: Notebook) -> None:
+    """Of several tasks, in the group that they are raised in."""
+    cell = notebook.run(
+        "import asyncio\nasync def work():\n    bytearray(2**60)\n"
+        "await asyncio.gather(work(), asyncio.sleep(0))"
+    )
+
+    assert len(_list_cards(cell)) == 1

@@ -65,26 +65,6 @@ def test_the_last_value_is_the_cells_own(notebook: Notebook, body: str, value: s
     assert notebook.evaluate("Out.get(In.__len__() - 1)") == (None if value is None else 42)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "%%time\n%%memtrace\nx = 6 * 7\nx",
-        "%%memtrace\n%%time\nx = 6 * 7\nx",
-        "%%memtrace\n%%memtrace\nx = 6 * 7\nx",
-        "%%capture seen\n%%memtrace\nx = 6 * 7",
-        "%%memtrace\n%%capture seen\nx = 6 * 7",
-    ],
-)
-def test_it_goes_with_other_cell_magics(notebook: Notebook, code: str) -> None:
-    """Above them and below them, with one report of the whole cell."""
-    cell = notebook.run(code)
-
-    assert cell.status == "ok", cell.text
-    assert _find_report(cell)
-    assert notebook.evaluate("x") == 42
-    assert notebook.evaluate("len(gpumemwidget.monitor().ledger)") == 2
-
-
 def test_what_a_cell_captures_has_no_report_of_ours(notebook: Notebook) -> None:
     """Also if the cell runs so long that it shows a report meanwhile."""
     cell = notebook.run("%%memtrace\n%%capture seen\nimport time\nprint(1)\ntime.sleep(1.5)")
@@ -189,32 +169,6 @@ def test_a_console_waits_for_the_cells_end(notebook: Notebook, code: str, comple
     assert notebook.is_complete(code) == complete
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("--nonsense", "unrecognized arguments: --nonsense"),
-        ("'open", "No closing quotation"),
-    ],
-)
-def test_bad_options_are_refused_before_anything_runs(
-    notebook: Notebook, line: str, message: str
-) -> None:
-    cell = notebook.run(f"%%memtrace {line}\nreached = True")
-
-    assert cell.status == "error"
-    assert message in cell.text
-    assert cell.text.startswith("UsageError: ")
-    assert len(cell.text.splitlines()) == 1
-    assert notebook.evaluate("'reached' in globals()") is False
-
-
-def test_without_a_body_ipython_says_so(notebook: Notebook) -> None:
-    cell = notebook.run("%%memtrace")
-
-    assert cell.status == "error"
-    assert "the cell body is empty" in cell.text
-
-
 # -- The outputs -----------------------------------------------------------------------------------
 
 
@@ -263,18 +217,6 @@ def test_the_report_survives_the_users_clear_output(
 
     assert _find_report(cell)
     assert _list_others(cell) == others
-
-
-def test_a_line_under_every_cell(notebook: Notebook) -> None:
-    """From the cell behind ``%memtrace on`` to the one before ``%memtrace off``."""
-    cells = [
-        notebook.run(code) for code in ("%memtrace on", "x = 1", "1 / 0", "%memtrace off", "x")
-    ]
-
-    lines = [re.findall(r"^In \[\d+\].*", cell.text, re.MULTILINE) for cell in cells]
-    assert [len(each) for each in lines] == [0, 1, 1, 0, 0]
-    assert "error" in lines[2][0]
-    assert "host" in lines[1][0]
 
 
 def test_unloading_in_a_traced_cell_is_said(notebook: Notebook) -> None:

@@ -52,11 +52,6 @@ def _get_text(output: RichOutput) -> str:
     ("line", "message"),
     [
         ("memstat now", "%memstat: unrecognized arguments: now; %memstat? shows what it takes"),
-        (
-            "memledger --last 0",
-            "%memledger: argument --last: '0' is not a whole number above 0; "
-            "%memledger? shows what it takes",
-        ),
         ("memledger --force", "--force goes with --export FILE: name the file"),
         (
             "memledger --last 2 --export x.csv",
@@ -83,11 +78,6 @@ def _get_text(output: RichOutput) -> str:
             f"a limit needs a GPU with CUDA, and {_NO_CUDA}: for a budget of the host's memory use "
             "%membudget AMOUNT --device host",
         ),
-        (
-            "memledger --export foo.xlsx",
-            "can't write 'foo.xlsx': give a name that ends in .csv, .json or .parquet",
-        ),
-        ("memrelease", None),
         ("memrelease 'open", "%memrelease: No closing quotation; %memrelease? shows what it takes"),
         (
             "memdash --interval fast",
@@ -116,9 +106,9 @@ def _get_text(output: RichOutput) -> str:
     ],
 )
 def test_bad_input_is_refused_in_one_line(
-    loaded: InteractiveShell, line: str, message: str | None
+    loaded: InteractiveShell, line: str, message: str
 ) -> None:
-    """With IPython's own error, which it shows without a traceback; ``None``: any message."""
+    """With IPython's own error, which it shows without a traceback."""
     loaded.user_ns["whole"] = torch.ones(1000)
     name, _, rest = line.partition(" ")
 
@@ -126,9 +116,7 @@ def test_bad_input_is_refused_in_one_line(
         loaded.run_line_magic(name, rest)
 
     assert type(caught.value) is UsageError
-    assert len(str(caught.value).splitlines()) == 1
-    if message is not None:
-        assert str(caught.value) == message
+    assert str(caught.value) == message
 
 
 def test_memstat_shows_every_device_and_leaves_no_value(loaded: InteractiveShell) -> None:

@@ -195,11 +195,8 @@ def test_a_block_is_used_once(machine: None) -> None:
     ("options", "error", "message"),
     [
         ({"device": "cuda:9"}, BadInputError, "no device 'cuda:9' here: choose from"),
-        ({"n_events": 0}, BadInputError, "0 events can't be kept: give 1 to 20000000"),
         ({"n_events": "20"}, BadInputError, "'20' events can't be kept"),
-        ({"depth": -1}, BadInputError, "-1 is no depth"),
         ({"depth": 1.5}, BadInputError, "1.5 is no depth"),
-        ({"snapshot": "x.json"}, FileError, "'x.json' is not a name for a snapshot"),
         ({"snapshot": "/none/such/x.pickle"}, FileError, "the folder /none/such does not exist"),
         ({"snapshot": ""}, BadInputError, "a file's name is missing"),
     ],
