@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from gpumemwidget.backends.cuda.releasable import divide_unallocated
-from gpumemwidget.model.breakdowns import MapBlock, MapSegment, SegmentMap
-from gpumemwidget.model.ownership import BlockNames, MemoryKind
-from gpumemwidget.model.segments import Block, Frame, Segment
-
-_UNKNOWN: tuple[MemoryKind, str] = ("unknown", "")
+from gpumemwidget.model.breakdowns import SegmentMap
+from gpumemwidget.model.ownership import BlockNames
+from gpumemwidget.model.segments import Frame, Segment
 
 
 def build_segment_map(
@@ -28,52 +26,18 @@ def build_segment_map(
     Returns:
         ``None`` where there are no segments.
     """
-    segments = tuple(segments)
-    if not segments:
+    ordered = tuple(sorted(segments, key=lambda each: (-each.n_bytes, each.address)))
+    if not ordered:
         return None
-    sums = divide_unallocated(segments)
-    ordered = sorted(segments, key=lambda each: (-each.n_bytes, each.address))
+    lines: dict[int, str] = {}
+    if tell_line is not None:
+        in_use = (block for each in ordered for block in each.blocks if block.state != "inactive")
+        told = ((block.address, tell_line(block.frames)) for block in in_use)
+        lines = {address: line for address, line in told if line}
     return SegmentMap(
-        device=segments[0].device,
-        reserved_bytes=sums.reserved_bytes,
-        allocated_bytes=sums.allocated_bytes,
-        fragmented_bytes=sums.fragmented_bytes,
-        largest_free_block_bytes=sums.largest_free_block_bytes,
-        segments=tuple(
-            MapSegment(
-                address=segment.address,
-                n_bytes=segment.n_bytes,
-                is_private=segment.is_private,
-                is_expandable=segment.is_expandable,
-                is_small=segment.is_small,
-                page_bytes=segment.page_bytes,
-                blocks=tuple(
-                    _describe_block(block, segment.address, names, tell_line)
-                    for block in segment.blocks
-                ),
-            )
-            for segment in ordered
-        ),
-    )
-
-
-def _describe_block(
-    block: Block,
-    start: int,
-    names: BlockNames | None,
-    tell_line: Callable[[Sequence[Frame]], str | None] | None,
-) -> MapBlock:
-    kind: MemoryKind | None = None
-    owner = ""
-    if block.state == "active_allocated" and names is not None:
-        kind, owner = names.get(block.address, _UNKNOWN)
-    line = tell_line(block.frames) if tell_line is not None and block.state != "inactive" else None
-    return MapBlock(
-        offset_bytes=block.address - start,
-        n_bytes=block.n_bytes,
-        requested_bytes=block.requested_bytes,
-        state=block.state,
-        kind=kind,
-        owner=owner,
-        allocated_at=line or "",
+        device=ordered[0].device,
+        segments=ordered,
+        largest_free_block_bytes=divide_unallocated(ordered).largest_free_block_bytes,
+        names=names,
+        lines=lines,
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
 
 from gpumemwidget.model.devices import PinnedUse, ProcessUse
-from gpumemwidget.model.ownership import MemoryKind
+from gpumemwidget.model.ownership import BlockNames, MemoryKind
+from gpumemwidget.model.segments import Segment
 
 #: Kinds of parts of a device's memory:
 #:
@@ -124,45 +126,18 @@ class Breakdown:
 
 
 @dataclass(frozen=True, slots=True)
-class MapBlock:
-    """A block where it lies in its segment."""
-
-    #: Offset from the segment's first byte.
-    offset_bytes: int
-    n_bytes: int
-    requested_bytes: int | None
-    state: Literal["active_allocated", "active_pending_free", "inactive"]
-    #: The purpose; ``None`` for a block that is not allocated, or if no account was taken.
-    kind: MemoryKind | None = None
-    #: The path that a person would type for the block; ``""`` where no name leads to it.
-    owner: str = ""
-    #: The line that allocated the block, where that was recorded: ``In[7], line 3``.
-    allocated_at: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class MapSegment:
-    """A segment with its blocks, side by side from its first byte to its last."""
-
-    address: int
-    n_bytes: int
-    is_private: bool
-    is_expandable: bool
-    #: For requests up to 1 MiB; ``None`` where this release of torch does not tell.
-    is_small: bool | None
-    blocks: tuple[MapBlock, ...]
-    #: Bytes of the pages that a segment which grows consists of; ``None``: as many as by default.
-    page_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class SegmentMap:
-    """All of a device's segments, the largest first."""
+    """All of a device's segments, the largest first, and what is known of their blocks."""
 
     device: str
-    reserved_bytes: int
-    allocated_bytes: int
-    #: Bytes beside blocks in use, which ``empty_cache`` can't give back; ``None``: not known.
-    fragmented_bytes: int | None
+    segments: tuple[Segment, ...]
     largest_free_block_bytes: int
-    segments: tuple[MapSegment, ...]
+    #: Kind and owner of the allocated blocks; ``None`` if no account was taken.
+    names: BlockNames | None = None
+    #: The line that allocated a block, by its address, where that was recorded: ``In[7], line 3``.
+    lines: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The bytes of all segments."""
+        return sum(segment.n_bytes for segment in self.segments)

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from gpumemwidget.breakdowns.breakdown import build_breakdown
-from gpumemwidget.model.breakdowns import Breakdown, MapBlock, MapSegment, SegmentMap
+from gpumemwidget.model.breakdowns import Breakdown, SegmentMap
 from gpumemwidget.model.devices import (
     HOST,
     ChildProcess,
@@ -198,11 +198,12 @@ def make_map(n_segments: int = 10, n_blocks: int = 12, seed: int = 5) -> Segment
         "unknown",
     )
     segments = []
+    names: dict[int, tuple[MemoryKind, str]] = {}
     for number in range(n_segments):
         is_small = number % 3 == 2
         unit = 64 * 1024 if is_small else chance.choice([2, 8, 32]) * MIB
         blocks = []
-        at = 0
+        start = at = number << 40
         is_free = number % 5 == 4
         for place in range(n_blocks):
             size = unit * chance.randint(1, 8)
@@ -210,29 +211,26 @@ def make_map(n_segments: int = 10, n_blocks: int = 12, seed: int = 5) -> Segment
             state = "inactive" if is_free or chance.random() < 0.3 else "active_allocated"
             is_used = state == "active_allocated"
             owner = f"model.layers[{place}].mlp.{kind.split()[0]}" if kind != "unknown" else HOSTILE
+            if is_used:
+                names[at] = kind, owner
             blocks.append(
-                MapBlock(
-                    at,
-                    size,
-                    size - 100 if is_used else None,
-                    state,  # type: ignore[arg-type]
-                    kind if is_used else None,
-                    owner if is_used else "",
-                    "In[7], line 3" if is_used else "",
-                )
+                Block(at, size, size - 100 if is_used else None, state)  # type: ignore[arg-type]
             )
             at += size
         segments.append(
-            MapSegment(number << 40, at, number % 10 == 9, number % 4 == 3, is_small, tuple(blocks))
+            Segment(
+                "cuda:0",
+                start,
+                at - start,
+                number % 10 == 9,
+                (0, 0),
+                tuple(blocks),
+                number % 4 == 3,
+                is_small,
+            )
         )
     segments.sort(key=lambda each: -each.n_bytes)
     every = [block for segment in segments for block in segment.blocks]
     free = [block.n_bytes for block in every if block.state == "inactive"]
-    return SegmentMap(
-        device="cuda:0",
-        reserved_bytes=sum(segment.n_bytes for segment in segments),
-        allocated_bytes=sum(block.n_bytes for block in every) - sum(free),
-        fragmented_bytes=None,
-        largest_free_block_bytes=max(free, default=0),
-        segments=tuple(segments),
-    )
+    lines = dict.fromkeys(names, "In[7], line 3")
+    return SegmentMap("cuda:0", tuple(segments), max(free, default=0), names, lines)

@@ -15,13 +15,12 @@ from gpumemwidget.breakdowns.segment_map import build_segment_map
 from gpumemwidget.model.breakdowns import (
     Breakdown,
     BreakdownPart,
-    MapBlock,
-    MapSegment,
     PartKey,
     SegmentMap,
 )
 from gpumemwidget.model.devices import HOST, ChildProcess, PinnedUse
-from gpumemwidget.model.ownership import MemoryKind
+from gpumemwidget.model.ownership import BlockNames, MemoryKind
+from gpumemwidget.model.segments import Block, Segment
 from gpumemwidget.report.breakdown import report_breakdown
 from gpumemwidget.report.charts.bar import list_leaves, list_rulers
 from gpumemwidget.report.charts.segments import plot_segments
@@ -193,10 +192,9 @@ class TestBar:
         assert "Peak: 2.00 GiB." in " ".join(text.split())
 
 
-def _tell(block: MapBlock) -> str:
-    n_bytes = block.n_bytes
-    segment = MapSegment(1, n_bytes, False, False, True, (block,))
-    (piece,) = plot_segments(SegmentMap("cuda:0", n_bytes, n_bytes, 0, 0, (segment,))).pieces
+def _tell(block: Block, names: BlockNames | None, line: str = "") -> str:
+    segment = Segment("cuda:0", 0, block.n_bytes, False, (0, 0), (block,))
+    (piece,) = plot_segments(SegmentMap("cuda:0", (segment,), 0, names, {0: line})).pieces
     return piece.told
 
 
@@ -231,7 +229,8 @@ class TestMap:
             for look, n_bytes in piece.looks
             if look not in ("pending", "releasable", "fragmented", "pools")
         )
-        assert used == found.allocated_bytes
+        blocks = [block for segment in found.segments for block in segment.blocks]
+        assert used == sum(block.n_bytes for block in blocks if block.state != "inactive")
         assert len(chart.to_html()) < 60_000
         assert chart.min_bytes > 0
 
@@ -272,19 +271,17 @@ class TestMap:
 
     def test_a_block_tells_its_size_owner_and_line(self) -> None:
         """And what was asked for, where it was rounded up."""
-        block = MapBlock(
-            0, 2048, 2000, "active_allocated", "parameter", "model.fc.weight", "In[7], line 3"
-        )
+        block = Block(0, 2048, 2000, "active_allocated")
 
-        assert _tell(block) == (
+        assert _tell(block, {0: ("parameter", "model.fc.weight")}, "In[7], line 3") == (
             "2.00 KiB · parameters · model.fc.weight · 1.95 KiB requested · In[7], line 3"
         )
 
     def test_what_no_name_leads_to_says_so_once(self) -> None:
         """And where nobody was asked, nobody says that there is none."""
-        kinds: tuple[MemoryKind | None, ...] = ("tensor", "unknown", None)
+        names: tuple[BlockNames | None, ...] = ({0: ("tensor", "")}, {}, None)
 
-        told = [_tell(MapBlock(0, 512, 512, "active_allocated", kind)) for kind in kinds]
+        told = [_tell(Block(0, 512, 512, "active_allocated"), each) for each in names]
 
         assert told == [
             "512 B · other tensors · no variable",

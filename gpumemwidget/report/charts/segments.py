@@ -13,7 +13,9 @@ from itertools import accumulate
 from typing import ClassVar
 
 from gpumemwidget.backends.cuda.releasable import list_releasable_ranges
-from gpumemwidget.model.breakdowns import MapBlock, MapSegment, SegmentMap
+from gpumemwidget.model.breakdowns import SegmentMap
+from gpumemwidget.model.ownership import BlockNames
+from gpumemwidget.model.segments import Block, Segment
 from gpumemwidget.report.render.blocks import Picture
 from gpumemwidget.report.render.markup import Html, h, join_html
 from gpumemwidget.report.render.palette import BLOCK_STATES, PART_COLORS, name_class
@@ -46,7 +48,10 @@ class MapPiece:
     #: The bytes of each look in the piece, the most first.
     sums: tuple[tuple[str, int], ...]
     #: ``None`` for several.
-    block: MapBlock | None
+    block: Block | None
+    #: The path that a person would type for the block, and the line that allocated it.
+    owner: str = ""
+    line: str = ""
     n_blocks: int = 1
 
     @property
@@ -65,9 +70,22 @@ class MapPiece:
     def told(self) -> str:
         """The tooltip."""
         if self.block is not None:
-            return _tell_block(self.block, *self.sums[0])
+            return self._tell_block(self.block, *self.sums[0])
         sums = ", ".join(f"{name_look(look)} {format_bytes(n)}" for look, n in self.sums[:3])
         return f"{self.n_blocks} blocks, {format_bytes(self.n_bytes)}: {sums}"
+
+    def _tell_block(self, block: Block, look: str, n_bytes: int) -> str:
+        words = [format_bytes(n_bytes), name_look(look)]
+        if block.state == "active_allocated":
+            if self.owner:
+                words.append(cut_words(self.owner, _MAX_OWNER_WIDTH))
+            elif look not in ("allocated", "unnamed"):
+                words.append(name_look("unnamed"))
+            if block.requested_bytes is not None and block.requested_bytes < block.n_bytes:
+                words.append(f"{format_bytes(block.requested_bytes)} requested")
+        if self.line:
+            words.append(cut_words(self.line, _MAX_OWNER_WIDTH))
+        return " · ".join(words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +201,7 @@ def plot_segments(segment_map: SegmentMap) -> SegmentChart:
     row_bytes = _MIN_ROW_BYTES
     while row_bytes * _MAX_ROWS < total:
         row_bytes *= 2
-    blocks = list(_iter_blocks(segment_map.segments))
+    blocks = list(_iter_blocks(segment_map))
     # Two of a thousand steps can be seen.
     min_bytes = row_bytes * 2 // _WIDTH
     pieces = _join_small(blocks, min_bytes)
@@ -210,11 +228,14 @@ def plot_segments(segment_map: SegmentMap) -> SegmentChart:
     )
 
 
-def _iter_blocks(segments: Iterable[MapSegment]) -> Iterator[MapPiece]:
+def _iter_blocks(segment_map: SegmentMap) -> Iterator[MapPiece]:
+    names = segment_map.names
     at = 0
-    for segment in segments:
-        for block, start, end, look in list_looks(segment):
-            yield MapPiece(at + start, at + end, ((look, end - start),), block)
+    for segment in segment_map.segments:
+        for block, start, end, look in _list_looks(segment, names):
+            _, owner = (names or {}).get(block.address, ("unknown", ""))
+            line = segment_map.lines.get(block.address, "")
+            yield MapPiece(at + start, at + end, ((look, end - start),), block, owner, line)
         at += segment.n_bytes
 
 
@@ -226,7 +247,9 @@ def _sum_looks(pieces: Iterable[MapPiece]) -> dict[str, int]:
     return sums
 
 
-def list_looks(segment: MapSegment) -> Iterator[tuple[MapBlock, int, int, str]]:
+def _list_looks(
+    segment: Segment, names: BlockNames | None
+) -> Iterator[tuple[Block, int, int, str]]:
     """Return each block with its start and end in the segment, and its look.
 
     A free block that ``empty_cache`` gives back in part is several.
@@ -234,17 +257,18 @@ def list_looks(segment: MapSegment) -> Iterator[tuple[MapBlock, int, int, str]]:
     releasable: Sequence[tuple[int, int]] = ()
     if not segment.is_private:
         found = list_releasable_ranges(
-            [(each.offset_bytes, each.n_bytes, each.state) for each in segment.blocks],
+            [(each.address - segment.address, each.n_bytes, each.state) for each in segment.blocks],
             is_expandable=segment.is_expandable,
             is_small=segment.is_small,
             page_bytes=segment.page_bytes,
         )
         releasable = found or ()
     for block in segment.blocks:
-        start, end = block.offset_bytes, block.offset_bytes + block.n_bytes
+        start = block.address - segment.address
+        end = start + block.n_bytes
         if block.state == "active_allocated":
             # Named and coloured as in the table of parts.
-            kind = block.kind or "allocated"
+            kind = "allocated" if names is None else names.get(block.address, ("unknown", ""))[0]
             yield block, start, end, "unnamed" if kind == "unknown" else kind
         elif block.state == "active_pending_free":
             yield block, start, end, "pending"
@@ -278,18 +302,4 @@ def _join_small(blocks: Sequence[MapPiece], min_bytes: int) -> list[MapPiece]:
 
 def _join(group: Sequence[MapPiece]) -> MapPiece:
     sums = sorted(_sum_looks(group).items(), key=lambda item: (-item[1], item[0]))
-    return MapPiece(group[0].start, group[-1].end, tuple(sums), None, len(group))
-
-
-def _tell_block(block: MapBlock, look: str, n_bytes: int) -> str:
-    words = [format_bytes(n_bytes), name_look(look)]
-    if block.state == "active_allocated":
-        if block.owner:
-            words.append(cut_words(block.owner, _MAX_OWNER_WIDTH))
-        elif block.kind not in (None, "unknown"):
-            words.append(name_look("unnamed"))
-        if block.requested_bytes is not None and block.requested_bytes < block.n_bytes:
-            words.append(f"{format_bytes(block.requested_bytes)} requested")
-    if block.allocated_at:
-        words.append(cut_words(block.allocated_at, _MAX_OWNER_WIDTH))
-    return " · ".join(words)
+    return MapPiece(group[0].start, group[-1].end, tuple(sums), None, n_blocks=len(group))
