@@ -59,7 +59,8 @@ FULL_BUDGET_S = 10.0
 
 _RUBBISH = PathStep(StepKind.RUBBISH, "rubbish in a cycle (gc.collect() frees it)")
 _NO_NAME = PathStep(StepKind.ROOT, "held where Python can't see")
-_UNNAMED_ROOTS = ("module", "thread", "nowhere")
+#: The roots that are no variable of the notebook, displayed value or exception.
+UNNAMED_ROOTS: tuple[RootKind, ...] = ("module", "thread", "nowhere")
 #: For an account that did not search for other holders.
 _NO_NAME_OF_YOURS = PathStep(StepKind.ROOT, "no name of the notebook's")
 
@@ -290,7 +291,7 @@ class _Describer:
             held_elsewhere=bool(marks & ELSEWHERE),
             allocated_at=None if block is None else format_allocation(block.frames, self._cells),
             rounding_bytes=None if block is None else find_rounding(block),
-            fix=find_fix(kind, steps, kind=purpose) if kind in _UNNAMED_ROOTS else None,
+            fix=find_fix(kind, steps, kind=purpose) if kind in UNNAMED_ROOTS else None,
             thread="" if root is None else root.thread,
         )
 

@@ -22,23 +22,19 @@ _CHECK_EVERY = 512
 def list_held_elsewhere(
     graph: Graph,
     root_refs: dict[int, int],
-    *,
-    since: int = 0,
-    of: Iterable[int] | None = None,
+    among: Iterable[int] | None = None,
 ) -> list[int]:
     """Return the places that something else holds too, which the walk has not seen.
 
     Args:
         graph: the walk's result; nothing else of ours may hold its objects.
         root_refs: for each place, how many references the roots have to it.
-        since: only from this place on.
-        of: only these places.
+        among: only these places; all where they are not given.
     """
     leads = graph.flag_reaching_memory()
-    if of is None:
-        places = list(compress(range(since, len(leads)), leads[since:]))
-    else:
-        places = [place for place in of if leads[place]]
+    places = list(compress(range(len(leads)), leads))
+    if among is not None:
+        places = [place for place in among if leads[place]]
     if graph.unseen:
         places = [place for place in places if place not in graph.unseen]
     # Exactly as many references of our own as a fresh object in a fresh list has.

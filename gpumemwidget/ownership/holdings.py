@@ -8,7 +8,9 @@ mark.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,6 +51,11 @@ _UNTOLD = (Kind.NODE, Kind.STORAGE)
 
 #: The mark of whatever holds memory without being a row.
 ELSEWHERE = 1
+
+
+def join_marks(marks: Iterable[int]) -> int:
+    """Return all of these marks as one set of marks."""
+    return functools.reduce(operator.or_, marks, 0)
 
 
 @dataclass(slots=True)
@@ -120,15 +127,10 @@ class Account:
         A displayed value, or an exception, that shows what a variable holds too is none of them.
         """
         reader = self.graph.reader
-        names = 0
-        for row in self.rows.values():
-            names |= row.mark if row.root == "name" else 0
-        found = 0
+        names = join_marks(row.mark for row in self.rows.values() if row.root == "name")
         modules, optimizers = self.graph.list_instances(reader.module_type, reader.optimizer_type)
-        for place in (*modules, *optimizers):
-            marks = self.marks[place]
-            found |= marks & names or marks
-        return found & ~ELSEWHERE
+        held = (self.marks[place] for place in (*modules, *optimizers))
+        return join_marks(marks & names or marks for marks in held) & ~ELSEWHERE
 
     def list_storages(self, marks: int) -> list[int]:
         """Return the storages that any of these marks reaches."""
@@ -136,10 +138,7 @@ class Account:
 
     def find_marks(self, names: Iterable[str]) -> int:
         """Return the marks of all that is dropped when these rows are released."""
-        marks = 0
-        for name in names:
-            marks |= self.rows[name].frees_marks
-        return marks
+        return join_marks(self.rows[name].frees_marks for name in names)
 
     def sum_held(self, marks: int) -> DeviceBytes:
         """Return the bytes of the storages that any of these marks reaches."""
@@ -315,8 +314,8 @@ def _find_elsewhere(graph: Graph, root_refs: dict[int, int], *, budget_s: float)
         if not graph.adopt_referrers(held):
             return found
         # References that were accounted for are so still.
-        again = list_held_elsewhere(graph, root_refs, of=found)
-        found = [*again, *list_held_elsewhere(graph, root_refs, since=n_known)]
+        among = [*found, *range(n_known, len(graph.objects))]
+        found = list_held_elsewhere(graph, root_refs, among)
 
 
 def spread_marks(graph: Graph, roots: Iterable[tuple[int, int]]) -> list[int]:
@@ -385,11 +384,9 @@ class Groups:
         """Return the bytes of these groups for each device, biggest first; see ``sum_storages``."""
         if self._has_twins:
             return sum_storages(map(self._storages.__getitem__, self.list_places(groups)), rounded)
-        sums: dict[str, int] = {}
-        for carried in groups:
-            for device, n_bytes in self._sum(carried, rounded=rounded).items():
-                sums[device] = sums.get(device, 0) + n_bytes
-        return tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+        return add_up(
+            pair for carried in groups for pair in self._sum(carried, rounded=rounded).items()
+        )
 
     def _sum(self, carried: int, *, rounded: bool) -> dict[str, int]:
         known = self._sums.get((carried, rounded))
@@ -413,7 +410,12 @@ def sum_storages(infos: Iterable[StorageInfo], rounded: bool) -> BytesByDevice:
         known = by_address.get(key)
         if known is None or known < n_bytes:
             by_address[key] = n_bytes
+    return add_up((device, n_bytes) for (device, _), n_bytes in by_address.items())
+
+
+def add_up(pairs: Iterable[tuple[str, int]]) -> BytesByDevice:
+    """Return the sum of such bytes for each device, biggest first."""
     sums: dict[str, int] = {}
-    for (device, _), n_bytes in by_address.items():
+    for device, n_bytes in pairs:
         sums[device] = sums.get(device, 0) + n_bytes
     return tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0])))

@@ -53,7 +53,13 @@ _SOME = "[…]"
 _OPTIMIZER_TABLES = ("param_groups", "state")
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
-_EXCEPTION_PARTS = ("__traceback__", "__cause__", "__context__", "args")
+#: The parts of an exception, the nearest first, with their steps.
+_EXCEPTION_PARTS = {
+    "__traceback__": "",
+    "__cause__": " (its cause)",
+    "__context__": " (its context)",
+    "args": ".args",
+}
 
 
 class StepKind(Enum):
@@ -95,13 +101,12 @@ class Role(NamedTuple):
     """The part that an object on a path plays for the one before it."""
 
     # A tuple, since names are looked up by it: a dataclass's hash takes ten times as long.
-    #: ``""``; ``attributes`` of an instance or class; ``table`` of a module; ``state`` of an
-    #: optimizer; ``variables`` of a closure, ``defaults``; ``transparent``: its parts are named as
-    #: if they were its owner's.
+    #: ``""``; ``attributes`` of an instance or class; ``table`` of a module; ``variables`` of a
+    #: closure; ``defaults``; ``locals`` of a frame.
     name: str = ""
     #: The names of variables and defaults, by their place.
     names: tuple[str, ...] = ()
-    #: Whose attributes they are: ``module`` (``module list``, ``module dict``), ``context``.
+    #: Whose it is: ``module``, ``module dict``, ``optimizer``, ``context``.
     of: str = ""
 
 
@@ -114,29 +119,17 @@ _SAME_STEP = PathStep(StepKind.SAME, "")
 
 
 class Labels:
-    """Names the edges of a graph.
-
-    Args:
-        graph: what was walked.
-    """
+    """Names the edges of a graph."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         #: Names of tensors that are keys: an optimizer's state stands under the parameters.
         self.key_names: dict[int, str] = {}
         self._known: dict[tuple[int, Role], _Names] = {}
-        #: Steps to what stands under a text: a record's keys are those of a thousand others.
-        self._key_steps: dict[str, tuple[PathStep, Role]] = {}
         self._classes: dict[int, ClassParts] = {}
 
     def name_edge(self, parent: int, role: Role, child: int) -> tuple[PathStep, Role]:
-        """Return the step from an object to a part of it, and the part's role.
-
-        Args:
-            parent: the object's place in the graph.
-            role: its own role.
-            child: the part's place.
-        """
+        """Return the step from an object, by its place and role, to a part, and the part's role."""
         graph = self._graph
         if graph.kinds[child] is Kind.STORAGE:
             is_bucket = child in graph.unseen
@@ -162,11 +155,10 @@ class Labels:
             self._name_items(target, role, names)
             return names
         if cls is list:
-            self._name_elements(target, role, names, ())
+            self._name_elements(target, role, names)
             return names
         if kind is Kind.FRAME:
-            own = read_locals(target).items()  # type: ignore[arg-type]  # by its kind
-            _add(names, ((f": {name}", each) for name, each in own))
+            _add(names, _list_locals("", target))
             return names
         if kind is Kind.TENSOR:
             self._name_tensor_parts(target, names)
@@ -194,7 +186,7 @@ class Labels:
         elif is_one_of(cls, dict):
             self._name_items(target, role, names)
         elif is_one_of(cls, list, tuple, deque):
-            self._name_elements(target, role, names, self._describe_class(cls).fields)
+            self._name_elements(target, role, names)
         elif cls is CellType:
             _add(names, [("", read_cell(target))])
         else:
@@ -250,18 +242,15 @@ class Labels:
             _add(names, [("", read_attributes(target))], Role("attributes", of="context"))
 
     def _name_function_parts(self, target: Any, names: _Names) -> None:
-        code = target.__code__
-        closure = target.__closure__
-        if closure is not None:
-            role = Role("variables", code.co_freevars)
-            _add(names, [("'s closure: ", closure)], role, StepKind.FUNCTION)
-        arguments = code.co_varnames[: code.co_argcount]
-        defaults = target.__defaults__
-        if defaults is not None:
-            role = Role("defaults", arguments[len(arguments) - len(defaults) :])
-            _add(names, [("'s default: ", defaults)], role, StepKind.FUNCTION)
-        of_keywords = [("'s default: ", target.__kwdefaults__)]
-        _add(names, of_keywords, Role("defaults"), StepKind.FUNCTION)
+        code, defaults = target.__code__, target.__defaults__
+        first_default = code.co_argcount - len(defaults or ())
+        optional = code.co_varnames[first_default : code.co_argcount]
+        for word, part, role in (
+            ("'s closure: ", target.__closure__, Role("variables", code.co_freevars)),
+            ("'s default: ", defaults, Role("defaults", optional)),
+            ("'s default: ", target.__kwdefaults__, Role("defaults")),
+        ):
+            _add(names, [(word, part)], role, StepKind.FUNCTION)
 
     def _name_items(self, target: Any, role: Role, names: _Names) -> None:
         for key, value in self._graph.list_met_items(target):
@@ -269,22 +258,14 @@ class Labels:
                 self._name_attribute(key, value, role.of, names)
             elif role.name == "table":
                 word = _SOME
-                if role.of == "dict":
+                if role.of == "module dict":
                     word = f"[{_describe_plain(key)}]"
                 elif type(key) is str:
-                    word = f"[{key}]" if _is_number(key) else f".{key}"
+                    word = f"[{key}]" if re.fullmatch(r"\d+", key) else f".{key}"
                 _add(names, [(word, value)])
-            elif role.name == "locals":
-                _add(names, [(f": {key}" if type(key) is str else _SOME, value)])
-            elif role.name == "defaults":
-                _add(names, [(str(key) if type(key) is str else _SOME, value)])
-            elif type(key) is str:
-                known = self._key_steps.get(key)
-                if known is None:
-                    step = PathStep(StepKind.PART, f"[{_describe_plain(key)}]")
-                    known = self._key_steps[key] = (step, _PLAIN)
-                if value is not None:
-                    names.setdefault(id(value), known)
+            elif role.name in {"locals", "defaults"}:
+                prefix = ": " if role.name == "locals" else ""
+                _add(names, [(prefix + key if type(key) is str else _SOME, value)])
             else:
                 words = self._describe(key)
                 _add(names, [(f"[{words}]", value)])
@@ -292,9 +273,8 @@ class Labels:
                 if words == "…":
                     _add(names, [("'s key", key)])
 
-    def _name_elements(
-        self, target: Any, role: Role, names: _Names, fields: tuple[str, ...]
-    ) -> None:
+    def _name_elements(self, target: Any, role: Role, names: _Names) -> None:
+        fields = self._describe_class(type(target)).fields
         base: Any = next(each for each in (tuple, list, deque) if is_one_of(type(target), each))
         # One step of C each: no other thread changes the container meanwhile.
         elements: list[object] = [*base.__iter__(target)]
@@ -309,13 +289,14 @@ class Labels:
             _add(names, [(word, elements[number])])
 
     def _name_attribute(self, key: object, value: object, of: str, names: _Names) -> None:
-        if of.startswith("module") and type(key) is str and key in _MODULE_TABLES:
-            _add(names, [("", value)], Role("table", of=of.removeprefix("module").strip()))
+        if type(key) is not str:
+            _add(names, [(_SOME, value)])
+        elif of.startswith("module") and key in _MODULE_TABLES:
+            _add(names, [("", value)], Role("table", of=of))
+        elif of == "optimizer" and key in _OPTIMIZER_TABLES:
+            _add(names, [(f".{key}", value)], kind=StepKind.OPTIMIZER_TABLE)
         else:
-            word = f".{key}" if type(key) is str else _SOME
-            is_table = of == "optimizer" and type(key) is str and key in _OPTIMIZER_TABLES
-            kind = StepKind.OPTIMIZER_TABLE if is_table else StepKind.PART
-            _add(names, [(f": ctx{word}" if of == "context" else word, value)], kind=kind)
+            _add(names, [(f": ctx.{key}" if of == "context" else f".{key}", value)])
 
     def _name_attributes(self, target: object, role: Role, names: _Names) -> None:
         """Name the values in an instance's dictionary and slots."""
@@ -348,18 +329,14 @@ class Labels:
         if is_a(frame, FrameType):
             where = _describe_frame(frame, frame.f_lineno)
             _add(names, [(where, frame)], kind=StepKind.FRAME)
-            own = read_locals(frame).items()
-            _add(names, ((f"{where}: {name}", each) for name, each in own), kind=StepKind.FRAME)
+            _add(names, _list_locals(where, frame), kind=StepKind.FRAME)
 
     def _find_owner_word(self, cls: type) -> str:
         reader = self._graph.reader
         if is_one_of(cls, reader.module_type):
             nn = reader.torch.nn
-            if is_one_of(cls, nn.ModuleList, nn.Sequential, nn.ParameterList):
-                return "module list"
-            if is_one_of(cls, nn.ModuleDict, nn.ParameterDict):
-                return "module dict"
-            return "module"
+            is_dict = is_one_of(cls, nn.ModuleDict, nn.ParameterDict)
+            return "module dict" if is_dict else "module"
         return "optimizer" if is_one_of(cls, reader.optimizer_type) else ""
 
     # -- keys --------------------------------------------------------------------------------------
@@ -385,9 +362,7 @@ def _add(
 
 def _name_exception_parts(target: Any, names: _Names) -> None:
     own: Any = vars(BaseException)
-    steps = {"__context__": " (its context)", "__cause__": " (its cause)", "args": ".args"}
-    for part in _EXCEPTION_PARTS:
-        _add(names, [(steps.get(part, ""), own[part].__get__(target))])
+    _add(names, [(step, own[part].__get__(target)) for part, step in _EXCEPTION_PARTS.items()])
 
 
 def _name_callable_parts(target: Any, names: _Names) -> None:
@@ -398,8 +373,12 @@ def _name_callable_parts(target: Any, names: _Names) -> None:
         _add(names, [(".__self__", target.__self__)])
     elif is_one_of(cls, functools.partial):
         own: Any = vars(functools.partial)
-        _add(names, [(f".{part}", own[part].__get__(target)) for part in ("func", "args")])
-        _add(names, [(".keywords", own["keywords"].__get__(target))])
+        parts = ("func", "args", "keywords")
+        _add(names, [(f".{part}", own[part].__get__(target)) for part in parts])
+
+
+def _list_locals(where: str, frame: Any) -> list[tuple[str, object]]:
+    return [(f"{where}: {name}", each) for name, each in read_locals(frame).items()]
 
 
 def _describe_frame(frame: FrameType, line: int | None) -> str:
@@ -410,10 +389,6 @@ def _describe_frame(frame: FrameType, line: int | None) -> str:
 
 def _name_node(cls: type) -> str:
     return name_class(cls).rpartition(".")[2]
-
-
-def _is_number(key: object) -> bool:
-    return type(key) is str and re.fullmatch(r"\d+", key) is not None
 
 
 def _describe_plain(key: object, levels: int = _MOST_KEY_LEVELS) -> str:

@@ -12,7 +12,7 @@ trains; nor a released trainer the model that has a name of its own.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from gpumemwidget.ownership.counts import list_outside
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import is_a, is_one_of, name_class, read_attribute
 from gpumemwidget.ownership.graph.walk import Graph
-from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row
+from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks
 
 #: Kinds that compute with memory, or have seen it, and do not own it.
 _NO_OWNERS = {Kind.NODE, Kind.FUNCTION, Kind.FRAME, Kind.CLASS}
@@ -40,18 +40,13 @@ def list_owned(account: Account, rows: Sequence[Row], *, keep: bool) -> dict[int
         rows: the chosen rows.
         keep: the rows stay, on the CPU; then what is in them belongs to them though another name
             is bound to it, or they would be torn in two.
-
-    Returns:
-        For each storage, whether it has to stay with others on one device.
     """
     graph = account.graph
     starts = {row.places[0] for row in rows}
     foreign: set[int] = set()
     if not keep:
         foreign = {row.places[0] for row in account.rows.values() if row.root == "name"} - starts
-    chosen = 0
-    for row in rows:
-        chosen |= row.mark
+    chosen = join_marks(row.mark for row in rows)
     owned: dict[int, bool] = {}
     met = dict.fromkeys(starts, False)
     pending = deque(starts)
@@ -86,20 +81,18 @@ def _list_parts(account: Account, place: int, chosen: int) -> Iterator[tuple[int
         return
     if is_one_of(cls, reader.optimizer_type):
         state = read_attribute(target, "state")
-        if is_a(state, dict):
-            # The keys are the parameters.
-            yield from _find_all(graph, list(dict.values(state)))
-        for part, is_part in _find_all(
-            graph, _list_parameters(read_attribute(target, "param_groups"))
-        ):
+        # The keys are the parameters.
+        values = list(dict.values(state)) if is_a(state, dict) else []
+        yield from ((part, True) for part in _find_all(graph, values))
+        for part in _find_all(graph, _list_parameters(read_attribute(target, "param_groups"))):
             if not account.marks[part] & ~(chosen | ELSEWHERE):
-                yield part, is_part
+                yield part, True
         return
     if is_one_of(cls, reader.module_type):
         for name in ("_parameters", "_buffers", "_modules"):
             table = read_attribute(target, name)
             if is_a(table, dict):
-                yield from _find_all(graph, list(dict.values(table)))
+                yield from ((part, True) for part in _find_all(graph, dict.values(table)))
     for part in graph.edges[place]:
         yield part, False
 
@@ -112,11 +105,8 @@ def _list_parameters(groups: object) -> list[object]:
     return found
 
 
-def _find_all(graph: Graph, targets: list[object]) -> Iterator[tuple[int, bool]]:
-    for target in targets:
-        place = graph.find(target)
-        if place is not None:
-            yield place, True
+def _find_all(graph: Graph, targets: Iterable[object]) -> list[int]:
+    return [place for place in map(graph.find, list(targets)) if place is not None]
 
 
 _HELD_IN_CPP = (
@@ -162,18 +152,14 @@ def find_outside(account: Account, places: Sequence[int]) -> Outside:
     """
     graph = account.graph
     reader = graph.reader
-    places = [place for place in places if place not in graph.unseen]
     outside = Outside(inner=_find_inner(graph))
     for row in account.rows.values():
         if graph.kinds[row.places[0]] is Kind.STORAGE:
             outside.roots.append((row.places[0], row.frees_marks))
-    if not any(
-        _count_unmet(account, place)
-        or any(
-            _count_unseen(graph, each, place, outside) > 0
-            for each in graph.tensors_on.get(place, ())
-        )
-        for place in places
+    pairs = [(on, place) for place in places for on in graph.tensors_on.get(place, ())]
+    if not (
+        any(_count_unmet(account, place) for place in places if place not in graph.unseen)
+        or any(_count_unseen(graph, tensor, place, outside) > 0 for tensor, place in pairs)
     ):
         return outside
     for tensor in list_outside(graph, Kind.TENSOR):
@@ -189,12 +175,7 @@ def find_outside(account: Account, places: Sequence[int]) -> Outside:
 def find_move(account: Account, place: int, *, dropped: int, outside: Outside) -> Move:
     """Return how a storage would be moved, or why it can't be; call within ``quiet()``.
 
-    Args:
-        account: who holds what.
-        place: the storage.
-        dropped: marks of what is about to be dropped: a tensor that nobody else holds stays as it
-            is and goes with them.
-        outside: what ``find_outside`` found.
+    A tensor that nothing but the ``dropped`` marks holds stays as it is and goes with them.
     """
     graph = account.graph
     if place in graph.unseen:

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.model.releases import ReleaseMove, ReleaseStay, ReleaseStepKind
-from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row
+from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks
 from gpumemwidget.ownership.labels import LENDER, find_kind_name
 from gpumemwidget.ownership.moves import Move, Outside, find_move, find_outside, list_owned
 
@@ -44,9 +44,7 @@ class ReleasePartition:
         for row in account.rows.values() if out or exceptions else ():
             if (row.root == "out" and out) or (row.root == "exception" and exceptions):
                 self.dropped |= row.mark
-        chosen = self.dropped
-        for row in self._rows:
-            chosen |= row.mark
+        chosen = self.dropped | join_marks(row.mark for row in self._rows)
         #: By the marks that their storages carry: what goes with what is dropped, and what others
         #: hold too.
         self._dying: list[int] = []
@@ -99,9 +97,8 @@ class ReleasePartition:
 
     def sum_steps(self) -> dict[ReleaseStepKind, DeviceBytes]:
         """Return the bytes that each step of a release frees."""
-        ipythons = 0
-        for row in self._account.rows.values():
-            ipythons |= 0 if row.root == "name" else row.mark
+        rows = self._account.rows.values()
+        ipythons = join_marks(row.mark for row in rows if row.root != "name")
         marks = self._account.marks
         # The last to let go is IPython.
         late = [place for place in self.dying if marks[place] & ipythons]
@@ -172,9 +169,7 @@ class ReleasePartition:
                 place: find_move(account, place, dropped=self.dropped, outside=outside)
                 for place in movable
             }
-        chosen = 0
-        for row in names:
-            chosen |= row.mark
+        chosen = join_marks(row.mark for row in names)
         units = join_overlapping([account.marks[place] & chosen for place in movable])
         keep_parts_together(account, [moves[place] for place in movable if owned[place]], units)
         moved: dict[Group, list[Move]] = {}
@@ -219,24 +214,15 @@ class ReleasePartition:
 def find_joint(account: Account, names: Sequence[str], frees: DeviceBytes) -> JointRelease | None:
     """Find what to release together, if these names alone free next to nothing of their memory.
 
-    Args:
-        account: who holds what.
-        names: rows.
-        frees: what they free by themselves.
-
     Returns:
-        ``None`` where they free enough by themselves, and where the rest would still be held by
-        something that is no row, or by too many.
+        ``None`` where they free enough by themselves (``frees``), and where the rest would still
+        be held by something that is no row, or by too many.
     """
-    marks = 0
-    for name in names:
-        marks |= account.rows[name].mark if name in account.rows else 0
+    marks = join_marks(account.rows[name].mark for name in names if name in account.rows)
     held = account.sum_held(marks)
     if not held.total_bytes or frees.total_bytes * _LEAST_SHARE > held.total_bytes:
         return None
-    holders = 0
-    for carried in account.groups.find(marks):
-        holders |= carried
+    holders = join_marks(account.groups.find(marks))
     others = account.name_holders(holders & ~marks & ~ELSEWHERE)
     if not 0 < len(others) <= _MOST_JOINT:
         return None

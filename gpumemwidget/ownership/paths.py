@@ -98,9 +98,7 @@ class Paths:
 
     def rank(self, place: int) -> tuple[int, int]:
         """Return how good the best path to an object is: less is better."""
-        if place not in self._parents:
-            return (_N_LEVELS, 0)
-        return (self._levels[place], len(self.list_steps(place)))
+        return self._levels.get(place, _N_LEVELS), len(self.list_steps(place))
 
     def passes_graph(self, place: int) -> bool:
         """Return whether the best path leads through an autograd graph."""
@@ -121,13 +119,9 @@ class Paths:
         return _join(steps, step)
 
     def list_cut_steps(self, parent: int, steps: Steps) -> Steps:
-        """Return the path to a part, or to the nearest whole around it that can be taken away.
+        """Return the path to a part of ``parent``, or to the nearest whole that can be taken away.
 
         Neither a tuple nor a frozen instance lets go of what it holds.
-
-        Args:
-            parent: the place of the object that has the part.
-            steps: the path to the part.
         """
         objects = self._graph.objects
         while parent != _NO_PARENT:
@@ -141,15 +135,14 @@ class Paths:
         return steps
 
     def find_part(self, start: int, word: str, text: str) -> tuple[int, int] | None:
-        """Return the object to which a spelled path leads; nothing of it is evaluated.
+        """Return the places of the object to which a spelled path leads, and of its holder.
+
+        Nothing of it is evaluated: each step is compared with the text.
 
         Args:
             start: the place of its root.
             word: what the root is called.
             text: the whole path.
-
-        Returns:
-            The places of the object and of the one that the path comes from.
         """
         pending = [(_NO_PARENT, start, Role(), text.removeprefix(word))]
         met: set[tuple[int, str]] = set()
@@ -173,32 +166,26 @@ class Paths:
 
     def _find_special_places(self) -> None:
         """Find what decides on levels: the tables of modules and optimizers, and exceptions."""
-        graph, kinds = self._graph, self._graph.kinds
-        objects = graph.objects
-        #: The lists and tables that an optimizer has of what it trains.
-        self._optimizers_lists: set[int] = set()
-        self._module_tables: set[int] = set()
+        graph = self._graph
         reader = graph.reader
         self.modules, self.optimizers, exceptions, tracebacks = graph.list_instances(
             reader.module_type, reader.optimizer_type, BaseException, TracebackType
         )
         self._exceptions, self._tracebacks = set(exceptions), set(tracebacks)
-        for place in self.modules:
-            self._note_tables(objects[place], ("_parameters", "_buffers"), self._module_tables)
-        for place in self.optimizers:
-            self._note_tables(objects[place], ("param_groups", "state"), self._optimizers_lists)
+        self._module_tables = self._find_tables(self.modules, "_parameters", "_buffers")
+        #: The lists and tables that an optimizer has of what it trains.
+        self._optimizers_lists = self._find_tables(self.optimizers, "param_groups", "state")
         self._module_tensors = {
             part
             for table in self._module_tables
             for part in graph.edges[table]
-            if kinds[part] is Kind.TENSOR
+            if graph.kinds[part] is Kind.TENSOR
         }
 
-    def _note_tables(self, target: object, names: tuple[str, ...], into: set[int]) -> None:
-        for name in names:
-            place = self._graph.find(read_attribute(target, name))
-            if place is not None:
-                into.add(place)
+    def _find_tables(self, places: Sequence[int], *names: str) -> set[int]:
+        objects, find = self._graph.objects, self._graph.find
+        found = {find(read_attribute(objects[place], name)) for place in places for name in names}
+        return {place for place in found if place is not None}
 
     def _search(self, roots: Sequence[Root]) -> None:
         levels: list[deque[tuple[int, int]]] = [deque() for _ in range(_N_LEVELS)]
@@ -228,13 +215,8 @@ class Paths:
                     self._add_parts(place, level, levels)
 
     def _add_parts(self, place: int, level: int, levels: Sequence[deque[tuple[int, int]]]) -> None:
-        graph, leads, parents, tensors = (
-            self._graph,
-            self._leads,
-            self._parents,
-            self._module_tensors,
-        )
-        kinds = graph.kinds
+        leads, parents, tensors = self._leads, self._parents, self._module_tensors
+        kinds = self._graph.kinds
         kind = kinds[place]
         own = level
         if kind is Kind.FUNCTION or kind is Kind.FRAME or kind is Kind.CLASS:
@@ -244,7 +226,7 @@ class Paths:
         in_table = place in self._module_tables
         is_exception = place in self._exceptions
         last = len(levels) - 1
-        for part in graph.edges[place]:
+        for part in self._graph.edges[place]:
             if not leads[part] or part in parents:
                 continue
             cost = own
@@ -310,10 +292,7 @@ class Paths:
 
 
 def _join(steps: Steps, step: PathStep) -> Steps:
-    """Return the path with one more step, unless the step says nothing.
-
-    A place is not unknown twice.
-    """
+    """Return the path with one more step, unless it says nothing; no place is unknown twice."""
     is_unnamed_again = step.kind is StepKind.UNNAMED and steps[-1].kind is step.kind
     if step.kind is StepKind.SAME or is_unnamed_again:
         return steps
@@ -333,7 +312,7 @@ _BY_ROOT: dict[RootKind, FixKind] = {
     "exception": FixKind.RELEASE_EXCEPTIONS,
     "thread": FixKind.END_FUNCTION,
 }
-_BY_UNNAMED: dict[StepKind, FixKind] = {
+_BY_UNNAMED = {
     StepKind.RUBBISH: FixKind.COLLECT,
     StepKind.LENDER: FixKind.DELETE_LENDER,
 }
@@ -348,13 +327,7 @@ _BY_STEP: dict[StepKind, FixKind] = {
 
 
 def find_fix(root: RootKind, steps: tuple[PathStep, ...], *, kind: MemoryKind | None = None) -> Fix:
-    """Return what a person does so that a path no longer holds memory.
-
-    Args:
-        root: where the path begins.
-        steps: the whole path.
-        kind: what the memory is for; caches of torch's own are told by it.
-    """
+    """Return what a person does so that a path no longer holds memory of this kind."""
     begin = steps[0]
     if kind in _BY_MEMORY:
         return Fix(_BY_MEMORY[kind])

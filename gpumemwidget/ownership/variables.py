@@ -12,7 +12,7 @@ from gpumemwidget.model.ownership import DeviceBytes, Variable
 from gpumemwidget.model.releases import ReleaseSum
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import name_class, paused_collector
-from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, take_account
+from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks, take_account
 from gpumemwidget.ownership.labels import find_kind_name
 from gpumemwidget.ownership.partition import ReleasePartition, find_joint
 from gpumemwidget.ownership.shell import Shell
@@ -85,9 +85,7 @@ def sum_frees(shell: Shell, names: Sequence[str], *, budget_s: float | None = No
 
 def _describe_row(account: Account, row: Row, *, is_late: bool) -> Variable:
     graph = account.graph
-    reached = 0
-    for carried in account.groups.find(row.mark):
-        reached |= carried
+    reached = join_marks(account.groups.find(row.mark))
     partition = ReleasePartition(account, [row.name])
     if is_late and partition.can_move:
         frees_bytes = replace(partition.sum_dying(), is_at_least=True)
@@ -95,8 +93,7 @@ def _describe_row(account: Account, row: Row, *, is_late: bool) -> Variable:
         frees_bytes = partition.sum_frees()
     target = graph.objects[row.places[0]]
     cls = type(target)
-    shape: tuple[int, ...] | None = None
-    dtype: str | None = None
+    shape, dtype = None, None
     if graph.kinds[row.places[0]] is Kind.TENSOR and not graph.reader.is_dispatched(cls):
         with graph.reader.quiet():
             shape, dtype = graph.reader.read_shape(target)

@@ -7,7 +7,6 @@ told as one.
 
 from __future__ import annotations
 
-import ast
 import difflib
 import re
 from collections import deque
@@ -18,10 +17,10 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, UnknownNameError, forgets_frames
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes, Explanation, Holder, Owned, RootKind
-from gpumemwidget.ownership.account import FULL_BUDGET_S, take_memory_account
+from gpumemwidget.ownership.account import FULL_BUDGET_S, UNNAMED_ROOTS, take_memory_account
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import name_class, paused_collector
-from gpumemwidget.ownership.holdings import Account, take_account
+from gpumemwidget.ownership.holdings import Account, add_up, take_account
 from gpumemwidget.ownership.labels import LENDER, PathStep, StepKind, find_kind_name, spell_steps
 from gpumemwidget.ownership.partition import find_joint
 from gpumemwidget.ownership.paths import Steps, find_fix
@@ -39,7 +38,7 @@ _LENDER = PathStep(StepKind.LENDER, LENDER)
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One way into the memory from outside: its path, and the place where it enters."""
+    """One way into the memory from outside, which it enters at the place ``part``."""
 
     steps: Steps
     root: RootKind
@@ -94,8 +93,7 @@ def explain_unnamed(shell: Shell, hardware: Hardware) -> Explanation:
         each
         for device in account.devices
         for each in device.owned
-        if each.root in {"module", "thread", "nowhere"}
-        and not (each.device == HOST and each.kind == "other")
+        if each.root in UNNAMED_ROOTS and not (each.device == HOST and each.kind == "other")
     ]
     groups: dict[tuple[str, RootKind], list[Owned]] = {}
     for each in lines:
@@ -124,7 +122,7 @@ def explain_unnamed(shell: Shell, hardware: Hardware) -> Explanation:
 
 
 class _Inquiry:
-    """The search for what holds one object."""
+    """The search for what holds the object at ``place``, a part of that at ``parent``."""
 
     def __init__(self, account: Account, place: int, parent: int | None, expression: str) -> None:
         self._account = account
@@ -164,9 +162,7 @@ class _Inquiry:
 
     def _describe(self, pattern: re.Pattern[str], ways: list[_Way]) -> Holder:
         first = ways[0]
-        storages: set[int] = set()
-        for way in ways:
-            storages |= self._find_below(way.part)
+        storages = set().union(*(self._find_below(way.part) for way in ways))
         paths = list({way.path: None for way in ways})
         return Holder(
             path=_tell_count(_merge(paths, pattern), len(paths)),
@@ -202,14 +198,12 @@ class _Inquiry:
         through_classes: bool = False,
         cut: tuple[int, int] | None = None,
     ) -> set[int]:
-        """Return all that these places lead to, themselves included, if it leads to memory.
+        """Return these places and all they lead to that leads to memory, ``cut`` left out.
 
-        Args:
-            starts: the places.
-            through_graphs: autograd graphs are part of it.
-            through_classes: an instance's class is part of it, which may keep all instances.
-            cut: one reference, from its place to another, that is left out.
+        Autograd graphs are part of it or not, and so is an instance's class, which may keep all
+        instances.
         """
+        left_out = {Kind.NODE: not through_graphs, Kind.CLASS: not through_classes}
         kinds, edges, leads = self._graph.kinds, self._graph.edges, self._leads
         reached = set(starts)
         pending = list(starts)
@@ -218,11 +212,7 @@ class _Inquiry:
             for part in edges[place]:
                 if part in reached or not leads[part] or (place, part) == cut:
                     continue
-                kind = kinds[part]
-                is_left_out = (kind is Kind.NODE and not through_graphs) or (
-                    kind is Kind.CLASS and not through_classes
-                )
-                if not is_left_out:
+                if not left_out.get(kinds[part], False):
                     reached.add(part)
                     pending.append(part)
         return reached
@@ -260,7 +250,7 @@ class _Inquiry:
     def _add_roots(self) -> None:
         for root in self._account.list_roots():
             if root.place in self._within:
-                self._add((root.step,), root.kind, root.place)
+                self._ways.append(_Way((root.step,), root.kind, root.place))
 
     def _add_holders(self) -> None:
         within, paths = self._within, self._paths
@@ -280,17 +270,12 @@ class _Inquiry:
     def _add_unseen(self) -> None:
         """Add the holders that reference counts show and no walk has met."""
         known = {root.place for root in self._account.outer}
-        unseen = [
-            place
-            for place in self._account.elsewhere
-            if place in self._within and place not in known
-        ]
-        for place in unseen:
-            if self._is_lent_within(place):
+        for place in self._account.elsewhere:
+            if place in known or place not in self._within or self._is_lent_within(place):
                 continue
             info = self._graph.storages.get(place)
             is_lent = info is not None and info.is_borrowed
-            self._add((_LENDER if is_lent else _UNSEEN,), "nowhere", place)
+            self._ways.append(_Way((_LENDER if is_lent else _UNSEEN,), "nowhere", place))
 
     def _is_lent_within(self, place: int) -> bool:
         """Return whether a part is one of two known storages over the same memory."""
@@ -299,15 +284,9 @@ class _Inquiry:
         same = [info for info in infos.values() if info.address in below]
         return len(same) > len(below) and any(info.is_borrowed for info in same)
 
-    def _add(self, steps: Steps, root: RootKind, part: int) -> None:
-        self._ways.append(_Way(steps, root, part))
-
 
 def _find_target(shell: Shell, account: Account, text: str) -> tuple[int, int | None] | None:
-    """Return the place of what an expression names, and of what its path comes from.
-
-    ``None`` for a name that holds no memory.
-    """
+    """Return the places of what an expression names and of its holder; ``None`` without memory."""
     places = {word: row.places for word, row in account.rows.items()}
     for root in account.outer:
         if root.kind != "nowhere":
@@ -327,26 +306,10 @@ def _find_target(shell: Shell, account: Account, text: str) -> tuple[int, int | 
     target = next((each for each in found if each is not None), None)
     if target is not None:
         return target
-    if not _is_complete(text):
-        raise BadInputError(
-            f"{text!r} is an incomplete expression: close its brackets and quotes, or take a path "
-            f"from %memvars {word}"
-        )
     raise BadInputError(
         f"{text[len(word) :]!r} of {word} was not found, or holds no memory: it may be computed by "
         f"code, which is not run; bind it to a name, or take a path from %memvars {word}"
     )
-
-
-def _is_complete(text: str) -> bool:
-    """Return whether an expression is complete, or a path that Python can't read anyway."""
-    if " " in text or "…" in text:
-        return True
-    try:
-        ast.parse(text, mode="eval")
-    except (SyntaxError, ValueError):
-        return False
-    return True
 
 
 def _begins_with(text: str, word: str) -> bool:
@@ -391,11 +354,5 @@ def _tell_count(path: str, n_paths: int) -> str:
 
 
 def _sum_lines(lines: Iterable[Owned]) -> DeviceBytes:
-    """Return the bytes of lines that no name leads to.
-
-    Not a lower bound where the search ran out of time: some of these lines may have a name.
-    """
-    sums: dict[str, int] = {}
-    for each in lines:
-        sums[each.device] = sums.get(each.device, 0) + each.n_bytes
-    return DeviceBytes(tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0]))))
+    # No lower bound where the search ran out of time: some of these lines may have a name.
+    return DeviceBytes(add_up((each.device, each.n_bytes) for each in lines))

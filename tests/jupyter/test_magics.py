@@ -69,11 +69,6 @@ def _get_text(output: RichOutput) -> str:
             "%memrelease whole; nothing was changed",
         ),
         (
-            "memwhy whole[",
-            "'whole[' is an incomplete expression: close its brackets and quotes, or take a path "
-            "from %memvars whole",
-        ),
-        (
             "memlimit 12 GB",
             f"a limit needs a GPU with CUDA, and {_NO_CUDA}: for a budget of the host's memory use "
             "%membudget AMOUNT --device host",

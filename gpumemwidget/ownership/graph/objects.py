@@ -137,9 +137,6 @@ _SCAN_LOT = 256
 #: The class of the arguments of a dataclass's decorator.
 _DATACLASS_PARAMS: Any = type(vars(dataclass(type("_", (), {})))["__dataclass_params__"])
 
-#: By identity: a class of the user's may be anything.
-_DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
-
 _GENERATOR_FRAMES = ("gi_frame", "cr_frame", "ag_frame")
 
 
@@ -212,18 +209,21 @@ def describe_class(cls: type) -> ClassParts:
             attributes.setdefault(name, value)
             if type(value) is MemberDescriptorType:
                 slots.append((name, value))
-    fields: Any = attributes.get("_fields")
-    is_named = type(fields) is tuple and is_one_of(cls, tuple)
+    found: Any = attributes.get("_fields")
+    fields = found if type(found) is tuple and is_one_of(cls, tuple) else ()
     frames = (attributes.get(name) for name in _GENERATOR_FRAMES)
     return ClassParts(
         cls=cls,
         read_dict=_find_dict_descriptor(cls),
         slots=tuple(slots),
-        fields=tuple(each if type(each) is str else "…" for each in fields) if is_named else (),
-        read_frame=next(
-            (each for each in frames if any(type(each) is one for one in _DESCRIPTORS)), None
-        ),
+        fields=tuple(each if type(each) is str else "…" for each in fields),
+        read_frame=next((each for each in frames if _is_descriptor(each)), None),
     )
+
+
+def _is_descriptor(target: object) -> bool:
+    # By identity: a class of the user's may be anything. Python 3.10 has a member there.
+    return type(target) is GetSetDescriptorType or type(target) is MemberDescriptorType
 
 
 def _find_dict_descriptor(cls: type) -> Any | None:

@@ -39,13 +39,8 @@ _PINNED_ALIGNMENT = 512
 
 def round_up(n_bytes: int, device: str) -> int:
     """Round a request up as the device's allocator does, if that is known."""
-    granularity = _find_granularity(device)
+    granularity = _GRANULARITY_BYTES.get(device.partition(":")[0], 1)
     return -(-n_bytes // granularity) * granularity
-
-
-@functools.cache
-def _find_granularity(device: str) -> int:
-    return _GRANULARITY_BYTES.get(device.partition(":")[0], 1)
 
 
 def find_torch() -> ModuleType | None:
@@ -117,12 +112,21 @@ class _NodeClass:
 _OPAQUE_NODES = frozenset({"CopySlices", "CppFunction"})
 
 
-class TorchReader:
-    """Reads tensors, storages and autograd nodes of one torch module.
+_COMPRESSED_ROWS = ("crow_indices", "col_indices", "values")
+_COMPRESSED_COLUMNS = ("ccol_indices", "row_indices", "values")
 
-    Reference counts tell whether something that we did not reach holds a tensor too. Torch has
-    changed who counts whom, so what a count should be is found out here by experiment.
-    """
+#: What gives the tensors within a sparse one, by its layout.
+_SPARSE_PARTS = {
+    "torch.sparse_coo": ("_indices", "_values"),
+    "torch.sparse_csr": _COMPRESSED_ROWS,
+    "torch.sparse_bsr": _COMPRESSED_ROWS,
+    "torch.sparse_csc": _COMPRESSED_COLUMNS,
+    "torch.sparse_bsc": _COMPRESSED_COLUMNS,
+}
+
+
+class TorchReader:
+    """Reads tensors, storages and autograd nodes of one torch module, for one walk."""
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
@@ -145,7 +149,6 @@ class TorchReader:
         self._read_nbytes = self.storage_type.nbytes
         self._read_handle = self.storage_type._cdata.__get__
         self._is_resizable = self.storage_type.resizable
-        # The level and the classes are read once: a reader serves one walk.
         level = _read_module_variable("torch.autograd.forward_ad", "_current_level")
         #: True within a level of forward-mode AD: tensors may be dual numbers.
         self._has_dual_level = type(level) is int and level >= 0
@@ -211,7 +214,7 @@ class TorchReader:
         dispatched = self.is_dispatched(type(tensor))
         try:
             parts.storage = self._read_untyped(tensor)
-        except (RuntimeError, NotImplementedError):
+        except RuntimeError:
             # Sparse, mkldnn and functorch tensors have none.
             if not dispatched:
                 parts.inner_storages = self._read_sparse(tensor)
@@ -248,16 +251,15 @@ class TorchReader:
         # Torch allows one level, whose number is 0.
         try:
             _, tangent = self.torch._VF._unpack_dual(tensor, level=0)
-        except (RuntimeError, NotImplementedError):
+        except RuntimeError:
             # Whole numbers have none.
             return ()
         return () if tangent is None else (tangent,)
 
     def list_view_arguments(self, tensor: Any, parts: TensorParts) -> list[tuple[object, int]]:
-        """Return the tensors that a jagged tensor's functions hold, each with its C++ references.
+        """Return the tensors that a jagged view's functions hold, each with its C++ references.
 
-        Where it is a view, they derive it from its values and back: the values once, and the
-        offsets and all else of its parts both ways.
+        They derive it from its values and back: the values once, all its other parts both ways.
         """
         if type(tensor) is not self._jagged_type or parts.base is None:
             return []
@@ -275,9 +277,8 @@ class TorchReader:
         """Count the references of a view's functions in C++ to its base, and to the base's storage.
 
         A view that strides alone don't describe (conjugated, complex as real) keeps functions that
-        derive it again, and these keep tensors. Torch does not tell how many; but the same
-        functions, called on a base without memory, make a view that keeps as many, and that base
-        is in nobody else's hands. Call within ``quiet()``.
+        derive it again, and these keep tensors. The same functions, called on a base without
+        memory that nobody else has, make a view that keeps as many. Call within ``quiet()``.
         """
         base_type = self._base
         if self.is_dispatched(type(view)) or self.is_dispatched(type(base)):
@@ -323,7 +324,7 @@ class TorchReader:
             # Few other storages begin as pinned memory does, and asking takes microseconds.
             may_be_pinned = is_foreign or (name == HOST and address % _PINNED_ALIGNMENT == 0)
             is_pinned = may_be_pinned and self._is_pinned(storage)
-        except (RuntimeError, NotImplementedError):
+        except RuntimeError:
             # Fake tensors and wrapper subclasses: "invalid python storage".
             return None
         if not address or not n_bytes:
@@ -397,7 +398,7 @@ class TorchReader:
             own = self._base.numel(tensor) * self._base.element_size(tensor)
             n_bytes: int = self.storage_type.nbytes(storage)
             return own < n_bytes or self._base._base.__get__(tensor) is not None
-        except (RuntimeError, NotImplementedError):
+        except RuntimeError:
             return False
 
     def is_plain(self, tensor: Any) -> bool:
@@ -433,19 +434,11 @@ class TorchReader:
         return _NodeClass(cls, names, is_python, is_opaque)
 
     def _read_sparse(self, tensor: Any) -> tuple[object, ...]:
-        layout = str(self._base.layout.__get__(tensor))
-        if layout == "torch.sparse_coo":
-            names = ["_indices", "_values"]
-        elif layout in {"torch.sparse_csr", "torch.sparse_bsr"}:
-            names = ["crow_indices", "col_indices", "values"]
-        elif layout in {"torch.sparse_csc", "torch.sparse_bsc"}:
-            names = ["ccol_indices", "row_indices", "values"]
-        else:
-            return ()
+        names = _SPARSE_PARTS.get(str(self._base.layout.__get__(tensor)), ())
         try:
             inner = [getattr(self._base, name)(tensor) for name in names]
             return tuple(self._base.untyped_storage(each) for each in inner)
-        except (RuntimeError, NotImplementedError):
+        except RuntimeError:
             return ()
 
     def count_own_refs(self, cls: object) -> int:
