@@ -44,7 +44,6 @@ from tests.report.breakdown_examples import (
     make_untouched_breakdown,
 )
 from tests.report.examples import (
-    GIB,
     HOSTILE,
     MIB,
     cut_short,
@@ -88,7 +87,7 @@ def make_every_report() -> dict[str, Report]:
     hostile = make_gpu_cell(execution_count=None, first_line=HOSTILE)
     interrupted = make_host_cell(execution_count=8, status="interrupted", duration_s=301.0)
     trace = make_trace()
-    over = make_budget_cell(host_budget_bytes=GIB)
+    over = make_budget_cell()
     return {
         "cell_gpu": report_cell(gpu, make_samples(gpu)),
         "cell_host": report_cell(host, make_samples(host)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import replace
 
@@ -31,36 +30,37 @@ HOSTILE = (
 )
 
 
+def on_gpu(n_mib: int) -> DeviceBytes:
+    """Mebibytes on the first GPU."""
+    return DeviceBytes((("cuda:0", n_mib * MIB),))
+
+
 def make_gpu_cell(**changes: object) -> CellRecord:
     """A training step on one GPU: 512 MiB more stay, 3.40 GiB at the peak."""
-    values: dict[str, object] = {
-        "execution_count": 7,
-        "cell_id": "c7",
-        "first_line": "loss = train_step(model, batch)",
-        "started_at": 1_790_000_000.0,
-        "start_s": 100.0,
-        "duration_s": 4.56,
-        "status": "ok",
-        "devices": (
-            CellDevice(
-                "cuda:0",
-                Span(int(1.2 * GIB), int(1.7 * GIB), int(3.4 * GIB)),
-                Span(2 * GIB, 4 * GIB, 4 * GIB),
-                "exact",
-                0,
-                0,
-            ),
-            CellDevice(
-                "host",
-                Span(812 * MIB, 824 * MIB, None),
-                Span(1536 * MIB, 1548 * MIB, 1600 * MIB),
-                "exact",
-                None,
-                None,
-            ),
-        ),
-    }
-    return CellRecord(**{**values, **changes})  # type: ignore[arg-type]
+    gpu = CellDevice(
+        "cuda:0",
+        Span(int(1.2 * GIB), int(1.7 * GIB), int(3.4 * GIB)),
+        Span(2 * GIB, 4 * GIB, 4 * GIB),
+        "exact",
+        0,
+        0,
+    )
+    host = _make_host(Span(812 * MIB, 824 * MIB, None), Span(1536 * MIB, 1548 * MIB, 1600 * MIB))
+    record = CellRecord(
+        execution_count=7,
+        cell_id="c7",
+        first_line="loss = train_step(model, batch)",
+        started_at=1_790_000_000.0,
+        start_s=100.0,
+        duration_s=4.56,
+        status="ok",
+        devices=(gpu, host),
+    )
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+def _make_host(allocated: Span, resident: Span) -> CellDevice:
+    return CellDevice("host", allocated, resident, "exact", None, None)
 
 
 def make_samples(record: CellRecord, n: int = 46) -> list[Sample]:
@@ -95,40 +95,25 @@ def _wave(device: CellDevice, part: float, wave: float) -> Reading:
 
 def make_host_cell(**changes: object) -> CellRecord:
     """A cell on a machine without a GPU."""
-    host = CellDevice(
-        "host",
-        Span(300 * MIB, 312 * MIB, None),
-        Span(700 * MIB, 703 * MIB, 956 * MIB),
-        "exact",
-        None,
-        None,
-    )
+    host = _make_host(Span(300 * MIB, 312 * MIB, None), Span(700 * MIB, 703 * MIB, 956 * MIB))
     return make_gpu_cell(
         **{"first_line": "x = torch.ones(1024, 1024)", "devices": (host,), **changes}
     )
 
 
-def make_two_gpu_cell(**changes: object) -> CellRecord:
+def make_two_gpu_cell() -> CellRecord:
     """A cell that failed for memory on the second of two GPUs."""
-    record = make_gpu_cell()
-    second = CellDevice(
-        "cuda:1",
-        Span(0, 70 * GIB, int(78.5 * GIB)),
-        Span(0, 79 * GIB, 79 * GIB),
-        "at least",
-        2,
-        1,
-    )
-    devices = (second, record.devices[1], record.devices[0])
-    return make_gpu_cell(**{"status": "error", "devices": devices, **changes})
-
-
-def make_budget_cell(*, host_budget_bytes: int | None = None, **changes: object) -> CellRecord:
-    """A training step that went beyond 3 GiB, which is what it was allowed."""
     gpu, host = make_gpu_cell().devices
-    gpu = dataclasses.replace(gpu, budget_bytes=3 * GIB)
-    host = dataclasses.replace(host, budget_bytes=host_budget_bytes)
-    return make_gpu_cell(**{"execution_count": 9, "devices": (gpu, host), **changes})
+    allocated, reserved = Span(0, 70 * GIB, int(78.5 * GIB)), Span(0, 79 * GIB, 79 * GIB)
+    second = CellDevice("cuda:1", allocated, reserved, "at least", 2, 1)
+    return make_gpu_cell(status="error", devices=(second, host, gpu))
+
+
+def make_budget_cell() -> CellRecord:
+    """A training step that went beyond 3 GiB on the GPU and 1 GiB on the host."""
+    gpu, host = make_gpu_cell().devices
+    devices = replace(gpu, budget_bytes=3 * GIB), replace(host, budget_bytes=GIB)
+    return make_gpu_cell(execution_count=9, devices=devices)
 
 
 def make_stat() -> list[DeviceReport]:
@@ -167,145 +152,109 @@ def cut_short(variable: Variable) -> Variable:
     )
 
 
+_REFERENCES = ("Out[7]", "_7", "_")
 _ASKED = ("names", "keep", "out", "exceptions", "grads", "cublas", "compile_caches")
 
 
 def make_plan(**changes: object) -> ReleasePlan:
     """The release of a model, its optimizer and an output, but for some changes."""
-    asked: dict[str, object] = {"names": ("model", "optimizer", "Out[7]")}
-    asked |= {name: changes.pop(name) for name in _ASKED if name in changes}
-    values: dict[str, object] = {
-        "request": ReleaseRequest(**asked),  # type: ignore[arg-type]
-        "moves": (
+    asked = {name: changes.pop(name) for name in _ASKED if name in changes}
+    reason = "a computation saved it for backward; run backward() or drop its output"
+    plan = ReleasePlan(
+        request=ReleaseRequest(("model", "optimizer", "Out[7]")),
+        moves=(
             ReleaseMove("model", "module", "cuda:0", 475 * MIB, "also held by trainer"),
             ReleaseMove("history[3]", "tensor", "cuda:0", 4 * MIB, "also held by history"),
         ),
-        "drops": ("Out[7]", "_7", "_"),
-        "frees_bytes": DeviceBytes((("cuda:0", 1429 * MIB),)),
-        "host_needed_bytes": DeviceBytes((("host", 479 * MIB),)),
-        "host_available_bytes": 44 * GIB,
-        "stays": (
-            ReleaseStay(
-                "model",
-                "cuda:0",
-                DeviceBytes((("cuda:0", 9 * MIB),)),
-                "a computation saved it for backward; run backward() or drop its output",
-            ),
-        ),
-    }
-    return ReleasePlan(**{**values, **changes})  # type: ignore[arg-type]
+        drops=_REFERENCES,
+        frees_bytes=on_gpu(1429),
+        host_needed_bytes=DeviceBytes((("host", 479 * MIB),)),
+        host_available_bytes=44 * GIB,
+        stays=(ReleaseStay("model", "cuda:0", on_gpu(9), reason),),
+    )
+    request = replace(plan.request, **asked)  # type: ignore[arg-type]
+    return replace(plan, request=request, **changes)  # type: ignore[arg-type]
 
 
 def make_release(**changes: object) -> ReleaseReport:
     """That release, done."""
-    values: dict[str, object] = {
-        "plan": make_plan(),
-        "steps": (
-            ReleaseStep(
-                ReleaseStepKind.MOVE,
-                "done",
-                StepResult(n_tensors=2, n_bytes=479 * MIB),
-                (("cuda:0", 479 * MIB), ("host", -479 * MIB)),
-                (("cuda:0", 0), ("host", -481 * MIB)),
-                0.21,
-                DeviceBytes((("cuda:0", 479 * MIB),)),
-            ),
-            ReleaseStep(
-                ReleaseStepKind.UNBIND,
-                "done",
-                StepResult(names=("model", "optimizer")),
-                (("cuda:0", 950 * MIB),),
-                (),
-                planned_bytes=DeviceBytes((("cuda:0", 950 * MIB),)),
-            ),
-            ReleaseStep(
-                ReleaseStepKind.DROP_REFERENCES,
-                "done",
-                StepResult(references=("Out[7]", "_7", "_")),
-            ),
-            ReleaseStep(ReleaseStepKind.COLLECT, "done", StepResult(n_objects=12)),
-            ReleaseStep(
-                ReleaseStepKind.EMPTY_CACHE,
-                "done",
-                StepResult(),
-                (("cuda:0", 0),),
-                (("cuda:0", 1480 * MIB),),
-                0.01,
-            ),
+    kinds = ReleaseStepKind
+    steps = (
+        ReleaseStep(
+            kinds.MOVE,
+            "done",
+            StepResult(n_tensors=2, n_bytes=479 * MIB),
+            (("cuda:0", 479 * MIB), ("host", -479 * MIB)),
+            (("cuda:0", 0), ("host", -481 * MIB)),
+            0.21,
+            on_gpu(479),
         ),
-        "before": (
+        ReleaseStep(
+            kinds.UNBIND,
+            "done",
+            StepResult(names=("model", "optimizer")),
+            (("cuda:0", 950 * MIB),),
+            planned_bytes=on_gpu(950),
+        ),
+        ReleaseStep(kinds.DROP_REFERENCES, "done", StepResult(references=_REFERENCES)),
+        ReleaseStep(kinds.COLLECT, "done", StepResult(n_objects=12)),
+        ReleaseStep(
+            kinds.EMPTY_CACHE, "done", StepResult(), (("cuda:0", 0),), (("cuda:0", 1480 * MIB),)
+        ),
+    )
+    report = ReleaseReport(
+        plan=make_plan(),
+        steps=steps,
+        before=(
             Reading("cuda:0", 1800 * MIB, 2048 * MIB),
             Reading("host", 812 * MIB, 1536 * MIB),
         ),
-        "after": (
-            Reading("cuda:0", 371 * MIB, 568 * MIB),
-            Reading("host", 1291 * MIB, 2017 * MIB),
-        ),
-        "allocated_freed_bytes": (("cuda:0", 1429 * MIB), ("host", -479 * MIB)),
-        "reserved_freed_bytes": (("cuda:0", 1480 * MIB), ("host", -481 * MIB)),
-    }
-    return ReleaseReport(**{**values, **changes})  # type: ignore[arg-type]
-
-
-def make_restore_plan(**changes: object) -> RestorePlan:
-    """The way back of a model and its optimizer, of which one part was made on the CPU."""
-    values: dict[str, object] = {
-        "names": ("model", "optimizer"),
-        "moves": (
-            ReleaseMove("model", "module", "cuda:0", 475 * MIB, ""),
-            ReleaseMove("optimizer", "optimizer", "cuda:1", 950 * MIB, ""),
-        ),
-        "needs_bytes": DeviceBytes((("cuda:0", 475 * MIB), ("cuda:1", 950 * MIB))),
-        "stays": (
-            ReleaseStay(
-                "model",
-                "host",
-                DeviceBytes((("host", 4 * MIB),)),
-                "a computation saved it for backward",
-            ),
-        ),
-    }
-    return RestorePlan(**{**values, **changes})  # type: ignore[arg-type]
-
-
-def make_restore(**changes: object) -> RestoreReport:
-    """That, done."""
-    values: dict[str, object] = {
-        "plan": make_restore_plan(),
-        "result": StepResult(n_tensors=297, n_bytes=1423 * MIB),
-        "before": (
-            Reading("cuda:0", 0, 0),
-            Reading("cuda:1", 8 * MIB, 20 * MIB),
-            Reading("host", 1912 * MIB, 2560 * MIB),
-        ),
-        "after": (
-            Reading("cuda:0", 475 * MIB, 480 * MIB),
-            Reading("cuda:1", 958 * MIB, 970 * MIB),
-            Reading("host", 487 * MIB, 1100 * MIB),
-        ),
-        "duration_s": 0.31,
-    }
-    return RestoreReport(**{**values, **changes})  # type: ignore[arg-type]
+        after=(Reading("cuda:0", 371 * MIB, 568 * MIB), Reading("host", 1291 * MIB, 2017 * MIB)),
+        allocated_freed_bytes=(("cuda:0", 1429 * MIB), ("host", -479 * MIB)),
+        reserved_freed_bytes=(("cuda:0", 1480 * MIB), ("host", -481 * MIB)),
+    )
+    return replace(report, **changes)  # type: ignore[arg-type]
 
 
 def make_stopped_release() -> ReleaseReport:
     """A release that stopped at its first step, with nothing changed."""
-    before = make_release().before
+    failed, *others = make_release().steps
+    failed = ReleaseStep(failed.kind, "failed", StepResult(error="model: OutOfMemoryError"))
+    nothing = (("cuda:0", 0), ("host", 0))
     return make_release(
         stopped="Moving model to the CPU failed: no host memory. Nothing was released.",
-        steps=(
-            ReleaseStep(
-                ReleaseStepKind.MOVE, "failed", StepResult(error="model: OutOfMemoryError")
-            ),
-            ReleaseStep(ReleaseStepKind.UNBIND, "not reached"),
-            ReleaseStep(ReleaseStepKind.DROP_REFERENCES, "not reached"),
-            ReleaseStep(ReleaseStepKind.COLLECT, "not reached"),
-            ReleaseStep(ReleaseStepKind.EMPTY_CACHE, "not reached"),
-        ),
-        after=before,
-        allocated_freed_bytes=(("cuda:0", 0), ("host", 0)),
-        reserved_freed_bytes=(("cuda:0", 0), ("host", 0)),
+        steps=(failed, *(ReleaseStep(step.kind, "not reached") for step in others)),
+        after=make_release().before,
+        allocated_freed_bytes=nothing,
+        reserved_freed_bytes=nothing,
         remains=(),
+    )
+
+
+def make_restore_plan() -> RestorePlan:
+    """The way back of a model and its optimizer, of which one part was made on the CPU."""
+    reason = "a computation saved it for backward"
+    return RestorePlan(
+        names=("model", "optimizer"),
+        moves=(
+            ReleaseMove("model", "module", "cuda:0", 475 * MIB, ""),
+            ReleaseMove("optimizer", "optimizer", "cuda:1", 950 * MIB, ""),
+        ),
+        needs_bytes=DeviceBytes((("cuda:0", 475 * MIB), ("cuda:1", 950 * MIB))),
+        stays=(ReleaseStay("model", "host", DeviceBytes((("host", 4 * MIB),)), reason),),
+    )
+
+
+def make_restore() -> RestoreReport:
+    """That, done."""
+    before = (("cuda:0", 0, 0), ("cuda:1", 8, 20), ("host", 1912, 2560))
+    after = (("cuda:0", 475, 480), ("cuda:1", 958, 970), ("host", 487, 1100))
+    return RestoreReport(
+        plan=make_restore_plan(),
+        result=StepResult(n_tensors=297, n_bytes=1423 * MIB),
+        before=tuple(Reading(device, one * MIB, two * MIB) for device, one, two in before),
+        after=tuple(Reading(device, one * MIB, two * MIB) for device, one, two in after),
+        duration_s=0.31,
     )
 
 
@@ -328,32 +277,17 @@ def make_limits() -> list[Limit]:
 
 def make_tight_limits() -> list[Limit]:
     """Under what is reserved: with a cache that is enough, that is not, empty, and unknown."""
+    caches = ((4 * GIB, 3 * GIB), (512 * MIB, GIB), (0, 0), (None, None))
     return [
         Limit(
-            "cuda:0",
+            f"cuda:{number}",
             8 * GIB,
             H100_BYTES,
             10 * GIB,
-            releasable_bytes=4 * GIB,
-            largest_free_block_bytes=3 * GIB,
-        ),
-        Limit(
-            "cuda:1",
-            8 * GIB,
-            H100_BYTES,
-            10 * GIB,
-            releasable_bytes=512 * MIB,
-            largest_free_block_bytes=GIB,
-        ),
-        Limit(
-            "cuda:2",
-            8 * GIB,
-            H100_BYTES,
-            10 * GIB,
-            releasable_bytes=0,
-            largest_free_block_bytes=0,
-        ),
-        Limit("cuda:3", 8 * GIB, H100_BYTES, 10 * GIB),
+            releasable_bytes=releasable,
+            largest_free_block_bytes=largest,
+        )
+        for number, (releasable, largest) in enumerate(caches)
     ]
 
 
