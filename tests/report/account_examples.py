@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpumemwidget.model.ownership import (
     DeviceAccount,
     DeviceBytes,
@@ -14,7 +16,7 @@ from gpumemwidget.model.ownership import (
     Owned,
     Variable,
 )
-from tests.report.examples import HOSTILE, KIB, MIB
+from tests.report.examples import HOSTILE, KIB, MIB, on_gpu
 
 #: Parts of one block of GPT-2, with the bytes of their float32 weights.
 _BLOCK = (
@@ -69,16 +71,11 @@ def make_gpu_account() -> DeviceAccount:
         saved = ("losses", f"[{number}]", "'s graph", ": saved by MulBackward0")
         owned.append(_own(saved, 3 * MIB, "saved for backward"))
         owned.append(_own(("losses", f"[{number}]"), 512, "tensor"))
+    nowhere: dict[str, object] = {"rows": (), "root": "nowhere"}
     owned += [
         _own(("batch",), 256 * MIB, "tensor", "batch", "Out[7]"),
         _own(("Out[9]",), 64 * MIB, root="out"),
-        _own(
-            ("last exception", ": train() line 12", ": hidden"),
-            96 * MIB,
-            "tensor",
-            "last exception",
-            root="exception",
-        ),
+        _own(("last exception", ": train() line 12", ": hidden"), 96 * MIB, root="exception"),
         _own(("torchmodels._CACHE", '["rope"]'), 4 * MIB, rows=(), root="module"),
         _own(
             ("thread loader: load() line 30: x",),
@@ -90,13 +87,12 @@ def make_gpu_account() -> DeviceAccount:
         _own(
             ("held where Python can't see", "[1]"),
             5 * MIB,
-            rows=(),
-            root="nowhere",
             held_elsewhere=True,
             allocated_at="In[4], line 3",
+            **nowhere,
         ),
-        _own(("cuBLAS workspace",), 33 * MIB, "cuBLAS workspace", rows=(), root="nowhere"),
-        _own(("CUDA-graph pool (0, 1)",), 20 * MIB, "CUDA-graph pool", rows=(), root="nowhere"),
+        _own(("cuBLAS workspace",), 33 * MIB, "cuBLAS workspace", **nowhere),
+        _own(("CUDA-graph pool (0, 1)",), 20 * MIB, "CUDA-graph pool", **nowhere),
     ]
     owned.sort(key=lambda each: -each.n_bytes)
     return DeviceAccount("cuda:0", sum(each.n_bytes for each in owned), tuple(owned))
@@ -104,58 +100,46 @@ def make_gpu_account() -> DeviceAccount:
 
 def make_host_account() -> DeviceAccount:
     """The host beside it: a data set, what is no tensor's, and 2 MiB of which nothing is known."""
+    nowhere: dict[str, object] = {"rows": (), "root": "nowhere", "device": "host"}
     owned = (
-        _own(("Python's own objects and libraries",), 700 * MIB, "other", rows=(), root="nowhere"),
+        _own(("Python's own objects and libraries",), 700 * MIB, "other", **nowhere),
         _own(("dataset", ".tensors", "[0]"), 90 * MIB, device="host"),
         _own(("dataset", ".tensors", "[1]"), 10 * MIB, device="host"),
-        _own(("unknown",), 2 * MIB, "unknown", rows=(), root="nowhere"),
+        _own(("unknown",), 2 * MIB, "unknown", **nowhere),
     )
-    host = tuple(
-        Owned("host", each.n_bytes, each.kind, each.steps, each.root, each.rows) for each in owned
-    )
-    return DeviceAccount("host", 802 * MIB, host)
+    return DeviceAccount("host", 802 * MIB, owned)
 
 
 def make_account(**changes: object) -> MemoryAccount:
     """The account of the whole session."""
-    gpu, host = make_gpu_account(), make_host_account()
     n_parameters = sum(n_bytes for _, n_bytes in _list_parameters())
-    values: dict[str, object] = {
-        "devices": (host, gpu),
-        "variables": (
+    batch = replace(
+        _hold("batch", "tensor", 256 * MIB, 256 * MIB),
+        type_name="torch.Tensor",
+        shape=(64, 1024, 1024),
+        dtype="torch.float32",
+        shared_with=("Out[7]",),
+    )
+    account = MemoryAccount(
+        devices=(make_host_account(), make_gpu_account()),
+        variables=(
             _hold("optimizer", "optimizer", 4 * n_parameters, 2 * n_parameters),
             _hold("model", "module", 2 * n_parameters, 2 * n_parameters),
             _hold("losses", "container", n_parameters + 120 * MIB, 120 * MIB + 40 * 512),
-            Variable(
-                "batch",
-                "name",
-                "tensor",
-                "torch.Tensor",
-                (64, 1024, 1024),
-                "torch.float32",
-                DeviceBytes((("cuda:0", 256 * MIB),)),
-                DeviceBytes((("cuda:0", 256 * MIB),)),
-                ("Out[7]",),
-            ),
+            batch,
             _hold("Out[7]", "view", 256 * MIB, 0, root="out"),
             _hold("Out[9]", "tensor", 64 * MIB, 64 * MIB, root="out"),
             _hold("last exception", "exception", 96 * MIB, 96 * MIB, root="exception"),
             _hold("dataset", "object", 100 * MIB, 100 * MIB, device="host"),
         ),
-        "is_complete": True,
-        "duration_s": 0.042,
-    }
-    return MemoryAccount(**{**values, **changes})  # type: ignore[arg-type]
+        is_complete=True,
+        duration_s=0.042,
+    )
+    return replace(account, **changes)  # type: ignore[arg-type]
 
 
 def _hold(
-    name: str,
-    kind: str,
-    held: int,
-    frees: int,
-    *,
-    device: str = "cuda:0",
-    root: str = "name",
+    name: str, kind: str, held: int, frees: int, *, device: str = "cuda:0", root: str = "name"
 ) -> Variable:
     amounts = DeviceBytes(((device, held),)), DeviceBytes(((device, frees),) if frees else ())
     return Variable(name, root, kind, kind, None, None, *amounts)  # type: ignore[arg-type]
@@ -182,89 +166,62 @@ def make_unread_account() -> MemoryAccount:
     return MemoryAccount(devices, (), True, 0.01)
 
 
-def make_explanation(**changes: object) -> Explanation:
+def make_explanation() -> Explanation:
     """A weight that a trainer, a list and the last exception hold as well."""
-    values: dict[str, object] = {
-        "name": "model.transformer.h[3].mlp.c_fc.weight",
-        "kind": "parameter",
-        "type_name": "torch.nn.Parameter",
-        "held_bytes": DeviceBytes((("cuda:0", 18 * MIB),)),
-        "frees_bytes": DeviceBytes(),
-        "holders": (
-            Holder(
-                "model.transformer.h[3].mlp.c_fc.weight",
-                "name",
-                Fix(FixKind.RELEASE_ROW, "model"),
-                DeviceBytes((("cuda:0", 18 * MIB),)),
-            ),
+    weight = "model.transformer.h[3].mlp.c_fc.weight"
+    frame = "last exception: train_one_epoch_with_gradient_accumulation() line 212: self."
+    cleared = DeviceBytes((("cuda:0", 9 * MIB), ("host", KIB)))
+    return Explanation(
+        name=weight,
+        kind="parameter",
+        type_name="torch.nn.Parameter",
+        held_bytes=on_gpu(18),
+        frees_bytes=DeviceBytes(),
+        holders=(
+            Holder(weight, "name", Fix(FixKind.RELEASE_ROW, "model"), on_gpu(18)),
             Holder(
                 "optimizer.param_groups[0]['params'][39]",
                 "name",
                 Fix(FixKind.RELEASE_OPTIMIZER, "optimizer"),
-                DeviceBytes((("cuda:0", 18 * MIB),)),
+                on_gpu(18),
             ),
+            Holder(frame + weight, "exception", Fix(FixKind.RELEASE_EXCEPTIONS), on_gpu(18)),
             Holder(
-                "last exception: train_one_epoch_with_gradient_accumulation() line 212: self.model"
-                ".transformer.h[3].mlp.c_fc.weight",
-                "exception",
-                Fix(FixKind.RELEASE_EXCEPTIONS),
-                DeviceBytes((("cuda:0", 18 * MIB),)),
-            ),
-            Holder(
-                "losses[0…39].grad_fn",
-                "name",
-                Fix(FixKind.DROP_GRAPH, "losses[0…39]"),
-                DeviceBytes((("cuda:0", 9 * MIB), ("host", KIB))),
+                "losses[0…39].grad_fn", "name", Fix(FixKind.DROP_GRAPH, "losses[0…39]"), cleared
             ),
             Holder(
                 "a C++ object that Python does not see",
                 "nowhere",
                 Fix(FixKind.END_UNSEEN),
-                DeviceBytes((("cuda:0", 9 * MIB),)),
+                on_gpu(9),
             ),
         ),
-        "n_more": 3,
-    }
-    return Explanation(**{**values, **changes})  # type: ignore[arg-type]
+        n_more=3,
+    )
 
 
 def make_lone_explanation(**changes: object) -> Explanation:
     """A tensor that its name alone holds."""
-    values: dict[str, object] = {
-        "name": "x",
-        "kind": "tensor",
-        "type_name": "torch.Tensor",
-        "held_bytes": DeviceBytes((("cuda:0", 4 * MIB),)),
-        "frees_bytes": DeviceBytes((("cuda:0", 4 * MIB),)),
-        "holders": (
-            Holder("x", "name", Fix(FixKind.RELEASE_ROW, "x"), DeviceBytes((("cuda:0", 4 * MIB),))),
-        ),
-    }
-    return Explanation(**{**values, **changes})  # type: ignore[arg-type]
+    own = Holder("x", "name", Fix(FixKind.RELEASE_ROW, "x"), on_gpu(4))
+    explanation = Explanation("x", "tensor", "torch.Tensor", on_gpu(4), on_gpu(4), (own,))
+    return replace(explanation, **changes)  # type: ignore[arg-type]
 
 
 def make_unnamed_explanation(**changes: object) -> Explanation:
     """What no name reaches: a table in a library's C++, and workspaces."""
-    values: dict[str, object] = {
-        "name": "no name",
-        "is_unnamed": True,
-        "kind": "",
-        "type_name": "",
-        "held_bytes": DeviceBytes((("cuda:0", 38 * MIB),)),
-        "frees_bytes": DeviceBytes(),
-        "holders": (
+    cache = "a tuple of 2 held by a closure of functools.lru_cache"
+    explanation = Explanation(
+        name="no name",
+        is_unnamed=True,
+        kind="",
+        type_name="",
+        held_bytes=on_gpu(38),
+        frees_bytes=DeviceBytes(),
+        holders=(
+            Holder("cuBLAS workspace", "nowhere", Fix(FixKind.RELEASE_CUBLAS), on_gpu(33)),
             Holder(
-                "cuBLAS workspace",
-                "nowhere",
-                Fix(FixKind.RELEASE_CUBLAS),
-                DeviceBytes((("cuda:0", 33 * MIB),)),
-            ),
-            Holder(
-                "a tuple of 2 held by a closure of functools.lru_cache",
-                "nowhere",
-                Fix(FixKind.CLEAR_CACHE, "library.load", "library"),
-                DeviceBytes((("cuda:0", 5 * MIB),)),
+                cache, "nowhere", Fix(FixKind.CLEAR_CACHE, "library.load", "library"), on_gpu(5)
             ),
         ),
-    }
-    return Explanation(**{**values, **changes})  # type: ignore[arg-type]
+    )
+    return replace(explanation, **changes)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from gpumemwidget.model.devices import ProcessUse
@@ -46,63 +47,50 @@ def _own(path: str, n_bytes: int, kind: MemoryKind = "tensor", **more: object) -
 
 def make_event(**changes: object) -> OomEvent:
     """A training step on an H100 that others use as well."""
-    values: dict[str, object] = {
-        "device": "cuda:0",
-        "requested_bytes": 2 * GIB,
-        "allocated_bytes": 65 * GIB + 33 * MIB,
-        "reserved_bytes": 68 * GIB,
-        "largest_free_block_bytes": 512 * MIB,
-        "device_free_bytes": 611 * MIB,
-        "device_total_bytes": 79 * GIB + 191 * MIB,
-        "limit_bytes": None,
-        "others_bytes": 10 * GIB,
-        "outside_bytes": 604 * MIB,
-        "others": (ProcessUse(4711, "python serve.py", "other", 10 * GIB),),
-        "unlisted_bytes": 0,
-        **changes,
-    }
-    return OomEvent(**values)  # type: ignore[arg-type]
+    event = OomEvent(
+        device="cuda:0",
+        requested_bytes=2 * GIB,
+        allocated_bytes=65 * GIB + 33 * MIB,
+        reserved_bytes=68 * GIB,
+        largest_free_block_bytes=512 * MIB,
+        device_free_bytes=611 * MIB,
+        device_total_bytes=79 * GIB + 191 * MIB,
+        limit_bytes=None,
+        others_bytes=10 * GIB,
+        outside_bytes=604 * MIB,
+        others=(ProcessUse(4711, "python serve.py", "other", 10 * GIB),),
+        unlisted_bytes=0,
+    )
+    return replace(event, **changes)  # type: ignore[arg-type]
 
 
 def make_card(**changes: object) -> OomCard:
     """Its card, with all that may stand on one."""
-    owners = [
-        _own("logits", 12 * GIB, "tensor"),
-        *(
-            _own(
-                f"loss|'s graph|[{number}]|: saved by GeluBackward0",
-                3 * GIB,
-                "saved for backward",
-            )
-            for number in range(4)
-        ),
+    saved = "saved for backward"
+    unseen: dict[str, object] = {"root": "nowhere", "rows": (), "allocated_at": "In[4], line 3"}
+    owners = (
+        _own("logits", 12 * GIB),
+        *(_own(f"loss|'s graph|[{n}]|: saved by GeluBackward0", 3 * GIB, saved) for n in range(4)),
         _own("optimizer|.state|[model.lm_head.weight]|['exp_avg']", 590 * MIB, "optimizer state"),
         _own("model|.lm_head|.weight", 590 * MIB, "parameter"),
         _own("model|.lm_head|.weight|.grad", 590 * MIB, "gradient"),
         _own("validation_losses|[12]", 512 * MIB),
-        _own(
-            "held where Python can't see",
-            400 * MIB,
-            root="nowhere",
-            rows=(),
-            allocated_at="In[4], line 3",
-        ),
-    ]
-    values: dict[str, object] = {
-        "event": make_event(),
-        "execution_count": 7,
-        "place": "In[7], line 3",
-        "text": "    logits = model(batch.to(device), labels=labels)",
-        "function": "torch.nn.functional.linear",
-        "owners": tuple(owners),
-        "owned_bytes": 65 * GIB,
-        "ways": _WAYS,
-        "kinds": _KINDS,
-        "n_caught": 2,
-        "notes": ("What other processes take is the driver's figure.",),
-        **changes,
-    }
-    return OomCard(**values)  # type: ignore[arg-type]
+        _own("held where Python can't see", 400 * MIB, **unseen),
+    )
+    card = OomCard(
+        event=make_event(),
+        execution_count=7,
+        place="In[7], line 3",
+        text="    logits = model(batch.to(device), labels=labels)",
+        function="torch.nn.functional.linear",
+        owners=owners,
+        owned_bytes=65 * GIB,
+        ways=_WAYS,
+        kinds=_KINDS,
+        n_caught=2,
+        notes=("What other processes take is the driver's figure.",),
+    )
+    return replace(card, **changes)  # type: ignore[arg-type]
 
 
 def make_host_card(**changes: object) -> OomCard:
@@ -119,26 +107,23 @@ def make_host_card(**changes: object) -> OomCard:
         others_bytes=None,
         outside_bytes=None,
     )
-    owners = (
-        Owned("host", 700 * MIB, "other", ("Python's own objects and libraries",), "nowhere"),
-        Owned("host", 200 * MIB, "tensor", ("dataset", ".tensors", "[0]"), "name", ("dataset",)),
+    card = OomCard(
+        event=event,
+        execution_count=3,
+        place="In[3], line 1",
+        text="distances = np.zeros((1_000_000, 1_000_000))",
+        function=None,
+        owners=(
+            Owned("host", 700 * MIB, "other", ("Python's own objects and libraries",), "nowhere"),
+            Owned("host", 200 * MIB, "tensor", ("dataset", ".tensors", "[0]"), "name"),
+        ),
+        owned_bytes=900 * MIB,
+        ways=(
+            Remedy("names", 200 * MIB, "exact", names=("dataset",)),
+            Remedy("lower precision", 4096 * GIB, "about"),
+        ),
     )
-    ways = (
-        Remedy("names", 200 * MIB, "exact", names=("dataset",)),
-        Remedy("lower precision", 4096 * GIB, "about"),
-    )
-    values: dict[str, object] = {
-        "event": event,
-        "execution_count": 3,
-        "place": "In[3], line 1",
-        "text": "distances = np.zeros((1_000_000, 1_000_000))",
-        "function": None,
-        "owners": owners,
-        "owned_bytes": 900 * MIB,
-        "ways": ways,
-        **changes,
-    }
-    return OomCard(**values)  # type: ignore[arg-type]
+    return replace(card, **changes)  # type: ignore[arg-type]
 
 
 def read_recorded_card() -> OomCard:
