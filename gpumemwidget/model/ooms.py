@@ -34,8 +34,6 @@ class OomEvent:
     frames: tuple[Frame, ...] = ()
     #: Reserved bytes that ``empty_cache`` can give back.
     cached_bytes: int | None = None
-    #: On the host: bytes of all addresses of this process, which count against its limit.
-    addresses_bytes: int | None = None
     #: The other processes, as the driver lists them, biggest first.
     others: tuple[ProcessUse, ...] = ()
     #: In use and of no process that the driver lists; ``None``: it may be among the others'.
@@ -53,8 +51,7 @@ class OomEvent:
     @property
     def room_bytes(self) -> int | None:
         """Bytes that could be had: those that are free, or those that a limit leaves of them."""
-        free, limit = self.device_free_bytes, self.limit_bytes
-        taken = self.addresses_bytes if self.device == HOST else self.reserved_bytes
+        free, limit, taken = self.device_free_bytes, self.limit_bytes, self.reserved_bytes
         if limit is None or taken is None:
             return free
         left = max(limit - taken, 0)
@@ -107,8 +104,6 @@ class Remedy:
     loses_training_state: bool = False
     #: For ``last exception``: true if what is left of an earlier one is freed with it.
     has_earlier: bool = False
-    #: For ``cached blocks``: true if ``torch`` is the name of PyTorch in the notebook.
-    is_torch_bound: bool = False
     #: For ``expandable segments``: the environment variable as it has to be set, ``NAME=value``.
     setting: str = ""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from gpumemwidget.backends.cuda.oom_observer import OomMoment
 from gpumemwidget.backends.cuda.releasable import divide_unallocated
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host.resident import read_addresses
 from gpumemwidget.model.devices import HOST, ProcessUse
 from gpumemwidget.model.ooms import OomEvent
 from gpumemwidget.model.segments import Frame
@@ -72,7 +71,6 @@ def describe_oom(
     if is_host:
         free_bytes = hardware.available_host_bytes()
         own = reserved
-        allowed_bytes = _read_address_limit()
     used = None if free_bytes is None or not total else total - free_bytes - (driver or 0)
     limits = allowed_bytes is not None and (not total or allowed_bytes < total - (driver or 0))
     others = None if used is None or own is None else max(used - own, 0)
@@ -95,7 +93,6 @@ def describe_oom(
         outside_bytes=None if is_host or own is None or reserved is None else own - reserved,
         frames=frames,
         cached_bytes=cached,
-        addresses_bytes=read_addresses() if is_host and limits else None,
         others=listed or (),
         unlisted_bytes=unlisted,
         driver_bytes=driver,
@@ -110,13 +107,3 @@ def _list_others(hardware: Hardware, device: str) -> tuple[ProcessUse, ...] | No
         return None
     others = [each for each in processes if each.relation != "own"]
     return tuple(sorted(others, key=lambda each: -(each.n_bytes or 0)))
-
-
-def _read_address_limit() -> int | None:
-    """Return ``ulimit -v``, the limit of this process's addresses, where the system has one."""
-    try:
-        import resource  # noqa: PLC0415 - not on Windows
-    except ImportError:
-        return None
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if soft == resource.RLIM_INFINITY else int(soft)

@@ -91,7 +91,7 @@ def find_remedies(
             releases = _Releases(account, hardware, event.device)
             remedies += releases.release_exception(at_oom, is_at_end=is_at_end)
             remedies += releases.list_releases(mentions)
-        remedies += _list_settings(shell, event)
+        remedies += _list_settings(event)
         if at_oom is not None:
             n_float32 = 0 if account is None else _sum_float32(account, event.device)
             remedies += _list_savings(at_oom, mentions, n_float32, is_at_end=is_at_end)
@@ -250,12 +250,10 @@ def _join_marks(rows: Iterable[Row]) -> int:
     return marks
 
 
-def _list_settings(shell: Shell, event: OomEvent) -> Iterator[Remedy]:
+def _list_settings(event: OomEvent) -> Iterator[Remedy]:
     """Yield changes to the settings of the allocator, the process or the machine."""
     if event.cached_bytes:
-        torch = find_torch()
-        is_torch_bound = torch is not None and shell.user_ns.get("torch") is torch
-        yield Remedy("cached blocks", event.cached_bytes, "exact", is_torch_bound=is_torch_bound)
+        yield Remedy("cached blocks", event.cached_bytes, "exact")
     name, settings = _read_settings()
     if (
         event.is_fragmented

@@ -159,8 +159,7 @@ def _describe_request(event: OomEvent) -> tuple[Run, ...]:
     room = event.room_bytes
     if room != event.device_free_bytes:
         limit = format_bytes(event.limit_bytes)
-        what = " of addresses" if event.device == HOST else ""
-        runs.append(Run(f"{format_bytes(room)}{what} left below the limit of {limit}"))
+        runs.append(Run(f"{format_bytes(room)} left below the limit of {limit}"))
     elif room is not None:
         words = "available" if event.device == HOST else "free"
         runs.append(Run(f"{format_bytes(room)} {words}"))
@@ -285,11 +284,8 @@ def word_remedy(way: Remedy, event: OomEvent) -> tuple[str, str]:
         kind = event.device.partition(":")[0]
         module = kind if kind in ("cuda", "xpu", "mps") else "accelerator"
         command = f"torch.{module}.empty_cache()"
-        command = command if way.is_torch_bound else f"import torch; {command}"
     elif way.kind == "expandable segments":
         command = f"%env {way.setting}"
-    elif way.kind == "limit" and event.device == HOST:
-        text = "Raise the cap on the process's addresses (ulimit -v), where it was started"
     elif way.kind == "limit":
         command = f"%memlimit off --device {event.device}"
     elif way.kind == "other processes":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib
-import resource
 import sys
 import threading
 import weakref
@@ -23,7 +22,6 @@ from gpumemwidget.backends.cuda import oom_observer as ooms
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.oom_observer import OomMoment, OomObserver
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.breakdowns.breakdown import build_oom_breakdown
 from gpumemwidget.model.devices import ProcessUse
 from gpumemwidget.model.ooms import OomEvent
@@ -351,26 +349,3 @@ def test_a_thread_of_pythons_has_its_own(
     functions = [frame.function.rpartition(".")[2] for frame in watcher.events[0].frames]
     assert functions[-1] == "_bootstrap"
     assert "_engine_run_backward" not in functions
-
-
-@pytest.mark.parametrize(
-    ("limit", "told"), [(5 * MIB, 5 * MIB), (1 << 62, None), (resource.RLIM_INFINITY, None)]
-)
-def test_a_cap_on_the_hosts_addresses(
-    monkeypatch: pytest.MonkeyPatch, limit: int, told: int | None
-) -> None:
-    """``ulimit -v`` is the process's limit, where it is less than the machine has."""
-    monkeypatch.setattr(resource, "getrlimit", lambda _what: (limit, resource.RLIM_INFINITY))
-    hardware = Hardware([HostBackend()])
-
-    event = describe_oom(hardware, "host")
-    hardware.close()
-
-    assert event.limit_bytes == told
-    # Addresses count against it, and these are many more than what is resident.
-    assert (event.addresses_bytes is None) == (told is None)
-    assert (event.addresses_bytes or 1 << 62) > (event.reserved_bytes or 0)
-    assert event.room_bytes == (event.device_free_bytes if told is None else 0)
-    assert event.device_total_bytes is not None
-    assert event.device_free_bytes is not None
-    assert event.others_bytes is not None

@@ -28,7 +28,7 @@ _WAYS = (
     Remedy("names", 3 * GIB + 200 * MIB, "at least", names=("validation_losses", "old_model")),
     Remedy("gradients", 6 * GIB, "exact"),
     Remedy("out", 64 * MIB, "exact"),
-    Remedy("cached blocks", 2 * GIB, "at most", is_torch_bound=True),
+    Remedy("cached blocks", 2 * GIB, "at most"),
     Remedy(
         "expandable segments",
         None,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,24 +128,6 @@ def test_any_bar_adds_up(
 
     if breakdown is not None:
         _check_sums(breakdown.parts, event.device_total_bytes)
-
-
-def test_limit_of_the_host_counts_addresses() -> None:
-    """What is resident says nothing of what the limit leaves."""
-    event = make_event(
-        device="host",
-        requested_bytes=3 * GIB,
-        reserved_bytes=GIB,
-        addresses_bytes=6 * GIB,
-        limit_bytes=8 * GIB,
-        device_free_bytes=20 * GIB,
-    )
-
-    _, first, *_ = report_oom(make_host_card(event=event)).text.split("\n\n")
-
-    assert "2.00 GiB of addresses left below the limit of 8.00 GiB" in " ".join(first.split())
-    unknown = dataclasses.replace(event, addresses_bytes=None)
-    assert "20.00 GiB available" in report_oom(make_host_card(event=unknown)).text
 
 
 def test_ways_say_how_much_would_do() -> None:

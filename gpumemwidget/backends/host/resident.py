@@ -142,14 +142,6 @@ class MaxrssOverlay:
         return getrusage
 
 
-def read_addresses() -> int | None:
-    """Return the bytes of this process's addresses, which ``ulimit -v`` counts."""
-    try:
-        return int(psutil.Process().memory_info().vms)
-    except (psutil.Error, OSError):
-        return None
-
-
 def read_resident_elsewhere() -> Resident | None:
     """Return this process's resident size without procfs, which comes without a mark."""
     try:
