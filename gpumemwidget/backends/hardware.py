@@ -98,27 +98,21 @@ class Hardware:
 
     def start_span(self) -> tuple[Reading, ...]:
         """Begin a span of high-water marks on all devices, and return its first readings."""
-        readings: list[Reading] = []  # A loop takes half the time of a generator, in every cell.
-        for backend in self._backends:
-            readings += backend.start_span()
-        return tuple(readings)
+        return tuple([reading for backend in self._backends for reading in backend.start_span()])
 
     def end_span(self) -> tuple[Reading, ...]:
         """Return the readings at the span's end, with its peaks."""
-        readings: list[Reading] = []
-        for backend in self._backends:
-            readings += backend.end_span()
-        return tuple(readings)
+        return tuple([reading for backend in self._backends for reading in backend.end_span()])
 
     def read_as_user(self) -> tuple[Reading, ...]:
         """Return readings whose peaks are those that the user's own calls tell."""
         return tuple(reading for backend in self._backends for reading in backend.read_as_user())
 
     def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
-        """Reset the peaks as the user's own calls would, and return on which devices.
+        """Reset the peaks as the user's own calls would, of all devices or of some.
 
-        Args:
-            devices: leave all other devices alone.
+        Returns:
+            The devices whose peaks begin anew.
 
         Raises:
             BackendError: a device refuses.
@@ -180,11 +174,8 @@ class Hardware:
     def start_trace(self, *, n_events: int = 1_000_000) -> tuple[str, ...]:
         """Begin to note each allocation; return a sentence for each device that can't be traced.
 
-        PyTorch need not be there yet: it is traced from when the user imports it. A million events
-        take some 300 MB while the trace runs.
-
-        Args:
-            n_events: how many events to keep, of all devices together: the newest.
+        PyTorch need not be there yet: it is traced from when the user imports it. Of all devices
+        together the newest events are kept; a million take some 300 MB while the trace runs.
         """
         with self._lock:
             self._n_events = n_events
@@ -198,11 +189,7 @@ class Hardware:
             raise
 
     def end_trace(self, *, snapshot_to: Path | None = None) -> tuple[AllocatorTrace, ...]:
-        """Return what was noted since, on each touched device whose allocator keeps a history.
-
-        Args:
-            snapshot_to: a file for PyTorch's own memory viewer; one of that name is replaced.
-        """
+        """Return what was noted since; see ``MemoryBackend.end_trace``."""
         with self._lock:
             self._n_events = None
             backends = self._backends
@@ -211,10 +198,7 @@ class Hardware:
         )
 
     def keep_sites(self, *, is_on: bool) -> str:
-        """Keep the line of each live block from now on, or no longer; return what was done.
-
-        PyTorch need not be there yet.
-        """
+        """Keep the line of each live block from now on, or no longer; return what was done."""
         with self._lock:
             self._keeps_sites = is_on
             backends = self._backends
@@ -311,11 +295,8 @@ class Hardware:
     def take_device_states(self, *, with_segments: bool = True) -> tuple[DeviceState, ...]:
         """Return all that can be told of every device at one moment: GPUs, touched or not, host.
 
-        This takes some 0.2 ms a GPU, and as long as ``read_segments``. The peaks are those that the
-        user's own calls tell.
-
-        Args:
-            with_segments: read the blocks too.
+        This takes some 0.2 ms a GPU, and as long as ``read_segments``, if blocks are read too. The
+        peaks are those that the user's own calls tell.
         """
         infos = self._list_infos()
         after = index_by_device(self.read_as_user())
@@ -345,6 +326,7 @@ class Hardware:
         children, monitor = self._processes.list_children(), self._monitor
         if monitor is None or not children:
             return children
+        # Counters show whose pids these are, where that is not certain.
         is_certain = self._processes.are_pids_certain
         before = {} if is_certain else index_by_device(self.read_as_user())
         answers = {
@@ -379,14 +361,10 @@ class Hardware:
             return DriverAnswer(self._read_use_without_monitor(info))
         use, listed, is_steady = monitor.read_use(device), None, False
         for _ in range(_MAX_DRIVER_READS):
-            before = use
-            listed = monitor.list_processes(device)
-            if listed is None:
-                is_steady = True
-                break
-            use = monitor.read_use(device)
-            if (before and before.used_bytes) == (use and use.used_bytes):
-                is_steady = True
+            before, listed = use, monitor.list_processes(device)
+            use = before if listed is None else monitor.read_use(device)
+            is_steady = (before and before.used_bytes) == (use and use.used_bytes)
+            if is_steady:
                 break
         return DriverAnswer(use or self._read_use_without_monitor(info), listed, is_steady)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,11 @@ MIB = 1 << 20
 
 
 def make_raw_segment(*blocks: dict[str, Any], **values: Any) -> dict[str, Any]:
-    total = sum(block["size"] for block in blocks)
-    return {"device": 0, "address": 4096, "total_size": total, "blocks": list(blocks), **values}
+    """A segment at 4096, whose blocks lie side by side."""
+    ends = list(accumulate((block["size"] for block in blocks), initial=4096))
+    placed = [{**block, "address": at} for block, at in zip(blocks, ends, strict=False)]
+    total = ends[-1] - 4096
+    return {"device": 0, "address": 4096, "total_size": total, "blocks": placed, **values}
 
 
 def test_every_state_of_every_release_is_understood() -> None:

@@ -133,9 +133,7 @@ def parse_rules(settings: Mapping[str, Any]) -> AllocatorRules:
     https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDACachingAllocator.cpp
     """
     max_split = settings.get("max_split_size", -1)
-    divisions = settings.get("roundup_power2_divisions")
-    if not isinstance(divisions, Mapping):  # Releases before 1.14 had one number for all sizes.
-        divisions = {"1": divisions or 0}
+    divisions = settings.get("roundup_power2_divisions") or {}
     steps: list[tuple[int, int]] = []
     for n_mib, n_steps in sorted((int(key), value) for key, value in divisions.items()):
         # The first interval holds for all that is smaller, too.

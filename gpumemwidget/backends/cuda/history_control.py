@@ -65,12 +65,14 @@ class HistoryControl:
             self._torch.cuda.memory._record_memory_history(enabled, **options)  # noqa: SLF001 - has no public name
         self.is_ours = enabled is not None
 
+    def begin_sites(self) -> None:
+        """Keep the lines of live blocks alone, noticing when others set the history."""
+        self.watch()
+        self.set("state", context="state", stacks="python", max_entries=1)
+
     @contextlib.contextmanager
     def taking_snapshot(self) -> Iterator[None]:
-        """Take a snapshot within this context, hidden from a history that the user runs.
-
-        Every snapshot is itself an entry of the history.
-        """
+        """Take a snapshot within this context, hidden from the user's history: it is an entry."""
         is_others = not self.is_ours and self.is_on()
         if is_others:
             self.watch()
@@ -92,9 +94,7 @@ class HistoryControl:
         self._patch.replace(bindings, _READER, self._wrap_reader)
 
     def unwatch(self, *, is_final: bool = False) -> None:
-        """Put the bindings back, save those that somebody has replaced since.
-
-        Nothing changes as long as snapshots of ours have to be hidden in the user's history.
+        """Put the bindings back, unless snapshots of ours must be hidden in the user's history.
 
         Args:
             is_final: put them back in any case; the user sees our snapshots from then on.

@@ -78,15 +78,14 @@ def parse_segments(
 ) -> tuple[Segment, ...]:
     """Return torch's dictionaries as segments, by device and address.
 
-    Args:
-        raw: torch's segments.
-        kind: the beginning of the devices' names.
-        large_page_bytes: the pages of segments that grow and are for large requests; as many as by
-            default where it is not given.
+    ``large_page_bytes`` is the size of the pages of segments that grow and are for large requests,
+    where it was set.
     """
     stacks = StackTable()
     segments = [_parse_segment(segment, stacks, kind, large_page_bytes) for segment in raw]
-    return tuple(sorted(segments, key=lambda each: (_index(each.device), each.address)))
+    return tuple(
+        sorted(segments, key=lambda each: (int(each.device.partition(":")[2]), each.address))
+    )
 
 
 def _read_large_page_bytes(torch: Any) -> int | None:
@@ -107,22 +106,18 @@ def _read_large_page_bytes(torch: Any) -> int | None:
 def _parse_segment(
     raw: Mapping[str, Any], stacks: StackTable, kind: str, large_page_bytes: int | None
 ) -> Segment:
-    address = raw["address"]
     blocks = []
     for block in raw["blocks"]:
-        n_bytes = block["size"]
         state = _STATES[block["state"]]
         blocks.append(
             Block(
-                # Releases before 2.0 gave no addresses; the blocks stand in their order.
-                address=block.get("address", address),
-                n_bytes=n_bytes,
+                address=block["address"],
+                n_bytes=block["size"],
                 requested_bytes=None if state == "inactive" else block.get("requested_size"),
                 state=state,
                 frames=stacks.find(block.get("frames", ())),
             )
         )
-        address = blocks[-1].address + n_bytes
     first, second = raw.get("segment_pool_id", (0, 0))
     size_class = raw.get("segment_type")
     return Segment(
@@ -136,10 +131,6 @@ def _parse_segment(
         is_small=None if size_class is None else size_class == "small",
         page_bytes=large_page_bytes if size_class == "large" else None,
     )
-
-
-def _index(device: str) -> int:
-    return int(device.partition(":")[2])
 
 
 # -- Stacks ----------------------------------------------------------------------------------------

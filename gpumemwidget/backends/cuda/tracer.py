@@ -28,7 +28,7 @@ _REFUSALS = (RuntimeError, TypeError, ValueError, AttributeError)
 _STOP = "stop it with torch.cuda.memory._record_memory_history(None) for a trace of our own"
 _IS_USERS = "a memory history was running already, and was used as it is"
 _HAS_NO_EVENTS = f"{_IS_USERS}: it keeps no events; {_STOP}"
-_HAS_NO_STACKS = f'{_IS_USERS}: it keeps no lines of its events, as one of "state"; {_STOP}'
+_HAS_NO_STACKS = f"{_IS_USERS}: it keeps no lines of its events; {_STOP}"
 _WAS_SET = (
     "a memory history was started or stopped within the cell, and is left as it is now: "
     "events are missing"
@@ -67,12 +67,7 @@ class CudaTracer:
         return self._span is None and self._history.is_ours
 
     def start(self, touched: Sequence[int], *, n_events: int) -> tuple[str, ...]:
-        """Start a trace, and drop one that was running; return why none was started, if so.
-
-        Args:
-            touched: indices of the devices that are in use.
-            n_events: number of events to keep, of all devices together: the newest.
-        """
+        """Start a trace, and drop one that was running; return why none was started, if so."""
         with self._lock:
             self._end_span()
             reason = self._find_obstacle()
@@ -85,7 +80,10 @@ class CudaTracer:
                 if self._torch.cuda.is_initialized():
                     self._warm_up()
                     self._begin(span)
-                    self._snapshot_start(span, touched)
+                    span.start_us = read_now_us()
+                    if touched:
+                        span.before = self._snapshots.read(touched)
+                        span.marked_by_us = read_now_us()
                 else:
                     span.start_us = read_now_us()
             except _REFUSALS as exc:
@@ -100,13 +98,7 @@ class CudaTracer:
     def end(
         self, touched: Sequence[int], *, snapshot_to: Path | None = None
     ) -> tuple[AllocatorTrace, ...]:
-        """End the trace, and return it for each device in use; ``()`` where none was running.
-
-        Args:
-            touched: indices of the devices that are in use now.
-            snapshot_to: a file to write torch's own snapshot to, which its memory viewer reads. If
-                it can't be written, a note says so.
-        """
+        """End the trace, and return it for each device in use; ``()`` where none was running."""
         with self._lock:
             span = self._span
             if span is None or not touched:
@@ -115,7 +107,7 @@ class CudaTracer:
             try:
                 raw = self._take_snapshot() if span.handed_over is None else span.handed_over
             except _REFUSALS as exc:
-                self._note(f"CUDA gives no trace: {read_first_line(exc)}")
+                self._notes.append(f"CUDA gives no trace: {read_first_line(exc)}")
                 return ()
             finally:
                 end_us = read_now_us() if span.end_us is None else span.end_us
@@ -125,8 +117,8 @@ class CudaTracer:
             try:
                 write_snapshot(raw, snapshot_to)
             except FileError as exc:
-                self._note(str(exc))
-        has_events = any(raw["device_traces"])
+                self._notes.append(str(exc))
+        has_events = any(raw["device_traces"])  # Parsing takes them out.
         traces = parse_traces(
             raw,
             before=span.before,
@@ -195,7 +187,7 @@ class CudaTracer:
                     span.end_us = read_now_us()
                 self._history.set(None)
             except Exception as exc:  # noqa: BLE001 - it would be the user's own call that fails
-                self._note(f"CUDA could not end its memory history: {read_first_line(exc)}")
+                self._notes.append(f"CUDA could not end its memory history: {read_first_line(exc)}")
 
     # -- On and off --------------------------------------------------------------------------------
 
@@ -207,12 +199,6 @@ class CudaTracer:
             # No stacks of frees ("all"): to take one while an error unwinds a call of C++ loses
             # the error, as in a recomputation that stops early, where tensors are freed by it.
             self._history.set("all", context="alloc", stacks="python", max_entries=span.n_events)
-
-    def _snapshot_start(self, span: _Span, touched: Sequence[int]) -> None:
-        span.start_us = read_now_us()
-        if touched:
-            span.before = self._snapshots.read(touched)
-            span.marked_by_us = read_now_us()
 
     def _end_span(self) -> None:
         """End the trace, and leave the history as it was before, if it is not another's by now."""
@@ -226,7 +212,7 @@ class CudaTracer:
         try:
             self._restore_between_traces()
         except _REFUSALS as exc:
-            self._note(f"CUDA could not end its memory history: {read_first_line(exc)}")
+            self._notes.append(f"CUDA could not end its memory history: {read_first_line(exc)}")
 
     def _restore_between_traces(self) -> None:
         """Set what holds between traces: the lines of live blocks are kept, or nothing is."""
@@ -239,11 +225,7 @@ class CudaTracer:
             self._history.unwatch()
         elif can_set:
             self._warm_up()
-            self._begin_sites()
-
-    def _begin_sites(self) -> None:
-        self._history.watch()
-        self._history.set("state", context="state", stacks="python", max_entries=1)
+            self._history.begin_sites()
 
     def _notice_foreign_history(self) -> None:
         """Keep no lines of blocks any more once somebody else has set the history."""
@@ -271,11 +253,11 @@ class CudaTracer:
                     self._begin(self._span)
                 elif self._keeps_sites and self._history.is_on():
                     self._keeps_sites = False
-                    self._note(_IS_USERS.replace("was used", "is used"))
+                    self._notes.append(_IS_USERS.replace("was used", "is used"))
                 elif self._keeps_sites:
-                    self._begin_sites()
+                    self._history.begin_sites()
             except Exception as exc:  # noqa: BLE001 - it would be the user's own call that fails
-                self._note(f"CUDA refuses a trace: {read_first_line(exc)}")
+                self._notes.append(f"CUDA refuses a trace: {read_first_line(exc)}")
 
     def _warm_up(self) -> None:
         """Have torch import now what it needs to name lines, which takes seconds the first time.
@@ -290,15 +272,12 @@ class CudaTracer:
 
     def _find_obstacle(self) -> str | None:
         backend = self._torch.cuda.memory.get_allocator_backend()
-        if backend != "native":
-            return (
-                f"the CUDA allocator {backend} keeps no history: for lines start the kernel with "
-                "PyTorch's own (backend:native)"
-            )
-        return None
-
-    def _note(self, note: str) -> None:
-        self._notes.append(note)
+        if backend == "native":
+            return None
+        return (
+            f"the CUDA allocator {backend} keeps no history: for lines start the kernel with "
+            "PyTorch's own (backend:native)"
+        )
 
 
 class _Span:
@@ -322,24 +301,16 @@ def _explain_gaps(
 ) -> tuple[AllocatorTrace, ...]:
     """Return traces with a note on events or stacks that a history of the user's costs them."""
     if span.handed_over is not None:
-        return _annotate(traces, _HANDED_OVER, ends_early=True)
-    if was_set:
-        return _annotate(traces, _WAS_SET, is_whole=False)
+        return tuple(
+            dataclasses.replace(trace, notes=(_HANDED_OVER,), ends_early=True) for trace in traces
+        )
+    if was_set or (span.is_users and not has_events):
+        note = _WAS_SET if was_set else _HAS_NO_EVENTS
+        return tuple(dataclasses.replace(trace, notes=(note,), is_whole=False) for trace in traces)
     if not span.is_users:
         return traces
-    if not has_events:
-        return _annotate(traces, _HAS_NO_EVENTS, is_whole=False)
     return tuple(
-        dataclasses.replace(trace, notes=(*trace.notes, _describe_users_history(trace.events)))
-        for trace in traces
-    )
-
-
-def _annotate(
-    traces: Sequence[AllocatorTrace], note: str, **changes: bool
-) -> tuple[AllocatorTrace, ...]:
-    return tuple(
-        dataclasses.replace(trace, notes=(*trace.notes, note), **changes)  # type: ignore[arg-type]  # fields of bool
+        dataclasses.replace(trace, notes=(_describe_users_history(trace.events),))
         for trace in traces
     )
 
