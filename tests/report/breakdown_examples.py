@@ -18,7 +18,8 @@ from gpumemwidget.model.devices import (
     Reading,
 )
 from gpumemwidget.model.ownership import DeviceAccount, MemoryKind, Owned
-from gpumemwidget.model.segments import Block, Segment
+from gpumemwidget.model.segments import Segment
+from tests.breakdowns.readings import make_segment
 from tests.report.examples import HOSTILE, MIB
 
 GIB = 1024 * MIB
@@ -28,15 +29,8 @@ _DRIVER = 503_316_480
 
 def _make_segment(number: int, blocks: str, unit: int, pool: tuple[int, int] = (0, 0)) -> Segment:
     """One block a letter: ``a`` allocated, ``p`` pending, ``i`` inactive."""
-    states = {"a": "active_allocated", "p": "active_pending_free", "i": "inactive"}
-    start = (number + 1) << 40
-    made = tuple(
-        Block(start + at * unit, unit, None, states[letter])  # type: ignore[arg-type]
-        for at, letter in enumerate(blocks)
-    )
-    return Segment(
-        "cuda:0", start, unit * len(blocks), pool != (0, 0), pool, made, is_small=unit < MIB
-    )
+    sizes = [(letter, unit) for letter in blocks]
+    return make_segment(*sizes, address=(number + 1) << 40, pool_id=pool, is_small=unit < MIB)
 
 
 def _make_use(used_bytes: int) -> DeviceUse:
@@ -151,7 +145,7 @@ def make_untouched_breakdown() -> Breakdown:
     return breakdown
 
 
-def make_host_breakdown(*, with_pinned: bool = True) -> Breakdown:
+def make_host_breakdown() -> Breakdown:
     """A machine of 128 GiB with a child and pinned memory."""
     state = DeviceState(
         info=DeviceInfo(HOST, "host memory", 128 * GIB),
@@ -161,7 +155,7 @@ def make_host_breakdown(*, with_pinned: bool = True) -> Breakdown:
             ProcessUse(4242, "ipykernel_launcher", "own", 6 * GIB + 200 * MIB),
             ProcessUse(4711, "python worker.py --rank 1", "child", 2 * GIB),
         ),
-        pinned=PinnedUse(GIB, GIB + 512 * MIB, 2 * GIB, 2 * GIB) if with_pinned else None,
+        pinned=PinnedUse(GIB, GIB + 512 * MIB, 2 * GIB, 2 * GIB),
     )
     account = DeviceAccount(
         HOST,
@@ -186,9 +180,9 @@ def make_children() -> tuple[ChildProcess, ...]:
     )
 
 
-def make_map(n_segments: int = 10, n_blocks: int = 12, seed: int = 5) -> SegmentMap:
+def make_map(n_segments: int = 10, n_blocks: int = 12) -> SegmentMap:
     """Segments that were cut at random, some large and many small ones."""
-    chance = random.Random(seed)
+    chance = random.Random(5)
     kinds: tuple[MemoryKind, ...] = (
         "parameter",
         "gradient",
@@ -198,39 +192,26 @@ def make_map(n_segments: int = 10, n_blocks: int = 12, seed: int = 5) -> Segment
         "unknown",
     )
     segments = []
-    names: dict[int, tuple[MemoryKind, str]] = {}
     for number in range(n_segments):
         is_small = number % 3 == 2
         unit = 64 * 1024 if is_small else chance.choice([2, 8, 32]) * MIB
-        blocks = []
-        start = at = number << 40
-        is_free = number % 5 == 4
-        for place in range(n_blocks):
-            size = unit * chance.randint(1, 8)
-            kind = chance.choice(kinds)
-            state = "inactive" if is_free or chance.random() < 0.3 else "active_allocated"
-            is_used = state == "active_allocated"
-            owner = f"model.layers[{place}].mlp.{kind.split()[0]}" if kind != "unknown" else HOSTILE
-            if is_used:
-                names[at] = kind, owner
-            blocks.append(
-                Block(at, size, size - 100 if is_used else None, state)  # type: ignore[arg-type]
-            )
-            at += size
+        states = "i" if number % 5 == 4 else "aai"
+        blocks = [(chance.choice(states), unit * chance.randint(1, 8)) for _ in range(n_blocks)]
         segments.append(
-            Segment(
-                "cuda:0",
-                start,
-                at - start,
-                number % 10 == 9,
-                (0, 0),
-                tuple(blocks),
-                number % 4 == 3,
-                is_small,
+            make_segment(
+                *blocks,
+                address=number << 40,
+                pool_id=(int(number % 10 == 9), 0),
+                is_expandable=number % 4 == 3,
+                is_small=is_small,
             )
         )
     segments.sort(key=lambda each: -each.n_bytes)
     every = [block for segment in segments for block in segment.blocks]
-    free = [block.n_bytes for block in every if block.state == "inactive"]
+    names: dict[int, tuple[MemoryKind, str]] = {}
+    for place, block in enumerate(each for each in every if each.state == "active_allocated"):
+        kind = kinds[place % len(kinds)]
+        names[block.address] = kind, HOSTILE if kind == "unknown" else f"model.layers[{place}]"
+    largest = max(block.n_bytes for block in every if block.state == "inactive")
     lines = dict.fromkeys(names, "In[7], line 3")
-    return SegmentMap("cuda:0", tuple(segments), max(free, default=0), names, lines)
+    return SegmentMap("cuda:0", tuple(segments), largest, names, lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 import pytest
@@ -13,18 +12,14 @@ from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.ownership import (
     DeviceAccount,
     DeviceBytes,
-    Fix,
-    FixKind,
-    Holder,
     MemoryAccount,
     Owned,
     Variable,
 )
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.account_tree import ITSELF, Node, check_rows, list_lines
-from gpumemwidget.report.why import report_explanation
 from gpumemwidget.units import parse_bytes
-from tests.report.account_examples import make_account, make_big_account, make_unnamed_explanation
+from tests.report.account_examples import make_account
 from tests.report.examples import KIB, MIB
 
 
@@ -168,14 +163,6 @@ def test_what_is_left_out_is_one_line() -> None:
     assert _open(*owned, most=4) == [f"  .p{number}" for number in range(5)]
 
 
-def test_ten_thousand_storages_are_read_on_one_screen() -> None:
-    """Rows and lines are put together, and the report is small enough to be saved."""
-    report = report_account(make_big_account())
-
-    assert len(report.text.splitlines()) < 40
-    assert len(report.html) < 16_000
-
-
 def test_what_is_missing_is_a_line() -> None:
     """And a sentence, where the lines do not reach what is allocated."""
     text = report_account(_make(_own("x"), allocated=3 * MIB)).text
@@ -238,17 +225,3 @@ def test_rows_that_are_no_variables_can_be_opened() -> None:
     assert (0, "no variable", 5 * MIB) in _read_lines(text)
     assert report_account(make_account(), ["no variable"]).text == text
     assert "held where Python can't see" in text
-
-
-def test_holders_without_a_name_are_words_and_not_code() -> None:
-    """What is set as code can be typed."""
-    html = report_explanation(make_unnamed_explanation()).html
-    path = Holder(
-        "model.w", "name", Fix(FixKind.DELETE, "model.w"), DeviceBytes((("cuda:0", MIB),))
-    )
-    named = report_explanation(
-        dataclasses.replace(make_unnamed_explanation(), holders=(path,))
-    ).html
-
-    assert "<strong>cuBLAS workspace</strong>" in html
-    assert re.search(r"<code[^>]*>model\.w</code>", named)

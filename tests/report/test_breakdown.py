@@ -31,7 +31,6 @@ from tests.report.breakdown_examples import (
     GIB,
     make_busy_breakdown,
     make_host_breakdown,
-    make_idle_breakdown,
     make_map,
     make_untouched_breakdown,
 )
@@ -128,16 +127,6 @@ class TestBar:
         driver = rulers.pop("total capacity")
         assert set(rulers.values()) <= ends
         assert breakdown.total_bytes - driver == 480 * 1024**2
-
-    def test_a_small_process_is_drawn_a_second_time(self) -> None:
-        """As wide as there is room; one that has half of the device is not."""
-        idle, busy = make_idle_breakdown(), make_busy_breakdown()
-
-        html = report_breakdown([idle]).html
-
-        assert len(_read_bars(html)) == 2
-        assert "this process&#x27;s part of cuda:0 538.00 MiB: " in html
-        assert len(_read_bars(report_breakdown([busy]).html)) == 1
 
     @given(st.data())
     def test_whatever_was_read_is_drawn(self, data: st.DataObject) -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
 from gpumemwidget.model.cells import CellDevice, Span
-from gpumemwidget.model.devices import PeakIs
 from gpumemwidget.report.cell import report_cell, report_cell_line
 from tests.report.examples import GIB, MIB, make_gpu_cell, make_samples
 from tests.report.pages import list_charts
@@ -28,26 +25,6 @@ def test_devices_stand_in_their_order() -> None:
 
     firsts = [line.split()[0] for line in lines[3:] if line and not line.startswith(" ")]
     assert firsts == ["cuda:0", "cuda:2", "cuda:10", "host"]
-
-
-@pytest.mark.parametrize(
-    ("peak_is", "shown", "legend"),
-    [
-        ("exact", "MiB  3.40 GiB", None),
-        ("at least", ">= 3.40 GiB", ">= lower bound: "),
-        ("sampled", "~ 3.40 GiB", "~ sampled: "),
-    ],
-)
-def test_peak_says_what_it_is(peak_is: PeakIs, shown: str, legend: str | None) -> None:
-    """An exact peak stands bare; others carry a mark, which a line explains."""
-    device = dataclasses.replace(make_gpu_cell().devices[0], peak_is=peak_is)
-
-    text = report_cell(make_gpu_cell(devices=(device,)), []).text
-
-    assert shown in text
-    legends = [line for line in text.splitlines() if line.startswith((">=", "~"))]
-    assert len(legends) == (legend is not None)
-    assert all(line.startswith(str(legend)) for line in legends)
 
 
 def test_host_with_a_silent_malloc_says_so() -> None:
@@ -107,12 +84,3 @@ def test_line_leaves_out_a_peak_that_the_end_tells() -> None:
     assert report_cell_line(make_gpu_cell(devices=(host,))).text == (
         "In [7]  4.56 s  host allocated 1.00 GiB (+1.00 MiB) · resident 2.00 GiB (+1.00 GiB)"
     )
-
-
-def test_line_falls_back_to_resident_beside_a_gpu() -> None:
-    """Where malloc is silent, the host's part of the line tells the other counter."""
-    host = CellDevice("host", Span(None, None, None), Span(GIB, 2 * GIB, 2 * GIB), "exact", 0, 0)
-
-    text = report_cell_line(make_gpu_cell(devices=(host, _make_still("cuda:0")))).text
-
-    assert text.endswith("  host resident +1.00 GiB")

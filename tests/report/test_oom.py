@@ -19,7 +19,6 @@ from gpumemwidget.report.oom import (
     describe_released,
     judge_now,
     report_oom,
-    sort_ways,
 )
 from gpumemwidget.report.wording.parts import name_part
 from tests.report.oom_examples import GIB, make_card, make_event, make_host_card
@@ -192,18 +191,6 @@ def test_the_verdict_is_told_anew_when_a_remedy_was_used() -> None:
     )
 
 
-def test_ways_are_sorted_by_what_they_give() -> None:
-    """Those of which it is not known come last, in the order in which they were."""
-    ways = [
-        Remedy("no_grad", None, "about"),
-        Remedy("out", 5, "exact"),
-        Remedy("limit", None, "about"),
-        Remedy("names", 9, "at least"),
-    ]
-
-    assert [way.kind for way in sort_ways(ways)] == ["names", "out", "no_grad", "limit"]
-
-
 def _make_release(**changes: object) -> ReleaseReport:
     plan = ReleasePlan(ReleaseRequest(("x",)), (), (), DeviceBytes((("cuda:0", 3 * GIB),)), 0, None)
     values: dict[str, object] = {
@@ -229,15 +216,6 @@ def test_release_is_told_with_its_promise() -> None:
         "Now 2.00 GiB allocated, 4.00 GiB reserved.",
         ("y holds it too",),
     )
-
-
-def test_release_without_a_promise_has_that_of_its_plan() -> None:
-    """A way of which it was not known what it gives."""
-    way = Remedy("names", None, "exact")
-
-    line, _ = describe_released(way, _make_release(after=()), "cuda:0")
-
-    assert line == "Freed 3.00 GiB on cuda:0 (predicted: 3.00 GiB)."
 
 
 def test_cached_blocks_are_told_as_what_is_reserved() -> None:

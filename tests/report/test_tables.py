@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
 from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.model.releases import ReleaseMove, ReleaseStep, ReleaseStepKind, StepResult
@@ -13,17 +11,14 @@ from gpumemwidget.report.ledger import N_SHOWN, report_ledger
 from gpumemwidget.report.release import N_MOVES_SHOWN, report_plan, report_release
 from gpumemwidget.report.render.blocks import Cell, Column, Table
 from gpumemwidget.report.render.text import render_table
-from gpumemwidget.report.stat import report_stat
 from tests.report.examples import (
     GIB,
-    HOSTILE,
     MIB,
     make_gpu_cell,
     make_host_cell,
     make_plan,
     make_release,
 )
-from tests.report.pages import Page
 
 
 def test_long_ledger_is_shown_by_its_end() -> None:
@@ -39,18 +34,6 @@ def test_long_ledger_is_shown_by_its_end() -> None:
     assert text.count("In [") == N_SHOWN
 
 
-@pytest.mark.parametrize("last", [1, N_SHOWN + 5])
-def test_ledger_shows_as_many_as_are_asked_for(last: int) -> None:
-    """Those that are not shown are still kept, and it does not say otherwise."""
-    records = [make_host_cell(execution_count=number) for number in range(1, N_SHOWN + 11)]
-
-    text = report_ledger(records, last=last).text
-
-    assert text.splitlines()[0].startswith("60 cells recorded")
-    assert f"The last {last} are shown; {60 - last} came before." in text
-    assert text.count("In [") == last
-
-
 def test_ledger_leaves_out_devices_that_stood_still() -> None:
     """Of eight GPUs those that worked, and a note that the others did not."""
     still = Span(GIB, GIB, GIB)
@@ -63,34 +46,12 @@ def test_ledger_leaves_out_devices_that_stood_still() -> None:
     assert text.endswith("Devices that a cell did not change are left out.")
 
 
-def test_hostile_first_line_stays_text() -> None:
-    """Nothing of it is an element, an attribute, a control or a mark that turns the line."""
-    report = report_ledger([make_gpu_cell(first_line=HOSTILE)])
-    page = Page(report.html)
-
-    assert page.errors == []
-    assert "script" not in {tag for tag, _ in page.elements}
-    assert "<script>alert('x')</script>" in page.text
-    for character in "\x1b\x07\x00\u202e\u2066\ud800":
-        assert character not in report.html
-        assert character not in report.text
-    assert "\\x1b[31mred\\x07\\x00" in page.text
-    assert "\\u202egnp.exe\\u2066 \\ud800" in page.text
-
-
 def test_wide_letters_keep_the_columns() -> None:
     """A name in Chinese takes two columns a letter, one with a joined accent no more than one."""
     rows = tuple((Cell(name), Cell("1")) for name in ("模型", "n\u0303", "batch"))
     table = Table("names", (Column("name", "code"), Column("n")), (rows,))
 
     assert render_table(table).splitlines()[1:] == ["模型   1", "n\u0303      1", "batch  1"]
-
-
-def test_no_device_is_said() -> None:
-    """With the notes that tell why."""
-    assert report_stat([], ["The driver is not installed."]).text == (
-        "No device was found.\nThe driver is not installed."
-    )
 
 
 def test_plan_with_kept_names_says_that_they_stay() -> None:

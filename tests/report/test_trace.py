@@ -35,22 +35,6 @@ def _read_column(row: str, column: int) -> int | None:
     return parse_bytes(amounts[column]) if len(amounts) > column else None
 
 
-def test_columns_add_up_to_the_counters() -> None:
-    """What stood before and the lines are what is allocated after the cell, and at its peak."""
-    trace = make_trace(make_lines_device([("a", use(64)), ("b", use(32)), ("c", None)]))
-    device = trace.devices[0]
-
-    rows = _list_rows(report_trace(trace, []).text)
-
-    assert rows[-1].split("  ")[-1] == "total, as the counters say"
-    lines = [row for row in rows[:-1] if not row.endswith("before the cell")]
-    [before] = [row for row in rows if row.endswith("before the cell")]
-    held = [_read_column(row, 1) or 0 for row in lines]
-    assert sum(held) + (_read_column(before, 0) or 0) == device.allocated.after_bytes
-    assert _read_column(rows[-1], 1) == device.allocated.after_bytes
-    assert _read_column(rows[-1], 2) == device.allocated.peak_bytes
-
-
 def test_a_sum_that_the_counters_do_not_say_is_told() -> None:
     """Nobody has to add up to find out that something is missing."""
     device = make_lines_device([("a", use(64))])
@@ -156,19 +140,6 @@ def test_devices_that_stood_still_share_a_line() -> None:
 
     for text in (report_trace(trace, []).text, list_displays(trace, [])[-1].text):
         assert "cuda:1, cuda:2 and cuda:3: no line of the cell allocated anything." in text
-
-
-def test_on_the_host_that_is_told_of_what_is_seen_there() -> None:
-    """``x = load()`` run twice allocates, and leaves as much in use as there was."""
-    trace = make_host_trace()
-    assert trace.host is not None
-    lines = tuple(dataclasses.replace(line, net_bytes=320) for line in trace.host.lines)
-    still = dataclasses.replace(trace.host, lines=lines, unread_bytes=0, outside_bytes=0)
-
-    text = report_trace(dataclasses.replace(trace, host=still), []).text
-
-    assert "host: no line of the cell changed what is in use by 4 KiB or more." in text
-    assert "allocated anything" not in text
 
 
 def test_a_host_s_report_is_one_piece() -> None:
