@@ -15,7 +15,7 @@ from gpumemwidget.ownership.holdings import Account, take_account
 from gpumemwidget.ownership.moves import Move, find_move, find_outside
 from gpumemwidget.releasing import move as moves_module
 from gpumemwidget.releasing.move import carry_out
-from tests.ownership.notebook import Notebook, Tracker
+from tests.ownership.notebook import Notebook
 
 
 def _find(notebook: Notebook, *, dropped: str = "") -> tuple[Account, list[Move]]:
@@ -33,68 +33,6 @@ def _move_all(notebook: Notebook) -> None:
     account, moves = _find(notebook)
     assert [move.obstacle for move in moves] == [None] * len(moves)
     carry_out(account, moves)
-
-
-def test_views_and_ties_stay(notebook: Notebook) -> None:
-    """Views still show the base, tied weights are one storage, and the old storages are gone."""
-    tracker = Tracker()
-    base = tracker.track(torch.arange(12.0).reshape(3, 4))
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
-    model[1].weight = model[0].weight
-    for parameter in model.parameters():
-        tracker.track(parameter)
-    notebook.put(base=base, part=base[1:, ::2], flipped=base.t(), model=model)
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    parameters = list(model.parameters())
-
-    _move_all(notebook)
-
-    part, flipped = notebook.ip.user_ns["part"], notebook.ip.user_ns["flipped"]
-    assert tracker.count_bytes() == 0
-    assert part.tolist() == [[4.0, 6.0], [8.0, 10.0]]
-    base[2, 2] = 100.0
-    assert (part[1, 1].item(), flipped[2, 2].item()) == (100.0, 100.0)
-    assert part.stride() == (4, 2)
-    assert flipped.stride() == (1, 4)
-    assert model[1].weight is model[0].weight
-    assert [a is b for a, b in zip(parameters, model.parameters(), strict=True)] == [True] * 3
-    assert all(torch.equal(before[name], value) for name, value in model.named_parameters())
-    assert all(parameter.requires_grad for parameter in model.parameters())
-
-
-def test_an_optimizer_goes_on_after_the_move(notebook: Notebook) -> None:
-    """Gradients, moments and parameters move together: the next step is what it would have been."""
-
-    def train(model: torch.nn.Module, optimizer: Any, n_steps: int) -> None:
-        for _ in range(n_steps):
-            optimizer.zero_grad()
-            model(torch.ones(2, 4)).square().sum().backward()
-            optimizer.step()
-
-    models = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        model = torch.nn.Linear(4, 3)
-        optimizer = torch.optim.AdamW(model.parameters())
-        train(model, optimizer, 2)
-        models.append((model, optimizer))
-    tracker = Tracker()
-    for state in models[0][1].state.values():
-        for value in state.values():
-            tracker.track(value)
-    for parameter in models[0][0].parameters():
-        tracker.track(parameter)
-        tracker.track(parameter.grad)
-    notebook.put(model=models[0][0], opt=models[0][1])
-
-    _move_all(notebook)
-    left = tracker.count_bytes()
-    for model, optimizer in models:
-        train(model, optimizer, 2)
-
-    assert left == 0
-    for mine, others in zip(models[0][0].parameters(), models[1][0].parameters(), strict=True):
-        assert torch.equal(mine, others)
 
 
 def test_lazily_conjugated_and_negated_tensors_keep_their_values(notebook: Notebook) -> None:

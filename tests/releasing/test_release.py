@@ -54,20 +54,6 @@ def test_a_name_is_released_and_measured(notebook: Notebook, tracker: Tracker) -
     assert notebook.ip.user_ns["x"] is None
 
 
-def test_a_displayed_name_is_dropped_where_ipython_holds_it(
-    notebook: Notebook, tracker: Tracker
-) -> None:
-    """Exactly the entries of this value go; another displayed value stays."""
-    notebook.run("x = make(10); x")
-    notebook.run("make(20)")
-
-    report = notebook.release("x")
-
-    assert "Out[1]" in report.plan.drops
-    assert report.plan.frees_bytes == DeviceBytes((("host", 40),))
-    assert tracker.count_bytes() == 80
-
-
 def test_what_others_hold_remains_and_they_are_named(notebook: Notebook, tracker: Tracker) -> None:
     """On the host nothing is moved: the plan names who keeps it, and how to drop that."""
     notebook.run("x = make(256)\nhistory = [x[:5]]")
@@ -226,30 +212,6 @@ def test_host_memory_that_a_move_needs_is_a_lower_bound_after_a_cut_walk(
     assert "Needs at least 40 B of host memory" in report_plan(plan).text
     assert refused.refusal is not None
     assert "needs at least 40 B of host memory and 39 B is available" in refused.refusal
-
-
-@pytest.mark.usefixtures("movable")
-def test_keep_moves_everything_and_leaves_the_names(notebook: Notebook, tracker: Tracker) -> None:
-    """Structure, ties and what requires a gradient stay; the memory is another."""
-    notebook.run(
-        "x = make(10).requires_grad_()\nitems = {'x': x, 'v': x.detach()[5:], 'n': make(5)}"
-    )
-    items = notebook.ip.user_ns["items"]
-
-    report = notebook.release("items", keep=True)
-
-    assert [(move.path, move.n_bytes, move.reason) for move in report.plan.moves] == [
-        ("items", 60, "kept")
-    ]
-    assert report.plan.host_needed_bytes == DeviceBytes((("host", 60),))
-    assert report.stopped is None
-    assert [step.status for step in report.steps[:3]] == ["done", "skipped", "skipped"]
-    assert tracker.count_bytes() == 0
-    assert notebook.ip.user_ns["items"] is items
-    assert items["x"] is notebook.ip.user_ns["x"]
-    assert items["x"].requires_grad
-    items["x"].data[5] = 7.0
-    assert items["v"][0].item() == 7.0
 
 
 @pytest.mark.usefixtures("movable")

@@ -112,15 +112,6 @@ def test_what_had_gone_into_a_backward_is_placed_there() -> None:
     assert found.notes == (TraceNote(NoteKind.BACKWARD_INFERRED, n_bytes=2 * MIB),)
 
 
-def test_else_it_is_the_users_line_that_was_seen_last() -> None:
-    """The innermost one, as of an earlier cell's function; and that is said, with its bytes."""
-    found = trace([in_step(6), (), (), in_step(8)], "step(x)")
-
-    assert list_lines(found) == {1: 4}
-    assert list_lines(found, 1) == {6: 3, 8: 1}
-    assert found.notes == (TraceNote(NoteKind.BACKWARD_INFERRED, n_bytes=2 * MIB),)
-
-
 def test_the_stack_of_a_free_is_not_taken_for_what_runs() -> None:
     """It is that of the block's allocation, if the history was not asked for more."""
     device = Device()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from itertools import accumulate
 
 import pytest
 
 from gpumemwidget.model.segments import Block, Segment
-from gpumemwidget.model.traces import ACTIONS, AllocatorRules
+from gpumemwidget.model.traces import AllocatorRules
 from gpumemwidget.tracing.allocator.layout import choose_rounding
 from gpumemwidget.tracing.allocator.replay import replay
 from tests.tracing.device import MIB, Device, make_trace
@@ -39,54 +38,6 @@ def test_requests_are_rounded_as_the_allocator_does(
 ) -> None:
     """To whole blocks, or by steps to the next power of two where that is set."""
     assert choose_rounding(AllocatorRules(roundup_divisions=divisions))(asked) == taken
-
-
-def test_blocks_that_wait_for_a_stream_are_not_allocated_and_not_free() -> None:
-    """Allocated falls when a free is asked for; the memory is used again when it is done."""
-    device = Device()
-    old = device.allocate(2 * MIB)
-    device.free(old, is_used_elsewhere=True)
-    device.start()
-    device.synchronize()
-    kept = device.allocate(2 * MIB)
-    device.free(kept, is_used_elsewhere=True)
-    device.allocate(2 * MIB)
-
-    found = replay(device.end())
-
-    assert found.agrees
-    assert found.n_contradictions == 0
-    assert list(found.changes) == [0, 2 * MIB, -2 * MIB, 2 * MIB]
-
-
-def test_expandable_segments_grow_and_shrink_in_place() -> None:
-    """What is mapped joins what is free beside it, on both sides; unmapping cuts it out."""
-    device = Device(is_expandable=True)
-    first, second = device.allocate(15 * MIB), device.allocate(55 * MIB)
-    third = device.allocate(5 * MIB)
-    device.start()
-    device.free(second)
-    device.empty_cache()
-    address, size = device.events[-1][1:3]
-    again = device.list_segments()
-    trace = make_trace(
-        [
-            *device.events,
-            ("segment_map", address, size, 0, ()),
-            ("alloc", second.address, 55 * MIB, 0, ()),
-        ],
-        device.before,
-        device.before,
-        rules=device.rules,
-    )
-
-    found = replay(trace)
-
-    assert len(again) == 2
-    assert found.agrees
-    assert list(found.changes) == [-55 * MIB, 0, 0, 0, 55 * MIB]
-    assert list(found.reserved_changes) == [0, 0, -size, size, 0]
-    assert first.address < second.address < third.address
 
 
 def test_what_a_missing_event_allocated_is_found_from_the_end() -> None:
@@ -168,19 +119,3 @@ def test_a_rest_that_was_not_split_off_is_found_backwards() -> None:
 
     assert filler.address == blocks[0].address
     assert list(found.changes) == [-5 * MIB, 0, -7 * MIB, 0, -8 * MIB, 0]
-
-
-def test_no_history_fails_however_it_contradicts_itself() -> None:
-    """Ranges that are freed twice or overlap: each event that is kept has its change."""
-    chance = random.Random(0)
-    addresses = [(1 << 40) + offset for offset in (0, 512, 1024, 2 * MIB, 4 * MIB, 20 * MIB)]
-    sizes = [0, 1, 512, 1024, 2 * MIB, 20 * MIB]
-
-    for _ in range(3000):
-        events = [
-            (chance.choice(ACTIONS[:7]), chance.choice(addresses), chance.choice(sizes), 0, ())
-            for _ in range(chance.randint(1, 25))
-        ]
-        found = replay(make_trace(events))
-
-        assert len(found.changes) == len(found.events) == len(events) - found.n_dropped
