@@ -21,15 +21,15 @@ export class Visibility {
     this.observer.observe(element);
     this.onVisibility = () => this.tell();
     document.addEventListener("visibilitychange", this.onVisibility);
-    this.onPageHide = () => connection.send({ kind: "gone", view: id, page_left: true });
-    window.addEventListener("pagehide", this.onPageHide);
+    this.leave = () => connection.send({ kind: "gone", view: id });
+    window.addEventListener("pagehide", this.leave);
   }
 
   dispose() {
-    this.connection.send({ kind: "gone", view: this.id, page_left: false });
+    this.leave();
     this.observer.disconnect();
     document.removeEventListener("visibilitychange", this.onVisibility);
-    window.removeEventListener("pagehide", this.onPageHide);
+    window.removeEventListener("pagehide", this.leave);
   }
 
   look(entry) {

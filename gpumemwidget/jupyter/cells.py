@@ -47,8 +47,6 @@ class _Run:
     info: Any
     #: True for a cell that a person ran, which is recorded.
     is_cell: bool
-    #: True if a display had failed before the run began, which then says nothing of this run.
-    display_had_failed: bool = False
     #: Status of the runs within this one: ``%%capture`` hides the error of its body.
     inner_status: Status = "ok"
 
@@ -141,11 +139,7 @@ class CellEvents:
         if self._runs and info.store_history and len(_list_running(self._shell)) <= 1:
             # The end of what is on the stack never came, for this one runs alone.
             self._abandon()
-        run = _Run(
-            info,
-            is_cell=not self._runs and info.store_history,
-            display_had_failed=self._has_display_failed(),
-        )
+        run = _Run(info, is_cell=not self._runs and info.store_history)
         self._runs.append(run)
         if run.is_cell:
             self._guard("preparing a cell's output", lambda: self._outputs.open(info.raw_cell))
@@ -177,13 +171,9 @@ class CellEvents:
         if status == "ok" and self._is_interrupted:
             status = "interrupted"
         if run is None:
-            if result is not None and not self._runs:
-                self._record_empty(result.info)
             return
         while self._runs.pop() is not run:
             pass  # Drop runs that began within this one and never ended.
-        if status == "ok" and not run.display_had_failed and self._has_display_failed():
-            status = "error"
         if status == "ok":
             status = run.inner_status
         if run.is_cell:
@@ -191,13 +181,6 @@ class CellEvents:
         elif self._runs and status != "ok":
             self._runs[-1].inner_status = status
             self._guard("noticing OOMs", lambda: self._ooms.end_inner(result))
-
-    def _has_display_failed(self) -> bool:
-        """Tell whether ipykernel (7.3) answers "error" because the repr of the cell's value raised.
-
-        IPython's result says nothing of that, and nothing public does.
-        """
-        return getattr(self._shell, "_last_traceback_during_displayhook", False)
 
     def _find_run(self, result: ExecutionResult | None) -> _Run | None:
         """Return the run that has ended; ``None`` for a run that never began (an empty cell)."""
@@ -244,18 +227,6 @@ class CellEvents:
             self._guard(
                 "showing a cell's report", lambda: self._outputs.close(record, has_run=has_run)
             )
-
-    def _record_empty(self, info: Any) -> None:
-        """Record a cell with nothing in it, for which IPython counts no execution."""
-        if info is None or not info.store_history or info.raw_cell.strip():
-            return
-        self._guard(
-            "recording an empty cell",
-            lambda: self._monitor.start_cell(
-                execution_count=None, cell_id=getattr(info, "cell_id", None), source=""
-            ),
-        )
-        self._guard("recording an empty cell", lambda: self._monitor.end_cell(status="ok"))
 
     def _abandon(self) -> None:
         was_measured = self._runs[0].is_cell

@@ -62,7 +62,7 @@ class Extension:
         self._magics = MemMagics(shell, self.session)
         self._cards = OomCards(self.session)
         self.events = CellEvents(shell, self.session, self.outputs, self._cards)
-        self._transformer = MemtraceLine(shell, self._magics.read_request, self._take_request)
+        self._transformer = MemtraceLine(self._magics.read_request, self._take_request)
         #: Magics of the same names that were there before.
         self._displaced: list[tuple[str, str, object]] = []
 

@@ -102,12 +102,6 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _depth(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no depth: give 0 or a whole number above it")
-    return int(text)
-
-
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -438,30 +432,16 @@ class MemMagics(Magics):
                 print(describe_budgets(shown, devices, is_new=is_new, device=args.device))
 
     @magic_arguments()
-    @argument(
-        "name",
-        nargs="?",
-        metavar="MAGIC",
-        help="all of one magic: memwhy (default: a table of all)",
-    )
     @line_magic
     def memhelp(self, line: str) -> None:
         """Show all magics in a table, each with an example.
 
-        Example: %memhelp memwhy
+        Example: %memhelp
         """
-        with _parsing(self.memhelp, line) as args:
-            helps = {help_.name.lstrip("%"): help_ for help_ in _describe_magics(self)}
-            if args.name is None:
-                from gpumemwidget.report.help import report_help  # noqa: PLC0415 - when used
+        with _parsing(self.memhelp, line):
+            from gpumemwidget.report.help import report_help  # noqa: PLC0415 - when it is used
 
-                display(report_help(list(helps.values())))
-                return
-            name = args.name.lstrip("%")
-            if name not in helps:
-                close = difflib.get_close_matches(name, helps, n=1) or ["memhelp alone"]
-                raise BadInputError(f"no magic {name!r}: try %{close[0]}")
-            print(helps[name].usage)
+            display(report_help(list(_describe_magics(self))))
 
     @magic_arguments()
     @argument(
@@ -498,7 +478,7 @@ class MemMagics(Magics):
     )
     @argument(
         "--depth",
-        type=_depth,
+        type=int,
         metavar="N",
         help="how many calls deep a line opens, 0 for none (default: all that are big enough)",
     )
@@ -629,13 +609,9 @@ def _describe_magics(magics: Magics) -> Iterator[MagicHelp]:
     tables = magics.magics
     for name in dict.fromkeys(name for _, name in list_magics(magics)):
         method = tables["line"].get(name) or tables["cell"][name]
-        parser: argparse.ArgumentParser = method.parser
-        text = " ".join((parser.description or "").split())
+        text = " ".join(method.parser.description.split())
         summary, example = text.partition(". ")[0], text.rpartition("Example: ")[2]
-        prefix = "%%" if example.startswith("%%") else "%"
-        yield MagicHelp(
-            f"{prefix}{name}", summary, example, parser.format_help().removeprefix("::").strip()
-        )
+        yield MagicHelp(example.partition(" ")[0], summary, example)
 
 
 def show_outcome(report: ReleaseReport | RestoreReport) -> None:

@@ -43,7 +43,6 @@ _LIVE_EVERY_SHARE = 0.01
 _MAX_LIVE_SAMPLES = 1000
 
 _LINE = re.compile(r"%%memtrace(?![\w?])[ \t]*(?P<options>.*?)[ \t]*\r?\n?")
-_IDENTIFIER = re.compile(r"[^\W\d]")
 
 
 # -- The line above a cell -------------------------------------------------------------------------
@@ -57,7 +56,6 @@ class MemtraceLine:
     so that the cell magic of this name gets it and refuses it.
 
     Args:
-        shell: whose rules for one-line cells (``ls``, ``exit``) the body keeps.
         parse: reads the text behind the magic's name; ``None`` where it is not valid.
         take_request: is called for each cell with what its line asks for; with ``None`` for a cell
             without a valid line.
@@ -69,11 +67,9 @@ class MemtraceLine:
 
     def __init__(
         self,
-        shell: InteractiveShell,
         parse: Callable[[str], TraceRequest | None],
         take_request: Callable[[TraceRequest | None], None],
     ) -> None:
-        self._shell = shell
         self._parse = parse
         self._take_request = take_request
 
@@ -93,19 +89,7 @@ class MemtraceLine:
             again = _split_head(body, self._parse)
             return body if again is None else self._remove(body, again[1])
         # An empty line in its stead, so that a traceback names the lines that the notebook shows.
-        return ["\n" * n_head, *self._prefilter(body)]
-
-    def _prefilter(self, body: list[str]) -> list[str]:
-        """Do to a body of one line what IPython does to such a cell (``ls``, ``exit``)."""
-        prefilter = self._shell.prefilter_manager
-        if len(body) != 1 or not _IDENTIFIER.match(body[0]) or prefilter is None:
-            return body
-        # IPython does it last: ``ls?`` asks for help, and is no ``ls`` any more by then.
-        body = self._shell.input_transformer_manager.do_token_transforms(body)
-        if len(body) != 1:
-            return body
-        with self._shell.builtin_trap:
-            return [prefilter.prefilter_lines(body[0].rstrip("\n")) + "\n"]
+        return ["\n" * n_head, *body]
 
 
 def _split_head(

@@ -17,15 +17,13 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class MagicHelp:
-    """A magic with its summary and its options."""
+    """A magic with its summary and an example."""
 
     #: With its percent signs.
     name: str
     #: One sentence without its full stop.
     summary: str
     example: str
-    #: All options, as ``%NAME?`` shows them.
-    usage: str
 
 
 def report_help(magics: Sequence[MagicHelp]) -> Report:
@@ -38,5 +36,5 @@ def report_help(magics: Sequence[MagicHelp]) -> Report:
         ),
         stacks=True,
     )
-    more = Note("%memhelp NAME: all options of one. Python functions: help(gpumemwidget).")
+    more = Note("%NAME? shows all options of one. Python functions: help(gpumemwidget).")
     return Report((table, more))

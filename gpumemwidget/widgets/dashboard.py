@@ -120,9 +120,7 @@ class Dashboard(anywidget.AnyWidget):
         #: The answer to each kind of request from a page; ``DASHBOARD_REQUESTS`` has their fields.
         self._answers: dict[str, Callable[[Message], None]] = {
             "view": self._hear_view,
-            "gone": lambda request: self._feed.lose(
-                request["view"], page_left=request["page_left"]
-            ),
+            "gone": lambda request: self._feed.lose(request["view"]),
             "snapshot": lambda request: self._feed.send_snapshot(request["since_s"]),
             "variables": lambda _: self._variables.list_soon(),
             "account": lambda _: self._variables.account_soon(),

@@ -214,17 +214,16 @@ class Feed:
                 del self._views[next(iter(self._views))]
             self._update_sampling()
 
-    def lose(self, view: str, *, page_left: bool = False) -> None:
+    def lose(self, view: str) -> None:
         """Note that a view is closed.
 
-        A page that was left in mid-cell may be loaded anew, and can't ask for anything until the
-        cell has ended: sampling goes on, so that the plot has no gap.
+        In mid-cell its page may be loaded anew, and can't ask for anything until the cell has
+        ended: sampling goes on, so that the plot has no gap, until the view has long been silent.
         """
         with self._lock:
-            sight = self._views.pop(view, None)
-            if page_left and sight is not None and sight.is_visible and self._monitor.running:
-                self._views[_EXPECTED] = _Sight(True, False, None, self._monitor.clock.now())
-            self._update_sampling()
+            if self._monitor.running is None:
+                self._views.pop(view, None)
+                self._update_sampling()
 
     @property
     def is_seen(self) -> bool:

@@ -42,7 +42,7 @@ DASHBOARD_REQUESTS: Requests = {
         "list": bool | None,
         "look": bool | None,
     },
-    "gone": {"view": str, "page_left": bool},
+    "gone": {"view": str},
     "snapshot": {"since_s": float | int | None},
     "variables": {},
     "account": {},

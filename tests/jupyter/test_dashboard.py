@@ -418,7 +418,7 @@ def test_copies_are_updated_while_a_page_has_any(
     (after_cell,) = copies()
     page.say("release", id="7", names=["big"], keep=False)
     (after_release,) = copies()
-    page.say("gone", view="a", page_left=False)
+    page.say("gone", view="a")
     page.run("x = 1")
 
     assert copies() == []

@@ -271,7 +271,7 @@ def test_page_left_in_mid_cell_may_come_back(session: _Session) -> None:
     session.see()
     session.monitor.start_cell(execution_count=1, cell_id="c", source="train()")
 
-    session.feed.lose("a", page_left=True)
+    session.feed.lose("a")
     session.sample(600.0)
 
     assert session.feed.is_seen

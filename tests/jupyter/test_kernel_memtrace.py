@@ -130,25 +130,6 @@ def test_an_interrupt_ends_the_cell_with_its_report(notebook: Notebook, body: st
     assert "interrupted" in _find_report(cell)["text/plain"].splitlines()[0]
 
 
-def test_a_line_of_automagic_is_still_one(notebook: Notebook) -> None:
-    """IPython treats a cell of one line specially, and this is one for the person who typed it."""
-    cell = notebook.run("%%memtrace\npwd")
-
-    assert cell.status == "ok", cell.text
-    assert [o["output_type"] for o in cell.outputs if "pwd" not in o].count("execute_result") == 1
-
-
-@pytest.mark.parametrize("line", ["ls?", "len??"])
-def test_a_question_mark_asks_for_help(notebook: Notebook, line: str) -> None:
-    """Also behind the name of a magic or an alias, which is not run."""
-    plain = notebook.run(line)
-
-    traced = notebook.run(f"%%memtrace\n{line}")
-
-    assert plain.reply["payload"]
-    assert traced.reply["payload"] == plain.reply["payload"]
-
-
 def test_completion_works_below_the_line(notebook: Notebook) -> None:
     notebook.run("a_long_name = 1")
 

@@ -435,17 +435,6 @@ def test_memhelp_lists_every_magic_with_an_example_that_works(loaded: Interactiv
     assert max(map(len, text.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("name", ["memwhy", "%memwhy"])
-def test_memhelp_shows_all_options_of_one(
-    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    loaded.run_line_magic("memhelp", name)
-
-    said = capsys.readouterr().out
-    assert "Show what holds some memory" in said
-    assert "--unnamed" in said
-
-
 def test_readme_has_every_magic_in_its_table(loaded: InteractiveShell) -> None:
     """One that was added or removed is in the README too."""
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")

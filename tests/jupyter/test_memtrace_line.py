@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
 
 from gpumemwidget.jupyter.memtrace import MemtraceLine
 from gpumemwidget.model.requests import TraceRequest
@@ -20,8 +19,8 @@ def asked() -> list[TraceRequest | None]:
 
 
 @pytest.fixture
-def line(shell: InteractiveShell, asked: list[TraceRequest | None]) -> MemtraceLine:
-    return MemtraceLine(shell, _parse, asked.append)
+def line(asked: list[TraceRequest | None]) -> MemtraceLine:
+    return MemtraceLine(_parse, asked.append)
 
 
 @pytest.mark.parametrize(

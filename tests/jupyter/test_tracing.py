@@ -413,7 +413,7 @@ def test_a_file_that_is_there_stops_the_cell(gpu_cells: Cells, tmp_path: Path) -
     ("options", "message"),
     [
         ("--events 99999999999", "99999999999 events can't be kept: give 1 to 20000000"),
-        ("--depth x", "'x' is no depth"),
+        ("--depth x", "argument --depth: invalid int value: 'x'"),
         ("--export cell.txt", "'cell.txt' is not a name for a trace"),
         ("--snapshot cell.json", "'cell.json' is not a name for a snapshot"),
         ("--force", "--force goes with --export FILE or --snapshot FILE"),
