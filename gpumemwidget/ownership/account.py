@@ -33,6 +33,7 @@ from gpumemwidget.model.segments import Block
 from gpumemwidget.ownership.blocks import (
     PINNED,
     BlockMap,
+    add_known,
     find_rounding,
     group_storages,
     match_storages_to_blocks,
@@ -236,11 +237,10 @@ def _join_alike(lines: Iterable[Owned]) -> Iterator[Owned]:
         key = (line.steps, line.kind, line.root, line.rows, line.held_elsewhere, line.allocated_at)
         alike.setdefault(key, []).append(line)
     for each in alike.values():
-        known = [one.rounding_bytes for one in each if one.rounding_bytes is not None]
         yield replace(
             each[0],
             n_bytes=sum(one.n_bytes for one in each),
-            rounding_bytes=sum(known) if len(known) == len(each) else None,
+            rounding_bytes=add_known(one.rounding_bytes for one in each),
         )
 
 

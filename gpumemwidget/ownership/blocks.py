@@ -10,7 +10,6 @@ against the C++ stacks of such blocks, on an H100 with torch 2.11).
 from __future__ import annotations
 
 import functools
-import math
 import os
 import re
 from bisect import bisect_right
@@ -63,10 +62,6 @@ class BlockMap:
             device: [block.address for _, block in blocks]
             for device, blocks in self._blocks.items()
         }
-        self._reserved = sorted(
-            (segment.device, segment.address, segment.address + segment.n_bytes)
-            for segment in segments
-        )
         self._with_pools = {segment.device for segment in segments if segment.is_private}
 
     @property
@@ -77,8 +72,9 @@ class BlockMap:
     def find(self, device: str, address: int) -> Block | None:
         """Return the block in use that contains an address.
 
-        ``None`` where there is none: memory of another library's (DLPack, a C++ extension with an
-        allocator of its own), which the allocator does not count.
+        ``None`` for memory that the allocator does not count: another library's (DLPack, a C++
+        extension with an allocator of its own), or the outputs of a CUDA graph, which
+        ``torch.compile(mode="reduce-overhead")`` frees under their tensors.
         """
         place = bisect_right(self._starts.get(device, ()), address) - 1
         if place < 0:
@@ -91,23 +87,11 @@ class BlockMap:
         blocks = self._blocks.get(device, ())
         return [block for _, block in blocks if _get_asked_bytes(block) == n_bytes]
 
-    def is_reserved(self, device: str, address: int) -> bool:
-        """Return whether an address is the allocator's, in use or not.
-
-        ``torch.compile(mode="reduce-overhead")`` frees the outputs of its CUDA graphs under their
-        tensors: what these look at is the allocator's, but allocated no longer.
-        """
-        place = bisect_right(self._reserved, (device, address, math.inf)) - 1
-        if place < 0:
-            return False
-        found, start, end = self._reserved[place]
-        return found == device and start <= address < end
-
     def name_state(self, device: str, block: Block) -> tuple[MemoryKind, str] | None:
         """Name the random state that torch keeps in a block; ``None`` for any other block.
 
-        Their tensors are made in C++, but who looks at all tensors, or at an autograd node that has
-        saved one, makes an object of Python's of them, which then stays too.
+        Who looks at all tensors, or at an autograd node that has saved one, makes an object of
+        Python's of such a state, which then stays too.
         """
         asked_bytes = _get_asked_bytes(block)
         if asked_bytes == _COUNTER_BYTES and device in self._with_pools:
@@ -115,10 +99,6 @@ class BlockMap:
         if asked_bytes == self._dropout_size(device):
             return "other", f"random state of cuDNN's dropout on {device}"
         return None
-
-    def sum_allocated(self, device: str) -> int:
-        """Return the bytes of the device's blocks in use: its allocated memory."""
-        return sum(block.n_bytes for _, block in self._blocks.get(device, ()))
 
     def list_kinds(self, device: str) -> Iterator[tuple[Block, MemoryKind]]:
         """Yield the device's blocks in use, with what each is if no storage claims it."""
@@ -139,35 +119,26 @@ class BlockMap:
         Returns:
             Lines of the account whose root is ``nowhere``.
         """
-        sums: dict[tuple[str, MemoryKind, str, str | None], tuple[int, int | None]] = {}
-        for device, segment, block in self._list_unclaimed(claimed):
-            kind, words = self._describe(device, segment, block, pools or {})
-            key = (device, kind, words, format_allocation(block.frames, self._cells))
-            n_bytes, rounding = sums.get(key, (0, 0))
-            added = find_rounding(block)
-            rounding = None if rounding is None or added is None else rounding + added
-            sums[key] = n_bytes + block.n_bytes, rounding
+        alike: dict[tuple[str, MemoryKind, str, str | None], list[Block]] = {}
+        for device, in_use in self._blocks.items():
+            for segment, block in in_use:
+                if (device, block.address) not in claimed:
+                    kind, words = self._describe(device, segment, block, pools or {})
+                    line = format_allocation(block.frames, self._cells)
+                    alike.setdefault((device, kind, words, line), []).append(block)
         owned = [
             Owned(
                 device,
-                n_bytes,
+                sum(block.n_bytes for block in blocks),
                 kind,
                 (words,),
                 "nowhere",
                 allocated_at=line,
-                rounding_bytes=rounding,
+                rounding_bytes=add_known(map(find_rounding, blocks)),
             )
-            for (device, kind, words, line), (n_bytes, rounding) in sums.items()
+            for (device, kind, words, line), blocks in alike.items()
         ]
         return tuple(sorted(owned, key=lambda each: (each.device, -each.n_bytes, each.owner)))
-
-    def _list_unclaimed(
-        self, claimed: Collection[tuple[str, int]]
-    ) -> Iterator[tuple[str, Segment, Block]]:
-        for device, blocks in self._blocks.items():
-            for segment, block in blocks:
-                if (device, block.address) not in claimed:
-                    yield device, segment, block
 
     def _describe(
         self, device: str, segment: Segment, block: Block, pools: Mapping[tuple[int, int], str]
@@ -197,6 +168,12 @@ def find_rounding(block: Block) -> int | None:
     """Return the bytes of a block beyond its request; ``None`` if the request is unknown."""
     asked = block.requested_bytes
     return None if asked is None or asked > block.n_bytes else block.n_bytes - asked
+
+
+def add_known(sizes: Iterable[int | None]) -> int | None:
+    """Return the sum of sizes in bytes; ``None`` if one of them is unknown."""
+    known = list(sizes)
+    return None if None in known else sum(each for each in known if each is not None)
 
 
 def _get_asked_bytes(block: Block) -> int:
@@ -339,9 +316,7 @@ def match_storages_to_blocks(
         if info.device in blocks.devices:
             block = blocks.find(info.device, info.address)
             if block is None:
-                # A reserved address was freed under its tensor.
-                if not blocks.is_reserved(info.device, info.address):
-                    outside[info.device] = outside.get(info.device, 0) + info.n_bytes
+                outside[info.device] = outside.get(info.device, 0) + info.n_bytes
                 continue
             key = (info.device, block.address)
             is_named = (root := paths.find_root(place)) is not None and root.kind != "nowhere"

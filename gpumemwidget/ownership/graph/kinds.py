@@ -65,16 +65,6 @@ def _note_class(cls: type, kind: Kind) -> None:
         _plain_ids.add(key)
 
 
-class _Flags(dict[int, bool]):
-    """Flags for wanted objects, by the id of their class; objects of unknown classes are wanted."""
-
-    has_met_others = False
-
-    def __missing__(self, key: int) -> bool:
-        self.has_met_others = True
-        return True
-
-
 class KindFinder:
     """Finds and remembers how objects of a class are treated.
 
@@ -142,12 +132,9 @@ class KindFinder:
         """
         # Once they are listed none of their classes can go, and leave its id to another.
         living = gc.get_objects()
-        flags = _Flags({key: kind in kinds for key, (_, kind) in list(_classes.items())})
-        # No list of ids: they take more time to be kept than to be made.
-        found = list(compress(living, map(flags.__getitem__, map(id, map(type, living)))))
-        if flags.has_met_others:
-            found = [each for each in found if self.find(type(each)) in kinds]
-        return found
+        is_wanted = {key: kind in kinds for key, (_, kind) in list(_classes.items())}
+        found = [each for each in living if is_wanted.get(id(type(each)), True)]
+        return [each for each in found if self.find(type(each)) in kinds]
 
     def count_own_refs(self, cls: object) -> int:
         """Count the references to a class that the notes here and in the reader hold."""

@@ -3,7 +3,7 @@
 The garbage collector knows which object refers to which: ``gc.get_referents`` answers from C, for
 containers, instances, slots, closures, generators and frames alike, in one step that no other
 thread can disturb. Tensors and autograd nodes refer to each other in C++, which it does not see;
-those edges come from ``storages.py``.
+those edges come from ``torch_reader.py``.
 
 Nothing here asks an object for an attribute, compares it, or tests its truth. The walk is a loop,
 not a recursion, and stops at a budget of time; what it has found is then "at least".
@@ -148,9 +148,7 @@ class Graph:
     def add_root(self, target: object, *, is_known_holder: bool = False) -> int | None:
         """Enter an object; return its place in ``objects``, or ``None`` if it can hold nothing.
 
-        Args:
-            target: the object.
-            is_known_holder: enter it even if it is a library's class, whose end nobody sees.
+        A library's class, whose end nobody sees, is entered only as a known holder.
         """
         # The collector leaves out a dictionary or tuple of arrays, as it does the arrays.
         is_bare = type(target) is dict or type(target) is tuple
@@ -228,14 +226,11 @@ class Graph:
         return len(places)
 
     def adopt_referrers(self, places: Sequence[int]) -> bool:
-        """Enter and walk what refers to these places, as far as the collector knows it.
+        """Enter and walk what refers to these places; return whether anything new was met.
 
         An object with more references than the walk has seen may be held by rubbish that waits for
         its collection: IPython's own formatting of a traceback leaves cycles that hold each frame.
         Once such a holder is part of the graph its references are accounted for. It is no root.
-
-        Returns:
-            Whether there was any that the walk had not met.
         """
         targets = [self.objects[place] for place in places]
         met = len(self.objects)
@@ -322,52 +317,48 @@ class Graph:
         reducer = read_reducer(wrapper)
         if reducer is None:
             return
+        device: str | None = None
         for each in reducer.parameters:
             if self.kind_finder.find(type(each)) is Kind.TENSOR:
                 found = self._enter(each, Kind.TENSOR)
                 self._add_edges(place, [found])
                 self.reduced[found] = self.reduced.get(found, 0) + 1
-        if reducer.bucket_bytes is None or not reducer.parameters:
+                info = self._read_storage_of(each)[1]
+                device = device if info is None else info.device
+        if reducer.bucket_bytes is None or device is None:
             self.opaque.add(place)
             return
         sizes = list(reducer.bucket_bytes)
         if reducer.has_views:
-            sizes = self._leave_out_met_buckets(place, reducer, sizes)
-        device = self._find_device(reducer.parameters)
-        for n_bytes in sizes if device is not None else ():
+            self._leave_out_met_buckets(place, reducer, sizes)
+        for n_bytes in sizes:
             found = self._enter(Bucket(), Kind.STORAGE)
             self._add_edges(place, [found])
             # The address is not told: a made-up one that nothing else has.
-            self.storages[found] = StorageInfo(str(device), n_bytes, -found, is_borrowed=False)
+            self.storages[found] = StorageInfo(device, n_bytes, -found, is_borrowed=False)
             self.unseen.add(found)
 
-    def _find_device(self, parameters: Sequence[object]) -> str | None:
-        for each in parameters:
-            storage = self.reader.read_tensor(each).storage
-            info = None if storage is None else self.reader.read_storage(storage)
-            if info is not None:
-                return info.device
-        return None
+    def _read_storage_of(self, tensor: object) -> tuple[object | None, StorageInfo | None]:
+        storage = self.reader.read_tensor(tensor).storage
+        return storage, None if storage is None else self.reader.read_storage(storage)
 
-    def _leave_out_met_buckets(self, place: int, reducer: Reducer, sizes: list[int]) -> list[int]:
-        """The sizes of those buckets that no gradient is a view of."""
-        left = list(sizes)
+    def _leave_out_met_buckets(self, place: int, reducer: Reducer, sizes: list[int]) -> None:
+        """Enter the buckets that gradients are views of, and take them out of the sizes."""
         for each in reducer.parameters:
             grad = self.reader.read_tensor(each).grad
             if grad is None:
                 continue
             self.bucket_views.add(self._enter(grad, Kind.TENSOR))
-            storage = self.reader.read_tensor(grad).storage
-            info = None if storage is None else self.reader.read_storage(storage)
-            if storage is None or info is None:
-                continue
-            is_known = self.find(storage) in self.buckets
-            found = self._enter(storage, Kind.STORAGE)
-            if not is_known and info.n_bytes in left:
-                left.remove(info.n_bytes)
+            storage, info = self._read_storage_of(grad)
+            if (
+                info is not None
+                and self.find(storage) not in self.buckets
+                and info.n_bytes in sizes
+            ):
+                sizes.remove(info.n_bytes)
+                found = self._enter(storage, Kind.STORAGE)
                 self.buckets.add(found)
                 self._add_edges(place, [found])
-        return left
 
     def _follow_plain(self, places: Sequence[int]) -> None:
         """Follow plain objects, whose parts are asked together whether they lead anywhere."""
@@ -394,13 +385,12 @@ class Graph:
         self._add_edges(place, [self._enter(each, Kind.TENSOR) for each in lent])
         if self.hidden.is_opaque(target):
             self.opaque.add(place)
-        if self.hidden.is_array(type(target)):
+        if self.hidden.is_array(type(target)) or self.hidden.holds_objects(target):
             # A column of text has millions.
             self._add_python(place, iter(held))
             return
         for each in held:
-            is_tensor = self.kind_finder.find(type(each)) is Kind.TENSOR
-            if is_tensor and not self.hidden.holds_objects(target):
+            if self.kind_finder.find(type(each)) is Kind.TENSOR:
                 # A saved tensor holds it in C++.
                 self._add_cpp(place, each, Kind.TENSOR)
             else:
@@ -474,14 +464,8 @@ class Graph:
 
     def _add_cpp(self, place: int, target: object, kind: Kind) -> int:
         self._n_references += 1
-        found = self._index.get(id(target))
-        if found is None:
-            found = self._enter(target, kind)
-        edges = self.edges[place]
-        if edges is _NO_EDGES:
-            self.edges[place] = [found]
-        else:
-            edges.append(found)
+        found = self._enter(target, kind)
+        self._add_edges(place, [found])
         self.cpp_refs[found] += 1
         return found
 
@@ -514,11 +498,7 @@ class Graph:
 
     def _add_storage(self, place: int, storage: object) -> None:
         found = self._add_cpp(place, storage, Kind.STORAGE)
-        on = self.tensors_on.get(found)
-        if on is None:
-            self.tensors_on[found] = [place]
-        else:
-            on.append(place)
+        self.tensors_on.setdefault(found, []).append(place)
 
     def _follow_node(self, place: int) -> None:
         node = self.objects[place]
@@ -557,7 +537,7 @@ def flag_reaching(edges: Sequence[Sequence[int]], ends: Iterable[int]) -> bytear
     for place in ends:
         leads[place] = 1
     # Holders were mostly met before what they hold: backwards, one pass decides nearly all.
-    undecided: dict[int, Sequence[int]] = {}
+    undecided: list[int] = []
     for place in range(len(leads) - 1, -1, -1):
         targets = edges[place]
         for target in targets:
@@ -566,17 +546,12 @@ def flag_reaching(edges: Sequence[Sequence[int]], ends: Iterable[int]) -> bytear
                 break
         else:
             if targets:
-                undecided[place] = targets
-    _spread(leads, undecided)
-    return leads
-
-
-def _spread(leads: bytearray, undecided: Mapping[int, Sequence[int]]) -> None:
-    """Mark those of the undecided places from which a marked one is reached: cycles, mostly."""
+                undecided.append(place)
+    # Cycles, mostly: they are followed upwards from what the pass has decided.
     referrers: dict[int, list[int]] = {}
     pending: list[int] = []
-    for place, targets in undecided.items():
-        for target in targets:
+    for place in undecided:
+        for target in edges[place]:
             if leads[target]:
                 pending.append(place)
             else:
@@ -586,3 +561,4 @@ def _spread(leads: bytearray, undecided: Mapping[int, Sequence[int]]) -> None:
         if not leads[place]:
             leads[place] = 1
             pending.extend(referrers.get(place, ()))
+    return leads
