@@ -133,7 +133,7 @@ class CudaBackend(TouchedCounters):
         waiting = self._limits.waiting
         reserved = {reading.device: reading.reserved_bytes for reading in self.read_as_user()}
         limits = []
-        for index in sorted({*touched, *waiting, *self._limits.list_limited()}):
+        for index in sorted({*touched, *self._limits.list_limited()}):
             device, request = f"cuda:{index}", waiting.get(index)
             if request is not None:
                 limits.append(request.to_waiting_limit(device))

@@ -87,18 +87,13 @@ class CudaLimits:
             self._totals[index] = total_bytes
         return total_bytes
 
-    def list_limited(self) -> tuple[int, ...]:
-        """Return the devices whose limit was set from here."""
+    def list_limited(self) -> set[int]:
+        """Return the devices whose limit was set from here, or waits."""
         with self._lock:
-            return tuple(sorted(self._set))
+            return {*self._set, *self._waiting}
 
     def set(self, index: int, request: LimitRequest, touched: Collection[int]) -> None:
         """Set a device's limit or take it away, now or when the device comes into use.
-
-        Args:
-            index: the device's index.
-            request: the limit.
-            touched: the devices that are in use.
 
         Raises:
             BackendError: it is more than the device has, or PyTorch refuses.
@@ -119,9 +114,7 @@ class CudaLimits:
     def set_waiting(self, indices: Iterable[int], *, is_first: bool = False) -> None:
         """Set the limits that wait for devices which are in use.
 
-        Args:
-            indices: of these devices.
-            is_first: nobody can have set another limit since ours was asked for.
+        With ``is_first`` nobody can have set another limit since ours was asked for.
         """
         if not self._waiting:
             return
@@ -188,26 +181,20 @@ class CudaLimits:
 
     @property
     def _is_early(self) -> bool:
-        """True if a limit can be set without touching its device.
-
-        CUDA's own allocator (``backend:cudaMallocAsync``) and pluggable ones can't do that.
-        """
+        """True if a limit can be set without touching its device, as by PyTorch's own allocator."""
         return self._is_new and self._torch.cuda.memory.get_allocator_backend() == "native"
 
     def _keep_current_device(self, index: int) -> contextlib.AbstractContextManager[object]:
         """Return a context in which torch may make a device current; none where it does not."""
-        if self._is_early:
-            return contextlib.nullcontext()
-        context: contextlib.AbstractContextManager[object] = self._torch.cuda.device(index)
+        context: contextlib.AbstractContextManager[object]
+        context = contextlib.nullcontext() if self._is_early else self._torch.cuda.device(index)
         return context
 
 
 def find_share(limit_bytes: int, total_bytes: int) -> float:
     """Return the share whose product with the total, a double cut to a whole number, is the limit.
 
-    Args:
-        limit_bytes: above 0 and up to the total.
-        total_bytes: below 2**51, which is more than any device has.
+    The limit is up to the total, and that is below 2**51, which is more than any device has.
     """
     share = limit_bytes / total_bytes
     # The nearest double may lie a little below; the one above it is less than a byte away.

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -26,7 +27,6 @@ _MAX_MODULES = 100_000
 #: Maximum number of frames of a stack that are looked through.
 _MAX_FRAMES = 1_000
 
-_NO_NAMES: dict[int, str] = {}
 _read_class_name = vars(type)["__name__"].__get__
 
 
@@ -153,9 +153,7 @@ class CallRecorder:
             return self._monitoring.DISABLE
         now_us = self._clock_ns() // 1000
         thread = threading.get_ident()
-        running = self._running.get(thread)
-        if running is None:
-            running = self._running[thread] = []
+        running = self._running.setdefault(thread, [])
         is_backward = self._codes[id(code)][1]
         # Calls that an error has left end here.
         around = _find_around(frame, self._codes) if running else 0
@@ -176,9 +174,10 @@ class CallRecorder:
     def _end(self, frame_id: int) -> None:
         now_us = self._clock_ns() // 1000
         running = self._running.get(threading.get_ident())
-        if not running:
-            return  # The call began before the recording, or was one too many.
-        if running[-1].frame_id != frame_id and all(call.frame_id != frame_id for call in running):
+        is_known = running and (
+            running[-1].frame_id == frame_id or any(call.frame_id == frame_id for call in running)
+        )
+        if not running or not is_known:
             return  # The call began before the recording, or was one too many.
         while True:
             call = running.pop()
@@ -187,28 +186,23 @@ class CallRecorder:
                 return
 
 
+@dataclass(slots=True)
 class _Call:
-    __slots__ = (
-        *("end_us", "frame_id", "frames", "is_backward"),
-        *("name", "names", "start_us", "thread"),
-    )
-
-    def __init__(self, frame_id: int, thread: int, start_us: int, is_backward: bool) -> None:
-        #: The frame itself would hold the user's tensors.
-        self.frame_id = frame_id
-        self.thread = thread
-        self.start_us = start_us
-        self.end_us: int | None = None
-        self.is_backward = is_backward
-        self.name = ""
-        self.frames: tuple[Frame, ...] = ()
-        #: The paths of the modules below the outermost one, by their ids, while that runs.
-        self.names: dict[int, str] = {}
+    #: The frame itself would hold the user's tensors.
+    frame_id: int
+    thread: int
+    start_us: int
+    is_backward: bool
+    end_us: int | None = None
+    name: str = ""
+    frames: tuple[Frame, ...] = ()
+    #: The paths of the modules below the outermost one, by their ids, while that runs.
+    names: dict[int, str] = field(default_factory=dict)
 
     def end(self, end_us: int) -> None:
         """Note the time by which the call had ended."""
         self.end_us = end_us
-        self.names = _NO_NAMES
+        self.names = {}
 
 
 def _find_codes(torch: Any) -> dict[int, tuple[CodeType, bool]]:
