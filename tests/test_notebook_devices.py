@@ -16,7 +16,8 @@ from nbformat import NotebookNode
 
 from gpumemwidget.testing.recording import decode_recording
 from gpumemwidget.units import parse_bytes
-from tools.notebooks import FOLDER, execute, make_static
+from tests.executed import read_text, run_notebook
+from tools.notebooks import FOLDER
 
 MIB, GIB = 1024**2, 1024**3
 SMI, OWN = "nvidia-smi, memory used", "nvidia-smi, this process"
@@ -32,34 +33,18 @@ Figures = dict[str, list[int | None]]
 @pytest.fixture(scope="module")
 def why(tmp_path_factory: pytest.TempPathFactory) -> NotebookNode:
     """The one on nvidia-smi, executed now on this machine."""
-    return _execute("why-nvidia-smi-disagrees", tmp_path_factory)
+    return run_notebook("why-nvidia-smi-disagrees", tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> NotebookNode:
     """The one on two GPUs, executed now on this machine."""
-    return _execute("two-gpus", tmp_path_factory)
-
-
-def _execute(name: str, tmp_path_factory: pytest.TempPathFactory) -> NotebookNode:
-    folder = tmp_path_factory.mktemp(name)
-    return make_static(execute(FOLDER / f"{name}.ipynb", folder), folder)
-
-
-def _read_text(notebook: NotebookNode, source: str) -> str:
-    """All text under the cells whose source has this in it."""
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and source in cell.source]
-    assert cells, source
-    return "\n".join(
-        output.get("text") or output.get("data", {}).get("text/plain", "")
-        for cell in cells
-        for output in cell.outputs
-    )
+    return run_notebook("two-gpus", tmp_path_factory)
 
 
 def _read_figures(notebook: NotebookNode, moment: str) -> Figures:
     """What the sources said at a moment, by device in their order."""
-    text = _read_text(notebook, f'gpus.show("{moment}")')
+    text = read_text(notebook, f'gpus.show("{moment}")')
     [at] = [n for n, line in enumerate(text.splitlines()) if line.startswith(f"{moment} ")]
     return {
         source: [
@@ -80,21 +65,10 @@ def _tell(notebook: NotebookNode) -> Callable[..., int]:
 
 
 @pytest.mark.notebook
-def test_no_cell_says_that_we_failed(why: NotebookNode, two: NotebookNode) -> None:
-    """Nothing goes to stderr."""
-    assert [
-        (cell.source, output.text)
-        for cell in (*why.cells, *two.cells)
-        for output in cell.get("outputs", [])
-        if output.output_type == "stream" and output.name == "stderr"
-    ] == []
-
-
-@pytest.mark.notebook
 def test_it_is_said_what_is_played(why: NotebookNode, two: NotebookNode) -> None:
     """Either all is this machine's, or it is played, and then what it is."""
     for notebook in (why, two):
-        text = _read_text(notebook, "gpus = Gpus(")
+        text = read_text(notebook, "gpus = Gpus(")
         assert ("What follows is this machine's" in text) != ("What follows is played" in text)
 
 
@@ -167,16 +141,16 @@ def test_fragments_outlast_the_cache(why: NotebookNode) -> None:
 @pytest.mark.notebook
 def test_the_parts_are_the_whole_device(why: NotebookNode) -> None:
     """To the byte, and one of them is what the driver keeps."""
-    parts, total = re.findall(r"\d{5,}", _read_text(why, "all parts"))
+    parts, total = re.findall(r"\d{5,}", read_text(why, "all parts"))
 
     assert parts == total
-    assert "reserved by the driver" in _read_text(why, "%memstat --device cuda:0")
+    assert "reserved by the driver" in read_text(why, "%memstat --device cuda:0")
 
 
 @pytest.mark.notebook
 def test_the_forgotten_loss_is_in_the_bar(why: NotebookNode) -> None:
     """AdamW's moments are twice the parameters, the gradients as much, and activations are held."""
-    text = _read_text(why, "%memstat --device cuda:0")
+    text = read_text(why, "%memstat --device cuda:0")
 
     parameters, gradients, moments, saved = (
         parse_bytes(re.findall(rf"^ *{kind} +(\d[\d.]* \w+)", text, re.MULTILINE)[-1])
@@ -196,14 +170,14 @@ def test_another_process_is_seen_by_the_driver_alone(why: NotebookNode) -> None:
 
     assert tell(there, SMI) - tell(before, SMI) > 2 * GIB + 100 * MIB
     assert tell(there, RESERVED) == tell(before, RESERVED)
-    assert "this notebook's children" in _read_text(why, "%memstat --device cuda:0")
+    assert "this notebook's children" in read_text(why, "%memstat --device cuda:0")
 
 
 @pytest.mark.notebook
 def test_the_error_says_what_the_table_says(why: NotebookNode) -> None:
     """Its capacity is the device without what the driver keeps, its use is this process's."""
     tell = _tell(why)
-    text = _read_text(why, "gpus.hear(")
+    text = read_text(why, "gpus.hear(")
     moment = "after the error"
 
     def find(before: str, after: str) -> int:
@@ -212,8 +186,8 @@ def test_the_error_says_what_the_table_says(why: NotebookNode) -> None:
         return parse_bytes(amount[1])
 
     capacity = find("total capacity of ", "")
-    [total] = {int(each) for each in re.findall(r"\d{9,}", _read_text(why, "all parts"))}
-    bar = _read_text(why, "%memstat --device cuda:0")
+    [total] = {int(each) for each in re.findall(r"\d{9,}", read_text(why, "all parts"))}
+    bar = read_text(why, "%memstat --device cuda:0")
     [driver] = {
         parse_bytes(each) for each in re.findall(r"reserved by the driver +(\d[\d.]* \w+)", bar)
     }
@@ -250,7 +224,7 @@ def test_an_untouched_device_is_left_alone(two: NotebookNode) -> None:
 @pytest.mark.notebook
 def test_devices_are_told_by_what_does_not_change(two: NotebookNode) -> None:
     """Under any order the same device has the same number of its own."""
-    text = _read_text(two, "CUDA_VISIBLE_DEVICES")
+    text = read_text(two, "CUDA_VISIBLE_DEVICES")
     shown = [
         re.findall(r"cuda:\d is (\S+)…, (in use|not in use)", part)
         for part in text.split("CUDA_VISIBLE_DEVICES=")[1:]
@@ -270,10 +244,10 @@ def test_a_spread_model_is_told_on_both(two: NotebookNode) -> None:
     """The second has twice the layers; each cell's line tells both devices."""
     tell = _tell(two)
     weights = [tell("a model on both", ALLOCATED, index) for index in (0, 1)]
-    shown = _read_text(two, "%memvars")
+    shown = read_text(two, "%memvars")
 
     assert weights[1] == pytest.approx(2 * weights[0], rel=0.05)
-    line = _read_text(two, "def compute_loss")
+    line = read_text(two, "def compute_loss")
     assert re.search(r"cuda:0 allocated .* cuda:1 allocated ", line)
     for device in ("cuda:0: ", "cuda:1: "):
         rows = shown[shown.index(device) :].split("\n\n")[0]
@@ -288,14 +262,14 @@ def test_children_are_told_on_each(two: NotebookNode) -> None:
     for index, n_bytes in ((0, GIB), (1, 3 * GIB)):
         came = tell("a child on each", SMI, index) - tell("copied", SMI, index)
         assert n_bytes + 100 * MIB < came < n_bytes + 2 * GIB
-    assert "this notebook's children" in _read_text(two, "%memstat --device")
+    assert "this notebook's children" in read_text(two, "%memstat --device")
 
 
 @pytest.mark.notebook
 def test_limit_and_budget_are_two_things(two: NotebookNode) -> None:
     """Beyond the limit there is an error; beyond the budget a mark."""
-    assert "allowed" in _read_text(two, "gpus.hear(")
-    ledger = _read_text(two, "%memledger")
+    assert "allowed" in read_text(two, "gpus.hear(")
+    ledger = read_text(two, "%memledger")
     [row] = [line for line in ledger.splitlines() if "# Eight times" in line]
     assert "!" in row
 

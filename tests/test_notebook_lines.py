@@ -8,7 +8,7 @@ import pytest
 from nbformat import NotebookNode
 
 from gpumemwidget.units import parse_bytes
-from tools.notebooks import FOLDER, execute, make_static
+from tests.executed import find_cells, read_text, run_notebook
 
 MIB = 1024**2
 
@@ -16,21 +16,7 @@ MIB = 1024**2
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> NotebookNode:
     """Executed now on this machine."""
-    folder = tmp_path_factory.mktemp("lines")
-    return make_static(execute(FOLDER / "which-line-took-it.ipynb", folder), folder)
-
-
-def _list_outputs(notebook: NotebookNode, source: str) -> list[NotebookNode]:
-    """The outputs of the cell whose source has this in it."""
-    [cell] = [cell for cell in notebook.cells if source in cell.source]
-    return list(cell.outputs)
-
-
-def _read_text(notebook: NotebookNode, source: str) -> str:
-    return "\n".join(
-        output.get("text") or output.get("data", {}).get("text/plain", "")
-        for output in _list_outputs(notebook, source)
-    )
+    return run_notebook("which-line-took-it", tmp_path_factory)
 
 
 def _read_line(text: str, line: str) -> list[int]:
@@ -46,20 +32,9 @@ def _read_peak_rise(text: str) -> int:
 
 
 @pytest.mark.notebook
-def test_no_cell_says_that_we_failed(notebook: NotebookNode) -> None:
-    """Nothing goes to stderr."""
-    assert [
-        (cell.source, output.text)
-        for cell in notebook.cells
-        for output in cell.get("outputs", [])
-        if output.output_type == "stream" and output.name == "stderr"
-    ] == []
-
-
-@pytest.mark.notebook
 def test_attention_written_out_needs_its_scores_and_weights(notebook: NotebookNode) -> None:
     """128 MiB a copy; the result is 4 MiB."""
-    text = _read_text(notebook, "attended = weights @ values")
+    text = read_text(notebook, "attended = weights @ values")
 
     assert _read_line(text, "scores = queries")[0] >= 128 * MIB
     assert _read_line(text, "weights = scores.softmax(-1)")[0] == pytest.approx(128 * MIB, rel=0.02)
@@ -70,7 +45,7 @@ def test_attention_written_out_needs_its_scores_and_weights(notebook: NotebookNo
 def test_fused_attention_needs_neither(notebook: NotebookNode) -> None:
     """Its peak stands little above what was there before."""
     apart, fused = (
-        _read_peak_rise(_read_text(notebook, source))
+        _read_peak_rise(read_text(notebook, source))
         for source in ("attended = weights @ values", "attended = nn.functional")
     )
 
@@ -80,17 +55,18 @@ def test_fused_attention_needs_neither(notebook: NotebookNode) -> None:
 @pytest.mark.notebook
 def test_loop_keeps_its_outputs(notebook: NotebookNode) -> None:
     """8 MiB a step, at the line that allocated them; and who holds them is told."""
-    text = _read_text(notebook, "history.append(output)")
+    text = read_text(notebook, "history.append(output)")
 
     assert _read_line(text, "output = model(batch)")[0] == pytest.approx(4 * 8 * MIB, rel=0.2)
     assert _read_line(text, "batch = torch.randn")[0] == pytest.approx(8 * MIB, rel=0.2)
-    assert "history" in _read_text(notebook, "%memwhy history")
+    assert "history" in read_text(notebook, "%memwhy history")
 
 
 @pytest.mark.notebook
 def test_reports_are_saved_as_html_and_as_text(notebook: NotebookNode) -> None:
     """A front end without a kernel shows the one or the other."""
     for source in ("attended = weights @ values", "history.append(output)"):
-        bundles = [output.data for output in _list_outputs(notebook, source) if "data" in output]
+        [cell] = find_cells(notebook, source)
+        bundles = [output.data for output in cell.outputs if "data" in output]
         [report] = [bundle for bundle in bundles if "resident" in bundle.get("text/plain", "")]
         assert "<table" in report["text/html"]
