@@ -110,9 +110,8 @@ def _list_rows(device: CellDevice) -> tuple[tuple[Cell, ...], ...]:
             change_cell(span.rise_bytes, mark=peak.mark),
         )
 
-    allocated = Cell(names.allocated, detail=names.allocated_detail)
     return (
-        (Cell(device.device), allocated, *list_numbers(device.allocated)),
+        (Cell(device.device), Cell(names.allocated), *list_numbers(device.allocated)),
         (Cell(names.reserved), *list_numbers(device.reserved)),
     )
 

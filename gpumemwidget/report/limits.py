@@ -43,6 +43,8 @@ def report_limits(limits: Sequence[Limit], notes: Sequence[str] = ()) -> Report:
     if ordered:
         caption = "What PyTorch may reserve in this process"
         blocks = [Table(caption, _COLUMNS, tuple((_list_cells(limit),) for limit in ordered))]
+    if any(limit.is_waiting for limit in ordered):
+        blocks.append(Note("The limit of a device that is not in use yet is set as soon as it is."))
     for limit in ordered:
         blocks.extend(_explain(limit))
     blocks.extend(Note(note, tone="warn") for note in notes)
@@ -50,25 +52,22 @@ def report_limits(limits: Sequence[Limit], notes: Sequence[str] = ()) -> Report:
 
 
 def _list_cells(limit: Limit) -> tuple[Cell, ...]:
-    name, amount = Cell(limit.device), bytes_cell(limit.limit_bytes)
-    if limit.is_waiting:
-        if limit.share is not None:
-            amount = Cell(f"{100 * limit.share:.10g} %")
-        waiting = Cell("not in use yet: set as soon as it is", tone="muted", spans_rest=True)
-        return (name, amount, waiting)
     total, reserved = limit.total_bytes, limit.reserved_bytes
-    if limit.limit_bytes is None and (total is not None or reserved is None):
+    amount = bytes_cell(limit.limit_bytes)
+    if limit.share is not None:
+        amount = Cell(f"{100 * limit.share:.10g} %")
+    elif limit.limit_bytes is None and (total is not None or reserved is None):
         amount = Cell("none", tone="muted")
+    start = (Cell(limit.device), amount, Cell("") if total is None else bytes_cell(total))
     if reserved is None:
-        unused = Cell("not in use yet", tone="muted", spans_rest=True)
-        return (
-            (name, amount, unused) if total is None else (name, amount, bytes_cell(total), unused)
-        )
+        return (*start, Cell("not in use yet", tone="muted"), Cell(""))
     top = total if limit.limit_bytes is None else limit.limit_bytes
     left = bytes_cell(None if top is None else max(top - reserved, 0))
-    if _find_excess(limit):
-        left = replace(left, tone="bad")
-    return (name, amount, bytes_cell(total), bytes_cell(reserved), left)
+    return (
+        *start,
+        bytes_cell(reserved),
+        replace(left, tone="bad") if _find_excess(limit) else left,
+    )
 
 
 def _find_excess(limit: Limit) -> int:

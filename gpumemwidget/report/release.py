@@ -295,7 +295,7 @@ def _list_totals(report: ReleaseReport) -> Iterator[tuple[tuple[Cell, ...], ...]
         yield (
             (
                 Cell(device),
-                Cell(names.allocated, detail=names.allocated_detail),
+                Cell(names.allocated),
                 _planned_cell(plan, device, planned),
                 freed[0],
                 bytes_cell(start.allocated_bytes),

@@ -74,7 +74,7 @@ def _list_process_rows(device: DeviceReport) -> tuple[tuple[Cell, ...], ...]:
     name = Cell(device.info.device)
     reading = device.reading
     if reading is None:
-        return ((name, Cell("not used by this process yet", tone="muted", spans_rest=True)),)
+        return ((name, Cell("not in use", tone="muted")),)
     names = name_counters(device.info.device)
     limit = Cell("none", tone="muted")
     if device.info.limit_bytes is not None:
@@ -82,7 +82,7 @@ def _list_process_rows(device: DeviceReport) -> tuple[tuple[Cell, ...], ...]:
     return (
         (
             name,
-            Cell(names.allocated, detail=names.allocated_detail),
+            Cell(names.allocated),
             bytes_cell(reading.allocated_bytes),
             peak_cell(reading.allocated_peak_bytes, reading.peak_is),
             Cell(""),

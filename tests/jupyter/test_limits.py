@@ -132,8 +132,8 @@ def test_a_limit_waits_for_the_first_use(load: Load) -> None:
     shown = gpus.say("%memlimit 0.5")
 
     assert shown == (
-        "device limit of reserved left cuda:0 50 % not in use yet: set as soon as it is "
-        "cuda:1 50 % not in use yet: set as soon as it is"
+        "device limit of reserved left cuda:0 50 % not in use yet cuda:1 50 % not in use "
+        "yet The limit of a device that is not in use yet is set as soon as it is."
     )
     assert gpus.allocator.list_touched() == ()
     assert "DeviceFullError" in gpus.say("torch.cuda.init(); x = gpu.allocate(41 << 30)")

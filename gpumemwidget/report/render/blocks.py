@@ -62,10 +62,6 @@ class Cell:
     #: Stands before a number that is not exact, ``≥`` or ``~``; a note explains the mark.
     mark: str = ""
     tone: Tone = "plain"
-    #: Additional words, shown in HTML only.
-    detail: str = ""
-    #: The cell fills the rest of the row.
-    spans_rest: bool = False
     #: Depth in a tree, by which the cell is indented.
     level: int = 0
     #: Share of a whole (0 to 1), drawn in HTML as a bar beside the text.

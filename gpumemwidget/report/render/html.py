@@ -216,7 +216,6 @@ def _render_row(
                 *_list_content(table, column, cell, is_code=is_code),
                 scope=scope,
                 rowspan=n_rows if is_shared else None,
-                colspan=len(columns) - index if cell.spans_rest else None,
                 title=cell.text if is_code and column.last == "cut" else None,
             )
         )
@@ -243,14 +242,13 @@ def _list_content(
         f"{cell.mark}\N{NO-BREAK SPACE}" if cell.mark else None,
         text,
         render_share(cell.share, "gmw-y") if cell.share is not None else None,
-        join_html([" ", h("span.gmw-m", f"({cell.detail})")]) if cell.detail else None,
     ]
 
 
 def _list_classes(column: Column, cell: Cell) -> str:
     """Return the classes of a cell, each behind a dot."""
     classes = []
-    if column.kind == "number" and not cell.spans_rest:
+    if column.kind == "number":
         classes.append("gmw-r")
     if column.last == "wrap":
         classes.append("gmw-f")

@@ -179,11 +179,7 @@ def render_table(table: Table) -> str:
     widths = [
         max(
             [_measure(column.title)]
-            + [
-                _measure(_show(row[index], column))
-                for row in rows
-                if index < len(row) and not row[index].spans_rest
-            ]
+            + [_measure(_show(row[index], column)) for row in rows if index < len(row)]
         )
         for index, column in enumerate(columns[:n_fixed])
     ]
@@ -218,9 +214,7 @@ def _render_row(
     rest: list[str] = []
     for cell, column, width in zip(row, columns, (*widths, last_width), strict=False):
         shown = _show(cell, column)
-        if cell.spans_rest:
-            fields.append(shown)
-        elif column.last == "cut":
+        if column.last == "cut":
             fields.append(cut(shown, width))
         elif column.last == "wrap":
             first, *rest = textwrap.wrap(shown, width, break_on_hyphens=False) or [""]

@@ -41,17 +41,16 @@ _NUMBER = re.compile(r"\d+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class CounterNames:
-    """Names of a device's two counters, and of what counts the first one on the host."""
+    """Names of a device's two counters."""
 
     allocated: str
     reserved: str
-    allocated_detail: str = ""
 
 
 def name_counters(device: str) -> CounterNames:
     """Return the names of a device's counters: the host's are malloc's and the process's."""
     if device == HOST:
-        return CounterNames("allocated", "resident", "malloc")
+        return CounterNames("allocated", "resident")
     return CounterNames("allocated", "reserved")
 
 
