@@ -68,13 +68,7 @@ def report_progress(stage: Stage, done: int, total: int | None = None) -> None:
 
 
 def follow(items: Iterable[_T], stage: Stage, total: int) -> Iterator[_T]:
-    """Iterate over items at C's speed, and report progress every few thousand items.
-
-    Args:
-        items: the items to return.
-        stage: the kind of work that the loop does.
-        total: the number of items.
-    """
+    """Iterate over ``total`` items at C's speed, and report progress every few thousand items."""
     iterator = iter(items)
     if _listener.get() is None:
         return iterator
@@ -91,10 +85,7 @@ def follow(items: Iterable[_T], stage: Stage, total: int) -> Iterator[_T]:
 def listen(listener: Callable[[Progress], None]) -> Iterator[None]:
     """Call ``listener`` with all progress within the ``with`` block, on this thread.
 
-    A listener of an outer block is called too, and first.
-
-    Args:
-        listener: called often; an exception that it raises ends the work.
+    A listener of an outer block is called too, and first. An exception of a listener ends the work.
     """
     outer = _listener.get()
 

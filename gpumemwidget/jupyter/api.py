@@ -173,16 +173,6 @@ def plan_release(
 ) -> ReleasePlan:
     """Return what ``release`` with the same arguments would do; nothing is changed.
 
-    Args:
-        names: variables, or rows of ``variables()`` such as ``"Out[7]"``.
-        keep: leave copies on the CPU under the names.
-        out: also what IPython holds of displayed values.
-        exceptions: also the last exception and its frames.
-        cublas: also cuBLAS's workspaces; the next matrix product allocates new ones.
-        compile_caches: also what ``torch.compile`` made; the next call compiles again.
-        grads: also the gradients of every module and optimizer that the variables lead to, as
-            ``zero_grad(set_to_none=True)`` does for one model; needs no names.
-
     Raises:
         NotLoadedError: the extension is not loaded.
         UnknownNameError: a name is not bound.

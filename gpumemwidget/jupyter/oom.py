@@ -99,12 +99,7 @@ class OomCards:
             self._cell.inner = _find_sign(result) or self._cell.inner
 
     def end(self, record: CellRecord | None, result: Any) -> None:
-        """Show the card of a cell that has ended with an OOM, below its traceback.
-
-        Args:
-            record: its record; ``None`` if there is none.
-            result: IPython's ``ExecutionResult``.
-        """
+        """Show the card of a cell that has ended with an OOM, below its traceback."""
         cell, self._cell = self._cell, None
         if cell is None:
             return
@@ -229,10 +224,6 @@ def show_card(card: OomCard, session: Session) -> None:
 
     The card is static HTML, so that a saved notebook, a page without a kernel and a reloaded one
     all show it whole. Where there is a kernel, the page puts buttons into it.
-
-    Args:
-        card: what is on it.
-        session: what the buttons call.
     """
     from IPython.core.getipython import get_ipython  # noqa: PLC0415 - only where something is shown
     from IPython.display import display  # noqa: PLC0415

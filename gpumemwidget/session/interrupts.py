@@ -102,12 +102,7 @@ class RaiseInterrupt(ast.NodeTransformer):
 
 
 def run_uninterrupted(work: Callable[..., _T], *args: Any) -> _T:
-    """Return what ``work(*args)`` does; a Ctrl-C that came meanwhile is sent again a moment later.
-
-    Args:
-        work: short.
-        args: its arguments.
-    """
+    """Return what ``work(*args)`` does; a Ctrl-C that comes meanwhile is sent again behind it."""
     hold = InterruptHold()
     try:
         with hold:

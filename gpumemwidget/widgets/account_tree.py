@@ -38,10 +38,8 @@ _keys = itertools.count(1)
 class AccountTree:
     """An account, with numbers for the nodes that a page knows.
 
-    All methods may be called from any thread.
-
-    Args:
-        account: the account; its devices are put together, so that a name is one row.
+    Its devices are put together, so that a name is one row. All methods may be called from any
+    thread.
     """
 
     def __init__(self, account: MemoryAccount) -> None:
@@ -92,12 +90,7 @@ class AccountTree:
         return listed, rest
 
     def describe_parts(self, number: int, start: int = 0) -> Message:
-        """Return the parts of a node, the largest first.
-
-        Args:
-            number: the node's, as an earlier message gave it.
-            start: how many of its parts the page has already.
-        """
+        """Return the parts of a node, the largest first, but for ``start`` that the page has."""
         with self._lock:
             parts = self._parts.get(number)
             if parts is None:

@@ -40,7 +40,7 @@ from gpumemwidget.widgets.messages import (
     check_request,
     describe_failure,
 )
-from gpumemwidget.widgets.panel import CELL_PAUSE_S, schedule_on_main
+from gpumemwidget.widgets.page import CELL_PAUSE_S, Page, schedule_on_main
 from gpumemwidget.widgets.progress_line import NOTHING
 from gpumemwidget.widgets.variables_panel import VariablesPanel
 
@@ -61,12 +61,7 @@ _COPY_STYLE = Template(
 
 
 def open_dashboard(session: Session, *, interval_s: float | None = None) -> Dashboard:
-    """Return the dashboard of a session, made at the first call.
-
-    Args:
-        session: what it shows.
-        interval_s: seconds between samples from now on; ``None`` leaves them as they are.
-    """
+    """Return the dashboard of a session, made at the first call; set the samples' interval."""
     if interval_s is not None:
         session.monitor.interval_s = interval_s
     return session.attach(Dashboard, lambda: Dashboard(session))
@@ -99,13 +94,9 @@ class Dashboard(anywidget.AnyWidget):
         self._copies_soon = False
         self._monitor = session.monitor
         self._feed = Feed(session.monitor, self._send_all)
-        self._variables = VariablesPanel(session, self._send_all, guard=self._guard_call)
-        self._device = DevicePanel(
-            session,
-            self._send_all,
-            guard=self._guard_call,
-            seen=self._feed.list_devices_seen,
-        )
+        page = Page(session, self._send_all, self._guard_call)
+        self._variables = VariablesPanel(page)
+        self._device = DevicePanel(page, list_seen=self._feed.list_devices_seen)
         self._use = DeviceUseHistory(
             session.monitor, self._send_all, is_seen=lambda: self._feed.is_seen
         )

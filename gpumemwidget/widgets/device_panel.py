@@ -18,9 +18,8 @@ from gpumemwidget.model.breakdowns import Breakdown, SegmentMap
 from gpumemwidget.model.devices import HOST, MOST_CHILDREN, ChildProcess, DeviceReport
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.report.breakdown import report_breakdown
-from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.messages import Message, describe_failure
-from gpumemwidget.widgets.panel import CELL_PAUSE_S, Panel
+from gpumemwidget.widgets.page import CELL_PAUSE_S, Page
 
 #: Minimum number of seconds between two questions to the drivers; a sampler's tick may be early.
 _ASK_EVERY_S = 0.95
@@ -32,26 +31,15 @@ _WALK_BUDGET_S = 0.5
 _MAX_CHILDREN = 50
 
 
-class DevicePanel(Panel):
-    """Tells the views of whole devices.
+class DevicePanel:
+    """Tells the views of whole devices; ``list_seen`` returns those that visible views show."""
 
-    Args:
-        session: see ``Panel``.
-        send: see ``Panel``.
-        guard: see ``Panel``.
-        seen: returns the devices that visible views show in parts; none: nobody looks.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        send: Callable[[Message], None],
-        *,
-        guard: Callable[[Callable[[], object]], None],
-        seen: Callable[[], Collection[str]],
-    ) -> None:
-        super().__init__(session, send, guard=guard)
-        self._seen = seen
+    def __init__(self, page: Page, *, list_seen: Callable[[], Collection[str]]) -> None:
+        self._session = page.session
+        self._monitor = page.session.monitor
+        self._send = page.send
+        self._run_when_idle = page.run_when_idle
+        self._list_seen = list_seen
         self._looks_soon = False
         self._children: Message | None = None
 
@@ -65,12 +53,12 @@ class DevicePanel(Panel):
 
     def note_change(self) -> None:
         """Send the devices when the cells have paused, if somebody looks."""
-        if self._seen():
+        if self._list_seen():
             self._look_in(CELL_PAUSE_S)
 
     def send_children(self) -> None:
         """Send the processes below this one, if somebody looks and one is new; on any thread."""
-        if not self._seen():
+        if not self._list_seen():
             return
         message: Message = {
             "kind": "live",
@@ -89,7 +77,7 @@ class DevicePanel(Panel):
     def _look(self) -> None:
         # Two requests may be queued; the first look has answered both.
         is_due, self._looks_soon = self._looks_soon, False
-        devices = self._seen()
+        devices = self._list_seen()
         # None is seen if the tab was closed meanwhile; opening it asks again.
         if not is_due or not devices:
             return

@@ -64,12 +64,7 @@ class _Sight:
 
 
 class Feed:
-    """Listens to a monitor, and passes on what happens to the views that can be seen.
-
-    Args:
-        monitor: what happens.
-        send: sends a message with its binary part to all views.
-    """
+    """Listens to a monitor, and passes on what happens to the views that can be seen."""
 
     def __init__(self, monitor: Monitor, send: Callable[[Message, list[bytes]], None]) -> None:
         self._monitor = monitor
@@ -195,10 +190,10 @@ class Feed:
         self.hear(_EXPECTED, visible=True, variables=False)
 
     def hear(self, view: str, *, visible: bool, variables: bool, device: str | None = None) -> None:
-        """Note that a view is there, whether it can be seen, and what else it shows.
+        """Note that a view is there, and whether it can be seen.
 
         Args:
-            view: which one.
+            view: its name.
             visible: whether it can be seen.
             variables: whether it shows the variables.
             device: the device that it shows in parts.
@@ -288,13 +283,7 @@ class Feed:
 def pack_rows(
     samples: Iterable[Sample], devices: Sequence[str], *, head: Sequence[float] = ()
 ) -> bytes:
-    """Return samples as rows.
-
-    Args:
-        samples: in order of time.
-        devices: which devices the columns are for, in this order.
-        head: figures that stand before the rows.
-    """
+    """Return samples as rows, with columns for these devices, behind the figures of the head."""
     figures = [*head]
     for sample in samples:
         figures.append(sample.time_s)

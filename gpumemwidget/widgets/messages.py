@@ -59,10 +59,6 @@ CARD_REQUESTS: Requests = {"hello": {}, "do": {"card": str, "way": int}}
 def check_request(content: object, requests: Requests) -> Message:
     """Return a request with all fields of its kind and no other; ``None`` for those left out.
 
-    Args:
-        content: what came from the page.
-        requests: the kinds of messages there are.
-
     Raises:
         BadInputError: it is no message of these kinds, or a field is not of its type.
     """

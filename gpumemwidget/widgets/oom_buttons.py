@@ -31,7 +31,7 @@ from gpumemwidget.report.wording.words import join_words
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.frontend import read_esm
 from gpumemwidget.widgets.messages import CARD_REQUESTS, Message, check_request, describe_failure
-from gpumemwidget.widgets.panel import schedule_on_main
+from gpumemwidget.widgets.page import schedule_on_main
 from gpumemwidget.widgets.progress_line import tell_progress
 
 #: Maximum number of cards with buttons, the newest.
@@ -107,12 +107,7 @@ class CardButtons(anywidget.AnyWidget):
         return read_esm()
 
     def add(self, name: str, card: OomCard) -> None:
-        """Give a card its buttons.
-
-        Args:
-            name: the class by which the page finds it.
-            card: what is on it.
-        """
+        """Give a card its buttons; the page finds it by its class, ``name``."""
         buttons = [
             _Button(way, row, card.event.device, _identify(self._shell, way.names))
             for row, way in enumerate(sort_ways(card.ways))

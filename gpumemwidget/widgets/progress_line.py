@@ -99,7 +99,7 @@ def show_progress(what: str, *, clock: Callable[[], float] = time.perf_counter) 
 
     Args:
         what: the work, as in ``%memvars``.
-        clock: seconds.
+        clock: returns seconds.
 
     Raises:
         WorkInterrupt: a Ctrl-C came in the block; it says how far the work was.

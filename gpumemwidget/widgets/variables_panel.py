@@ -10,12 +10,10 @@ What is needed for that is imported when it is first used, so that the dashboard
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from gpumemwidget.model.requests import ReleaseRequest
-from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.messages import (
     Message,
     describe_bytes,
@@ -23,7 +21,7 @@ from gpumemwidget.widgets.messages import (
     describe_joint,
     describe_variables,
 )
-from gpumemwidget.widgets.panel import CELL_PAUSE_S, Panel
+from gpumemwidget.widgets.page import CELL_PAUSE_S, Page
 from gpumemwidget.widgets.progress_line import tell_progress
 
 if TYPE_CHECKING:
@@ -33,17 +31,15 @@ if TYPE_CHECKING:
 _SUM_BUDGET_S = 2.0
 
 
-class VariablesPanel(Panel):
-    """Lists, sums and releases for the views; see ``Panel`` for its arguments."""
+class VariablesPanel:
+    """Lists, sums and releases for the views."""
 
-    def __init__(
-        self,
-        session: Session,
-        send: Callable[[Message], None],
-        *,
-        guard: Callable[[Callable[[], object]], None],
-    ) -> None:
-        super().__init__(session, send, guard=guard)
+    def __init__(self, page: Page) -> None:
+        self._session = page.session
+        self._monitor = page.session.monitor
+        self._send = page.send
+        self._guard = page.guard
+        self._run_when_idle = page.run_when_idle
         self._lists_soon = False
         self._takes_account = False
         self._tree: AccountTree | None = None

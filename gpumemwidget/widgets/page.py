@@ -35,10 +35,10 @@ def _find_loop() -> Any | None:
     return getattr(kernel, "io_loop", None)
 
 
-class Panel:
-    """The kernel's side of a part of the dashboard.
+class Page:
+    """What the parts of the dashboard work with.
 
-    Args:
+    Attributes:
         session: is asked for what the views show.
         send: sends a message to all views.
         guard: runs an action and shows its failure in the views.
@@ -48,14 +48,13 @@ class Panel:
         self,
         session: Session,
         send: Callable[[Message], None],
-        *,
         guard: Callable[[Callable[[], object]], None],
     ) -> None:
-        self._session = session
-        self._monitor = session.monitor
-        self._send = send
-        self._guard = guard
+        self.session = session
+        self.send = send
+        self.guard = guard
 
-    def _run_when_idle(self, action: Callable[[], None], delay_s: float = 0.0) -> None:
+    def run_when_idle(self, action: Callable[[], None], delay_s: float = 0.0) -> None:
         """Run ``action`` on the main thread once no cell runs, and show its failure."""
-        schedule_on_main(lambda: self._monitor.when_idle(lambda: self._guard(action)), delay_s)
+        monitor = self.session.monitor
+        schedule_on_main(lambda: monitor.when_idle(lambda: self.guard(action)), delay_s)
