@@ -73,10 +73,7 @@ class AcceleratorBackend(TouchedCounters):
         )
 
     def read_memory(self, device: str) -> tuple[int, int] | None:
-        """Return the free and total bytes of a touched device, other processes included.
-
-        ``None`` where PyTorch does not ask the driver, as on MPS.
-        """
+        """Return the free and total bytes of a touched device; ``None`` on MPS."""
         ask_driver = getattr(self._module, "mem_get_info", None)
         index = self._find_index(device)
         if ask_driver is None or index is None:
@@ -144,7 +141,11 @@ class AcceleratorBackend(TouchedCounters):
         # touched once its allocator has had memory.
         if not self._is_in_use():
             return []
-        count = 1 if self.kind == "mps" else self._count_devices()
+        if self.kind == "mps":
+            count = 1
+        else:
+            owner = self._module if hasattr(self._module, "device_count") else None
+            count = int((owner or self._torch.accelerator).device_count())
         if len(self._touched) < count:
             fresh = (index for index in range(count) if index not in self._touched)
             self._touched = sorted([*self._touched, *filter(self._has_had_memory, fresh)])
@@ -161,12 +162,6 @@ class AcceleratorBackend(TouchedCounters):
             return False
         return bool(self._bindings._accelerator_isAllocatorInitialized())  # noqa: SLF001 - has no public name
 
-    def _count_devices(self) -> int:
-        count = getattr(self._module, "device_count", None)
-        if count is None:
-            count = self._torch.accelerator.device_count
-        return int(count())
-
     def _has_had_memory(self, index: int) -> bool:
         if self._stats_binding is None:
             return True
@@ -174,18 +169,17 @@ class AcceleratorBackend(TouchedCounters):
             stats = self._read_stats(index)
         except RuntimeError:
             return False
-        for key in ("reserved_bytes", "allocated_bytes"):
-            figures = stats.get(key, {}).get("all", {})
-            if any(figures.get(name) for name in ("current", "peak", "allocated")):
-                return True
-        return False
+        figures = [
+            stats.get(key, {}).get("all", {}) for key in ("reserved_bytes", "allocated_bytes")
+        ]
+        return any(each.get(name) for each in figures for name in ("current", "peak", "allocated"))
 
 
 def _find_kind(torch: Any) -> str | None:
-    """Return the accelerator of this build: ``"xpu"``, ``"mps"``; ``None`` where it has none.
+    """Return the accelerator of this build beside CUDA: ``"xpu"``, ``"mps"``, an extension's.
 
-    CUDA does not count, but an extension may bring a device beside it. PyTorch is not asked whether
-    the machine has such a device: in some releases that starts CUDA or XPU, and forking fails then.
+    PyTorch is not asked whether the machine has such a device: in some releases that starts CUDA or
+    XPU, and forking fails then.
     """
     bindings = torch._C  # noqa: SLF001 - the public functions may start the device
     extension = find_extension(bindings)

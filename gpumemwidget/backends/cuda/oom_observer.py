@@ -41,8 +41,25 @@ class OomMoment:
     free_bytes: int
 
     def read_stack(self) -> tuple[Frame, ...]:
-        """Return the stack of Python that asked for memory, innermost first."""
-        return _read_stack()
+        """Return the stack of Python that asked for memory, innermost first.
+
+        Autograd's own threads have no such stack, or only that of a ``torch.autograd.Function``;
+        the stack of the thread which waits in ``backward`` follows behind it.
+        """
+        frame: FrameType | None = sys._getframe()  # noqa: SLF001 - public by its documentation
+        try:
+            while frame is not None and frame.f_code is not _observe.__code__:
+                frame = frame.f_back
+            frame = None if frame is None else frame.f_back
+            found = tuple(_list_frames(frame))
+            outermost = None
+            while frame is not None:
+                outermost = frame.f_code
+                frame = frame.f_back
+            return found if _is_pythons_own(outermost) else (*found, *_find_backward())
+        finally:
+            # A frame that is kept keeps all that its callers have.
+            del frame
 
 
 class OomObserver:
@@ -126,30 +143,6 @@ def _observe(device: int, requested_bytes: int, allowed_bytes: int, free_bytes: 
     """Tell all open observers, called by PyTorch for the life of the process."""
     for observer in tuple(_observers):
         observer.tell(OomMoment(f"cuda:{device}", requested_bytes, allowed_bytes, free_bytes))
-
-
-def _read_stack() -> tuple[Frame, ...]:
-    """Return the stack of Python that asked for memory, innermost first.
-
-    Autograd's own threads have no such stack, or only that of a ``torch.autograd.Function``; the
-    stack of the thread which waits in ``backward`` follows behind it.
-    """
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - public by its documentation
-    try:
-        while frame is not None and frame.f_code is not _observe.__code__:
-            frame = frame.f_back
-        frame = None if frame is None else frame.f_back
-        found = [*_list_frames(frame)]
-        outermost = None
-        while frame is not None:
-            outermost = frame.f_code
-            frame = frame.f_back
-        if _is_pythons_own(outermost):
-            return tuple(found)
-        return (*found, *_find_backward())
-    finally:
-        # A frame that is kept keeps all that its callers have.
-        del frame
 
 
 def _is_pythons_own(outermost: CodeType | None) -> bool:

@@ -103,27 +103,24 @@ class NvmlMonitor:
             )
 
     def read_use(self, device: str) -> DeviceUse | None:
-        """Return the use of a whole device: two calls of the library, about 9 µs.
-
-        The used bytes are those that ``nvidia-smi`` shows, without what the driver has reserved for
-        itself.
-        """
+        """Return the use of a whole device, as ``nvidia-smi`` shows it: about 9 µs."""
         with self._lock:
             gpu = self._map().get(device)
             if gpu is None:
                 return None
             memory = self._ask(gpu, device, "memory in use", self._read_memory)
-            busy = self._library.nvmlDeviceGetUtilizationRates
-            rates = self._ask(gpu, device, _BUSY, busy)
-            if memory is None and rates is None:
-                return None
+            rates = self._ask(gpu, device, _BUSY, self._library.nvmlDeviceGetUtilizationRates)
+            percent = None if rates is None else int(rates.gpu)
+            if memory is None:
+                use = DeviceUse(device, None, None, gpu.total_bytes, percent)
+                return None if rates is None else use
             return DeviceUse(
                 device=device,
-                used_bytes=None if memory is None else int(memory.used),
-                free_bytes=None if memory is None else int(memory.free),
-                total_bytes=gpu.total_bytes if memory is None else int(memory.total),
-                utilization_percent=None if rates is None else int(rates.gpu),
-                driver_bytes=None if memory is None else int(memory.reserved),
+                used_bytes=int(memory.used),
+                free_bytes=int(memory.free),
+                total_bytes=int(memory.total),
+                utilization_percent=percent,
+                driver_bytes=int(memory.reserved),
             )
 
     def list_processes(self, device: str) -> ProcessesByBytes | None:
@@ -146,12 +143,7 @@ class NvmlMonitor:
         return None
 
     def match(self, uuids: Mapping[str, str]) -> None:
-        """Correct the numbering by what CUDA itself says of the devices that are in use.
-
-        Args:
-            uuids: PyTorch's device names with their UUIDs, with or without ``GPU-``, as in
-                ``torch.cuda.get_device_properties(0).uuid``.
-        """
+        """Correct the numbering by what CUDA itself says of the devices that are in use."""
         with self._lock:
             self._uuids.update(
                 (device, strip_uuid(uuid))

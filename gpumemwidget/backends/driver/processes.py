@@ -68,10 +68,7 @@ class ProcessTree:
             return False
 
     def list_children(self) -> tuple[ChildProcess, ...]:
-        """Return the running processes below this one, ordered by pid.
-
-        Of more than ``MOST_CHILDREN``, those with the most host memory are returned.
-        """
+        """Return the running processes below this one: ``MOST_CHILDREN`` with most host memory."""
         with self._lock_of_this_process():
             self._update()
             found = [

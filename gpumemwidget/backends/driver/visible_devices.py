@@ -94,16 +94,12 @@ def number_gpus(
 def correct_numbers(
     numbered: dict[str, Gpu], known: Sequence[Gpu], told: Mapping[str, str]
 ) -> dict[str, Gpu]:
-    """Return the GPUs under PyTorch's names, in agreement with what CUDA says itself.
+    """Return the GPUs that were numbered, if CUDA tells the same UUIDs; else those it tells alone.
 
     Args:
         numbered: the GPUs under the names that were worked out.
         known: all GPUs and instances.
-        told: devices in use and their UUIDs without ``GPU-``, as CUDA tells them.
-
-    Returns:
-        ``numbered``, if CUDA says the same; else only the devices that CUDA has told, since the
-        order is not the expected one.
+        told: devices in use and their UUIDs without ``GPU-``.
     """
     by_uuid = {strip_uuid(gpu.uuid): gpu for gpu in known if gpu.uuid is not None}
     if all(_agree(numbered.get(device), by_uuid.get(uuid)) for device, uuid in told.items()):
