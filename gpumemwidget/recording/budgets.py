@@ -17,10 +17,8 @@ from gpumemwidget.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from gpumemwidget.backends.hardware import Hardware
 
-#: Smallest budget: a lower number is one whose unit was left out.
-_MIN_BYTES = 1024**2
-#: Largest budget: no device has more, and the columns of an export hold no more.
-_MAX_BYTES = 1024**6
+#: Smallest and largest budget: the unit of a lower number was left out, and no device has more.
+_MIN_BYTES, _MAX_BYTES = 1024**2, 1024**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +57,9 @@ class Budgets:
         Raises:
             BadInputError: it is less than 1 MiB, or more than there can be.
         """
-        if n_bytes < _MIN_BYTES:
+        if not _MIN_BYTES <= n_bytes <= _MAX_BYTES:
             raise BadInputError(
-                f"a budget of {n_bytes} bytes is less than any cell takes: give at least 1MiB, "
-                "with its unit, as in 10GiB"
-            )
-        if n_bytes > _MAX_BYTES:
-            raise BadInputError(
-                "a budget of more than a million TiB is more than any device has: give less, as in "
-                "10GiB"
+                "a budget is from 1MiB to a million TiB: give an amount with its unit, as in 10GiB"
             )
         kept = self.bytes_by_device
         if device is None:

@@ -22,10 +22,6 @@ from gpumemwidget.recording.thinning import find_extremes
 _BLOCK = 64
 #: Share of the capacity for recent samples, which are never thinned.
 _RECENT_SHARE = 0.3
-#: Share of the capacity from which blocks are merged, a few with each full block.
-_SOFT_SHARE = 0.8
-#: Maximum number of merges in one append: together well under a millisecond.
-_MAX_MERGES = 8
 
 #: Stands for ``None`` in packed columns: no counter ever has this value.
 _UNKNOWN = -(2**63)
@@ -45,15 +41,12 @@ class History:
     called from any thread.
 
     Args:
-        capacity: maximum number of samples, at least 1,000.
+        capacity: maximum number of samples: several times as many as a block has.
     """
 
     def __init__(self, capacity: int = 20_000) -> None:
-        if capacity < 1000:
-            raise ValueError(f"a history of {capacity} samples is too short: take at least 1000")
         self.capacity = capacity
         self._min_recent = int(capacity * _RECENT_SHARE) // _BLOCK * _BLOCK
-        self._soft_limit = int(capacity * _SOFT_SHARE)
         self._devices: tuple[str, ...] = ()
         self._open: _Block | None = None
         self._recent: deque[_Block] = deque()
@@ -136,11 +129,8 @@ class History:
             self._n_recent -= len(oldest)
             self._n_sealed -= len(oldest)
             self._add_thinned(0, oldest.thin())
-        n_merges = 0
-        while self._n_sealed > self._soft_limit and self._merge_two():
-            n_merges += 1
-            if n_merges >= _MAX_MERGES and self._n_sealed <= self.capacity - _BLOCK:
-                break
+        while self._n_sealed > self.capacity - _BLOCK and self._merge_two():
+            pass
 
     def _add_thinned(self, level: int, block: _Block) -> None:
         if level == len(self._levels):

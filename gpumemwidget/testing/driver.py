@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpumemwidget.backends.protocol import Relation
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.devices import ChildProcess, DeviceInfo, DeviceUse
 from gpumemwidget.testing.gpus import SimulatedGpus
 from gpumemwidget.testing.torch_module import format_uuid
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: One part in so many of a GPU's memory is what a CUDA context takes.
 _CONTEXT_DIVISOR = 160
@@ -31,22 +35,56 @@ class _Process:
     n_bytes: Mapping[int, int]
 
 
-class SimulatedDriver:
-    """The driver of simulated GPUs; a ``DeviceMonitor``, and a ``ProcessSource`` for its processes.
+class StandInDriver:
+    """What a ``DeviceMonitor`` needs that is also the ``ProcessSource`` for what it lists."""
 
-    What others take of a GPU is missing for its allocator.
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def match(self, uuids: Mapping[str, str]) -> None:
+        """Do nothing: the devices have PyTorch's names."""
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Return nothing: what fails is listed with its device."""
+        return ()
+
+    def close(self) -> None:
+        """Tell of no device any more."""
+        self.is_closed = True
+
+    @property
+    def processes(self) -> Self:
+        """Whose pids these are: those of the simulated or recorded processes."""
+        return self
+
+    def describe(
+        self, pids: Collection[int], *, are_ours: bool | None
+    ) -> Mapping[int, tuple[Relation, str | None]]:
+        """Return what processes are to the program, and their names."""
+        known = {} if are_ours is False else self.list_known()
+        return {pid: known.get(pid, ("other", None)) for pid in pids}
+
+    def list_known(self) -> Mapping[int, tuple[Relation, str | None]]:
+        """Return the relation and the name of each process, by its pid."""
+        raise NotImplementedError
+
+
+class SimulatedDriver(StandInDriver):
+    """The driver of simulated GPUs. What others take of a GPU is missing for its allocator.
+
+    Attributes:
+        own_pid: the pid of the simulated program, which is this process's.
 
     Args:
         gpus: the GPUs.
-        own_pid: the pid of the simulated program; this process's, if not given.
     """
 
-    def __init__(self, gpus: SimulatedGpus, *, own_pid: int | None = None) -> None:
+    def __init__(self, gpus: SimulatedGpus) -> None:
+        super().__init__()
+        self.own_pid = os.getpid()
         self._gpus = gpus
-        self._own_pid = os.getpid() if own_pid is None else own_pid
         self._others: dict[int, _Process] = {}
         self._lost: set[int] = set()
-        self._is_closed = False
         for index in range(gpus.n_devices):
             self._reserve_outside(index)
 
@@ -107,9 +145,6 @@ class SimulatedDriver:
             for index in self._list_indices()
         )
 
-    def match(self, uuids: Mapping[str, str]) -> None:
-        """Do nothing: PyTorch has the GPUs in the same order."""
-
     def read_use(self, device: str) -> DeviceUse | None:
         """Return the use of a whole GPU; ``None`` for one that is lost or not there."""
         listed = self.list_processes(device)
@@ -137,7 +172,7 @@ class SimulatedDriver:
         }
         if index in self._gpus.list_touched():
             reserved_bytes = self._gpus.count_reserved(index)
-            listed[self._own_pid] = self._count_context(index) + reserved_bytes
+            listed[self.own_pid] = self._count_context(index) + reserved_bytes
         return tuple(sorted(listed.items()))
 
     def list_failures(self, device: str) -> tuple[str, ...]:
@@ -145,25 +180,7 @@ class SimulatedDriver:
         reasons = _LOST if self._find_index(device) in self._lost else ()
         return tuple(reason.format(device=device) for reason in reasons)
 
-    def take_notes(self) -> tuple[str, ...]:
-        """Return nothing: what fails is listed with its GPU."""
-        return ()
-
-    def close(self) -> None:
-        """Tell of no GPU any more."""
-        self._is_closed = True
-
     # -- What is known of processes ----------------------------------------------------------------
-
-    @property
-    def processes(self) -> SimulatedDriver:
-        """Whose pids these are: the simulated program's, its children's and others'."""
-        return self
-
-    @property
-    def own_pid(self) -> int:
-        """The pid of the simulated program."""
-        return self._own_pid
 
     @property
     def are_pids_certain(self) -> bool:
@@ -173,26 +190,21 @@ class SimulatedDriver:
     def list_children(self) -> tuple[ChildProcess, ...]:
         """Return the program's children on GPUs, by their pids; their host memory is not known."""
         return tuple(
-            ChildProcess(pid, self._own_pid, process.name, None)
+            ChildProcess(pid, self.own_pid, process.name, None)
             for pid, process in sorted(self._others.items())
             if process.relation == "child" and process.n_bytes
         )
 
-    def describe(
-        self, pids: Collection[int], *, are_ours: bool | None
-    ) -> Mapping[int, tuple[Relation, str | None]]:
-        """Return what processes are to the program, and their names."""
-        known: dict[int, tuple[Relation, str | None]] = {}
-        if are_ours is not False:
-            known = {pid: (each.relation, each.name) for pid, each in self._others.items()}
-            known[self._own_pid] = ("own", "python -m ipykernel_launcher")
-        return {pid: known.get(pid, ("other", None)) for pid in pids}
+    def list_known(self) -> Mapping[int, tuple[Relation, str | None]]:
+        """Return the relation and the name of each process, by its pid."""
+        others = {pid: (each.relation, each.name) for pid, each in self._others.items()}
+        return {**others, self.own_pid: ("own", "python -m ipykernel_launcher")}
 
     def _count_context(self, index: int) -> int:
         return self._gpus.get_total(index) // _CONTEXT_DIVISOR
 
     def _list_indices(self) -> range:
-        return range(0 if self._is_closed else self._gpus.n_devices)
+        return range(0 if self.is_closed else self._gpus.n_devices)
 
     def _find_index(self, device: str) -> int | None:
         return next((index for index in self._list_indices() if device == f"cuda:{index}"), None)

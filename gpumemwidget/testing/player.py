@@ -32,6 +32,7 @@ from gpumemwidget.model.devices import (
 from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
 from gpumemwidget.recording.cells import lift_peaks
+from gpumemwidget.testing.driver import StandInDriver
 from gpumemwidget.testing.recording import AllocatorEvent, Event, Recording, Surroundings
 
 _NO_HISTORY = (
@@ -77,11 +78,6 @@ class RecordingPlayer:
                 found = bisect_right(self._times_s, self._clock() - self._start_s) - 1
                 self._position = max(self._position, found)
             return self._position
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether the last event is reached."""
-        return self.position == self.n_events - 1
 
     @property
     def event(self) -> Event:
@@ -309,27 +305,24 @@ def _to_columns(entries: Sequence[AllocatorEvent], shift_us: int) -> TraceEvents
 # -- Whole devices ---------------------------------------------------------------------------------
 
 
-class ReplayMonitor:
-    """The whole devices of a recording; a ``DeviceMonitor``, and a ``ProcessSource``.
+class ReplayMonitor(StandInDriver):
+    """The whole devices of a recording.
 
     Args:
         player: where the recording stands.
     """
 
     def __init__(self, player: RecordingPlayer) -> None:
+        super().__init__()
         self._player = player
-        self._is_closed = False
 
     def list_infos(self) -> tuple[DeviceInfo, ...]:
         """Return what the driver listed."""
-        return () if self._is_closed else self._player.recording.visible
-
-    def match(self, uuids: Mapping[str, str]) -> None:
-        """Do nothing: the recording has PyTorch's names."""
+        return () if self.is_closed else self._player.recording.visible
 
     def read_use(self, device: str) -> DeviceUse | None:
         """Return a whole device at this position; ``None`` where it was not told."""
-        uses = () if self._is_closed else self._player.event.uses
+        uses = () if self.is_closed else self._player.event.uses
         use = next((use for use in uses if use.device == device), None)
         if use is None or use.used_bytes is use.free_bytes is use.utilization_percent is None:
             return None
@@ -337,32 +330,19 @@ class ReplayMonitor:
 
     def list_processes(self, device: str) -> tuple[tuple[int, int | None], ...] | None:
         """Return who was on a device at this position; ``None`` where it was not told."""
-        listed = None if self._is_closed else self._player.surroundings.processes.get(device)
+        listed = None if self.is_closed else self._player.surroundings.processes.get(device)
         if listed is None:
             return None
         return tuple((use.pid, use.n_bytes) for use in sorted(listed, key=lambda use: use.pid))
 
     def list_failures(self, device: str) -> tuple[str, ...]:
         """Return what could not be read at this position."""
-        return () if self._is_closed else self._player.surroundings.failures.get(device, ())
-
-    def take_notes(self) -> tuple[str, ...]:
-        """Return nothing: failures are recorded with their devices."""
-        return ()
-
-    def close(self) -> None:
-        """List no devices any more."""
-        self._is_closed = True
-
-    @property
-    def processes(self) -> ReplayMonitor:
-        """Whose pids these are: those of the recorded processes."""
-        return self
+        return () if self.is_closed else self._player.surroundings.failures.get(device, ())
 
     @property
     def own_pid(self) -> int:
         """The recorded process's number; 0 where the driver did not list it."""
-        return next((pid for pid, told in self._list_known().items() if told[0] == "own"), 0)
+        return next((pid for pid, told in self.list_known().items() if told[0] == "own"), 0)
 
     @property
     def are_pids_certain(self) -> bool:
@@ -373,13 +353,7 @@ class ReplayMonitor:
         """Return the children at this position."""
         return self._player.surroundings.children
 
-    def describe(
-        self, pids: Collection[int], *, are_ours: bool | None
-    ) -> Mapping[int, tuple[Relation, str | None]]:
-        """Return what was recorded of processes."""
-        known = {} if are_ours is False else self._list_known()
-        return {pid: known.get(pid, ("other", None)) for pid in pids}
-
-    def _list_known(self) -> dict[int, tuple[Relation, str | None]]:
+    def list_known(self) -> Mapping[int, tuple[Relation, str | None]]:
+        """Return the relation and the name of each process, by its pid."""
         listed = self._player.surroundings.processes.values()
         return {use.pid: (use.relation, use.name) for each in listed for use in each or ()}

@@ -64,7 +64,7 @@ def test_what_stands_beyond_it_already_is_told(cells: Machine) -> None:
     ("line", "refusal"),
     [
         ("0.8", "'0.8' has no unit"),
-        ("10 B", "a budget of 10 bytes is less than any cell takes"),
+        ("10 B", "a budget is from 1MiB to a million TiB"),
         ("much", "'much' is not an amount of memory"),
         ("10GiB --device cuda:9", "no device 'cuda:9' here: choose from cuda:0, host"),
         ("9999GiB", "cuda:0 has 80.00 GiB, and 9.76 TiB is more: give less, or off"),

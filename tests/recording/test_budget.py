@@ -49,9 +49,9 @@ def test_budgets_are_removed_one_by_one_or_together() -> None:
     assert budgets.remove() == Budgets()
 
 
-@pytest.mark.parametrize("n_bytes", [-1, 10, MIB - 1])
+@pytest.mark.parametrize("n_bytes", [-1, 10, MIB - 1, 10**99])
 def test_a_number_without_its_unit_is_refused(n_bytes: int) -> None:
-    with pytest.raises(BadInputError, match=f"{n_bytes} bytes .* 10GiB"):
+    with pytest.raises(BadInputError, match="give an amount with its unit, as in 10GiB"):
         Budgets().add(n_bytes)
 
 

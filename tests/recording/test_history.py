@@ -177,11 +177,6 @@ class TestUnderItsCapacity:
         (sample,) = history.samples()
         assert sample.readings == (Reading("cuda:0", None, 5, None, 5, "exact", 0, 0),)
 
-    def test_too_small_a_capacity_is_refused(self) -> None:
-        """Below a thousand samples the blocks would be all there is."""
-        with pytest.raises(ValueError, match="at least 1000"):
-            History(capacity=999)
-
 
 class TestThinning:
     """More was appended than there is room for."""
