@@ -48,10 +48,8 @@ class Draft:
     ids: frozenset[int]
     #: Rows of displayed values that were named one by one.
     out_rows: tuple[str, ...]
-    #: The storages of each move, in the order of ``plan.moves``.
-    moves: list[list[Move]] = field(default_factory=list)
-    #: The moves that are carried out together, all or none, by their numbers.
-    units: list[list[int]] = field(default_factory=list)
+    #: The moves that are carried out together, all or none, with the first path of each unit.
+    units: list[tuple[str, list[Move]]] = field(default_factory=list)
     #: The storages that will go without being moved.
     dying: list[int] = field(default_factory=list)
     #: The planned bytes of each step.
@@ -61,10 +59,14 @@ class Draft:
     #: The leaves whose gradients are set to ``None``; weak.
     grad_owners: list[weakref.ref[Any]] = field(default_factory=list)
 
+    def list_moved(self) -> list[int]:
+        """Return the storages that are moved."""
+        return [move.place for _, moves in self.units for move in moves]
+
     def let_go(self) -> None:
         """Hold none of the user's objects any more."""
         self.account = None
-        self.moves.clear()
+        self.units.clear()
 
 
 @forgets_frames
@@ -126,14 +128,15 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
             draft.dying.extend(gradients.dying)
             draft.planned[ReleaseStepKind.CLEAR_GRADIENTS] = account.sum_places(gradients.dying)
         draft.cycles = find_cycles(account, partition.dropped)
-        draft.moves = list(partition.moved.values())
-        number_of = {group: number for number, group in enumerate(partition.moved)}
-        draft.units = [[number_of[group] for group in unit] for unit in partition.units]
+        draft.units = [
+            (groups[0][0], [move for group in groups for move in partition.moved[group]])
+            for groups in partition.units
+        ]
         moves = partition.describe_moves()
         stays += partition.list_stays()
         if not (keep or request.grads):
             joint = find_joint(account, names, partition.sum_frees())
-        moved = [move.place for group in draft.moves for move in group]
+        moved = draft.list_moved()
         frees = account.sum_places([*draft.dying, *moved], dropped=partition.dropped)
         needed = _sum_host_needed(account, moved)
     available = hardware.available_host_bytes()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BackendError, ReleaseError, forgets_frames
@@ -29,6 +29,8 @@ from gpumemwidget.model.releases import (
     StepResult,
 )
 from gpumemwidget.model.requests import ReleaseRequest
+from gpumemwidget.ownership.holdings import Account
+from gpumemwidget.ownership.moves import Move
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.gradients import clear_gradients
 from gpumemwidget.releasing.move import carry_out, describe_error, whereabouts
@@ -85,10 +87,14 @@ class _Release:
         self._hardware = hardware
         self._watch = watch
         self._steps: list[ReleaseStep] = []
+        #: What the devices held after the last step.
+        self._last: tuple[Reading, ...] = ()
         #: True once a Ctrl-C came after the first change: no further step is taken then.
         self._is_interrupted = False
 
     def run(self, before: tuple[Reading, ...]) -> ReleaseReport:
+        # Before the plan: the draft that it makes takes memory of the host itself.
+        self._last = before
         draft, plan = draw_up(self._shell, self._hardware, self._request)
         acts = self._list_acts(draft, plan)
         pinned_bytes = 0
@@ -98,9 +104,7 @@ class _Release:
                 for kind, act in acts.items():
                     if self._is_interrupted or self._find_failure() is not None:
                         break
-                    # Before the plan: the draft that it made takes memory of the host itself.
-                    start = before if kind is ReleaseStepKind.MOVE else None
-                    self._take_step(kind, act, start, draft.planned)
+                    self._take_step(kind, act, draft.planned.get(kind, DeviceBytes()))
             except KeyboardInterrupt:
                 # Between two steps.
                 self._is_interrupted = True
@@ -155,8 +159,7 @@ class _Release:
         """Watch what is to go, and return the pinned bytes among it."""
         if draft.account is None:
             return 0
-        moved = [move.place for group in draft.moves for move in group]
-        self._watch.add(draft.account, [*draft.dying, *moved])
+        self._watch.add(draft.account, [*draft.dying, *draft.list_moved()])
         infos = [draft.account.graph.storages[place] for place in draft.dying]
         # PyTorch has a cache of pinned memory, and malloc none.
         return sum(info.n_bytes for info in infos if info.is_pinned)
@@ -188,23 +191,21 @@ class _Release:
         """Move what hangs together as one; what was moved before a failure stays moved."""
         n_tensors = 0
         try:
-            for unit in draft.units:
-                n_tensors += self._move_unit(draft, plan, unit)
+            for path, moves in draft.units:
+                n_tensors += self._move_unit(draft.account, path, moves)
         finally:
             # Nothing may hold what the next steps are to free.
             draft.let_go()
         return StepResult(n_tensors=n_tensors, n_bytes=sum(move.n_bytes for move in plan.moves))
 
-    def _move_unit(self, draft: Draft, plan: ReleasePlan, unit: Sequence[int]) -> int:
-        account = draft.account
+    def _move_unit(self, account: Account | None, path: str, moves: Sequence[Move]) -> int:
         if account is None:
             return 0
-        moves = [move for number in unit for move in draft.moves[number]]
         try:
             made = carry_out(account, moves)
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
             self._note_interrupt(exc)
-            message = f"{plan.moves[unit[0]].path}: {describe_error(exc)}"
+            message = f"{path}: {describe_error(exc)}"
             raise ReleaseError(message) from None
         infos = [account.graph.storages[move.place] for move in moves]
         whereabouts.note(account.graph.reader.storage_type, made, infos)
@@ -258,15 +259,10 @@ class _Release:
             self._is_interrupted = True
 
     def _take_step(
-        self,
-        kind: ReleaseStepKind,
-        act: Callable[[], StepResult],
-        before: tuple[Reading, ...] | None,
-        planned: Mapping[ReleaseStepKind, DeviceBytes],
+        self, kind: ReleaseStepKind, act: Callable[[], StepResult], planned: DeviceBytes
     ) -> None:
         started_s = time.perf_counter()
         try:
-            before = before or self._hardware.end_span()
             result = act()
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
             self._note_interrupt(exc)
@@ -275,16 +271,16 @@ class _Release:
         if result == _NOTHING and kind not in _ALWAYS_TAKEN:
             self._steps.append(ReleaseStep(kind, "skipped"))
             return
-        after = self._measure()
+        before, self._last = self._last, self._measure()
         self._steps.append(
             ReleaseStep(
                 kind,
                 "failed" if result.error else "done",
                 result,
-                allocated_freed_bytes=_subtract(before or (), after, "allocated_bytes"),
-                reserved_freed_bytes=_subtract(before or (), after, "reserved_bytes"),
+                allocated_freed_bytes=_subtract(before, self._last, "allocated_bytes"),
+                reserved_freed_bytes=_subtract(before, self._last, "reserved_bytes"),
                 duration_s=duration_s,
-                planned_bytes=planned.get(kind, DeviceBytes()),
+                planned_bytes=planned,
             )
         )
 

@@ -7,7 +7,6 @@ has weak references of its own for storages; a Python one would only watch the w
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo
@@ -22,42 +21,40 @@ _BUDGET_S = 5.0
 _MOST_NAMED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    #: Torch's weak reference: an address that must be given back.
-    handle: int
-    info: StorageInfo
-
-
 class StorageWatch:
     """Weak references to storages; ``close`` it, or their headers stay allocated."""
 
     def __init__(self) -> None:
-        self._watched: list[_Watched] = []
+        #: Torch's weak references, which are addresses that must be given back.
+        self._watched: dict[int, StorageInfo] = {}
         self._storage_type: Any = None
 
     def add(self, account: Account, places: Iterable[int]) -> None:
         """Watch the storages at these places of the account's graph."""
         graph = account.graph
         self._storage_type = graph.reader.storage_type
-        for place in places:
+        for place in dict.fromkeys(places):
             if place in graph.unseen:
                 continue
             storage: Any = graph.objects[place]
             handle = self._storage_type._weak_ref(storage)  # noqa: SLF001 - has no public name
-            self._watched.append(_Watched(handle=handle, info=graph.storages[place]))
+            self._watched[handle] = graph.storages[place]
 
     def list_remains(self, shell: Shell, *, tolerance_bytes: int) -> list[str]:
         """A sentence for each holder of what is still there; none within the tolerance."""
-        alive = self._list_alive()
-        if sum(each.info.n_bytes for each in alive) <= tolerance_bytes:
+        alive = {
+            handle: info
+            for handle, info in self._watched.items()
+            if not self._storage_type._expired(handle)  # noqa: SLF001
+        }
+        if sum(info.n_bytes for info in alive.values()) <= tolerance_bytes:
             return []
         account = take_account(shell, budget_s=_BUDGET_S, depth="holders")
         paths = None if account is None else account.find_paths()
         sums: dict[tuple[str, str], int] = {}
-        for each in alive:
-            key = (each.info.device, self._name_holder(account, paths, each))
-            sums[key] = sums.get(key, 0) + each.info.n_bytes
+        for handle, info in alive.items():
+            key = (info.device, self._name_holder(account, paths, handle))
+            sums[key] = sums.get(key, 0) + info.n_bytes
         found = sorted(sums.items(), key=lambda item: -item[1])
         sentences = [
             f"{format_bytes(n_bytes)} on {device} was meant to go and is still held by {holder}"
@@ -71,18 +68,11 @@ class StorageWatch:
     def close(self) -> None:
         """Give the weak references back. May be called twice."""
         while self._watched:
-            self._storage_type._free_weak_ref(self._watched.pop().handle)  # noqa: SLF001
+            self._storage_type._free_weak_ref(self._watched.popitem()[0])  # noqa: SLF001
 
-    def _list_alive(self) -> list[_Watched]:
-        return [
-            each
-            for each in self._watched
-            if not self._storage_type._expired(each.handle)  # noqa: SLF001
-        ]
-
-    def _name_holder(self, account: Account | None, paths: Paths | None, watched: _Watched) -> str:
+    def _name_holder(self, account: Account | None, paths: Paths | None, handle: int) -> str:
         """The best path to it, and the other rows that reach it."""
-        storage = self._storage_type._new_with_weak_ptr(watched.handle)  # noqa: SLF001
+        storage = self._storage_type._new_with_weak_ptr(handle)  # noqa: SLF001
         if account is None or paths is None or storage is None:
             return "something that no variable names"
         place = account.graph.find(storage)
