@@ -17,8 +17,6 @@ N_BYTES = 1000 * 4 + 1000 * 8
     ("source", "path"),
     [
         ("best = torch.rand(1000).sort()", "best[0]"),
-        ("best = torch.rand(1000, 2).max(1)", "best[0]"),
-        ("best = [torch.rand(1000).sort()]", "best[0][0]"),
         ("best = {'kept': torch.rand(1000).sort()}", "best['kept'][0]"),
         ("best = (5, torch.rand(1000).sort())", "best[1][0]"),
     ],

@@ -82,18 +82,6 @@ def _explain(notebook: Notebook, expression: str) -> Explanation:
     return explanation
 
 
-def test_an_object_that_answers_nothing(notebook: Notebook) -> None:
-    """Its own dictionary is read where it lies."""
-    hostile = object.__new__(Hostile)
-    object.__setattr__(hostile, "t", _make_tensor())
-    notebook.put(x=hostile)
-    del hostile
-
-    assert _find_owner(notebook) == "x.t"
-    assert _explain(notebook, "x.t").held_bytes == DeviceBytes(((HOST, _BYTES),))
-    assert _explain(notebook, "x").held_bytes == DeviceBytes(((HOST, _BYTES),))
-
-
 def test_what_would_have_to_be_computed_is_refused(notebook: Notebook) -> None:
     """A property, a call, an operator, an index that is an expression: in one line, unrun."""
     hostile = object.__new__(Hostile)
@@ -101,7 +89,17 @@ def test_what_would_have_to_be_computed_is_refused(notebook: Notebook) -> None:
     notebook.put(x=hostile, n=0)
     del hostile
 
-    for expression in ("x.late", "x()", "x.t[n]", "x.t[0].sum()", "x + 1", "x.t[0", "x..t", "x.t]"):
+    for expression in (
+        "x.late",
+        "x.never",
+        "x()",
+        "x.t[n]",
+        "x.t[0].sum()",
+        "x + 1",
+        "x.t[0",
+        "x..t",
+        "x.t]",
+    ):
         with pytest.raises(GpuMemError) as caught:
             _explain(notebook, expression)
         assert "\n" not in str(caught.value)
@@ -110,58 +108,83 @@ def test_what_would_have_to_be_computed_is_refused(notebook: Notebook) -> None:
             _explain(notebook, expression)
 
 
-def test_a_class_whose_metaclass_answers_nothing(notebook: Notebook) -> None:
-    """Neither the class under a name nor its instances are asked anything."""
-    cls = HostileMeta("Made", (), {"__module__": "__main__", "t": _make_tensor()})
-    notebook.put(x=cls, y=object.__new__(cls))
-    del cls
-
-    assert _find_owner(notebook) == "x.t"
-    assert "y" in _list_owned(notebook)[0].rows
-    assert _explain(notebook, "x.t").held_bytes == DeviceBytes(((HOST, _BYTES),))
-
-
 def _fill(container: Any) -> Any:
     dict.__setitem__(container, "a", _make_tensor())
     return container
 
 
-def _make_user_dict() -> Any:
-    made = object.__new__(_derive(UserDict))
-    object.__setattr__(made, "data", {"a": _make_tensor()})
-    return made
+def _bind(target: Any, **attributes: object) -> Any:
+    for name, value in attributes.items():
+        object.__setattr__(target, name, value)
+    return target
 
 
-@pytest.mark.parametrize(
-    ("make", "path"),
-    [
-        (lambda: _fill(_derive(dict)()), 'x["a"]'),
-        (lambda: _fill(_derive(OrderedDict)()), 'x["a"]'),
-        (lambda: _fill(_derive(defaultdict)()), 'x["a"]'),
-        (lambda: _derive(list)([_make_tensor()]), "x[0]"),
-        (lambda: _derive(tuple)([_make_tensor()]), "x[0]"),
-        (lambda: _derive(deque)([_make_tensor()]), "x[0]"),
-        (_make_user_dict, 'x.data["a"]'),
-    ],
-    ids=["dict", "OrderedDict", "defaultdict", "list", "tuple", "deque", "UserDict"],
-)
-def test_a_container_that_answers_nothing(
-    notebook: Notebook, make: Callable[[], Any], path: str
-) -> None:
-    """The container that it is based on is read in its place."""
+class _Slotted:
+    __slots__ = ("__weakref__", "never", "t")
+    __getattr__ = boom("slots getattr")
+    __dict__ = property(boom("slots dict"))  # type: ignore[assignment]
+
+
+class _Fields(NamedTuple):
+    t: torch.Tensor
+
+
+class _Renamed(_Fields):
+    _fields = property(boom("fields"))  # type: ignore[assignment]
+
+
+class _Partial(functools.partial):  # type: ignore[type-arg]
+    args = property(boom("partial args"))  # type: ignore[assignment]
+    func = property(boom("partial func"))  # type: ignore[assignment]
+    keywords = property(boom("partial keywords"))  # type: ignore[assignment]
+    __repr__ = boom("partial repr")
+
+
+#: What has a tensor, under the path by which it is found; a set's elements have no word.
+_FOUND: dict[str, tuple[Callable[[], Any], str]] = {
+    "object": (lambda: _bind(object.__new__(Hostile), t=_make_tensor()), "x.t"),
+    "class": (
+        lambda: HostileMeta("Made", (), {"__module__": "__main__", "t": _make_tensor()}),
+        "x.t",
+    ),
+    "slots": (lambda: _bind(_Slotted(), t=[_make_tensor()]), "x.t[0]"),
+    "dict": (lambda: _fill(_derive(dict)()), 'x["a"]'),
+    "OrderedDict": (lambda: _fill(_derive(OrderedDict)()), 'x["a"]'),
+    "defaultdict": (lambda: _fill(_derive(defaultdict)()), 'x["a"]'),
+    "UserDict": (
+        lambda: _bind(object.__new__(_derive(UserDict)), data={"a": _make_tensor()}),
+        'x.data["a"]',
+    ),
+    "list": (lambda: _derive(list)([_make_tensor()]), "x[0]"),
+    "tuple": (lambda: _derive(tuple)([_make_tensor()]), "x[0]"),
+    "deque": (lambda: _derive(deque)([_make_tensor()]), "x[0]"),
+    "set": (lambda: _derive(set)([_make_tensor()]), "x[…]"),
+    "frozenset": (lambda: _derive(frozenset)([_make_tensor()]), "x[…]"),
+    "named tuple without its fields": (lambda: _Renamed(_make_tensor()), "x[0]"),
+    "partial": (lambda: _Partial(print, _make_tensor()), "x.args[0]"),
+    "method": (
+        lambda: types.MethodType(len, _bind(object.__new__(Hostile), t=_make_tensor())),
+        "x.__self__.t",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", _FOUND)
+def test_what_answers_nothing_is_read_where_it_lies(notebook: Notebook, case: str) -> None:
+    """By the descriptors of the type that it is based on."""
+    make, path = _FOUND[case]
     notebook.put(x=make())
 
     assert _find_owner(notebook) == path
+    assert _explain(notebook, "x").held_bytes == DeviceBytes(((HOST, _BYTES),))
     assert _explain(notebook, path).held_bytes == DeviceBytes(((HOST, _BYTES),))
 
 
-@pytest.mark.parametrize("base", [set, frozenset])
-def test_a_set_that_answers_nothing(notebook: Notebook, base: type) -> None:
-    """Its elements have no word of their own."""
-    notebook.put(x=_derive(base)([_make_tensor()]))
+def test_an_instance_of_a_class_whose_metaclass_answers_nothing(notebook: Notebook) -> None:
+    """It holds what its class holds."""
+    notebook.put(x=HostileMeta("Made", (), {"__module__": "__main__", "t": _make_tensor()})())
 
-    assert _find_owner(notebook).startswith("x")
-    assert _explain(notebook, "x").held_bytes == DeviceBytes(((HOST, _BYTES),))
+    assert _list_owned(notebook)[0].rows == ("x",)
 
 
 class _Key:
@@ -198,12 +221,6 @@ def test_keys_that_answer_nothing(notebook: Notebook) -> None:
             _explain(notebook, 'y["a"]')
     finally:
         _Key.is_armed = False
-
-
-class _Slotted:
-    __slots__ = ("__weakref__", "never", "t")
-    __getattr__ = boom("slots getattr")
-    __dict__ = property(boom("slots dict"))  # type: ignore[assignment]
 
 
 class _Attributed:
@@ -327,34 +344,6 @@ def test_what_locals_gave_to_a_function_is_left_to_it(notebook: Notebook) -> Non
     assert "batch" in notebook.ip.user_ns["names"]
 
 
-def test_slots_and_a_dictionary_that_is_a_property(notebook: Notebook) -> None:
-    """A slot is read by its descriptor, one that is not assigned is passed over."""
-    slotted = _Slotted()
-    slotted.t = [_make_tensor()]  # type: ignore[misc]
-    notebook.put(x=slotted)
-    del slotted
-
-    assert _find_owner(notebook) == "x.t[0]"
-    assert _explain(notebook, "x.t[0]").held_bytes == DeviceBytes(((HOST, _BYTES),))
-    with pytest.raises(GpuMemError):
-        _explain(notebook, "x.never")
-
-
-class _Fields(NamedTuple):
-    t: torch.Tensor
-
-
-class _Renamed(_Fields):
-    _fields = property(boom("fields"))  # type: ignore[assignment]
-
-
-def test_a_named_tuple_without_its_fields(notebook: Notebook) -> None:
-    """Then it is a tuple."""
-    notebook.put(x=_Renamed(_make_tensor()))
-
-    assert _find_owner(notebook) == "x[0]"
-
-
 class _HostileModule(torch.nn.Module):
     __getattr__ = boom("module getattr")
     __repr__ = boom("module repr")
@@ -427,24 +416,6 @@ def test_an_exception_that_answers_nothing(notebook: Notebook) -> None:
 
     assert ": fail() line " in _find_owner(notebook)
     assert _find_owner(notebook).startswith("x")
-
-
-class _Partial(functools.partial):  # type: ignore[type-arg]
-    args = property(boom("partial args"))  # type: ignore[assignment]
-    func = property(boom("partial func"))  # type: ignore[assignment]
-    keywords = property(boom("partial keywords"))  # type: ignore[assignment]
-    __repr__ = boom("partial repr")
-
-
-def test_callables_that_answer_nothing(notebook: Notebook) -> None:
-    """A partial with properties for its parts, a method of an object that answers nothing."""
-    hostile = object.__new__(Hostile)
-    object.__setattr__(hostile, "t", torch.ones(_N + 1))
-    notebook.put(x=_Partial(print, _make_tensor()), y=types.MethodType(lambda self: self, hostile))
-    del hostile
-
-    assert _find_owner(notebook) == "x.args[0]"
-    assert _find_owner(notebook, _BYTES + 4) == "y.__self__.t"
 
 
 def test_functions_and_generators_at_every_stage(notebook: Notebook) -> None:

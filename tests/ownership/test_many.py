@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 import time
-from types import FrameType, ModuleType
 
 import numpy as np
 import pytest
@@ -13,7 +10,6 @@ import torch
 
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.ownership.account import take_memory_account
 from gpumemwidget.ownership.holdings import take_account
 from gpumemwidget.ownership.variables import describe_rows
 from tests.ownership.notebook import Notebook
@@ -70,28 +66,3 @@ def test_a_big_column_of_text_and_a_tensor(notebook: Notebook) -> None:
     assert rows["column"].held_bytes == DeviceBytes(((HOST, 2000),))
     assert rows["column"].frees_bytes == DeviceBytes(((HOST, 2000),))
     assert taken_s < 2
-
-
-def test_no_search_for_holders_begins_late(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the time is up nobody asks all of the process what refers to a tensor."""
-    library = ModuleType("library")
-    vars(library)["kept"] = [torch.ones(5000)]
-    monkeypatch.setitem(sys.modules, "library", library)
-    del library
-    notebook.put(x=[torch.ones(5000)])
-    searches: list[object] = []
-
-    def count(frame: FrameType, event: str, arg: object) -> None:
-        if event == "c_call" and arg is gc.get_referrers:
-            searches.append(arg)
-
-    sys.setprofile(count)
-    try:
-        account = take_memory_account(notebook.shell, notebook.hardware, budget_s=0.0)
-    finally:
-        sys.setprofile(None)
-
-    assert not account.is_complete
-    assert searches == []

@@ -96,21 +96,6 @@ def test_two_storages_over_one_block(notebook: Notebook) -> None:
     assert _name(notebook, address)[address] == ("tensor", "x")
 
 
-def test_when_the_time_is_up(notebook: Notebook) -> None:
-    """What was not met by then is unknown."""
-    notebook.run("import torch; wide = [[[]] for _ in range(10_000)]")
-    notebook.run("wide[-1].append(torch.ones(2000))")
-    address = notebook.ip.user_ns["wide"][-1][1].data_ptr()
-
-    assert _name(notebook, address, budget_s=0.0)[address][1] == ""
-    assert _name(notebook, address)[address] == ("tensor", "wide[9999][1]")
-
-
-def test_without_a_snapshot(notebook: Notebook) -> None:
-    """Where no allocator tells its blocks there is nothing to name."""
-    assert take_block_account(notebook.shell, notebook.hardware, budget_s=1.0)[1] == {}
-
-
 def test_the_account_has_the_same_names(notebook: Notebook) -> None:
     """One walk gives both; they are of the same moment."""
     notebook.run(_STEP)

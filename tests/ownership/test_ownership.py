@@ -11,6 +11,8 @@ import pytest
 from gpumemwidget.model.ownership import DeviceBytes
 from tests.ownership.notebook import Notebook, Tracker
 
+pytestmark = pytest.mark.usefixtures("movable")
+
 MODEL = """
 import torch
 model = torch.nn.Linear(10, 10, bias=False)
@@ -21,12 +23,6 @@ def step():
     opt.step()
 step()
 """
-
-
-@pytest.fixture(autouse=True)
-def movable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is moved is copied from host to host: the old storages must go all the same."""
-    monkeypatch.setattr("gpumemwidget.ownership.partition.HOST", "no device")
 
 
 def _addresses(notebook: Notebook) -> dict[str, int]:
@@ -102,25 +98,3 @@ def test_left_over_loop_variable_does_not_tear_a_model_apart(notebook: Notebook)
     notebook.run(MODEL + "for p in model.parameters(): pass")
 
     assert _moved(notebook, "model") == {"weight", "gradient"}
-
-
-def test_tensor_in_another_container_is_moved(notebook: Notebook, tracker: Tracker) -> None:
-    """``x`` is released although a list holds it as well: there it is on the CPU then."""
-    notebook.run("x = make(10); history = [x]")
-
-    report = notebook.release("x")
-
-    assert [move.reason for move in report.plan.moves] == ["also held by history"]
-    assert tracker.count_bytes() == 0
-    assert notebook.ip.user_ns["history"][0].tolist() == [1.0] * 10
-
-
-def test_sum_of_ticked_rows_has_what_is_moved(notebook: Notebook) -> None:
-    """What the panel promises for a model that its optimizer holds is what the plan says."""
-    notebook.run(MODEL)
-
-    row = notebook.list_rows()["model"]
-
-    assert (
-        row.frees_bytes == notebook.plan("model").frees_bytes == DeviceBytes((("host", 2 * 400),))
-    )

@@ -10,12 +10,9 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.ownership.graph.kinds import KindFinder
 from gpumemwidget.ownership.graph.node_limit import MOST_NODES
 from gpumemwidget.ownership.holdings import take_account
-from tests.ownership.hostile import (
-    boom,
-)
+from tests.ownership.hostile import boom
 from tests.ownership.notebook import Notebook
 
 pytestmark = pytest.mark.usefixtures("nothing_is_called")
@@ -76,9 +73,7 @@ def test_a_million_numbers_cost_little(notebook: Notebook) -> None:
     assert not rows["y"].held_bytes.is_at_least
 
 
-def test_a_huge_container_does_not_starve_the_others(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_huge_container_does_not_starve_the_others(notebook: Notebook) -> None:
     """When the time is over what was small is known, and all rows say that they are at least."""
     notebook.put(x=[[{}] for _ in range(200_000)], y={"deep": [{"t": torch.ones(10)}]})
     account = take_account(notebook.shell, budget_s=0.02)
@@ -112,26 +107,6 @@ def test_a_graph_too_deep_to_look_at_is_left_alone(notebook: Notebook) -> None:
     assert first.held_bytes.is_at_least is keeps_nodes
     assert first == second
     assert MOST_NODES < 60_000
-
-
-def test_a_graph_is_looked_at_again_without_looking_at_the_process(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The objects of its nodes are there already: nothing has to be counted anew."""
-    total = torch.zeros(1, requires_grad=True)
-    loss = total
-    for _ in range(MOST_NODES // 8):
-        loss = loss + 1
-    notebook.put(x=loss)
-    del loss
-    first = notebook.list_rows()["x"]
-    looked: list[object] = []
-    monkeypatch.setattr(KindFinder, "list_living", lambda *args: looked.append(args) or [])
-
-    rows = [notebook.list_rows()["x"] for _ in range(20)]
-
-    assert looked == []
-    assert rows == [first] * 20
 
 
 def test_a_running_thread_holds_what_it_uses(notebook: Notebook) -> None:
