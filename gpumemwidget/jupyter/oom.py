@@ -1,15 +1,14 @@
 """Notice OOMs while a cell runs, and show a card for the one that ends the cell.
 
 Code that looks for the biggest batch catches OOM after OOM and must not wait for us each time. So
-the owners are looked at for the first two OOMs of a cell; for later ones only the counters are
-read, and if such a one ends the cell, its traceback still tells the rest.
+the device and its owners are looked at for the first two OOMs of a cell. If a later one ends the
+cell, they are looked at then, while its traceback still holds the frames.
 
 Nothing but records is kept: no tensor, no frame and no error.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import linecache
 import uuid
 from collections import deque
@@ -26,12 +25,12 @@ from gpumemwidget.session.interrupts import run_uninterrupted
 from gpumemwidget.session.session import Session
 
 if TYPE_CHECKING:
-    from gpumemwidget.backends.hardware import Hardware
+    from gpumemwidget.model.segments import Frame
     from gpumemwidget.oom.detection import OomSign
 
 
-#: Maximum number of OOMs in a cell whose owners are looked at when they happen.
-_MAX_ACCOUNTS = 2
+#: Maximum number of OOMs in a cell that are looked at when they happen.
+_MAX_LOOKS = 2
 #: Maximum number of OOMs of a cell that are kept, the last ones: one of them ends the cell.
 _MAX_KEPT = 16
 #: Seconds for the look at the owners when the OOM happens, for all work on the card, and at least
@@ -45,9 +44,12 @@ _MAX_OWNERS = 10
 
 @dataclass(slots=True)
 class _SeenOom:
-    """An OOM with who owned what when it happened, if that was looked at."""
+    """An OOM with what stood on its device and who owned it, if that was looked at."""
 
-    event: OomEvent
+    device: str
+    requested_bytes: int | None
+    frames: tuple[Frame, ...]
+    event: OomEvent | None = None
     account: DeviceAccount | None = None
     is_complete: bool = True
     duration_s: float = 0.0
@@ -55,7 +57,7 @@ class _SeenOom:
     def keep(self, taken: MemoryAccount) -> None:
         """Keep who owns what on the device."""
         accounts = {account.device: account for account in taken.devices}
-        self.account = accounts.get(self.event.device)
+        self.account = accounts.get(self.device)
         self.is_complete = taken.is_complete
         self.duration_s = taken.duration_s
 
@@ -122,20 +124,19 @@ class OomCards:
 
     def _keep(self, cell: _Cell, moment: OomMoment) -> None:
         cell.n_ooms += 1
-        is_thorough = cell.n_ooms <= _MAX_ACCOUNTS
-        hardware = self._session.hardware
-        seen = _SeenOom(describe_moment(hardware, moment, is_thorough=is_thorough))
+        seen = _SeenOom(moment.device, moment.requested_bytes, moment.read_stack())
         cell.seen.append(seen)
-        if is_thorough:
+        if cell.n_ooms <= _MAX_LOOKS:
+            seen.event = describe_moment(self._session.hardware, moment)
             self._take_account(seen)
 
     def _take_account(self, seen: _SeenOom) -> None:
         from gpumemwidget.ownership.account import take_running_account  # noqa: PLC0415 - when needed
 
-        session, device = self._session, seen.event.device
+        session = self._session
         seen.keep(
             take_running_account(
-                session.shell, session.hardware, device, budget_s=_ACCOUNT_BUDGET_S
+                session.shell, session.hardware, seen.device, budget_s=_ACCOUNT_BUDGET_S
             )
         )
 
@@ -157,24 +158,29 @@ class OomCards:
             seen = self._look_now(sign, notes)
         if seen is None:
             return None  # A device that is not measured ran out.
-        is_at_end = seen.account is None
-        if is_at_end:
-            words = "Owners"
-            if is_observed and seen.event.largest_free_block_bytes is None:
-                words = "Owners and free blocks"
-                seen.event = _fill_up(seen.event, hardware)
+        event = seen.event
+        if event is None:
+            event = describe_oom(
+                hardware,
+                seen.device,
+                requested_bytes=seen.requested_bytes,
+                frames=seen.frames,
+            )
+        if seen.account is None:
+            words = "Owners" if seen.event is not None or not is_observed else "Memory and owners"
             notes.append(
                 f"{words} were measured after the error, while the traceback still holds its frames"
             )
         cells = shell.read_cell_numbers()
         number = None if record is None else record.execution_count
-        frames = seen.event.frames or sign.frames
-        line = find_failing_line(frames, find_cell_sources(source, number, cells))
+        line = find_failing_line(
+            event.frames or sign.frames, find_cell_sources(source, number, cells)
+        )
         mentions = list_mentions(_find_source(cells, number) or source, shell.user_ns)
         taken, ways = find_remedies(
             shell,
             hardware,
-            seen.event,
+            event,
             seen.account,
             mentions=mentions,
             budget_s=max(_CARD_BUDGET_S - seen.duration_s, _MIN_BUDGET_S),
@@ -185,7 +191,7 @@ class OomCards:
             notes.append("There was too much to look at all of it: some owners are not known")
         account = seen.account
         return OomCard(
-            event=seen.event,
+            event=event,
             execution_count=number,
             place=line.place,
             text=line.text,
@@ -199,10 +205,10 @@ class OomCards:
         )
 
     def _look_now(self, sign: OomSign, notes: list[str]) -> _SeenOom | None:
-        """Describe the device at the cell's end, if nobody saw the OOM itself."""
-        hardware = self._session.hardware
+        """Return the device that ran out of memory, if nobody saw the OOM itself."""
         devices = [HOST]
         if sign.where == "device":
+            hardware = self._session.hardware
             readings = [reading for reading in hardware.read() if reading.device != HOST]
             readings.sort(key=lambda reading: -(reading.allocated_bytes or 0))
             devices = [reading.device for reading in readings]
@@ -212,11 +218,7 @@ class OomCards:
             devices = [sign.device]
         if len(devices) > 1:
             notes.append("The error does not say on which device: this is the one with most in use")
-        return _SeenOom(
-            describe_oom(
-                hardware, devices[0], requested_bytes=sign.requested_bytes, frames=sign.frames
-            )
-        )
+        return _SeenOom(devices[0], sign.requested_bytes, sign.frames)
 
 
 def show_card(card: OomCard, session: Session) -> None:
@@ -239,24 +241,6 @@ def show_card(card: OomCard, session: Session) -> None:
             session.attach(CardButtons, lambda: CardButtons(session)).add(name, card)
 
 
-def _fill_up(event: OomEvent, hardware: Hardware) -> OomEvent:
-    """Return an event, of which only the counters were read, with the rest as of the cell's end.
-
-    Without what is cached: PyTorch gives that back before it says that memory ran out.
-    """
-    now = describe_oom(hardware, event.device, free_bytes=event.device_free_bytes)
-    return dataclasses.replace(
-        event,
-        largest_free_block_bytes=now.largest_free_block_bytes,
-        others_bytes=now.others_bytes,
-        others=now.others,
-        unlisted_bytes=now.unlisted_bytes,
-        outside_bytes=now.outside_bytes,
-        device_total_bytes=now.device_total_bytes,
-        driver_bytes=now.driver_bytes,
-    )
-
-
 def _find_sign(result: Any) -> OomSign | None:
     """Return the OOM that a run's error tells of; nothing is imported without an error."""
     if result is None or result.error_in_exec is None:
@@ -271,7 +255,7 @@ def _choose(seen: deque[_SeenOom], sign: OomSign) -> _SeenOom | None:
     from gpumemwidget.oom.detection import format_as_torch  # noqa: PLC0415 - when needed
 
     for oom in reversed(seen):
-        asked = oom.event.requested_bytes
+        asked = oom.requested_bytes
         if asked is not None and sign.request == format_as_torch(asked):
             return oom
     return seen[-1] if seen and not sign.request else None

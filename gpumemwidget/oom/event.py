@@ -10,7 +10,7 @@ from gpumemwidget.model.ooms import OomEvent
 from gpumemwidget.model.segments import Frame
 
 
-def describe_moment(hardware: Hardware, moment: OomMoment, *, is_thorough: bool) -> OomEvent:
+def describe_moment(hardware: Hardware, moment: OomMoment) -> OomEvent:
     """Return the state of the device on which an allocation is failing now."""
     return describe_oom(
         hardware,
@@ -19,7 +19,6 @@ def describe_moment(hardware: Hardware, moment: OomMoment, *, is_thorough: bool)
         allowed_bytes=moment.allowed_bytes,
         free_bytes=moment.free_bytes,
         frames=moment.read_stack(),
-        is_thorough=is_thorough,
     )
 
 
@@ -31,7 +30,6 @@ def describe_oom(
     allowed_bytes: int | None = None,
     free_bytes: int | None = None,
     frames: tuple[Frame, ...] = (),
-    is_thorough: bool = True,
 ) -> OomEvent:
     """Return the present state of a device, which may be the host, as an event.
 
@@ -40,10 +38,8 @@ def describe_oom(
         device: the device that ran out of memory.
         requested_bytes: the bytes that were asked for, where they are known.
         allowed_bytes: the limit of this process, where PyTorch tells it.
-        free_bytes: the driver's free bytes, where it was asked already.
+        free_bytes: the device's free bytes when memory ran out; ``None``: as they are now.
         frames: the stack that asked for memory.
-        is_thorough: also read the allocator's blocks and the driver's list of processes, which
-            takes some milliseconds; else the counters alone.
     """
     is_host = device == HOST
     reading = next((each for each in hardware.read() if each.device == device), None)
@@ -55,19 +51,20 @@ def describe_oom(
         allowed_bytes = info.limit_bytes
     largest = cached = own = None
     listed: tuple[ProcessUse, ...] | None = None
-    if is_thorough:
-        use = None if info is None or is_host else hardware.read_use(info)
-        if use is not None and use.total_bytes is not None and use.driver_bytes is not None:
-            total, driver = use.total_bytes, use.driver_bytes
-        segments = [each for each in hardware.read_segments() if each.device == device]
-        if segments:
-            parts = divide_unallocated(segments)
-            largest, cached = parts.largest_free_block_bytes, parts.releasable_bytes
-        own = hardware.read_own_use(device)
-        if own is not None and reading is not None and own < (reserved or 0):
-            own = None  # The pid is another process's, outside of our container.
-        if own is not None and not is_host:
-            listed = _list_others(hardware, device)
+    use = None if info is None or is_host else hardware.read_use(info)
+    if use is not None and use.total_bytes is not None and use.driver_bytes is not None:
+        total, driver = use.total_bytes, use.driver_bytes
+    if free_bytes is None and use is not None:
+        free_bytes = use.free_bytes
+    segments = [each for each in hardware.read_segments() if each.device == device]
+    if segments:
+        parts = divide_unallocated(segments)
+        largest, cached = parts.largest_free_block_bytes, parts.releasable_bytes
+    own = hardware.read_own_use(device)
+    if own is not None and reading is not None and own < (reserved or 0):
+        own = None  # The pid is another process's, outside of our container.
+    if own is not None and not is_host:
+        listed = _list_others(hardware, device)
     if is_host:
         free_bytes = hardware.available_host_bytes()
         own = reserved

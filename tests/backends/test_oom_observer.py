@@ -57,12 +57,11 @@ class Watcher:
     """A handler that keeps the state at each OOM."""
 
     hardware: Hardware
-    is_thorough: bool = True
     events: list[OomEvent] = field(default_factory=list)
     failures: list[tuple[str, str]] = field(default_factory=list)
 
     def note(self, moment: OomMoment) -> None:
-        self.events.append(describe_moment(self.hardware, moment, is_thorough=self.is_thorough))
+        self.events.append(describe_moment(self.hardware, moment))
 
     def fail(self, what: str, exc: Exception) -> None:
         self.failures.append((what, repr(exc)))

@@ -292,8 +292,8 @@ def test_whoever_catches_many_waits_for_none(
     assert card.owned_bytes == 24 * MIB
     assert [each.owner for each in card.owners] == ["last exception: search() line 7: h"]
     assert card.notes == (
-        "Owners and free blocks were measured after the error, while the traceback still holds "
-        "its frames",
+        "Memory and owners were measured after the error, while the traceback still holds its "
+        "frames",
     )
 
 
