@@ -8,7 +8,7 @@ Releases of PyTorch differ in what they tell; what they don't tell is ``None``:
 - Extensions have what they hand to ``torch.accelerator``, whose functions came with 2.9.
 
 Peaks are exact where the marks can be reset unseen by the user, as on XPU and MPS (see
-``cuda/peak_overlay.py``). Elsewhere nothing is reset, and a peak is the highest that was seen.
+``peak_overlay.py``). Elsewhere nothing is reset, and a peak is the highest that was seen.
 
 Nothing here brings a device into use: whether one is, is always asked first. Much of what is asked
 is an extension's own code, which may fail with whatever it likes: then a figure is unknown, a note
@@ -20,9 +20,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from gpumemwidget.backends.cuda.counters import SeenPeaks, TouchedCounters
-from gpumemwidget.backends.cuda.peak_overlay import NestedStats, PeakOverlay, find_extension
+from gpumemwidget.backends.counters import SeenPeaks, TouchedCounters
 from gpumemwidget.backends.cuda.snapshot import parse_segments
+from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay, find_extension
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.devices import DeviceInfo
 from gpumemwidget.model.segments import Segment

@@ -302,18 +302,6 @@ def test_numbers_of_the_machine_within_a_container(make: Callable[..., Machine])
     assert len(second.notes) == 1
 
 
-def test_a_number_that_is_somebody_elses(make: Callable[..., Machine]) -> None:
-    """Who has less than PyTorch has reserved can't be this process."""
-    machine = make(CONTAINER)
-    machine.allocator.allocate(30 * MIB)
-    machine.gpus[0].processes = {OWN: 29 * MIB, CHILD: 5 * MIB}
-
-    (first, *_) = machine.take()
-
-    assert {each.relation for each in first.processes} == {"other"}
-    assert {each.name for each in first.processes} == {None}
-
-
 def test_a_container_in_which_nothing_is_in_use_yet(make: Callable[..., Machine]) -> None:
     """A child that has opened a GPU is a child; who has not can't be meant."""
     machine = make(CONTAINER)
@@ -357,6 +345,3 @@ def test_a_driver_that_lists_nobody(make: Callable[..., Machine]) -> None:
         "cuda:0: the driver lists no process there, and not even this one where it is in use, as "
         "happens within containers.",
     )
-
-
-# -- What can't be read ------------------------------------------------------------------------

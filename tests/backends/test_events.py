@@ -9,7 +9,7 @@ import pytest
 from gpumemwidget.backends.cuda.events import parse_events, parse_rules, parse_traces
 from gpumemwidget.backends.cuda.snapshot import StackTable, parse_segments
 from gpumemwidget.model.segments import Frame
-from gpumemwidget.model.traces import ACTIONS, AllocatorRules
+from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace
 
 _MIB = 1 << 20
 _LINE = {"name": "<module>", "filename": "cell.py", "line": 3}
@@ -25,6 +25,19 @@ def _event(action: str, *, time_us: int = 0, **others: Any) -> dict[str, Any]:
 def _segment(address: int, *, device: int = 0) -> dict[str, Any]:
     block = {"address": address, "size": 2 * _MIB, "requested_size": 7, "state": "active_allocated"}
     return {"device": device, "address": address, "total_size": 2 * _MIB, "blocks": [block]}
+
+
+def _parse_marked(raw: list[dict[str, Any]]) -> AllocatorTrace:
+    """A trace from 100 ms to 200 ms, whose mark was done by 104 ms."""
+    (trace,) = parse_traces(
+        _snapshot(raw),
+        before=parse_segments([_segment(4096)]),
+        start_us=100_000,
+        end_us=200_000,
+        touched={0},
+        marked_by_us=104_000,
+    )
+    return trace
 
 
 def _snapshot(*device_traces: list[dict[str, Any]]) -> dict[str, Any]:
@@ -126,35 +139,19 @@ def test_the_span_begins_at_the_snapshot_that_marks_it() -> None:
         _event("snapshot", time_us=104_000),
         _event("alloc", time_us=105_000, size=3),
     ]
-    before = parse_segments([_segment(4096)])
 
-    (trace,) = parse_traces(
-        _snapshot(raw),
-        before=before,
-        start_us=100_000,
-        end_us=200_000,
-        touched={0},
-        marked_by_us=104_000,
-    )
+    trace = _parse_marked(raw)
 
     assert list(trace.events.sizes) == [2, 512, 3]
     assert trace.is_whole
-    assert trace.before == before
+    assert [each.address for each in trace.before] == [4096]
 
 
 def test_a_mark_that_was_lost_leaves_the_trace_not_whole() -> None:
     """The ring holds the newest events; without the mark the oldest of the span are gone."""
     raw = [_event("alloc", time_us=each * 1000) for each in range(150, 160)]
-    before = parse_segments([_segment(4096)])
 
-    (trace,) = parse_traces(
-        _snapshot(raw),
-        before=before,
-        start_us=100_000,
-        end_us=200_000,
-        touched={0},
-        marked_by_us=104_000,
-    )
+    trace = _parse_marked(raw)
 
     assert not trace.is_whole
     assert len(trace.events) == 10
@@ -163,16 +160,8 @@ def test_a_mark_that_was_lost_leaves_the_trace_not_whole() -> None:
 def test_a_snapshot_of_the_users_is_no_mark() -> None:
     """One that was taken later in the span does not stand in for the mark that was lost."""
     raw = [_event("snapshot", time_us=150_000), _event("alloc", time_us=151_000)]
-    before = parse_segments([_segment(4096)])
 
-    (trace,) = parse_traces(
-        _snapshot(raw),
-        before=before,
-        start_us=100_000,
-        end_us=200_000,
-        touched={0},
-        marked_by_us=104_000,
-    )
+    trace = _parse_marked(raw)
 
     assert not trace.is_whole
     assert len(trace.events) == 2

@@ -132,21 +132,6 @@ def test_whole_devices_are_matched_by_uuid(hardware: Hardware, allocator: Simula
     assert host.used_bytes + host.free_bytes == host.total_bytes
 
 
-def test_peaks_of_the_present_are_the_users_own(
-    hardware: Hardware, allocator: SimulatedGpus
-) -> None:
-    """``read_devices`` tells the peak that torch would tell, not the running span's."""
-    allocator.free(allocator.allocate(5 << 20, 0))
-    hardware.start_span()
-
-    (report, *_) = hardware.read_devices()
-
-    assert report.reading is not None
-    assert report.reading.allocated_peak_bytes == 5 << 20
-    assert hardware.read()[0].allocated_peak_bytes == 0
-    assert hardware.list_lost_peaks()[0] == ("cuda:0", 5 << 20)
-
-
 def test_torch_joins_in_the_middle_of_a_span(allocator: SimulatedGpus) -> None:
     """The backend of a torch that is imported later stands first, its counters from 0."""
     hardware = Hardware([HostBackend()])

@@ -121,28 +121,6 @@ def test_trim_gives_freed_memory_back(host: HostBackend) -> None:
     assert len(keep) == 4000
 
 
-@linux
-def test_both_ends_of_a_span_cost_two_reads_of_the_status_file(
-    host: HostBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A cell costs one read at each end and one reset, and opens nothing."""
-    host.start_span()
-    calls = []
-    for name in ("pread", "write", "open", "read"):
-        real = getattr(os, name)
-
-        def count(*args: object, name: str = name, real: Callable = real) -> object:
-            calls.append(name)
-            return real(*args)
-
-        monkeypatch.setattr(os, name, count)
-
-    host.start_span()
-    host.end_span()
-
-    assert calls == ["pread", "write", "pread"]
-
-
 # -- resource.getrusage -----------------------------------------------------------------------
 
 
@@ -161,18 +139,6 @@ def test_ru_maxrss_is_not_lowered(host: HostBackend, who: int) -> None:
     assert type(after) is resource.struct_rusage
     assert len(after) == len(before)
     assert after.ru_utime >= before.ru_utime
-
-
-@linux
-def test_ru_maxrss_rises_with_a_higher_peak(host: HostBackend) -> None:
-    """What is remembered never hides a peak that is higher."""
-    host.start_span()
-    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    make_and_drop(before_kib * 1024 + 32 * MIB)
-
-    after_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-    assert after_kib >= before_kib + 30 * 1024
 
 
 @linux
@@ -264,15 +230,6 @@ def test_a_child_forked_while_a_thread_reads_is_not_stuck(host: HostBackend) -> 
         host._lock.release()
 
     assert answer == "exact"
-
-
-@linux
-def test_closed_in_a_child_leaves_the_parents_files_open(host: HostBackend) -> None:
-    """A child that closes its copy does not close ours."""
-    host.start_span()
-
-    assert in_child(host.close) is None
-    assert host.end_span()[0].peak_is == "exact"
 
 
 @linux

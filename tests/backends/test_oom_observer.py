@@ -233,17 +233,6 @@ def test_one_for_the_process(cuda: FakeCuda, watcher: Watcher, observer: OomObse
     assert len(watcher.events) == 1
 
 
-def test_closed_before_cuda(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> None:
-    """What waits for CUDA in torch's queue is taken away again, and only that."""
-    cuda.torch.cuda._queued_calls.append((print, []))
-    observer.open()
-
-    observer.close()
-    observer.close()
-
-    assert cuda.torch.cuda._queued_calls == [(print, [])]
-
-
 def test_no_observers_here(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> None:
     """Another allocator refuses, and a build without CUDA has no such call: no failure."""
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.cuda.peak_overlay import PeakOverlay
+from gpumemwidget.backends.peak_overlay import PeakOverlay
 from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
 
 MIB = 1 << 20

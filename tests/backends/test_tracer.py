@@ -254,21 +254,6 @@ def test_an_end_that_cuda_refuses_switches_off(gpu: Gpu) -> None:
     assert gpu.is_clean
 
 
-def test_an_interrupt_in_the_end_switches_off(gpu: Gpu) -> None:
-    """Ctrl-C while torch puts a million events together."""
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    gpu.backend.start_trace(n_events=100)
-    gpu.memory._snapshot = interrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        gpu.backend.end_trace()
-
-    assert gpu.is_clean
-
-
 # -- The user's own history --------------------------------------------------------------------
 
 

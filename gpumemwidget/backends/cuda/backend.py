@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from gpumemwidget.backends.cuda.counters import TouchedCounters
+from gpumemwidget.backends.counters import TouchedCounters
 from gpumemwidget.backends.cuda.history_control import HistoryControl
 from gpumemwidget.backends.cuda.limits import CudaLimits, read_release
-from gpumemwidget.backends.cuda.peak_overlay import NestedStats, PeakOverlay
 from gpumemwidget.backends.cuda.snapshot import SnapshotReader
 from gpumemwidget.backends.cuda.tracer import CudaTracer
+from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay
 from gpumemwidget.errors import BackendError
 from gpumemwidget.failures import read_first_line
 from gpumemwidget.model.devices import DeviceInfo, Limit, LimitRequest, PinnedUse

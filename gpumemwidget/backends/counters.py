@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
-from gpumemwidget.backends.cuda.peak_overlay import NestedStats, PeakOverlay
+from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay
 from gpumemwidget.backends.protocol import MemoryBackend
 from gpumemwidget.errors import BackendError
 from gpumemwidget.failures import Notes, describe_exception, read_first_line
