@@ -5,19 +5,13 @@ A recorded stack begins in PyTorch and ends in IPython; in between are the user'
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import PurePath
 
 from gpumemwidget.model.segments import Frame
-from gpumemwidget.tracing.sources import Sources, is_library
-
-#: A file's path from where its package lies.
-_PACKAGE_PATH = re.compile(
-    r".*[/\\](?:(?:site|dist)-packages|lib[/\\]python3\.\d+)[/\\](.+)\.py", re.DOTALL
-)
+from gpumemwidget.tracing.sources import Sources, is_library, name_module
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +48,11 @@ def _find_function(frames: Iterable[Frame]) -> str | None:
     """Return the innermost function that has a public name."""
     for frame in frames:
         if all(_is_public(part) for part in frame.function.split(".")):
-            return f"{_name_module(frame.filename)}.{frame.function}"
+            module = name_module(frame.filename) or PurePath(frame.filename).stem
+            return f"{module}.{frame.function}"
     return None
 
 
 def _is_public(name: str) -> bool:
     # ``wrapper.<locals>.inner`` is a decorator's, and says nothing of what was called.
     return not name.startswith(("_", "<")) or (name.startswith("__") and name.endswith("__"))
-
-
-def _name_module(filename: str) -> str:
-    match = _PACKAGE_PATH.fullmatch(filename)
-    if match is None:
-        return PurePath(filename).stem
-    return re.sub(r"[/\\]", ".", match[1]).removesuffix(".__init__")

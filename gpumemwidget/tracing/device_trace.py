@@ -5,6 +5,7 @@ The history is replayed, its events are attributed to stacks, and the stacks to 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
@@ -40,8 +41,6 @@ _MAX_PEAK_PARTS = 200
 
 _PartKind: TypeAlias = "MemoryKind | Literal['freed since']"
 _PartKey: TypeAlias = "tuple[Origin, int | None, _PartKind, str | None]"
-#: Bytes and number of blocks.
-_PartSums: TypeAlias = "dict[_PartKey, tuple[int, int]]"
 
 
 def describe_device(
@@ -209,7 +208,8 @@ def _list_peak_parts(
     replayed: Replay, attribution: Attribution, peak: int, unit: str, names: BlockNames | None
 ) -> tuple[PeakPart, ...]:
     """Return the blocks in use at the peak, added up by line, kind and owner, biggest first."""
-    sums: _PartSums = {}
+    sizes: Counter[_PartKey] = Counter()
+    n_blocks: Counter[_PartKey] = Counter()
     for site, n_bytes, address in _list_blocks_at_peak(replayed, attribution, peak):
         line = attribution.sites[site].stack.line
         origin = Origin.OUTSIDE_LINES if line is None else Origin.LINE
@@ -219,14 +219,23 @@ def _list_peak_parts(
         owner = None
         if address is not None:
             kind, owner = (names or {}).get(address, ("unknown", None))
-        _add_part(sums, (origin, line, kind, owner or None), n_bytes, 1)
-    small = sorted(sums, key=lambda key: _rank_part(key, sums))[_MAX_PEAK_PARTS:]
-    for key in small:
-        n_bytes, n_blocks = sums.pop(key)
-        _add_part(sums, (*key[:3], None), n_bytes, n_blocks)
+        key = (origin, line, kind, owner or None)
+        sizes[key] += n_bytes
+        n_blocks[key] += 1
+
+    def rank(key: _PartKey) -> tuple[object, ...]:
+        """Return the key to sort by: the biggest first, and equally big ones in one order."""
+        origin, line, kind, owner = key
+        return -sizes[key], origin.value, line or 0, kind, owner or ""
+
+    for key in sorted(sizes, key=rank)[_MAX_PEAK_PARTS:]:
+        n_bytes, number = sizes.pop(key), n_blocks.pop(key)
+        rest = (*key[:3], None)
+        sizes[rest] += n_bytes
+        n_blocks[rest] += number
     return tuple(
-        PeakPart(origin, None if line is None else unit, line, kind, owner, *sums[key])
-        for key in sorted(sums, key=lambda key: _rank_part(key, sums))
+        PeakPart(origin, None if line is None else unit, line, kind, owner, sizes[key], number)
+        for key, number in sorted(n_blocks.items(), key=lambda item: rank(item[0]))
         for origin, line, kind, owner in [key]
     )
 
@@ -244,14 +253,3 @@ def _list_blocks_at_peak(
     ):
         if change > 0 and not 0 <= freed_at <= peak:
             yield sites[place], change, addresses[place] if freed_at < 0 else None
-
-
-def _add_part(sums: _PartSums, key: _PartKey, n_bytes: int, n_blocks: int) -> None:
-    known_bytes, known_blocks = sums.get(key, (0, 0))
-    sums[key] = known_bytes + n_bytes, known_blocks + n_blocks
-
-
-def _rank_part(key: _PartKey, sums: _PartSums) -> tuple[object, ...]:
-    """Return the key to sort by: the biggest first, and equally big ones always in one order."""
-    origin, line, kind, owner = key
-    return -sums[key][0], origin.value, line or 0, kind, owner or ""

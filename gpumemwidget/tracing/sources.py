@@ -26,6 +26,10 @@ _LIBRARIES = re.compile(
     r"|[/\\]torchinductor_|^<eval_with_key>|^"
     + "|^".join(re.escape(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 )
+#: An installed file's path from where its package lies.
+_INSTALLED = re.compile(
+    r".*[/\\](?:(?:site|dist)-packages|lib[/\\]python3\.\d+)[/\\](.+)\.py", re.DOTALL
+)
 _INDENT = re.compile(r"[ \t]*")
 _DEFINITION = re.compile(r"(?:async\s+def|def|class)\s+([^\W\d]\w*)")
 #: Limits of a file that is read; the lines of a larger one have no text.
@@ -178,6 +182,14 @@ def align_typed(typed: str, compiled: str) -> str:
         lines.pop()
     n_compiled = len(compiled.rstrip().splitlines())
     return "\n".join(lines) if len(lines) == n_compiled else compiled
+
+
+def name_module(filename: str) -> str | None:
+    """Return the module of an installed file: ``torch.nn.functional``; ``None`` for others."""
+    match = _INSTALLED.fullmatch(filename)
+    if match is None:
+        return None
+    return re.sub(r"[/\\]", ".", match[1]).removesuffix(".__init__")
 
 
 @lru_cache(maxsize=4096)

@@ -15,7 +15,6 @@ import json
 import math
 import os
 import types
-from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -95,10 +94,10 @@ def format_trace(trace: CellTrace) -> str:
         "format": _FORMAT,
         "version": _VERSION,
         "units": _UNITS,
-        "trace": _to_plain(trace),
+        "trace": trace,
     }
     # ASCII, as surrogates that belong to no pair can't be written as UTF-8.
-    return json.dumps(content, separators=(",", ":")) + "\n"
+    return json.dumps(content, default=_to_plain, separators=(",", ":")) + "\n"
 
 
 def parse_trace(content: bytes | str) -> CellTrace:
@@ -130,21 +129,14 @@ def parse_trace(content: bytes | str) -> CellTrace:
 
 
 def _to_plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {
-            field.name: _to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
+    """Return what JSON has for a record or a member of an enum."""
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, tuple):
-        return [_to_plain(item) for item in value]
-    return value
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
-@functools.cache
-def _list_fields(kind: Any) -> Mapping[str, Any]:
-    hints = get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+#: The types of a record's fields.
+_read_hints = functools.cache(get_type_hints)
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:  # noqa: PLR0911 - one for each kind of type
@@ -174,7 +166,7 @@ def _read(hint: Any, value: Any, where: str) -> Any:  # noqa: PLR0911 - one for 
 
 
 def _read_record(kind: Any, value: Any, where: str) -> Any:
-    fields = _list_fields(kind)
+    fields = _read_hints(kind)
     if not isinstance(value, dict) or value.keys() != fields.keys():
         raise _WrongValueError(f"{where} has not the fields that it should have")
     return kind(**{name: _read(fields[name], value[name], f"{where}.{name}") for name in fields})

@@ -64,8 +64,7 @@ def attribute_events(
     ``marks`` are calls that were seen to begin and end while the events were recorded.
     """
     stacks = [read_stack(frames, sources) for frames in replay.events.stack_table]
-    joiner = _AutogradJoiner(replay, sources, stacks, marks)
-    joiner.run()
+    event_stacks, inferred_bytes = _join_autograd(replay, sources, stacks, marks)
     modules = _RunningModules(marks)
 
     nowhere = read_stack((), sources)
@@ -82,7 +81,7 @@ def attribute_events(
 
     event_sites = array("i", bytes(4 * len(replay.events)))
     known: dict[tuple[int, tuple[str, ...]], int] = {}
-    times_us, event_stacks, partners = replay.events.times_us, joiner.event_stacks, replay.partners
+    times_us, partners = replay.events.times_us, replay.partners
     n_calls = [stack.n_module_calls if modules else 0 for stack in stacks]
     for place, change in enumerate(follow(replay.changes, Stage.PLACE_EVENTS, len(replay.changes))):
         if change > 0:
@@ -100,98 +99,90 @@ def attribute_events(
                 event_sites[partner] if partner >= 0 else initial_sites[-2 - partner]
             )
     notes = []
-    if joiner.inferred_bytes:
-        notes.append(TraceNote(NoteKind.BACKWARD_INFERRED, n_bytes=joiner.inferred_bytes))
+    if inferred_bytes:
+        notes.append(TraceNote(NoteKind.BACKWARD_INFERRED, n_bytes=inferred_bytes))
     if ALLOC in replay.events.actions and not any(replay.events.stack_table):
         notes.append(TraceNote(NoteKind.NO_STACKS))
     return Attribution(tuple(sites), event_sites, initial_sites, tuple(notes))
 
 
-class _AutogradJoiner:
-    """Appends the stack of the caller of backward to the stacks of autograd's threads.
+def _join_autograd(
+    replay: Replay, sources: Sources, stacks: list[Stack], marks: Iterable[CallMark]
+) -> tuple[array[int], int]:
+    """Append the stack of the caller of backward to the stacks of autograd's threads.
 
     The caller is known where calls of backward were seen to begin and end. Else it is taken to be
     the user's line in the cell's last stack before.
 
-    Attributes:
-        event_stacks: for each event (type ``i``), the index of its stack in ``stacks``.
-        inferred_bytes: allocated bytes whose caller was inferred.
-
     Args:
+        replay: the events.
+        sources: which frames are the cell's.
         stacks: those of the events' table; joined stacks are appended.
+        marks: the calls that were seen.
+
+    Returns:
+        For each event (type ``i``) the index of its stack in ``stacks``, and the allocated bytes
+        whose caller was inferred.
     """
-
-    def __init__(
-        self, replay: Replay, sources: Sources, stacks: list[Stack], marks: Iterable[CallMark]
-    ) -> None:
-        self._replay = replay
-        self._sources = sources
-        self._stacks = stacks
+    events = replay.events
+    event_stacks: array[int] = events.stacks[:]
+    kinds = [stack.kind for stack in stacks]
+    if "autograd" not in kinds:
+        return event_stacks, 0
+    calls = sorted(
+        (mark for mark in marks if mark.kind == "backward" and _is_users(mark, sources)),
+        key=lambda mark: mark.start_us,
+    )
+    starts = [mark.start_us for mark in calls]
+    last: int | None = None
+    # The callers inferred from the cell's stacks, and the joined stacks.
+    inferred: dict[int, tuple[Frame, ...]] = {}
+    joined: dict[tuple[int, tuple[Frame, ...]], int] = {}
+    inferred_bytes = 0
+    for place, (action, stack) in enumerate(zip(events.actions, events.stacks, strict=True)):
+        if action in _TAKING and kinds[stack] == "cell":
+            last = stack
+        if action != ALLOC or kinds[stack] != "autograd":
+            continue
+        time_us = events.times_us[place]
         # A backward that a checkpoint calls on autograd's own thread runs within another one.
-        self._marks = sorted(
-            (mark for mark in marks if mark.kind == "backward" and self._is_users(mark)),
-            key=lambda mark: mark.start_us,
+        end = bisect.bisect_right(starts, time_us)
+        around = (
+            mark.frames
+            for mark in reversed(calls[max(0, end - _MAX_NESTED) : end])
+            if mark.end_us is None or time_us <= mark.end_us
         )
-        self._starts = [mark.start_us for mark in self._marks]
-        self._joined: dict[tuple[int, tuple[Frame, ...]], int] = {}
-        #: The inferred callers by the id of the cell's last stack.
-        self._inferred: dict[int, tuple[Frame, ...]] = {}
-        self.event_stacks: array[int] = replay.events.stacks[:]
-        self.inferred_bytes = 0
-
-    def run(self) -> None:
-        """Join all stacks of autograd's threads."""
-        kinds = [stack.kind for stack in self._stacks]
-        if "autograd" not in kinds:
-            return
-        last: Stack | None = None
-        events = self._replay.events
-        for place, (action, stack) in enumerate(zip(events.actions, events.stacks, strict=True)):
-            if action not in _TAKING:
-                continue
-            if kinds[stack] == "cell":
-                last = self._stacks[stack]
-            elif kinds[stack] == "autograd" and action == ALLOC:
-                self._join(place, last)
-
-    def _join(self, place: int, last: Stack | None) -> None:
-        events = self._replay.events
-        caller = self._find_caller(events.times_us[place])
+        caller = next(around, None)
         if caller is None:
             if last is None:
-                return
-            if id(last) not in self._inferred:
-                self._inferred[id(last)] = self._infer_caller(last)
-            caller = self._inferred[id(last)]
-            self.inferred_bytes += self._replay.changes[place]
-        key = events.stacks[place], caller
-        if key not in self._joined:
-            self._joined[key] = len(self._stacks)
-            frames = events.stack_table[key[0]] + caller
-            self._stacks.append(read_stack(frames, self._sources))
-        self.event_stacks[place] = self._joined[key]
+                continue
+            if last not in inferred:
+                inferred[last] = _cut_to_users_line(stacks[last].frames, sources)
+            caller = inferred[last]
+            inferred_bytes += replay.changes[place]
+        key = stack, caller
+        if key not in joined:
+            joined[key] = len(stacks)
+            stacks.append(read_stack(events.stack_table[stack] + caller, sources))
+        event_stacks[place] = joined[key]
+    return event_stacks, inferred_bytes
 
-    def _find_caller(self, time_us: int) -> tuple[Frame, ...] | None:
-        """Return the stack of the call that was seen to run at a time; the one begun last."""
-        place = bisect.bisect_right(self._starts, time_us)
-        for mark in reversed(self._marks[max(0, place - _MAX_NESTED) : place]):
-            if mark.end_us is None or time_us <= mark.end_us:
-                return mark.frames
-        return None
 
-    def _infer_caller(self, last: Stack) -> tuple[Frame, ...]:
-        users = next(
-            place
-            for place, frame in enumerate(last.frames)
-            if self._sources.find_line(frame) is not None or not is_library(frame.filename)
-        )
-        return last.frames[users:]
+def _cut_to_users_line(frames: tuple[Frame, ...], sources: Sources) -> tuple[Frame, ...]:
+    """Return a stack of the cell's from its innermost line of the user's on."""
+    users = next(
+        place
+        for place, frame in enumerate(frames)
+        if sources.find_line(frame) is not None or not is_library(frame.filename)
+    )
+    return frames[users:]
 
-    def _is_users(self, mark: CallMark) -> bool:
-        return bool(mark.frames) and (
-            any(self._sources.find_line(frame) is not None for frame in mark.frames)
-            or mark.frames[-1].function == THREAD
-        )
+
+def _is_users(mark: CallMark, sources: Sources) -> bool:
+    return bool(mark.frames) and (
+        any(sources.find_line(frame) is not None for frame in mark.frames)
+        or mark.frames[-1].function == THREAD
+    )
 
 
 class _RunningModules:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from gpumemwidget.model.segments import Frame
-from gpumemwidget.tracing.sources import Sources, is_library
+from gpumemwidget.tracing.sources import Sources, is_library, name_module
 
 #: The function by which PyTorch calls a module's forward.
 _MODULE_CALL = ("_call_impl", "torch/nn/modules/module.py")
@@ -28,7 +28,6 @@ _PLUMBING = re.compile(
     r"|utils[/\\](_contextlib|_device)|autograd[/\\](function|graph)|optim[/\\]optimizer"
     r"|_functorch[/\\].*|_higher_order_ops[/\\].*)|contextlib|functools)\.py$"
 )
-_PACKAGE = re.compile(r".*[/\\](?:(?:site|dist)-packages|lib[/\\]python3\.\d+)[/\\](.*)\.py$")
 #: The package that users import a class from, in place of the module that defines it.
 _EXPORTED = re.compile(r"^(?:(torch\.nn)\.modules|(torch\.optim)|(torch))\.\w+(?=\.[A-Z])")
 
@@ -114,11 +113,10 @@ def name_step(step: Step, sources: Sources) -> str:
     """Return ``step``, ``Net.forward``, or ``torch.nn.functional.linear`` for a library's."""
     frame, module = step
     name = sources.qualify(frame)
-    found = _PACKAGE.match(frame.filename) if is_library(frame.filename) else None
+    package = name_module(frame.filename) if is_library(frame.filename) else None
     # Users know a module by its class.
-    if found is None or (module is not None and "." in name):
+    if package is None or (module is not None and "." in name):
         return name
-    package = re.sub(r"[/\\]", ".", found[1]).removesuffix(".__init__")
     return _EXPORTED.sub(lambda match: match[match.lastindex or 0], f"{package}.{name}")
 
 
