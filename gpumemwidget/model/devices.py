@@ -6,6 +6,7 @@ Bytes and seconds throughout. ``None`` is "unknown", never 0. A device is named 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -213,20 +214,26 @@ class Budget:
     budget_bytes: int
 
 
-def check_device_name(device: object) -> None:
-    """Refuse a device that is not given by its name, but as a number or a ``torch.device``.
+def check_device(device: object, known: Sequence[str]) -> None:
+    """Refuse a device that is not one of those here, or not given by its name.
 
     Args:
         device: the value that somebody gave; ``None`` is not refused.
+        known: the devices that may be named.
 
     Raises:
-        BadInputError: the device is no text.
+        BadInputError: there is no such device, or it is no text, but a ``torch.device`` say.
     """
-    if device is not None and type(device) is not str:
+    if device is None:
+        return
+    if type(device) is not str:
         raise BadInputError(
             f"a device's name can't be of type {name_type(device)}: give text such as 'cuda:0'; "
             "%memstat lists them"
         )
+    if device not in known:
+        choice = f"choose from {', '.join(known)}" if known else "there is none"
+        raise BadInputError(f"no device {device!r} here: {choice}")
 
 
 def rank_device(device: str) -> tuple[bool, str, int, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpumemwidget.errors import BadInputError, name_type
-from gpumemwidget.model.devices import EVERY_GPU, HOST, Budget, DeviceReport, check_device_name
+from gpumemwidget.model.devices import EVERY_GPU, HOST, Budget, DeviceReport, check_device
 from gpumemwidget.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -98,13 +98,8 @@ def change_budgets(
     Raises:
         BadInputError: not an amount, more than the device has, or there is no such device.
     """
-    check_device_name(device)
-    if device is None and amount is None:
-        return budgets
     reports = hardware.read_devices()
-    known = [report.info.device for report in reports]
-    if device is not None and device not in known:
-        raise BadInputError(f"no device {device!r} here: choose from {', '.join(known)}")
+    check_device(device, [report.info.device for report in reports])
     n_bytes = _parse_amount(amount)
     if n_bytes is not None:
         _check_room(n_bytes, device, reports)

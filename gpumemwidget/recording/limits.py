@@ -16,7 +16,7 @@ from gpumemwidget.model.devices import (
     DeviceReport,
     Limit,
     LimitRequest,
-    check_device_name,
+    check_device,
 )
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.units import format_bytes, parse_bytes
@@ -82,9 +82,16 @@ def set_limits(
         BadInputError: there is no such device, it has less memory, or it is the host.
         BackendError: PyTorch refuses.
     """
-    check_device_name(device)
-    reports = hardware.read_devices()
-    chosen = _choose_devices(hardware, reports, device, is_off=request == NO_LIMIT)
+    chosen = _read_gpus(hardware, device)
+    if not chosen:
+        cause = "this PyTorch was built without CUDA" if hardware.why_no_cuda else "there is none"
+        raise BadInputError(
+            f"a limit needs a GPU with CUDA, and {cause}: for a budget of the host's memory use "
+            "%membudget AMOUNT --device host"
+        )
+    # A GPU that is not in use may have a limit from before the extension was loaded.
+    if device is None and request != NO_LIMIT:
+        chosen = [report for report in chosen if report.reading is not None] or chosen
     for report in chosen:
         total_bytes = report.info.total_bytes
         if total_bytes is not None and (request.limit_bytes or 0) > total_bytes:
@@ -108,10 +115,6 @@ def read_limits(hardware: Hardware, device: str | None = None) -> tuple[Limit, .
     Raises:
         BadInputError: there is no such device, or it is the host.
     """
-    check_device_name(device)
-    reports = hardware.read_devices()
-    if device is not None:
-        _check_device(reports, device)
     # A GPU that is not in use, or whose PyTorch tells no limits, has a limit without figures.
     limits = {
         report.info.device: Limit(
@@ -120,13 +123,10 @@ def read_limits(hardware: Hardware, device: str | None = None) -> tuple[Limit, .
             None,
             None if report.reading is None else report.reading.reserved_bytes,
         )
-        for report in reports
-        if report.info.device != HOST
+        for report in _read_gpus(hardware, device)
     }
-    limits |= {limit.device: limit for limit in hardware.read_limits()}
-    return _add_blocks(
-        hardware, [limit for name, limit in limits.items() if device in (None, name)]
-    )
+    known = {limit.device: limit for limit in hardware.read_limits()}
+    return _add_blocks(hardware, [known.get(name, limit) for name, limit in limits.items()])
 
 
 def reset_peaks(hardware: Hardware, device: str | None = None) -> tuple[str, ...]:
@@ -142,12 +142,10 @@ def reset_peaks(hardware: Hardware, device: str | None = None) -> tuple[str, ...
     Raises:
         BadInputError: there is no such device, it is the host, or it is not in use.
     """
-    check_device_name(device)
+    gpus = _read_gpus(hardware, device)
     if device is None:
         return hardware.reset_peaks()
-    reports = hardware.read_devices()
-    _check_device(reports, device)
-    if not any(report.info.device == device and report.reading for report in reports):
+    if gpus[0].reading is None:
         raise BadInputError(f"{device} is not in use yet, so it has no peaks: use it first")
     return hardware.reset_peaks([device])
 
@@ -181,34 +179,19 @@ class LimitWatch:
             self._monitor.unwant_samples(self)
 
 
-def _choose_devices(
-    hardware: Hardware, reports: Sequence[DeviceReport], device: str | None, *, is_off: bool
-) -> list[DeviceReport]:
-    if device is not None:
-        _check_device(reports, device)
-        return [report for report in reports if report.info.device == device]
-    gpus = [report for report in reports if report.info.device != HOST]
-    if not gpus:
-        cause = "this PyTorch was built without CUDA" if hardware.why_no_cuda else "there is none"
-        raise BadInputError(
-            f"a limit needs a GPU with CUDA, and {cause}: for a budget of the host's memory use "
-            "%membudget AMOUNT --device host"
-        )
-    if is_off:
-        # A GPU that is not in use may have a limit from before the extension was loaded.
-        return gpus
-    return [report for report in gpus if report.reading is not None] or gpus
+def _read_gpus(hardware: Hardware, device: str | None) -> list[DeviceReport]:
+    """Return the report of every GPU, or of one.
 
-
-def _check_device(reports: Sequence[DeviceReport], device: str) -> None:
-    if device == HOST:
+    Raises:
+        BadInputError: there is no such device, or it is the host.
+    """
+    reports = [report for report in hardware.read_devices() if report.info.device != HOST]
+    if type(device) is str and device == HOST:
         raise BadInputError(
             "PyTorch limits and counts what it reserves on GPUs, not on the host: name a GPU"
         )
-    known = [report.info.device for report in reports if report.info.device != HOST]
-    if device not in known:
-        choice = f"choose from {', '.join(known)}" if known else "there is no GPU"
-        raise BadInputError(f"no device {device!r} here: {choice}")
+    check_device(device, [report.info.device for report in reports])
+    return [report for report in reports if device in (None, report.info.device)]
 
 
 def _add_blocks(hardware: Hardware, limits: Sequence[Limit]) -> tuple[Limit, ...]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpumemwidget.errors import BadInputError
-from gpumemwidget.model.devices import HOST, rank_device
+from gpumemwidget.model.devices import HOST, check_device, rank_device
 from gpumemwidget.model.ownership import DeviceAccount, DeviceBytes, MemoryAccount, Variable
 from gpumemwidget.report.account_tree import (
     ITSELF,
@@ -121,9 +120,7 @@ def report_account(
 
 def _choose_devices(account: MemoryAccount, device: str | None) -> list[DeviceAccount]:
     devices = sorted(account.devices, key=lambda each: rank_device(each.device))
-    known = [each.device for each in devices]
-    if device is not None and device not in known:
-        raise BadInputError(f"no device {device!r} here: choose from {', '.join(known) or 'none'}")
+    check_device(device, [each.device for each in devices])
     return [each for each in devices if device in (None, each.device)]
 
 

@@ -17,7 +17,7 @@ from gpumemwidget.model.devices import (
     ChildProcess,
     DeviceState,
     ProcessUse,
-    check_device_name,
+    check_device,
 )
 from gpumemwidget.model.ownership import BlockNames, DeviceAccount, MemoryAccount
 from gpumemwidget.tracing.sources import format_allocation
@@ -51,11 +51,10 @@ class DeviceBreakdowns:
         Raises:
             BadInputError: there is none of that name.
         """
-        check_device_name(device)
-        found = [record for record in self.records if device in (None, record.device)]
-        if not found:
-            raise BadInputError(_refuse(device, [record.device for record in self.records]))
-        return found[0]
+        check_device(device, [record.device for record in self.records])
+        if not self.records:
+            raise BadInputError("there is no device of which the total is known")
+        return next(record for record in self.records if device in (None, record.device))
 
     def to_html(self) -> str:
         """Return the report as static HTML."""
@@ -139,17 +138,8 @@ def take_breakdowns(
 
 
 def _choose(states: Sequence[DeviceState], device: str | None) -> Sequence[DeviceState]:
-    check_device_name(device)
-    chosen = [state for state in states if device in (None, state.info.device)]
-    if device is not None and not chosen:
-        raise BadInputError(_refuse(device, [state.info.device for state in states]))
-    return chosen
-
-
-def _refuse(device: str | None, known: Sequence[str]) -> str:
-    if not known:
-        return "there is no device of which the total is known"
-    return f"no device {device!r} here: choose from {', '.join(known)}"
+    check_device(device, [state.info.device for state in states])
+    return [state for state in states if device in (None, state.info.device)]
 
 
 def _find_account(account: MemoryAccount | None, state: DeviceState) -> DeviceAccount | None:

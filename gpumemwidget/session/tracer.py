@@ -17,7 +17,7 @@ from gpumemwidget.backends.cuda.module_calls import CallRecorder
 from gpumemwidget.errors import BadInputError, BusyError, FileError
 from gpumemwidget.failures import describe_exception
 from gpumemwidget.model.cells import CellDevice, CellRecord
-from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.devices import HOST, check_device
 from gpumemwidget.model.ownership import BlockNames
 from gpumemwidget.model.requests import DEFAULT_EVENTS, TraceRequest
 from gpumemwidget.model.traces import AllocatorTrace, CallMark, CellTrace, DeviceTrace, HostLines
@@ -58,10 +58,7 @@ def make_trace_request(
         BadInputError: there is no such device, or a count is out of range.
         FileError: a file can't be written, or is there already.
     """
-    if device is not None:
-        known = [report.info.device for report in hardware.read_devices()]
-        if device not in known:
-            raise BadInputError(f"no device {device!r} here: choose from {', '.join(known)}")
+    check_device(device, [report.info.device for report in hardware.read_devices()])
     return TraceRequest(
         device=device,
         n_events=DEFAULT_EVENTS if n_events is None else n_events,

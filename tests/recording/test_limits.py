@@ -212,7 +212,7 @@ def test_machines_without_a_gpu() -> None:
 
     with pytest.raises(BadInputError, match="a limit needs a GPU with CUDA, and there is none"):
         set_limits(bare, LimitRequest(GIB))
-    with pytest.raises(BadInputError, match="no device 'cuda:0' here: there is no GPU"):
+    with pytest.raises(BadInputError, match="no device 'cuda:0' here: there is none"):
         set_limits(bare, LimitRequest(GIB), "cuda:0")
     with pytest.raises(BadInputError, match="this PyTorch was built without CUDA"):
         set_limits(built, LimitRequest(GIB))
