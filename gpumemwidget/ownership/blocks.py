@@ -114,10 +114,7 @@ class BlockMap:
 
         Args:
             claimed: devices and addresses of the blocks that storages claim.
-            pools: names of the ``torch.cuda.CUDAGraph`` or ``MemPool`` objects, by their pools.
-
-        Returns:
-            Lines of the account whose root is ``nowhere``.
+            pools: what ``name_pools`` found.
         """
         alike: dict[tuple[str, MemoryKind, str, str | None], list[Block]] = {}
         for device, in_use in self._blocks.items():
@@ -181,13 +178,10 @@ def _get_asked_bytes(block: Block) -> int:
 
 
 def name_pools(named: Iterable[tuple[str, object]]) -> dict[tuple[int, int], str]:
-    """Name the private memory pools of CUDA graphs and ``torch.cuda.MemPool`` objects.
+    """Return the names of private memory pools: those of their CUDA graphs and ``MemPool`` objects.
 
     Args:
         named: objects and what a person would call them.
-
-    Returns:
-        Names by pools; two graphs of one pool are both named.
     """
     torch = find_torch()
     if torch is None or not torch.cuda.is_initialized():
@@ -277,10 +271,7 @@ PINNED = "pinned"
 
 
 def group_storages(account: Account, device: str | None = None) -> list[list[int]]:
-    """Group storages over the same memory (DLPack makes a second one).
-
-    Of one device, where one is given, the biggest first.
-    """
+    """Group storages over the same memory (DLPack); of one device alone the biggest first."""
     storages = account.graph.storages
     groups: dict[tuple[str, int], list[int]] = {}
     for place, info in storages.items():

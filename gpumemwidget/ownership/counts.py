@@ -124,31 +124,20 @@ def _allow_for_own(graph: Graph, place: int, kind: Kind, excess: int) -> int:
     return excess
 
 
-def list_outside(graph: Graph, *kinds: Kind) -> list[Any]:
-    """Return the objects of these kinds that the walk has not met (some 100 ms on a big heap).
-
-    Tensors and autograd nodes, where no kinds are given.
-    """
-    living = graph.kind_finder.list_living(*(kinds or (Kind.NODE, Kind.TENSOR)))
+def list_outside(graph: Graph) -> list[Any]:
+    """Return the tensors and autograd nodes that the walk has not met (100 ms on a big heap)."""
+    living = graph.kind_finder.list_living(Kind.NODE, Kind.TENSOR)
     return [each for each in living if graph.find(each) is None]
 
 
 def needs_outside(graph: Graph) -> bool:
-    """Return whether counts alone can't tell what holds the graph's objects.
-
-    Autograd nodes are counted in C++ alone.
-    """
+    """Return whether there are autograd nodes, whose holders are counted in C++ alone."""
     kinds = compress(graph.kinds, graph.flag_reaching_memory())
     return any(kind is Kind.NODE for kind in kinds)
 
 
 def list_seen_from_outside(graph: Graph, outside: Iterable[object]) -> set[int]:
-    """Return the places of autograd nodes that tensors or nodes outside of the walk lead to.
-
-    Args:
-        graph: the walk's result.
-        outside: what ``list_outside`` gave.
-    """
+    """Return the places of autograd nodes that tensors or nodes outside of the walk lead to."""
     reader, find = graph.reader, graph.kind_finder.find
     leads = graph.flag_reaching_memory()
     nodes = {place for place, kind in enumerate(graph.kinds) if kind is Kind.NODE and leads[place]}

@@ -345,12 +345,7 @@ def spread_marks(graph: Graph, roots: Iterable[tuple[int, int]]) -> list[int]:
 
 
 class Groups:
-    """The storages of an account by the marks that they carry.
-
-    Args:
-        storages: by their places.
-        marks: for each place, the marks of all that reaches it.
-    """
+    """The storages of an account, by the marks that they carry."""
 
     def __init__(self, storages: Mapping[int, StorageInfo], marks: Sequence[int]) -> None:
         self._storages = storages
@@ -397,11 +392,9 @@ class Groups:
 
 
 def sum_storages(infos: Iterable[StorageInfo], rounded: bool) -> BytesByDevice:
-    """Return the bytes of storages for each device, biggest first.
+    """Return the bytes of storages for each device, biggest first; of one memory once.
 
-    Args:
-        infos: the storages; two over the same memory are counted once.
-        rounded: as the device's allocator counts them, and not as they are held.
+    Rounded as the device's allocator counts them, or as they are held.
     """
     by_address: dict[tuple[str, int], int] = {}
     for info in infos:

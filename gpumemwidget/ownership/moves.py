@@ -35,11 +35,8 @@ def list_owned(account: Account, rows: Sequence[Row], *, keep: bool) -> dict[int
     * Anything else owns what it refers to, save what another name is bound to.
     * Nobody owns through an autograd graph, a function or an exception.
 
-    Args:
-        account: who holds what.
-        rows: the chosen rows.
-        keep: the rows stay, on the CPU; then what is in them belongs to them though another name
-            is bound to it, or they would be torn in two.
+    Where the rows stay, on the CPU (``keep``), what is in them belongs to them though another name
+    is bound to it, or they would be torn in two.
     """
     graph = account.graph
     starts = {row.places[0] for row in rows}
@@ -162,7 +159,9 @@ def find_outside(account: Account, places: Sequence[int]) -> Outside:
         or any(_count_unseen(graph, tensor, place, outside) > 0 for tensor, place in pairs)
     ):
         return outside
-    for tensor in list_outside(graph, Kind.TENSOR):
+    for tensor in list_outside(graph):
+        if graph.kind_finder.find(type(tensor)) is not Kind.TENSOR:
+            continue
         parts = reader.read_tensor(tensor)
         for other in parts.tensors:
             outside.refs[id(other)] = outside.refs.get(id(other), 0) + 1

@@ -65,7 +65,7 @@ def enter_surroundings(
 
     Args:
         graph: the walk from all rows and running functions; it is extended.
-        outside: the tensors that it has not met, among other things (``counts.list_outside``).
+        outside: the tensors that it has not met, among other things.
         budget_s: seconds after which no other holder is looked for.
         climbs: whether the holders of the biggest are looked for.
 
@@ -203,15 +203,8 @@ def _climb(
 ) -> dict[int, tuple[list[object], str | None]]:
     """Search upwards from all of these objects together: each level is a look at the whole process.
 
-    Args:
-        graph: what was walked.
-        targets: the objects.
-        ours: our own containers of them.
-        deadline_s: when the search ends, on ``time.perf_counter``.
-
-    Returns:
-        For each object, by its id: itself and some that lead to it, the topmost first, and the
-        module's word for the topmost, if a module holds it.
+    Our own containers of them are no holders. Returns for each object, by its id: itself and some
+    that lead to it, the topmost first, and the module's word for that, if a module holds it.
     """
     chains = {id(target): [target] for target in targets}
     words: dict[int, str] = {}

@@ -246,12 +246,9 @@ def _join(holders: Sequence[str]) -> str:
 
 
 def keep_parts_together(account: Account, moves: Sequence[Move], units: Sequence[int]) -> None:
-    """Mark all parts of a module or optimizer as immovable if one of them can't be moved.
+    """Mark all parts of a module or optimizer as immovable if one can't be moved.
 
-    Args:
-        account: who holds what.
-        moves: those of such parts.
-        units: what ``join_overlapping`` gave.
+    The units are those of ``join_overlapping``.
     """
     for unit in units:
         parts = [move for move in moves if account.marks[move.place] & unit]

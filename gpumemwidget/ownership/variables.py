@@ -31,9 +31,6 @@ def list_variables(shell: Shell) -> tuple[Variable, ...]:
     included, on CUDA rounded up to the allocator's 512 bytes. The latter errs on the side of too
     little: what something unknown holds as well is left out, and ``held_elsewhere`` is true.
 
-    Args:
-        shell: the running IPython.
-
     Returns:
         The rows that hold memory; ``()`` where torch is not imported.
     """

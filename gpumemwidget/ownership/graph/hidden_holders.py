@@ -23,11 +23,7 @@ _MOST_PARTS = 64
 
 
 class HiddenHolders:
-    """Recognises hidden holders, and lists what they hold; NumPy is not imported for it.
-
-    Args:
-        torch: torch itself.
-    """
+    """Recognises hidden holders, and lists what they hold; NumPy is not imported for it."""
 
     def __init__(self, torch: Any) -> None:
         numpy = sys.modules.get("numpy")

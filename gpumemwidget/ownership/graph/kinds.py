@@ -10,7 +10,7 @@ from enum import Enum
 from itertools import compress
 from types import CodeType, FrameType, FunctionType, ModuleType
 
-from gpumemwidget.ownership.graph.hidden_holders import HiddenHolders
+from gpumemwidget.ownership.graph.hidden_holders import HiddenHolders, find_wrapper_class
 from gpumemwidget.ownership.graph.objects import (
     is_library_class,
     list_bases,
@@ -66,17 +66,10 @@ def _note_class(cls: type, kind: Kind) -> None:
 
 
 class KindFinder:
-    """Finds and remembers how objects of a class are treated.
+    """Finds and remembers how objects of a class are treated."""
 
-    Args:
-        reader: tells torch's classes.
-        hidden: the holders that the collector does not know.
-        wrapper: the class of modules that have a reducer, where it is imported.
-    """
-
-    def __init__(
-        self, reader: TorchReader, hidden: HiddenHolders, wrapper: type | None = None
-    ) -> None:
+    def __init__(self, reader: TorchReader, hidden: HiddenHolders) -> None:
+        wrapper = find_wrapper_class(reader.torch)
         self._reader = reader
         self._kinds: tuple[tuple[type, Kind], ...] = (
             (reader.tensor_type, Kind.TENSOR),
@@ -167,12 +160,7 @@ _SIMPLE = (int, str, float, bool, bytes, type(None))
 
 
 class DeadEnds:
-    """Finds containers that end in numbers and text, and so lead to no memory.
-
-    Args:
-        kind_finder: tells plain objects from others.
-        hidden: tells the holders that the collector does not know.
-    """
+    """Finds containers that end in numbers and text, and so lead to no memory."""
 
     def __init__(self, kind_finder: KindFinder, hidden: HiddenHolders) -> None:
         self._kind_finder = kind_finder

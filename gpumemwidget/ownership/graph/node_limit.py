@@ -26,12 +26,7 @@ _read: set[int] = set()
 
 
 class AutogradNodeLimit:
-    """Decides which autograd nodes one walk may read.
-
-    Args:
-        reader: tells whether this torch keeps the Python objects of nodes at all.
-        kind_finder: tells nodes from other objects.
-    """
+    """Decides which autograd nodes one walk may read."""
 
     def __init__(self, reader: TorchReader, kind_finder: KindFinder) -> None:
         self._is_needed = reader.cpp_holds_node

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import GetSetDescriptorType, ModuleType
@@ -147,7 +147,6 @@ class TorchReader:
         self._read_device = self.storage_type.device.__get__
         self._read_address = self.storage_type.data_ptr
         self._read_nbytes = self.storage_type.nbytes
-        self._read_handle = self.storage_type._cdata.__get__
         self._is_resizable = self.storage_type.resizable
         level = _read_module_variable("torch.autograd.forward_ad", "_current_level")
         #: True within a level of forward-mode AD: tensors may be dual numbers.
@@ -164,7 +163,8 @@ class TorchReader:
         #: False for PyTorch 2.4, whose ``SavedTensor`` has no ``data``.
         self._tells_saved = hasattr(torch._C._autograd.SavedTensor, "data")
         self._count_storage_users = torch._C._storage_Use_Count
-        self._count_tensor_users = base._use_count
+        #: Returns how many C++ references a tensor has.
+        self.count_tensor_users: Callable[[Any], int] = base._use_count
         #: True if the C++ part of a tensor, a storage and an autograd node holds the Python object
         #: while others use it.
         self.cpp_holds_tensor, self.cpp_holds_storage, self.cpp_holds_node = _try_counts(torch)
@@ -394,10 +394,9 @@ class TorchReader:
         if self.is_dispatched(type(tensor)):
             return False
         try:
-            storage = self._base.untyped_storage(tensor)
             own = self._base.numel(tensor) * self._base.element_size(tensor)
-            n_bytes: int = self.storage_type.nbytes(storage)
-            return own < n_bytes or self._base._base.__get__(tensor) is not None
+            n_bytes = int(self._read_nbytes(self._read_untyped(tensor)))
+            return own < n_bytes or self._read_base(tensor) is not None
         except RuntimeError:
             return False
 
@@ -411,13 +410,7 @@ class TorchReader:
 
     def count_storage_users(self, storage: Any) -> int:
         """Return how many C++ references a storage has."""
-        n_users: int = self._count_storage_users(self._read_handle(storage))
-        return n_users
-
-    def count_tensor_users(self, tensor: Any) -> int:
-        """Return how many C++ references a tensor has."""
-        n_users: int = self._count_tensor_users(tensor)
-        return n_users
+        return int(self._count_storage_users(self.storage_type._cdata.__get__(storage)))
 
     def _describe_node_class(self, cls: type) -> _NodeClass:
         names = tuple(

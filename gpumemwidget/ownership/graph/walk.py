@@ -24,7 +24,6 @@ from gpumemwidget.ownership.graph.hidden_holders import (
     Bucket,
     HiddenHolders,
     Reducer,
-    find_wrapper_class,
     read_reducer,
 )
 from gpumemwidget.ownership.graph.kinds import DeadEnds, Kind, KindFinder
@@ -91,7 +90,7 @@ class Graph:
     ) -> None:
         self.reader = reader
         self.hidden = HiddenHolders(reader.torch)
-        self.kind_finder = KindFinder(reader, self.hidden, find_wrapper_class(reader.torch))
+        self.kind_finder = KindFinder(reader, self.hidden)
         self.allowance = AutogradNodeLimit(reader, self.kind_finder)
         self.objects: list[object] = []
         self.kinds: list[Kind] = []
@@ -527,12 +526,7 @@ class Graph:
 
 
 def flag_reaching(edges: Sequence[Sequence[int]], ends: Iterable[int]) -> bytearray:
-    """Return for each place 1 if it leads to one of the ends or is one.
-
-    Args:
-        edges: for each place where it leads.
-        ends: the places of storages.
-    """
+    """Return for each place 1 if it leads to one of the ends or is one."""
     leads = bytearray(len(edges))
     for place in ends:
         leads[place] = 1
