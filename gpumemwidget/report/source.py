@@ -16,20 +16,27 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from gpumemwidget.model.traces import Call, DeviceTrace, HostLines, LineUse, SourceLine, SourceUnit
-from gpumemwidget.report.render.blocks import Cell, Listing, ListingRow
-from gpumemwidget.report.wording.words import count, join_words, name_range
+from gpumemwidget.report.render.blocks import Cell, Column, Table, Tone
+from gpumemwidget.report.wording.words import count, cut_words, join_words, name_range
 from gpumemwidget.units import format_bytes, format_change
 
 #: Changes on the host below this are shown in grey: malloc keeps small pieces that were freed for
 #: their next use and counts them as in use, and Python's own tables come and go.
 RESOLUTION_BYTES = 4096
 
-_COLUMNS = ("allocated", "net", "at peak", "highest")
+_LINE_COLUMNS = (Column("", "index"), Column("line", "source"))
+_COLUMNS = (*_LINE_COLUMNS, *map(Column, ("allocated", "net", "at peak", "highest")))
+_HOST_COLUMNS = (*_LINE_COLUMNS, Column("change"))
+#: A line's number, the line, and its amounts, if it has any.
+_Row = tuple[Cell, ...]
 
 #: Maximum number of lines up to which a unit is shown whole, and number of lines that allocated
 #: which are shown of a longer one: of the traced cell, and of another unit.
 _CELL_LINES = (50, 30)
 _OTHER_LINES = (30, 12)
+#: Maximum number of characters of a source line.
+_MAX_SOURCE_WIDTH = 180
+_TAB_SIZE = 4
 #: Maximum number of calls below one line, and the number if a depth was asked for.
 _MAX_CALLS, _MAX_CALLS_ASKED = 8, 60
 #: Minimum share of a line's bytes that a call is shown for, unless a depth was asked for.
@@ -73,7 +80,7 @@ def list_unit(
     bands: Mapping[tuple[str | None, int], str],
     n_lines: int | None,
     depth: int | None,
-) -> Listing:
+) -> Table:
     """Return a unit's lines with what they did, and for the traced cell the rows of a sum.
 
     Args:
@@ -92,25 +99,44 @@ def list_unit(
     lines = {line.line: line for line in unit.lines}
     weights = {line.line: _weigh_line(line.use) for line in unit.lines if line.use is not None}
     texts = {line.line: line.text for line in unit.lines}
-    rows: list[ListingRow] = []
+    groups: list[tuple[_Row, ...]] = []
     for numbers, is_shown in _choose_lines(texts, weights, n_lines, is_cell=is_cell):
         if is_shown:
             line = lines[numbers[0]]
             band = bands.get((unit.name, line.line), "")
-            rows.append(_list_line(line, total, files, band=band, depth=depth))
+            groups.append(_list_line(line, total, files, band=band, depth=depth))
         elif is_cell:
-            rows.append(_list_hidden([lines[number] for number in numbers], total))
-        elif rows:
-            rows.append(ListingRow("words", "…"))
+            groups.append((_list_hidden([lines[number] for number in numbers], total),))
+        elif groups:
+            groups.append((_make_row("…"),))
     if is_cell:
-        rows.extend(_list_sums(device, total))
-    elif rows and rows[-1].kind == "words":
-        rows.pop()
+        groups.extend((row,) for row in _list_sums(device, total))
+    elif groups and groups[-1] == (_make_row("…"),):
+        groups.pop()
     name = "the cell" if is_cell else unit.name
-    return Listing(f"What the lines of {name} did on {device.device}", _COLUMNS, tuple(rows))
+    caption = f"What the lines of {name} did on {device.device}"
+    return Table(caption, _COLUMNS, tuple(groups), opens=True)
 
 
-def list_host(host: HostLines, *, n_lines: int | None) -> Listing:
+def _make_line(text: str, number: int, amounts: tuple[Cell, ...] = (), *, band: str = "") -> _Row:
+    shown = cut_words(text.rstrip().expandtabs(_TAB_SIZE), _MAX_SOURCE_WIDTH)
+    swatch = f"gmw-k{band}" if band else ""
+    return (Cell(str(number), swatch=swatch), Cell(shown, tone="code"), *amounts)
+
+
+def _make_row(
+    text: str,
+    amounts: tuple[Cell, ...] = (),
+    *,
+    tone: Tone = "muted",
+    detail: str = "",
+    level: int = 0,
+) -> _Row:
+    """Return a call, or a row that stands for other lines or calls."""
+    return (Cell(""), Cell(text, tone=tone, detail=detail, level=level), *amounts)
+
+
+def list_host(host: HostLines, *, n_lines: int | None) -> Table:
     """Return the traced cell's lines with what changed while each ran, and the rows of a sum.
 
     At most ``n_lines``, those that matter most, are shown one by one; ``None`` for a usual number.
@@ -123,19 +149,20 @@ def list_host(host: HostLines, *, n_lines: int | None) -> Listing:
         changed = [changes[number] for number in numbers if number in changes]
         amounts = (_show_change(sum(changed)),) if changed else ()
         if is_shown:
-            rows.append(ListingRow("line", texts[numbers[0]], numbers[0], amounts))
+            rows.append(_make_line(texts[numbers[0]], numbers[0], amounts))
         else:
             words = _count_hidden(len(numbers), "changed", has_any=bool(changed))
-            rows.append(ListingRow("words", words, amounts=amounts))
+            rows.append(_make_row(words, amounts))
     if host.unread_bytes:
         words = f"{_name_lines(host.unread_lines)}, not read one by one"
-        rows.append(ListingRow("words", words, amounts=(_show_change(host.unread_bytes),)))
+        rows.append(_make_row(words, (_show_change(host.unread_bytes),)))
     if host.outside_bytes:
-        amounts = (_show_change(host.outside_bytes),)
-        rows.append(ListingRow("words", "outside the cell's lines", amounts=amounts))
+        rows.append(_make_row("outside the cell's lines", (_show_change(host.outside_bytes),)))
     total = _show_change(host.after_bytes - host.before_bytes)
-    rows.append(ListingRow("sum", "total", amounts=(total,)))
-    return Listing("What the lines of the cell changed on host", ("change",), tuple(rows))
+    rows.append(_make_row("total", (total,), tone="strong"))
+    groups = tuple((row,) for row in rows)
+    caption = "What the lines of the cell changed on host"
+    return Table(caption, _HOST_COLUMNS, groups, opens=True)
 
 
 def _name_lines(numbers: Sequence[int]) -> str:
@@ -221,33 +248,30 @@ def _list_line(
     *,
     band: str,
     depth: int | None,
-) -> ListingRow:
+) -> tuple[_Row, ...]:
+    """Return a line with the calls below it, all levels in one."""
     if line.use is None:
-        return ListingRow("line", line.text, line.line, band=band)
-    amounts = _list_amounts(line.use, total)
-    calls = tuple(_list_calls(line.calls, line.use, depth, files))
-    return ListingRow("line", line.text, line.line, amounts, band=band, calls=calls)
+        return (_make_line(line.text, line.line, band=band),)
+    row = _make_line(line.text, line.line, _list_amounts(line.use, total), band=band)
+    return (row, *_list_calls(line.calls, line.use, depth, files))
 
 
-def _list_hidden(lines: Sequence[SourceLine], total: LineUse) -> ListingRow:
+def _list_hidden(lines: Sequence[SourceLine], total: LineUse) -> _Row:
     uses = [line.use for line in lines if line.use is not None]
     words = _count_hidden(len(lines), "allocated", has_any=bool(uses))
-    amounts = _list_amounts(_add_up(uses), total, has_highest=False) if uses else ()
-    return ListingRow("words", words, amounts=amounts)
+    return _make_row(words, _list_amounts(_add_up(uses), total, has_highest=False) if uses else ())
 
 
-def _list_sums(device: DeviceTrace, total: LineUse) -> Iterator[ListingRow]:
+def _list_sums(device: DeviceTrace, total: LineUse) -> Iterator[_Row]:
     before, unplaced = device.before, device.unplaced
     if any((before.net_bytes, before.at_peak_bytes, before.highest_bytes)):
-        amounts = (Cell(""), *_list_amounts(before, total)[1:])
-        yield ListingRow("words", "before the cell", amounts=amounts)
+        yield _make_row("before the cell", (Cell(""), *_list_amounts(before, total)[1:]))
     if any((unplaced.allocated_bytes, unplaced.net_bytes, unplaced.at_peak_bytes)):
-        amounts = _list_amounts(unplaced, total)
-        yield ListingRow("words", "outside the cell's lines", amounts=amounts)
+        yield _make_row("outside the cell's lines", _list_amounts(unplaced, total))
     counters = (device.allocated.after_bytes, device.allocated.peak_bytes)
     agrees = counters == (total.net_bytes, total.at_peak_bytes)
     amounts = _list_amounts(total, has_highest=False)
-    yield ListingRow("sum", "total" + ", as the counters say" * agrees, amounts=amounts)
+    yield _make_row("total" + ", as the counters say" * agrees, amounts, tone="strong")
 
 
 def _list_amounts(
@@ -287,7 +311,7 @@ class _Node:
 
 def _list_calls(
     calls: Sequence[Call], use: LineUse, depth: int | None, files: Mapping[str, str]
-) -> Iterator[ListingRow]:
+) -> Iterator[_Row]:
     """Return the rows below a line, each followed by those below it."""
     min_bytes, max_rows = 0, _MAX_CALLS_ASKED
     if depth is None:
@@ -369,7 +393,7 @@ def _iter_calls(
     level: int,
     line_use: LineUse,
     files: Mapping[str, str],
-) -> Iterator[ListingRow]:
+) -> Iterator[_Row]:
     shown = [node for node in nodes if node in chosen]
     for node in shown:
         name, detail = _describe_call(node, files)
@@ -379,13 +403,13 @@ def _iter_calls(
         if node.use == line_use:
             # The row says where the line allocated, and nothing new of how much.
             amounts = ()
-        yield ListingRow("call", name, amounts=amounts, detail=detail, level=level)
+        yield _make_row(name, amounts, tone="code", detail=detail, level=level)
         yield from _iter_calls(node.parts, chosen, level + 1, line_use, files)
     n_more = len(nodes) - len(shown)
     if shown and n_more:
         rest = _add_up(node.use for node in nodes if node not in chosen)
         amounts = _list_amounts(rest, has_highest=False)
-        yield ListingRow("words", count(n_more, "more call"), amounts=amounts, level=level)
+        yield _make_row(count(n_more, "more call"), amounts, level=level)
 
 
 def _describe_call(node: _Node, files: Mapping[str, str]) -> tuple[str, str]:

@@ -51,27 +51,25 @@ def _list_calls(notebook: Notebook) -> Locator:
 def test_pointer_names_line_and_size(lab: Lab) -> None:
     """At the peak: each line with what it held and its text; dark text or light, it is readable."""
     with _show(lab, "make_trace") as notebook:
-        rows = [row.replace("\xa0", " ") for row in _hover(notebook, 1.669 / (1.03 * 4.56))]
+        rows = [row.replace("\xa0", " ") for row in _hover(notebook, 0.3124 / (1.03 * 0.3126))]
 
-        assert any(
-            re.match(r"line 7: 1\.\d\d GiB +logits = model\(inputs\)\.logits", row) for row in rows
-        )
-        assert any(row.startswith("before the cell: 1.17 GiB") for row in rows)
+        assert any(re.match(r"line 2: 77\.05 MiB +step\(data, target\)", row) for row in rows)
+        assert any(row.startswith("before the cell: 6.09 MiB") for row in rows)
         assert rows[0].startswith("reserved : ")
         peak = notebook.page.locator(".js-plotly-plot .textpoint")
-        assert peak.text_content() == "peak 4.22 GiB"
+        assert peak.text_content() == "peak 95.19 MiB"
 
 
 def test_a_line_opens_to_its_calls_and_closes(lab: Lab) -> None:
     """By a click and by the keyboard; the calls' amounts stand in the line's columns."""
     with _show(lab, "make_trace") as notebook:
         page = notebook.page
-        summary = page.locator(".gmw-li summary", has_text="logits = model(inputs).logits")
+        summary = page.locator(".gmw-li summary", has_text="step(data, target)")
         assert _list_calls(notebook).count() == 0
 
         summary.click()
         opened = _list_calls(notebook).all_inner_texts()
-        assert any("transformer.h.0…11.mlp.c_fc" in text and "2.06 GiB" in text for text in opened)
+        assert any("Net.forward › Block.forward" in text and "38.62 MiB" in text for text in opened)
         columns = [
             page.locator(f"{row} td.gmw-r").first.evaluate("e => e.getBoundingClientRect().right")
             for row in (".gmw-li tr:has([open])", ".gmw-li .gmw-call:visible")

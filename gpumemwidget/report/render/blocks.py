@@ -43,12 +43,13 @@ class Column:
     """A column of a table.
 
     A ``name`` heads its row, a ``number`` is aligned to the right, ``code`` is the user's text
-    unless the cell has a tone. A ``last`` column takes the room that is left: its text wraps, or is
-    cut with an ellipsis.
+    unless the cell has a tone. ``index`` and ``source`` are the columns of a table that opens: the
+    number of a line, and the line itself or a call below it. A ``last`` column takes the room that
+    is left: its text wraps, or is cut with an ellipsis.
     """
 
     title: str
-    kind: Literal["name", "number", "words", "code"] = "number"
+    kind: Literal["name", "number", "words", "code", "index", "source"] = "number"
     last: Literal["wrap", "cut"] | None = None
     #: Maximum width in characters: longer text loses its middle (text) or breaks anywhere (HTML).
     fold: int | None = None
@@ -66,8 +67,10 @@ class Cell:
     level: int = 0
     #: Share of a whole (0 to 1), drawn in HTML as a bar beside the text.
     share: float | None = None
-    #: Class of a patch of colour before the text, in HTML.
+    #: Class of a patch of colour before the text, in HTML; an ``index`` has it as its edge.
     swatch: str = ""
+    #: Quieter words behind a ``source``: the file and the line of a call.
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,9 @@ class Table:
     shared_above: bool = False
     #: The last cell of a row stands below the others: in text, and where HTML has little room.
     stacks: bool = False
+    #: The first row of a group is a line of source, which HTML opens to the calls below it. Text
+    #: has the first two columns, which are an ``index`` and a ``source``, behind the others.
+    opens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,36 +142,6 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class ListingRow:
-    """A line of source with its amounts, a call below it, or a row that stands for others."""
-
-    #: ``line`` and ``call`` are code, ``words`` are ours: "12 lines that allocated nothing".
-    kind: Literal["line", "call", "words", "sum"]
-    #: With its indentation.
-    text: str
-    number: int | None = None
-    #: One for each of the listing's columns, or ``()``.
-    amounts: tuple[Cell, ...] = ()
-    #: Quieter words behind a call: its file and line.
-    detail: str = ""
-    #: Depth of a call below its line, from 1.
-    level: int = 0
-    #: The key of the row's colour in the timeline, one of ``BAND_COLORS``.
-    band: str = ""
-    #: The calls below a line in the order in which they are listed, all levels in one.
-    calls: tuple[ListingRow, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """Source, line by line, with amounts beside it."""
-
-    caption: str
-    columns: tuple[str, ...]
-    rows: tuple[ListingRow, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Fold:
     """Blocks that HTML shows on a click; text shows them at once."""
 
@@ -192,4 +168,4 @@ class Picture(ABC):
         return ""
 
 
-Block = Heading | Line | Table | Note | Steps | Options | Listing | Fold | Picture
+Block = Heading | Line | Table | Note | Steps | Options | Fold | Picture

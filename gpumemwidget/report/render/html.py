@@ -18,8 +18,6 @@ from gpumemwidget.report.render.blocks import (
     Fold,
     Heading,
     Line,
-    Listing,
-    ListingRow,
     Note,
     Options,
     Picture,
@@ -37,7 +35,6 @@ from gpumemwidget.report.render.markup import (
     render_share,
 )
 from gpumemwidget.report.render.palette import list_properties
-from gpumemwidget.report.wording.words import cut_words
 
 #: Class of a report with a frame.
 CARD_CLASS = "gmw-card"
@@ -48,11 +45,8 @@ _ROOT = "div.gmw.mathjax_ignore.tex2jax_ignore"
 _STYLES = Path(__file__).parent / "styles"
 _OPTION = re.compile(r"((?<= )--[a-z]+)")
 _TONES = {"muted": "gmw-m", "bad": "gmw-bad", "warn": "gmw-warn"}
-#: Maximum number of characters of a source line.
-_MAX_SOURCE_WIDTH = 180
 #: Number of characters from which on a source line is repeated as its own tooltip.
 _LONG_SOURCE_WIDTH = 48
-_TAB_SIZE = 4
 
 
 def render_html(blocks: Sequence[Block], classes: Sequence[str] = ()) -> str:
@@ -81,9 +75,9 @@ def _list_sheets(blocks: Iterable[Block], classes: Sequence[str]) -> list[str]:
         return ["line"]
     wanted = {
         "base": True,
-        "table": bool(kinds & {Table, Options, Listing}),
+        "table": bool(kinds & {Table, Options}),
         "steps": bool(kinds & {Steps, Fold}),
-        "listing": Listing in kinds,
+        "listing": any(isinstance(block, Table) and block.opens for block in blocks),
         **{block.sheet: True for block in blocks if isinstance(block, Picture)},
         "card": CARD_CLASS in classes,
     }
@@ -103,8 +97,6 @@ def _render_block(block: Block) -> Html:  # noqa: PLR0911 - one for each kind
             return block.to_html()
         case Table():
             return _render_table(block)
-        case Listing():
-            return _render_listing(block)
         case Note():
             mark = f"{block.mark} " if block.mark else None
             return h(f"p.gmw-n.{_TONES.get(block.tone, '')}", mark, block.text)
@@ -170,6 +162,8 @@ def _render_table(table: Table) -> Html:
     # A table of numbers alone may break them from their units to stay in sight; one with a column
     # to cut takes the whole width.
     width = {None: ".gmw-q", "cut": ".gmw-u", "wrap": ""}[columns[-1].last]
+    if table.opens:
+        width = ".gmw-li"
     return h(
         "div.gmw-w",
         h(
@@ -193,7 +187,7 @@ def _iter_rows(
         yield _render_row(table, first, columns, table.n_shared, len(group))
         columns = columns[table.n_shared :]
     for row in others:
-        yield _render_row(table, row, columns)
+        yield _render_row(table, row, columns, row_class=".gmw-call" * table.opens)
 
 
 def _render_row(
@@ -202,47 +196,71 @@ def _render_row(
     columns: tuple[Column, ...],
     n_shared: int = 0,
     n_rows: int = 1,
+    *,
+    row_class: str = "",
 ) -> Html:
     cells = []
     for index, (cell, column) in enumerate(zip(row, columns, strict=False)):
         stands_for_all = index < n_shared or (n_shared > 0 and column.last is not None)
         is_shared = n_rows > 1 and stands_for_all
-        is_code = column.kind == "code" and cell.text != "" and cell.tone == "plain"
-        is_name = column.kind == "name"
-        scope = ("rowgroup" if is_shared else "row") if is_name else None
+        is_head = column.kind in ("name", "source")
+        scope = ("rowgroup" if is_shared else "row") if is_head else None
+        can_open = table.opens and n_rows > 1
         cells.append(
             h(
-                f"{'th' if is_name else 'td'}{_list_classes(column, cell)}",
-                *_list_content(table, column, cell, is_code=is_code),
+                f"{'th' if is_head else 'td'}{_list_classes(column, cell)}",
+                *_list_content(table, column, cell, can_open=can_open),
                 scope=scope,
                 rowspan=n_rows if is_shared else None,
-                title=cell.text if is_code and column.last == "cut" else None,
+                title=_find_title(column, cell),
             )
         )
-    return h("tr", *cells)
+    if table.opens and row[1].tone == "strong":
+        row_class = ".gmw-sum"
+    return h(f"tr{row_class}", *cells)
+
+
+def _is_code(column: Column, cell: Cell) -> bool:
+    if column.kind == "source":
+        return cell.tone == "code"
+    return column.kind == "code" and cell.text != "" and cell.tone == "plain"
+
+
+def _find_title(column: Column, cell: Cell) -> str | None:
+    """Return the tooltip of code that may be cut."""
+    is_long = column.kind == "source" and not cell.level and len(cell.text) > _LONG_SOURCE_WIDTH
+    if _is_code(column, cell) and (is_long or column.last == "cut"):
+        return cell.text.strip()
+    return None
 
 
 def _list_content(
-    table: Table, column: Column, cell: Cell, *, is_code: bool
+    table: Table, column: Column, cell: Cell, *, can_open: bool
 ) -> list[Html | str | None]:
     text: Html | str = cell.text
-    if is_code:
-        text = h("code", text, dir="auto")
+    if _is_code(column, cell):
+        is_line = column.kind == "source" and not cell.level
+        text = h(f"code{'.gmw-cs' * is_line}", text, dir="auto")
+        if is_line and can_open:
+            text = h("details", h("summary", text))
     elif cell.tone == "strong":
         text = h("strong", text)
     elif table.stacks and column.last == "wrap":
         # A line may end after each hyphen, and would divide an option of a magic.
         pieces = enumerate(_OPTION.split(text))
         text = join_html(h("span.gmw-nb", piece) if odd % 2 else piece for odd, piece in pieces)
-    if cell.swatch:
+    if cell.detail:
+        text = join_html([text, " ", h("span.gmw-m", cell.detail)])
+    if cell.swatch and column.kind != "index":
         text = join_html([h(f"i.gmw-sq.{cell.swatch}"), text])
     if cell.level:
         text = indent(join_html([text]), cell.level)
-    return [
-        f"{cell.mark}\N{NO-BREAK SPACE}" if cell.mark else None,
-        text,
-        render_share(cell.share, "gmw-y") if cell.share is not None else None,
-    ]
+    mark = f"{cell.mark}\N{NO-BREAK SPACE}" if cell.mark else None
+    if cell.share is None:
+        return [mark, text]
+    if table.opens:
+        return [render_share(cell.share, "gmw-ly"), text]
+    return [mark, text, render_share(cell.share, "gmw-y")]
 
 
 def _list_classes(column: Column, cell: Cell) -> str:
@@ -257,64 +275,11 @@ def _list_classes(column: Column, cell: Cell) -> str:
         classes += ["gmw-o", "gmw-z"] if is_long else ["gmw-o"]
     if column.last == "cut":
         classes.append("gmw-c")
+    if column.kind == "index":
+        classes += ["gmw-ix", cell.swatch] if cell.swatch else ["gmw-ix"]
+    if column.kind == "source":
+        is_line = cell.tone == "code" and not cell.level
+        classes += ["gmw-src"] if is_line else ["gmw-src", "gmw-wd"]
     if cell.tone in _TONES:
         classes.append(_TONES[cell.tone])
     return "".join(f".{each}" for each in classes)
-
-
-# -- Source beside its amounts ---------------------------------------------------------------------
-
-
-def _render_listing(listing: Listing) -> Html:
-    """Return a table in which a line is opened to its calls by a click.
-
-    The calls are rows of the same table, so that their amounts stand in its columns; a style shows
-    them while the line is open. Where styles are stripped they are always shown.
-    """
-    heads = [h("th.gmw-r", title, scope="col") for title in listing.columns]
-    bodies: list[Html] = []
-    rows: list[Html] = []
-    for row in listing.rows:
-        drawn = h(f"tr{'.gmw-sum' * (row.kind == 'sum')}", *_list_listing_cells(row))
-        if row.calls:
-            bodies += [h("tbody", *rows)] if rows else []
-            calls = [h("tr.gmw-call", *_list_listing_cells(call)) for call in row.calls]
-            bodies.append(h("tbody", drawn, *calls))
-            rows = []
-        else:
-            rows.append(drawn)
-    bodies += [h("tbody", *rows)] if rows else []
-    head = h("tr", h("th.gmw-ix", scope="col"), h("th.gmw-src", "line", scope="col"), *heads)
-    caption = h("caption.gmw-h", listing.caption)
-    return h("div.gmw-w", h("table.gmw-t.gmw-li", caption, h("thead", head), *bodies))
-
-
-def _list_listing_cells(row: ListingRow) -> list[Html]:
-    band = f".gmw-k{row.band}" if row.band else ""
-    number = h(f"td.gmw-ix{band}", row.number)
-    return [number, _render_source(row), *map(_render_amount, row.amounts)]
-
-
-def _render_source(row: ListingRow) -> Html:
-    if row.kind == "line":
-        shown = cut_words(row.text.rstrip().expandtabs(_TAB_SIZE), _MAX_SOURCE_WIDTH)
-        code = h("code.gmw-cs", shown, dir="auto")
-        if row.calls:
-            code = h("details", h("summary", code))
-        title = shown.strip() if len(shown) > _LONG_SOURCE_WIDTH else None
-        return h("th.gmw-src", code, scope="row", title=title)
-    text: Html | str = row.text
-    if row.kind == "call":
-        text = h("code", text)
-    elif row.kind == "words":
-        text = h("span.gmw-m", text)
-    if row.detail:
-        text = join_html([text, " ", h("span.gmw-m", row.detail)])
-    if row.level:
-        text = indent(join_html([text]), row.level)
-    return h("th.gmw-src.gmw-wd", text, scope="row")
-
-
-def _render_amount(cell: Cell) -> Html:
-    bar = render_share(cell.share, "gmw-ly") if cell.share is not None else None
-    return h(f"td.gmw-r{'.gmw-m' * (cell.tone == 'muted')}", bar, cell.text)

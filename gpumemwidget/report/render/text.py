@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 import unicodedata
 from collections.abc import Iterable
+from dataclasses import replace
 
 from gpumemwidget.report.render.blocks import (
     Block,
@@ -17,8 +18,6 @@ from gpumemwidget.report.render.blocks import (
     Fold,
     Heading,
     Line,
-    Listing,
-    ListingRow,
     Note,
     Options,
     Picture,
@@ -35,7 +34,6 @@ _LISTING_WIDTH = 100
 _GAP = "  "
 #: Minimum number of columns of a table's last column.
 _MIN_LAST_WIDTH = 12
-_TAB_SIZE = 4
 
 
 def render_text(blocks: Iterable[Block]) -> str:
@@ -61,8 +59,6 @@ def _render_block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
             return block.to_text()
         case Table():
             return render_table(block)
-        case Listing():
-            return _render_listing(block)
         case Note():
             return fill_text(_join_mark(block.mark, clean(block.text)))
         case Heading():
@@ -171,6 +167,8 @@ def cut_middle(text: str, width: int) -> str:
 
 def render_table(table: Table) -> str:
     """Return a table as lines; columns without a title have no header."""
+    if table.opens:
+        table = _put_source_last(table)
     columns = table.columns
     # Cells that a row shares with the row above it are left blank.
     blanks = (Cell(""),) * table.n_shared
@@ -183,7 +181,8 @@ def render_table(table: Table) -> str:
         )
         for index, column in enumerate(columns[:n_fixed])
     ]
-    last_width = max(_WIDTH - sum(widths) - len(_GAP) * n_fixed, _MIN_LAST_WIDTH)
+    width = _LISTING_WIDTH if table.opens else _WIDTH
+    last_width = max(width - sum(widths) - len(_GAP) * n_fixed, _MIN_LAST_WIDTH)
     header = tuple(Cell(column.title) for column in columns)
     lines = [clean(table.caption)] if table.caption_is_seen else []
     for row in ([header] if any(column.title for column in columns) else []) + rows:
@@ -197,8 +196,22 @@ def render_table(table: Table) -> str:
     return "\n".join(lines)
 
 
+def _put_source_last(table: Table) -> Table:
+    n_amounts = len(table.columns) - 2
+    blank = (Cell(""),) * n_amounts
+    index, source, *amounts = table.columns
+    groups = tuple(
+        tuple((*(*row[2:], *blank)[:n_amounts], *row[:2]) for row in group)
+        for group in table.groups
+    )
+    columns = (*amounts, index, replace(source, last="cut"))
+    return replace(table, columns=columns, groups=groups)
+
+
 def _show(cell: Cell, column: Column) -> str:
     indent = "  " * cell.level
+    if cell.level and column.kind == "source":
+        indent += "> "
     shown = indent + _join_mark(cell.mark, clean(cell.text))
     if column.fold is None or _measure(shown) <= column.fold:
         return shown
@@ -215,46 +228,15 @@ def _render_row(
     for cell, column, width in zip(row, columns, (*widths, last_width), strict=False):
         shown = _show(cell, column)
         if column.last == "cut":
-            fields.append(cut(shown, width))
+            fields.append(_join_detail(shown, clean(cell.detail), width))
         elif column.last == "wrap":
             first, *rest = textwrap.wrap(shown, width, break_on_hyphens=False) or [""]
             fields.append(first)
         else:
             blank = " " * (width - _measure(shown))
-            fields.append(blank + shown if column.kind == "number" else shown + blank)
+            fields.append(blank + shown if column.kind in ("number", "index") else shown + blank)
     hanging = " " * (sum(widths) + len(_GAP) * len(widths))
     return [_GAP.join(fields).rstrip(), *(hanging + line for line in rest)]
-
-
-# -- Source beside its amounts ---------------------------------------------------------------------
-
-
-def _render_listing(listing: Listing) -> str:
-    """Return the numbers first and the source last, which takes the room that is left."""
-    rows = [each for row in listing.rows for each in (row, *row.calls)]
-    shown = [("", listing.columns, "line", ""), *map(_show_listing_row, rows)]
-    number_width = max(len(number) for number, *_ in shown)
-    widths = [
-        max(1, *(len(amounts[index]) for _, amounts, *_ in shown if amounts))
-        for index in range(len(listing.columns))
-    ]
-    lines = []
-    for number, amounts, text, detail in shown:
-        cells = amounts or ("",) * len(widths)
-        fields = [amount.rjust(width) for amount, width in zip(cells, widths, strict=True)]
-        start = _GAP.join([*fields, number.rjust(number_width)]) + _GAP
-        lines.append((start + _join_detail(text, detail, _LISTING_WIDTH - len(start))).rstrip())
-    return "\n".join(lines)
-
-
-def _show_listing_row(row: ListingRow) -> tuple[str, tuple[str, ...], str, str]:
-    number = "" if row.number is None else str(row.number)
-    amounts = tuple(cell.text for cell in row.amounts)
-    if row.kind == "line":
-        text = clean(row.text.rstrip().expandtabs(_TAB_SIZE))
-    else:
-        text = ("  " * row.level + "> " if row.level else "") + clean(row.text)
-    return number, amounts, text, clean(row.detail)
 
 
 def _join_detail(text: str, detail: str, room: int) -> str:
