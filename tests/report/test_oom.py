@@ -8,22 +8,17 @@ from hypothesis import strategies as st
 
 from gpumemwidget.breakdowns.breakdown import build_oom_breakdown
 from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart
-from gpumemwidget.model.devices import ProcessUse, Reading
+from gpumemwidget.model.devices import ProcessUse
 from gpumemwidget.model.ooms import OomEvent, Remedy
-from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.model.releases import ReleasePlan, ReleaseReport
-from gpumemwidget.model.requests import ReleaseRequest
 from gpumemwidget.report.charts.bar import list_marks
 from gpumemwidget.report.oom import (
-    describe_cached,
     describe_released,
     judge_now,
     report_oom,
 )
 from gpumemwidget.report.wording.parts import name_part
+from tests.report.examples import MIB, make_release
 from tests.report.oom_examples import GIB, make_card, make_event, make_host_card
-
-MIB = 1024**2
 
 
 def _check_sums(parts: tuple[BreakdownPart, ...], whole: int | None) -> None:
@@ -191,36 +186,15 @@ def test_the_verdict_is_told_anew_when_a_remedy_was_used() -> None:
     )
 
 
-def _make_release(**changes: object) -> ReleaseReport:
-    plan = ReleasePlan(ReleaseRequest(("x",)), (), (), DeviceBytes((("cuda:0", 3 * GIB),)), 0, None)
-    values: dict[str, object] = {
-        "plan": plan,
-        "steps": (),
-        "before": (),
-        "after": (Reading("cuda:0", 2 * GIB, 4 * GIB),),
-        "allocated_freed_bytes": (("cuda:0", 3 * GIB - MIB),),
-        "reserved_freed_bytes": (),
-        **changes,
-    }
-    return ReleaseReport(**values)  # type: ignore[arg-type]
-
-
 def test_release_is_told_with_its_promise() -> None:
     """What was promised on the card, what was measured, what stands now."""
     way = Remedy("names", 3 * GIB, "at least")
+    report = make_release(remains=("y holds it too",))
 
-    told = describe_released(way, _make_release(remains=("y holds it too",)), "cuda:0")
+    line, remains = describe_released(way, report, "cuda:0")
 
-    assert told == (
-        "Freed 3.00 GiB on cuda:0 (predicted: at least 3.00 GiB). "
-        "Now 2.00 GiB allocated, 4.00 GiB reserved.",
-        ("y holds it too",),
+    assert line == (
+        "Freed 1.40 GiB on cuda:0 (predicted: at least 3.00 GiB). "
+        "Now 371.00 MiB allocated, 568.00 MiB reserved."
     )
-
-
-def test_cached_blocks_are_told_as_what_is_reserved() -> None:
-    """Their release does nothing to what is allocated."""
-    assert describe_cached("cuda:0", 5 * GIB, 4 * GIB) == (
-        "Gave back 1.00 GiB on cuda:0. Now 4.00 GiB reserved."
-    )
-    assert "can't be read" in describe_cached("cuda:0", None, 4 * GIB)
+    assert remains[-1] == "y holds it too"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import unicodedata
+from collections.abc import Callable
 from enum import EnumMeta
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -158,18 +160,6 @@ def test_any_cell(record: CellRecord, samples: list[Sample]) -> None:
     assert "\n" not in line.text
 
 
-@given(st.lists(_make(CellRecord), max_size=5), st.integers(0, 100))
-def test_any_ledger(records: list[CellRecord], dropped: int) -> None:
-    """The table of the cells."""
-    _check(report_ledger(records, dropped=dropped))
-
-
-@given(st.lists(_make(DeviceReport), max_size=5), st.lists(_make(str), max_size=3))
-def test_any_stat(devices: list[DeviceReport], notes: list[str]) -> None:
-    """The present."""
-    _check(report_stat(devices, notes))
-
-
 @given(_make(MemoryAccount), st.none() | st.integers(0, 4), st.none() | st.integers(1, 3))
 def test_any_account(account: MemoryAccount, levels: int | None, most: int | None) -> None:
     """The account of owners, opened or not, and its kinds."""
@@ -178,28 +168,23 @@ def test_any_account(account: MemoryAccount, levels: int | None, most: int | Non
     _check(report_stat([], account=account))
 
 
-@given(_make(Explanation))
-def test_any_explanation(explanation: Explanation) -> None:
-    """Why something is still there."""
-    _check(report_explanation(explanation))
-
-
-@given(_make(OomCard))
-def test_any_oom(card: OomCard) -> None:
-    """Why a cell ran out of memory."""
-    _check(report_oom(card))
-
-
-@given(_make(ReleasePlan))
-def test_any_plan(plan: ReleasePlan) -> None:
-    """A release before it happens."""
-    _check(report_plan(plan))
-
-
-@given(_make(ReleaseReport))
-def test_any_release(report: ReleaseReport) -> None:
-    """A release after it happened."""
-    _check(report_release(report))
+@pytest.mark.parametrize(
+    ("kind", "report"),
+    [
+        (tuple[CellRecord, ...], report_ledger),
+        (tuple[DeviceReport, ...], report_stat),
+        (Explanation, report_explanation),
+        (OomCard, report_oom),
+        (ReleasePlan, report_plan),
+        (ReleaseReport, report_release),
+    ],
+)
+@given(st.data())
+def test_any_other_record(
+    kind: object, report: Callable[[Any], Report], data: st.DataObject
+) -> None:
+    """Of each kind that a report is made of."""
+    _check(report(data.draw(_make(kind))))
 
 
 @given(st.lists(st.integers(min_value=0, max_value=2**50), min_size=4, max_size=4))
