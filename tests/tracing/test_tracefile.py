@@ -10,23 +10,7 @@ from typing import Any
 import pytest
 
 from gpumemwidget.errors import FileError
-from gpumemwidget.model.cells import CellDevice, CellRecord, Span
-from gpumemwidget.model.traces import (
-    Call,
-    CellTrace,
-    DeviceTrace,
-    HostLine,
-    HostLines,
-    Layer,
-    LineUse,
-    NoteKind,
-    Origin,
-    PeakPart,
-    SourceLine,
-    SourceUnit,
-    Timeline,
-    TraceNote,
-)
+from gpumemwidget.model.traces import CellTrace
 from gpumemwidget.tracing.trace_file import (
     check_target,
     format_trace,
@@ -34,67 +18,17 @@ from gpumemwidget.tracing.trace_file import (
     read_trace,
     write_trace,
 )
-
-_USE = LineUse(10, 2, -3, 4, 9)
+from tests.report.trace_examples import make_host_trace, make_hostile_trace
 
 
 def _make_trace() -> CellTrace:
-    inner = Call("relu", "/lib/torch.py", 7, _USE, module="h.3.mlp")
-    call = Call("forward", "train.py", 3, _USE, calls=(inner,))
-    device = DeviceTrace(
-        device="cuda:0",
-        allocated=Span(1, 2, 30),
-        reserved=Span(1, None, None),
-        peak_is="exact",
-        timeline=Timeline(
-            times_s=(0.0, 0.5, 1.25),
-            allocated_bytes=(1, 30, 2),
-            reserved_bytes=(1, None, 40),
-            layers=(
-                Layer(Origin.BEFORE_CELL, "", None, None, (1, 1, 1)),
-                Layer(Origin.LINE, "x = f()", "In[7]", 2, (0, 29, 1)),
-            ),
-            peak=1,
-            n_moments=900,
-        ),
-        units=(
-            SourceUnit(
-                "In[7]",
-                "/tmp/7.py",
-                "cell",
-                (SourceLine(1, "# größe \ud800"), SourceLine(2, "x = f()", _USE, (call,))),
-            ),
-        ),
-        before=_USE,
-        unplaced=_USE,
-        peak=(PeakPart(Origin.LINE, "In[7]", 2, "freed since", None, 29, 1),),
-        n_events=1000,
-        complete_since_s=0.25,
-        notes=(TraceNote(NoteKind.PEAK_NOT_IN_EVENTS, "", 29, 1, 0.5),),
+    """A trace with text of all kinds, two devices and the host."""
+    trace = make_hostile_trace()
+    (device,) = trace.devices
+    devices = (device, dataclasses.replace(device, timeline=None))
+    return dataclasses.replace(
+        trace, devices=devices, host=make_host_trace().host, notes=("größe \ud800",)
     )
-    record = CellRecord(
-        execution_count=7,
-        cell_id=None,
-        first_line="x = f()",
-        started_at=1_800_000_000.5,
-        start_s=10.0,
-        duration_s=1.5,
-        status="error",
-        devices=(CellDevice("cuda:0", Span(1, 2, 30), Span(1, 1, 1), "at least", 0, None),),
-    )
-    host = HostLines(
-        name="In[7]",
-        filename="/tmp/7.py",
-        kind="cell",
-        lines=(HostLine(1, "x = f()", -3),),
-        before_bytes=10,
-        after_bytes=20,
-        outside_bytes=3,
-        unread_bytes=10,
-        unread_lines=(1,),
-        n_readings=5,
-    )
-    return CellTrace(record, (device, dataclasses.replace(device, timeline=None)), host, ("why",))
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -162,7 +96,7 @@ def _change(path: str, value: Any) -> Any:
         ("trace.devices", {}, "trace.devices is no list"),
         ("trace.devices.0.n_events", True, "trace.devices[0].n_events is no number"),
         ("trace.devices.0.timeline.times_s", [0, 1], "columns of different lengths"),
-        ("trace.devices.0.timeline.times_s", [0, 2, 1], "goes back in time"),
+        ("trace.devices.0.timeline.times_s", [0, 2, 1, 3], "goes back in time"),
         ("trace.devices.0.peak.0.kind", "odd", "peak[0].kind is none of what it may be"),
     ],
 )
@@ -193,7 +127,7 @@ def test_other_files_are_refused_in_one_line(content: bytes, tmp_path: Path) -> 
 def test_calls_without_end_are_refused() -> None:
     """A file of somebody's may lie as deep as it likes."""
     data = json.loads(format_trace(_make_trace()))
-    use = data["trace"]["devices"][0]["units"][0]["lines"][1]
+    use = data["trace"]["devices"][0]["units"][0]["lines"][0]
     for _ in range(300):
         use["calls"] = [{**use["calls"][0], "calls": use["calls"]}]
 
