@@ -35,18 +35,6 @@ def test_the_python_api_has_every_public_function() -> None:
     assert sorted(documented) == sorted(gpumemwidget.__all__)
 
 
-def test_every_module_says_why_it_exists() -> None:
-    """The first thing in a module is its docstring."""
-    silent = [
-        path.relative_to(ROOT)
-        for path in PACKAGE.rglob("*.py")
-        if path.read_text(encoding="utf-8").strip()
-        and not path.read_text(encoding="utf-8").startswith('"""')
-    ]
-
-    assert silent == []
-
-
 def test_ci_runs_the_readmes_test_command() -> None:
     """The script finds the one command in the README; the slow tests run after it."""
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")

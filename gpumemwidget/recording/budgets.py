@@ -132,16 +132,16 @@ def _check_room(n_bytes: int, device: str | None, reports: tuple[DeviceReport, .
     Raises:
         BadInputError: the device has less memory, or every GPU has.
     """
-    infos = [report.info for report in reports]
-    if device is None:
-        infos = [info for info in infos if info.device != HOST]
-    else:
-        infos = [info for info in infos if info.device == device]
+    infos = [
+        report.info
+        for report in reports
+        if (report.info.device != HOST if device is None else report.info.device == device)
+    ]
     # A device whose total is not known may have as much.
-    largest = max(infos, key=lambda info: info.total_bytes or n_bytes, default=None)
-    total_bytes = None if largest is None else largest.total_bytes
-    if largest is not None and total_bytes is not None and n_bytes > total_bytes:
+    totals = {info.device: info.total_bytes or n_bytes for info in infos}
+    largest = max(totals, key=totals.__getitem__, default=None)
+    if largest is not None and n_bytes > totals[largest]:
         raise BadInputError(
-            f"{largest.device} has {format_bytes(total_bytes)}, and {format_bytes(n_bytes)} is "
+            f"{largest} has {format_bytes(totals[largest])}, and {format_bytes(n_bytes)} is "
             "more: give less, or off for no budget"
         )

@@ -268,14 +268,6 @@ class TestFailure:
             "Diary.on_cell_ended failed: ZeroDivisionError: ended",
         ]
 
-    def test_a_message_is_shown_once(self, session: Session) -> None:
-        """Whoever reports it."""
-        session.monitor.report_failure("NVML is gone")
-        session.monitor.report_failure("NVML is gone")
-        session.monitor.report_failure("so is the rest")
-
-        assert session.failures == ["NVML is gone", "so is the rest"]
-
     def test_a_failure_that_cannot_be_shown_is_logged(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
