@@ -43,11 +43,11 @@ _COLUMNS = (
     Column("share"),
     Column("what it is, and what can be done", "words", last="wrap"),
 )
-_ON_DEVICES = "on devices"
+#: The third is left out if no child is on a device.
 _CHILD_COLUMNS = (
     Column("pid"),
     Column("resident"),
-    Column(_ON_DEVICES, "words"),
+    Column("on devices", "words"),
     Column("process", "words", last="wrap"),
 )
 
@@ -67,7 +67,7 @@ def report_breakdown(
             blocks.append(_fold_map(segment_map))
     if not breakdowns:
         blocks.append(Note("There is no device with a known total."))
-    blocks.extend(_list_children(children, breakdowns))
+    blocks.extend(_list_children(children))
     told = {note for breakdown in breakdowns for note in list_breakdown_notes(breakdown)}
     blocks.extend(Note(note, tone="warn") for note in notes if note not in told)
     return Report(tuple(blocks))
@@ -138,24 +138,18 @@ def _fold_map(segment_map: SegmentMap) -> Fold:
     return Fold(runs, (plot_segments(segment_map),))
 
 
-def _list_children(
-    children: Sequence[ChildProcess], breakdowns: Sequence[Breakdown]
-) -> Iterator[Block]:
+def _list_children(children: Sequence[ChildProcess]) -> Iterator[Block]:
     if not children:
         return
-    gpus = [breakdown for breakdown in breakdowns if breakdown.device != HOST]
-    has_devices = bool(gpus) or any(child.devices for child in children)
-    # If a child can't be told from other processes, nobody knows on which devices it is.
-    nowhere = UNKNOWN if any(breakdown.may_hide_children for breakdown in gpus) else "none"
     ordered = sorted(children, key=_weigh_child)
-    columns = [each for each in _CHILD_COLUMNS if has_devices or each.title != _ON_DEVICES]
-    rows = [
-        _list_child_cells(child, nowhere if has_devices else None)
-        for child in ordered[:_MAX_CHILDREN]
-    ]
+    rows = [_list_child_cells(child) for child in ordered[:_MAX_CHILDREN]]
+    columns = _CHILD_COLUMNS
+    if not any(child.devices for child in children):
+        columns = (*columns[:2], *columns[3:])
+        rows = [(*row[:2], *row[3:]) for row in rows]
     yield Table(
         caption="This notebook's children",
-        columns=tuple(columns),
+        columns=columns,
         groups=(tuple(rows),),
         caption_is_seen=True,
     )
@@ -171,11 +165,10 @@ def _weigh_child(child: ChildProcess) -> tuple[int, int, int]:
     return -on_devices, -(child.resident_bytes or 0), child.pid
 
 
-def _list_child_cells(child: ChildProcess, nowhere: str | None) -> tuple[Cell, ...]:
+def _list_child_cells(child: ChildProcess) -> tuple[Cell, ...]:
     devices = ", ".join(
         f"{device} {UNKNOWN if n_bytes is None else format_bytes(n_bytes)}"
         for device, n_bytes in child.devices
     )
-    shown = Cell(devices or nowhere or "", tone="plain" if devices else "muted")
-    where = (shown,) if nowhere is not None else ()
-    return (Cell(str(child.pid)), bytes_cell(child.resident_bytes), *where, Cell(child.name))
+    resident = bytes_cell(child.resident_bytes)
+    return (Cell(str(child.pid)), resident, Cell(devices), Cell(child.name))

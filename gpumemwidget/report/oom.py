@@ -128,7 +128,7 @@ def report_oom(card: OomCard, *, name: str = "") -> Report:
         blocks.append(_tabulate_owners(card))
     if card.ways:
         ways = [_describe_way(way, event) for way in sort_ways(card.ways)]
-        blocks.append(Options(_name_ways(event), tuple(ways)))
+        blocks.append(Options("What you can do", tuple(ways)))
     if card.n_caught:
         errors = count(card.n_caught, "out-of-memory error")
         blocks.append(Note(f"The cell's own code caught {errors} before this one."))
@@ -203,14 +203,6 @@ def _name_act(way: Remedy) -> str:
     if way.kind == "names":
         return f"Releasing {clean(join_words(list_some(way.names, _MAX_NAMES)))}"
     return _REMEDIES[way.kind][0]
-
-
-def _name_ways(event: OomEvent) -> str:
-    """Return the caption of the remedies: how much would be enough."""
-    missing = find_missing(event)
-    if missing is None or _is_hopeless(event):
-        return "What you can do"
-    return f"What you can do (any one that frees at least about {format_bytes(missing)} is enough)"
 
 
 def _describe_place(card: OomCard) -> tuple[Run, ...]:

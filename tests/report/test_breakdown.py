@@ -144,21 +144,6 @@ class TestBar:
             assert min(widths) >= 0
             assert sum(widths) == pytest.approx(100, abs=0.5)
 
-    def test_children_have_no_devices_where_there_are_none(self) -> None:
-        """``none`` is said where the driver has told who is there, else it is not known."""
-        child = ChildProcess(7, 1, "python rank.py", GIB)
-        hidden = BreakdownPart("rest", GIB, merged=("outside", "children", "others", "unlisted"))
-        gpu = make_untouched_breakdown()
-
-        on_host = report_breakdown([make_host_breakdown()], [child]).text
-        on_gpu = report_breakdown([gpu], [child]).text
-        in_container = report_breakdown([replace(gpu, parts=(hidden,))], [child]).text
-
-        assert "on devices" not in on_host
-        assert re.search(r"^  7  1\.00 GiB  python rank.py$", on_host, re.M)
-        assert re.search(r"^  7  1\.00 GiB  none        python rank.py$", on_gpu, re.M)
-        assert re.search(r"^  7  1\.00 GiB  —           python rank.py$", in_container, re.M)
-
     def test_of_many_children_it_is_said_that_there_are_more(self) -> None:
         """Those with most of devices first; beyond what was read nobody knows how many."""
         children = [ChildProcess(pid, 1, f"rank {pid}", pid) for pid in range(1, 257)]

@@ -17,8 +17,8 @@ from gpumemwidget.report.oom import (
     report_oom,
 )
 from gpumemwidget.report.wording.parts import name_part
-from tests.report.examples import MIB, make_release
-from tests.report.oom_examples import GIB, make_card, make_event, make_host_card
+from tests.report.examples import make_release
+from tests.report.oom_examples import GIB, make_card, make_event
 
 
 def _check_sums(parts: tuple[BreakdownPart, ...], whole: int | None) -> None:
@@ -122,23 +122,6 @@ def test_any_bar_adds_up(
 
     if breakdown is not None:
         _check_sums(breakdown.parts, event.device_total_bytes)
-
-
-def test_ways_say_how_much_would_do() -> None:
-    """What was asked for less the room that there was; nothing where that can't be told."""
-    limited = make_card(event=make_event(limit_bytes=68 * GIB + 100 * MIB))
-
-    assert (
-        "What you can do (any one that frees at least about 1.40 GiB is enough)\n"
-        in report_oom(make_card()).text
-    )
-    assert (
-        "What you can do (any one that frees at least about 1.90 GiB is enough)\n"
-        in report_oom(limited).text
-    )
-    assert "What you can do\n" in report_oom(make_host_card()).text
-    unknown = make_card(event=make_event(requested_bytes=None))
-    assert "What you can do\n" in report_oom(unknown).text
 
 
 @pytest.mark.parametrize(

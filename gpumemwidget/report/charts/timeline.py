@@ -252,16 +252,13 @@ class TimelineChart(Picture):
 
         Where SVG is stripped, the names of the bands and what they held at the peak remain.
         """
-        lost = None
-        if self.device.complete_since_s:
-            lost = join_html([h("span", "shaded: what came before is lost"), ""], " ")
         end = h("span", format_duration(self.duration_s))
         return h(
             "figure.gmw-tl",
             h("div.gmw-tp.gmw-pic", self._draw_peak()),
             h("div.gmw-ty.gmw-pic", self._draw_ticks()),
             h("div.gmw-tv.gmw-pic", self._draw_bands()),
-            h("div.gmw-tx.gmw-pic", h("span", "0 s"), " ", lost, end),
+            h("div.gmw-tx.gmw-pic", h("span", "0 s"), " ", end),
             self._render_legend(),
         )
 
@@ -308,11 +305,6 @@ class TimelineChart(Picture):
         reserved = draw([timeline.reserved_bytes[place] for place in kept])
         ticks = [round(_HEIGHT * y) for y, _ in self._list_ticks() if y < 1]
         peak_x = round(_WIDTH * self._place_time(timeline.times_s[timeline.peak]))
-        complete_s = self.device.complete_since_s
-        lost = None
-        if complete_s is not None:
-            lost_x = round(_WIDTH * self._place_time(complete_s))
-            lost = h("path.gmw-co", d=f"M0 0H{lost_x}V{_HEIGHT}H0z")
         names = ", ".join(f"{band.label} {format_bytes(n)}" for band, n in self._list_shown())
         peak = format_bytes(timeline.allocated_bytes[timeline.peak])
         return h(
@@ -322,7 +314,6 @@ class TimelineChart(Picture):
             h("g", join_html(reversed(paths), " ")),
             h("path.gmw-p", d=f"M{peak_x} 0V{_HEIGHT}"),
             h("path.gmw-v", d=reserved) if reserved else None,
-            lost,
             role="img",
             aria_label=f"{self.device.device} over the cell: peak {peak}; at the peak {names}",
             viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
