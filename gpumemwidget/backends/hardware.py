@@ -59,7 +59,8 @@ class Hardware:
     Args:
         backends: sources of counters, in the order in which their devices are shown.
         monitor: the source for whole devices; ``None`` where there is none.
-        processes: the source for processes; the monitor's, or the operating system, if not given.
+        processes: the source for processes; the operating system, if not given, or the monitor
+            where it describes the processes that it lists (a simulation, a recording).
     """
 
     def __init__(
@@ -71,9 +72,9 @@ class Hardware:
     ) -> None:
         self._backends = tuple(backends)
         self._monitor = monitor
-        if processes is None and monitor is not None:
-            processes = monitor.processes
-        self._processes = ProcessTree() if processes is None else processes
+        if processes is None:
+            processes = monitor if isinstance(monitor, ProcessSource) else ProcessTree()
+        self._processes = processes
         self._arrival: TorchImportHook | None = None
         self._lock = threading.Lock()
         self._closed = False

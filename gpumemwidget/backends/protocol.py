@@ -238,10 +238,6 @@ class DeviceMonitor(Protocol):
     def list_failures(self, device: str) -> tuple[str, ...]:
         """Return a sentence for each thing of the device that can't be read now."""
 
-    @property
-    def processes(self) -> ProcessSource | None:
-        """Whose pids these are; ``None``: the operating system's, here and now."""
-
     def take_notes(self) -> tuple[str, ...]:
         """Return sentences on what failed since the last call, each failure once."""
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpumemwidget.backends.protocol import Relation
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.devices import ChildProcess, DeviceInfo, DeviceUse
 from gpumemwidget.testing.gpus import SimulatedGpus
 from gpumemwidget.testing.torch_module import format_uuid
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 #: One part in so many of a GPU's memory is what a CUDA context takes.
 _CONTEXT_DIVISOR = 160
@@ -51,11 +47,6 @@ class StandInDriver:
     def close(self) -> None:
         """Tell of no device any more."""
         self.is_closed = True
-
-    @property
-    def processes(self) -> Self:
-        """Whose pids these are: those of the simulated or recorded processes."""
-        return self
 
     def describe(
         self, pids: Collection[int], *, are_ours: bool | None

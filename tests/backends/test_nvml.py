@@ -180,7 +180,6 @@ def test_who_computes_and_draws_is_there_once() -> None:
 
     assert monitor.list_processes("cuda:0") == ((3, 30), (5, None), (7, 70), (9, 90))
     assert monitor.list_failures("cuda:0") == ()
-    assert monitor.processes is None
 
 
 def test_processes_that_are_not_told_are_unknown() -> None:

@@ -62,8 +62,8 @@ class Stage:
         self.processes: dict[tuple[str, int], int] = {("cuda:0", NEIGHBOUR): 3000 * MIB}
         #: Devices that have fallen off the bus.
         self.lost: set[str] = set()
-        driver = _Driver(self)
-        self.hardware = Hardware([CudaBackend(self.torch), HostBackend()], driver)
+        backends = [CudaBackend(self.torch), HostBackend()]
+        self.hardware = Hardware(backends, _Driver(self), processes=_Processes())
 
     def set(self, put: Callable[[ModuleType, str, object], None] = setattr) -> None:
         """From now on this is the machine.
@@ -166,7 +166,6 @@ class _Driver:
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self.processes = _Processes()
 
     def list_infos(self) -> tuple[DeviceInfo, ...]:
         return tuple(

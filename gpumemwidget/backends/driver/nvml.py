@@ -24,7 +24,7 @@ from gpumemwidget.backends.driver.visible_devices import (
     number_gpus,
     strip_uuid,
 )
-from gpumemwidget.backends.protocol import ProcessesByBytes, ProcessSource
+from gpumemwidget.backends.protocol import ProcessesByBytes
 from gpumemwidget.failures import Notes
 from gpumemwidget.model.devices import DeviceInfo, DeviceUse
 
@@ -136,11 +136,6 @@ class NvmlMonitor:
             if gpu is None:
                 return ()
             return tuple(why for what, why in gpu.failures.items() if what != _BUSY)
-
-    @property
-    def processes(self) -> ProcessSource | None:
-        """``None``: the pids are the operating system's, or those outside of a container."""
-        return None
 
     def match(self, uuids: Mapping[str, str]) -> None:
         """Correct the numbering by what CUDA itself says of the devices that are in use."""
