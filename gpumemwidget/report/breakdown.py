@@ -44,7 +44,7 @@ _COLUMNS = (
     Column("what it is, and what can be done", "words", last="wrap"),
 )
 #: The third is left out if no child is on a device.
-_CHILD_COLUMNS = (
+_CHILD_COLUMNS: tuple[Column, ...] = (
     Column("pid"),
     Column("resident"),
     Column("on devices", "words"),
