@@ -99,25 +99,22 @@ class AcceleratorBackend(TouchedCounters):
         return stats
 
     def _describe_device(self, index: int) -> DeviceInfo:
-        device = self._name(index)
         info = self._infos.get(index)
         if info is None:
+            device = self._name(index)
             unknown = DeviceInfo(device, self.kind.upper(), None)
-            find = self._describe_mps if self.kind == "mps" else partial(self._describe_any, index)
-            info = self._infos[index] = self._ask(find, f"{device} has no name", unknown)
+            read = self._read_mps_info if self.kind == "mps" else partial(self._read_info, index)
+            info = self._infos[index] = self._ask(read, f"{device} has no name", unknown)
         return info
 
-    def _describe_mps(self) -> DeviceInfo:
+    def _read_mps_info(self) -> DeviceInfo:
         read_name = getattr(self._torch.backends.mps, "get_name", None)
+        name = "Apple GPU" if read_name is None else str(read_name())
         # Metal's recommended maximum: the memory is the machine's own.
         read_total = getattr(self._module, "recommended_max_memory", None)
-        return DeviceInfo(
-            device="mps:0",
-            name="Apple GPU" if read_name is None else str(read_name()),
-            total_bytes=None if read_total is None else int(read_total()),
-        )
+        return DeviceInfo("mps:0", name, None if read_total is None else int(read_total()))
 
-    def _describe_any(self, index: int) -> DeviceInfo:
+    def _read_info(self, index: int) -> DeviceInfo:
         properties = None
         if hasattr(self._module, "get_device_properties"):
             properties = self._module.get_device_properties(index)

@@ -32,12 +32,9 @@ Peaks = dict[Any, Any]
 #: Bindings of a kind of device, and those of the accelerator, whichever it is.
 _READERS = ("_{kind}_memoryStats", "_accelerator_getDeviceStats")
 _PEAK_RESETS = ("_{kind}_resetPeakMemoryStats", "_accelerator_resetPeakStats")
-_TOTAL_RESETS = ("_{kind}_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats")
 
 #: PyTorch's name for the devices of an extension that has given them none.
 _NO_EXTENSION = "privateuseone"
-
-_COUNTERS = ("num_alloc_retries", "num_ooms")
 
 
 def find_extension(bindings: Any) -> str | None:
@@ -64,8 +61,6 @@ class _Marks:
         #: The raw statistics from just before the span's reset: their current values are lower
         #: bounds too, until there is something better.
         self.stats_before_span: NestedStats = {}
-        #: Counts that the user's ``reset_accumulated_memory_stats`` wiped out.
-        self.counters: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
         #: True if somebody reset the peaks within the span without our seeing it.
         self.at_least = False
 
@@ -132,13 +127,10 @@ class PeakOverlay:
         with self._lock:
             if self._patch.is_applied:
                 return
-            for names, wrap in (
-                (_READERS, self._wrap_reader),
-                (_PEAK_RESETS, self._wrap_peak_reset),
-                (_TOTAL_RESETS, self._wrap_total_reset),
-            ):
-                for name, _ in self._list_bindings(names):
-                    self._patch.replace(self._bindings, name, wrap)
+            for name, _ in self._list_bindings(_READERS):
+                self._patch.replace(self._bindings, name, self._wrap_reader)
+            for name, _ in self._list_bindings(_PEAK_RESETS):
+                self._patch.replace(self._bindings, name, self._wrap_peak_reset)
 
     def _list_bindings(self, names: tuple[str, ...]) -> list[tuple[str, Callable[..., Any]]]:
         """Return the bindings of these names that exist, with their names."""
@@ -181,7 +173,7 @@ class PeakOverlay:
             # Remembered before the reset, so that an interrupt in between loses nothing.
             marks.prepare_span(stats)
             self._reset_peaks(device)
-        return self._add_counters(device, stats)
+        return stats
 
     def read(self, device: int) -> tuple[NestedStats, PeakIs]:
         """Return statistics with the span's peaks, and what these are."""
@@ -193,7 +185,7 @@ class PeakOverlay:
                 stats = copy.deepcopy(stats)
                 _raise_peaks(stats, marks.span_peaks)
             peak_is: PeakIs = "at least" if marks.at_least else "exact"
-        return self._add_counters(device, stats), peak_is
+        return stats, peak_is
 
     def read_as_user(self, device: int) -> NestedStats:
         """Return statistics as the user's own calls give them."""
@@ -209,12 +201,6 @@ class PeakOverlay:
         if marks is None:
             marks = self._marks[device] = _Marks()
         return marks
-
-    def _add_counters(self, device: int, stats: NestedStats) -> NestedStats:
-        counters = self._marks[device].counters
-        if any(counters.values()):
-            stats = {**stats, **{name: stats[name] + counters[name] for name in counters}}
-        return stats
 
     # -- in the place of torch._C's own ------------------------------------------------------------
 
@@ -240,21 +226,6 @@ class PeakOverlay:
                 marks.prepare_user_reset(self._read_stats(device))
                 original(*args)
                 marks.finish_user_reset(self._read_stats(device))
-
-        return reset
-
-    def _wrap_total_reset(self, original: Callable[..., None]) -> Callable[..., None]:
-        def reset(*args: Any) -> None:
-            with self._lock:
-                device = _device_of(args)
-                if device < 0:
-                    original(*args)
-                    return
-                stats = self._read_stats(device)
-                original(*args)
-                counters = self._marks_of(device).counters
-                for name in counters:
-                    counters[name] += stats.get(name, 0)
 
         return reset
 

@@ -272,41 +272,22 @@ def _refuse(*_args: object) -> None:
     raise TypeError("its own words")
 
 
-class TestCudaBackend:
-    """The backend over a simulated allocator."""
+def test_allocator_without_statistics_is_unknown_and_said_once() -> None:
+    """A pluggable allocator refuses statistics: nothing is known, and one sentence says so."""
+    allocator = SimulatedGpus()
+    allocator.touch(0)
+    torch = simulate_torch(allocator)
 
-    def test_accumulated_counts_outlive_the_users_reset(self) -> None:
-        """OOMs of a cell are a difference of totals, which the user may set to 0 in between."""
-        allocator = SimulatedGpus()
-        torch = simulate_torch(allocator)
-        backend = CudaBackend(torch)
-        allocator.oom()
-        (before,) = backend.start_span()
+    def refuse(_device: int) -> Any:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.\nmore")
 
-        allocator.oom()
-        torch._C._cuda_resetAccumulatedMemoryStats(0)
-        allocator.oom()
+    torch._C._cuda_memoryStats = refuse
+    backend = CudaBackend(torch)
 
-        (after,) = backend.end_span()
-        assert (before.num_ooms, after.num_ooms) == (1, 3)
-        assert torch._C._cuda_memoryStats(0)["num_ooms"] == 1
+    readings = (*backend.start_span(), *backend.read(), *backend.end_span())
 
-    def test_allocator_without_statistics_is_unknown_and_said_once(self) -> None:
-        """A pluggable allocator refuses statistics: nothing is known, and one sentence says so."""
-        allocator = SimulatedGpus()
-        allocator.touch(0)
-        torch = simulate_torch(allocator)
-
-        def refuse(_device: int) -> Any:
-            raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.\nmore")
-
-        torch._C._cuda_memoryStats = refuse
-        backend = CudaBackend(torch)
-
-        readings = (*backend.start_span(), *backend.read(), *backend.end_span())
-
-        assert {reading.allocated_bytes for reading in readings} == {None}
-        assert {reading.peak_is for reading in readings} == {None}
-        (note,) = backend.take_notes()
-        assert note.startswith("cuda:0 gives no counters: CUDAPluggableAllocator")
-        assert backend.take_notes() == ()
+    assert {reading.allocated_bytes for reading in readings} == {None}
+    assert {reading.peak_is for reading in readings} == {None}
+    (note,) = backend.take_notes()
+    assert note.startswith("cuda:0 gives no counters: CUDAPluggableAllocator")
+    assert backend.take_notes() == ()

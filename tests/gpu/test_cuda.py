@@ -137,7 +137,7 @@ print(len(names), "restored")
 
 
 def test_oom_is_counted_and_harms_nothing() -> None:
-    """An OOM in a cell is an error with its count, and the next cell is recorded as ever."""
+    """An OOM in a cell is an error with its count; who resets the counts makes them unknown."""
     out = run_python(
         SHELL
         + """
@@ -150,7 +150,7 @@ print(monitor.ledger[-1].status, devices()["cuda:0"].num_ooms)
 """
     )
 
-    assert out.splitlines()[-2:] == ["error 1 1", "ok 0"]
+    assert out.splitlines()[-2:] == ["error 1 1", "ok None"]
 
 
 def test_current_device_and_rng_are_untouched() -> None:

@@ -16,7 +16,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
-from gpumemwidget.failures import describe_exception
+from gpumemwidget.failures import Notes, describe_exception
 from gpumemwidget.model.segments import Frame
 from gpumemwidget.model.traces import CallMark
 
@@ -54,7 +54,7 @@ class CallRecorder:
         self._calls: list[_Call] = []
         #: Calls that run, the outermost first, by their threads.
         self._running: dict[int, list[_Call]] = {}
-        self._notes: list[str] = []
+        self._notes = Notes()
 
     def start(self) -> None:
         """Begin now, or when the user imports torch."""
@@ -89,8 +89,7 @@ class CallRecorder:
 
     def take_notes(self) -> tuple[str, ...]:
         """Return sentences on what could not be recorded, each once."""
-        notes, self._notes = tuple(self._notes), []
-        return notes
+        return self._notes.take()
 
     # -- On and off --------------------------------------------------------------------------------
 
@@ -99,7 +98,7 @@ class CallRecorder:
         free = [tool for tool in _TOOLS if self._monitoring.get_tool(tool) is None]
         if not codes or not free:
             why = "other tools use sys.monitoring" if codes else "this PyTorch has other ones"
-            self._notes.append(f"calls of modules and of backward are not seen: {why}")
+            self._notes.add(f"calls of modules and of backward are not seen: {why}")
             return
         self._codes = codes
         self._tool = free[0]
@@ -144,9 +143,7 @@ class CallRecorder:
         return None
 
     def _fail(self, exc: Exception) -> None:
-        note = f"calls of modules are not seen: {describe_exception(exc)}"
-        if note not in self._notes:
-            self._notes.append(note)
+        self._notes.add(f"calls of modules are not seen: {describe_exception(exc)}")
 
     def _begin(self, frame: FrameType, code: CodeType) -> Any:
         if len(self._calls) >= self._n_marks:
