@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pynvml
@@ -324,23 +323,6 @@ def test_a_library_that_does_not_start_is_told_once(
     assert all(str(told) in note for note in notes)
     library.init_error = None
     assert monitor.list_infos() == ()
-
-
-@pytest.mark.parametrize("has_driver", [False, True])
-def test_the_binding_may_be_missing(
-    has_driver: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without nvidia-ml-py there are no devices; with a driver, a sentence names it."""
-    driver = tmp_path / "version"
-    if has_driver:
-        driver.write_text("NVRM version: 1")
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    monitor = NvmlMonitor(driver=driver)
-
-    assert monitor.list_infos() == ()
-    assert [("pip install nvidia-ml-py" in note) for note in monitor.take_notes()] == (
-        [True] if has_driver else []
-    )
 
 
 # -- Care -------------------------------------------------------------------------------------

@@ -58,7 +58,8 @@ _OTHER_LISTS = (
 #: The question of how busy a device is, which MIG instances don't answer; its memory is known then.
 _BUSY = "utilisation"
 _NO_LIBRARY = (
-    "Whole-device figures are missing: the NVIDIA driver is loaded, but {what} is not found{hint}."
+    "Whole-device figures are missing: the NVIDIA driver is loaded, but its library libnvidia-ml"
+    " is not found (a container needs the driver capability 'utility')."
 )
 
 
@@ -159,11 +160,9 @@ class NvmlMonitor:
             self._gpus = self._instances = ()
             self._mapped = {}
             if was_open:
-                try:
+                # Somebody else may have shut the library down already.
+                with contextlib.suppress(self._library.NVMLError):
                     self._library.nvmlShutdown()
-                except self._library.NVMLError:
-                    # Somebody else has shut the library down already.
-                    return
 
     # -- The library --------------------------------------------------------------------------
 
@@ -171,21 +170,13 @@ class NvmlMonitor:
         self._state = "failed"
         if self._library is None:
             self._library = _import_library()
-        if self._library is None:
-            if self._driver.exists():
-                hint = ": pip install nvidia-ml-py"
-                self._notes.add(
-                    _NO_LIBRARY.format(what="the Python package nvidia-ml-py", hint=hint)
-                )
-            return
         try:
             self._library.nvmlInit()
         except self._library.NVMLError as error:
             if error.value != _LIBRARY_NOT_FOUND:
                 self._notes.add(f"Whole-device figures are missing: {_explain(error)}.")
             elif self._driver.exists():
-                hint = " (a container needs the driver capability 'utility')"
-                self._notes.add(_NO_LIBRARY.format(what="its library libnvidia-ml", hint=hint))
+                self._notes.add(_NO_LIBRARY)
             return
         self._state = "open"
         self._gpus = tuple(self._list_gpus())
@@ -314,13 +305,10 @@ class NvmlMonitor:
 
 
 def _import_library() -> Any:
-    try:
-        with warnings.catch_warnings():
-            # The abandoned package "pynvml" beside nvidia-ml-py warns of itself; it does no harm.
-            warnings.simplefilter("ignore", FutureWarning)
-            import pynvml  # noqa: PLC0415 - not before it is needed
-    except ImportError:
-        return None
+    with warnings.catch_warnings():
+        # The abandoned package "pynvml" beside nvidia-ml-py warns of itself; it does no harm.
+        warnings.simplefilter("ignore", FutureWarning)
+        import pynvml  # noqa: PLC0415 - not before it is needed
     return pynvml
 
 
