@@ -116,27 +116,7 @@ class Ledger:
         Raises:
             GpuMemError: pandas is not installed.
         """
-        try:
-            import pandas as pd  # noqa: PLC0415 - optional, and half a second to import
-        except ImportError:
-            raise GpuMemError(
-                "pandas is not installed, so there is no DataFrame: "
-                'pip install "gpumemwidget[parquet]", or take ledger.to_rows()'
-            ) from None
-        types = {
-            "integer": "Int64",
-            "number": "float64",
-            "text": "string",
-            "time": "datetime64[us, UTC]",
-            "flag": "boolean",
-        }
-        rows = self.to_rows()
-        return pd.DataFrame(
-            {
-                name: pd.Series([row[name] for row in rows], dtype=types[kind])
-                for name, kind in COLUMNS.items()
-            }
-        )
+        return _build_table(self.to_rows())
 
     def export(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write the same rows to a file: ``.csv``, ``.json`` or ``.parquet``, by its suffix.
@@ -204,6 +184,29 @@ def _build_row(record: CellRecord, device: CellDevice | None) -> Row:
     return row
 
 
+def _build_table(rows: Sequence[Row]) -> pd.DataFrame:
+    try:
+        import pandas as pd  # noqa: PLC0415 - optional, and half a second to import
+    except ImportError:
+        raise GpuMemError(
+            "pandas is not installed, so there is no DataFrame: "
+            'pip install "gpumemwidget[parquet]", or take ledger.to_rows()'
+        ) from None
+    types = {
+        "integer": "Int64",
+        "number": "float64",
+        "text": "string",
+        "time": "datetime64[us, UTC]",
+        "flag": "boolean",
+    }
+    return pd.DataFrame(
+        {
+            name: pd.Series([row[name] for row in rows], dtype=types[kind])
+            for name, kind in COLUMNS.items()
+        }
+    )
+
+
 def _replace_surrogates(row: Row) -> Row:
     """Replace surrogates that belong to no pair: they can't be written as UTF-8."""
     return {
@@ -229,24 +232,14 @@ def _encode_json(rows: Sequence[Row]) -> bytes:
 
 
 def _encode_parquet(rows: Sequence[Row]) -> bytes:
-    try:
-        import pyarrow as pa  # noqa: PLC0415 - optional, and slow to import
-        from pyarrow import parquet  # noqa: PLC0415
-    except ImportError:
-        raise FileError(
-            'pyarrow is not installed, and Parquet needs it: pip install "gpumemwidget[parquet]", '
-            "or export to .csv or .json"
-        ) from None
-    types = {
-        "integer": pa.int64(),
-        "number": pa.float64(),
-        "text": pa.string(),
-        "time": pa.timestamp("us", tz="UTC"),
-        "flag": pa.bool_(),
-    }
-    schema = pa.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
     buffer = io.BytesIO()
-    parquet.write_table(pa.Table.from_pylist(list(rows), schema=schema), buffer)
+    try:
+        _build_table(rows).to_parquet(buffer, engine="pyarrow", index=False)
+    except (ImportError, GpuMemError):
+        raise FileError(
+            "Parquet needs pandas and pyarrow, which are not both installed: "
+            'pip install "gpumemwidget[parquet]", or export to .csv or .json'
+        ) from None
     return buffer.getvalue()
 
 

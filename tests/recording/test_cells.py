@@ -220,25 +220,7 @@ class TestPartial:
 
 
 class TestFailure:
-    """The hardware did not answer at one end or at both."""
-
-    def test_a_failed_start_leaves_the_ends(self) -> None:
-        """No device counts from 0, new or not."""
-        record = record_of(make_cell(start_failed=True), gpu(30, peak=70), host(5))
-
-        assert [device.allocated for device in record.devices] == [
-            Span(None, 30, None),
-            Span(None, 5, None),
-        ]
-
-    def test_a_failed_end_leaves_the_starts(self) -> None:
-        """Each device of the start is there, with an unknown end."""
-        record = build_record(make_cell(gpu(30), host(5)), None, end_s=12.5, status="ok")
-
-        assert [device.allocated for device in record.devices] == [
-            Span(30, None, None),
-            Span(5, None, None),
-        ]
+    """The hardware answered at neither end; ``test_monitor`` has each end alone."""
 
     def test_where_both_failed_the_known_devices_stand(self) -> None:
         """The ledger has no hole, only unknown figures."""

@@ -294,17 +294,18 @@ class TestPaths:
         with pytest.raises(FileError, match="Permission denied; choose another place"):
             ledger.export(tmp_path / "cells.csv")
 
-    def test_without_pyarrow_says_how_to_get_it(
-        self, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("package", ["pandas", "pyarrow"])
+    def test_without_packages_says_how_to_get_them(
+        self, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
     ) -> None:
         """One line with the command, and the formats that need nothing."""
-        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        monkeypatch.setitem(sys.modules, package, None)
 
         with pytest.raises(FileError) as error:
             ledger.export(tmp_path / "cells.parquet")
 
         assert str(error.value) == (
-            'pyarrow is not installed, and Parquet needs it: pip install "gpumemwidget[parquet]", '
-            "or export to .csv or .json"
+            "Parquet needs pandas and pyarrow, which are not both installed: "
+            'pip install "gpumemwidget[parquet]", or export to .csv or .json'
         )
         assert list_names(tmp_path) == []
