@@ -48,13 +48,3 @@ def test_what_is_saved_is_small(name: str) -> None:
     sizes = [len(json.dumps(each._repr_mimebundle_())) for each in pieces]
 
     assert sum(sizes) < 120_000
-
-
-def test_source_of_a_training_loop_is_told() -> None:
-    """The line that called a function of an earlier cell, and in that cell the lines themselves."""
-    text = report_trace(_trace("training"), []).text
-
-    assert "  2      step(data, target)\n" in text
-    assert "In[1] · " in text
-    assert " allocated by functions defined there, " in text
-    assert "loss.backward()" in text

@@ -91,30 +91,14 @@ def test_a_plan_that_frees_nothing_has_the_command_that_does() -> None:
 
 def test_release_leaves_out_noise() -> None:
     """Of what was not planned, less than 1 KiB is our own: it is 0, and no rise."""
-    step = ReleaseStep(
-        ReleaseStepKind.COLLECT,
-        "done",
-        StepResult(),
-        (("host", -352), ("cuda:0", -2048)),
-        (("host", 96),),
-    )
-    planned = ReleaseStep(
-        ReleaseStepKind.UNBIND,
-        "done",
-        StepResult(names=("x",)),
-        (("host", 40),),
-        (),
-        0.0,
-        DeviceBytes((("host", 40),)),
-    )
-    quiet = dataclasses.replace(
-        make_release(),
-        steps=(dataclasses.replace(step, allocated_freed_bytes=(("host", -352),)),),
-        allocated_freed_bytes=(("host", -352),),
-        reserved_freed_bytes=(),
-    )
+    noise = (("host", -352),)
+    few = DeviceBytes((("host", 40),))
+    kinds, done = ReleaseStepKind, StepResult()
+    unbind = ReleaseStep(kinds.UNBIND, "done", done, few.by_device, planned_bytes=few)
+    collect = ReleaseStep(kinds.COLLECT, "done", done, (*noise, ("cuda:0", -2048)), (("host", 96),))
+    quiet = make_release(steps=(), allocated_freed_bytes=noise, reserved_freed_bytes=())
 
-    text = report_release(dataclasses.replace(quiet, steps=(planned, step))).text
+    text = report_release(dataclasses.replace(quiet, steps=(unbind, collect))).text
 
     assert "352 B" not in text
     assert "96 B" not in text

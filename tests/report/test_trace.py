@@ -71,17 +71,6 @@ def test_tabs_and_wide_letters_keep_their_places() -> None:
     assert 'white-space:pre">    x = &#x27;🤗&#x27; * 1000</code>' in report.html
 
 
-def test_a_long_line_is_cut() -> None:
-    """At the width of the text; the HTML carries no more than a person reads under the pointer."""
-    trace = make_trace(make_lines_device([("x = " + "1 + " * 1250, use(1))]))
-
-    report = report_trace(trace, [])
-
-    assert max(map(len, report.text.split("\n"))) <= 100
-    assert "1 + 1 + 1" in report.text
-    assert report.html.count("1 + ") < 150
-
-
 def test_as_many_lines_as_are_asked_for_are_shown() -> None:
     """Those that held the most; the others together, with their sum."""
     uses = [(f"x{n}", use(n)) for n in (1, 2, 16, 4, 32)]

@@ -193,22 +193,15 @@ def make_hostile_trace() -> CellTrace:
         ("    " * 30 + "deep = 1", None),
     ]
     device = make_lines_device(sources, notes=(TraceNote(NoteKind.MESSAGE, HOSTILE),))
+    [cell] = device.units
     call = Call(HOSTILE, f"/x/{HOSTILE}.py", 1, use(64), HOSTILE)
-    cell = device.units[0]
-    lines = (SourceLine(1, HOSTILE, cell.lines[0].use, (call,)), *cell.lines[1:])
+    first = replace(cell.lines[0], calls=(call,))
     part = PeakPart(Origin.LINE, CELL, 1, "tensor", HOSTILE * 3, 64 * MIB, 1)
     units = (
-        SourceUnit(CELL, FILENAME, "cell", lines),
-        SourceUnit(f"/x/{HOSTILE}.py", f"/x/{HOSTILE}.py", "file", (lines[0],)),
+        replace(cell, lines=(first, *cell.lines[1:])),
+        SourceUnit(f"/x/{HOSTILE}.py", f"/x/{HOSTILE}.py", "file", (first,)),
     )
-    return make_trace(
-        make_lines_device(
-            sources,
-            units=units,
-            notes=(TraceNote(NoteKind.MESSAGE, HOSTILE),),
-            peak=(part, *device.peak[2:]),
-        )
-    )
+    return make_trace(replace(device, units=units, peak=(part, *device.peak[2:])))
 
 
 def make_long_trace(n_lines: int = 200) -> CellTrace:
