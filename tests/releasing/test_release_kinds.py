@@ -1,4 +1,8 @@
-"""Whatever reaches memory can be released by its name, and kept and brought back."""
+"""What reaches memory in its own way is released by its name, kept, and brought back.
+
+Containers, functions, objects and exceptions are in the random notebooks of
+``tests/ownership/test_random_graphs.py``.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +40,6 @@ _KINDS = {
         "x = Trainer()",
         44,
     ),
-    "frozen dataclass with slots": (
-        "import dataclasses\n"
-        "@dataclasses.dataclass(frozen=True, slots=True)\n"
-        "class Batch:\n"
-        "    x: object\n"
-        "x = Batch((make(10), make(5)))",
-        60,
-    ),
     "model output": (
         "import collections, dataclasses\n"
         "@dataclasses.dataclass\n"
@@ -69,15 +65,6 @@ _KINDS = {
         40,
     ),
     "closure": ("def build(t):\n    return lambda: t\nx = build(make(10))", 40),
-    "cached function": (
-        "import functools\n@functools.lru_cache\ndef x(n): return make(n)\nfor n in (10, 5): x(n)",
-        60,
-    ),
-    "exception": (
-        "def fail():\n    batch = make(10)\n    raise ValueError\n"
-        "try:\n    fail()\nexcept ValueError as exc:\n    x = exc",
-        40,
-    ),
     "hostile object": (
         "class Hostile:\n"
         "    def __getattribute__(self, name): raise RuntimeError(name)\n"
@@ -124,8 +111,7 @@ def test_it_is_released_by_its_name(notebook: Notebook, tracker: Tracker, kind: 
 #: can't (a loss, a closure), and says so.
 _KEPT = [
     *("tensor", "parameter with a gradient", "module", "optimizer", "trainer", "generator"),
-    *("frozen dataclass with slots", "model output", "cycle", "iterator"),
-    *("DataLoader", "hostile object"),
+    *("model output", "cycle", "iterator", "DataLoader", "hostile object"),
 ]
 
 
