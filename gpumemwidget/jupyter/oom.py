@@ -251,14 +251,16 @@ def _find_sign(result: Any) -> OomSign | None:
 
 
 def _choose(seen: deque[_SeenOom], sign: OomSign) -> _SeenOom | None:
-    """Return the OOM that the error tells of: the last of the same size, or the last."""
-    from gpumemwidget.oom.detection import format_as_torch  # noqa: PLC0415 - when needed
-
+    """Return the OOM that the error tells of: the last of about the same size, or the last."""
+    told = sign.requested_bytes
+    if told is None:
+        return seen[-1] if seen else None
     for oom in reversed(seen):
         asked = oom.requested_bytes
-        if asked is not None and sign.request == format_as_torch(asked):
+        # The error has two decimals.
+        if asked is not None and abs(asked - told) <= told // 100:
             return oom
-    return seen[-1] if seen and not sign.request else None
+    return None
 
 
 def _find_source(cells: dict[str, int], number: int | None) -> str:

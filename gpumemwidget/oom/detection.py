@@ -47,7 +47,7 @@ _KINDS = {"CUDA": "cuda", "HIP": "cuda", "XPU": "xpu"}
 #: Libraries whose own class of ``MemoryError`` is a device's.
 _DEVICE_MODULES = ("cupy", "rmm")
 _HOST_TEXT = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+) bytes", re.DOTALL)
-_REQUEST = re.compile(r"Tried to allocate ((\d+(?:\.\d+)?) (bytes|[KMG]iB))")
+_REQUEST = re.compile(r"Tried to allocate (\d+(?:\.\d+)?) (bytes|[KMG]iB)")
 _UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
@@ -58,10 +58,8 @@ class OomSign:
     where: Literal["device", "host"]
     #: True for an error of PyTorch's own allocator, and not of a library that asked the driver.
     is_allocators: bool = False
-    #: The request, as exact as the error tells it; ``None`` if the error does not.
+    #: The request, as exact as the error tells it (two decimals); ``None`` if it does not.
     requested_bytes: int | None = None
-    #: The request as PyTorch's error spells it: ``20.00 MiB``.
-    request: str = ""
     #: The stack where the error was raised, innermost first.
     frames: tuple[Frame, ...] = ()
     #: The device that the error names, as PyTorch does: ``cuda:1``; ``""`` where it names none.
@@ -79,14 +77,6 @@ def find_oom(error: BaseException | None) -> OomSign | None:
         if sign is not None:
             return sign
     return None
-
-
-def format_as_torch(n_bytes: int) -> str:
-    """Return bytes as PyTorch's error for devices spells them."""
-    if n_bytes <= 1024:
-        return f"{n_bytes} bytes"
-    exponent = next((each for each in (1, 2) if n_bytes <= 1024 ** (each + 1)), 3)
-    return f"{n_bytes / 1024**exponent:.2f} {('KiB', 'MiB', 'GiB')[exponent - 1]}"
 
 
 def _list_shown(error: BaseException | None) -> Iterator[BaseException]:
@@ -118,8 +108,7 @@ def _read(error: BaseException) -> OomSign | None:
         return OomSign(
             "device",
             is_allocators=True,
-            requested_bytes=round(float(request[2]) * _UNITS[request[3]]) if request else None,
-            request=request[1] if request else "",
+            requested_bytes=round(float(request[1]) * _UNITS[request[2]]) if request else None,
             frames=_list_frames(error),
             device="mps:0" if is_mps else f"{_KINDS[place[1]]}:{place[2]}" if place else "",
         )

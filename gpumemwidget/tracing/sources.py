@@ -10,7 +10,7 @@ import linecache
 import os
 import re
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePath
@@ -32,6 +32,8 @@ _INSTALLED = re.compile(
 )
 _INDENT = re.compile(r"[ \t]*")
 _DEFINITION = re.compile(r"(?:async\s+def|def|class)\s+([^\W\d]\w*)")
+#: Lines of an earlier cell or a file that are shown above and below one that took memory.
+_N_AROUND = 3
 #: Limits of a file that is read; the lines of a larger one have no text.
 _MAX_LINES = 50_000
 _MAX_BYTES = 16 << 20
@@ -57,6 +59,22 @@ class Source:
     def lines(self) -> list[str]:
         """Lines without their ends; line 1 is at index 0."""
         return self.text.splitlines()
+
+    def list_shown(self, numbers: Iterable[int]) -> list[tuple[int, str]]:
+        """Return the lines to show with their numbers: all of a cell, else some and those around.
+
+        Args:
+            numbers: lines that are shown in any case, though the text may not have them.
+        """
+        lines = self.lines
+        shown = set(numbers)
+        if self.kind == "cell":
+            shown.update(range(1, len(lines) + 1))
+        else:
+            steps = range(-_N_AROUND, _N_AROUND + 1)
+            around = {number + step for number in shown for step in steps}
+            shown.update(number for number in around if 0 < number <= len(lines))
+        return [(n, lines[n - 1] if 0 < n <= len(lines) else "") for n in sorted(shown)]
 
 
 class Sources:

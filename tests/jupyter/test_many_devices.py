@@ -17,9 +17,9 @@ from gpumemwidget.backends.cuda import oom_observer as ooms
 from gpumemwidget.jupyter import oom
 from gpumemwidget.model.cells import CellDevice
 from gpumemwidget.model.ooms import OomCard
-from gpumemwidget.oom.detection import format_as_torch
 from gpumemwidget.testing import DeviceFullError
 from gpumemwidget.tracing.trace_file import read_trace
+from gpumemwidget.units import format_bytes
 from tests.jupyter.machine import GIB, MIB, Machine
 
 TOTAL_BYTES = 2 * GIB
@@ -43,7 +43,7 @@ class Gpus(Machine):
             for observer in self.observers:
                 observer(device, n_bytes, TOTAL_BYTES, TOTAL_BYTES - reserved)
             raise real_torch.OutOfMemoryError(
-                f"CUDA out of memory. Tried to allocate {format_as_torch(n_bytes)}. GPU {device} "
+                f"CUDA out of memory. Tried to allocate {format_bytes(n_bytes)}. GPU {device} "
                 "has a total capacity of 2.00 GiB"
             ) from None
 

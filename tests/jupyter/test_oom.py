@@ -25,12 +25,12 @@ from gpumemwidget.jupyter import oom
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.oom import failing_line
-from gpumemwidget.oom.detection import format_as_torch
 from gpumemwidget.ownership.graph import torch_reader as storages
 from gpumemwidget.session.session import current_session
 from gpumemwidget.testing import DeviceFullError
 from gpumemwidget.tracing import sources
 from gpumemwidget.tracing.sources import is_library
+from gpumemwidget.units import format_bytes
 from tests.backends.test_oom_observer import FakeCuda
 
 MIB = 1 << 20
@@ -57,7 +57,7 @@ class Gpu:
         except DeviceFullError:
             handle = 0
         if not handle:
-            raise error(f"CUDA out of memory. Tried to allocate {format_as_torch(n_bytes)}. GPU 0")
+            raise error(f"CUDA out of memory. Tried to allocate {format_bytes(n_bytes)}. GPU 0")
         tensor = torch.empty(n_bytes, dtype=torch.uint8)
         weakref.finalize(tensor, self.cuda.allocator.free, handle)
         return tensor

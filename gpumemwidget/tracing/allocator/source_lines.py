@@ -11,8 +11,6 @@ from gpumemwidget.tracing.allocator.site_totals import SiteTotals
 from gpumemwidget.tracing.allocator.stacks import Step, fold_frames, name_step
 from gpumemwidget.tracing.sources import Source, Sources
 
-#: Lines of an earlier cell or a file that are shown above and below one that allocated.
-_N_CONTEXT = 3
 #: Maximum number of earlier cells and files.
 _MAX_SOURCES = 20
 #: How many calls deep a line opens by default, and at most.
@@ -81,16 +79,9 @@ class AllocatingSource:
 
     def describe(self, totals: SiteTotals, sources: Sources) -> SourceUnit:
         """Return the record; ``totals`` must have followed the groups."""
-        source, texts = self.source, self.source.lines
-        if source.kind == "cell":
-            shown = {*self.lines, *range(1, len(texts) + 1)}
-        else:
-            steps = range(-_N_CONTEXT, _N_CONTEXT + 1)
-            near = {number + step for number in self.lines for step in steps}
-            shown = {*self.lines, *(number for number in near if 0 < number <= len(texts))}
+        source = self.source
         lines = []
-        for number in sorted(shown):
-            text = texts[number - 1] if 0 < number <= len(texts) else ""
+        for number, text in source.list_shown(self.lines):
             node = self.lines.get(number)
             if node is None:
                 lines.append(SourceLine(number, text))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 
 from gpumemwidget.model.cells import CellDevice
 from gpumemwidget.model.segments import Frame
@@ -12,10 +12,7 @@ from gpumemwidget.model.traces import HostLine, HostLines
 from gpumemwidget.tracing.host.line_watch import LineReadings, LineWatch, Place
 from gpumemwidget.tracing.host.monitoring import MonitoringWatch
 from gpumemwidget.tracing.host.settrace import SettraceWatch
-from gpumemwidget.tracing.sources import Source, Sources
-
-#: Number of lines of a file shown on either side of one that changed something.
-_N_AROUND = 2
+from gpumemwidget.tracing.sources import Sources
 
 
 def watch_lines(read: Callable[[], int], *, on_interrupt: Callable[[], None]) -> LineWatch:
@@ -55,7 +52,12 @@ def describe_lines(
         name=source.name,
         filename=source.filename,
         kind="file" if source.kind == "file" else "cell",
-        lines=_list_lines(source, changes),
+        lines=tuple(
+            HostLine(line, text, changes[line])
+            for line, text in source.list_shown(
+                line for line, n_bytes in changes.items() if n_bytes
+            )
+        ),
         before_bytes=before_bytes,
         after_bytes=after_bytes,
         # Includes the few bytes between our first and last readings and those of the record.
@@ -64,17 +66,4 @@ def describe_lines(
         unread_lines=tuple(sorted({number(place) for place in readings.unread_lines} - {0})),
         n_readings=readings.n_readings,
         notes=readings.notes,
-    )
-
-
-def _list_lines(source: Source, changes: Mapping[int, int]) -> tuple[HostLine, ...]:
-    texts = source.lines
-    numbers: Iterable[int] = range(1, max([len(texts), *changes]) + 1)
-    if source.kind == "file":
-        steps = range(-_N_AROUND, _N_AROUND + 1)
-        near = {line + step for line, n_bytes in changes.items() if n_bytes for step in steps}
-        numbers = (number for number in numbers if number in near)
-    return tuple(
-        HostLine(line, texts[line - 1] if line <= len(texts) else "", changes.get(line, 0))
-        for line in numbers
     )
