@@ -26,9 +26,9 @@ from gpumemwidget.report.wording.parts import (
     HIDDEN,
     find_look,
     list_breakdown_notes,
-    list_pinned,
     name_part,
     tell_part,
+    tell_pinned,
 )
 from gpumemwidget.report.wording.words import count
 from gpumemwidget.units import UNKNOWN, format_bytes
@@ -104,11 +104,10 @@ def _list_groups(breakdown: Breakdown) -> Iterator[tuple[tuple[Cell, ...], ...]]
             rows.append((more, bytes_cell(n_bytes), _share(n_bytes, breakdown), Cell("")))
     if rows:
         yield tuple(rows)
-    if breakdown.pinned is not None:
-        yield tuple(
-            (Cell(name, tone="strong"), bytes_cell(n_bytes), Cell(""), Cell(sentence))
-            for name, n_bytes, sentence in list_pinned(breakdown.pinned)
-        )
+    pinned = breakdown.pinned
+    if pinned is not None:
+        name, sentence = Cell("pinned", tone="strong"), Cell(tell_pinned(pinned))
+        yield ((name, bytes_cell(pinned.reserved_bytes), Cell(""), sentence),)
 
 
 def _list_cells(part: BreakdownPart, breakdown: Breakdown, level: int = 0) -> tuple[Cell, ...]:

@@ -80,7 +80,7 @@ class TestWords:
         )
 
         assert "expandable_segments:True" in tell_part(part, plain)
-        assert "whole pages" in tell_part(part, replace(plain, has_expandable=True))
+        assert "expandable" not in tell_part(part, replace(plain, has_expandable=True))
 
     def test_what_is_free_beyond_a_limit_is_not_this_processs(self) -> None:
         """The limit is on what is reserved."""
@@ -97,8 +97,7 @@ class TestWords:
 
         assert name_part(part) == "not told apart"
         assert tell_part(part, breakdown) == (
-            "Reserved but unallocated and this process outside PyTorch: only their sum is known "
-            "here."
+            "Only the sum is known here: reserved but unallocated and this process outside PyTorch."
         )
         assert name_part(BreakdownPart("rest", 1, merged=keys[:4])) == "reserved but unallocated"
 
@@ -161,9 +160,7 @@ class TestBar:
 
         text = report_breakdown([breakdown]).text
 
-        assert "pinned, in use" not in text
         assert "This release of PyTorch does not count" in " ".join(text.split())
-        assert "Peak: 2.00 GiB." in " ".join(text.split())
 
 
 def _tell(block: Block, names: BlockNames | None, line: str = "") -> str:

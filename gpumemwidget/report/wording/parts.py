@@ -5,7 +5,7 @@ The table of parts, plotly's figure and the dashboard all take their sentences f
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from gpumemwidget.model.breakdowns import (
     Breakdown,
@@ -77,13 +77,16 @@ def name_part(part: BreakdownPart, device: str = "", *, lists_merged: bool = Fal
         return _name_key(part.key, device)
     # Processes that are not told apart may be children, or processes that the driver does not list.
     hidden = {"children", "unlisted"} if "others" in part.merged else set()
-    names = dict.fromkeys(
-        _RESERVED_BUT_UNALLOCATED if key in _UNALLOCATED else _name_key(key, device)
-        for key in part.merged
-        if key not in hidden
-    )
-    listed = join_words(list(names)) if lists_merged or len(names) == 1 else "not told apart"
+    names = _list_merged([key for key in part.merged if key not in hidden], device)
+    listed = join_words(names) if lists_merged or len(names) == 1 else "not told apart"
     return next((name for keys, name in _MERGED_NAMES if set(part.merged) == keys), listed)
+
+
+def _list_merged(keys: Sequence[PartKey], device: str) -> list[str]:
+    names = (
+        _RESERVED_BUT_UNALLOCATED if key in _UNALLOCATED else _name_key(key, device) for key in keys
+    )
+    return list(dict.fromkeys(names))
 
 
 def _name_key(key: PartKey, device: str = "") -> str:
@@ -218,13 +221,6 @@ _CACHE = (
 )
 
 
-#: Names that a sentence needs to be longer.
-_IN_SENTENCES: dict[PartKey, str] = {
-    "unlisted": "memory that the driver attributes to no process",
-    "driver": "memory reserved by the driver",
-}
-
-
 def tell_part(part: BreakdownPart, breakdown: Breakdown) -> str:
     """Return what a part is and what can be done about it, in a sentence or two.
 
@@ -255,11 +251,8 @@ def _tell_fragmented(breakdown: Breakdown) -> str:
     largest = breakdown.largest_free_block_bytes
     # The largest block may be one that can be released.
     piece = "" if largest is None else f" (the cache's largest free block: {bind_bytes(largest)})"
-    pages = ", except for whole pages" if breakdown.has_expandable else ""
-    start = (
-        f"Free gaps in segments in use{pages}. PyTorch reuses them for requests that fit{piece}."
-    )
-    if pages or name_library(breakdown.device) != "torch.cuda":
+    start = f"Free gaps in segments in use. PyTorch reuses them for requests that fit{piece}."
+    if breakdown.has_expandable or name_library(breakdown.device) != "torch.cuda":
         return start
     return (
         f"{start} PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, set before torch is imported, "
@@ -272,34 +265,22 @@ def _tell_merged(keys: tuple[PartKey, ...], device: str) -> str:
         return _HOST_REST if device == HOST else _STRANGERS
     if set(keys) == _UNALLOCATED:
         return _CACHE
-    names = [
-        _RESERVED_BUT_UNALLOCATED
-        if key in _UNALLOCATED
-        else _IN_SENTENCES.get(key) or _name_key(key, device)
-        for key in keys
-    ]
-    listed = join_words(list(dict.fromkeys(names)))
-    return f"{listed[:1].upper()}{listed[1:]}: only their sum is known here."
+    return f"Only the sum is known here: {join_words(_list_merged(keys, device))}."
 
 
-def list_pinned(pinned: PinnedUse) -> list[tuple[str, int, str]]:
-    """Return rows on pinned memory: the name, the bytes, and a sentence."""
-    held, taken = pinned.allocated_bytes, pinned.reserved_bytes
-    peak = pinned.reserved_peak_bytes if held is None else pinned.allocated_peak_bytes
-    highest = "" if peak is None else f" Peak: {bind_bytes(peak)}."
-    what = (
+def tell_pinned(pinned: PinnedUse) -> str:
+    """Return what pinned memory is, and how much of it is in use where that is known."""
+    words = (
         "In addition to malloc's: pages that stay in place for fast copies to a GPU, each request "
         "rounded up to a power of two. %memvars shows which tensors are pinned."
     )
+    held, peak = pinned.allocated_bytes, pinned.allocated_peak_bytes
     if held is None:
-        unknown = " This release of PyTorch does not count how much of it is in use."
-        return [("pinned", taken, f"{what}{unknown}{highest}")]
-    rows = [("pinned, in use", held, f"{what}{highest}")]
-    if taken > held:
-        # Releases that count what is held have this call too.
-        kept = "Pinned and kept for the next such tensors: torch.accelerator.empty_host_cache()"
-        rows.append(("pinned, cached", taken - held, f"{kept} gives it back."))
-    return rows
+        return f"{words} This release of PyTorch does not count how much of it is in use."
+    if peak is not None:
+        words += f" In use: {bind_bytes(held)}, at most {bind_bytes(peak)}."
+    # Releases that count what is in use have this call too.
+    return f"{words} torch.accelerator.empty_host_cache() gives back the rest."
 
 
 # -- Doubts ----------------------------------------------------------------------------------------
