@@ -46,7 +46,6 @@ from gpumemwidget.ownership.graph.objects import (
     paused_collector,
     read_attribute,
 )
-from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, take_account
 from gpumemwidget.ownership.labels import PathStep, StepKind
 from gpumemwidget.ownership.paths import Paths, find_fix
@@ -64,6 +63,9 @@ _NO_NAME = PathStep(StepKind.ROOT, "held where Python can't see")
 UNNAMED_ROOTS: tuple[RootKind, ...] = ("module", "thread", "nowhere")
 #: For an account that did not search for other holders.
 _NO_NAME_OF_YOURS = PathStep(StepKind.ROOT, "no name of the notebook's")
+
+#: Modules of torch whose globals keep what compiled code needs.
+_COMPILER = re.compile(r"torch\._(inductor|dynamo|functorch)\b")
 
 _OTHER = "Python's own objects and libraries"
 
@@ -263,10 +265,22 @@ class _Describer:
         self, account: Account, paths: Paths, cells: Mapping[str, int], *, no_name: PathStep
     ) -> None:
         self._account = account
+        self._graph = account.graph
         self._paths = paths
         self._cells = cells
         self._no_name = no_name
-        self._purposes = _Purposes(account.graph, paths)
+        self._parameters: set[int] = set()
+        self._states: set[int] = set()
+        self._buffers: set[int] = set()
+        self._parameter_classes: dict[int, bool] = {}
+        for place in paths.modules:
+            self._note(self._buffers, (self._read(place, "_buffers"),), depth=1)
+        for place in paths.optimizers:
+            self._note(self._parameters, (self._read(place, "param_groups"),), depth=3)
+            state = self._read(place, "state")
+            if is_a(state, dict):
+                # The keys are the parameters.
+                self._note(self._states, list(dict.values(state)), depth=8)
 
     def describe(self, place: int, block: Block | None, n_bytes: int, *, is_short: bool) -> Owned:
         """Return the line of a storage, with the root alone for its path if ``is_short``."""
@@ -280,7 +294,7 @@ class _Describer:
             rows = (root.word, *(row for row in rows if row != root.word))
         if kind == "nowhere":
             steps = (self._no_name if marks & ELSEWHERE else _RUBBISH, *steps[1:])
-        purpose = self._purposes.find(place)
+        purpose = self._find_purpose(place)
         return Owned(
             device=account.graph.storages[place].device,
             n_bytes=n_bytes,
@@ -295,58 +309,8 @@ class _Describer:
             thread="" if root is None else root.thread,
         )
 
-
-def _balance_device(reading: Reading, owned: Iterable[Owned], notes: list[str]) -> DeviceAccount:
-    """Return the lines of one device, with one for the remainder, so that they add up."""
-    lines = [each for each in owned if each.device == reading.device]
-    allocated = reading.allocated_bytes
-    if allocated is not None:
-        left = allocated - sum(each.n_bytes for each in lines)
-        if left < 0:
-            # Tensors in shared memory are not malloc's; another thread may have freed some.
-            notes.append(
-                f"the tensors on {reading.device} are {format_bytes(-left)} more than its "
-                "allocator says: "
-                "some are not its own, or were freed meanwhile"
-            )
-            allocated = None
-        elif left:
-            is_host = reading.device == HOST
-            kind: MemoryKind = "other" if is_host else "unknown"
-            words = _OTHER if is_host else "unknown"
-            lines.append(Owned(reading.device, left, kind, (words,), "nowhere"))
-    lines.sort(key=lambda each: (-each.n_bytes, each.steps))
-    return DeviceAccount(device=reading.device, allocated_bytes=allocated, owned=tuple(lines))
-
-
-_COMPILER = re.compile(r"torch\._(inductor|dynamo|functorch)\b")
-
-
-class _Purposes:
-    """The purpose of each storage of a walk.
-
-    A storage may be several things at once; the first of these is said: parameter, gradient,
-    optimizer state, buffer, saved for backward (and reached in no other way), compile cache.
-    """
-
-    def __init__(self, graph: Graph, paths: Paths) -> None:
-        self._graph = graph
-        self._paths = paths
-        self._parameters: set[int] = set()
-        self._states: set[int] = set()
-        self._buffers: set[int] = set()
-        self._parameter_classes: dict[int, bool] = {}
-        for place in paths.modules:
-            self._note(self._buffers, (self._read(place, "_buffers"),), depth=1)
-        for place in paths.optimizers:
-            self._note(self._parameters, (self._read(place, "param_groups"),), depth=3)
-            state = self._read(place, "state")
-            if is_a(state, dict):
-                # The keys are the parameters.
-                self._note(self._states, list(dict.values(state)), depth=8)
-
-    def find(self, storage: int) -> MemoryKind:
-        """Return what the storage at this place is for."""
+    def _find_purpose(self, storage: int) -> MemoryKind:
+        """Return what a storage is for: of several things that it is at once, the first."""
         tensors = self._graph.tensors_on.get(storage, ())
         for each in tensors:
             if each in self._parameters or self._is_parameter(each):
@@ -393,6 +357,29 @@ class _Purposes:
                 into.add(place)
             elif left and graph.kinds[place] is Kind.PLAIN:
                 pending.extend((part, left - 1) for part in graph.edges[place])
+
+
+def _balance_device(reading: Reading, owned: Iterable[Owned], notes: list[str]) -> DeviceAccount:
+    """Return the lines of one device, with one for the remainder, so that they add up."""
+    lines = [each for each in owned if each.device == reading.device]
+    allocated = reading.allocated_bytes
+    if allocated is not None:
+        left = allocated - sum(each.n_bytes for each in lines)
+        if left < 0:
+            # Tensors in shared memory are not malloc's; another thread may have freed some.
+            notes.append(
+                f"the tensors on {reading.device} are {format_bytes(-left)} more than its "
+                "allocator says: "
+                "some are not its own, or were freed meanwhile"
+            )
+            allocated = None
+        elif left:
+            is_host = reading.device == HOST
+            kind: MemoryKind = "other" if is_host else "unknown"
+            words = _OTHER if is_host else "unknown"
+            lines.append(Owned(reading.device, left, kind, (words,), "nowhere"))
+    lines.sort(key=lambda each: (-each.n_bytes, each.steps))
+    return DeviceAccount(device=reading.device, allocated_bytes=allocated, owned=tuple(lines))
 
 
 #: Python's side of a running backward.

@@ -26,27 +26,21 @@ class HiddenHolders:
     """Recognises hidden holders, and lists what they hold; NumPy is not imported for it."""
 
     def __init__(self, torch: Any) -> None:
-        numpy = sys.modules.get("numpy")
         self._torch = torch
+        numpy, c10d = sys.modules.get("numpy"), sys.modules.get("torch._C._distributed_c10d")
+        found = vars(torch._C)  # noqa: SLF001
         self._array: Any = None if numpy is None else vars(numpy).get("ndarray")
         self._saved: Any = getattr(torch._C._autograd, "SavedTensor", None)  # noqa: SLF001
-        c10d = sys.modules.get("torch._C._distributed_c10d")
-        found = vars(torch._C)  # noqa: SLF001
         self._script_module: Any = found.get("ScriptModule")
         self._future: Any = found.get("Future")
-        #: Classes whose contents are not all told: TorchScript's modules, functions and objects,
-        #: collectives under way, and CUDA graphs, whose pools have more than tensors.
-        self._opaque: tuple[type, ...] = tuple(
-            each
-            for each in (
-                self._script_module,
-                found.get("ScriptFunction"),
-                found.get("ScriptObject"),
-                None if c10d is None else vars(c10d).get("Work"),
-                found.get("_CUDAGraph"),
-            )
-            if each is not None
+        opaque = (
+            self._script_module,
+            *(found.get(name) for name in ("ScriptFunction", "ScriptObject", "_CUDAGraph")),
+            None if c10d is None else vars(c10d).get("Work"),
         )
+        #: Classes whose contents are not all told: TorchScript's modules, functions and objects,
+        #: CUDA graphs, whose pools have more than tensors, and collectives under way.
+        self._opaque: tuple[type, ...] = tuple(each for each in opaque if each is not None)
         holders = (self._array, self._saved, self._future, *self._opaque)
         #: The classes of such objects; subclasses of the array are among them too.
         self.classes = tuple(each for each in holders if each is not None)
@@ -57,8 +51,7 @@ class HiddenHolders:
 
     def is_array(self, cls: type) -> bool:
         """Return whether a class's objects have numbered parts: arrays, results of operations."""
-        is_array = self._array is not None and is_one_of(cls, self._array)
-        return is_array or self.is_result(cls)
+        return _is_of(cls, self._array) or self.is_result(cls)
 
     def is_result(self, cls: type) -> bool:
         """Return whether a class is that of several tensors that an operation returns."""
@@ -192,12 +185,12 @@ def read_reducer(wrapper: object) -> Reducer | None:
     sizes: tuple[int, ...] | None = None
     # The buckets' sizes are those of the parameters: unless gradients are sparse, are kept in
     # another type, or it is noted on the device which parameters were used.
-    is_usual = not (
+    is_odd = (
         dict.get(attributes, "mixed_precision") is not None
         or dict.get(attributes, "find_unused_parameters") is True
         or _has_sparse_gradients(wrapper)
     )
-    if type(logger) is vars(c10d).get("Logger") and is_usual:
+    if type(logger) is vars(c10d).get("Logger") and not is_odd:
         told = vars(c10d)["Logger"]._get_ddp_logging_data(logger).strs_map  # noqa: SLF001 - the one that tells sizes
         words = told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or ""
         sizes = tuple(map(int, re.findall(r"\d+", words)))

@@ -125,9 +125,13 @@ class KindFinder:
         """
         # Once they are listed none of their classes can go, and leave its id to another.
         living = gc.get_objects()
-        is_wanted = {key: kind in kinds for key, (_, kind) in list(_classes.items())}
-        found = [each for each in living if is_wanted.get(id(type(each)), True)]
-        return [each for each in found if self.find(type(each)) in kinds]
+        # By the ids of classes, at the speed of C.
+        unknown = set(map(id, map(type, living))).difference(_classes)
+        for each in living if unknown else ():
+            if id(type(each)) in unknown:
+                self.find(type(each))
+        wanted = {key for key, (_, kind) in list(_classes.items()) if kind in kinds}
+        return list(compress(living, map(wanted.__contains__, map(id, map(type, living)))))
 
     def count_own_refs(self, cls: object) -> int:
         """Count the references to a class that the notes here and in the reader hold."""
