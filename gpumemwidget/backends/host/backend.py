@@ -75,7 +75,7 @@ class HostBackend(MemoryBackend):
         self._maxrss = MaxrssOverlay()
         self._is_closed = False
         self._info: DeviceInfo | None = None
-        self._groups: tuple[LimitedGroup, ...] | None = None
+        self._groups: tuple[LimitedGroup, ...] = ()
         self._is_in_span = False
         #: The highest known resident size of this process, over all spans.
         self._highest_kib = 0
@@ -89,7 +89,8 @@ class HostBackend(MemoryBackend):
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Return the host; its total is the machine's memory, or its control group's limit."""
         if self._info is None:
-            totals = [group.limit_bytes for group in self._list_groups()]
+            self._groups = list_limited_groups(self._proc, self._cgroup)
+            totals = [group.limit_bytes for group in self._groups]
             machine_bytes = read_machine_bytes()
             if machine_bytes is not None:
                 totals.append(machine_bytes[0])
@@ -162,16 +163,11 @@ class HostBackend(MemoryBackend):
         (info,) = self.list_devices()
         if device != HOST or info.total_bytes is None:
             return None
-        rooms = [group.read_room_bytes() for group in self._list_groups()]
+        rooms = [group.read_room_bytes() for group in self._groups]
         machine_bytes = read_machine_bytes()
         rooms.append(None if machine_bytes is None else machine_bytes[1])
         known = [room for room in rooms if room is not None]
         return (min(*known, info.total_bytes), info.total_bytes) if known else None
-
-    def _list_groups(self) -> tuple[LimitedGroup, ...]:
-        if self._groups is None:
-            self._groups = list_limited_groups(self._proc, self._cgroup)
-        return self._groups
 
     def list_lost_peaks(self) -> BytesByDevice:
         """Return the peak, in bytes, that ``resource.getrusage`` does not tell after ``close``."""
