@@ -301,6 +301,8 @@ def test_processes_of_multiprocessing(method: str, name: str) -> None:
 def test_workers_of_a_data_loader(method: str) -> None:
     """Each is told by PyTorch's own name for it."""
     data = pytest.importorskip("torch.utils.data")
+    if "pt_data_worker" not in Path(data._utils.worker.__file__).read_text():
+        pytest.skip("this PyTorch gives its workers no name")
     tree = ProcessTree()
     loader = data.DataLoader(
         list(range(64)), num_workers=2, multiprocessing_context=method, persistent_workers=True

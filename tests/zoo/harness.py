@@ -40,6 +40,9 @@ __all__ = ["Scene", "Watch", "play"]
 
 _SYS_NAMES = ("last_type", "last_value", "last_traceback", "last_exc")
 
+# The first optimizer of a process imports modules, which with torch 2.4 leaves it to the collector.
+torch.optim.Adam([nn.Parameter(torch.zeros(1))])
+
 
 class Watch(TorchDispatchMode):
     """Knows every storage that torch hands out while it is entered."""
