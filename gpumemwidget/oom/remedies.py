@@ -95,16 +95,10 @@ def find_remedies(
         if at_oom is not None:
             n_float32 = 0 if account is None else _sum_float32(account, event.device)
             remedies += _list_savings(at_oom, mentions, n_float32, is_at_end=is_at_end)
-    least = _find_least(event)
+    # 1 % of the request, within bounds.
+    least = max(_MIN_BYTES, min((event.requested_bytes or 0) // 100, _ALWAYS_LISTED_BYTES))
     given = [each for each in remedies if each.gives_bytes is None or each.gives_bytes >= least]
     return taken, tuple(sorted(given, key=lambda remedy: remedy.rank))
-
-
-def _find_least(event: OomEvent) -> int:
-    """Return the least that a remedy must free: 1 % of the request, or 0.1 % of the device."""
-    asked, total = event.requested_bytes or 0, event.device_total_bytes
-    of_device = _ALWAYS_LISTED_BYTES if total is None else total // 1000
-    return max(min(asked // 100, of_device, _ALWAYS_LISTED_BYTES), _MIN_BYTES)
 
 
 def _sum_alone(at_oom: DeviceAccount | None, root: Literal["exception", "thread"]) -> int:

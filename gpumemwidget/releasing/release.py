@@ -35,12 +35,8 @@ from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.gradients import clear_gradients
 from gpumemwidget.releasing.move import carry_out, describe_error, whereabouts
 from gpumemwidget.releasing.plan import Draft, draw_up, find_references
-from gpumemwidget.releasing.watch import StorageWatch
+from gpumemwidget.releasing.watch import TOLERANCE_BYTES, StorageWatch
 from gpumemwidget.units import format_bytes
-
-#: Shortfall from the plan that is not looked into (bytes): other threads and the interpreter
-#: allocate meanwhile.
-TOLERANCE_BYTES = 1024**2
 
 _NOTHING = StepResult()
 #: Steps that do their work whatever there is to be done.
@@ -117,9 +113,9 @@ class _Release:
         remains: Sequence[str] = ()
         if stopped is None:
             try:
-                remains = self._watch.list_remains(
-                    self._shell, tolerance_bytes=TOLERANCE_BYTES
-                ) or _compare(plan.frees_bytes, freed, pinned_bytes=pinned_bytes)
+                remains = self._watch.list_remains(self._shell) or _compare(
+                    plan.frees_bytes, freed, pinned_bytes=pinned_bytes
+                )
             except KeyboardInterrupt:
                 self._is_interrupted = True
         return ReleaseReport(

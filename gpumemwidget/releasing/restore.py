@@ -28,11 +28,9 @@ from gpumemwidget.ownership.moves import Move, find_move, find_outside, list_own
 from gpumemwidget.ownership.partition import join_overlapping, keep_parts_together
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.move import carry_out, describe_error, whereabouts
+from gpumemwidget.releasing.plan import RELEASE_BUDGET_S
 from gpumemwidget.releasing.refusals import check_bound, find_capture, find_user
 from gpumemwidget.releasing.watch import StorageWatch
-
-_BUDGET_S = 10.0
-_TOLERANCE_BYTES = 1024**2
 
 
 @forgets_frames
@@ -89,7 +87,7 @@ def execute_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> R
         after = hardware.end_span()
         if stopped is None:
             try:
-                remains = tuple(watch.list_remains(shell, tolerance_bytes=_TOLERANCE_BYTES))
+                remains = tuple(watch.list_remains(shell))
             except KeyboardInterrupt:
                 is_interrupted = True
         return RestoreReport(
@@ -142,7 +140,7 @@ def _draw_up(shell: Shell, names: Sequence[str]) -> tuple[RestorePlan, Account |
     rows = {reference.row: reference.root for reference in shell.list_references()}
     check_bound(shell, [name for name in names if name not in rows], rows=rows)
     refusal = find_capture()
-    account = take_account(shell, budget_s=_BUDGET_S) if refusal is None else None
+    account = take_account(shell, budget_s=RELEASE_BUDGET_S) if refusal is None else None
     moves: list[Move] = []
     told: tuple[ReleaseMove, ...] = ()
     stays: tuple[ReleaseStay, ...] = ()

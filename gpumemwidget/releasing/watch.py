@@ -16,6 +16,10 @@ from gpumemwidget.ownership.paths import Paths
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.units import format_bytes
 
+#: Shortfall from a plan that is not looked into (bytes): other threads and the interpreter
+#: allocate meanwhile.
+TOLERANCE_BYTES = 1024**2
+
 _BUDGET_S = 5.0
 #: Maximum number of holders that are named, the biggest first.
 _MOST_NAMED = 5
@@ -40,14 +44,14 @@ class StorageWatch:
             handle = self._storage_type._weak_ref(storage)  # noqa: SLF001 - has no public name
             self._watched[handle] = graph.storages[place]
 
-    def list_remains(self, shell: Shell, *, tolerance_bytes: int) -> list[str]:
+    def list_remains(self, shell: Shell) -> list[str]:
         """A sentence for each holder of what is still there; none within the tolerance."""
         alive = {
             handle: info
             for handle, info in self._watched.items()
             if not self._storage_type._expired(handle)  # noqa: SLF001
         }
-        if sum(info.n_bytes for info in alive.values()) <= tolerance_bytes:
+        if sum(info.n_bytes for info in alive.values()) <= TOLERANCE_BYTES:
             return []
         account = take_account(shell, budget_s=_BUDGET_S, depth="holders")
         paths = None if account is None else account.find_paths()
