@@ -17,6 +17,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.utils.process import arg_split  # type: ignore[attr-defined]
 
 from gpumemwidget.errors import BadInputError, GpuMemError, ReleaseInterrupt
+from gpumemwidget.model.devices import EVERY_GPU
 from gpumemwidget.model.releases import ReleaseReport, RestoreReport
 from gpumemwidget.model.requests import ReleaseRequest, TraceRequest
 from gpumemwidget.report.help import MagicHelp
@@ -423,13 +424,8 @@ class MemMagics(Magics):
             if text is not None and text.lower() == "off":
                 print(describe_removed_budgets(before, self._session.budget()))
             else:
-                is_new = text is not None
-                find_budget = self._session.monitor.budgets.find
-                devices = [
-                    (report, find_budget(report.info.device))
-                    for report in (self._session.stat() if is_new else ())
-                ]
-                print(describe_budgets(shown, devices, is_new=is_new, device=args.device))
+                new_on = None if text is None else args.device or EVERY_GPU
+                print(describe_budgets(shown, new_on))
 
     @magic_arguments()
     @line_magic

@@ -10,7 +10,6 @@ from gpumemwidget.model.devices import (
     EVERY_GPU,
     HOST,
     Budget,
-    DeviceReport,
     Limit,
     Reading,
     rank_device,
@@ -176,47 +175,18 @@ def describe_removed_budgets(before: Sequence[Budget], after: Sequence[Budget]) 
     """Return what ``%membudget off`` answers, from the budgets before and after it."""
     removed = [budget for budget in before if budget not in after]
     if not removed:
-        return f"membudget: nothing to remove, {_tell_budgets(tuple(after))}"
-    rest = f"; still set: {_tell_budgets(tuple(after))}" if after else ""
+        return f"membudget: nothing to remove, {_tell_budgets(after)}"
+    rest = f"; still set: {_tell_budgets(after)}" if after else ""
     return f"membudget: off (was {_tell_budgets(removed)}){rest}"
 
 
-def describe_budgets(
-    shown: Sequence[Budget],
-    devices: Sequence[tuple[DeviceReport, Budget | None]] = (),
-    *,
-    is_new: bool,
-    device: str | None = None,
-) -> str:
-    """Return what ``%membudget`` answers.
-
-    Args:
-        shown: the budgets that are set.
-        devices: every device now with its budget, if a budget was set just now.
-        is_new: whether one was.
-        device: the device that was asked for; ``None`` for every GPU.
-    """
-    lines = [f"membudget: {_tell_budgets(tuple(shown))}"]
-    if not is_new:
-        return lines[0]
-    where = EVERY_GPU if device is None else device
-    new = next(budget for budget in shown if budget.device == where)
-    lines.append(
-        f"From the next cell on, cells that exceed {format_bytes(new.budget_bytes)} "
-        f"{_name_budgeted(where)} on {device or 'any GPU'} are marked."
+def describe_budgets(budgets: Sequence[Budget], new_on: str | None = None) -> str:
+    """Return what ``%membudget`` answers: the budgets, and what one means that is new there."""
+    told = f"membudget: {_tell_budgets(budgets)}"
+    if new_on is None:
+        return told
+    new = next(budget for budget in budgets if budget.device == new_on)
+    return (
+        f"{told}\nFrom the next cell on, cells that exceed {format_bytes(new.budget_bytes)} "
+        f"{_name_budgeted(new_on)} on {'any GPU' if new_on == EVERY_GPU else new_on} are marked."
     )
-    for report, budget in devices:
-        name, reading = report.info.device, report.reading
-        if reading is None or budget is None:
-            continue
-        n_bytes = reading.reserved_bytes if name == HOST else reading.allocated_bytes
-        if n_bytes is not None and n_bytes > budget.budget_bytes:
-            lines.append(
-                f"{name} has {format_bytes(n_bytes)} {_name_budgeted(name)} already: a cell "
-                "counts once it rises above what stood at its start."
-            )
-    if device is None and all(report.info.device == HOST for report, _ in devices):
-        lines.append(
-            "There is no GPU here yet: --device host is for the memory of this process itself."
-        )
-    return "\n".join(lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpumemwidget.model.devices import Reading, rank_device
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
@@ -246,13 +246,12 @@ def report_restore(report: RestoreReport) -> Report:
     blocks = _begin("Restore", plan.names, state, report.stopped)
     if report.stopped is None:
         blocks.append(_list_moves_back(plan))
-        needs = {device for device, _ in plan.needs_bytes.by_device}
         before = {each.device: each.allocated_bytes for each in report.before}
         after = {each.device: each.allocated_bytes for each in report.after}
         rows = [
             (
                 Cell(device),
-                _planned_cell(plan.needs_bytes, device, needs),
+                _planned_cell(plan.needs_bytes, device),
                 bytes_cell(before.get(device)),
                 bytes_cell(after[device]),
             )
@@ -275,19 +274,19 @@ def _list_moves_back(plan: RestorePlan) -> Steps:
     return Steps((Step("Move back", "", tuple(_list_moves(plan.moves))),))
 
 
-def _planned_cell(planned: DeviceBytes, device: str, devices: Container[str]) -> Cell:
+def _planned_cell(planned: DeviceBytes, device: str) -> Cell:
     """Return what is planned on a device; blank where nothing is."""
-    return device_bytes_cell(planned, device) if device in devices else Cell("")
+    return device_bytes_cell(planned, device) if planned.on(device) else Cell("")
 
 
 def _list_totals(report: ReleaseReport) -> Iterator[tuple[tuple[Cell, ...], ...]]:
     plan = report.plan.frees_bytes
-    planned = {device for device, _ in plan.by_device}
     allocated = _drop_noise(report.allocated_freed_bytes, plan)
     reserved = _drop_noise(report.reserved_freed_bytes, plan)
     before = {reading.device: reading for reading in report.before}
     after = {reading.device: reading for reading in report.after}
-    for device in sorted(planned | allocated.keys() | reserved.keys(), key=rank_device):
+    devices = {device for device, _ in plan.by_device} | allocated.keys() | reserved.keys()
+    for device in sorted(devices, key=rank_device):
         names = name_counters(device)
         unknown = Reading(device, None, None)
         start, end = before.get(device, unknown), after.get(device, unknown)
@@ -296,7 +295,7 @@ def _list_totals(report: ReleaseReport) -> Iterator[tuple[tuple[Cell, ...], ...]
             (
                 Cell(device),
                 Cell(names.allocated),
-                _planned_cell(plan, device, planned),
+                _planned_cell(plan, device),
                 freed[0],
                 bytes_cell(start.allocated_bytes),
                 bytes_cell(end.allocated_bytes),
@@ -367,7 +366,7 @@ def _list_step(step: ReleaseStep) -> tuple[tuple[Cell, ...], ...]:
     first, *others = [
         (
             Cell(device),
-            _planned_cell(step.planned_bytes, device, planned),
+            _planned_cell(step.planned_bytes, device),
             bytes_cell(allocated.get(device)),
             bytes_cell(reserved.get(device)),
         )

@@ -49,17 +49,6 @@ def test_a_budget_is_set_shown_and_taken_away(cells: Machine) -> None:
     assert cells.run("%membudget") == "membudget: no budget is set\n"
 
 
-def test_what_stands_beyond_it_already_is_told(cells: Machine) -> None:
-    cells.run("x = gpu.allocate(200 << 20)")
-
-    said = cells.run("%membudget 100MiB")
-
-    assert said.splitlines()[-1] == (
-        "cuda:0 has 200.00 MiB allocated already: a cell counts once it rises above what stood at "
-        "its start."
-    )
-
-
 @pytest.mark.parametrize(
     ("line", "refusal"),
     [
