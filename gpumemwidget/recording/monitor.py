@@ -167,6 +167,7 @@ class Monitor:
         after, end_s = None, self.clock.now()
         try:
             with self._history_lock:
+                # Once more: while this thread waited for the lock, a sample may have come.
                 end_s = self.clock.now()
                 after = self._read_cell_end(self.hardware.end_span, "end")
                 if after:
