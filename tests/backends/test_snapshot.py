@@ -11,7 +11,7 @@ import pytest
 
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.history_control import HistoryControl
-from gpumemwidget.backends.cuda.snapshot import SnapshotReader, parse_segments
+from gpumemwidget.backends.cuda.snapshot import parse_segments
 from gpumemwidget.model.segments import Frame
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 
@@ -166,7 +166,7 @@ def test_the_size_of_large_segments_is_read(
     for n_bytes in (100, 3 << 20):
         allocator.allocate(n_bytes)
 
-    segments = SnapshotReader(torch, HistoryControl(torch)).read([0])
+    segments = HistoryControl(torch).read_segments([0])
 
     assert sorted((bool(each.is_small), each.page_bytes) for each in segments) == [
         (False, page_bytes),

@@ -17,7 +17,6 @@ from types import ModuleType
 from gpumemwidget.backends.counters import TouchedCounters
 from gpumemwidget.backends.cuda.history_control import HistoryControl
 from gpumemwidget.backends.cuda.limits import CudaLimits, read_release
-from gpumemwidget.backends.cuda.snapshot import SnapshotReader
 from gpumemwidget.backends.cuda.tracer import CudaTracer
 from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay
 from gpumemwidget.errors import BackendError
@@ -49,9 +48,8 @@ class CudaBackend(TouchedCounters):
                 "install a CUDA build to record it"
             )
         super().__init__(torch, "cuda", PeakOverlay(torch._C))  # noqa: SLF001 - see the overlay
-        history = HistoryControl(torch)
-        self._snapshots = SnapshotReader(torch, history)
-        self._tracer = CudaTracer(torch, self._snapshots, history)
+        self._history = HistoryControl(torch)
+        self._tracer = CudaTracer(torch, self._history)
         self._limits = CudaLimits(torch, self._notes.add)
 
     def read_segments(self) -> tuple[Segment, ...]:
@@ -63,14 +61,16 @@ class CudaBackend(TouchedCounters):
         touched = self._list_touched()
         if not touched:
             return ()
-        if self._snapshots.is_costly and not self._tracer.keeps_no_events:
+        if self._history.is_costly and not self._tracer.keeps_no_events:
             self._notes.add(
                 "the allocator's blocks are not read while a memory history is recorded: "
                 f"PyTorch {self._torch.__version__} would fetch all of its events with them"
             )
             return ()
         return self._ask(
-            partial(self._snapshots.read, touched), "the allocator's blocks can't be read", ()
+            partial(self._history.read_segments, touched),
+            "the allocator's blocks can't be read",
+            (),
         )
 
     def start_trace(self, *, n_events: int) -> tuple[str, ...]:

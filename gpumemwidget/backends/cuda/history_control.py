@@ -1,4 +1,4 @@
-"""Start and stop the allocator's history, and notice when the user does.
+"""Start, stop and read the allocator's history, and notice when the user does.
 
 There is one history in a process. Whoever starts it sets it for all, and nobody can ask how it is
 set. So while that matters, the bindings of ``torch._C`` that set and read the history are wrapped.
@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import inspect
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
+from gpumemwidget.backends.cuda.snapshot import parse_segments, read_large_page_bytes
 from gpumemwidget.backends.patching import Patch
+from gpumemwidget.model.segments import Segment
 
 #: Bindings that ``torch.cuda.memory._record_memory_history`` calls, in its two forms.
 _SETTERS = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
@@ -39,6 +42,7 @@ class HistoryControl:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._patch = Patch()
+        self._options: dict[str, bool] | None = None
         #: Idents of threads within a call of ours.
         self._own_threads: set[int] = set()
         #: When our snapshots were taken that are entries of a history of the user's: start and end,
@@ -70,8 +74,42 @@ class HistoryControl:
         self.watch()
         self.set("state", context="state", stacks="python", max_entries=1)
 
+    @property
+    def is_costly(self) -> bool:
+        """True if to read the segments would fetch all events of a history that the user records.
+
+        That takes up to two seconds. Older releases of torch can't leave the events out: see
+        ``include_traces`` in
+        https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_snapshot.html
+        """
+        return not self._find_options() and self.is_on()
+
+    def read_segments(self, touched: Container[int]) -> tuple[Segment, ...]:
+        """Return the segments of touched devices, by index; CUDA must be initialised.
+
+        Raises:
+            RuntimeError: CUDA refuses, or the allocator is one that keeps no blocks.
+        """
+        with self._taking_snapshot():
+            raw = self._torch.cuda.memory.memory_snapshot(**self._find_options())
+        return parse_segments(
+            (segment for segment in raw if segment["device"] in touched),
+            large_page_bytes=read_large_page_bytes(self._torch),
+        )
+
+    def take_snapshot(self) -> Any:
+        """Return torch's own snapshot: the segments, and the events of the history."""
+        with self._taking_snapshot():
+            return self._torch.cuda.memory._snapshot()  # noqa: SLF001 - has no public name
+
+    def _find_options(self) -> dict[str, bool]:
+        if self._options is None:
+            known = inspect.signature(self._torch.cuda.memory.memory_snapshot).parameters
+            self._options = {"include_traces": False} if "include_traces" in known else {}
+        return self._options
+
     @contextlib.contextmanager
-    def taking_snapshot(self) -> Iterator[None]:
+    def _taking_snapshot(self) -> Iterator[None]:
         """Take a snapshot within this context, hidden from the user's history: it is an entry."""
         is_others = not self.is_ours and self.is_on()
         if is_others:

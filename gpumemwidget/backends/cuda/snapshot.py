@@ -1,18 +1,12 @@
-"""Read the caching allocator's snapshot: its segments, their blocks, and the stacks of both.
-
-Torch's dictionaries become records here. The events of a history that the user records are never
-fetched with them, as that takes up to two seconds.
-"""
+"""Parse the caching allocator's snapshot: torch's segments, blocks and stacks become records."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from gpumemwidget.backends.cuda.history_control import HistoryControl
 from gpumemwidget.model.segments import Block, Frame, Segment
 
 #: States of blocks by their names in any release of PyTorch.
@@ -26,51 +20,6 @@ _STATES: dict[str, Literal["active_allocated", "active_pending_free", "inactive"
 
 #: The allocator's settings in the environment, the newest name first.
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-
-
-class SnapshotReader:
-    """A reader of the snapshots of CUDA's caching allocator.
-
-    Args:
-        torch: the imported module ``torch``.
-        history: hides our snapshots, which are entries of a history, from the user.
-    """
-
-    def __init__(self, torch: Any, history: HistoryControl) -> None:
-        self._torch = torch
-        self._history = history
-        self._options: dict[str, bool] | None = None
-
-    @property
-    def is_costly(self) -> bool:
-        """True if a snapshot would fetch all events of a history that the user records.
-
-        Older releases of torch can't leave the events out: see ``include_traces`` in
-        https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_snapshot.html
-        """
-        return not self._find_options() and self._history.is_on()
-
-    def read(self, touched: Container[int]) -> tuple[Segment, ...]:
-        """Return the segments of touched devices; CUDA must be initialised.
-
-        Args:
-            touched: indices of the devices that are in use.
-
-        Raises:
-            RuntimeError: CUDA refuses, or the allocator is one that keeps no blocks.
-        """
-        with self._history.taking_snapshot():
-            raw = self._torch.cuda.memory.memory_snapshot(**self._find_options())
-        return parse_segments(
-            (segment for segment in raw if segment["device"] in touched),
-            large_page_bytes=_read_large_page_bytes(self._torch),
-        )
-
-    def _find_options(self) -> dict[str, bool]:
-        if self._options is None:
-            known = inspect.signature(self._torch.cuda.memory.memory_snapshot).parameters
-            self._options = {"include_traces": False} if "include_traces" in known else {}
-        return self._options
 
 
 def parse_segments(
@@ -88,7 +37,7 @@ def parse_segments(
     )
 
 
-def _read_large_page_bytes(torch: Any) -> int | None:
+def read_large_page_bytes(torch: Any) -> int | None:
     """Return the setting ``large_segment_size_mb``, in bytes; ``None`` where it is not set.
 
     The last call that set it counts, else the environment at the start: see ``AllocatorConfig`` in

@@ -15,7 +15,6 @@ from typing import Any
 
 from gpumemwidget.backends.cuda.events import parse_traces
 from gpumemwidget.backends.cuda.history_control import HistoryControl, read_now_us
-from gpumemwidget.backends.cuda.snapshot import SnapshotReader
 from gpumemwidget.backends.cuda.snapshot_file import write_snapshot
 from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook
 from gpumemwidget.errors import FileError
@@ -44,13 +43,11 @@ class CudaTracer:
 
     Args:
         torch: the imported module ``torch``.
-        snapshots: reads the segments at the start of a trace.
-        history: starts and stops the allocator's history.
+        history: starts, stops and reads the allocator's history.
     """
 
-    def __init__(self, torch: Any, snapshots: SnapshotReader, history: HistoryControl) -> None:
+    def __init__(self, torch: Any, history: HistoryControl) -> None:
         self._torch = torch
-        self._snapshots = snapshots
         self._lock = threading.RLock()
         self._history = history
         self._history.before_handing_over = self._end_for_user
@@ -82,7 +79,7 @@ class CudaTracer:
                     self._begin(span)
                     span.start_us = read_now_us()
                     if touched:
-                        span.before = self._snapshots.read(touched)
+                        span.before = self._history.read_segments(touched)
                         span.marked_by_us = read_now_us()
                 else:
                     span.start_us = read_now_us()
@@ -105,7 +102,9 @@ class CudaTracer:
                 self._end_span()
                 return ()
             try:
-                raw = self._take_snapshot() if span.handed_over is None else span.handed_over
+                raw = (
+                    self._history.take_snapshot() if span.handed_over is None else span.handed_over
+                )
             except _REFUSALS as exc:
                 self._notes.append(f"CUDA gives no trace: {read_first_line(exc)}")
                 return ()
@@ -170,10 +169,6 @@ class CudaTracer:
             self._awaits_cuda = False
             self._cuda_start.cancel()
 
-    def _take_snapshot(self) -> Any:
-        with self._history.taking_snapshot():
-            return self._torch.cuda.memory._snapshot()  # noqa: SLF001 - has no public name
-
     def _end_for_user(self) -> None:
         """End our history, within the user's own call that sets one: nothing may be raised.
 
@@ -183,7 +178,7 @@ class CudaTracer:
             span = self._span
             try:
                 if span is not None and span.handed_over is None:
-                    span.handed_over = self._take_snapshot()
+                    span.handed_over = self._history.take_snapshot()
                     span.end_us = read_now_us()
                 self._history.set(None)
             except Exception as exc:  # noqa: BLE001 - it would be the user's own call that fails
