@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.browser.lab import Lab, Notebook, start_browser, start_lab
+from tests.browser.stage import write_load
 
 __all__ = ["README_PICTURE", "SCENES", "take_pictures"]
 
@@ -43,14 +44,6 @@ def train(model, loader, seconds=4):
             free(allocate(900))
             free(handles)
 model, loader = [allocate(700) for _ in range(8)], None
-%load_ext gpumemwidget
-"""
-_STAGE = f"""
-import subprocess, sys, time
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from tests.browser.stage import MIB, Stage
-stage = Stage({{n_devices}}, n_used={{n_used}})
-stage.set()
 %load_ext gpumemwidget
 """
 _SHARED = """
@@ -258,7 +251,7 @@ class Scene:
 
 
 def _stage(n_devices: int, n_used: int, *cells: str) -> tuple[str, ...]:
-    return (_STAGE.format(n_devices=n_devices, n_used=n_used), "%memdash", *cells)
+    return (write_load(n_devices, n_used), "%memdash", *cells)
 
 
 _HOST_CELLS = (_LOAD, "%memdash", _MODEL, _TRAIN.format(n_steps=10), _FAIL, _SHOW)

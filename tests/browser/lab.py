@@ -83,6 +83,17 @@ class Lab:
             yield opened
 
     @contextlib.contextmanager
+    def open_dashboard(self, load: str, *cells: str, **options: Any) -> Iterator[Notebook]:
+        """A new notebook whose first two cells have run: what loads, and the dashboard."""
+        with self.open([load, "%memdash", *cells], **options) as notebook:
+            notebook.wait_for_kernel()
+            notebook.run(0, timeout_s=60)
+            notebook.run(1)
+            notebook.page.wait_for_selector(".gmd[data-drawn]")
+            yield notebook
+            assert notebook.problems == []
+
+    @contextlib.contextmanager
     def open_file(
         self,
         name: str,
@@ -258,6 +269,14 @@ class Notebook:
                 [kernel, expression],
             )
         ).strip("'")
+
+    def read_resident_bytes(self) -> int:
+        """What the system says of the kernel's process, from outside."""
+        pid = self.ask("__import__('os').getpid()")
+        status = Path(f"/proc/{pid}/status")
+        resident = re.search(r"VmRSS:\s+(\d+) kB", status.read_text(encoding="ascii"))
+        assert resident is not None
+        return int(resident[1]) * 1024
 
     def dashboards(self) -> Locator:
         """The dashboards in the page."""

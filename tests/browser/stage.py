@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +25,7 @@ from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned
 from gpumemwidget.ownership import account as entries
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 
-__all__ = ["MIB", "Stage"]
+__all__ = ["MIB", "Stage", "write_load"]
 
 MIB = 1 << 20
 _DRIVER_BYTES = 480 * MIB
@@ -33,6 +34,18 @@ _UNLISTED_BYTES = 9 * MIB
 _TOTAL_BYTES = 80 * 1024 * MIB
 #: Somebody else's process: no system numbers its own so high.
 NEIGHBOUR = 2**31 - 7
+
+
+def write_load(n_devices: int, n_used: int) -> str:
+    """A cell that sets a stage in a kernel, and loads the extension."""
+    return (
+        "import os, subprocess, sys, time\n"
+        f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
+        "from tests.browser.stage import MIB, Stage\n"
+        f"stage = Stage({n_devices}, n_used={n_used})\n"
+        "stage.set()\n"
+        "%load_ext gpumemwidget"
+    )
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +10,7 @@ from tests.browser.lab import Lab, Notebook
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
-LOAD = "%load_ext gpumemwidget\nimport os, pathlib, time, torch\nprint('pid', os.getpid())"
+LOAD = "%load_ext gpumemwidget\nimport pathlib, torch"
 #: Takes memory step by step until it is told that it is enough.
 TAKE = """
 kept = []
@@ -24,18 +20,6 @@ while not pathlib.Path("enough").exists():
 """
 BIG = "big = torch.ones(64, 1024, 1024)"
 BIG_BYTES = 64 * 1024 * 1024 * 4
-
-
-@contextlib.contextmanager
-def _open_dashboard(lab: Lab, *cells: str) -> Iterator[Notebook]:
-    """A notebook with the dashboard shown in its second cell, and more cells to run."""
-    with lab.open([LOAD, "%memdash", *cells]) as notebook:
-        notebook.wait_for_kernel()
-        notebook.run(0, timeout_s=60)
-        notebook.run(1)
-        notebook.page.wait_for_selector(".gmd[data-drawn]")
-        yield notebook
-        assert notebook.problems == []
 
 
 def _last_time(notebook: Notebook, which: int = 0) -> float:
@@ -56,16 +40,6 @@ def _state(notebook: Notebook) -> str:
     return notebook.page.locator(".gmd-state").first.inner_text()
 
 
-def _read_resident_bytes(notebook: Notebook) -> int:
-    """What the system says of the kernel's process, from outside."""
-    found = re.search(r"pid (\d+)", notebook.output(0))
-    assert found is not None
-    status = Path(f"/proc/{found[1]}/status").read_text(encoding="ascii")
-    resident = re.search(r"VmRSS:\s+(\d+) kB", status)
-    assert resident is not None
-    return int(resident[1]) * 1024
-
-
 def _show_variables(notebook: Notebook) -> None:
     notebook.page.locator("[data-tab=variables]").click()
     notebook.page.wait_for_selector(".gmd-variables input[value=big]")
@@ -74,7 +48,7 @@ def _show_variables(notebook: Notebook) -> None:
 @pytest.mark.story
 def test_plot_is_live_while_a_cell_is_busy(lab: Lab) -> None:
     """New samples are drawn while Python computes without a pause."""
-    with _open_dashboard(lab, TAKE) as notebook:
+    with lab.open_dashboard(LOAD, TAKE) as notebook:
         notebook.start(2)
         notebook.wait_until(lambda: "running" in _state(notebook), "the state says it runs")
 
@@ -92,7 +66,7 @@ def test_plot_is_live_while_a_cell_is_busy(lab: Lab) -> None:
 
 def test_two_views_are_both_live_and_a_cell_can_be_run_again(lab: Lab) -> None:
     """Showing the dashboard in a second cell, and again in the first, leaves two live views."""
-    with _open_dashboard(lab, "%memdash", TAKE) as notebook:
+    with lab.open_dashboard(LOAD, "%memdash", TAKE) as notebook:
         notebook.run(2)
         notebook.run(1)
         notebook.wait_until(lambda: notebook.dashboards().count() == 2, "there are two views")
@@ -112,7 +86,7 @@ def test_two_views_are_both_live_and_a_cell_can_be_run_again(lab: Lab) -> None:
 
 def test_controls_work_while_a_cell_runs(lab: Lab) -> None:
     """Pause holds the picture, and a cell's button zooms to it, without asking the kernel."""
-    with _open_dashboard(lab, TAKE) as notebook:
+    with lab.open_dashboard(LOAD, TAKE) as notebook:
         notebook.start(2)
         notebook.wait_until(lambda: "running" in _state(notebook), "the cell has started")
         page = notebook.page
@@ -141,7 +115,7 @@ def test_controls_work_while_a_cell_runs(lab: Lab) -> None:
 
 def test_page_reloaded_in_mid_cell_goes_on_without_a_gap(lab: Lab) -> None:
     """After the reload the plot has the samples of the time in which no page was there."""
-    with _open_dashboard(lab, TAKE) as notebook:
+    with lab.open_dashboard(LOAD, TAKE) as notebook:
         notebook.start(2)
         notebook.wait_until(lambda: "running" in _state(notebook), "the cell has started")
         _wait_for_news(notebook)
@@ -164,7 +138,7 @@ def test_page_reloaded_in_mid_cell_goes_on_without_a_gap(lab: Lab) -> None:
 @pytest.mark.story
 def test_release_by_click_frees_memory(lab: Lab) -> None:
     """Ticking a variable tells what goes; the click makes it go, as the system sees it too."""
-    with _open_dashboard(lab, BIG) as notebook:
+    with lab.open_dashboard(LOAD, BIG) as notebook:
         notebook.run(2)
         _show_variables(notebook)
         page = notebook.page
@@ -174,10 +148,10 @@ def test_release_by_click_frees_memory(lab: Lab) -> None:
             lambda: "releases 256.00 MiB on host" in page.locator(".gmd-sum").inner_text(),
             "the sum is told",
         )
-        before = _read_resident_bytes(notebook)
+        before = notebook.read_resident_bytes()
         page.locator(".gmd-release").click()
         page.locator(".gmd-answer[data-state=done]").wait_for()
-        after = _read_resident_bytes(notebook)
+        after = notebook.read_resident_bytes()
 
         assert before - after > 0.95 * BIG_BYTES
         assert notebook.ask("big") == "None"
@@ -197,7 +171,7 @@ shared = torch.ones(1024, 1024); views = [shared[:1]]
 
 def test_training_state_is_released_only_after_a_question(lab: Lab) -> None:
     """The head's box leaves it out; a tick of its own, and a yes in the button's place, take it."""
-    with _open_dashboard(lab, BIG + TRAINING) as notebook:
+    with lab.open_dashboard(LOAD, BIG + TRAINING) as notebook:
         notebook.run(2)
         _show_variables(notebook)
         page = notebook.page
@@ -227,7 +201,7 @@ def test_training_state_is_released_only_after_a_question(lab: Lab) -> None:
 
 def test_what_shares_memory_is_ticked_by_a_click(lab: Lab) -> None:
     """A name that frees nothing by itself says what has to go with it, and how much that frees."""
-    with _open_dashboard(lab, BIG + TRAINING) as notebook:
+    with lab.open_dashboard(LOAD, BIG + TRAINING) as notebook:
         notebook.run(2)
         _show_variables(notebook)
         page = notebook.page
@@ -248,7 +222,7 @@ def test_what_shares_memory_is_ticked_by_a_click(lab: Lab) -> None:
 
 def test_click_during_a_cell_waits_for_its_end(lab: Lab) -> None:
     """The release is queued and says so; it is carried out when the cell has ended."""
-    with _open_dashboard(lab, BIG, TAKE + "print(big is None)") as notebook:
+    with lab.open_dashboard(LOAD, BIG, TAKE + "print(big is None)") as notebook:
         notebook.run(2)
         _show_variables(notebook)
         page = notebook.page
@@ -270,7 +244,7 @@ def test_click_during_a_cell_waits_for_its_end(lab: Lab) -> None:
 
 def test_kernel_restart_is_told(lab: Lab) -> None:
     """A restarted kernel's dashboard says that it is over and what to do."""
-    with _open_dashboard(lab) as notebook:
+    with lab.open_dashboard(LOAD) as notebook:
         notebook.restart_kernel()
 
         notebook.page.locator(".gmd[data-over]").wait_for()
@@ -281,7 +255,7 @@ def test_kernel_restart_is_told(lab: Lab) -> None:
 
 def test_hidden_dashboard_costs_nothing(lab: Lab) -> None:
     """While the notebook's tab is hidden nothing is sampled; shown again, it goes on."""
-    with _open_dashboard(lab) as notebook:
+    with lab.open_dashboard(LOAD) as notebook:
         assert notebook.ask(_IS_SAMPLING) == "True"
 
         notebook.command("launcher:create")
@@ -293,15 +267,6 @@ def test_hidden_dashboard_costs_nothing(lab: Lab) -> None:
         notebook.wait_until(lambda: _last_time(notebook) > before, "it draws again")
 
 
-def test_closed_notebook_costs_nothing(lab: Lab) -> None:
-    """When the notebook is closed and its kernel lives on, nothing is sampled."""
-    with _open_dashboard(lab) as notebook:
-        notebook.save()
-        notebook.page.evaluate("() => window.jupyterapp.shell.currentWidget.dispose()")
-
-        notebook.wait_until(lambda: notebook.ask(_IS_SAMPLING) == "False", "nothing is sampled")
-
-
 def test_failure_in_a_callback_is_shown(lab: Lab) -> None:
     """What goes wrong in the kernel while it answers the page stands in the page."""
     breaking = (
@@ -309,7 +274,7 @@ def test_failure_in_a_callback_is_shown(lab: Lab) -> None:
         "def fail(shell): raise RuntimeError('made to fail')\n"
         "variables.list_variables = fail"
     )
-    with _open_dashboard(lab, breaking) as notebook:
+    with lab.open_dashboard(LOAD, breaking) as notebook:
         notebook.run(2)
         notebook.page.locator("[data-tab=variables]").click()
 
@@ -323,19 +288,9 @@ def test_failure_in_a_callback_is_shown(lab: Lab) -> None:
         banner.wait_for()
 
 
-def test_static_side_stays_when_the_extension_is_unloaded(lab: Lab) -> None:
-    """Unloading takes the live view away and leaves what is known as a table."""
-    with _open_dashboard(lab, "%unload_ext gpumemwidget") as notebook:
-        notebook.run(2)
-
-        notebook.wait_until(lambda: notebook.dashboards().count() == 0, "the live view is gone")
-        assert "%load_ext" in notebook.output(1)
-        assert "host" in notebook.output(1)
-
-
 def test_theme_is_followed(lab: Lab) -> None:
     """The dashboard's own colours change with JupyterLab's theme, the plot's too."""
-    with _open_dashboard(lab) as notebook:
+    with lab.open_dashboard(LOAD) as notebook:
         light = notebook.page.evaluate(_PLOT_COLOR)
         notebook.command("apputils:change-theme", {"theme": "JupyterLab Dark"})
 

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from pathlib import Path
+from contextlib import AbstractContextManager
 
 import pytest
 from playwright.sync_api import Locator
 
 from tests.browser.lab import BUSY, Lab, Notebook
+from tests.browser.stage import write_load
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
-_ROOT = str(Path(__file__).parents[2])
-_STAGE = """
-import os, subprocess, sys, time
-sys.path.insert(0, {root!r})
-from tests.browser.stage import MIB, Stage
-stage = Stage({n_devices}, n_used={n_used})
-stage.set()
-%load_ext gpumemwidget
-"""
 _TRAIN = "stage.train(0)"
 #: A busy cell with a child that has memory on a GPU: until there is a file, and while there is one.
 _CHILD = """
@@ -37,19 +27,12 @@ while enough.exists(): sum(range(100_000))
 """
 
 
-@contextlib.contextmanager
 def _open(
     lab: Lab, *cells: str, n_devices: int = 2, n_used: int | None = None, width: int = 1280
-) -> Iterator[Notebook]:
+) -> AbstractContextManager[Notebook]:
     """A notebook on a stage, with the dashboard in its second cell, and more cells to run."""
-    stage = _STAGE.format(root=_ROOT, n_devices=n_devices, n_used=n_used or n_devices)
-    with lab.open([stage, "%memdash", *cells], width=width, height=2000) as notebook:
-        notebook.wait_for_kernel()
-        notebook.run(0, timeout_s=60)
-        notebook.run(1)
-        notebook.page.wait_for_selector(".gmd[data-drawn]")
-        yield notebook
-        assert notebook.problems == []
+    load = write_load(n_devices, n_used or n_devices)
+    return lab.open_dashboard(load, *cells, width=width, height=2000)
 
 
 def _show_device(notebook: Notebook) -> None:

@@ -58,16 +58,6 @@ def _wait_for(notebook: Notebook, text: str, state: str, which: int = 0) -> str:
     return _said(notebook, text, which)
 
 
-def _read_resident_bytes(notebook: Notebook) -> int:
-    """What the system says of the kernel's process, from outside."""
-    found = re.search(r"pid (\d+)", notebook.output(0))
-    assert found is not None
-    status = Path(f"/proc/{found[1]}/status").read_text(encoding="ascii")
-    resident = re.search(r"VmRSS:\s+(\d+) kB", status)
-    assert resident is not None
-    return int(resident[1]) * 1024
-
-
 def test_card_stands_below_the_traceback(lab: Lab) -> None:
     """The user's own error first; buttons where we can do it, and nothing moves for them."""
     with _open_card(lab) as notebook:
@@ -85,13 +75,13 @@ def test_card_stands_below_the_traceback(lab: Lab) -> None:
 def test_click_releases_what_was_promised(lab: Lab) -> None:
     """The names go and then the exception; each says what was freed, and the system sees it."""
     with _open_card(lab) as notebook:
-        before = _read_resident_bytes(notebook)
+        before = notebook.read_resident_bytes()
         _way(notebook, "%memrelease big").dblclick()
         said = _wait_for(notebook, "%memrelease big", "done")
-        between = _read_resident_bytes(notebook)
+        between = notebook.read_resident_bytes()
         _way(notebook, "last exception").click()
         _wait_for(notebook, "last exception", "done")
-        after = _read_resident_bytes(notebook)
+        after = notebook.read_resident_bytes()
 
         assert re.match(r"Freed 25[56]\.\d\d MiB on host \(predicted: 256\.00 MiB\)\. Now ", said)
         assert before - between > 0.95 * _BIG_BYTES
@@ -153,12 +143,12 @@ def test_real_oom_of_the_host_gets_its_card(lab: Lab) -> None:
         notebook.run(0, timeout_s=60)
         notebook.run(1)
         _way(notebook, "%memrelease --exceptions").wait_for()
-        before = _read_resident_bytes(notebook)
+        before = notebook.read_resident_bytes()
         _way(notebook, "%memrelease --exceptions").click()
         said = _wait_for(notebook, "%memrelease --exceptions", "done")
 
         assert "Out of memory on the host" in notebook.output(1)
-        assert before - _read_resident_bytes(notebook) > 0.95 * _BIG_BYTES
+        assert before - notebook.read_resident_bytes() > 0.95 * _BIG_BYTES
         assert said.startswith("Freed 256.")
         assert notebook.problems == []
 

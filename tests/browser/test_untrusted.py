@@ -141,13 +141,6 @@ def test_legend_of_a_bar_has_its_colours(reports: Notebook) -> None:
     assert len(set(legend)) > 5
 
 
-def test_card_of_an_oom_has_its_frame(reports: Notebook) -> None:
-    """The red edge says at a glance what kind of report it is."""
-    card = _find(reports, "oom", ".gmw-card")
-
-    assert _read_style(card, "border-left") == "3px solid rgb(214, 69, 61)"
-
-
 def test_a_missing_chart_is_explained(reports: Notebook) -> None:
     """No words of the picture lie about, and a line says how to see it."""
     text = _find(reports, "cell_gpu", ".gmw").inner_text()
@@ -156,10 +149,3 @@ def test_a_missing_chart_is_explained(reports: Notebook) -> None:
     assert "0 s" not in text
     assert not _find(reports, "cell_gpu", ".gmw-s").is_visible()
     assert "Trust" not in _find(reports, "account", ".gmw").inner_text()
-
-
-def test_a_stopped_cells_name_is_coloured(reports: Notebook) -> None:
-    """What went wrong is in red or amber."""
-    bad = _find(reports, "account", ".gmw-bad").first
-
-    assert _read_style(bad, "color") == "rgb(214, 69, 61)"

@@ -11,32 +11,18 @@ from pathlib import Path
 import pytest
 
 from tests.browser.lab import Lab, Notebook
+from tests.browser.stage import write_load
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
-
-_STAGE = f"""
-import sys, time
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from tests.browser.stage import MIB, Stage
-stage = Stage({{n_devices}}, n_used={{n_used}})
-stage.set()
-%load_ext gpumemwidget
-"""
 
 
 @contextlib.contextmanager
 def _open(lab: Lab, n_devices: int, n_used: int, *cells: str) -> Iterator[Notebook]:
     """A notebook on simulated GPUs with its dashboard, and cells that have run."""
-    load = _STAGE.format(n_devices=n_devices, n_used=n_used)
-    with lab.open([load, "%memdash", *cells]) as notebook:
-        notebook.wait_for_kernel()
-        notebook.run(0, timeout_s=60)
-        notebook.run(1)
-        notebook.page.wait_for_selector(".gmd[data-drawn]")
+    with lab.open_dashboard(write_load(n_devices, n_used), *cells) as notebook:
         for number in range(2, 2 + len(cells)):
             notebook.run(number, timeout_s=60)
         yield notebook
-        assert notebook.problems == []
 
 
 def _chip(notebook: Notebook, device: str) -> str:

@@ -15,11 +15,9 @@ import pytest
 import torch
 from IPython.core.displaypub import CapturingDisplayPublisher
 
-from gpumemwidget.errors import BackendError
 from gpumemwidget.progress import listen
-from gpumemwidget.session.session import Session, current_session
-from gpumemwidget.widgets.dashboard import Dashboard, open_dashboard
 from gpumemwidget.widgets.frontend import read_css, read_esm
+from tests.jupyter.page import Page
 from tests.jupyter.rows import unpack_rows
 
 _MIB = 1024**2
@@ -28,44 +26,14 @@ _MOST_OPENING_BYTES = 1_300_000
 _FRAMES_BYTES = 4_000
 
 
-class _Page:
-    """A page with one view, that keeps what it is sent."""
-
-    def __init__(self, shell: Any) -> None:
-        self.shell = shell
-        self.session: Session = current_session()
-        self.dashboard: Dashboard = open_dashboard(self.session)
-        self.sent: list[dict[str, Any]] = []
-        self.dashboard.send = self._keep
-
-    def say(self, kind: str, **content: object) -> list[dict[str, Any]]:
-        """Send a message, and take what came back."""
-        self.sent.clear()
-        self.dashboard._handle_custom_msg({"kind": kind, **content}, [])
-        return self.take(but=("rows", "devices"))
-
-    def see(self, *, visible: bool = True, variables: bool = False) -> list[dict[str, Any]]:
-        return self.say("view", view="a", visible=visible, variables=variables, snapshot=False)
-
-    def run(self, source: str) -> None:
-        self.shell.run_cell(source, store_history=True).raise_error()
-
-    def take(self, *, but: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-        return [message for message in self.sent if message["kind"] not in but]
-
-    def _keep(self, content: dict[str, Any], buffers: object = None) -> None:
-        json.dumps(content)
-        self.sent.append({**content, "buffers": buffers})
-
-
 @pytest.fixture
-def page(shell: Any, monkeypatch: pytest.MonkeyPatch) -> _Page:
+def page(shell: Any, monkeypatch: pytest.MonkeyPatch) -> Page:
     # A busy machine may take longer for what is exact here.
     monkeypatch.setattr("gpumemwidget.ownership.variables.LIST_BUDGET_S", 60.0)
     monkeypatch.setattr("gpumemwidget.widgets.variables_panel._SUM_BUDGET_S", 60.0)
     shell.run_line_magic("load_ext", "gpumemwidget")
     shell.user_ns["torch"] = torch
-    return _Page(shell)
+    return Page(shell)
 
 
 def _find(messages: list[dict[str, Any]], kind: str) -> dict[str, Any]:
@@ -73,12 +41,12 @@ def _find(messages: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     return message
 
 
-def test_opening_message_is_small_enough(page: _Page) -> None:
+def test_opening_message_is_small_enough(page: Page) -> None:
     """After a session of any length: plotly.js, our own code, and a piece of the past."""
     for number in range(120):
         page.run(f"value_{number} = 'a line of code that is long enough to be cut' * 4")
     for _ in range(3000):
-        page.session.monitor.read_now()
+        page.monitor.read_now()
 
     state = page.dashboard.get_state()
 
@@ -87,7 +55,7 @@ def test_opening_message_is_small_enough(page: _Page) -> None:
     assert size < 0.6 * _MOST_OPENING_BYTES
 
 
-def test_state_is_made_when_it_is_asked_for(page: _Page) -> None:
+def test_state_is_made_when_it_is_asked_for(page: Page) -> None:
     """A page that is loaded anew gets what is true then, though no trait was ever set."""
     page.dashboard.get_state()
     page.run("x = 1")
@@ -99,14 +67,14 @@ def test_state_is_made_when_it_is_asked_for(page: _Page) -> None:
 
 
 def test_state_of_other_widgets_survives_our_failure(
-    page: _Page, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: Page, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A page asks for the states of all widgets in one message."""
 
     def fail(*_: object) -> None:
         raise RuntimeError("made to fail")
 
-    monkeypatch.setattr(page.session.monitor.history, "samples", fail)
+    monkeypatch.setattr(page.monitor.history, "samples", fail)
 
     state = page.dashboard.get_state()
 
@@ -114,7 +82,7 @@ def test_state_of_other_widgets_survives_our_failure(
     assert "RuntimeError: made to fail" in capsys.readouterr().err
 
 
-def test_variables_are_listed_on_demand(page: _Page) -> None:
+def test_variables_are_listed_on_demand(page: Page) -> None:
     """By storage, with what each holds and frees."""
     page.run("big = torch.ones(64, 1024, 1024)\npart = big[:1]")
 
@@ -128,7 +96,7 @@ def test_variables_are_listed_on_demand(page: _Page) -> None:
     assert part["shared_with"] == ["big"]
 
 
-def test_sum_is_that_of_the_set(page: _Page) -> None:
+def test_sum_is_that_of_the_set(page: Page) -> None:
     """Two names of one storage free it only together."""
     page.run("big = torch.ones(64, 1024, 1024)\npart = big[:1]")
 
@@ -140,19 +108,7 @@ def test_sum_is_that_of_the_set(page: _Page) -> None:
     }
 
 
-def test_sum_that_is_cut_short_is_a_lower_bound(
-    page: _Page, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No figure is shown as a fact before all was looked at."""
-    page.run("kept = [[[{}] for _ in range(50_000)], {'deep': [{'t': torch.ones(1024, 1024)}]}]")
-    monkeypatch.setattr("gpumemwidget.widgets.variables_panel._SUM_BUDGET_S", 0.001)
-
-    answer = page.say("sum", id="1", names=["kept"])
-
-    assert _find(answer, "sum")["frees"]["is_at_least"]
-
-
-def test_a_ctrl_c_ends_the_counting_where_sigint_is_ignored(page: _Page) -> None:
+def test_a_ctrl_c_ends_the_counting_where_sigint_is_ignored(page: Page) -> None:
     """As ipykernel does between its messages, where the counting runs."""
     page.run("kept = [[{}] for _ in range(50_000)]; big = torch.ones(1024, 1024)")
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -166,14 +122,7 @@ def test_a_ctrl_c_ends_the_counting_where_sigint_is_ignored(page: _Page) -> None
     assert answer["error"] == "interrupted"
 
 
-def test_sum_of_a_name_that_is_gone_says_so(page: _Page) -> None:
-    """The list may be older than the namespace."""
-    answer = page.say("sum", id="1", names=["gone"])
-
-    assert "'gone'" in _find(answer, "sum")["error"]
-
-
-def test_account_adds_up_and_is_opened(page: _Page) -> None:
+def test_account_adds_up_and_is_opened(page: Page) -> None:
     """A click takes it and gets its rows; the parts of a row come when it is opened."""
     page.run(
         "layer = torch.nn.Linear(2048, 2048)\nkept = [torch.ones(512, 1024) for _ in range(3)]"
@@ -198,7 +147,7 @@ def test_account_adds_up_and_is_opened(page: _Page) -> None:
     assert page.say("parts", key=done["key"] - 1, node=0, start=0) == []
 
 
-def test_account_grows_old(page: _Page) -> None:
+def test_account_grows_old(page: Page) -> None:
     """The list that follows a cell or a release says so; a new account is new again."""
     page.run("big = torch.ones(64, 1024, 1024)")
     page.say("account")
@@ -213,7 +162,7 @@ def test_account_grows_old(page: _Page) -> None:
     assert _find(answer, "variables")["account_is_old"]
 
 
-def test_account_in_mid_cell_waits_for_its_end(page: _Page) -> None:
+def test_account_in_mid_cell_waits_for_its_end(page: Page) -> None:
     """It is said that it waits; two wishes are one account; parts of the last one are sent."""
     page.run("big = torch.ones(64, 1024, 1024)")
     done = page.say("account")[-1]
@@ -230,7 +179,7 @@ def test_account_in_mid_cell_waits_for_its_end(page: _Page) -> None:
 
     assert [message["state"] for answer in answers[:2] for message in answer] == ["queued"] * 2
     assert answers[2][0]["kind"] == "parts"
-    accounts = [message for message in page.take() if message["kind"] == "account"]
+    accounts = [message for message in page.sent if message["kind"] == "account"]
     *running, done = [message["state"] for message in accounts]
     assert (set(running), done) == ({"running"}, "done")
     assert "made_here" in {row["label"] for row in accounts[-1]["rows"]}
@@ -254,7 +203,7 @@ def test_account_in_mid_cell_waits_for_its_end(page: _Page) -> None:
     ],
 )
 def test_interrupt_ends_what_is_at_work_and_is_told(
-    page: _Page, monkeypatch: pytest.MonkeyPatch, owner: str, asked: dict[str, Any], kind: str
+    page: Page, monkeypatch: pytest.MonkeyPatch, owner: str, asked: dict[str, Any], kind: str
 ) -> None:
     """No cell runs that it could be meant for, and a view waits for the answer."""
 
@@ -270,7 +219,7 @@ def test_interrupt_ends_what_is_at_work_and_is_told(
     assert said == ("Interrupted: nothing was changed." if kind == "release" else "interrupted")
 
 
-def test_very_many_names_are_bounded(page: _Page) -> None:
+def test_very_many_names_are_bounded(page: Page) -> None:
     """A page that lays out ten thousand rows stands still for seconds."""
     page.run("for n in range(600): globals()[f'name_{n}'] = torch.ones(n + 1)")
 
@@ -281,7 +230,7 @@ def test_very_many_names_are_bounded(page: _Page) -> None:
     assert answer["variables"][0]["name"] == "name_599"
 
 
-def test_hostile_names_are_told_as_they_are(page: _Page) -> None:
+def test_hostile_names_are_told_as_they_are(page: Page) -> None:
     """They are text to the page, which never makes elements of them."""
     name = "<img src=x onerror=alert(1)>\"'"
     page.shell.user_ns[name] = torch.ones(1024, 1024)
@@ -296,7 +245,7 @@ def test_hostile_names_are_told_as_they_are(page: _Page) -> None:
     assert "<img" not in released["html"]
 
 
-def test_release_is_carried_out_and_reported(page: _Page) -> None:
+def test_release_is_carried_out_and_reported(page: Page) -> None:
     """The new list comes before the report, so that both can be shown at once."""
     page.run("big = torch.ones(64, 1024, 1024)")
 
@@ -311,7 +260,7 @@ def test_release_is_carried_out_and_reported(page: _Page) -> None:
     assert page.shell.user_ns["big"] is None
 
 
-def test_click_in_mid_cell_waits_for_its_end(page: _Page) -> None:
+def test_click_in_mid_cell_waits_for_its_end(page: Page) -> None:
     """It is answered at once that it is queued; the cell itself still finds its variable."""
     page.run("big = torch.ones(64, 1024, 1024)")
     page.shell.user_ns["click"] = lambda: page.say("release", id="7", names=["big"], keep=False)
@@ -319,14 +268,14 @@ def test_click_in_mid_cell_waits_for_its_end(page: _Page) -> None:
     page.run("click()\nfound = big is not None")
 
     assert page.shell.user_ns["found"]
-    states = [message["state"] for message in page.take() if message["kind"] == "release"]
+    states = [message["state"] for message in page.sent if message["kind"] == "release"]
     assert states == ["queued", "running", "done"]
     assert page.shell.user_ns["big"] is None
 
 
 @pytest.mark.parametrize(("variables", "n_lists"), [(True, 1), (False, 0)])
 def test_cell_refreshes_the_list_only_where_it_is_shown(
-    page: _Page, variables: bool, n_lists: int
+    page: Page, variables: bool, n_lists: int
 ) -> None:
     """The walk through the user's objects is not free."""
     page.see(variables=variables)
@@ -334,10 +283,10 @@ def test_cell_refreshes_the_list_only_where_it_is_shown(
 
     page.run("x = 1")
 
-    assert [message["kind"] for message in page.take()].count("variables") == n_lists
+    assert [message["kind"] for message in page.sent].count("variables") == n_lists
 
 
-def test_failure_is_shown_in_the_views(page: _Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_is_shown_in_the_views(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing else would show it; the next message is answered again."""
 
     def fail(_shell: object) -> None:
@@ -352,24 +301,7 @@ def test_failure_is_shown_in_the_views(page: _Page, monkeypatch: pytest.MonkeyPa
     assert "variables" in [message["kind"] for message in page.say("variables")]
 
 
-def test_release_is_reported_though_the_memory_cannot_be_read_after_it(
-    page: _Page, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The view waits for the report, and would wait for ever."""
-    page.run("big = torch.ones(64, 1024, 1024)")
-
-    def fail() -> None:
-        raise BackendError("made to fail")
-
-    monkeypatch.setattr(page.session.monitor, "read_now", fail)
-
-    answer = page.say("release", id="7", names=["big"], keep=False)
-
-    assert [message["kind"] for message in answer][1:] == ["trouble", "variables", "release"]
-    assert answer[-1]["state"] == "done"
-
-
-def test_widget_output_has_no_text(page: _Page) -> None:
+def test_widget_output_has_no_text(page: Page) -> None:
     """A notebook that is not trusted draws its text: the static copy below says it all."""
     data, _ = page.dashboard._repr_mimebundle_() or ({}, {})
 
@@ -378,7 +310,7 @@ def test_widget_output_has_no_text(page: _Page) -> None:
     assert "text/html" not in data
 
 
-def test_terminal_shows_the_snapshot(page: _Page, capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_shows_the_snapshot(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
     """Where there is no kernel there is no widget: the devices and the last cells are printed."""
     page.run("x = 1")
     capsys.readouterr()
@@ -392,7 +324,7 @@ def test_terminal_shows_the_snapshot(page: _Page, capsys: pytest.CaptureFixture[
 
 
 @pytest.fixture
-def copies(page: _Page, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+def copies(page: Page, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """Show the dashboard as a kernel does; what its copies were updated to, as text."""
     shown = CapturingDisplayPublisher()
     # A kernel without a loop: what is put off is done at once.
@@ -411,7 +343,7 @@ def copies(page: _Page, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[st
 
 
 def test_copies_are_updated_while_a_page_has_any(
-    page: _Page, copies: Callable[[], list[str]]
+    page: Page, copies: Callable[[], list[str]]
 ) -> None:
     """By a cell, and by a release from the dashboard; each copy tells its time."""
     page.run("big = torch.ones(64, 1024, 1024)")
@@ -429,36 +361,19 @@ def test_copies_are_updated_while_a_page_has_any(
     )
 
 
-def test_close_ends_everything_once(page: _Page) -> None:
+def test_close_ends_everything_once(page: Page) -> None:
     """No listener, no sampler; a second close is fine, and showing it is then static."""
     page.see()
-    assert page.session.monitor.is_sampling
+    assert page.monitor.is_sampling
 
     page.dashboard.close()
     page.dashboard.close()
 
-    assert not page.session.monitor.is_sampling
+    assert not page.monitor.is_sampling
     page.sent.clear()
     page.run("x = 1")
     assert page.sent == []
     page.dashboard._ipython_display_()
-
-
-def test_close_goes_on_where_its_static_side_cannot_be_made(
-    page: _Page, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A lost GPU may fail to answer just then; the views are told that it is over all the same."""
-
-    def fail() -> None:
-        raise BackendError("made to fail")
-
-    page.dashboard._has_outputs = True
-    monkeypatch.setattr(page.session.monitor.hardware, "read_devices", fail)
-
-    with pytest.raises(BackendError):
-        page.dashboard.close()
-
-    assert page.dashboard.comm is None
 
 
 def test_front_end_is_built_from_its_sources() -> None:

@@ -2,73 +2,44 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpumemwidget.errors import BackendError
-from gpumemwidget.model.devices import MOST_CHILDREN, ChildProcess, Sample
-from gpumemwidget.recording.monitor import Monitor
-from gpumemwidget.session.session import current_session
-from gpumemwidget.widgets.dashboard import Dashboard, open_dashboard
+from gpumemwidget.model.devices import ChildProcess, Sample
 from gpumemwidget.widgets.device_panel import describe_children
 from tests.browser.stage import MIB, Stage
+from tests.jupyter.page import Page
 
 _TOTAL_BYTES = 80 * 1024 * MIB
 _NO_SAMPLES: tuple[Sample, ...] = ()
 
 
-class _Page:
-    """A page with one view, that keeps what it is sent."""
-
-    def __init__(self, shell: InteractiveShell, stage: Stage) -> None:
-        self.shell = shell
-        self.stage = stage
-        self.dashboard: Dashboard = open_dashboard(current_session())
-        self.monitor: Monitor = current_session().monitor
-        self.sent: list[dict[str, Any]] = []
-        self.dashboard.send = self._keep
-
-    def see(self, device: str | None, *, look: bool = True, visible: bool = True) -> None:
-        content = {"kind": "view", "view": "a", "visible": visible, "variables": False}
-        self.say(**content, device=device, look=look, snapshot=False)
-
-    def say(self, **content: object) -> None:
-        self.sent.clear()
-        self.dashboard._handle_custom_msg(content, [])
-
-    def run(self, source: str) -> None:
-        self.shell.run_cell(source, store_history=True).raise_error()
-
-    def list(self, kind: str) -> list[dict[str, Any]]:
-        return [message for message in self.sent if message["kind"] == kind]
-
-    def _keep(self, content: dict[str, Any], buffers: object = None) -> None:  # noqa: ARG002
-        json.dumps(content)
-        self.sent.append(content)
-
-
 @pytest.fixture
-def page(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Page]:
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     """Two GPUs, of which one is in use."""
     stage = Stage(2, n_used=1)
     stage.set(monkeypatch.setattr)
     stage.train(0)
+    return stage
+
+
+@pytest.fixture
+def page(shell: InteractiveShell, stage: Stage) -> Iterator[Page]:
     shell.run_line_magic("load_ext", "gpumemwidget")
     shell.user_ns["stage"] = stage
-    page = _Page(shell, stage)
+    page = Page(shell)
     yield page
-    page.see(None, visible=False)
+    page.see(visible=False)
 
 
-def test_parts_are_computed_when_the_tab_is_opened(page: _Page) -> None:
+def test_parts_are_computed_when_the_tab_is_opened(page: Page) -> None:
     """Of every device what is in use; of the one that is shown its report with the map."""
-    page.see("cuda:0")
+    page.see(device="cuda:0", look=True)
 
     assert [message["state"] for message in page.list("device")] == ["running", "done"]
     breakdowns = page.list("device")[-1]["breakdowns"]
@@ -80,34 +51,36 @@ def test_parts_are_computed_when_the_tab_is_opened(page: _Page) -> None:
     assert 0 < breakdowns[2]["used"] < breakdowns[2]["total"]
 
 
-def test_untouched_device_has_the_drivers_figures_and_stays_untouched(page: _Page) -> None:
+def test_untouched_device_has_the_drivers_figures_and_stays_untouched(
+    page: Page, stage: Stage
+) -> None:
     """What stands there is the driver's, and looking does not use it."""
-    page.stage.processes["cuda:1", 2**31 - 7] = 100 * MIB
+    stage.processes["cuda:1", 2**31 - 7] = 100 * MIB
 
-    page.see("cuda:1")
+    page.see(device="cuda:1", look=True)
 
     breakdown = page.list("device")[-1]["breakdowns"][1]
     assert (breakdown["device"], breakdown["used"]) == ("cuda:1", 109 * MIB)
-    assert page.stage.gpu.list_touched() == (0,)
+    assert stage.gpu.list_touched() == (0,)
 
 
-def test_nothing_is_computed_while_the_tab_is_closed(page: _Page) -> None:
+def test_nothing_is_computed_while_the_tab_is_closed(page: Page) -> None:
     """Neither after a cell nor with time; nor for a view that can't be seen."""
-    page.see(None, look=False)
+    page.see()
     page.run("x = 1")
     page.monitor.sampled.call(_NO_SAMPLES)
     assert page.list("device") + page.list("live") == []
 
-    page.see("cuda:0", look=False, visible=False)
+    page.see(visible=False, device="cuda:0")
     page.run("x = 2")
     page.monitor.sampled.call(_NO_SAMPLES)
 
     assert page.list("device") + page.list("live") == []
 
 
-def test_parts_are_computed_anew_after_a_cell(page: _Page) -> None:
+def test_parts_are_computed_anew_after_a_cell(page: Page) -> None:
     """While they are seen, what the cell allocated is among them."""
-    page.see("cuda:0")
+    page.see(device="cuda:0", look=True)
     assert "fresh_one" not in page.list("device")[-1]["breakdowns"][0]["html"]
 
     page.run("stage.take(1024, 'tensor', 'fresh_one')")
@@ -115,13 +88,13 @@ def test_parts_are_computed_anew_after_a_cell(page: _Page) -> None:
     assert "fresh_one" in page.list("device")[-1]["breakdowns"][0]["html"]
 
 
-def test_wish_in_mid_cell_waits_for_its_end(page: _Page) -> None:
+def test_wish_in_mid_cell_waits_for_its_end(page: Page) -> None:
     """It is answered that it is queued; several are one. The children come at once."""
-    page.see("cuda:0", look=False)
+    page.see(device="cuda:0")
     n_live: list[int] = []
 
     def ask() -> None:
-        page.see("cuda:0")
+        page.see(device="cuda:0", look=True)
         page.dashboard._device.look_soon()
         n_live.append(len(page.list("live")))
 
@@ -133,16 +106,16 @@ def test_wish_in_mid_cell_waits_for_its_end(page: _Page) -> None:
     assert states == ["queued", "queued", "running", "done"]
 
 
-def test_children_are_told_while_a_cell_runs(page: _Page) -> None:
+def test_children_are_told_while_a_cell_runs(page: Page, stage: Stage) -> None:
     """With what they have of each device and of the host."""
-    page.see("cuda:0")
+    page.see(device="cuda:0", look=True)
     pids: list[int] = []
 
     def work() -> None:
         child = subprocess.Popen(
             [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         )
-        page.stage.processes["cuda:0", child.pid] = 700 * MIB
+        stage.processes["cuda:0", child.pid] = 700 * MIB
         page.sent.clear()
         page.dashboard._device.send_children()
         pids.append(child.pid)
@@ -157,19 +130,21 @@ def test_children_are_told_while_a_cell_runs(page: _Page) -> None:
     assert child["resident"] > 0
 
 
-def test_failure_is_told_where_the_click_was(page: _Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_is_told_where_the_click_was(
+    page: Page, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In one line; the next wish is answered again."""
 
     def fail(**_: object) -> None:
         raise BackendError("made to fail")
 
-    monkeypatch.setattr(page.stage.hardware, "take_device_states", fail)
-    page.see("cuda:0")
+    monkeypatch.setattr(stage.hardware, "take_device_states", fail)
+    page.see(device="cuda:0", look=True)
     failed = page.list("device")[-1]
     assert (failed["state"], failed["message"]) == ("failed", "made to fail")
     monkeypatch.undo()
 
-    page.see("cuda:0")
+    page.see(device="cuda:0", look=True)
 
     assert page.list("device")[-1]["state"] == "done"
 
@@ -187,11 +162,3 @@ def test_children_beyond_fifty_are_counted() -> None:
     assert told["n_more_children"] == 30
     assert told["are_all_counted"]
     assert told["children"][0]["resident"] >= 64 * MIB
-
-
-def test_children_beyond_those_that_are_read_are_at_least_so_many() -> None:
-    """Hardware tells no more than it can name within its time."""
-    told = describe_children([ChildProcess(n, 1, "worker", n * MIB) for n in range(MOST_CHILDREN)])
-
-    assert told["n_more_children"] == MOST_CHILDREN - 50
-    assert not told["are_all_counted"]

@@ -94,20 +94,6 @@ def test_devices_that_cannot_be_looked_up_keep_nobody_from_loading(
     assert current_session().monitor.ledger[-1].first_line == "6 * 7"
 
 
-def test_devices_that_cannot_be_looked_up_keep_no_traced_cell_from_running(
-    shell: InteractiveShell,
-    session: Session,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(session.monitor.hardware, "read_devices", _fail)
-
-    result = shell.run_cell("%%memtrace --device host\n6 * 7", store_history=True)
-
-    assert result.result == 42
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
 def test_a_cell_whose_end_never_came_leaves_no_record(
     shell: InteractiveShell, session: Session
 ) -> None:

@@ -280,16 +280,6 @@ def test_page_left_in_mid_cell_may_come_back(session: _Session) -> None:
     assert not session.feed.is_seen
 
 
-def test_variables_are_shown_only_where_they_can_be_seen(session: _Session) -> None:
-    """A hidden view with its variables open needs no list."""
-    session.see("a", variables=True)
-    assert session.feed.shows_variables
-
-    session.see("a", visible=False, variables=True)
-
-    assert not session.feed.shows_variables
-
-
 def test_update_tells_the_interval_and_the_clock(
     session: _Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -435,13 +435,11 @@ def test_a_card_that_fails(
     assert list(current_session().monitor.ledger)[-1].status == "error"
 
 
-@pytest.mark.parametrize("where", ["main", "thread"])
 def test_a_look_that_fails(
     loaded: InteractiveShell,
     cards: list[OomCard],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    where: str,
 ) -> None:
     """Within the allocation nothing of ours is raised; what was read until then is shown."""
     calls = iter([True])
@@ -451,14 +449,12 @@ def test_a_look_that_fails(
             raise KeyError("ours")
 
     monkeypatch.setattr(oom.OomCards, "_take_account", fail)
-    call = "gpu.make(300)"
-    if where == "thread":
-        call = (
-            "from concurrent.futures import ThreadPoolExecutor\n"
-            "with ThreadPoolExecutor(1) as pool:\n    pool.submit(gpu.make, 300).result()"
-        )
 
-    run(loaded, call)
+    run(
+        loaded,
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor(1) as pool:\n    pool.submit(gpu.make, 300).result()",
+    )
 
     out, err = map(strip_ansi, capsys.readouterr())
     assert "OutOfMemoryError: CUDA out of memory." in out

@@ -8,22 +8,19 @@ import re
 import signal
 import threading
 import weakref
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.jupyter.oom import show_card
-from gpumemwidget.jupyter.references import IPythonShell
 from gpumemwidget.model.ooms import OomCard, Remedy
-from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.progress import Stage, report_progress
 from gpumemwidget.session.session import Session, current_session
-from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from gpumemwidget.widgets.dashboard import open_dashboard
 from gpumemwidget.widgets.oom_buttons import CardButtons
+from tests.jupyter.machine import Machine
 from tests.report.oom_examples import make_card, make_host_card
 
 _MIB = 1024**2
@@ -112,17 +109,34 @@ def test_names_are_released(page: _Page) -> None:
     assert page.shell.user_ns["big"] is None
 
 
-def test_an_interrupted_release_can_be_tried_again(
-    page: _Page, monkeypatch: pytest.MonkeyPatch
+def _interrupt() -> int:
+    signal.raise_signal(signal.SIGINT)
+    report_progress(Stage.WALK_OBJECTS, 1)
+    return 1 << 40
+
+
+def _fail() -> int:
+    raise RuntimeError("made to fail")
+
+
+@pytest.mark.parametrize(
+    ("fail", "words"),
+    [
+        (_interrupt, "Interrupted: nothing was changed."),
+        (_fail, "RuntimeError: made to fail"),
+    ],
+)
+def test_a_release_that_stopped_can_be_tried_again(
+    page: _Page, monkeypatch: pytest.MonkeyPatch, fail: Callable[[], int], words: str
 ) -> None:
-    """A Ctrl-C before anything was changed leaves the button, also where SIGINT is ignored."""
+    """A failure, or a Ctrl-C, which is heard also where SIGINT is ignored."""
     page.run("big = torch.ones(16, 1024, 1024)")
     page.buttons.add("one", _make_card(_make_way("names", "big")))
     hardware = page.session.monitor.hardware
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(hardware, "available_host_bytes", _interrupt)
+            patch.setattr(hardware, "available_host_bytes", fail)
             page.click("one")
             stopped = page.read("one")
         page.click("one")
@@ -130,14 +144,8 @@ def test_an_interrupted_release_can_be_tried_again(
     finally:
         signal.signal(signal.SIGINT, before)
 
-    assert stopped == ("failed", ["Interrupted: nothing was changed."])
+    assert stopped == ("failed", [words])
     assert page.read("one")[0] == "done"
-
-
-def _interrupt() -> int:
-    signal.raise_signal(signal.SIGINT)
-    report_progress(Stage.WALK_OBJECTS, 1)
-    return 1 << 40
 
 
 def test_what_a_release_changed_is_told_anew(page: _Page) -> None:
@@ -243,26 +251,20 @@ def test_out_is_released(page: _Page) -> None:
     assert page.read("two") == ("gone", ["Out is empty."])
 
 
-def test_cached_blocks_of_a_gpu_are_given_back(shell: Any) -> None:
+def test_cached_blocks_of_a_gpu_are_given_back(make_machine: Callable[..., Machine]) -> None:
     """On a simulated GPU: what is reserved falls by what lay unused, to the byte."""
-    gpu = SimulatedGpus(1)
-    kept, freed = gpu.allocate(3 * 1024 * _MIB), gpu.allocate(1024 * _MIB)
-    gpu.free(freed)
-    hardware = Hardware([CudaBackend(simulate_torch(gpu))])
-    references = cast("Shell", IPythonShell(shell))
-    session = Session(references, hardware, on_failure=pytest.fail)
-    buttons = CardButtons(session)
-    way = _make_way("cached blocks", gives_bytes=1024 * _MIB)
-    buttons.add("one", make_card(ways=(way,)))
+    machine = make_machine()
+    gpu = machine.allocator
+    gpu.allocate(3 * 1024 * _MIB)
+    gpu.free(gpu.allocate(1024 * _MIB))
+    machine.run("%load_ext gpumemwidget")
+    page = _Page(machine.shell)
+    page.buttons.add("one", make_card(ways=(_make_way("cached blocks", gives_bytes=1024 * _MIB),)))
 
-    buttons._handle_custom_msg({"kind": "do", "card": "one", "way": 0}, [])
+    page.click("one")
 
-    [told] = buttons.describe()["one"]
-    assert told["state"] == "done"
-    assert told["lines"] == ["Gave back 1.00 GiB on cuda:0. Now 3.00 GiB reserved."]
-    gpu.free(kept)
-    buttons.close()
-    session.close()
+    told = ["Gave back 1.00 GiB on cuda:0. Now 3.00 GiB reserved."]
+    assert page.read("one") == ("done", told)
 
 
 def test_release_takes_the_cached_blocks_with_it(page: _Page) -> None:
@@ -309,28 +311,6 @@ def test_later_failure_ends_the_exception(page: _Page) -> None:
     assert before == ("ready", [])
     assert page.read("one")[0] == "gone"
     assert any(each.root == "exception" for each in page.session.shell.list_references())
-
-
-def test_refusal_is_told_and_can_be_tried_again(
-    page: _Page, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A release that stops says where, and what was not released is as it was."""
-    page.run("big = torch.ones(16, 1024, 1024)")
-    page.buttons.add("one", _make_card(_make_way("names", "big")))
-    hardware = page.session.monitor.hardware
-    with monkeypatch.context() as patch:
-        patch.setattr(hardware, "available_host_bytes", _raise)
-        page.click("one")
-        failed = page.read("one")
-
-    page.click("one")
-
-    assert failed == ("failed", ["RuntimeError: made to fail"])
-    assert page.read("one")[0] == "done"
-
-
-def _raise() -> int:
-    raise RuntimeError("made to fail")
 
 
 def test_dashboard_is_told_of_a_release(page: _Page) -> None:
@@ -387,38 +367,15 @@ def test_unloading_ends_the_buttons(page: _Page, shell: Any) -> None:
     page.buttons.close()
 
 
-def _show(shell: Any, card: OomCard, capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    show_card(card, current_session())
-    return capsys.readouterr().out
-
-
 def test_terminal_shows_the_text_alone(
     shell: Any, page: _Page, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """There is nothing to click in it."""
     before = page.buttons.describe()
 
-    out = _show(shell, make_card(), capsys)
+    capsys.readouterr()
+    show_card(make_card(), current_session())
+    out = capsys.readouterr().out
 
     assert out.startswith("You are about 1.40 GiB short.")
     assert page.buttons.describe() == before
-
-
-def test_failing_buttons_leave_the_card(
-    shell: Any,
-    page: _Page,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The card stands, and one line tells what failed."""
-    monkeypatch.setattr(CardButtons, "add", lambda *_: _raise())
-    monkeypatch.setattr(shell, "kernel", object(), raising=False)
-
-    show_card(make_card(), current_session())
-
-    captured = capsys.readouterr()
-    assert "Out of memory on cuda:0" in captured.out
-    assert (
-        "adding buttons to the card of an OOM failed (RuntimeError: made to fail)" in captured.err
-    )

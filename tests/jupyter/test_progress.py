@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -147,24 +146,3 @@ def test_views_are_told_at_intervals() -> None:
         "Adding up what each variable would free: 1 of 5",
         "Adding up what each variable would free: 4 of 5",
     ]
-
-
-def test_the_walk_of_an_account_says_how_far_it_is(shell: Any) -> None:
-    """Every some hundred objects, so that a Ctrl-C is heard there."""
-    from gpumemwidget.ownership.account import take_memory_account
-    from gpumemwidget.progress import Progress, listen
-    from gpumemwidget.session.session import current_session
-
-    shell.run_cell("%load_ext gpumemwidget\nimport torch")
-    shell.run_cell("class Node: pass\nkept = [Node() for _ in range(5000)]")
-    shell.run_cell("for each in kept: each.others = [each]")
-    extension = current_session()
-    told: list[Progress] = []
-
-    with listen(told.append):
-        take_memory_account(extension.shell, extension.monitor.hardware)
-
-    walked = [each.done for each in told if each.stage is Stage.WALK_OBJECTS]
-    assert len(walked) > 5
-    assert walked == sorted(walked)
-    assert Stage.DESCRIBE_ROWS in {each.stage for each in told}

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.session.session import current_session
-from gpumemwidget.widgets.dashboard import Dashboard, open_dashboard
 from gpumemwidget.widgets.messages import CARD_REQUESTS, DASHBOARD_REQUESTS, check_request
 from gpumemwidget.widgets.oom_buttons import CardButtons
+from tests.jupyter.page import Page
 from tests.report.oom_examples import make_card
 
 _VIEW = {"kind": "view", "view": "a", "visible": True, "variables": True}
@@ -48,24 +47,19 @@ def _messages(draw: st.DrawFn, kinds: tuple[str, ...]) -> object:
     }
 
 
-class _Pages:
+class _Pages(Page):
     """A dashboard and cards that are shown, with what their views are sent."""
 
     def __init__(self, shell: Any) -> None:
-        session = current_session()
-        self.shell = shell
-        self.monitor = session.monitor
-        self.dashboard: Dashboard = open_dashboard(session)
-        self.buttons = session.attach(CardButtons, lambda: CardButtons(session))
+        super().__init__(shell)
+        self.buttons = self.session.attach(CardButtons, lambda: CardButtons(self.session))
         self.buttons.add("one", make_card())
-        self.sent: list[dict[str, Any]] = []
-        self.dashboard.send = lambda content, _buffers=None: self.sent.append(content)
-        self.buttons.send = lambda content, _buffers=None: self.sent.append(content)
+        self.buttons.send = self._keep
 
     def live(self) -> None:
         """What goes on in a session beside the messages: samples, and a cell that ends."""
         self.monitor.read_now()
-        self.shell.run_cell("1", store_history=True).raise_error()
+        self.run("1")
 
 
 @pytest.fixture
@@ -104,7 +98,7 @@ def test_a_malformed_message_is_answered_in_the_widget_and_nowhere_else(
     capsys.readouterr()
 
     pages.dashboard._handle_custom_msg(content, [])
-    answers = [each for each in pages.sent if each["kind"] == "trouble"]
+    answers = pages.list("trouble")
     pages.live()
 
     captured = capsys.readouterr()

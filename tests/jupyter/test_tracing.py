@@ -220,38 +220,22 @@ def test_a_debugger_keeps_its_place(cells: Cells) -> None:
         )
 
 
+@pytest.mark.parametrize("where", ["lines.describe_lines", "line_watch.LineWatch.start_at"])
 def test_a_failure_of_ours_gives_the_plain_report(
-    cells: Cells, monkeypatch: pytest.MonkeyPatch
+    cells: Cells, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """And one line; the cell is as it would be."""
-
-    def fail(*_args: object, **_options: object) -> None:
-        raise LookupError("of ours")
-
-    monkeypatch.setattr("gpumemwidget.tracing.host.lines.describe_lines", fail)
-
-    result = cells.run("%%memtrace\nx = 41 + 1\nx")
-
-    assert result.result == 42
-    assert cells.traces[-1].host is None
-    assert "Tracing the host's lines failed (LookupError: of ours)." in cells.text
-    assert "resident" in cells.text
-
-
-def test_a_failure_at_the_start_is_no_failure_of_the_cell(
-    cells: Cells, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nor of those after it."""
+    """And one line; the cell is as it would be, and so are those after it."""
 
     def fail(*_args: object, **_options: object) -> None:
         raise LookupError("of ours")
 
     with monkeypatch.context() as patch:
-        patch.setattr("gpumemwidget.tracing.host.line_watch.LineWatch.start_at", fail)
+        patch.setattr(f"gpumemwidget.tracing.host.{where}", fail)
         result = cells.run("%%memtrace\nx = 41 + 1\nx")
 
     assert result.result == 42
-    assert "failed (LookupError: of ours)" in cells.text
+    assert "Tracing the host's lines failed (LookupError: of ours)." in cells.text
+    assert "resident" in cells.text
     cells.run(f"%%memtrace\na = bytearray({20 * MIB})\n")
     assert cells.list_nets() == {2: 20}
 
