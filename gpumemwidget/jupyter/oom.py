@@ -9,6 +9,7 @@ Nothing but records is kept: no tensor, no frame and no error.
 
 from __future__ import annotations
 
+import dataclasses
 import linecache
 import uuid
 from collections import deque
@@ -38,8 +39,6 @@ _MAX_KEPT = 16
 _ACCOUNT_BUDGET_S = 0.5
 _CARD_BUDGET_S = 0.85
 _MIN_BUDGET_S = 0.3
-#: Maximum number of owners on the card.
-_MAX_OWNERS = 10
 
 
 @dataclass(slots=True)
@@ -196,7 +195,7 @@ class OomCards:
             place=line.place,
             text=line.text,
             function=line.function,
-            owners=() if account is None else _list_biggest(account),
+            owners=() if account is None else _join_owners(account),
             owned_bytes=None if account is None else sum(owned.n_bytes for owned in account.owned),
             ways=ways,
             kinds=() if account is None else account.sum_kinds(),
@@ -269,28 +268,20 @@ def _find_source(cells: dict[str, int], number: int | None) -> str:
     return "".join(linecache.getlines(names[-1])) if names else ""
 
 
-def _list_biggest(account: DeviceAccount) -> tuple[Owned, ...]:
-    """Return the account's biggest lines, those of one name and kind as one."""
-    groups: dict[tuple[str, str, str], list[Owned]] = {}
+def _join_owners(account: DeviceAccount) -> tuple[Owned, ...]:
+    """Return the account's lines, those of one name and kind as one."""
+    groups: dict[tuple[tuple[str, ...], str, str], list[Owned]] = {}
     for owned in account.owned:
-        first_step = owned.steps[0] if owned.steps else ""
-        groups.setdefault((owned.root, first_step, owned.kind), []).append(owned)
-    joined = [_join(group) for group in groups.values()]
-    return tuple(sorted(joined, key=lambda owned: -owned.n_bytes)[:_MAX_OWNERS])
-
-
-def _join(group: list[Owned]) -> Owned:
-    first = group[0]
-    if len(group) == 1:
-        return first
-    lines = {owned.allocated_at for owned in group}
-    return Owned(
-        device=first.device,
-        n_bytes=sum(owned.n_bytes for owned in group),
-        kind=first.kind,
-        steps=first.steps[:1],
-        root=first.root,
-        rows=tuple(dict.fromkeys(row for owned in group for row in owned.rows)),
-        held_elsewhere=any(owned.held_elsewhere for owned in group),
-        allocated_at=lines.pop() if len(lines) == 1 else None,
-    )
+        groups.setdefault((owned.steps[:1], owned.root, owned.kind), []).append(owned)
+    joined = []
+    for group in groups.values():
+        first, lines = group[0], {owned.allocated_at for owned in group}
+        joined.append(
+            dataclasses.replace(
+                first,
+                n_bytes=sum(owned.n_bytes for owned in group),
+                steps=first.steps if len(group) == 1 else first.steps[:1],
+                allocated_at=lines.pop() if len(lines) == 1 else None,
+            )
+        )
+    return tuple(joined)
