@@ -32,11 +32,10 @@ class Budgets:
 
     bytes_by_device: Mapping[str, int | None] = field(default_factory=dict)
 
-    def find(self, device: str) -> Budget | None:
-        """Return the budget of a device, under the device's name; ``None`` if it has none."""
+    def find(self, device: str) -> int | None:
+        """Return the budget of a device in bytes; ``None`` if it has none."""
         of_every_gpu = None if device == HOST else self.bytes_by_device.get(EVERY_GPU)
-        n_bytes = self.bytes_by_device.get(device, of_every_gpu)
-        return None if n_bytes is None else Budget(device, n_bytes)
+        return self.bytes_by_device.get(device, of_every_gpu)
 
     def list(self) -> tuple[Budget, ...]:
         """Return the budgets that were set; the first may be every GPU's (``EVERY_GPU``)."""

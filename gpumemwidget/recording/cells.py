@@ -139,7 +139,7 @@ def build_record(
                     ends.get(name),
                     began_here=not cell.start_failed and name not in known_devices and name != HOST,
                     partial=cell.partial,
-                    budget_bytes=_find_budget(name, cell.budgets, budgets),
+                    budget_bytes=_find_higher(cell.budgets.find(name), budgets.find(name)),
                 )
                 for name in names
             ]
@@ -178,13 +178,6 @@ def _lift(earlier: Reading, reading: Reading) -> Reading:
 
 def _find_higher(first: int | None, second: int | None) -> int | None:
     return None if first is None or second is None else max(first, second)
-
-
-def _find_budget(device: str, start: Budgets, end: Budgets) -> int | None:
-    at_start, at_end = start.find(device), end.find(device)
-    if at_start is None or at_end is None:
-        return None
-    return max(at_start.budget_bytes, at_end.budget_bytes)
 
 
 def _build_device(

@@ -115,11 +115,10 @@ def take_breakdowns(
     for state in states:
         name = state.info.device
         owners = _find_account(account, state)
-        budget = None if budgets is None else budgets.find(name)
         record = build_breakdown(
             _match(state, owners, children),
             owners,
-            budget_bytes=None if budget is None else budget.budget_bytes,
+            budget_bytes=None if budgets is None else budgets.find(name),
             is_complete=account is None or account.is_complete,
         )
         if record is not None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.errors import BadInputError, BusyError, NotLoadedError
 from gpumemwidget.failures import describe_exception
+from gpumemwidget.model.devices import Budget
 from gpumemwidget.recording.budgets import change_budgets
 from gpumemwidget.recording.callbacks import Callbacks
 from gpumemwidget.recording.limits import (
@@ -28,7 +29,7 @@ from gpumemwidget.recording.limits import (
 from gpumemwidget.recording.monitor import Monitor
 
 if TYPE_CHECKING:
-    from gpumemwidget.model.devices import Budget, DeviceReport, Limit
+    from gpumemwidget.model.devices import DeviceReport, Limit
     from gpumemwidget.model.ownership import (
         BlockNames,
         Explanation,
@@ -224,8 +225,8 @@ class Session:
         monitor.budgets = budgets
         if device is None or amount is not None:
             return budgets.list()
-        budget = budgets.find(device)
-        return () if budget is None else (budget,)
+        n_bytes = budgets.find(device)
+        return () if n_bytes is None else (Budget(device, n_bytes),)
 
     def keep_sites(self, *, is_on: bool) -> str:
         """Keep the line of each block on a GPU from now on, or no longer; return what was done."""

@@ -15,7 +15,7 @@ from typing import Any
 from gpumemwidget.errors import BadInputError, GpuMemError
 from gpumemwidget.failures import describe_exception
 from gpumemwidget.model.cells import CellDevice, CellRecord
-from gpumemwidget.model.devices import Budget, DeviceInfo
+from gpumemwidget.model.devices import DeviceInfo
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease, Variable
 from gpumemwidget.recording.cells import RunningCell
 
@@ -75,7 +75,7 @@ def check_request(content: object, requests: Requests) -> Message:
 # -- Records ---------------------------------------------------------------------------------------
 
 
-def describe_device(info: DeviceInfo, budget: Budget | None, *, is_touched: bool) -> Message:
+def describe_device(info: DeviceInfo, budget_bytes: int | None, *, is_touched: bool) -> Message:
     """Describe a device, what may be taken of it, and whether this process uses it."""
     return {
         "device": info.device,
@@ -83,7 +83,7 @@ def describe_device(info: DeviceInfo, budget: Budget | None, *, is_touched: bool
         "name": info.name,
         "total_bytes": info.total_bytes,
         "limit_bytes": info.limit_bytes,
-        "budget_bytes": None if budget is None else budget.budget_bytes,
+        "budget_bytes": budget_bytes,
     }
 
 

@@ -22,8 +22,8 @@ def test_every_gpu_has_its_own_and_the_host_has_none() -> None:
     """Those that come into use later too."""
     budgets = Budgets().add(10 * MIB)
 
-    assert budgets.find("cuda:0") == Budget("cuda:0", 10 * MIB)
-    assert budgets.find("xpu:7") == Budget("xpu:7", 10 * MIB)
+    assert budgets.find("cuda:0") == 10 * MIB
+    assert budgets.find("xpu:7") == 10 * MIB
     assert budgets.find(HOST) is None
     assert budgets.list() == (Budget(EVERY_GPU, 10 * MIB),)
 
@@ -34,9 +34,9 @@ def test_one_for_every_gpu_takes_the_place_of_single_ones() -> None:
     again = budgets.add(5 * MIB, device="cuda:1")
 
     assert budgets.list() == (Budget(EVERY_GPU, 10 * MIB), Budget(HOST, 7 * MIB))
-    assert budgets.find("cuda:1") == Budget("cuda:1", 10 * MIB)
-    assert again.find("cuda:0") == Budget("cuda:0", 10 * MIB)
-    assert again.find("cuda:1") == Budget("cuda:1", 5 * MIB)
+    assert budgets.find("cuda:1") == 10 * MIB
+    assert again.find("cuda:0") == 10 * MIB
+    assert again.find("cuda:1") == 5 * MIB
 
 
 def test_budgets_are_removed_one_by_one_or_together() -> None:
@@ -44,7 +44,7 @@ def test_budgets_are_removed_one_by_one_or_together() -> None:
     budgets = Budgets().add(10 * MIB).add(7 * MIB, device=HOST)
 
     assert budgets.remove("cuda:1").find("cuda:1") is None
-    assert budgets.remove("cuda:1").find("cuda:0") == Budget("cuda:0", 10 * MIB)
+    assert budgets.remove("cuda:1").find("cuda:0") == 10 * MIB
     assert budgets.remove(HOST).list() == (Budget(EVERY_GPU, 10 * MIB),)
     assert budgets.remove() == Budgets()
 
