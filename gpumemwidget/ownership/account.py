@@ -77,18 +77,11 @@ _MOST_ALONE = 128
 def take_memory_account(
     shell: Shell, hardware: Hardware, *, budget_s: float = FULL_BUDGET_S
 ) -> MemoryAccount:
-    """Return who owns the allocated memory of every device that the process uses.
+    """Return who owns the allocated memory of every device, in lines that add up to it.
 
     Nothing is changed: no hook runs, nothing is computed, and what is allocated on a device is the
-    same before and after.
-
-    Args:
-        shell: the running IPython.
-        hardware: the allocators' figures and blocks.
-        budget_s: seconds after which the walk stops; the account then says that it is not complete.
-
-    Returns:
-        Lines that add up to what each allocator says is allocated.
+    same before and after. After ``budget_s`` seconds the walk stops, and the account says that it
+    is not complete.
     """
     with paused_collector():
         started_s = time.perf_counter()
@@ -105,17 +98,11 @@ def take_memory_account(
 def take_block_account(
     shell: Shell, hardware: Hardware, *, budget_s: float
 ) -> tuple[MemoryAccount, dict[str, BlockNames]]:
-    """Return who owns the allocated memory, and what is in each block, from one walk.
+    """Return the account without variables, and what is in each block, from one walk.
 
-    Args:
-        shell: the running IPython.
-        hardware: the allocators' figures and blocks.
-        budget_s: seconds after which the walk stops.
-
-    Returns:
-        The account without variables; and for each device whose allocator tells its blocks, what
-        each allocated one is for and the path that a person would type for it, ``""`` where no
-        name leads to what is in the block.
+    That is told of each device whose allocator tells its blocks: what each allocated one is for
+    and the path that a person would type for it, ``""`` where no name leads to what is in the
+    block. After ``budget_s`` seconds the walk stops.
     """
     with paused_collector():
         started_s = time.perf_counter()
@@ -134,13 +121,9 @@ def take_running_account(
     is allocated on a device, and nothing is collected. What neither a name nor a running function
     leads to is told by its kind alone; so is what a graph holds whose backward runs beside this.
 
-    Args:
-        shell: the running IPython.
-        hardware: the allocators' figures and blocks.
-        device: whose memory is told.
-        budget_s: seconds for all of it; half of them for the walk. What was not met by then has no
-            name. The biggest are told by their paths, as long as there is time; the others by
-            their rows, and what has the same row and kind is one line.
+    Half of the ``budget_s`` seconds are for the walk; what was not met by then has no name. The
+    biggest are told by their paths, as long as there is time; the others by their rows, and what
+    has the same row and kind is one line.
 
     Returns:
         Lines of that device that add up to what its allocator says is allocated, and no variables.

@@ -210,9 +210,8 @@ def read_workspace_sizes(device: str) -> frozenset[int]:
     From its own rules, https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/cuda/CublasHandlePool.cpp:
     the environment's, else by the device's generation.
     """
-    torch = find_torch()
-    index = device.partition(":")[2]
-    if torch is None or not torch.cuda.is_initialized() or not index.isdigit():
+    torch, properties = _read_properties(device)
+    if properties is None:
         return frozenset()
     is_rocm = torch.version.hip is not None
     # Since 2.15 it tells, and lets them be set.
@@ -222,7 +221,13 @@ def read_workspace_sizes(device: str) -> frozenset[int]:
     )
     if None not in tell:
         return frozenset({each() for each in tell if each is not None} - {0})
-    default = _read_default(torch, int(index), is_rocm=is_rocm)
+    if is_rocm:
+        is_large = properties.gcnArchName.startswith(("gfx94", "gfx95"))
+        default = (128 if is_large else 32) * _MIB
+    else:
+        # Hopper and Blackwell, and what came before.
+        is_large = properties.major in (9, 10, 12)
+        default = 32 * _MIB if is_large else 8 * _MIB + 128 * _KIB
     blas = _parse_config(_getenv("CUBLAS_WORKSPACE_CONFIG", "HIPBLAS_WORKSPACE_CONFIG"), default)
     lt = _getenv("CUBLASLT_WORKSPACE_SIZE", "HIPBLASLT_WORKSPACE_SIZE")
     lt_default = 76 * _MIB if is_rocm else _MIB
@@ -236,22 +241,18 @@ def read_dropout_size(device: str) -> int | None:
     24 for each thread that the device can run at a time: a generator's state (seen on an H100:
     132 multiprocessors of 2048 threads, 6,488,064 bytes).
     """
-    torch = find_torch()
-    index = device.partition(":")[2]
-    if torch is None or not torch.cuda.is_initialized() or not index.isdigit():
-        return None
-    properties = torch.cuda.get_device_properties(int(index))
+    _, properties = _read_properties(device)
     n_threads = getattr(properties, "max_threads_per_multi_processor", None)
     return None if n_threads is None else 24 * n_threads * properties.multi_processor_count
 
 
-def _read_default(torch: Any, index: int, *, is_rocm: bool) -> int:
-    properties = torch.cuda.get_device_properties(index)
-    if is_rocm:
-        is_large = properties.gcnArchName.startswith(("gfx94", "gfx95"))
-        return (128 if is_large else 32) * _MIB
-    # Hopper and Blackwell, and what came before.
-    return 32 * _MIB if properties.major in (9, 10, 12) else 8 * _MIB + 128 * _KIB
+def _read_properties(device: str) -> tuple[Any, Any]:
+    """Return torch, and what it tells of a GPU; ``None`` for another device, or before its use."""
+    torch = find_torch()
+    index = device.partition(":")[2]
+    if torch is None or not torch.cuda.is_initialized() or not index.isdigit():
+        return torch, None
+    return torch, torch.cuda.get_device_properties(int(index))
 
 
 def _parse_config(config: str | None, default: int) -> int:

@@ -83,10 +83,6 @@ def explain_unnamed(shell: Shell, hardware: Hardware) -> Explanation:
     """Explain what holds the memory that no name, displayed value or exception leads to.
 
     On the host, where most of what is allocated is no tensor's, only tensors are told.
-
-    Args:
-        shell: the running IPython.
-        hardware: the allocators' figures and blocks.
     """
     account = take_memory_account(shell, hardware)
     lines = [

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemwidget.ownership.graph.hidden_holders import HiddenHolders
-from gpumemwidget.ownership.graph.kinds import DeadEnds, Kind, KindFinder
+from gpumemwidget.ownership.graph.kinds import DeadEnds, KindFinder
 from gpumemwidget.ownership.graph.torch_reader import TorchReader
 from gpumemwidget.ownership.graph.walk import flag_reaching
 
@@ -80,21 +80,6 @@ def test_records_that_have_a_tensor_each_are_not_all_asked(dead_ends: DeadEnds) 
     found = dead_ends.find([*records, plain, empty])
 
     assert found == {id(empty)}
-
-
-def test_living_objects_of_a_class_that_nobody_has_met(finder: KindFinder) -> None:
-    """They are found by their kind at the first look, and at the next one."""
-
-    class Odd(torch.Tensor):
-        pass
-
-    tensor = torch.ones(3).as_subclass(Odd)
-
-    first, second = finder.list_living(Kind.TENSOR), finder.list_living(Kind.TENSOR)
-
-    assert any(each is tensor for each in first)
-    assert any(each is tensor for each in second)
-    assert all(isinstance(each, torch.Tensor) for each in (*first, *second))
 
 
 @given(

@@ -32,10 +32,8 @@ def test_underscore_is_ipythons_until_the_user_binds_it(notebook: Notebook) -> N
     assert _list_values(notebook) == {"Out[1]": 5}
 
 
-def test_dropping_a_row_drops_exactly_its_entries(notebook: Notebook) -> None:
+def test_dropping_a_row_drops_exactly_its_entries(notebook: Notebook, tracker: Tracker) -> None:
     """All places that hold it are cleared, the others stay, and the value is gone."""
-    tracker = Tracker()
-    notebook.put(make=tracker.make)
     notebook.run("x = make(10); x")
     notebook.run("make(20)")
 
@@ -56,11 +54,9 @@ def test_dropping_a_row_drops_exactly_its_entries(notebook: Notebook) -> None:
 
 
 def test_displayed_values_where_another_tool_has_bound_underscore(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+    notebook: Notebook, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a ``_`` in the builtins (gettext, doctest) IPython binds none and still holds values."""
-    tracker = Tracker()
-    notebook.put(make=tracker.make)
     notebook.run("make(10)")
     monkeypatch.setattr("builtins._", None, raising=False)
     notebook.run("make(20)")
@@ -75,10 +71,8 @@ def test_displayed_values_where_another_tool_has_bound_underscore(
     assert _list_values(notebook) == {"Out[3]": 7}
 
 
-def test_dropping_all_displayed_values(notebook: Notebook) -> None:
+def test_dropping_all_displayed_values(notebook: Notebook, tracker: Tracker) -> None:
     """Nothing of them is left, and the next value is cached as ever."""
-    tracker = Tracker()
-    notebook.put(make=tracker.make)
     notebook.run("make(10)")
     notebook.run("make(20)")
 
@@ -91,10 +85,10 @@ def test_dropping_all_displayed_values(notebook: Notebook) -> None:
     assert (notebook.ip.user_ns["_"], notebook.ip.user_ns["Out"]) == (7, {3: 7})
 
 
-def test_values_that_reset_out_leaves_behind_have_rows(notebook: Notebook) -> None:
+def test_values_that_reset_out_leaves_behind_have_rows(
+    notebook: Notebook, tracker: Tracker
+) -> None:
     """``%reset -f out`` forgets the number of a value and still holds it."""
-    tracker = Tracker()
-    notebook.put(make=tracker.make)
     notebook.run("make(10)")
     notebook.run("%reset -f out")
 
@@ -106,10 +100,10 @@ def test_values_that_reset_out_leaves_behind_have_rows(notebook: Notebook) -> No
     assert tracker.count_bytes() == 0
 
 
-def test_dropping_the_last_exception(notebook: Notebook, caplog: pytest.LogCaptureFixture) -> None:
+def test_dropping_the_last_exception(
+    notebook: Notebook, tracker: Tracker, caplog: pytest.LogCaptureFixture
+) -> None:
     """All its holders are cleared, and ``%debug`` says that there is nothing."""
-    tracker = Tracker()
-    notebook.put(make=tracker.make)
     notebook.run("def train():\n    batch = make(10)\n    1 / 0\ntrain()")
     notebook.run("x = 1")
 
@@ -126,24 +120,22 @@ def test_dropping_the_last_exception(notebook: Notebook, caplog: pytest.LogCaptu
     assert "nothing to debug" in caplog.text
 
 
-def test_the_failing_cells_own_result_is_a_holder(notebook: Notebook) -> None:
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        ("def train():\n    batch = make(10)\n    1 / 0\ntrain()", "error_in_exec"),
+        ("def", "error_before_exec"),
+    ],
+)
+def test_the_failing_cells_own_result_is_a_holder(
+    notebook: Notebook, tracker: Tracker, source: str, path: str
+) -> None:
     """Right after the failing cell its result holds the exception as well."""
-    tracker = Tracker()
-    notebook.put(make=tracker.make)
-    notebook.run("def train():\n    batch = make(10)\n    1 / 0\ntrain()")
+    notebook.run(source)
 
     dropped = notebook.drop("last exception")
     gc.collect()
 
-    assert "last_execution_result.error_in_exec" in dropped
+    assert f"last_execution_result.{path}" in dropped
     assert tracker.count_bytes() == 0
-
-
-def test_a_syntax_errors_holder(notebook: Notebook) -> None:
-    """A syntax error has two holders of its own."""
-    notebook.run("def")
-
-    dropped = notebook.drop("last exception")
-
-    assert "last_execution_result.error_before_exec" in dropped
     assert all(each.root == "out" for each in notebook.shell.list_references())

@@ -77,20 +77,6 @@ def test_a_model_its_optimizer_and_its_loss_share_what_they_share(notebook: Note
     )
 
 
-def test_what_something_unnamed_holds_too_is_not_promised(notebook: Notebook) -> None:
-    """A list that no variable names holds the tensor: it is held elsewhere and frees nothing."""
-    notebook.run("import torch\nx = torch.ones(1000)\ny = torch.ones(10)")
-    notebook.elsewhere.append([notebook.ip.user_ns["x"]])
-
-    rows = notebook.list_rows()
-
-    assert (rows["x"].held_elsewhere, rows["x"].frees_bytes) == (True, DeviceBytes())
-    assert (rows["y"].held_elsewhere, rows["y"].frees_bytes) == (
-        False,
-        DeviceBytes((("host", 40),)),
-    )
-
-
 def test_a_view_held_elsewhere_keeps_the_whole(notebook: Notebook) -> None:
     """Another tensor on the same storage counts as a holder, even one that only a graph holds.
 
