@@ -250,10 +250,7 @@ class _AccountTable:
         others = [name for name in node.rows if name != group.name]
         if others and (above is None or node.rows.keys() != above.rows.keys()):
             parts.append(f"shared with {join_words(list_some(others, _MAX_SHARERS))}")
-        elif above is not None and not others and len(above.rows) > 1:
-            parts.append("not shared")
-        is_new = above is None or False in above.held_elsewhere
-        if is_new and group.is_variable and True in node.held_elsewhere:
+        if is_row and group.is_variable and node.is_held_elsewhere:
             parts.append("also held elsewhere")
         if len(node.places) == 1 and (above is None or len(above.places) > 1):
             parts.extend(f"from {place}" for place in node.places)

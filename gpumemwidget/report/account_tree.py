@@ -72,10 +72,10 @@ class Node:
         places = (owned.allocated_at for _, owned in self.entries)
         return dict.fromkeys(place for place in places if place is not None)
 
-    @cached_property
-    def held_elsewhere(self) -> frozenset[bool]:
-        """Answers of all storages to whether anything but the rows holds them."""
-        return frozenset(owned.held_elsewhere for _, owned in self.entries)
+    @property
+    def is_held_elsewhere(self) -> bool:
+        """True if anything but the rows holds any of the storages."""
+        return any(owned.held_elsewhere for _, owned in self.entries)
 
     def open(self) -> list[Node]:
         """Return the node's parts, the largest first."""

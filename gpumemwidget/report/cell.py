@@ -158,33 +158,24 @@ def report_cell_line(record: CellRecord) -> Report:
     n_still = len(gpus) - len(shown)
     if n_still:
         pieces.append(f"{count(n_still, 'more GPU')} unchanged")
-    pieces.extend(
-        _describe_host_change(device) if gpus else _describe_device(device, is_alone=True)
-        for device in devices
-        if device.device == HOST
-    )
+    hosts = [device for device in devices if device.device == HOST]
+    pieces.extend(_describe_device(host, is_alone=not gpus) for host in hosts)
     return Report((Line(tuple(pieces)),))
 
 
 def _describe_device(device: CellDevice, *, is_alone: bool) -> str:
     """Return ``cuda:0 allocated 1.20 GiB (0 B), peak 3.40 GiB · reserved 4.00 GiB (0 B)``."""
     names = name_counters(device.device)
-    parts = [_describe_span(names.allocated, device.allocated, device)]
-    if is_alone:
-        parts.append(_describe_span(names.reserved, device.reserved, device))
+    spans = [(names.allocated, device.allocated), (names.reserved, device.reserved)]
+    if not is_alone:
+        # Not every malloc has a count.
+        spans = spans[1:] if device.allocated.after_bytes is None else spans[:1]
+    parts = [_describe_span(name, span, device) for name, span in spans]
     if device.num_alloc_retries:
         parts.append(count(device.num_alloc_retries, "retry", "retries"))
     if device.num_ooms:
         parts.append(count(device.num_ooms, "OOM"))
     return f"{device.device} {' · '.join([*parts, *_describe_budget(device)])}"
-
-
-def _describe_host_change(device: CellDevice) -> str:
-    names = name_counters(device.device)
-    words = f"host {names.reserved} {format_change(device.reserved.change_bytes)}"
-    if device.allocated.change_bytes is not None:
-        words = f"host {names.allocated} {format_change(device.allocated.change_bytes)}"
-    return " · ".join([words, *_describe_budget(device)])
 
 
 def _describe_span(name: str, span: Span, device: CellDevice) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpumemwidget.breakdowns.breakdown import build_oom_breakdown
-from gpumemwidget.model.devices import HOST, ProcessUse
+from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy, RemedyKind
 from gpumemwidget.model.ownership import Owned
 from gpumemwidget.model.releases import ReleaseReport
@@ -31,7 +31,7 @@ from gpumemwidget.report.render.html import CARD_CLASS
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import cut, cut_middle
-from gpumemwidget.report.wording.parts import name_one_kind
+from gpumemwidget.report.wording.parts import name_one_kind, name_process
 from gpumemwidget.report.wording.words import count, join_words, list_some, name_counters
 from gpumemwidget.units import format_bytes
 
@@ -283,7 +283,7 @@ def word_remedy(way: Remedy, event: OomEvent) -> tuple[str, str]:
     elif way.kind == "other processes":
         command = "!ps aux --sort=-rss | head" if event.device == HOST else "!nvidia-smi"
         if event.others:
-            names = list_some([_name_process(each) for each in event.others], _MAX_PROCESSES)
+            names = list_some(list(map(name_process, event.others)), _MAX_PROCESSES)
             text = f"End what else is on the device: {', '.join(names)}"
     elif way.kind == "last exception" and way.has_earlier:
         text = (
@@ -302,10 +302,6 @@ def _word_names(names: Sequence[str]) -> tuple[str, str]:
         f"Release {released}{together}, not mentioned in this cell",
         f"%memrelease {' '.join(names)}" if can_be_typed else "",
     )
-
-
-def _name_process(process: ProcessUse) -> str:
-    return f"{process.name} (pid {process.pid})" if process.name else f"process {process.pid}"
 
 
 # -- After a remedy was used -----------------------------------------------------------------------

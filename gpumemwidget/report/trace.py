@@ -69,7 +69,7 @@ def report_trace(
         depth: how many levels of calls are shown below a line; 0 for none.
     """
     pieces = _list_pieces(trace, samples, n_lines=n_lines, depth=depth)
-    return _render([block for piece in pieces for block in piece])
+    return Report(tuple(block for piece in pieces for block in piece))
 
 
 def list_displays(
@@ -88,7 +88,8 @@ def list_displays(
     if figure is None:
         return (report_trace(trace, samples, n_lines=n_lines, depth=depth),)
     head, timelines, lines = _list_pieces(trace, samples, n_lines=n_lines, depth=depth)
-    return _render(head), FigureReport(tuple(timelines), figure=figure), _render(lines)
+    figures = FigureReport(tuple(timelines), figure=figure)
+    return Report(tuple(head)), figures, Report(tuple(lines))
 
 
 def _list_pieces(
@@ -109,10 +110,6 @@ def _list_pieces(
     lines.extend(_list_still(trace))
     lines.extend(_list_notes(trace, [*head, *lines]))
     return head, timelines, lines
-
-
-def _render(blocks: Sequence[Block]) -> Report:
-    return Report(tuple(blocks))
 
 
 def _sort(devices: Sequence[DeviceTrace]) -> list[DeviceTrace]:

@@ -18,14 +18,11 @@ from gpumemwidget.report.render.blocks import Cell, Column, Picture, Table
 from gpumemwidget.report.render.markup import Html, fill_to, h, join_html
 from gpumemwidget.report.render.palette import NEUTRAL_COLOR, PEAK_COLOR, name_class
 from gpumemwidget.report.render.text import render_table
-from gpumemwidget.report.wording.parts import find_look, name_library, name_part
+from gpumemwidget.report.wording.parts import OWN_PARTS, find_look, name_library, name_part
 from gpumemwidget.units import format_bytes
 
-#: The parts of this process, which stand at the bar's left end.
-_OWN: frozenset[PartKey] = frozenset(
-    {"allocated", "pending", "releasable", "fragmented", "pools", "cached", "outside"}
-)
-_OWN_LEAVES: frozenset[PartKey] = _OWN | {"kind", "unnamed", "rounding"}
+#: The parts of this process's memory, with what "allocated" may be divided into.
+_OWN_LEAVES: frozenset[PartKey] = OWN_PARTS | {"kind", "unnamed", "rounding"}
 #: Share of the device below which this process's part is drawn a second time.
 _ZOOM_SHARE = 0.5
 
@@ -106,9 +103,9 @@ def _sum_own(breakdown: Breakdown) -> int | None:
     own = 0
     for part in breakdown.parts:
         keys = set(part.merged or (part.key,))
-        if keys <= _OWN:
+        if keys <= OWN_PARTS:
             own += part.n_bytes
-        elif keys & _OWN:
+        elif keys & OWN_PARTS:
             return None
     return own
 

@@ -57,7 +57,8 @@ _BLOCK_STATES = {
 #: The parts that PyTorch's errors call "reserved but unallocated".
 _UNALLOCATED: frozenset[PartKey] = frozenset({"pending", "releasable", "fragmented", "pools"})
 _RESERVED_BUT_UNALLOCATED = "reserved but unallocated"
-_OWN: frozenset[PartKey] = _UNALLOCATED | {"allocated", "cached", "outside"}
+#: The parts of this process, which stand at the left end of a device's bar.
+OWN_PARTS: frozenset[PartKey] = _UNALLOCATED | {"allocated", "cached", "outside"}
 
 #: Names of parts that can't be told apart.
 _MERGED_NAMES: tuple[tuple[Collection[PartKey], str], ...] = (
@@ -127,7 +128,7 @@ def find_look(part: BreakdownPart) -> str:
     merged = set(part.merged)
     if merged and merged <= _UNALLOCATED:
         return "cached"
-    if merged and merged <= _OWN:
+    if merged and merged <= OWN_PARTS:
         return "allocated"
     if merged and merged <= {"children", "others", "unlisted"}:
         return "others"
