@@ -1,6 +1,6 @@
 """What ``backends/protocol.py`` promises, held against every implementation.
 
-The same tests run on real process memory, on recordings, on scripts, on the CUDA backend over
+The same tests run on real process memory, on recordings, on the CUDA backend over
 simulated allocators, and on a real GPU where there is one. So what is shown with a recording is
 what a GPU would show.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import random
 import subprocess
 import sys
@@ -55,6 +54,7 @@ from gpumemwidget.testing import (
     save_recording,
     simulate_torch,
 )
+from tests.backends.children import run_in_fork
 from tests.backends.fake_accelerators import make_mps, make_xpu
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
 
@@ -615,18 +615,11 @@ def test_a_forked_child_reads_without_failing(subject: Subject) -> None:
     """In a child that was forked within a span, every method answers."""
     subject.backend.start_span()
 
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            for name in list(METHODS):
-                getattr(subject.backend, name)(**OPTIONS.get(name, {}))
-            status = 0
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(pid, 0)
+    def ask_all() -> None:
+        for name in METHODS:
+            getattr(subject.backend, name)(**OPTIONS.get(name, {}))
 
-    assert os.waitstatus_to_exitcode(status) == 0
+    assert run_in_fork(ask_all) is None
     check_readings(subject.backend.end_span())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import sys
@@ -15,6 +14,7 @@ import pytest
 from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.backends.host.malloc import find_malloc
 from gpumemwidget.model.devices import HOST
+from tests.backends.children import run_in_fork
 from tests.backends.procfs import FakeProc, write_group
 
 MIB = 1024 * 1024
@@ -56,24 +56,6 @@ def fake_host(proc: FakeProc, tmp_path: Path) -> Iterator[Callable[[], HostBacke
 def make_and_drop(n_bytes: int) -> None:
     block = bytearray(n_bytes)
     del block
-
-
-def in_child(action: Callable[[], object]) -> object:
-    """What an action returns in a forked child."""
-    read_end, write_end = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            answer = json.dumps(action())
-        except BaseException as error:  # noqa: BLE001 - the child must not run pytest's own code
-            answer = json.dumps(f"{type(error).__name__}: {error}")
-        os.write(write_end, answer.encode())
-        os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read_end) as pipe:
-        answer = pipe.read()
-    os.waitpid(pid, 0)
-    return json.loads(answer)
 
 
 # -- Real memory ------------------------------------------------------------------------------
@@ -216,7 +198,7 @@ def test_a_forked_child_reads_itself(host: HostBackend) -> None:
             fresh.peak_is,
         ]
 
-    assert in_child(look) == [True, "at least", True, "exact"]
+    assert run_in_fork(look) == [True, "at least", True, "exact"]
     assert host.read_as_user()[0].reserved_peak_bytes >= parent.reserved_peak_bytes
 
 
@@ -225,7 +207,7 @@ def test_a_child_forked_while_a_thread_reads_is_not_stuck(host: HostBackend) -> 
     """A lock that another thread held at the fork does not hold the child."""
     assert host._lock.acquire(timeout=5)
     try:
-        answer = in_child(lambda: host.read()[0].peak_is)
+        answer = run_in_fork(lambda: host.read()[0].peak_is)
     finally:
         host._lock.release()
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
-import textwrap
 import threading
 import traceback
 import weakref
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from torch import nn  # noqa: E402 - only where there is a torch
 
 from gpumemwidget.backends.cuda.module_calls import CallRecorder  # noqa: E402 - as above
 from gpumemwidget.model.traces import CallMark  # noqa: E402 - as above
+from tests.backends.children import run_python  # noqa: E402 - as above
 
 needs_monitoring = pytest.mark.skipif(
     sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12"
@@ -335,7 +335,8 @@ def test_tools_of_others_are_left_alone(recorder: CallRecorder) -> None:
 @needs_monitoring
 def test_torch_that_is_imported_meanwhile_is_seen() -> None:
     """The first cell of a notebook imports it and trains at once."""
-    script = """
+    run_python(
+        """
         import sys
         from gpumemwidget.backends.cuda.module_calls import CallRecorder
         recorder = CallRecorder()
@@ -343,19 +344,11 @@ def test_torch_that_is_imported_meanwhile_is_seen() -> None:
         assert "torch" not in sys.modules
         import torch
         torch.nn.Identity()(torch.ones(1))
-        print([mark.name for mark in recorder.stop()])
+        assert [mark.name for mark in recorder.stop()] == ["Identity"]
         other = CallRecorder()
         other.start()
         other.stop()
-        print(len(sys.meta_path), [sys.monitoring.get_tool(tool) for tool in (3, 4)])
-    """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        check=False,
+        assert [sys.monitoring.get_tool(tool) for tool in (3, 4)] == [None, None]
+        """,
+        Path.cwd(),
     )
-
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == "['Identity']"
-    assert done.stdout.splitlines()[1].endswith("[None, None]")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
+
+from tests.backends.children import run_python
 
 PREAMBLE = """
 import sys
@@ -18,18 +17,6 @@ arrival.expect()
 arrival.expect()
 assert sys.meta_path.count(arrival) == 1
 """
-
-
-def run_python(source: str, cwd: Path) -> None:
-    """Run a script in a new process where ``import torch`` finds what stands in ``cwd`` first."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=cwd,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture

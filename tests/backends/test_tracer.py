@@ -5,7 +5,6 @@ The same on a real GPU: ``tests/gpu/test_trace.py``.
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
+from tests.backends.children import run_in_fork
 
 MIB = 1 << 20
 IS_USERS = "a memory history was running already, and was used as it is"
@@ -513,23 +513,20 @@ def test_a_forked_child_leaves_the_history_alone(gpu: Gpu) -> None:
     """There CUDA can't be used, and says that it is not initialised."""
     gpu.backend.start_trace(n_events=100)
     gpu.backend.keep_sites(is_on=True)
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            gpu.torch.cuda.is_initialized = lambda: False
-            gpu.torch.cuda._lazy_call = print
-            gpu.memory._record_memory_history = _refuse
-            traces = gpu.backend.end_trace()
-            gpu.backend.keep_sites(is_on=False)
-            gpu.backend.close()
-            status = 0 if traces == () and gpu.backend.take_notes() == () else 2
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(pid, 0)
+
+    def end_in_child() -> object:
+        gpu.torch.cuda.is_initialized = lambda: False
+        gpu.torch.cuda._lazy_call = print
+        gpu.memory._record_memory_history = _refuse
+        traces = gpu.backend.end_trace()
+        gpu.backend.keep_sites(is_on=False)
+        gpu.backend.close()
+        return [traces, gpu.backend.take_notes()]
+
+    answer = run_in_fork(end_in_child)
     gpu.make(5)
 
     (trace,) = gpu.trace()
 
-    assert os.waitstatus_to_exitcode(status) == 0
+    assert answer == [[], []]
     assert list_sizes(trace) == [5]
