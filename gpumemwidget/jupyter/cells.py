@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from threading import get_ident
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from gpumemwidget.model.cells import Status
 from gpumemwidget.progress import Progress, listen
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from gpumemwidget.jupyter.memtrace import Outputs
     from gpumemwidget.jupyter.oom import OomCards
     from gpumemwidget.session.session import Session
-
-_T = TypeVar("_T")
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +63,7 @@ class CellEvents:
         self._monitor = session.monitor
         self._outputs = outputs
         self._ooms = ooms
-        self._report_failure = session.report_failure
+        self._reporting = session.reporting
         self._thread = threading.main_thread().ident
         self._runs: list[_Run] = []
         #: Holds a Ctrl-C back while a run begins or ends.
@@ -130,7 +128,8 @@ class CellEvents:
                 with InterruptHold() as self._hold:
                     has_begun = True
                     self._hold.is_due |= is_cut
-                    self._guard("following the cells", action)
+                    with self._reporting("following the cells"):
+                        action()
             except KeyboardInterrupt:
                 is_cut = True
         return is_cut or self._hold.is_due
@@ -142,7 +141,8 @@ class CellEvents:
         run = _Run(info, is_cell=not self._runs and info.store_history)
         self._runs.append(run)
         if run.is_cell:
-            self._guard("preparing a cell's output", lambda: self._outputs.open(info.raw_cell))
+            with self._reporting("preparing a cell's output"):
+                self._outputs.open(info.raw_cell)
             self._start(info, partial=False)
 
     def _let_cells_run(self) -> None:
@@ -180,7 +180,8 @@ class CellEvents:
             self._finish(result, status)
         elif self._runs and status != "ok":
             self._runs[-1].inner_status = status
-            self._guard("noticing OOMs", lambda: self._ooms.end_inner(result))
+            with self._reporting("noticing OOMs"):
+                self._ooms.end_inner(result)
 
     def _find_run(self, result: ExecutionResult | None) -> _Run | None:
         """Return the run that has ended; ``None`` for a run that never began (an empty cell)."""
@@ -200,47 +201,37 @@ class CellEvents:
 
     def _start(self, info: Any, *, partial: bool) -> None:
         self._ooms.start()
-        self._guard(
-            "recording a cell's start",
-            lambda: self._monitor.start_cell(
+        with self._reporting("recording a cell's start"):
+            self._monitor.start_cell(
                 # IPython has counted on already: the number of this cell is the one before.
                 execution_count=self._shell.execution_count - 1,
                 cell_id=getattr(info, "cell_id", None),
                 source=info.raw_cell,
                 partial=partial,
-            ),
-        )
+            )
 
     def _finish(self, result: ExecutionResult | None, status: Status) -> None:
-        record = self._guard(
-            "recording a cell's end",
-            lambda: self._monitor.end_cell(
-                status=status,
-                execution_count=None if result is None else result.execution_count,
-            ),
-        )
+        record = None
+        with self._reporting("recording a cell's end"):
+            count = None if result is None else result.execution_count
+            record = self._monitor.end_cell(status=status, execution_count=count)
         try:
-            self._guard("showing the card of an OOM", lambda: self._ooms.end(record, result))
+            with self._reporting("showing the card of an OOM"):
+                self._ooms.end(record, result)
         finally:  # A Ctrl-C that stops the card must not leave the cell's trace open.
             # A syntax error, or a magic that IPython refuses: no line ran.
             has_run = result is None or result.error_before_exec is None
-            self._guard(
-                "showing a cell's report", lambda: self._outputs.close(record, has_run=has_run)
-            )
+            with self._reporting("showing a cell's report"):
+                self._outputs.close(record, has_run=has_run)
 
     def _abandon(self) -> None:
         was_measured = self._runs[0].is_cell
         self._runs.clear()
         if was_measured:
-            self._guard("giving up a cell without an end", self._monitor.discard_cell)
-            self._guard("giving up a cell's output", lambda: self._outputs.close(None))
-
-    def _guard(self, what: str, action: Callable[[], _T]) -> _T | None:
-        try:
-            return action()
-        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
-            self._report_failure(what, exc)
-            return None
+            with self._reporting("giving up a cell without an end"):
+                self._monitor.discard_cell()
+            with self._reporting("giving up a cell's output"):
+                self._outputs.close(None)
 
 
 def _read_status(result: ExecutionResult | None) -> Status:

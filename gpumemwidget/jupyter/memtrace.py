@@ -18,6 +18,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.display import display
 
 from gpumemwidget.errors import BusyError, FileError
 from gpumemwidget.model.cells import CellRecord
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from gpumemwidget.session.session import Session
     from gpumemwidget.session.tracer import Tracer
 
+#: IPython publishes no types for it.
+_display: Any = display
 #: Seconds until a running cell shows its report, and at least between two states of it.
 _LIVE_EVERY_S = 1.0
 #: A state is worth a new one when this share of the cell's time has passed: less is not seen.
@@ -337,11 +340,8 @@ class _CellTrace:
     def _write(self, trace: CellTrace) -> None:
         """Write the files that were asked for, and print what became of each."""
         request = self.request
-        if request.snapshot is not None:
-            if self._tracer is not None and self._tracer.has_snapshot:
-                print(f"snapshot written to {request.snapshot}")
-            else:
-                print("no snapshot was written: no GPU's allocations were traced")
+        if self._tracer is not None and self._tracer.has_snapshot:
+            print(f"snapshot written to {request.snapshot}")
         if request.export is not None:
             from gpumemwidget.tracing.trace_file import write_trace  # noqa: PLC0415 - when needed
 
@@ -353,12 +353,6 @@ class _CellTrace:
                 print(f"trace written to {path}")
 
 
-def _display(thing: object, **options: Any) -> Any:
-    from IPython.display import display  # noqa: PLC0415 - only where something is shown
-
-    return display(thing, **options)  # type: ignore[no-untyped-call]
-
-
 def _limit_to_device(
     trace: CellTrace, samples: Sequence[Sample], device: str | None
 ) -> tuple[CellTrace, Sequence[Sample]]:
@@ -368,9 +362,8 @@ def _limit_to_device(
     record = dataclasses.replace(
         trace.record, devices=tuple(part for part in trace.record.devices if part.device == device)
     )
-    devices = tuple(part for part in trace.devices if part.device == device)
     return (
-        dataclasses.replace(trace, record=record, devices=devices),
+        dataclasses.replace(trace, record=record),
         [
             dataclasses.replace(
                 sample, readings=tuple(one for one in sample.readings if one.device == device)

@@ -16,6 +16,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from IPython.core.getipython import get_ipython
+from IPython.display import display
+
 from gpumemwidget.backends.cuda.oom_observer import OomMoment, OomObserver
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import HOST
@@ -226,9 +229,6 @@ def show_card(card: OomCard, session: Session) -> None:
     The card is static HTML, so that a saved notebook, a page without a kernel and a reloaded one
     all show it whole. Where there is a kernel, the page puts buttons into it.
     """
-    from IPython.core.getipython import get_ipython  # noqa: PLC0415 - only where something is shown
-    from IPython.display import display  # noqa: PLC0415
-
     from gpumemwidget.report.oom import report_oom  # noqa: PLC0415
 
     name = f"gmw-oom-{uuid.uuid4().hex[:12]}"

@@ -169,7 +169,6 @@ class _RunningBlock:
     def __init__(self, request: TraceRequest, frame: FrameType) -> None:
         self._session = find_session()
         self._filename = frame.f_code.co_filename
-        self._snapshot_to = request.snapshot
         monitor = None if self._session is None else self._session.monitor
         self._monitor = monitor
         self._hardware = keep_plain_hardware() if monitor is None else monitor.hardware
@@ -211,8 +210,6 @@ class _RunningBlock:
         finally:
             self._tracer.stop()
             self._unwant_samples()
-        if self._has_no_snapshot():
-            notes.append("No snapshot was written: no GPU's allocations were traced.")
         record = build_record(
             self._span,
             after,
@@ -246,9 +243,6 @@ class _RunningBlock:
             self._span = dataclasses.replace(self._span, partial=True)
             return after
         return self._hardware.end_span() if self._cell is None else monitor.end_span_within()
-
-    def _has_no_snapshot(self) -> bool:
-        return self._snapshot_to is not None and not self._tracer.has_snapshot
 
     def _name_file(self) -> str:
         number = self._read_numbers().get(self._filename)

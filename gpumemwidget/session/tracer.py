@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -169,6 +170,8 @@ class Tracer:
             sources: the files of the cell and of other cells.
             find_names: returns what the allocators' blocks are for.
         """
+        if self._snapshot_to is not None and not self._traces:
+            self._notes.append("No snapshot was written: no GPU's allocations were traced.")
         names = {}
         if self._traces and find_names is not None:
             names = self._guard("the names", find_names) or {}
@@ -200,7 +203,8 @@ class Tracer:
         if self._has_history:
             self._has_history = False
             stood = _identify(self._snapshot_to)
-            self._traces = self._guard("the history of the GPUs", self._end_history) or ()
+            end = partial(self._hardware.end_trace, snapshot_to=self._snapshot_to)
+            self._traces = self._guard("the history of the GPUs", end) or ()
             self._notes += self._hardware.take_notes()
             # One that could not be written leaves the file that was there before.
             self.has_snapshot = _identify(self._snapshot_to) not in (None, stood)
@@ -211,9 +215,6 @@ class Tracer:
         if any(report.info.device != HOST for report in self._hardware.read_devices()):
             self._calls = CallRecorder()
             self._calls.start()
-
-    def _end_history(self) -> tuple[AllocatorTrace, ...]:
-        return self._hardware.end_trace(snapshot_to=self._snapshot_to)
 
     def _prepare_watch(self) -> None:
         used = [info.device for info in self._hardware.list_devices()]
