@@ -107,12 +107,8 @@ def list_unit(
             groups.append(_list_line(line, total, files, band=band, depth=depth))
         elif is_cell:
             groups.append((_list_hidden([lines[number] for number in numbers], total),))
-        elif groups:
-            groups.append((_make_row("…"),))
     if is_cell:
         groups.extend((row,) for row in _list_sums(device, total))
-    elif groups and groups[-1] == (_make_row("…"),):
-        groups.pop()
     name = "the cell" if is_cell else unit.name
     caption = f"What the lines of {name} did on {device.device}"
     return Table(caption, _COLUMNS, tuple(groups), opens=True)
@@ -186,18 +182,9 @@ def _choose_lines(
     *,
     is_cell: bool,
 ) -> Iterator[tuple[list[int], bool]]:
-    """Return each line that is shown, and in between the hidden lines of one place together.
+    """Yield the numbers of each line that is shown (``True``), and of those hidden in between.
 
-    All lines of a short unit are shown, else those that matter most.
-
-    Args:
-        texts: the lines by number.
-        weights: sort keys of the lines that did something.
-        n_lines: maximum number of lines to show.
-        is_cell: whether it is the traced cell.
-
-    Yields:
-        the numbers, and whether they are one line to show; none for a gap in the unit.
+    All lines of a short unit are shown, else those whose sort keys in ``weights`` come first.
     """
     # ``%%memtrace`` leaves a blank line at the start.
     used = [number for number, text in texts.items() if text.strip() or number in weights]
@@ -208,12 +195,11 @@ def _choose_lines(
         most = max_lines if n_lines is None else n_lines
         shown = set(sorted(weights, key=lambda number: (*weights[number], number))[:most])
     hidden: list[int] = []
-    for place, number in enumerate(numbers):
-        is_after_gap = place > 0 and number != numbers[place - 1] + 1
+    for number in numbers:
         if number not in shown:
             hidden.append(number)
             continue
-        if hidden or is_after_gap:
+        if hidden:
             yield hidden, _is_one_idle(hidden, weights)
             hidden = []
         yield [number], True
@@ -259,7 +245,7 @@ def _list_line(
 def _list_hidden(lines: Sequence[SourceLine], total: LineUse) -> _Row:
     uses = [line.use for line in lines if line.use is not None]
     words = _count_hidden(len(lines), "allocated", has_any=bool(uses))
-    return _make_row(words, _list_amounts(_add_up(uses), total, has_highest=False) if uses else ())
+    return _make_row(words, _list_amounts(_add_up(uses), total) if uses else ())
 
 
 def _list_sums(device: DeviceTrace, total: LineUse) -> Iterator[_Row]:
@@ -270,14 +256,14 @@ def _list_sums(device: DeviceTrace, total: LineUse) -> Iterator[_Row]:
         yield _make_row("outside the cell's lines", _list_amounts(unplaced, total))
     counters = (device.allocated.after_bytes, device.allocated.peak_bytes)
     agrees = counters == (total.net_bytes, total.at_peak_bytes)
-    amounts = _list_amounts(total, has_highest=False)
+    amounts = _list_amounts(total)
     yield _make_row("total" + ", as the counters say" * agrees, amounts, tone="strong")
 
 
-def _list_amounts(
-    use: LineUse, total: LineUse | None = None, *, has_highest: bool = True
-) -> tuple[Cell, ...]:
+def _list_amounts(use: LineUse, total: LineUse | None = None) -> tuple[Cell, ...]:
     """Return the cells of the columns, with bars of their shares of a total."""
+    # The highest of several together is not known.
+    has_highest = bool(use.highest_bytes or not use.allocated_bytes)
     return (
         _show_amount(use.allocated_bytes, total.allocated_bytes if total else 0),
         _show_amount(use.net_bytes),
@@ -397,18 +383,14 @@ def _iter_calls(
     shown = [node for node in nodes if node in chosen]
     for node in shown:
         name, detail = _describe_call(node, files)
-        # The highest of several layers together is not known.
-        has_highest = bool(node.use.highest_bytes or not node.use.allocated_bytes)
-        amounts = _list_amounts(node.use, has_highest=has_highest)
-        if node.use == line_use:
-            # The row says where the line allocated, and nothing new of how much.
-            amounts = ()
+        # Of a line's only call the row says where it allocated, and nothing new of how much.
+        amounts = () if node.use == line_use else _list_amounts(node.use)
         yield _make_row(name, amounts, tone="code", detail=detail, level=level)
         yield from _iter_calls(node.parts, chosen, level + 1, line_use, files)
     n_more = len(nodes) - len(shown)
     if shown and n_more:
         rest = _add_up(node.use for node in nodes if node not in chosen)
-        amounts = _list_amounts(rest, has_highest=False)
+        amounts = _list_amounts(rest)
         yield _make_row(count(n_more, "more call"), amounts, level=level)
 
 
