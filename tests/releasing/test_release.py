@@ -18,7 +18,6 @@ from gpumemwidget.model.devices import Reading
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import ReleaseStay, StepResult
 from gpumemwidget.model.requests import ReleaseRequest
-from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
 from gpumemwidget.report.release import describe_stays, report_plan, report_release
 from tests.ownership.notebook import Notebook, Tracker
@@ -153,13 +152,6 @@ def test_names_that_hold_nothing_are_said(notebook: Notebook) -> None:
     assert "No tensor memory was found in x and n" in report_plan(plan).text
 
 
-class _ShortOfMemory(Hardware):
-    """A machine with hardly any host memory left."""
-
-    def available_host_bytes(self) -> int | None:
-        return 100
-
-
 def _refuse_to_clone(monkeypatch: pytest.MonkeyPatch, *, n_bytes: int) -> None:
     """Have the copying of storages of this size fail, as on a machine without memory."""
     clone = torch.UntypedStorage.clone
@@ -215,15 +207,15 @@ def test_host_memory_that_a_move_needs_is_a_lower_bound_after_a_cut_walk(
 
 
 @pytest.mark.usefixtures("movable")
-def test_a_refused_plan_changes_nothing(notebook: Notebook, tracker: Tracker) -> None:
+def test_a_refused_plan_changes_nothing(
+    notebook: Notebook, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where the host is too short for the moves no step is taken, and the report says why."""
     notebook.run("x = make(128)\nhistory = [x]")
-    short = _ShortOfMemory([HostBackend()])
-    request = ReleaseRequest(("x",))
-    plan = plan_release(notebook.shell, short, request)
+    monkeypatch.setattr(notebook.hardware, "available_host_bytes", lambda: 100)
 
-    report = execute_release(notebook.shell, short, request)
-    short.close()
+    plan = notebook.plan("x")
+    report = notebook.release("x")
 
     assert plan.refusal == report.stopped
     assert report.stopped == (

@@ -250,8 +250,6 @@ class LineWatch(ABC):
 
     def _survive(self, exc: BaseException) -> bool:
         """Keep an error of our own code from the cell; return ``False`` if it is the cell's."""
-        if isinstance(exc, RecursionError):
-            return True  # The cell is about to meet it itself.
         if isinstance(exc, KeyboardInterrupt):
             self._on_interrupt()
             return True
