@@ -66,8 +66,8 @@ class Replay:
         start_allocated_bytes: allocated before the first event.
         start_reserved_bytes: reserved before the first event.
         n_dropped: number of oldest events that could not be replayed.
-        agrees: whether the replay ends with the blocks that were read at the end.
-        n_contradictions: number of events that can't follow from the events before them.
+        agrees: whether each event can follow from those before it, and the replay ends with the
+            blocks that were read at the end.
     """
 
     events: TraceEvents
@@ -79,7 +79,6 @@ class Replay:
     start_reserved_bytes: int
     n_dropped: int = 0
     agrees: bool = True
-    n_contradictions: int = 0
 
 
 def replay(trace: AllocatorTrace) -> Replay:
@@ -89,7 +88,7 @@ def replay(trace: AllocatorTrace) -> Replay:
     follow from each other.
     """
     forward = _replay_forward(trace) if trace.is_whole else None
-    if forward is not None and forward.agrees and not forward.n_contradictions:
+    if forward is not None and forward.agrees:
         return forward
     backward = _BackwardReplay(trace).run()
     if len(backward.events) or not len(trace.events) or forward is None:
@@ -191,6 +190,7 @@ def _replay_forward(trace: AllocatorTrace) -> Replay:  # noqa: PLR0912, PLR0915 
     }
     after = BlockLayout(trace.after)
     end_reserved = start_reserved + sum(reserved_changes)
+    agrees = in_use == after.active and end_reserved == after.reserved_bytes
     return Replay(
         events=events,
         initial_blocks=tuple(initial),
@@ -199,8 +199,7 @@ def _replay_forward(trace: AllocatorTrace) -> Replay:  # noqa: PLR0912, PLR0915 
         partners=partners,
         start_allocated_bytes=start_allocated,
         start_reserved_bytes=start_reserved,
-        agrees=in_use == after.active and end_reserved == after.reserved_bytes,
-        n_contradictions=n_contradictions,
+        agrees=agrees and not n_contradictions,
     )
 
 
