@@ -54,14 +54,14 @@ def find_cell_sources(
         files: those whose code was seen to run, the cell's own first.
     """
     magic = _find_magic(typed)
-    own_numbers = [number]
+    lines = typed.splitlines()
+    own = [name for name, cell_number in numbers.items() if cell_number == number]
     if magic is not None and number is not None:
         # IPython counts a body that the magic has it run as the next cell, which is still to come.
-        own_numbers.append(number + 1)
-    own = [name for name, cell_number in numbers.items() if cell_number in own_numbers]
+        coming = [name for name, cell_number in numbers.items() if cell_number == number + 1]
+        own += [name for name in coming if _is_body(linecache.getlines(name), lines[magic:])]
     own = [*dict.fromkeys([*files, *own])]
     compiled = {name: "".join(linecache.getlines(name)) for name in own}
-    lines = typed.splitlines()
     name = "the cell" if number is None else f"In[{number}]"
     others = {file: n for file, n in numbers.items() if file not in compiled}
     if number is not None:
@@ -95,6 +95,15 @@ def find_block_sources(filename: str, numbers: Mapping[str, int]) -> Sources:
     if number is None:
         return Sources(Source(PurePath(filename).name, filename, "file", text), cells=others)
     return Sources(Source(f"In[{number}]", filename, "cell", text), cells=others)
+
+
+def _is_body(compiled: Sequence[str], typed: Sequence[str]) -> bool:
+    """Return whether a text is what stands below a magic: without blank lines above, magics run."""
+    n_above = len(typed) - len(compiled)
+    return n_above >= 0 and all(
+        text.rstrip("\n") == line or "get_ipython()" in text
+        for text, line in zip(compiled, typed[n_above:], strict=True)
+    )
 
 
 def _find_magic(typed: str) -> int | None:
