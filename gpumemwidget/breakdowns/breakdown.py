@@ -70,7 +70,7 @@ def build_breakdown(
     use, info, reading = state.use, state.info, state.reading
     has_driver = use is not None and use.total_bytes is not None
     total = use.total_bytes if use is not None and has_driver else info.total_bytes
-    if total is None or total <= 0:
+    if not total:
         return None
     doubts: list[BreakdownDoubt] = []
     if not state.is_at_one_moment:
@@ -85,9 +85,9 @@ def build_breakdown(
         name=info.name,
         total_bytes=total,
         parts=_divide_device(state, own, total, doubts, has_driver=has_driver),
-        allocated_bytes=_drop_impossible(None if reading is None else reading.allocated_bytes),
-        reserved_bytes=_drop_impossible(None if reading is None else reading.reserved_bytes),
-        used_bytes=_drop_impossible(None if use is None else use.used_bytes),
+        allocated_bytes=None if reading is None else reading.allocated_bytes,
+        reserved_bytes=None if reading is None else reading.reserved_bytes,
+        used_bytes=None if use is None else use.used_bytes,
         limit_bytes=info.limit_bytes,
         budget_bytes=budget_bytes,
         largest_free_block_bytes=(
@@ -158,11 +158,11 @@ def _divide_device(
         has_driver: whether the total is the driver's.
     """
     device, use = state.info.device, state.use
-    free = _drop_impossible(None if use is None or not has_driver else use.free_bytes)
+    free = None if use is None or not has_driver else use.free_bytes
     ends = [_make_group("free", free)]
     # PyTorch's total leaves the driver's part out; that of an unused device is the driver's.
     if device != HOST and (has_driver or state.reading is None):
-        driver = _drop_impossible(use.driver_bytes if use is not None and has_driver else None)
+        driver = None if use is None or not has_driver else use.driver_bytes
         ends.insert(0, _make_group("driver", driver))
     parts = _divide_total(total, [*_list_process_groups(state, own, doubts), *ends])
     if parts is not None:
@@ -196,8 +196,7 @@ def _list_own_groups(
     if reading is None:
         # On a GPU that is not touched PyTorch has nothing.
         return groups if device == HOST else []
-    allocated = _drop_impossible(reading.allocated_bytes)
-    reserved = _drop_impossible(reading.reserved_bytes)
+    allocated, reserved = reading.allocated_bytes, reading.reserved_bytes
     if allocated is not None and (reserved is None or allocated <= reserved):
         kinds = _divide_allocated(account, allocated, doubts, is_complete=is_complete)
         groups[0] = _PartGroup(
@@ -260,14 +259,10 @@ def _divide_allocated(
         return ()
     owned = [line for line in account.owned if line.n_bytes]
     found = sum(line.n_bytes for line in owned)
-    if found != allocated or any(line.n_bytes < 0 for line in owned):
+    if found != allocated:
         doubts.append(BreakdownDoubt.OWNERS_DIFFER)
         return ()
-    roundings = [
-        line.rounding_bytes
-        for line in owned
-        if line.rounding_bytes is not None and 0 <= line.rounding_bytes <= line.n_bytes
-    ]
+    roundings = [line.rounding_bytes for line in owned if line.rounding_bytes is not None]
     is_known = len(roundings) == len(owned)
     if not is_known and account.device != HOST:
         doubts.append(BreakdownDoubt.ROUNDING_UNKNOWN)
@@ -342,7 +337,7 @@ def _list_process_groups(
 
 def _sum_processes(processes: Iterable[ProcessUse]) -> int | None:
     """Return the bytes of processes; ``None`` where those of one are not known."""
-    known = [_drop_impossible(process.n_bytes) for process in processes]
+    known = [process.n_bytes for process in processes]
     return None if None in known else sum(n_bytes or 0 for n_bytes in known)
 
 
@@ -437,8 +432,3 @@ def _make_group(key: PartKey, n_bytes: int | None) -> _PartGroup:
 def _forget_all(groups: Iterable[_PartGroup]) -> list[_PartGroup]:
     """Return the groups with all of their parts unknown."""
     return [_PartGroup(group.keys) for group in groups]
-
-
-def _drop_impossible(n_bytes: int | None) -> int | None:
-    """Return a figure, or ``None`` where it is negative and so can't be one."""
-    return None if n_bytes is None or n_bytes < 0 else n_bytes

@@ -116,7 +116,7 @@ def make_host_state(**changes: Any) -> DeviceState:
 # -- Anything that may be read ---------------------------------------------------------------------
 
 #: Figures that may be missing, or make no sense together.
-_ANY = st.none() | st.integers(-5, 60) | st.integers(0, 100)
+_ANY = st.none() | st.integers(0, 100)
 _BLOCKS = st.lists(st.tuples(st.sampled_from("api"), st.integers(1, 12)), min_size=1, max_size=5)
 
 
@@ -164,7 +164,7 @@ def states(draw: st.DrawFn) -> DeviceState:
         | st.builds(DeviceUse, st.just(device), _ANY, _ANY, _ANY, st.none(), driver_bytes=_ANY)
     )
     return DeviceState(
-        info=DeviceInfo(device, "a device", draw(st.none() | st.integers(-1, 120))),
+        info=DeviceInfo(device, "a device", draw(st.none() | st.integers(0, 120))),
         reading=reading,
         use=use,
         processes=processes,
@@ -181,7 +181,7 @@ def accounts(draw: st.DrawFn, state: DeviceState) -> DeviceAccount | None:
     if allocated is None or draw(st.booleans()):
         allocated = draw(st.integers(0, 60))
     owned = []
-    left = max(allocated, 0)
+    left = allocated
     while left > 0:
         n_bytes = draw(st.integers(1, left))
         left -= n_bytes

@@ -74,7 +74,7 @@ class TestAnything:
         total = state.info.total_bytes
         if state.use is not None and state.use.total_bytes is not None:
             total = state.use.total_bytes
-        if total is None or total <= 0:
+        if not total:
             assert breakdown is None
             return
         assert breakdown is not None
