@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import anywidget
@@ -22,9 +22,9 @@ import traitlets
 
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.cells import CellRecord
-from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy
 from gpumemwidget.model.requests import ReleaseRequest
+from gpumemwidget.oom.event import describe_oom
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.report.oom import describe_cached, describe_released, judge_now, sort_ways
 from gpumemwidget.report.wording.words import join_words
@@ -242,7 +242,13 @@ class CardButtons(anywidget.AnyWidget):
             button.state, button.lines = "failed", (describe_failure(exc),)
         if button.state == "done":
             with self._session.reporting("bringing the card of an OOM up to date"):
-                card.verdict = judge_now(self._read_event(card.event))
+                card.verdict = judge_now(
+                    describe_oom(
+                        self._monitor.hardware,
+                        card.event.device,
+                        requested_bytes=card.event.requested_bytes,
+                    )
+                )
                 for other in card.buttons:
                     if other.state == "ready":
                         other.lines = (_OLD_FIGURE,)
@@ -266,24 +272,6 @@ class CardButtons(anywidget.AnyWidget):
             # The card said nothing of moving what something else works with to the CPU.
             may_move=kind != "names",
         )
-
-    def _read_event(self, event: OomEvent) -> OomEvent:
-        """Return the event as if it happened now: with what is free, allocated and reserved."""
-        hardware = self._monitor.hardware
-        for report in hardware.read_devices():
-            if report.info.device != event.device:
-                continue
-            free = None if report.use is None else report.use.free_bytes
-            if event.device == HOST:
-                free = hardware.available_host_bytes()
-            reading = report.reading
-            return replace(
-                event,
-                device_free_bytes=free,
-                allocated_bytes=None if reading is None else reading.allocated_bytes,
-                reserved_bytes=None if reading is None else reading.reserved_bytes,
-            )
-        return event
 
     def _act(self, button: _Button) -> tuple[State, tuple[str, ...]]:
         hardware = self._monitor.hardware
