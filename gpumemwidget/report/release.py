@@ -34,7 +34,13 @@ from gpumemwidget.report.render.blocks import (
 )
 from gpumemwidget.report.render.cells import bytes_cell, device_bytes_cell, explain_lower_bounds
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.wording.words import count, format_device_bytes, join_words, name_counters
+from gpumemwidget.report.wording.words import (
+    count,
+    format_device_bytes,
+    join_words,
+    list_some,
+    name_counters,
+)
 from gpumemwidget.units import format_bytes
 
 #: Maximum number of moves that are listed: an optimizer alone can be hundreds of tensors.
@@ -55,12 +61,6 @@ _STEP_COLUMNS = (
     Column("allocated"),
     Column("reserved"),
     Column("what was done", "words", last="wrap"),
-)
-_RESTORE_COLUMNS = (
-    Column("device", "name"),
-    Column("planned"),
-    Column("allocated before"),
-    Column("now"),
 )
 _TOTAL_COLUMNS = (
     Column("device", "name"),
@@ -132,7 +132,7 @@ def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
     """Return the steps of a release in their order."""
     names = [name for name in plan.request.names if not _ROW_NAME.fullmatch(name)]
     moves = _list_moves(plan.moves)
-    costs = _list_cache_costs(plan.request)
+    grads, costs = plan.request.grads, _list_cache_costs(plan.request)
     if not names:
         rebinding = "no name"
     elif plan.request.keep:
@@ -142,11 +142,7 @@ def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
     return (
         Step("Move to CPU", "" if moves else "nothing to move", tuple(moves)),
         Step("Set to None", rebinding),
-        *(
-            [Step("Set gradients to None", _count_gradients(plan.n_grads))]
-            if plan.request.grads
-            else []
-        ),
+        *([Step("Set gradients to None", count(plan.n_grads, "gradient"))] if grads else []),
         Step("Drop IPython's references (Out, _)", describe_references(plan.drops) or "none"),
         *([Step("Clear caches", "", costs)] if costs else []),
         Step("gc.collect()"),
@@ -171,22 +167,13 @@ def _describe_empty(plan: ReleasePlan) -> list[str]:
     return [f"No tensor memory was found in {join_words(names)}"] if names else []
 
 
-def _count_gradients(number: int) -> str:
-    if not number:
-        return "no variable has any"
-    return "that of one tensor" if number == 1 else f"those of {number} tensors"
-
-
 def _list_moves(moves: Sequence[ReleaseMove]) -> list[str]:
-    shown = [_describe_move(move) for move in moves[:N_MOVES_SHOWN]]
-    if len(moves) > len(shown):
-        shown.append(f"and {len(moves) - len(shown)} more")
-    return shown
-
-
-def _describe_move(move: ReleaseMove) -> str:
-    size = f"{move.kind}, {format_bytes(move.n_bytes)} on {move.device}"
-    return f"{move.path} ({size}): {move.reason}" if move.reason else f"{move.path} ({size})"
+    words = [
+        f"{move.path} ({move.kind}, {format_bytes(move.n_bytes)} on {move.device})"
+        + (f": {move.reason}" if move.reason else "")
+        for move in moves
+    ]
+    return list_some(words, N_MOVES_SHOWN)
 
 
 def report_release(report: ReleaseReport) -> Report:
@@ -247,17 +234,11 @@ def report_restore(report: RestoreReport) -> Report:
     if report.stopped is None:
         blocks.append(_list_moves_back(plan))
         before = {each.device: each.allocated_bytes for each in report.before}
-        after = {each.device: each.allocated_bytes for each in report.after}
-        rows = [
-            (
-                Cell(device),
-                _planned_cell(plan.needs_bytes, device),
-                bytes_cell(before.get(device)),
-                bytes_cell(after[device]),
-            )
-            for device in sorted(after, key=rank_device)
-        ]
-        blocks.append(_tabulate("On each device", _RESTORE_COLUMNS, ((row,) for row in rows)))
+        for reading in sorted(report.after, key=lambda each: rank_device(each.device)):
+            now = format_bytes(reading.allocated_bytes)
+            was = format_bytes(before.get(reading.device))
+            words = f"{reading.device}: {now} allocated, {was} before."
+            blocks.append(Note(words, tone="plain"))
     blocks.extend(_warn([*_describe_left_on_cpu(plan.stays), *report.remains]))
     return Report(tuple(blocks))
 
