@@ -172,23 +172,19 @@ class NvmlMonitor:
             self._library = _import_library()
         try:
             self._library.nvmlInit()
+            self._state = "open"
+            n_gpus = int(self._library.nvmlDeviceGetCount())
         except self._library.NVMLError as error:
             if error.value != _LIBRARY_NOT_FOUND:
                 self._notes.add(f"Whole-device figures are missing: {_explain(error)}.")
             elif self._driver.exists():
                 self._notes.add(_NO_LIBRARY)
             return
-        self._state = "open"
-        self._gpus = tuple(self._list_gpus())
+        self._gpus = tuple(self._list_gpus(n_gpus))
         self._instances = tuple(self._list_instances())
 
-    def _list_gpus(self) -> Iterator[Gpu | None]:
+    def _list_gpus(self, n_gpus: int) -> Iterator[Gpu | None]:
         nvml = self._library
-        try:
-            n_gpus = int(nvml.nvmlDeviceGetCount())
-        except nvml.NVMLError as error:
-            self._notes.add(f"The machine's GPUs can't be counted: {_explain(error)}.")
-            return
         for index in range(n_gpus):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)

@@ -63,7 +63,10 @@ class ProcessTree:
         if not psutil.LINUX:
             return True
         try:
-            return str((_find_procfs() / "self/ns/pid").readlink()) == _OUTERMOST_PID_NAMESPACE
+            return (
+                str((Path(psutil.PROCFS_PATH) / "self/ns/pid").readlink())
+                == _OUTERMOST_PID_NAMESPACE
+            )
         except OSError:
             return False
 
@@ -128,10 +131,6 @@ class ProcessTree:
         return _read(child.ppid, 0) not in (self._pid, *self._children)
 
 
-def _find_procfs() -> Path:
-    return Path(psutil.PROCFS_PATH)
-
-
 def _read(ask: Callable[[], _T], unknown: _T) -> _T:
     try:
         return ask()
@@ -180,7 +179,7 @@ def _has_cuda_context(pid: int) -> bool:
     if not psutil.LINUX:
         return False
     try:
-        links = list((_find_procfs() / str(pid) / "fd").iterdir())
+        links = list((Path(psutil.PROCFS_PATH) / str(pid) / "fd").iterdir())
     except OSError:
         return False
     for link in links:
