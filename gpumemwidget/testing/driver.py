@@ -77,7 +77,7 @@ class SimulatedDriver(StandInDriver):
         self._others: dict[int, _Process] = {}
         self._lost: set[int] = set()
         for index in range(gpus.n_devices):
-            self._reserve_outside(index)
+            self._reserve_outside(index, {})
 
     # -- What happens on the machine ---------------------------------------------------------------
 
@@ -95,26 +95,23 @@ class SimulatedDriver(StandInDriver):
         Raises:
             BadInputError: the GPU has no room for it.
         """
-        before = dict(self._others)
-        taken = dict(before[pid].n_bytes) if pid in before else {}
+        known = self._others.get(pid)
+        taken = {} if known is None else dict(known.n_bytes)
         taken.pop(device, None)
         if n_bytes:
             taken[device] = n_bytes
-        self._others[pid] = _Process(name, relation, taken)
-        try:
-            self._reserve_outside(device)
-        except BadInputError:
-            self._others = before
-            raise
+        others = {**self._others, pid: _Process(name, relation, taken)}
+        self._reserve_outside(device, others)
+        self._others = others
 
     def lose(self, device: int = 0) -> None:
         """Let a GPU stop answering."""
         self._lost.add(device)
 
-    def _reserve_outside(self, index: int) -> None:
+    def _reserve_outside(self, index: int, others: Mapping[int, _Process]) -> None:
         """Keep what is not PyTorch's from its allocator."""
-        others = (process.n_bytes.get(index, 0) for process in self._others.values())
-        outside_bytes = self._count_context(index) + sum(others)
+        taken = (process.n_bytes.get(index, 0) for process in others.values())
+        outside_bytes = self._count_context(index) + sum(taken)
         room_bytes = self._gpus.get_total(index) - self._gpus.count_reserved(index)
         if outside_bytes > room_bytes:
             raise BadInputError(
