@@ -24,6 +24,7 @@ from gpumemwidget.model.devices import DeviceInfo, DeviceUse
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned
 from gpumemwidget.ownership import account as entries
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
+from gpumemwidget.testing.driver import StandInDriver
 
 __all__ = ["MIB", "Stage", "write_load"]
 
@@ -174,10 +175,11 @@ class _Processes(ProcessTree):
         return known
 
 
-class _Driver:
+class _Driver(StandInDriver):
     """What the driver would tell of the stage."""
 
     def __init__(self, stage: Stage) -> None:
+        super().__init__()
         self._stage = stage
 
     def list_infos(self) -> tuple[DeviceInfo, ...]:
@@ -185,9 +187,6 @@ class _Driver:
             DeviceInfo(f"cuda:{n}", "Simulated GPU", _TOTAL_BYTES, uuid=f"GPU-{n}")
             for n in range(self._stage.gpu.n_devices)
         )
-
-    def match(self, uuids: Mapping[str, str]) -> None:
-        pass
 
     def read_use(self, device: str) -> DeviceUse | None:
         if device in self._stage.lost or device == "host":
@@ -216,9 +215,3 @@ class _Driver:
             f"{device}: the driver has lost it (it fell off the bus): the machine has to be "
             "restarted.",
         )
-
-    def take_notes(self) -> tuple[str, ...]:
-        return ()
-
-    def close(self) -> None:
-        pass
