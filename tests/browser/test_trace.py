@@ -173,12 +173,3 @@ def test_live_report_gives_way_to_the_last_one(lab: Lab) -> None:
         lines = notebook.cell(1).locator(".gmw-li").inner_text()
         assert re.search(r"second = bytearray\(20_000_000\)\s+\+19\.\d\d MiB", lines)
         assert re.search(r"del first\s+-19\.\d\d MiB", lines)
-
-
-def test_cell_that_allocates_nothing_has_no_chart(lab: Lab) -> None:
-    """The table, and one line that says so."""
-    with _run_cell(lab, "%%memtrace\nx = 1") as notebook:
-        notebook.wait_for_end(1, timeout_s=60)
-        notebook.wait_until(lambda: "host: no line of the cell" in notebook.output(1), "it is said")
-
-        assert notebook.page.locator(".js-plotly-plot").count() == 0

@@ -104,11 +104,8 @@ def test_cells_are_recorded_between_load_and_unload(shell: InteractiveShell) -> 
     "call",
     [
         gpumemwidget.monitor,
-        gpumemwidget.variables,
         gpumemwidget.dashboard,
         lambda: gpumemwidget.release("x"),
-        lambda: gpumemwidget.plan_release("x"),
-        current_session,
     ],
 )
 def test_without_it_every_function_says_what_to_do(call: Callable[[], object]) -> None:

@@ -178,22 +178,6 @@ def test_the_front_end_is_told_what_came_before_the_cell(notebook: Notebook, fir
 
 @pytest.mark.slow
 @pytest.mark.kernel
-def test_the_front_end_is_told_what_came_behind_the_cell(notebook: Notebook) -> None:
-    notebook.run(_ARM)
-
-    cell = notebook.run("arm('end_span')\nreached.append(1)")
-    after = notebook.run("'alive'")
-
-    assert cell.status == "error"
-    assert (cell.reply["ename"], cell.text.strip()) == ("KeyboardInterrupt", "KeyboardInterrupt:")
-    assert notebook.evaluate("reached") == [1]
-    assert (after.status, after.text) == ("ok", "'alive'")
-    statuses = notebook.evaluate("[r.status for r in gpumemwidget.monitor().ledger]")
-    assert statuses[-2:] == ["ok", "ok"]
-
-
-@pytest.mark.slow
-@pytest.mark.kernel
 def test_a_kernel_that_was_started_with_sigint_ignored(tmp_path: Path) -> None:
     """Ipykernel handles it all the same while a cell runs: an interrupt is recorded as one."""
     with open_notebook(tmp_path, ignores_sigint=True) as notebook:

@@ -17,7 +17,7 @@ from IPython.utils.capture import RichOutput, capture_output
 import gpumemwidget
 from gpumemwidget.errors import ReleaseInterrupt
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.report.cell import report_cell, report_cell_line
+from gpumemwidget.report.cell import report_cell_line
 from gpumemwidget.report.ledger import report_ledger
 from gpumemwidget.report.release import report_plan
 from gpumemwidget.report.why import report_explanation
@@ -348,21 +348,6 @@ def test_memtrace_alone_says_how_it_stands(
         "memtrace is on: one summary line after every cell, starting with the next.",
         "memtrace is on",
     ]
-
-
-def test_a_traced_cell_in_a_terminal_gets_its_report_at_its_end(loaded: InteractiveShell) -> None:
-    """There is no page to show a live chart in."""
-    (output,) = _run(loaded, "%%memtrace\nx = 1")
-
-    monitor = gpumemwidget.monitor()
-    record = monitor.ledger.records[-1]
-    assert record.first_line == "x = 1"
-    told = _get_text(output).splitlines()
-    plain = report_cell(record, monitor.samples_of(record)).text.splitlines()
-    assert [line for line in told if line not in plain] == [
-        "host: no line of the cell changed what is in use by 4 KiB or more."
-    ]
-    assert [line for line in told if line in plain] == plain
 
 
 def test_memhelp_lists_every_magic_with_an_example_that_works(loaded: InteractiveShell) -> None:

@@ -312,19 +312,6 @@ def test_the_one_that_ends_it(loaded: InteractiveShell, cards: list[OomCard]) ->
     assert cards[0].n_caught == 1
 
 
-def test_one_of_an_earlier_cell(loaded: InteractiveShell, cards: list[OomCard]) -> None:
-    """Nobody saw it in this cell: its own text says what it asked for."""
-    run(loaded, "try:\n    gpu.make(300)\nexcept torch.OutOfMemoryError as exc:\n    kept = exc")
-
-    run(loaded, "raise kept")
-
-    (card,) = cards
-    assert (card.event.requested_bytes, card.n_caught) == (300 * MIB, 0)
-    assert card.notes == (
-        "Owners were measured after the error, while the traceback still holds its frames",
-    )
-
-
 def test_what_a_library_says(loaded: InteractiveShell, cards: list[OomCard]) -> None:
     """It is none of those that PyTorch's allocator told of, so what stands at the end is said."""
     run(
@@ -403,18 +390,6 @@ def test_below_capture_and_time(loaded: InteractiveShell, cards: list[OomCard]) 
         return
     assert (cards[1].place or "").endswith("], line 3")
     assert cards[1].text == "gpu.make(300)"
-
-
-def test_cuda_begins_in_the_cell(gpu: Gpu, shell: InteractiveShell, cards: list[OomCard]) -> None:
-    """A device that is first touched in the cell that runs out of it is noticed too."""
-    gpu.cuda = FakeCuda()
-    shell.user_ns["gpu"] = gpu
-    run(shell, "%load_ext gpumemwidget")
-
-    run(shell, "gpu.cuda.initialise()\ngpu.make(300)")
-    run(shell, "%unload_ext gpumemwidget")
-
-    assert [card.event.requested_bytes for card in cards] == [300 * MIB]
 
 
 # -- Failures of ours ------------------------------------------------------------------------------

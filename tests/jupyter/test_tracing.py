@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,22 +170,6 @@ def test_a_syntax_error_gets_no_report(cells: Cells) -> None:
     assert cells.list_nets() == {2: 20}
 
 
-def test_an_interrupt_ends_the_cell(cells: Cells) -> None:
-    """With what it had done until then."""
-    timer = threading.Timer(
-        0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)
-    )
-    timer.start()
-
-    result = cells.run(f"%%memtrace\na = bytearray({20 * MIB})\nwhile True:\n    x = 1\n")
-    timer.join()
-
-    assert isinstance(result.error_in_exec, KeyboardInterrupt)
-    assert cells.traces[-1].record.status == "interrupted"
-    assert cells.list_nets() == {2: 20}
-    assert sys.gettrace() is None
-
-
 def test_a_run_within_the_cell_belongs_to_the_line_that_runs_it(cells: Cells) -> None:
     """Its code is no line of this cell."""
     cells.run(
@@ -195,29 +178,6 @@ def test_a_run_within_the_cell_belongs_to_the_line_that_runs_it(cells: Cells) ->
     )
 
     assert cells.list_nets() == {3: 11}
-
-
-def test_a_debugger_keeps_its_place(cells: Cells) -> None:
-    """Before Python 3.12 there is no other way to be told of lines: one line says so."""
-
-    def trace(frame: Any, event: str, argument: object) -> None:
-        return None
-
-    sys.settrace(trace)
-    try:
-        cells.run(f"%%memtrace\na = bytearray({20 * MIB})\n")
-        is_kept = sys.gettrace() is trace
-    finally:
-        sys.settrace(None)
-
-    assert is_kept
-    if _HAS_MONITORING:
-        assert cells.list_nets() == {2: 20}
-    else:
-        assert cells.traces[-1].host is None
-        assert cells.traces[-1].notes == (
-            "The host's lines are not told: a debugger or a coverage tool traces this thread.",
-        )
 
 
 @pytest.mark.parametrize("where", ["lines.describe_lines", "line_watch.LineWatch.start_at"])
