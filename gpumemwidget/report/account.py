@@ -161,7 +161,7 @@ class _AccountTable:
             n_bytes = sum(group.n_bytes for group in others)
             rows.append((self._list_rest("everything else", n_bytes),))
         missing = (allocated or 0) - self.sum_bytes
-        sums = [self._list_rest("not accounted for", missing)] if missing > 0 else []
+        sums = [self._list_rest("not accounted for", missing, tone="warn")] if missing > 0 else []
         name = "total" if allocated is None or missing < 0 else "allocated"
         rows.append((*sums, self._list_cells(Cell(name, tone="strong"), self.total_bytes)))
         detail = " (malloc)" if device == HOST else ""
@@ -174,15 +174,12 @@ class _AccountTable:
         )
         if allocated is None:
             return [table, Note(f"How much is allocated on {device} can't be read.")]
-        if missing > 0:
-            words = f"No owner was found for {format_bytes(missing)} allocated on {device}."
-        elif missing < 0:
-            words = (
-                f"The owners found on {device} have {format_bytes(-missing)} more than the "
-                "allocator counts: memory was freed meanwhile, or counted twice."
-            )
-        else:
+        if missing >= 0:
             return [table]
+        words = (
+            f"The owners found on {device} have {format_bytes(-missing)} more than the allocator "
+            "counts: memory was freed meanwhile, or counted twice."
+        )
         return [table, Note(words, tone="warn")]
 
     def _list_rows(self, group: Group) -> tuple[tuple[Cell, ...], ...]:
@@ -212,8 +209,10 @@ class _AccountTable:
             mark=AT_LEAST_MARK if group.is_path and not self.is_complete else "",
         )
 
-    def _list_rest(self, words: str, n_bytes: int, *, level: int = 0) -> tuple[Cell, ...]:
-        return self._list_cells(Cell(words, tone="muted", level=level), n_bytes)
+    def _list_rest(
+        self, words: str, n_bytes: int, *, level: int = 0, tone: Tone = "muted"
+    ) -> tuple[Cell, ...]:
+        return self._list_cells(Cell(words, tone=tone, level=level), n_bytes)
 
     def _list_cells(
         self,

@@ -10,17 +10,17 @@ from gpumemwidget.report.charts.counters import CounterCharts, plot_device
 from gpumemwidget.report.limits import list_crossings
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Heading, Line, Note, Run, Table
 from gpumemwidget.report.render.cells import (
+    STATUS_TONES,
     bytes_cell,
     change_cell,
     explain_marks,
     has_moved,
-    list_cell_runs,
     mark_budget,
     peak_cell,
     sort_devices,
 )
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.wording.words import count, name_cell, name_counters, say_peak
+from gpumemwidget.report.wording.words import count, name_cell, name_counters, name_record, say_peak
 from gpumemwidget.units import format_bytes, format_change, format_duration
 
 _COLUMNS = (
@@ -70,7 +70,12 @@ def list_cell_blocks(
         after: title of the column of what stands at its end.
     """
     devices = sort_devices(record.devices)
-    blocks: list[Block] = [Heading(list_cell_runs(record))]
+    heading = (
+        Run(name_record(record), "strong"),
+        Run(record.status, STATUS_TONES[record.status]),
+        Run(format_duration(record.duration_s)),
+    )
+    blocks: list[Block] = [Heading(heading)]
     if devices:
         blocks.append(
             Table(

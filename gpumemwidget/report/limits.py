@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpumemwidget.model.cells import CellDevice, CellRecord
+from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import (
     EVERY_GPU,
     HOST,
@@ -143,7 +143,8 @@ def list_crossings(record: CellRecord, *, names_lines: bool = False) -> list[Not
     advice = "" if names_lines else "%%memtrace above the cell shows which line took it; "
     return [
         Note(
-            f"{device.device} exceeded its budget: {_say_budgeted_peak(device)} "
+            f"{device.device} exceeded its budget: "
+            f"{say_peak(device.budgeted.peak_bytes, device.peak_is)} "
             f"{_name_budgeted(device.device)} at the peak, {format_bytes(device.budget_bytes)} "
             f"allowed. {advice}%membudget off ends the budget.",
             tone="warn",
@@ -151,11 +152,6 @@ def list_crossings(record: CellRecord, *, names_lines: bool = False) -> list[Not
         for device in sort_devices(record.devices)
         if device.is_over_budget
     ]
-
-
-def _say_budgeted_peak(device: CellDevice) -> str:
-    peak_bytes = device.budgeted.peak_bytes
-    return format_bytes(None) if peak_bytes is None else say_peak(peak_bytes, device.peak_is)
 
 
 def _name_budgeted(device: str) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from gpumemwidget.model.cells import CellDevice, CellRecord, Status
+from gpumemwidget.model.cells import CellDevice, Status
 from gpumemwidget.model.devices import PeakIs, rank_device
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.report.render.blocks import Block, Cell, Note, Run, Table, Tone
-from gpumemwidget.report.wording.words import MARK_MEANINGS, mark_peak, name_record
-from gpumemwidget.units import format_bytes, format_change, format_duration
+from gpumemwidget.report.render.blocks import Block, Cell, Note, Table, Tone
+from gpumemwidget.report.wording.words import MARK_MEANINGS, mark_peak
+from gpumemwidget.units import format_bytes, format_change
 
 #: Stands before a lower bound in a table; a note below explains it.
 AT_LEAST_MARK = "≥"
@@ -82,15 +82,6 @@ def has_moved(device: CellDevice) -> bool:
     return any(
         span.change_bytes != 0 or span.rise_bytes not in (0, None)
         for span in (device.allocated, device.reserved)
-    )
-
-
-def list_cell_runs(record: CellRecord) -> tuple[Run, ...]:
-    """Return the heading of a cell: its number or first line, its status, its duration."""
-    return (
-        Run(name_record(record), "strong"),
-        Run(record.status, STATUS_TONES[record.status]),
-        Run(format_duration(record.duration_s)),
     )
 
 

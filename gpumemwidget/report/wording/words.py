@@ -18,15 +18,10 @@ _MAX_FIRST_LINE = 60
 
 _MARKS: dict[PeakIs | None, str] = {"at least": "≥", "sampled": "~"}
 
-_PLURALS: dict[MemoryKind, str] = {
-    "parameter": "parameters",
-    "gradient": "gradients",
-    "buffer": "buffers",
-    "tensor": "tensors",
-    "cuBLAS workspace": "cuBLAS workspaces",
-    "CUDA-graph pool": "CUDA-graph pools",
-    "compile cache": "compile caches",
-}
+#: Kinds of memory that have no plural.
+_UNCOUNTED: frozenset[MemoryKind] = frozenset(
+    {"optimizer state", "saved for backward", "other", "unknown"}
+)
 
 #: Meanings of the marks before numbers, in the order of the legend.
 MARK_MEANINGS = {
@@ -59,7 +54,7 @@ def mark_peak(peak_is: PeakIs | None) -> str:
     return _MARKS.get(peak_is, "")
 
 
-def say_peak(peak_bytes: int, peak_is: PeakIs | None) -> str:
+def say_peak(peak_bytes: int | None, peak_is: PeakIs | None) -> str:
     """Return ``3.40 GiB`` or ``at least 3.40 GiB``: a mark in a sentence would need a legend."""
     kind = "" if peak_is in ("exact", None) else f"{peak_is} "
     return f"{kind}{format_bytes(peak_bytes)}"
@@ -100,10 +95,9 @@ def name_record(record: CellRecord) -> str:
 
 def count_kind(kind: MemoryKind, number: int | None = None) -> str:
     """Return ``parameters``, ``148 parameters``, or ``parameter`` for 1; some have no plural."""
-    plural = _PLURALS.get(kind)
-    if plural is None or number == 1:
+    if kind in _UNCOUNTED or number == 1:
         return kind
-    return plural if number is None else f"{number} {plural}"
+    return f"{kind}s" if number is None else f"{number} {kind}s"
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
