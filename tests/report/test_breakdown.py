@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import accumulate
 from typing import get_args
 
 import pytest
@@ -117,11 +118,7 @@ class TestBar:
 
         rulers = {ruler.label: ruler.n_bytes for ruler in list_rulers(breakdown)}
 
-        ends = set()
-        at = 0
-        for part in breakdown.parts:
-            at += part.n_bytes
-            ends.add(at)
+        ends = set(accumulate(part.n_bytes for part in breakdown.parts))
         assert list(rulers) == ["allocated", "reserved", "this process", "used", "total capacity"]
         driver = rulers.pop("total capacity")
         assert set(rulers.values()) <= ends

@@ -32,27 +32,17 @@ from tests.report.trace_examples import (
 def _make_timeline(
     layers: dict[str, list[int]], times: list[float] | None = None, **changes: object
 ) -> Timeline:
-    n = len(next(iter(layers.values())))
-    drawn = tuple(
-        Layer(
-            Origin.LINE if label.startswith("line") else Origin(label),
-            "",
-            "In[1]" if label.startswith("line") else None,
-            int(label.split()[1]) if label.startswith("line") else None,
-            tuple(held),
-        )
-        for label, held in layers.items()
-    )
-    allocated = tuple(sum(layer.held_bytes[i] for layer in drawn) for i in range(n))
-    values: dict[str, object] = {
-        "times_s": tuple(times or [float(i) for i in range(n)]),
-        "allocated_bytes": allocated,
-        "reserved_bytes": (None,) * n,
-        "layers": drawn,
-        "peak": max(range(n), key=allocated.__getitem__),
-        "n_moments": n,
-    }
-    return Timeline(**{**values, **changes})  # type: ignore[arg-type]
+    drawn = []
+    for label, held in layers.items():
+        unit, line = ("In[1]", int(label[5:])) if label.startswith("line ") else (None, None)
+        origin = Origin.LINE if line else Origin(label)
+        drawn.append(Layer(origin, "", unit, line, tuple(held)))
+    allocated = tuple(map(sum, zip(*(layer.held_bytes for layer in drawn), strict=True)))
+    n = len(allocated)
+    times_s = tuple(times or map(float, range(n)))
+    peak = max(range(n), key=allocated.__getitem__)
+    timeline = Timeline(times_s, allocated, (None,) * n, tuple(drawn), peak, n)
+    return dataclasses.replace(timeline, **changes)  # type: ignore[arg-type]
 
 
 def _plot(timeline: Timeline, duration_s: float) -> TimelineChart:
