@@ -64,33 +64,26 @@ def _make_host(allocated: Span, resident: Span) -> CellDevice:
 
 
 def make_samples(record: CellRecord, n: int = 46) -> list[Sample]:
-    """Readings that wave between the cell's ends, as a training loop's do."""
+    """Readings that rise and fall five times, as a training loop's do."""
     samples = []
-    for index in range(1, n):
-        part = index / n
-        wave = abs(math.sin(part * math.pi * 5))
-        samples.append(
-            Sample(
-                record.start_s + part * record.duration_s,
-                tuple(_wave(device, part, wave) for device in record.devices),
+    for part in (index / n for index in range(1, n)):
+        wave = 0.93 * abs(math.sin(part * math.pi * 5))
+        readings = tuple(
+            Reading(
+                device.device,
+                _place(device.allocated, wave),
+                _place(device.reserved, min(part * 3, 1.0)),
             )
+            for device in record.devices
         )
+        samples.append(Sample(record.start_s + part * record.duration_s, readings))
     return samples
 
 
-def _wave(device: CellDevice, part: float, wave: float) -> Reading:
-    def place(span: Span, share: float) -> int | None:
-        if span.before_bytes is None or span.change_bytes is None:
-            return None
-        top = span.peak_bytes or span.after_bytes or 0
-        base = span.before_bytes + part * span.change_bytes
-        return round(base + (top - base) * share)
-
-    return Reading(
-        device.device,
-        place(device.allocated, wave * 0.93),
-        place(device.reserved, min(part * 3, 1.0)),
-    )
+def _place(span: Span, share: float) -> int | None:
+    """Return an amount between what stood before and the peak."""
+    start, top = span.before_bytes, span.peak_bytes or span.after_bytes
+    return None if start is None or top is None else round(start + (top - start) * share)
 
 
 def make_host_cell(**changes: object) -> CellRecord:
