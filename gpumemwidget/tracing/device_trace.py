@@ -6,7 +6,7 @@ The history is replayed, its events are attributed to stacks, and the stacks to 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
@@ -23,7 +23,12 @@ from gpumemwidget.model.traces import (
     Timeline,
     TraceNote,
 )
-from gpumemwidget.tracing.allocator.attribution import BEFORE, Attribution, attribute_events
+from gpumemwidget.tracing.allocator.attribution import (
+    BEFORE,
+    Attribution,
+    attribute_events,
+    list_blocks,
+)
 from gpumemwidget.tracing.allocator.layout import BlockLayout
 from gpumemwidget.tracing.allocator.replay import Replay, begins_with_events, replay
 from gpumemwidget.tracing.allocator.site_totals import SiteTotals
@@ -210,14 +215,16 @@ def _list_peak_parts(
     """Return the blocks in use at the peak, added up by line, kind and owner, biggest first."""
     sizes: Counter[_PartKey] = Counter()
     n_blocks: Counter[_PartKey] = Counter()
-    for site, n_bytes, address in _list_blocks_at_peak(replayed, attribution, peak):
+    for site, n_bytes, address, begun_at, freed_at in list_blocks(replayed, attribution):
+        if begun_at > peak or 0 <= freed_at <= peak:
+            continue
         line = attribution.sites[site].stack.line
         origin = Origin.OUTSIDE_LINES if line is None else Origin.LINE
         if site == BEFORE:
             origin = Origin.BEFORE_CELL
         kind: _PartKind = "freed since"
         owner = None
-        if address is not None:
+        if freed_at < 0:
             kind, owner = (names or {}).get(address, ("unknown", None))
         key = (origin, line, kind, owner or None)
         sizes[key] += n_bytes
@@ -238,18 +245,3 @@ def _list_peak_parts(
         for key, number in sorted(n_blocks.items(), key=lambda item: rank(item[0]))
         for origin, line, kind, owner in [key]
     )
-
-
-def _list_blocks_at_peak(
-    replayed: Replay, attribution: Attribution, peak: int
-) -> Iterator[tuple[int, int, int | None]]:
-    """Yield the site and bytes of each block, and its address if it is in use at the end."""
-    for block, site in zip(replayed.initial_blocks, attribution.initial_sites, strict=True):
-        if not 0 <= block.freed_at <= peak:
-            yield site, block.n_bytes, block.address if block.freed_at < 0 else None
-    addresses, sites = replayed.events.addresses, attribution.event_sites
-    for place, (change, freed_at) in enumerate(
-        zip(replayed.changes[: peak + 1], replayed.partners[: peak + 1], strict=True)
-    ):
-        if change > 0 and not 0 <= freed_at <= peak:
-            yield sites[place], change, addresses[place] if freed_at < 0 else None

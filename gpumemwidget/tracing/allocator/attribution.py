@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpumemwidget.model.segments import Frame
@@ -104,6 +104,21 @@ def attribute_events(
     if ALLOC in replay.events.actions and not any(replay.events.stack_table):
         notes.append(TraceNote(NoteKind.NO_STACKS))
     return Attribution(tuple(sites), event_sites, initial_sites, tuple(notes))
+
+
+def list_blocks(
+    replay: Replay, attribution: Attribution
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield each block: its site, bytes, address, and the events that allocated and freed it.
+
+    The event is -1 of a block that was in use before all events, or is in use at the end.
+    """
+    for block, site in zip(replay.initial_blocks, attribution.initial_sites, strict=True):
+        yield site, block.n_bytes, block.address, -1, block.freed_at
+    addresses, sites = replay.events.addresses, attribution.event_sites
+    for place, (change, freed_at) in enumerate(zip(replay.changes, replay.partners, strict=True)):
+        if change > 0:
+            yield sites[place], change, addresses[place], place, freed_at
 
 
 def _join_autograd(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gpumemwidget.model.traces import LineUse
-from gpumemwidget.tracing.allocator.attribution import Attribution
+from gpumemwidget.tracing.allocator.attribution import Attribution, list_blocks
 from gpumemwidget.tracing.allocator.replay import Replay
 
 
@@ -28,26 +28,15 @@ class SiteTotals:
         n_sites = len(attribution.sites)
         allocated, net, at_peak, initial = ([0] * n_sites for _ in range(4))
         counts = [0] * n_sites
-        for block, site in zip(replay.initial_blocks, attribution.initial_sites, strict=True):
+        for site, n_bytes, _, begun_at, freed_at in list_blocks(replay, attribution):
             counts[site] += 1
-            allocated[site] += block.n_bytes
-            initial[site] += block.n_bytes
-            if block.freed_at < 0:
-                net[site] += block.n_bytes
-            if not 0 <= block.freed_at <= peak:
-                at_peak[site] += block.n_bytes
-        for place, (change, freed_at, site) in enumerate(
-            zip(replay.changes, replay.partners, attribution.event_sites, strict=True)
-        ):
-            if change > 0:
-                counts[site] += 1
-                allocated[site] += change
-                if freed_at < 0:
-                    net[site] += change
-                    if place <= peak:
-                        at_peak[site] += change
-                elif place <= peak < freed_at:
-                    at_peak[site] += change
+            allocated[site] += n_bytes
+            if begun_at < 0:
+                initial[site] += n_bytes
+            if freed_at < 0:
+                net[site] += n_bytes
+            if begun_at <= peak and not 0 <= freed_at <= peak:
+                at_peak[site] += n_bytes
         self.allocated_bytes, self.n_allocs = allocated, counts
         self.net_bytes, self.at_peak_bytes = net, at_peak
         self._initial_bytes = initial
