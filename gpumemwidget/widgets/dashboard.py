@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from string import Template
 from typing import Any
 
@@ -40,7 +40,7 @@ from gpumemwidget.widgets.messages import (
     check_request,
     describe_failure,
 )
-from gpumemwidget.widgets.page import CELL_PAUSE_S, Page, schedule_on_main
+from gpumemwidget.widgets.page import CELL_PAUSE_S, Page
 from gpumemwidget.widgets.progress_line import NOTHING
 from gpumemwidget.widgets.variables_panel import VariablesPanel
 
@@ -94,9 +94,9 @@ class Dashboard(anywidget.AnyWidget):
         self._copies_soon = False
         self._monitor = session.monitor
         self._feed = Feed(session.monitor, self._send_all)
-        page = Page(session, self._send_all, self._guard_call)
-        self._variables = VariablesPanel(page)
-        self._device = DevicePanel(page, list_seen=self._feed.list_devices_seen)
+        self._page = Page(session, self._send_all, self._guard)
+        self._variables = VariablesPanel(self._page)
+        self._device = DevicePanel(self._page, list_seen=self._feed.list_devices_seen)
         self._use = DeviceUseHistory(
             session.monitor, self._send_all, is_seen=lambda: self._feed.is_seen
         )
@@ -192,13 +192,12 @@ class Dashboard(anywidget.AnyWidget):
         """Bring the static copies up to date when the cells have paused, if a page has any."""
         if self._has_outputs and self._feed.has_views and not self._copies_soon:
             self._copies_soon = True
-            schedule_on_main(lambda: self._monitor.when_idle(self._update_copies), CELL_PAUSE_S)
+            self._page.run_when_idle(self._update_copies, CELL_PAUSE_S)
 
     def _update_copies(self) -> None:
         self._copies_soon = False
         if not self._is_closed:
-            with self._guard():
-                self._copy_output.update(self._describe_copy(), raw=True)
+            self._copy_output.update(self._describe_copy(), raw=True)
 
     def close(self) -> None:
         """Stop, and leave the static copy in the outputs. May be called twice."""
@@ -223,9 +222,11 @@ class Dashboard(anywidget.AnyWidget):
     # -- Messages ----------------------------------------------------------------------------------
 
     def _handle_message(self, _widget: object, content: object, _buffers: object) -> None:
-        with self._guard():
-            request = check_request(content, DASHBOARD_REQUESTS)
-            self._answers[request["kind"]](request)
+        self._guard(lambda: self._answer(content))
+
+    def _answer(self, content: object) -> None:
+        request = check_request(content, DASHBOARD_REQUESTS)
+        self._answers[request["kind"]](request)
 
     def _hear_view(self, request: Message) -> None:
         self._feed.hear(
@@ -257,14 +258,9 @@ class Dashboard(anywidget.AnyWidget):
         self._device.note_change()
         self._update_copies_soon()
 
-    @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
+    def _guard(self, action: Callable[[], object]) -> None:
         """Show a failure in the views: what a widget's callback raises is seen nowhere else."""
         try:
-            yield
+            action()
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown
             self._send_all({"kind": "trouble", "message": describe_failure(exc)})
-
-    def _guard_call(self, action: Callable[[], object]) -> None:
-        with self._guard():
-            action()

@@ -1,8 +1,8 @@
-// Built from js/ by "npm run build", sha256 3820964a20d455a0b65be6a972afb868cfeebd6b15ecf14bae80096e19cd01b3
+// Built from js/ by "npm run build", sha256 0288c5ae21fbd71b7cb57c431bbda8b41e8d337c9e2765a482fddc39f2a1f282
 function a(r,t={},...e){let s=document.createElement(r);for(let[i,n]of Object.entries(t))n==null||n===!1||(i.startsWith("on")?s.addEventListener(i.slice(2),n):s.setAttribute(i,n===!0?"":n));return s.append(...e.flat().filter(i=>i!=null)),s}function w(r,t){r.textContent!==t&&(r.textContent=t)}var ne=`
 .gmw-do { appearance: none; background: none; border: 1px solid currentColor; border-radius: 4px; box-sizing: border-box;
   color: var(--jp-brand-color1, #3b82d6); cursor: pointer; font: 600 12px/18px var(--jp-ui-font-family, system-ui, sans-serif);
-  height: 20px; margin: 0 12px 0 0; padding: 0 10px; vertical-align: middle; }
+  height: 20px; margin: 0 12px 0 0; padding: 0 10px; vertical-align: middle; white-space: nowrap; }
 .gmw-do:hover:not(:disabled) { background: rgba(59, 130, 214, 0.14); }
 .gmw-do:focus-visible { outline: 2px solid currentColor; outline-offset: 1px; }
 .gmw-do:disabled { border-color: transparent; color: inherit; cursor: default; opacity: 0.6; padding-left: 0; }
