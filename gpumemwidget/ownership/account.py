@@ -46,6 +46,7 @@ from gpumemwidget.ownership.graph.objects import (
     paused_collector,
     read_attribute,
 )
+from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, take_account
 from gpumemwidget.ownership.labels import PathStep, StepKind
 from gpumemwidget.ownership.paths import Paths, find_fix
@@ -68,6 +69,9 @@ _NO_NAME_OF_YOURS = PathStep(StepKind.ROOT, "no name of the notebook's")
 _COMPILER = re.compile(r"torch\._(inductor|dynamo|functorch)\b")
 
 _OTHER = "Python's own objects and libraries"
+
+#: Where less than this was not met, a brief account searches for no other holders (bytes).
+_MOST_UNMET_BYTES = 1024**2
 
 #: Maximum number of storages that have a path of their own in a brief account, the biggest.
 _MOST_ALONE = 128
@@ -136,6 +140,7 @@ def take_running_account(
             depth="rows",
             with_running=True,
             reads_graphs=may_read_graphs(hardware),
+            is_enough=lambda graph: _has_met_all(graph, hardware, device),
         )
         taken, _ = describe_memory(
             account, shell, hardware, started_s=started_s, device=device, budget_s=budget_s
@@ -213,6 +218,20 @@ def describe_memory(
         notes=tuple(notes),
     )
     return taken, dict(names)
+
+
+def _has_met_all(graph: Graph, hardware: Hardware, device: str) -> bool:
+    """Return whether the walk has met nearly all tensors of a device, judged by its blocks."""
+    blocks = BlockMap(each for each in hardware.read_segments() if each.device == device)
+    infos = [info for info in graph.storages.values() if info.device == device]
+    found = (blocks.find(device, info.address) for info in infos)
+    met = {block.address for block in found if block is not None}
+    unmet = sum(
+        block.n_bytes
+        for block, kind in blocks.list_kinds(device)
+        if kind == "unknown" and block.address not in met
+    )
+    return device in blocks.devices and unmet < _MOST_UNMET_BYTES
 
 
 def _join_alike(lines: Iterable[Owned]) -> Iterator[Owned]:

@@ -13,7 +13,7 @@ import itertools
 import operator
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -204,6 +204,7 @@ def take_account(
     depth: Depth = "process",
     with_running: bool = False,
     reads_graphs: bool = True,
+    is_enough: Callable[[Graph], bool] | None = None,
 ) -> Account | None:
     """Walk from all of the user's names; return ``None`` if torch is not imported.
 
@@ -215,6 +216,8 @@ def take_account(
             to; with the depth ``rows`` no other holder is searched for then. Always so with the
             depth ``holders``.
         reads_graphs: whether autograd's nodes are asked what they hold.
+        is_enough: tells of a walk from rows and running functions whether it has met all; where it
+            has, what nobody leads to is not looked for, which may take half a second.
     """
     torch = find_torch()
     if torch is None:
@@ -234,13 +237,14 @@ def take_account(
     if with_running or depth == "holders":
         outer.extend(enter_running(graph))
         searches_s = 0.0 if depth == "rows" else searches_s
-        # To look at all of the process takes a moment, that is not there when the time is up.
-        outside = [] if depth != "holders" and graph.is_late() else list_outside(graph)
-        outer.extend(
-            enter_surroundings(graph, outside, budget_s=budget_s / 2, climbs=depth == "holders")
-        )
-        # Objects that have been met meanwhile would be held by this list.
-        outside = [each for each in outside if graph.find(each) is None]
+        if is_enough is None or not is_enough(graph):
+            # To look at all of the process takes a moment, that is not there when the time is up.
+            outside = [] if depth != "holders" and graph.is_late() else list_outside(graph)
+            outer.extend(
+                enter_surroundings(graph, outside, budget_s=budget_s / 2, climbs=depth == "holders")
+            )
+            # Objects that have been met meanwhile would be held by this list.
+            outside = [each for each in outside if graph.find(each) is None]
     held = _find_elsewhere(graph, root_refs, budget_s=searches_s)
     if depth == "holders":
         met = {root.place for root in outer}
