@@ -224,8 +224,7 @@ class _LiveReport:
             known_devices=[reading.device for reading in cell.before],
         )
         samples = thin_samples(self._monitor.history.samples(cell.start_s), _MAX_LIVE_SAMPLES)
-        trace, samples = _limit_to_device(CellTrace(record, ()), samples, self._device)
-        return report_unfinished(trace.record, samples)
+        return report_unfinished(*_limit_to_device(record, samples, self._device))
 
 
 class _CellTrace:
@@ -315,15 +314,16 @@ class _CellTrace:
             trace = self._trace_lines(record)
         if trace is not None:
             self._write(trace)
-        limited, samples = _limit_to_device(
-            trace or CellTrace(record, ()), self._monitor.samples_of(record), self.request.device
+        record, samples = _limit_to_device(
+            record, self._monitor.samples_of(record), self.request.device
         )
         if trace is None:
-            return [report_cell(limited.record, samples)]
+            return [report_cell(record, samples)]
+        trace = dataclasses.replace(trace, record=record)
         n_lines, depth = self.request.n_lines, self.request.depth
         if self._live is not None:
-            return list_displays(limited, samples, n_lines=n_lines, depth=depth)
-        return [report_trace(limited, samples, n_lines=n_lines, depth=depth)]
+            return list_displays(trace, samples, n_lines=n_lines, depth=depth)
+        return [report_trace(trace, samples, n_lines=n_lines, depth=depth)]
 
     def _trace_lines(self, record: CellRecord) -> CellTrace | None:
         if self._tracer is None:
@@ -354,23 +354,17 @@ class _CellTrace:
 
 
 def _limit_to_device(
-    trace: CellTrace, samples: Sequence[Sample], device: str | None
-) -> tuple[CellTrace, Sequence[Sample]]:
-    """Return the trace and samples of one device, or of all for ``None``."""
+    record: CellRecord, samples: Sequence[Sample], device: str | None
+) -> tuple[CellRecord, Sequence[Sample]]:
+    """Return the record and samples of one device, or of all for ``None``."""
     if device is None:
-        return trace, samples
-    record = dataclasses.replace(
-        trace.record, devices=tuple(part for part in trace.record.devices if part.device == device)
-    )
-    return (
-        dataclasses.replace(trace, record=record),
-        [
-            dataclasses.replace(
-                sample, readings=tuple(one for one in sample.readings if one.device == device)
-            )
-            for sample in samples
-        ],
-    )
+        return record, samples
+    devices = tuple(part for part in record.devices if part.device == device)
+    readings = [tuple(one for one in sample.readings if one.device == device) for sample in samples]
+    return dataclasses.replace(record, devices=devices), [
+        dataclasses.replace(sample, readings=own)
+        for sample, own in zip(samples, readings, strict=True)
+    ]
 
 
 def _can_show_live(shell: InteractiveShell) -> bool:
