@@ -89,7 +89,8 @@ class Table:
     caption_is_seen: bool = False
     #: In HTML the shared cell is a line above its rows, which keeps the table narrow.
     shared_above: bool = False
-    #: The last cell of a row stands below the others: in text, and where HTML has little room.
+    #: The last cell of a row stands below the others: in text, and where HTML has little room, if
+    #: no cells are shared.
     stacks: bool = False
     #: The first row of a group is a line of source, which HTML opens to the calls below it. Text
     #: has the first two columns, which are an ``index`` and a ``source``, behind the others.

@@ -167,7 +167,7 @@ def _render_table(table: Table) -> Html:
     return h(
         "div.gmw-w",
         h(
-            f"table.gmw-t{width}{'.gmw-st' * table.stacks}",
+            f"table.gmw-t{width}{'.gmw-st' * (table.stacks and not table.n_shared)}",
             h(f"caption{'.gmw-h' * (not table.caption_is_seen)}", table.caption),
             h("thead", h("tr", *heads)),
             *bodies,
