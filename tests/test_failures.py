@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 from gpumemwidget.backends.patching import Patch
-from gpumemwidget.failures import Notes, describe_exception, read_first_line
+from gpumemwidget.errors import Notes, describe_exception, read_first_line
 
 
 def test_an_exception_becomes_one_line() -> None:

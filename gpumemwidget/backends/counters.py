@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay
 from gpumemwidget.backends.protocol import MemoryBackend
-from gpumemwidget.errors import BackendError
-from gpumemwidget.failures import Notes, describe_exception, read_first_line
+from gpumemwidget.errors import BackendError, Notes, describe_exception, read_first_line
 from gpumemwidget.model.devices import BytesByDevice, DeviceInfo, PeakIs, Reading
 
 _T = TypeVar("_T")

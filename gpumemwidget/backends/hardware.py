@@ -28,8 +28,7 @@ from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.driver.processes import ProcessTree
 from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.backends.protocol import DeviceMonitor, MemoryBackend, ProcessSource
-from gpumemwidget.errors import BackendError
-from gpumemwidget.failures import Notes, describe_exception
+from gpumemwidget.errors import BackendError, Notes, describe_exception
 from gpumemwidget.model.devices import (
     HOST,
     BytesByDevice,

@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING
 
 from gpumemwidget.model.devices import Budget, DeviceReport, Limit
 from gpumemwidget.model.ownership import Explanation, MemoryAccount, Variable
-from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, RestorePlan, RestoreReport
-from gpumemwidget.model.requests import ReleaseRequest
+from gpumemwidget.model.releases import (
+    ReleasePlan,
+    ReleaseReport,
+    ReleaseRequest,
+    RestorePlan,
+    RestoreReport,
+)
 from gpumemwidget.session.session import (
     borrow_plain_hardware,
     current_session,

@@ -15,7 +15,7 @@ from gpumemwidget.jupyter.memtrace import MemtraceLine, Outputs
 from gpumemwidget.jupyter.oom import OomCards
 from gpumemwidget.jupyter.references import IPythonShell
 from gpumemwidget.model.devices import HOST, DeviceReport, Limit
-from gpumemwidget.model.requests import TraceRequest
+from gpumemwidget.model.traces import TraceRequest
 from gpumemwidget.session.session import Session, adopt_plain_hardware
 from gpumemwidget.units import format_bytes
 

@@ -18,8 +18,8 @@ from IPython.utils.process import arg_split  # type: ignore[attr-defined]
 
 from gpumemwidget.errors import BadInputError, GpuMemError, ReleaseInterrupt
 from gpumemwidget.model.devices import EVERY_GPU
-from gpumemwidget.model.releases import ReleaseReport, RestoreReport
-from gpumemwidget.model.requests import ReleaseRequest, TraceRequest
+from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest, RestoreReport
+from gpumemwidget.model.traces import TraceRequest
 from gpumemwidget.report.help import MagicHelp
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.progress_line import display, show_progress

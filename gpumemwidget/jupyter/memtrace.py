@@ -23,8 +23,7 @@ from IPython.display import display
 from gpumemwidget.errors import BusyError, FileError
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import Sample
-from gpumemwidget.model.requests import TraceRequest
-from gpumemwidget.model.traces import CellTrace
+from gpumemwidget.model.traces import CellTrace, TraceRequest
 from gpumemwidget.recording.cells import RunningCell, build_record
 from gpumemwidget.recording.thinning import thin_samples
 from gpumemwidget.session.cell_sources import find_cell_sources, make_is_entry

@@ -147,8 +147,10 @@ class OomCards:
     def _build(
         self, cell: _Cell, sign: OomSign, record: CellRecord | None, source: str
     ) -> OomCard | None:
-        from gpumemwidget.oom.failing_line import find_failing_line  # noqa: PLC0415 - when needed
-        from gpumemwidget.oom.mentions import list_mentions  # noqa: PLC0415 - when needed
+        from gpumemwidget.oom.failed_cell import (  # noqa: PLC0415 - when needed
+            find_failing_line,
+            list_mentions,
+        )
         from gpumemwidget.oom.remedies import find_remedies  # noqa: PLC0415 - when needed
         from gpumemwidget.session.cell_sources import find_cell_sources  # noqa: PLC0415
 

@@ -1,14 +1,79 @@
-"""Releases and restores of memory: their plans, steps and measured reports."""
+"""Releases and restores of memory: their requests, plans, steps and measured reports."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
+from gpumemwidget.errors import BadInputError, name_type
 from gpumemwidget.model.devices import BytesByDevice, Reading
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
-from gpumemwidget.model.requests import ReleaseRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRequest:
+    """A release that somebody asks for.
+
+    Attributes:
+        names: rows of the variables panel, each once: variables, ``"Out[7]"``,
+            ``"last exception"``.
+        keep: leave copies on the CPU under the names instead of setting them to ``None``.
+        out: drop all displayed values too.
+        exceptions: drop all that IPython holds of the last exception too.
+        grads: set the gradients of all leaves that variables lead to to ``None``; goes without
+            names.
+        cublas: free cuBLAS's workspaces too.
+        compile_caches: forget what ``torch.compile`` made too.
+        may_move: whether tensors that something else holds too may be moved to the CPU in place;
+            ``False`` refuses a release that would have to.
+
+    Raises:
+        BadInputError: nothing is named, a name is not text, or names stand beside ``grads``.
+    """
+
+    names: tuple[str, ...] = ()
+    keep: bool = False
+    out: bool = False
+    exceptions: bool = False
+    grads: bool = False
+    cublas: bool = False
+    compile_caches: bool = False
+    may_move: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", check_names(self.names))
+        has_flag = self.out or self.exceptions or self.grads or self.cublas or self.compile_caches
+        if not (self.names or has_flag):
+            raise BadInputError(
+                "nothing to release: name the variables, or give --out, --exceptions, --grads, "
+                "--cublas or --compile"
+            )
+        if self.names and self.grads:
+            # A parameter that is moved to the CPU must not wait there with its gradient elsewhere.
+            raise BadInputError(
+                "--grads is about the gradients of all variables and goes without names: release "
+                f"{self.names[0]} on its own; nothing was changed"
+            )
+
+
+def check_names(names: Sequence[object]) -> tuple[str, ...]:
+    """Return names of variables, each once.
+
+    Raises:
+        BadInputError: a name is not text, but most likely the variable's value.
+    """
+    texts: dict[str, None] = {}
+    for name in names:
+        # ``isinstance`` would ask an object of the user's for its ``__class__``.
+        if not issubclass(type(name), str):
+            raise BadInputError(
+                f"a name can't be of type {name_type(name)}: give it as text, "
+                "release('model') and not release(model); nothing was changed"
+            )
+        texts[name] = None  # type: ignore[index]
+    return tuple(texts)
 
 
 @dataclass(frozen=True, slots=True)

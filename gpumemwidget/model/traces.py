@@ -1,4 +1,4 @@
-"""Records of traces: the allocator's events, and what each line of a cell did to memory.
+"""Records of traces: the request, the allocator's events, and the memory of each line of a cell.
 
 The allocator's history gives events, replaying them gives each block's bytes, and each block has
 the line that allocated it. The figures add up: on each device the bytes from before the cell, those
@@ -10,13 +10,19 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Literal
 
+from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.cells import CellRecord, Span
 from gpumemwidget.model.devices import PeakIs
 from gpumemwidget.model.ownership import MemoryKind
 from gpumemwidget.model.segments import Frame, Segment
 
+#: Number of allocator events that a trace keeps by default: some 300 MB while it runs.
+DEFAULT_EVENTS = 1_000_000
+#: Maximum number of allocator events that a trace may keep.
+MAX_EVENTS = 20_000_000
 #: Kinds of events; ``TraceEvents.actions`` has their indices.
 ACTIONS = (
     "alloc",
@@ -29,6 +35,42 @@ ACTIONS = (
     "oom",
     "snapshot",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """A trace that somebody asks for, of a cell or of a ``with`` block.
+
+    Attributes:
+        device: the one device to trace and report; ``None`` for all.
+        n_events: maximum number of allocator events to keep, the newest.
+        n_lines: lines of each source that the report shows; ``None`` for its default.
+        depth: how many calls deep a line opens; ``None`` for all that are big enough.
+        snapshot: a file to write for PyTorch's own memory viewer.
+        export: a file to write the trace itself to.
+        force: whether these files may take the places of others.
+        live: whether a chart is shown while the cell runs.
+
+    Raises:
+        BadInputError: a count is out of range, or ``force`` is given without a file.
+    """
+
+    device: str | None = None
+    n_events: int = DEFAULT_EVENTS
+    n_lines: int | None = None
+    depth: int | None = None
+    snapshot: Path | None = None
+    export: Path | None = None
+    force: bool = False
+    live: bool = True
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.n_events, int) and 1 <= self.n_events <= MAX_EVENTS):
+            raise BadInputError(f"{self.n_events!r} events can't be kept: give 1 to {MAX_EVENTS}")
+        if self.depth is not None and not (isinstance(self.depth, int) and self.depth >= 0):
+            raise BadInputError(f"{self.depth!r} is no depth: give 0 or a whole number above it")
+        if self.force and self.snapshot is None and self.export is None:
+            raise BadInputError("--force goes with --export FILE or --snapshot FILE: name the file")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

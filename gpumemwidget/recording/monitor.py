@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from gpumemwidget.failures import Notes, describe_exception
+from gpumemwidget.errors import Notes, describe_exception
 from gpumemwidget.model.cells import CellRecord, Status
 from gpumemwidget.model.devices import Reading, Sample
 from gpumemwidget.recording.budgets import Budgets

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from gpumemwidget.errors import GpuMemError
-from gpumemwidget.failures import describe_exception, read_first_line
+from gpumemwidget.errors import GpuMemError, describe_exception, read_first_line
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo
 from gpumemwidget.ownership.holdings import Account
 from gpumemwidget.ownership.moves import Move

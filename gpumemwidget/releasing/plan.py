@@ -21,10 +21,10 @@ from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.model.releases import (
     ReleaseMove,
     ReleasePlan,
+    ReleaseRequest,
     ReleaseStay,
     ReleaseStepKind,
 )
-from gpumemwidget.model.requests import ReleaseRequest
 from gpumemwidget.ownership.holdings import Account, take_account
 from gpumemwidget.ownership.moves import Move
 from gpumemwidget.ownership.partition import ReleasePartition, find_joint

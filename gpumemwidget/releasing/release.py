@@ -24,11 +24,11 @@ from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import (
     ReleasePlan,
     ReleaseReport,
+    ReleaseRequest,
     ReleaseStep,
     ReleaseStepKind,
     StepResult,
 )
-from gpumemwidget.model.requests import ReleaseRequest
 from gpumemwidget.ownership.holdings import Account
 from gpumemwidget.ownership.moves import Move
 from gpumemwidget.ownership.shell import Shell

@@ -19,8 +19,8 @@ from gpumemwidget.model.releases import (
     RestorePlan,
     RestoreReport,
     StepResult,
+    check_names,
 )
-from gpumemwidget.model.requests import check_names
 from gpumemwidget.ownership.graph.torch_reader import round_up
 from gpumemwidget.ownership.holdings import Account, Row, take_account
 from gpumemwidget.ownership.labels import find_kind_name

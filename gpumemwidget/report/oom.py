@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpumemwidget.breakdowns.breakdown import build_oom_breakdown
+from gpumemwidget.breakdowns import build_oom_breakdown
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy, RemedyKind
 from gpumemwidget.model.ownership import Owned

@@ -11,6 +11,7 @@ from gpumemwidget.model.releases import (
     ReleaseMove,
     ReleasePlan,
     ReleaseReport,
+    ReleaseRequest,
     ReleaseStay,
     ReleaseStep,
     ReleaseStepKind,
@@ -18,7 +19,6 @@ from gpumemwidget.model.releases import (
     RestoreReport,
     StepResult,
 )
-from gpumemwidget.model.requests import ReleaseRequest
 from gpumemwidget.ownership.shell import LAST_EXCEPTION
 from gpumemwidget.report.render.blocks import (
     Block,

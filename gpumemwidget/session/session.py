@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
-from gpumemwidget.errors import BadInputError, BusyError, NotLoadedError
-from gpumemwidget.failures import describe_exception
+from gpumemwidget.errors import BadInputError, BusyError, NotLoadedError, describe_exception
 from gpumemwidget.model.devices import Budget
 from gpumemwidget.recording.budgets import change_budgets
 from gpumemwidget.recording.callbacks import Callbacks
@@ -39,11 +38,11 @@ if TYPE_CHECKING:
     from gpumemwidget.model.releases import (
         ReleasePlan,
         ReleaseReport,
+        ReleaseRequest,
         ReleaseSum,
         RestorePlan,
         RestoreReport,
     )
-    from gpumemwidget.model.requests import ReleaseRequest
     from gpumemwidget.ownership.shell import Shell
     from gpumemwidget.session.breakdowns import DeviceBreakdowns
 

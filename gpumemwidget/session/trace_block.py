@@ -10,12 +10,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
-from gpumemwidget.errors import BadInputError, FileError, GpuMemError
-from gpumemwidget.failures import describe_exception
+from gpumemwidget.errors import BadInputError, FileError, GpuMemError, describe_exception
 from gpumemwidget.model.cells import CellRecord, Status
 from gpumemwidget.model.devices import Reading, Sample
-from gpumemwidget.model.requests import TraceRequest
-from gpumemwidget.model.traces import CellTrace, DeviceTrace, HostLines
+from gpumemwidget.model.traces import CellTrace, DeviceTrace, HostLines, TraceRequest
 from gpumemwidget.recording.cells import RunningCell, build_record
 from gpumemwidget.recording.files import find_target
 from gpumemwidget.recording.sampler import Clock

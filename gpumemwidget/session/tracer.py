@@ -15,13 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gpumemwidget.backends.cuda.module_calls import CallRecorder
-from gpumemwidget.errors import BadInputError, BusyError, FileError
-from gpumemwidget.failures import describe_exception
+from gpumemwidget.errors import BadInputError, BusyError, FileError, describe_exception
 from gpumemwidget.model.cells import CellDevice, CellRecord
 from gpumemwidget.model.devices import HOST, check_device
 from gpumemwidget.model.ownership import BlockNames
-from gpumemwidget.model.requests import DEFAULT_EVENTS, TraceRequest
-from gpumemwidget.model.traces import AllocatorTrace, CallMark, CellTrace, DeviceTrace, HostLines
+from gpumemwidget.model.traces import (
+    DEFAULT_EVENTS,
+    AllocatorTrace,
+    CallMark,
+    CellTrace,
+    DeviceTrace,
+    HostLines,
+    TraceRequest,
+)
 from gpumemwidget.recording.files import find_target, refuse_target
 from gpumemwidget.session.interrupts import send_later
 from gpumemwidget.tracing.trace_file import check_target

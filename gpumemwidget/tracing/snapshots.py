@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from gpumemwidget.backends.cuda.snapshot_file import load_snapshot
-from gpumemwidget.errors import FileError
-from gpumemwidget.failures import describe_exception
+from gpumemwidget.errors import FileError, describe_exception
 from gpumemwidget.model.cells import CellDevice, CellRecord
 from gpumemwidget.model.segments import Frame
 from gpumemwidget.model.traces import AllocatorTrace, CellTrace

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import UnionType
 from typing import Any
 
-from gpumemwidget.errors import BadInputError, GpuMemError
-from gpumemwidget.failures import describe_exception
+from gpumemwidget.errors import BadInputError, GpuMemError, describe_exception
 from gpumemwidget.model.cells import CellDevice, CellRecord
 from gpumemwidget.model.devices import DeviceInfo
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease, Variable

@@ -23,7 +23,7 @@ import traitlets
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy
-from gpumemwidget.model.requests import ReleaseRequest
+from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.oom.event import describe_oom
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.report.oom import describe_cached, describe_released, judge_now, sort_ways

@@ -13,7 +13,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from gpumemwidget.model.requests import ReleaseRequest
+from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.widgets.messages import (
     Message,
     describe_bytes,

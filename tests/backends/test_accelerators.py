@@ -12,7 +12,7 @@ from gpumemwidget.backends.accelerators import AcceleratorBackend
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host.backend import HostBackend
-from gpumemwidget.breakdowns.breakdown import build_breakdown
+from gpumemwidget.breakdowns import build_breakdown
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.devices import DeviceInfo, DeviceUse, Reading
 from gpumemwidget.testing import (

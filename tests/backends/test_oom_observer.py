@@ -22,7 +22,7 @@ from gpumemwidget.backends.cuda import oom_observer as ooms
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.oom_observer import OomMoment, OomObserver
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.breakdowns.breakdown import build_oom_breakdown
+from gpumemwidget.breakdowns import build_oom_breakdown
 from gpumemwidget.model.devices import ProcessUse
 from gpumemwidget.model.ooms import OomEvent
 from gpumemwidget.oom.event import describe_moment, describe_oom

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.breakdowns.breakdown import build_breakdown
+from gpumemwidget.breakdowns import build_breakdown
 from gpumemwidget.model.breakdowns import Breakdown, PartKey
 from gpumemwidget.model.devices import DeviceState
 from gpumemwidget.testing import RecordingPlayer, ReplayBackend, ReplayMonitor, load_recording

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumemwidget.jupyter.memtrace import MemtraceLine
-from gpumemwidget.model.requests import TraceRequest
+from gpumemwidget.model.traces import TraceRequest
 
 
 def _parse(text: str) -> TraceRequest | None:

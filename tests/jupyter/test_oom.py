@@ -24,7 +24,7 @@ from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.jupyter import oom
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomCard
-from gpumemwidget.oom import failing_line
+from gpumemwidget.oom import failed_cell
 from gpumemwidget.ownership.graph import torch_reader as storages
 from gpumemwidget.session.session import current_session
 from gpumemwidget.testing import DeviceFullError
@@ -88,7 +88,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
     monkeypatch.setattr(storages.TorchReader, "read_storage", read_storage)
     # What stands for PyTorch here is none of the user's code.
-    for module in (sources, failing_line):
+    for module in (sources, failed_cell):
         monkeypatch.setattr(
             module, "is_library", lambda filename: "/tests/" in filename or is_library(filename)
         )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from gpumemwidget.model.segments import Frame
-from gpumemwidget.oom.failing_line import FailingLine, find_failing_line
+from gpumemwidget.oom.failed_cell import FailingLine, find_failing_line
 from gpumemwidget.session.cell_sources import find_cell_sources
 
 PACKAGES = sysconfig.get_path("purelib")

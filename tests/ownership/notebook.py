@@ -12,8 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.jupyter.references import IPythonShell
 from gpumemwidget.model.ownership import Variable
-from gpumemwidget.model.releases import ReleasePlan, ReleaseReport
-from gpumemwidget.model.requests import ReleaseRequest
+from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.ownership.variables import list_variables
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release

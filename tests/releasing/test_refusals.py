@@ -11,7 +11,7 @@ import pytest
 
 from gpumemwidget.errors import BadInputError, GpuMemError
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.requests import ReleaseRequest
+from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.ownership.account import take_memory_account, take_running_account
 from gpumemwidget.ownership.graph.torch_reader import TorchReader
 from gpumemwidget.ownership.graph.walk import Graph

@@ -16,8 +16,7 @@ from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.devices import Reading
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.model.releases import ReleaseStay, StepResult
-from gpumemwidget.model.requests import ReleaseRequest
+from gpumemwidget.model.releases import ReleaseRequest, ReleaseStay, StepResult
 from gpumemwidget.releasing.release import execute_release
 from gpumemwidget.report.release import describe_stays, report_plan, report_release
 from tests.ownership.notebook import Notebook, Tracker

@@ -12,6 +12,7 @@ from gpumemwidget.model.releases import (
     ReleaseMove,
     ReleasePlan,
     ReleaseReport,
+    ReleaseRequest,
     ReleaseStay,
     ReleaseStep,
     ReleaseStepKind,
@@ -19,7 +20,6 @@ from gpumemwidget.model.releases import (
     RestoreReport,
     StepResult,
 )
-from gpumemwidget.model.requests import ReleaseRequest
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemwidget.breakdowns.breakdown import build_breakdown
-from gpumemwidget.breakdowns.segment_map import build_segment_map
+from gpumemwidget.breakdowns import build_breakdown, build_segment_map
 from gpumemwidget.model.breakdowns import (
     Breakdown,
     BreakdownPart,

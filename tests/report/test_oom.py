@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemwidget.breakdowns.breakdown import build_oom_breakdown
+from gpumemwidget.breakdowns import build_oom_breakdown
 from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart
 from gpumemwidget.model.devices import ProcessUse
 from gpumemwidget.model.ooms import OomEvent, Remedy

@@ -17,8 +17,7 @@ from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import DeviceReport, Sample
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.model.ownership import DeviceBytes, Explanation, MemoryAccount
-from gpumemwidget.model.releases import ReleasePlan, ReleaseReport
-from gpumemwidget.model.requests import ReleaseRequest
+from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.model.traces import Call, CellTrace, Layer, LineUse, Origin, Timeline
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.cell import report_cell, report_cell_line

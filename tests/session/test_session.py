@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from gpumemwidget.errors import BadInputError, BusyError, NotLoadedError, UnknownNameError
-from gpumemwidget.model.requests import ReleaseRequest, TraceRequest
+from gpumemwidget.model.releases import ReleaseRequest
+from gpumemwidget.model.traces import TraceRequest
 from gpumemwidget.session.session import Session, current_session, find_session
 from tests.ownership.notebook import Notebook
 

@@ -19,8 +19,7 @@ from gpumemwidget.backends.cuda.history_control import HistoryControl
 from gpumemwidget.backends.cuda.limits import CudaLimits, read_release
 from gpumemwidget.backends.cuda.tracer import CudaTracer
 from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay
-from gpumemwidget.errors import BackendError
-from gpumemwidget.failures import read_first_line
+from gpumemwidget.errors import BackendError, read_first_line
 from gpumemwidget.model.devices import DeviceInfo, Limit, LimitRequest, PinnedUse
 from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import AllocatorTrace

@@ -19,8 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook
-from gpumemwidget.errors import BackendError
-from gpumemwidget.failures import describe_exception, read_first_line
+from gpumemwidget.errors import BackendError, describe_exception, read_first_line
 from gpumemwidget.model.devices import LimitRequest
 from gpumemwidget.units import format_bytes
 

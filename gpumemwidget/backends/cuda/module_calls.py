@@ -16,7 +16,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
-from gpumemwidget.failures import Notes, describe_exception
+from gpumemwidget.errors import Notes, describe_exception
 from gpumemwidget.model.segments import Frame
 from gpumemwidget.model.traces import CallMark
 

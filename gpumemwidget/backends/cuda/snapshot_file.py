@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumemwidget.backends.cuda.events import parse_traces
-from gpumemwidget.errors import FileError
-from gpumemwidget.failures import describe_exception
+from gpumemwidget.errors import FileError, describe_exception
 from gpumemwidget.model.traces import AllocatorTrace
 from gpumemwidget.progress import Stage, report_progress
 

@@ -17,8 +17,7 @@ from gpumemwidget.backends.cuda.events import parse_traces
 from gpumemwidget.backends.cuda.history_control import HistoryControl, read_now_us
 from gpumemwidget.backends.cuda.snapshot_file import write_snapshot
 from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook
-from gpumemwidget.errors import FileError
-from gpumemwidget.failures import read_first_line
+from gpumemwidget.errors import FileError, read_first_line
 from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
 

@@ -25,7 +25,7 @@ from gpumemwidget.backends.driver.visible_devices import (
     strip_uuid,
 )
 from gpumemwidget.backends.protocol import ProcessesByBytes
-from gpumemwidget.failures import Notes
+from gpumemwidget.errors import Notes
 from gpumemwidget.model.devices import DeviceInfo, DeviceUse
 
 _T = TypeVar("_T")

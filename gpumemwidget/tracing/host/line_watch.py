@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeAlias
 
-from gpumemwidget.failures import describe_exception
+from gpumemwidget.errors import describe_exception
 from gpumemwidget.model.traces import NoteKind, TraceNote
 from gpumemwidget.recording.forks import survive_fork
 

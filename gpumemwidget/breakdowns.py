@@ -1,4 +1,4 @@
-"""Divide a device's memory into parts that are all of it, to the byte.
+"""Divide a device's memory into parts that are all of it, to the byte, and map its segments.
 
 Each figure that is known is a part. Unknown parts are the remainder of the whole that they belong
 to: a single one exactly, several of them together (``rest``). Figures that can't all be true, as
@@ -8,7 +8,7 @@ until the figures that are left fit. So no part is negative, and none is guessed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gpumemwidget.backends.cuda.releasable import Unallocated, divide_unallocated
@@ -17,6 +17,7 @@ from gpumemwidget.model.breakdowns import (
     BreakdownDoubt,
     BreakdownPart,
     PartKey,
+    SegmentMap,
 )
 from gpumemwidget.model.devices import (
     HOST,
@@ -27,7 +28,8 @@ from gpumemwidget.model.devices import (
     Reading,
 )
 from gpumemwidget.model.ooms import OomEvent
-from gpumemwidget.model.ownership import DeviceAccount, MemoryKind, Owned
+from gpumemwidget.model.ownership import BlockNames, DeviceAccount, MemoryKind, Owned
+from gpumemwidget.model.segments import Frame, Segment
 
 #: Parts of the memory that is reserved but unallocated.
 _UNALLOCATED_KEYS: tuple[PartKey, ...] = ("pending", "releasable", "fragmented", "pools")
@@ -138,6 +140,39 @@ def build_oom_breakdown(
         owned.append(Owned(device, n_unknown, "unknown", (), "nowhere"))
         account = DeviceAccount(device, allocated, tuple(owned))
     return build_breakdown(state, account)
+
+
+def build_segment_map(
+    segments: Iterable[Segment],
+    names: BlockNames | None = None,
+    *,
+    tell_line: Callable[[Sequence[Frame]], str | None] | None = None,
+) -> SegmentMap | None:
+    """Return the map of one device's segments, the largest first.
+
+    Args:
+        segments: all segments of the device.
+        names: kind and owner of the blocks, of the same moment; ``None``: not asked for.
+        tell_line: returns the line of a stack: ``In[7], line 3``.
+
+    Returns:
+        ``None`` where there are no segments.
+    """
+    ordered = tuple(sorted(segments, key=lambda each: (-each.n_bytes, each.address)))
+    if not ordered:
+        return None
+    lines: dict[int, str] = {}
+    if tell_line is not None:
+        in_use = (block for each in ordered for block in each.blocks if block.state != "inactive")
+        told = ((block.address, tell_line(block.frames)) for block in in_use)
+        lines = {address: line for address, line in told if line}
+    return SegmentMap(
+        device=ordered[0].device,
+        segments=ordered,
+        largest_free_block_bytes=divide_unallocated(ordered).largest_free_block_bytes,
+        names=names,
+        lines=lines,
+    )
 
 
 def _divide_device(

@@ -1,7 +1,8 @@
-"""List the names that a cell's code mentions, and the notebook's functions that the cell calls.
+"""Read the code of a cell that failed: the line that asked for memory, and the names it mentions.
 
-What it does not mention it does not need. This errs on the side of too many: whatever stands in a
-string of the cell counts, for that may be another magic's code.
+A recorded stack begins in PyTorch and ends in IPython; in between are the user's own lines. A name
+that the cell does not mention it does not need: this errs on the side of too many names, so
+whatever stands in a string of the cell counts, for that may be another magic's code.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ import ast
 import functools
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import PurePath
 from types import CodeType, FunctionType, MethodType
 
+from gpumemwidget.model.segments import Frame
 from gpumemwidget.ownership.graph.objects import (
     is_a,
     is_one_of,
@@ -20,11 +25,56 @@ from gpumemwidget.ownership.graph.objects import (
     read_cell,
     read_type_dict,
 )
+from gpumemwidget.tracing.sources import Sources, is_library, name_module
 
 _WORD = re.compile(r"\w+")
 #: Maximum number of the notebook's objects whose code is read.
 _MAX_OBJECTS = 2000
 _METHODS = (FunctionType, property, staticmethod, classmethod)
+
+
+@dataclass(frozen=True, slots=True)
+class FailingLine:
+    """A line of the user's, and what it called."""
+
+    #: ``In[7], line 3``; ``None`` where no line of the user's is in the stack.
+    place: str | None
+    text: str
+    #: ``torch.nn.modules.linear.Linear.forward``; ``None`` where the line calls C at once.
+    function: str | None
+
+
+def find_failing_line(frames: Sequence[Frame], sources: Sources) -> FailingLine:
+    """Return the innermost line of the user's in a stack, and the public function that it called.
+
+    Args:
+        frames: innermost first.
+        sources: the cell that ran, earlier cells, and files.
+    """
+    called = takewhile(lambda frame: is_library(frame.filename), frames)
+    function = _find_function(called)
+    for frame in frames:
+        source = sources.find(frame.filename)
+        if source is None:
+            continue
+        number = sources.find_line(frame) or frame.line
+        text = source.lines[number - 1].strip() if 0 < number <= len(source.lines) else ""
+        return FailingLine(f"{source.name}, line {number}", text, function)
+    return FailingLine(None, "", function)
+
+
+def _find_function(frames: Iterable[Frame]) -> str | None:
+    """Return the innermost function that has a public name."""
+    for frame in frames:
+        if all(_is_public(part) for part in frame.function.split(".")):
+            module = name_module(frame.filename) or PurePath(frame.filename).stem
+            return f"{module}.{frame.function}"
+    return None
+
+
+def _is_public(name: str) -> bool:
+    # ``wrapper.<locals>.inner`` is a decorator's, and says nothing of what was called.
+    return not name.startswith(("_", "<")) or (name.startswith("__") and name.endswith("__"))
 
 
 def list_mentions(source: str, namespace: Mapping[str, object]) -> frozenset[str]:
