@@ -74,6 +74,7 @@ def find_remedies(
             budget_s=budget_s * _WALK_SHARE,
             with_running=is_at_end,
             reads_graphs=may_read_graphs(hardware),
+            with_host=event.device == HOST,
         )
         taken = None
         if at_oom is None:

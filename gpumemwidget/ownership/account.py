@@ -140,6 +140,7 @@ def take_running_account(
             depth="rows",
             with_running=True,
             reads_graphs=may_read_graphs(hardware),
+            with_host=device == HOST,
             is_enough=lambda graph: _has_met_all(graph, hardware, device),
         )
         taken, _ = describe_memory(

@@ -204,6 +204,7 @@ def take_account(
     depth: Depth = "process",
     with_running: bool = False,
     reads_graphs: bool = True,
+    with_host: bool = True,
     is_enough: Callable[[Graph], bool] | None = None,
 ) -> Account | None:
     """Walk from all of the user's names; return ``None`` if torch is not imported.
@@ -216,6 +217,7 @@ def take_account(
             to; with the depth ``rows`` no other holder is searched for then. Always so with the
             depth ``holders``.
         reads_graphs: whether autograd's nodes are asked what they hold.
+        with_host: whether host memory is looked at too, which may have most of the tensors.
         is_enough: tells of a walk from rows and running functions whether it has met all; where it
             has, what nobody leads to is not looked for, which may take half a second.
     """
@@ -226,6 +228,7 @@ def take_account(
         TorchReader(torch),
         boundaries=[*shell.list_own_objects(), *list_namespaces()],
         budget_s=budget_s,
+        with_host=with_host,
     )
     if not reads_graphs:
         graph.allowance.close()
