@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import gpumemwidget
-from gpumemwidget.tracing.host.lines import watch_lines
+from gpumemwidget.tracing.line_watch import watch_lines
 from tests import conftest
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpumemwidget.tracing.sources import Source, Sources, align_typed, is_library
 
 if TYPE_CHECKING:
-    from gpumemwidget.tracing.host.line_watch import IsEntry
+    from gpumemwidget.tracing.line_watch import IsEntry
 
 
 #: File names of the bodies of ``%%time`` and ``%time``.

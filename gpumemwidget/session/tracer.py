@@ -34,7 +34,7 @@ from gpumemwidget.tracing.trace_file import check_target
 
 if TYPE_CHECKING:
     from gpumemwidget.backends.hardware import Hardware
-    from gpumemwidget.tracing.host.line_watch import LineReadings, LineWatch
+    from gpumemwidget.tracing.line_watch import LineReadings, LineWatch
     from gpumemwidget.tracing.sources import Sources
 
 
@@ -161,7 +161,7 @@ class Tracer:
     @property
     def files(self) -> tuple[str, ...]:
         """Return the files whose lines were read, the cell's first; ``()`` if none were."""
-        return () if self._readings is None else self._readings.files
+        return () if self._readings is None else tuple(self._readings.files)
 
     def describe(
         self,
@@ -230,7 +230,7 @@ class Tracer:
         if counter is None:
             self._notes.append("This process's malloc does not tell what is in use line by line.")
             return
-        from gpumemwidget.tracing.host.lines import watch_lines  # noqa: PLC0415 - where it is used
+        from gpumemwidget.tracing.line_watch import watch_lines  # noqa: PLC0415 - where it is used
 
         self._watch = watch_lines(counter, on_interrupt=send_later)
 
@@ -254,7 +254,7 @@ class Tracer:
         )
 
     def _describe_host(self, record: CellRecord, sources: Sources) -> HostLines | None:
-        from gpumemwidget.tracing.host.lines import describe_lines  # noqa: PLC0415 - where it is used
+        from gpumemwidget.tracing.host_trace import describe_lines  # noqa: PLC0415 - where it is used
 
         if self._readings is None:
             return None

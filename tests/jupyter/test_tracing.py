@@ -70,7 +70,7 @@ class Cells:
 @pytest.fixture
 def cells(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Cells:
     # Each line is read, however slow that is on a busy machine.
-    monkeypatch.setattr("gpumemwidget.tracing.host.line_watch._GRACE_NS", 10**12)
+    monkeypatch.setattr("gpumemwidget.tracing.line_watch._GRACE_NS", 10**12)
     shell.run_line_magic("load_ext", "gpumemwidget")
     return Cells(shell, monkeypatch)
 
@@ -180,7 +180,7 @@ def test_a_run_within_the_cell_belongs_to_the_line_that_runs_it(cells: Cells) ->
     assert cells.list_nets() == {3: 11}
 
 
-@pytest.mark.parametrize("where", ["lines.describe_lines", "line_watch.LineWatch.start_at"])
+@pytest.mark.parametrize("where", ["host_trace.describe_lines", "line_watch.LineWatch.start_at"])
 def test_a_failure_of_ours_gives_the_plain_report(
     cells: Cells, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -190,7 +190,7 @@ def test_a_failure_of_ours_gives_the_plain_report(
         raise LookupError("of ours")
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"gpumemwidget.tracing.host.{where}", fail)
+        patch.setattr(f"gpumemwidget.tracing.{where}", fail)
         result = cells.run("%%memtrace\nx = 41 + 1\nx")
 
     assert result.result == 42

@@ -18,8 +18,8 @@ import pytest
 
 from gpumemwidget.backends.host.malloc import find_malloc
 from gpumemwidget.model.traces import HostLines, NoteKind, TraceNote
-from gpumemwidget.tracing.host.line_watch import LineReadings
-from gpumemwidget.tracing.host.lines import describe_lines, watch_lines
+from gpumemwidget.tracing.host_trace import describe_lines
+from gpumemwidget.tracing.line_watch import LineReadings, watch_lines
 from gpumemwidget.tracing.sources import Source, Sources
 
 MIB = 1 << 20
@@ -88,8 +88,8 @@ def run(
     namespace = {"heap": heap, "take": heap.take, "give": heap.give, **(names or {})}
     watch = watch_lines(read or heap.read, on_interrupt=lambda: None)
     if not is_timed:
-        watch._reader._clock_ns = itertools.count().__next__
-        watch.call_ns = watch._reader.call_ns = 0
+        watch._readings._clock_ns = itertools.count().__next__
+        watch._readings.call_ns = 0
     code = compile(source, FILENAME, "exec")
     error = None
 
@@ -173,7 +173,7 @@ def test_parts_of_a_cell_are_its_lines() -> None:
     exec(cell, {"take": heap.take, "body": body})
     readings = watch.stop()
 
-    assert readings.files == (FILENAME, "<timed exec>")
+    assert tuple(readings.files) == (FILENAME, "<timed exec>")
     source = Source("In[7]", FILENAME, "cell", "%%time\ntake(1)\ndef f():\n    take(2)\nf()\n")
     host = describe_lines(readings, Sources(source, also={"<timed exec>": 1}))
     check_sums(host)
@@ -404,7 +404,7 @@ def test_an_error_of_a_signal_s_handler_is_the_cell_s() -> None:
 
     assert isinstance(ran.error, TimeoutError)
     assert ran.error.__traceback__ is not None
-    assert ran.readings.files == (FILENAME,)
+    assert tuple(ran.readings.files) == (FILENAME,)
 
 
 def test_code_that_runs_already_is_read() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemwidget.tracing.host.lines import describe_lines, watch_lines
+from gpumemwidget.tracing.host_trace import describe_lines
+from gpumemwidget.tracing.line_watch import watch_lines
 from gpumemwidget.tracing.sources import Source, Sources
 
 FILENAME = "<cell-7>"
@@ -92,8 +93,8 @@ def test_each_line_has_what_it_took(functions: Sequence[Any], cell: Sequence[Any
 
     watch = watch_lines(lambda: in_use_bytes, on_interrupt=lambda: None)
     # A clock that counts its readings: a machine that is busy would look like dear ones.
-    watch._reader._clock_ns = itertools.count().__next__
-    watch._reader.call_ns = 0
+    watch._readings._clock_ns = itertools.count().__next__
+    watch._readings.call_ns = 0
     refusal = watch.start_at(lambda frame: frame.f_code is code)
     try:
         exec(code, {"take": take})

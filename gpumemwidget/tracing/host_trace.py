@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable
 
 from gpumemwidget.model.cells import CellDevice
 from gpumemwidget.model.segments import Frame
 from gpumemwidget.model.traces import HostLine, HostLines
-from gpumemwidget.tracing.host.line_watch import LineReadings, LineWatch, Place
-from gpumemwidget.tracing.host.monitoring import MonitoringWatch
-from gpumemwidget.tracing.host.settrace import SettraceWatch
+from gpumemwidget.tracing.line_watch import LineReadings, Place
 from gpumemwidget.tracing.sources import Sources
-
-
-def watch_lines(read: Callable[[], int], *, on_interrupt: Callable[[], None]) -> LineWatch:
-    """Return the ``LineWatch`` for this release of Python."""
-    if sys.version_info >= (3, 12):
-        return MonitoringWatch(read, on_interrupt=on_interrupt)
-    return SettraceWatch(read, on_interrupt=on_interrupt)
 
 
 def describe_lines(
@@ -65,5 +54,5 @@ def describe_lines(
         unread_bytes=readings.unread_bytes,
         unread_lines=tuple(sorted({number(place) for place in readings.unread_lines} - {0})),
         n_readings=readings.n_readings,
-        notes=readings.notes,
+        notes=tuple(readings.notes),
     )

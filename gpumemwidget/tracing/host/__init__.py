@@ -1,1 +1,0 @@
-"""The host's memory, read as each line of a cell begins."""

@@ -1,0 +1,510 @@
+"""Read malloc's count as each line of a cell begins, and add each change to the line that ran.
+
+Python 3.12 and later report lines by ``sys.monitoring``, earlier ones by ``sys.settrace``. Both
+share the readings, whose own memory must not show in the figures, and their budget of time; the
+files that are followed; and the errors of our own code, which must not become the cell's.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+from typing import Any, TypeAlias
+
+from gpumemwidget.errors import describe_exception
+from gpumemwidget.model.traces import NoteKind, TraceNote
+from gpumemwidget.recording.forks import survive_fork
+
+#: The folder of the package ``gpumemwidget``.
+_PACKAGE = str(Path(__file__).parents[1])
+#: Maximum number of files: a cell is one, and one more for each body of a cell magic in it.
+_MAX_FILES = 64
+#: Share of the cell's time that reading may take.
+_SHARE = 0.1
+#: Time that reading may always take, so that a short cell is read whole: 40,000 calls of functions
+#: on Python 3.11.
+_GRACE_NS = 50_000_000
+
+#: Estimated cost of a call of any Python function while tracing, in nanoseconds.
+_CALL_NS = 1200
+#: Number of calls whose cost is added at once.
+_N_CALLS = 32
+#: Reads an error's traceback whatever its class has under that name.
+_read_traceback: Callable[[BaseException], TracebackType | None] = vars(BaseException)[
+    "__traceback__"
+].__get__
+#: Maximum number of code objects under the files' names.
+_MAX_CODES = 10_000
+#: Number of times that a line runs in a pause before it is switched off.
+_MAX_PAUSED_RUNS = 100
+
+#: Returns whether a frame that begins is that of the code to follow.
+IsEntry: TypeAlias = Callable[[FrameType], bool]
+#: A file and a line of it; ``None`` while no line of the files runs.
+Place: TypeAlias = "tuple[str, int] | None"
+
+
+class LineReadings:
+    """For each line, how the bytes in use changed while it ran.
+
+    Attributes:
+        files: the files whose code ran, the cell's own first.
+        start_bytes: bytes in use at the first reading.
+        changes: change in bytes over all runs of each line.
+        unread_bytes: change in bytes while lines ran that were not read one by one.
+        unread_lines: the lines that were not read, as far as they are known, with the number of
+            their runs in the present pause.
+        n_readings: number of readings.
+        notes: on what is missing.
+        is_unread: whether other lines may have run since the last reading.
+
+    Args:
+        read: returns the bytes in use now.
+        call_ns: estimated cost of being told of a line, beside the reading itself.
+    """
+
+    def __init__(self, read: Callable[[], int], call_ns: int) -> None:
+        self._read = read
+        self._clock_ns = time.perf_counter_ns
+        self.call_ns = call_ns
+        self.files: dict[str, None] = {}
+        self.place: Place = None
+        self.is_unread = False
+        self.changes: dict[Place, int] = {}
+        self.unread_bytes = 0
+        self.unread_lines: dict[Place, int] = {}
+        self.n_readings = 0
+        self.notes: list[TraceNote] = []
+        self.start_bytes = self._last_bytes = 0
+        self._start_ns = self._spent_ns = 0
+
+    def start(self) -> None:
+        """Begin with the bytes in use now."""
+        # The first readings fill caches that later ones find full.
+        for _ in range(3):
+            self.advance(None)
+        self.changes.clear()
+        self.unread_bytes = self.n_readings = self._spent_ns = 0
+        self._start_ns = self._clock_ns()
+        self.start_bytes = self._last_bytes = self._read()
+
+    def advance(self, place: Place) -> bool:
+        """Add the change to the line that ran until now; from here on ``place`` runs.
+
+        Returns:
+            Whether reading has taken too much of the cell's time.
+        """
+        start_ns = self._clock_ns()
+        self._book()
+        self.is_unread = False
+        self.place = place
+        self.n_readings += 1
+        return self.charge(self._clock_ns() - start_ns + self.call_ns)
+
+    def exclude(self, action: Callable[[], object]) -> None:
+        """Run an action of ours that takes memory, and leave its bytes out of the figures."""
+        start_ns = self._clock_ns()
+        self._book()
+        action()
+        self._last_bytes = self._read()
+        self.charge(self._clock_ns() - start_ns)
+
+    def charge(self, cost_ns: int) -> bool:
+        """Add time that was spent on the cell; return whether that is too much by now."""
+        self._spent_ns += cost_ns
+        return self._spent_ns > _GRACE_NS + (self._clock_ns() - self._start_ns) * _SHARE
+
+    def _book(self) -> None:
+        change = self._read() - self._last_bytes
+        if not change:
+            return
+        self._last_bytes += change
+        if self.is_unread:
+            self.unread_bytes += change
+        elif self.place in self.changes:
+            self.changes[self.place] += change
+        else:
+            self.changes[self.place] = change
+            # The dictionary may have grown.
+            self._last_bytes = self._read()
+
+
+class LineWatch(ABC):
+    """Follows one cell, or one ``with`` block, line by line.
+
+    Args:
+        read: returns the bytes in use now.
+        on_interrupt: called for a Ctrl-C that landed in our own code: it sends another.
+    """
+
+    #: Estimated cost of being told of a line, beside the reading itself.
+    call_ns: int
+
+    def __init__(self, read: Callable[[], int], *, on_interrupt: Callable[[], None]) -> None:
+        self._readings = LineReadings(read, self.call_ns)
+        self._on_interrupt = on_interrupt
+        self._thread_id = threading.get_ident()
+        #: The files that are followed.
+        self._files = self._readings.files
+        self._is_entry: IsEntry | None = None
+        self._is_on = False
+        #: The error of our own code that ended the reading.
+        self._failure: Exception | None = None
+        #: True if the files' code was seen to run on other threads too.
+        self._saw_threads = False
+        #: True if another tool took our place.
+        self._was_displaced = False
+        survive_fork(self)
+
+    def start_at(self, is_entry: IsEntry) -> str | None:
+        """Follow the file of each code for which ``is_entry`` holds, on this thread.
+
+        Returns:
+            Why that can't be done, in a few words; ``None`` where it is.
+        """
+        self._is_entry = is_entry
+        return self._start(None)
+
+    def start_in(self, frame: FrameType) -> str | None:
+        """Follow the file of a frame that is running on this thread; see ``start_at``."""
+        self._files[frame.f_code.co_filename] = None
+        return self._start(frame)
+
+    def stop(self) -> LineReadings:
+        """Remove all hooks, and return the readings. May be called twice."""
+        readings = self._readings
+        if self._is_on:
+            self._was_displaced |= self._is_displaced()
+            readings.is_unread |= self._was_displaced
+            readings.advance(None)
+        self._end()
+        readings.notes = self._list_notes()
+        return readings
+
+    def reset_after_fork(self) -> None:
+        """Stop following in a forked child."""
+        self._end()
+
+    @abstractmethod
+    def _start(self, frame: FrameType | None) -> str | None:
+        """Begin to follow; ``frame`` and those that called it run already."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """Remove all hooks."""
+
+    def _is_displaced(self) -> bool:
+        """Return whether another tool has taken our place just now."""
+        return False
+
+    def _end(self) -> None:
+        if self._is_on:
+            self._is_on = False
+            self._leave()
+
+    # -- Files and lines ---------------------------------------------------------------------------
+
+    def _find_place(self, frame: FrameType | None) -> Place:
+        """Return the innermost line of the files, from ``frame`` outwards."""
+        frame = self._find_frame(frame)
+        return None if frame is None else (frame.f_code.co_filename, frame.f_lineno or 0)
+
+    def _find_frame(self, frame: FrameType | None) -> FrameType | None:
+        while frame is not None and frame.f_code.co_filename not in self._files:
+            frame = frame.f_back
+        return frame
+
+    def _is_ours(self, frame: FrameType) -> bool:
+        """Return whether a frame that begins is of the files."""
+        filename = frame.f_code.co_filename
+        if filename in self._files:
+            return True
+        if self._is_entry is None or not self._is_entry(frame):
+            return False
+        if len(self._files) < _MAX_FILES:
+            self._files[filename] = None
+        return filename in self._files
+
+    # -- Errors ------------------------------------------------------------------------------------
+
+    def _survive(self, exc: BaseException) -> bool:
+        """Keep an error of our own code from the cell; return ``False`` if it is the cell's."""
+        if isinstance(exc, KeyboardInterrupt):
+            self._on_interrupt()
+            return True
+        traceback = exc.__traceback__
+        while traceback is not None and traceback.tb_next is not None:
+            traceback = traceback.tb_next
+        if traceback is not None and not traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            return False  # Raised by a signal handler of the user's.
+        if isinstance(exc, Exception):
+            # The traceback's frames hold the cell's.
+            self._failure = exc.with_traceback(None)
+        self._end()
+        return True
+
+    def _list_notes(self) -> list[TraceNote]:
+        notes = []
+        if self._failure is not None:
+            notes.append(TraceNote(NoteKind.READING_FAILED, describe_exception(self._failure)))
+        elif self._was_displaced:
+            notes.append(TraceNote(NoteKind.TRACING_REPLACED))
+        if self._saw_threads:
+            notes.append(TraceNote(NoteKind.OTHER_THREADS))
+        return notes
+
+
+class SettraceWatch(LineWatch):
+    """Follows lines with ``sys.settrace``.
+
+    The trace function slows all Python code on its thread. Once that has cost too much of the
+    cell's time it is taken away, and the rest of the cell is not read line by line.
+    ``sys.gettrace()`` shows our function; where others trace, we don't.
+    """
+
+    call_ns = 1500
+    _is_traced = False
+    _n_calls = 0
+
+    def _start(self, frame: FrameType | None) -> str | None:
+        if sys.gettrace() is not None:
+            return "a debugger or a coverage tool traces this thread"
+        # One object, so that it can be compared with ``is``.
+        self._ours = self._on_call
+        #: Frames that were running at the start, with the trace functions they had.
+        self._entered: list[tuple[FrameType, Any]] = []
+        self._readings.start()
+        place = self._find_place(frame)
+        while (frame := self._find_frame(frame)) is not None:
+            self._entered.append((frame, frame.f_trace))
+            frame.f_trace = self._on_event
+            frame = frame.f_back
+        self._is_on = self._is_traced = True
+        self._readings.advance(place)
+        sys.settrace(self._ours)
+        return None
+
+    def _leave(self) -> None:
+        if sys.gettrace() is self._ours:
+            sys.settrace(None)
+        self._is_traced = False
+        for frame, trace in self._entered:
+            frame.f_trace = trace
+        self._entered.clear()
+
+    def _is_displaced(self) -> bool:
+        return self._is_traced and sys.gettrace() is not self._ours
+
+    # -- Called by the interpreter ----------------------------------------------------------------
+
+    def _on_call(self, frame: FrameType, _event: str, _argument: object) -> Any:
+        """Follow a function that begins, or a generator that goes on, if it is of the files."""
+        try:
+            if self._is_ours(frame):
+                self._move(self._find_place(frame))
+                return self._on_event if self._is_on else None
+            self._n_calls += 1
+            if self._n_calls == _N_CALLS:
+                self._n_calls = 0
+                if self._is_traced and self._readings.charge(_N_CALLS * _CALL_NS):
+                    self._stop_tracing()
+        except RecursionError:
+            # The cell is about to meet it itself, and there is no room for further calls.
+            return None
+        except BaseException as exc:
+            if not self._survive(exc):
+                raise
+        return None
+
+    def _on_event(self, frame: FrameType, event: str, _argument: object) -> Any:
+        """Read when a line of the files begins, or one of their functions is left."""
+        if not self._is_traced:
+            return None
+        try:
+            if event == "line":
+                self._move(self._find_place(frame))
+            elif event == "return":
+                self._move(self._find_place(frame.f_back))
+        except RecursionError:
+            return self._on_event
+        except BaseException as exc:
+            if not self._survive(exc):
+                raise
+        return self._on_event
+
+    def _move(self, place: Place) -> None:
+        if self._readings.advance(place):
+            self._stop_tracing()
+
+    def _stop_tracing(self) -> None:
+        self._is_traced = False
+        sys.settrace(None)
+        self._readings.is_unread = True
+
+
+class MonitoringWatch(LineWatch):
+    """Follows lines with ``sys.monitoring``.
+
+    Events are switched on for the files' own code alone. Once reading has cost too much of the
+    cell's time, a pause begins: lines run unread, and one that runs often in the pause is switched
+    off, so that a hot loop goes on at full speed. The pause ends at the next event for which the
+    cell can afford reading again. Neither tracebacks nor ``sys.gettrace`` show any of it. Two
+    events come from all code: a function's first start, by which the files' code is found, and an
+    exception that leaves a function, which can't be switched on for single code objects.
+    """
+
+    call_ns = 600
+    _is_paused = False
+
+    def _start(self, frame: FrameType | None) -> str | None:
+        self._monitoring = monitoring = getattr(sys, "monitoring")  # noqa: B009 - unknown before 3.12
+        self._codes: list[CodeType] = []
+        # Numbers that are reserved for no kind of tool.
+        free = [tool for tool in (4, 3) if monitoring.get_tool(tool) is None]
+        if not free:
+            return "other tools have taken all places of sys.monitoring"
+        self._tool = free[0]
+        monitoring.use_tool_id(self._tool, "gpumemwidget")
+        self._is_on = True
+        events = monitoring.events
+        self._callbacks = {
+            events.PY_START: self._on_start,
+            events.PY_UNWIND: self._on_unwind,
+            events.LINE: self._follow(lambda code, line, _: (code.co_filename, line)),
+            events.PY_RESUME: self._follow(_find_resumed),
+            events.PY_RETURN: self._follow(self._find_caller),
+            events.PY_YIELD: self._follow(self._find_caller),
+        }
+        self._local = events.LINE | events.PY_RETURN | events.PY_YIELD | events.PY_RESUME
+        for event, callback in self._callbacks.items():
+            monitoring.register_callback(self._tool, event, callback)
+        self._readings.start()
+        place = self._find_place(frame)
+        while (frame := self._find_frame(frame)) is not None:
+            self._add(frame.f_code)
+            frame = frame.f_back
+        monitoring.set_events(self._tool, events.PY_START | events.PY_UNWIND)
+        self._readings.advance(place)
+        return None
+
+    def _leave(self) -> None:
+        monitoring, tool = self._monitoring, self._tool
+        monitoring.set_events(tool, 0)
+        for code in self._codes:
+            monitoring.set_local_events(tool, code, 0)
+        self._codes.clear()
+        for event in self._callbacks:
+            monitoring.register_callback(tool, event, None)
+        monitoring.free_tool_id(tool)
+        self._callbacks.clear()
+
+    def _add(self, code: CodeType) -> None:
+        if len(self._codes) < _MAX_CODES:
+            self._codes.append(code)
+            self._monitoring.set_local_events(self._tool, code, self._local)
+
+    # -- Called by the interpreter ----------------------------------------------------------------
+
+    def _follow(
+        self, find_place: Callable[[CodeType, Any, FrameType], Place]
+    ) -> Callable[..., Any]:
+        """Return the callback of an event; ``find_place`` tells which line runs from then on."""
+
+        def on_event(code: CodeType, argument: Any, _value: object = None) -> Any:
+            if threading.get_ident() != self._thread_id:
+                self._saw_threads = True
+                return None
+            try:
+                frame = sys._getframe(1)  # noqa: SLF001 - public by its documentation
+                return self._move(find_place(code, argument, frame))
+            except RecursionError:
+                # The cell is about to meet it itself, and there is no room for further calls.
+                return None
+            except BaseException as exc:
+                if not self._survive(exc):
+                    raise
+            return None
+
+        return on_event
+
+    def _find_caller(self, _code: CodeType, _offset: int, frame: FrameType) -> Place:
+        return self._find_place(frame.f_back)
+
+    def _on_start(self, code: CodeType, _offset: int) -> Any:
+        """Follow a function's code if it is of the files; called at its first start."""
+        try:
+            if threading.get_ident() != self._thread_id:
+                self._saw_threads |= code.co_filename in self._files
+                return None if code.co_filename in self._files else self._monitoring.DISABLE
+            if self._is_ours(sys._getframe(1)):  # noqa: SLF001 - public by its documentation
+                self._readings.exclude(lambda: self._add(code))
+        except RecursionError:
+            return None
+        except BaseException as exc:
+            if not self._survive(exc):
+                raise
+        return self._monitoring.DISABLE
+
+    def _on_unwind(self, code: CodeType, _offset: int, error: BaseException) -> None:
+        """Go on with the caller's line when an exception leaves a function of the files."""
+        if code.co_filename not in self._files:
+            return
+        try:
+            # Python can't switch this event off, so a pause is observed here.
+            if self._is_paused and isinstance(error, Exception):
+                return
+            _forget_us(error)
+            if threading.get_ident() == self._thread_id:
+                frame = sys._getframe(1)  # noqa: SLF001 - public by its documentation
+                self._move(self._find_place(frame.f_back))
+        except RecursionError:
+            return
+        except BaseException as exc:
+            if not self._survive(exc):
+                raise
+
+    def _move(self, place: Place) -> Any:
+        readings = self._readings
+        if self._is_paused and not readings.charge(readings.call_ns):
+            readings.exclude(self._end_pause)
+        if not self._is_paused and not readings.advance(place):
+            return None
+        readings.is_unread = self._is_paused = True
+        n_runs = readings.unread_lines[place] = readings.unread_lines.get(place, 0) + 1
+        return self._monitoring.DISABLE if n_runs > _MAX_PAUSED_RUNS else None
+
+    def _end_pause(self) -> None:
+        self._is_paused = False
+        unread = self._readings.unread_lines
+        unread.update(dict.fromkeys(unread, 0))
+        for code in self._codes:
+            self._monitoring.set_local_events(self._tool, code, 0)
+            self._monitoring.set_local_events(self._tool, code, self._local)
+
+
+def _find_resumed(code: CodeType, _offset: int, frame: FrameType) -> tuple[str, int]:
+    return code.co_filename, frame.f_lineno
+
+
+def _forget_us(error: BaseException) -> None:
+    """Take our own frame off a traceback's end.
+
+    A Ctrl-C is raised where Python next looks for signals, which may be our first instruction,
+    before we can catch it.
+    """
+    traceback = _read_traceback(error)
+    last = None if traceback is None else traceback.tb_next
+    if traceback is not None and last is not None and last.tb_frame.f_code.co_filename == __file__:
+        traceback.tb_next = None
+
+
+def watch_lines(read: Callable[[], int], *, on_interrupt: Callable[[], None]) -> LineWatch:
+    """Return the ``LineWatch`` for this release of Python."""
+    if sys.version_info >= (3, 12):
+        return MonitoringWatch(read, on_interrupt=on_interrupt)
+    return SettraceWatch(read, on_interrupt=on_interrupt)
