@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumemwidget.backends.host.cgroup import list_limited_groups
+from gpumemwidget.backends.host.kernel import list_limited_groups
 from tests.backends.procfs import FakeProc, write_group
 
 

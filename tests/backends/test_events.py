@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
-from gpumemwidget.backends.cuda.events import parse_events, parse_rules, parse_traces
-from gpumemwidget.backends.cuda.snapshot import StackTable, parse_segments
+from gpumemwidget.backends.cuda.snapshot import (
+    StackTable,
+    parse_events,
+    parse_rules,
+    parse_segments,
+    parse_traces,
+)
 from gpumemwidget.model.segments import Frame
 from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace
 

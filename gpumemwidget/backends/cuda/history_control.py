@@ -12,12 +12,17 @@ import bisect
 import contextlib
 import inspect
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
-from gpumemwidget.backends.cuda.snapshot import parse_segments, read_large_page_bytes
+from gpumemwidget.backends.cuda.snapshot import (
+    CLOCKS_DIFFER_US,
+    parse_segments,
+    read_large_page_bytes,
+    read_now_us,
+    read_time,
+)
 from gpumemwidget.backends.patching import Patch
 from gpumemwidget.model.segments import Segment
 
@@ -27,9 +32,6 @@ _SETTERS = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
 _READER = "_cuda_memorySnapshot"
 #: Maximum number of our snapshots in the user's history that are kept from the user's view.
 _MOST_SNAPSHOTS = 10_000
-#: Maximum difference, in microseconds, of torch's times from the clock's: torch makes them out of
-#: the processor's own counter.
-CLOCKS_DIFFER_US = 50
 
 
 class HistoryControl:
@@ -202,14 +204,3 @@ def _strip_history(snapshot: Mapping[str, Any]) -> None:
         for entry in (segment, *segment["blocks"]):
             if "frames" in entry:
                 entry["frames"] = []
-
-
-def read_now_us() -> int:
-    """Return the microseconds since the epoch, as the events have them."""
-    return time.time_ns() // 1000
-
-
-def read_time(event: Mapping[str, Any]) -> int:
-    """Return the time of an event, in microseconds since the epoch; 0 where it is not told."""
-    time_us: int = event.get("time_us", 0)
-    return time_us

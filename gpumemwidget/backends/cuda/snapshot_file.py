@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpumemwidget.backends.cuda.events import parse_traces
+from gpumemwidget.backends.cuda.snapshot import parse_traces
 from gpumemwidget.errors import FileError, describe_exception
 from gpumemwidget.model.traces import AllocatorTrace
 from gpumemwidget.progress import Stage, report_progress

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpumemwidget.backends.cuda.events import parse_traces
-from gpumemwidget.backends.cuda.history_control import HistoryControl, read_now_us
+from gpumemwidget.backends.cuda.history_control import HistoryControl
+from gpumemwidget.backends.cuda.snapshot import parse_traces, read_now_us
 from gpumemwidget.backends.cuda.snapshot_file import write_snapshot
 from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook
 from gpumemwidget.errors import FileError, read_first_line

@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpumemwidget.backends.driver.visible_devices import (
-    Gpu,
-    correct_numbers,
-    number_gpus,
-    strip_uuid,
-)
 from gpumemwidget.backends.protocol import ProcessesByBytes
 from gpumemwidget.errors import Notes
 from gpumemwidget.model.devices import DeviceInfo, DeviceUse
@@ -63,6 +60,20 @@ _NO_LIBRARY = (
 )
 
 
+@dataclass(slots=True, eq=False)
+class _Gpu:
+    """One GPU or MIG instance as the driver's library knows it, compared by identity."""
+
+    handle: Any
+    name: str
+    uuid: str | None
+    total_bytes: int | None
+    #: The GPU of an instance.
+    parent: _Gpu | None = None
+    #: Reasons why figures could not be read the last time, by the figures' names.
+    failures: dict[str, str] = field(default_factory=dict)
+
+
 class NvmlMonitor:
     """NVML as a ``DeviceMonitor``.
 
@@ -88,11 +99,11 @@ class NvmlMonitor:
         self._lock = threading.RLock()
         self._state = "new"  # then "open" or "failed", and "closed"
         #: GPUs in NVML's order; ``None`` holds the place of a GPU that can't be read.
-        self._gpus: tuple[Gpu | None, ...] = ()
-        self._instances: tuple[Gpu, ...] = ()
+        self._gpus: tuple[_Gpu | None, ...] = ()
+        self._instances: tuple[_Gpu, ...] = ()
         self._uuids: dict[str, str] = {}
         self._mapped_for: object = None
-        self._mapped: dict[str, Gpu] = {}
+        self._mapped: dict[str, _Gpu] = {}
         self._notes = Notes()
 
     def list_infos(self) -> tuple[DeviceInfo, ...]:
@@ -142,7 +153,7 @@ class NvmlMonitor:
         """Correct the numbering by what CUDA itself says of the devices that are in use."""
         with self._lock:
             self._uuids.update(
-                (device, strip_uuid(uuid))
+                (device, _strip_uuid(uuid))
                 for device, uuid in uuids.items()
                 if device.startswith("cuda:")
             )
@@ -183,7 +194,7 @@ class NvmlMonitor:
         self._gpus = tuple(self._list_gpus(n_gpus))
         self._instances = tuple(self._list_instances())
 
-    def _list_gpus(self, n_gpus: int) -> Iterator[Gpu | None]:
+    def _list_gpus(self, n_gpus: int) -> Iterator[_Gpu | None]:
         nvml = self._library
         for index in range(n_gpus):
             try:
@@ -196,7 +207,7 @@ class NvmlMonitor:
                 continue
             yield self._describe(handle, f"The machine's GPU {index}")
 
-    def _list_instances(self) -> Iterator[Gpu]:
+    def _list_instances(self) -> Iterator[_Gpu]:
         """Yield the MIG instances of all GPUs; to CUDA an instance is a device of its own."""
         nvml = self._library
         for index, gpu in enumerate(self._gpus):
@@ -219,7 +230,7 @@ class NvmlMonitor:
 
     # -- PyTorch's numbers --------------------------------------------------------------------
 
-    def _map(self) -> dict[str, Gpu]:
+    def _map(self) -> dict[str, _Gpu]:
         """Return the devices under PyTorch's names, as far as these are certain."""
         if self._state == "new":
             self._open()
@@ -229,7 +240,7 @@ class NvmlMonitor:
         by_bus = self._environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
         if self._mapped_for != (visible, by_bus):
             self._mapped_for = (visible, by_bus)
-            numbered = number_gpus(self._gpus, self._instances, visible, by_bus=by_bus)
+            numbered = _number_gpus(self._gpus, self._instances, visible, by_bus=by_bus)
             if numbered is None and not self._uuids:
                 self._notes.add(
                     "This machine has GPUs of different models, and CUDA numbers the fastest first:"
@@ -237,15 +248,15 @@ class NvmlMonitor:
                     "PCI_BUS_ID makes the numbers certain from the start)."
                 )
             known = [gpu for gpu in (*self._gpus, *self._instances) if gpu is not None]
-            self._mapped = correct_numbers(numbered or {}, known, self._uuids)
+            self._mapped = _correct_numbers(numbered or {}, known, self._uuids)
         return self._mapped
 
     # -- Questions about one GPU or instance ------------------------------------------------------
 
-    def _describe(self, handle: Any, where: str) -> Gpu:
+    def _describe(self, handle: Any, where: str) -> _Gpu:
         """Return a GPU or instance with its name, UUID and total, as far as NVML tells them."""
         nvml = self._library
-        gpu = Gpu(handle, "", None, None)
+        gpu = _Gpu(handle, "", None, None)
         gpu.name = self._ask(gpu, where, "name", nvml.nvmlDeviceGetName) or "NVIDIA GPU"
         gpu.uuid = self._ask(gpu, where, "UUID", nvml.nvmlDeviceGetUUID)
         memory = self._ask(gpu, where, "total memory", self._read_memory)
@@ -259,7 +270,7 @@ class NvmlMonitor:
         nvml = self._library
         return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
 
-    def _read_processes(self, gpu: Gpu, where: str) -> ProcessesByBytes | None:
+    def _read_processes(self, gpu: _Gpu, where: str) -> ProcessesByBytes | None:
         """Return the processes on a GPU, each once, by pid; ``None`` where they are not told."""
         nvml = self._library
         question = nvml.nvmlDeviceGetComputeRunningProcesses_v3
@@ -279,7 +290,7 @@ class NvmlMonitor:
             found[int(process.pid)] = max(told, default=None)
         return tuple(sorted(found.items()))
 
-    def _ask(self, gpu: Gpu, where: str, what: str, question: Callable[[Any], _T]) -> _T | None:
+    def _ask(self, gpu: _Gpu, where: str, what: str, question: Callable[[Any], _T]) -> _T | None:
         """Return the answer to a question; ``None`` where there is none, with a note why."""
         error_type = self._library.NVMLError
         try:
@@ -310,3 +321,118 @@ def _import_library() -> Any:
 
 def _explain(error: Any) -> str:
     return _CAUSES.get(error.value, f"NVML says {str(error)!r}")
+
+
+# -- What CUDA shows, and in which order -----------------------------------------------------------
+
+# CUDA_VISIBLE_DEVICES is read as CUDA reads it:
+# https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
+
+_NUMBER = re.compile(r"[+]?\d+")
+
+
+def _parse_visible(text: str | None) -> tuple[int, ...] | tuple[str, ...] | None:
+    """Return the entries of ``CUDA_VISIBLE_DEVICES`` that CUDA takes.
+
+    The first invalid entry ends the list, and an entry that comes twice empties it. Digits count as
+    far as they go (``"1gpu"`` is 1); a list that begins with a UUID is a list of UUIDs.
+
+    Args:
+        text: the variable's value; ``None`` where it is not set.
+
+    Returns:
+        Numbers in CUDA's order of the machine's GPUs, or the beginnings of UUIDs with their
+        ``GPU-`` or ``MIG-``; ``None`` where all GPUs are visible.
+    """
+    if text is None:
+        return None
+    entries = text.split(",")
+    found: tuple[int, ...] | tuple[str, ...]
+    prefix = text[:4]
+    if prefix in ("GPU-", "MIG-"):
+        found = tuple(takewhile(lambda entry: entry.startswith(prefix), entries))
+    else:
+        matches = (_NUMBER.match(entry.strip()) for entry in entries)
+        found = tuple(int(match[0]) for match in takewhile(bool, matches) if match)
+    return found if len(set(found)) == len(found) else ()
+
+
+def _number_gpus(
+    gpus: Sequence[_Gpu | None], instances: Sequence[_Gpu], visible: str | None, *, by_bus: bool
+) -> dict[str, _Gpu] | None:
+    """Return the GPUs under PyTorch's names.
+
+    Args:
+        gpus: in the order of the bus; ``None`` holds the place of a GPU that can't be read.
+        instances: the MIG instances of all of them.
+        visible: ``CUDA_VISIBLE_DEVICES``.
+        by_bus: whether ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``.
+
+    Returns:
+        ``None`` where the order can't be known: CUDA puts the fastest first unless it is told
+        otherwise, so GPUs of different models may stand in any order.
+    """
+    entries = _parse_visible(visible)
+    chosen: list[_Gpu | None]
+    if entries == ():
+        chosen = []
+    elif entries is not None and isinstance(entries[0], str):
+        chosen = _choose_by_uuid(gpus, instances, [str(entry) for entry in entries])
+    elif not by_bus and len({gpu.name for gpu in gpus if gpu is not None}) > 1:
+        return None
+    else:
+        chosen = list(gpus)
+        if entries is not None:
+            numbers = takewhile(lambda number: number < len(gpus), map(int, entries))
+            chosen = [gpus[number] for number in numbers]
+        # If there are MIG instances, CUDA shows one of them and no other GPU:
+        # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/ (CUDA device enumeration)
+        of_chosen = [instance for instance in instances if instance.parent in chosen]
+        chosen = [of_chosen[0]] if of_chosen else chosen
+    return {f"cuda:{index}": gpu for index, gpu in enumerate(chosen) if gpu is not None}
+
+
+def _correct_numbers(
+    numbered: dict[str, _Gpu], known: Sequence[_Gpu], told: Mapping[str, str]
+) -> dict[str, _Gpu]:
+    """Return the GPUs that were numbered, if CUDA tells the same UUIDs; else those it tells alone.
+
+    Args:
+        numbered: the GPUs under the names that were worked out.
+        known: all GPUs and instances.
+        told: devices in use and their UUIDs without ``GPU-``.
+    """
+    by_uuid = {_strip_uuid(gpu.uuid): gpu for gpu in known if gpu.uuid is not None}
+    if all(_agree(numbered.get(device), by_uuid.get(uuid)) for device, uuid in told.items()):
+        return numbered
+    in_order = sorted(told, key=lambda device: int(device.rpartition(":")[2]))
+    return {device: by_uuid[told[device]] for device in in_order if told[device] in by_uuid}
+
+
+def _strip_uuid(uuid: str) -> str:
+    """Return a UUID without ``GPU-`` or ``MIG-``, which torch leaves out, in small letters."""
+    return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
+
+
+def _agree(numbered: _Gpu | None, told: _Gpu | None) -> bool:
+    """Return whether two GPUs are the same; CUDA before 11.4 tells an instance's GPU instead."""
+    return numbered is told or (
+        told is not None and numbered is not None and numbered.parent is told
+    )
+
+
+def _choose_by_uuid(
+    gpus: Sequence[_Gpu | None], instances: Sequence[_Gpu], beginnings: Sequence[str]
+) -> list[_Gpu | None]:
+    is_mig = beginnings[0].startswith("MIG-")
+    known = [gpu for gpu in (instances if is_mig else gpus) if gpu is not None and gpu.uuid]
+    found: list[_Gpu | None] = []
+    for beginning in beginnings:
+        begins_so = [gpu for gpu in known if str(gpu.uuid).startswith(beginning)]
+        if len(begins_so) != 1:
+            break
+        found += begins_so
+    if len(set(found)) < len(found):
+        return []
+    # CUDA shows only the first of several instances.
+    return found[:1] if is_mig else found

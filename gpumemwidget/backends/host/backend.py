@@ -14,15 +14,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from gpumemwidget.backends.host.cgroup import LimitedGroup, list_limited_groups
-from gpumemwidget.backends.host.malloc import Glibc, find_malloc
-from gpumemwidget.backends.host.resident import (
+from gpumemwidget.backends.host.kernel import (
+    LimitedGroup,
     MaxrssOverlay,
     Resident,
     ResidentFiles,
+    list_limited_groups,
     read_machine_bytes,
     read_resident_elsewhere,
 )
+from gpumemwidget.backends.host.malloc import Glibc, find_malloc
 from gpumemwidget.backends.protocol import MemoryBackend
 from gpumemwidget.model.devices import HOST, BytesByDevice, DeviceInfo, PeakIs, Reading
 
