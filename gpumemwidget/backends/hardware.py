@@ -34,7 +34,6 @@ from gpumemwidget.model.devices import (
     BytesByDevice,
     ChildProcess,
     DeviceInfo,
-    DeviceReport,
     DeviceState,
     DeviceUse,
     Limit,
@@ -262,18 +261,18 @@ class Hardware:
         """
         return tuple(self._list_infos().values())
 
-    def read_devices(self) -> tuple[DeviceReport, ...]:
+    def read_devices(self) -> tuple[DeviceState, ...]:
         """Return the counters and the whole use of every device that can be seen, touched or not.
 
         The peaks are those that the user's own calls tell.
         """
         readings = index_by_device(self.read_as_user())
         return tuple(
-            DeviceReport(
+            DeviceState(
                 info=info,
                 reading=readings.get(info.device),
                 use=self.read_use(info),
-                note=next(iter(self._list_failures(info.device)), None),
+                notes=self._list_failures(info.device),
             )
             for info in self.list_all_devices()
         )

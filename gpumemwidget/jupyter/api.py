@@ -7,7 +7,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from gpumemwidget.model.devices import Budget, DeviceReport, Limit
+from gpumemwidget.model.devices import Budget, DeviceState, Limit
 from gpumemwidget.model.ownership import Explanation, MemoryAccount, Variable
 from gpumemwidget.model.releases import (
     ReleasePlan,
@@ -52,13 +52,13 @@ def monitor() -> Monitor:
     return current_session().monitor
 
 
-def stat() -> tuple[DeviceReport, ...]:
+def stat() -> tuple[DeviceState, ...]:
     """Return the memory of every device now, as ``%memstat`` shows it.
 
     It needs no notebook: without the extension, the devices are looked up for this one call.
 
     Returns:
-        One report for each visible device, the host last. All amounts are in bytes. ``reading`` is
+        One state for each visible device, the host last. All amounts are in bytes. ``reading`` is
         ``None`` for a GPU that this process has not touched.
 
     Example:

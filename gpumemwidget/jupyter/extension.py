@@ -14,7 +14,7 @@ from gpumemwidget.jupyter.magics import MemMagics, list_magics
 from gpumemwidget.jupyter.memtrace import MemtraceLine, Outputs
 from gpumemwidget.jupyter.oom import OomCards
 from gpumemwidget.jupyter.references import IPythonShell
-from gpumemwidget.model.devices import HOST, DeviceReport, Limit
+from gpumemwidget.model.devices import HOST, DeviceState, Limit
 from gpumemwidget.model.traces import TraceRequest
 from gpumemwidget.session.session import Session, adopt_plain_hardware
 from gpumemwidget.units import format_bytes
@@ -173,7 +173,7 @@ def _name_peak(device: str) -> str:
     return f"torch's peak counter of {device}"
 
 
-def _describe_kind(report: DeviceReport) -> str:
+def _describe_kind(report: DeviceState) -> str:
     """Return what several devices may have in common: ``NVIDIA H200 (139.81 GiB)``."""
     info = report.info
     total = f" ({format_bytes(info.total_bytes)})" if info.total_bytes is not None else ""

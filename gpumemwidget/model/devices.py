@@ -91,18 +91,6 @@ class DeviceUse:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceReport:
-    """One device in ``%memstat``: its counters now, and the whole device if a driver tells it."""
-
-    info: DeviceInfo
-    #: ``None`` where the user has not touched the device, so nothing of it was read.
-    reading: Reading | None
-    use: DeviceUse | None
-    #: One plain sentence where something could not be read.
-    note: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ProcessUse:
     """A process on a device, and its bytes there, as the driver tells them."""
 
@@ -146,7 +134,10 @@ class PinnedUse:
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """All that was read of one device at one moment, or at nearly one."""
+    """All that was read of one device at one moment, or at nearly one.
+
+    ``%memstat`` reads neither processes nor segments.
+    """
 
     info: DeviceInfo
     #: ``None`` where the user has not touched the device, so nothing of it was read.
@@ -154,9 +145,9 @@ class DeviceState:
     #: ``None`` where no driver tells.
     use: DeviceUse | None
     #: The processes on the device: this process first, then its children, then the others; each
-    #: biggest first. ``None`` where the driver does not list them.
-    processes: tuple[ProcessUse, ...] | None
-    #: ``()`` where the allocator does not tell.
+    #: biggest first. ``None`` where the driver does not list them, or was not asked.
+    processes: tuple[ProcessUse, ...] | None = None
+    #: ``()`` where the allocator does not tell, or was not asked.
     segments: tuple[Segment, ...] = ()
     #: Pinned memory of the host; ``None`` where nobody has pinned any.
     pinned: PinnedUse | None = None

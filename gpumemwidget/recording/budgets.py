@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpumemwidget.errors import BadInputError, name_type
-from gpumemwidget.model.devices import EVERY_GPU, HOST, Budget, DeviceReport, check_device
+from gpumemwidget.model.devices import EVERY_GPU, HOST, Budget, DeviceState, check_device
 from gpumemwidget.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _parse_amount(amount: int | str | None) -> int | None:
     return parse_bytes(text)
 
 
-def _check_room(n_bytes: int, device: str | None, reports: tuple[DeviceReport, ...]) -> None:
+def _check_room(n_bytes: int, device: str | None, reports: tuple[DeviceState, ...]) -> None:
     """Refuse a budget that no cell can exceed: most likely its unit is a mistake.
 
     Raises:

@@ -13,7 +13,7 @@ from gpumemwidget.errors import BadInputError, name_type
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import (
     HOST,
-    DeviceReport,
+    DeviceState,
     Limit,
     LimitRequest,
     check_device,
@@ -150,36 +150,25 @@ def reset_peaks(hardware: Hardware, device: str | None = None) -> tuple[str, ...
     return hardware.reset_peaks([device])
 
 
-class LimitWatch:
-    """Takes samples as long as a limit waits for its device, whose first reading sets the limit.
+def sample_while_limits_wait(monitor: Monitor) -> None:
+    """Take samples as long as a limit waits for its device, whose first reading sets the limit.
 
     PyTorch 2.11 and later need none of this: CUDA itself asks for the limit before the device is in
     use. With an older PyTorch the limit would wait for the end of the cell that first uses it.
-
-    Args:
-        monitor: the session's.
     """
 
-    def __init__(self, monitor: Monitor) -> None:
-        self._monitor = monitor
-        self._is_waiting = False
-        monitor.cell_ended.add(self._end_cell)
-
-    def _end_cell(self, _record: CellRecord) -> None:
-        if self._is_waiting:
-            self.check()
-
-    def check(self) -> None:
-        """Take samples from now on or end that, by whether a limit waits for its device."""
-        limits = self._monitor.hardware.read_limits()
-        self._is_waiting = any(limit.is_waiting for limit in limits)
-        if self._is_waiting:
-            self._monitor.want_samples(self)
+    def check(_record: CellRecord | None = None) -> None:
+        if any(limit.is_waiting for limit in monitor.hardware.read_limits()):
+            monitor.want_samples(check)
         else:
-            self._monitor.unwant_samples(self)
+            monitor.unwant_samples(check)
+            stop_checking()
+
+    stop_checking = monitor.cell_ended.add(check)
+    check()
 
 
-def _read_gpus(hardware: Hardware, device: str | None) -> list[DeviceReport]:
+def _read_gpus(hardware: Hardware, device: str | None) -> list[DeviceState]:
     """Return the report of every GPU, or of one.
 
     Raises:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
-from gpumemwidget.model.devices import DeviceReport, rank_device
+from gpumemwidget.model.devices import DeviceState, rank_device
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Table
 from gpumemwidget.report.render.cells import bytes_cell, explain_marks, peak_cell, share_cell
@@ -38,7 +39,7 @@ _MORE = "%memstat --device: full breakdown of each device."
 
 
 def report_stat(
-    devices: Sequence[DeviceReport],
+    devices: Sequence[DeviceState],
     notes: Sequence[str] = (),
     account: MemoryAccount | None = None,
 ) -> Report:
@@ -65,12 +66,12 @@ def report_stat(
     ]
     blocks.extend(explain_marks(blocks))
     blocks.append(Note(_MORE))
-    sentences = dict.fromkeys([*(device.note for device in ordered if device.note), *notes])
+    sentences = dict.fromkeys([*chain(*(device.notes for device in ordered)), *notes])
     blocks.extend(Note(sentence, tone="warn") for sentence in sentences)
     return Report(tuple(blocks))
 
 
-def _list_process_rows(device: DeviceReport) -> tuple[tuple[Cell, ...], ...]:
+def _list_process_rows(device: DeviceState) -> tuple[tuple[Cell, ...], ...]:
     name = Cell(device.info.device)
     reading = device.reading
     if reading is None:
@@ -97,7 +98,7 @@ def _list_process_rows(device: DeviceReport) -> tuple[tuple[Cell, ...], ...]:
     )
 
 
-def _list_device_row(device: DeviceReport) -> tuple[Cell, ...]:
+def _list_device_row(device: DeviceState) -> tuple[Cell, ...]:
     use = device.use
     total = device.info.total_bytes
     if use is not None and use.total_bytes is not None:

@@ -19,16 +19,16 @@ from gpumemwidget.model.devices import Budget
 from gpumemwidget.recording.budgets import change_budgets
 from gpumemwidget.recording.callbacks import Callbacks
 from gpumemwidget.recording.limits import (
-    LimitWatch,
     parse_limit,
     read_limits,
     reset_peaks,
+    sample_while_limits_wait,
     set_limits,
 )
 from gpumemwidget.recording.monitor import Monitor
 
 if TYPE_CHECKING:
-    from gpumemwidget.model.devices import DeviceReport, Limit
+    from gpumemwidget.model.devices import DeviceState, Limit
     from gpumemwidget.model.ownership import (
         BlockNames,
         Explanation,
@@ -88,7 +88,6 @@ class Session:
         self.limited: set[str] = set()
         self.shows_line = False
         self.site_state = "the line of each block is not kept"
-        self._limit_watch = LimitWatch(self.monitor)
         self._attached: dict[type, _Closable] = {}
         self._has_released = False
 
@@ -99,7 +98,7 @@ class Session:
 
     # -- What is there -----------------------------------------------------------------------------
 
-    def stat(self) -> tuple[DeviceReport, ...]:
+    def stat(self) -> tuple[DeviceState, ...]:
         """Return the memory of every device now."""
         return self.hardware.read_devices()
 
@@ -208,7 +207,7 @@ class Session:
             return read_limits(self.hardware, device)
         limits = set_limits(self.hardware, parse_limit(value), device)
         self.limited.update(limit.device for limit in limits)
-        self._limit_watch.check()
+        sample_while_limits_wait(self.monitor)
         return limits
 
     def reset_peaks(self, device: str | None = None) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gpumemwidget.model.breakdowns import Breakdown, SegmentMap
-from gpumemwidget.model.devices import HOST, MOST_CHILDREN, ChildProcess, DeviceReport
+from gpumemwidget.model.devices import HOST, MOST_CHILDREN, ChildProcess, DeviceState
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.report.breakdown import report_breakdown
 from gpumemwidget.widgets.messages import Message, describe_failure
@@ -167,7 +167,7 @@ class DeviceUseHistory:
 # -- Messages --------------------------------------------------------------------------------------
 
 
-def describe_use(report: DeviceReport) -> Message:
+def describe_use(report: DeviceState) -> Message:
     """Describe a device with what its driver says of it now."""
     use = report.use
     return {
@@ -180,7 +180,7 @@ def describe_use(report: DeviceReport) -> Message:
         "busy": None if use is None else use.utilization_percent,
         # Read at the moment of the driver's figures, which this process's counters outrun.
         "reserved": None if report.reading is None else report.reading.reserved_bytes,
-        "note": report.note or "",
+        "note": next(iter(report.notes), ""),
     }
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
-from gpumemwidget.model.devices import DeviceInfo, DeviceReport, DeviceUse, Limit, Reading, Sample
+from gpumemwidget.model.devices import DeviceInfo, DeviceState, DeviceUse, Limit, Reading, Sample
 from gpumemwidget.model.ownership import DeviceBytes, Variable
 from gpumemwidget.model.releases import (
     ReleaseMove,
@@ -109,29 +109,29 @@ def make_budget_cell() -> CellRecord:
     return make_gpu_cell(execution_count=9, devices=devices)
 
 
-def make_stat() -> list[DeviceReport]:
+def make_stat() -> list[DeviceState]:
     """One GPU in use, one that the process has not touched, the host."""
     return [
-        DeviceReport(
+        DeviceState(
             DeviceInfo("host", "host memory", 64 * GIB),
             Reading("host", 812 * MIB, 1536 * MIB, None, 1600 * MIB, "sampled"),
             DeviceUse("host", 20 * GIB, 44 * GIB, 64 * GIB),
         ),
-        DeviceReport(
+        DeviceState(
             DeviceInfo("cuda:0", "NVIDIA H200", 140 * GIB, limit_bytes=112 * GIB),
             Reading("cuda:0", int(1.2 * GIB), 2 * GIB, int(3.4 * GIB), 4 * GIB, "exact", 0, 0),
             DeviceUse("cuda:0", 4 * GIB, 136 * GIB, 140 * GIB, 37),
         ),
-        DeviceReport(
+        DeviceState(
             DeviceInfo("cuda:1", "NVIDIA H200", 140 * GIB),
             None,
             DeviceUse("cuda:1", 90 * GIB, 50 * GIB, 140 * GIB, 100),
         ),
-        DeviceReport(
+        DeviceState(
             DeviceInfo("cuda:2", "NVIDIA H200", None),
             None,
             None,
-            "cuda:2 is lost: the driver no longer answers for it.",
+            notes=("cuda:2 is lost: the driver no longer answers for it.",),
         ),
     ]
 

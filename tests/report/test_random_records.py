@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpumemwidget.model.cells import CellRecord
-from gpumemwidget.model.devices import DeviceReport, Sample
+from gpumemwidget.model.devices import DeviceState, Sample
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.model.ownership import DeviceBytes, Explanation, MemoryAccount
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
@@ -171,7 +171,7 @@ def test_any_account(account: MemoryAccount, levels: int | None, most: int | Non
     ("kind", "report"),
     [
         (tuple[CellRecord, ...], report_ledger),
-        (tuple[DeviceReport, ...], report_stat),
+        (tuple[DeviceState, ...], report_stat),
         (Explanation, report_explanation),
         (OomCard, report_oom),
         (ReleasePlan, report_plan),
