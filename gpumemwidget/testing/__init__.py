@@ -13,19 +13,18 @@ docs/testing.md has examples. Files of recordings need the extra ``testing``.
 
 from gpumemwidget.testing.allocator import DeviceFullError
 from gpumemwidget.testing.driver import SimulatedDriver
-from gpumemwidget.testing.gpus import SimulatedGpus
+from gpumemwidget.testing.gpus import SimulatedGpus, simulate_torch
 from gpumemwidget.testing.machine import ReplayedMachine, SimulatedMachine, replay, simulate_gpus
 from gpumemwidget.testing.player import RecordingPlayer, ReplayBackend, ReplayMonitor
-from gpumemwidget.testing.recorder import Recorder
 from gpumemwidget.testing.recording import (
     AllocatorEvent,
     Event,
+    Recorder,
     Recording,
     Surroundings,
     load_recording,
     save_recording,
 )
-from gpumemwidget.testing.torch_module import simulate_torch
 
 __all__ = [
     "AllocatorEvent",

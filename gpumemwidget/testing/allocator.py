@@ -211,12 +211,12 @@ class CachingAllocator:
                     "segment_free", segment.address, segment.n_bytes, segment.pool.stream
                 )
 
-    def retry(self) -> None:
+    def _retry(self) -> None:
         """Give the cache back because the GPU is full, and count that."""
         self.empty_cache()
         self._totals["num_alloc_retries"] += 1
 
-    def fail(self, n_bytes: int = 0) -> None:
+    def _fail(self, n_bytes: int) -> None:
         """Count a request of ``n_bytes`` that found no room."""
         self._totals["num_ooms"] += 1
         free_bytes = self.total_bytes - self.outside_bytes - self.reserved_bytes
@@ -272,13 +272,6 @@ class CachingAllocator:
             for each in pools.values():
                 each.peak = each.current
 
-    def reset_totals(self) -> None:
-        """Set every running total to 0."""
-        for pools in self._statistics.values():
-            for each in pools.values():
-                each.allocated = each.freed = 0
-        self._totals = dict.fromkeys(self._totals, 0)
-
     # -- Blocks ------------------------------------------------------------------------------------
 
     def _find_free(self, pool: Pool, block_bytes: int) -> SimulatedBlock | None:
@@ -326,10 +319,10 @@ class CachingAllocator:
         add = self._map_pages if self._is_expandable else self._add_segment
         block = add(pool, block_bytes)
         if block is None:
-            self.retry()
+            self._retry()
             block = add(pool, block_bytes)
         if block is None:
-            self.fail(block_bytes)
+            self._fail(block_bytes)
             raise DeviceFullError(
                 f"no room for {block_bytes} bytes: of {self._room_bytes} bytes "
                 f"{self.reserved_bytes} are reserved and in use"

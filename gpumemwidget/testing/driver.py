@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from gpumemwidget.backends.protocol import Relation
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.devices import ChildProcess, DeviceInfo, DeviceUse
-from gpumemwidget.testing.gpus import SimulatedGpus
-from gpumemwidget.testing.torch_module import format_uuid
+from gpumemwidget.testing.gpus import SimulatedGpus, format_uuid
 
 #: One part in so many of a GPU's memory is what a CUDA context takes.
 _CONTEXT_DIVISOR = 160

@@ -14,10 +14,9 @@ from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.session.session import find_session
 from gpumemwidget.testing.driver import SimulatedDriver
-from gpumemwidget.testing.gpus import SimulatedGpus
+from gpumemwidget.testing.gpus import SimulatedGpus, simulate_torch
 from gpumemwidget.testing.player import RecordingPlayer, ReplayBackend, ReplayMonitor
 from gpumemwidget.testing.recording import Recording, load_recording
-from gpumemwidget.testing.torch_module import simulate_torch
 
 if TYPE_CHECKING:
     from typing_extensions import Self

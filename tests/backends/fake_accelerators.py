@@ -63,9 +63,6 @@ def _add_general(bindings: SimpleNamespace, allocator: SimulatedGpus, keys: tupl
     bindings._accelerator_isAllocatorInitialized = lambda: bool(allocator.list_touched())
     bindings._accelerator_getDeviceStats = _guard(allocator, "getDeviceStats", read)
     bindings._accelerator_resetPeakStats = _guard(allocator, "resetPeakStats", allocator.reset_peak)
-    bindings._accelerator_resetAccumulatedStats = _guard(
-        allocator, "resetAccumulatedStats", allocator.reset_totals
-    )
 
 
 def make_xpu(allocator: SimulatedGpus, *, version: str = "2.13.0", is_bad_fork: bool = False):
@@ -78,7 +75,6 @@ def make_xpu(allocator: SimulatedGpus, *, version: str = "2.13.0", is_bad_fork: 
         _xpu_init=_Forbidden("_xpu_init"),
         _xpu_memoryStats=_guard(allocator, "_xpu_memoryStats", read),
         _xpu_resetPeakMemoryStats=_guard(allocator, "reset", allocator.reset_peak),
-        _xpu_resetAccumulatedMemoryStats=_guard(allocator, "reset", allocator.reset_totals),
     )
     torch = _make_torch(version, bindings)
     release = tuple(int(part) for part in version.split(".")[:2])

@@ -96,14 +96,7 @@ STEPS = st.one_of(
     st.tuples(st.just("empty_cache")),
     st.tuples(
         st.just("user_resets"),
-        st.sampled_from(
-            (
-                "_cuda_resetPeakMemoryStats",
-                "_accelerator_resetPeakStats",
-                "_cuda_resetAccumulatedMemoryStats",
-                "_accelerator_resetAccumulatedStats",
-            )
-        ),
+        st.sampled_from(("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")),
     ),
     st.tuples(
         st.just("user_reads"), st.sampled_from(("_cuda_memoryStats", "_accelerator_getDeviceStats"))

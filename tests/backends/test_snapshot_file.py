@@ -16,7 +16,7 @@ from gpumemwidget.backends.cuda.snapshot_file import load_snapshot
 from gpumemwidget.errors import FileError
 from gpumemwidget.model.traces import AllocatorTrace
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
-from gpumemwidget.testing.recorder import list_allocator_events
+from gpumemwidget.testing.recording import list_allocator_events
 
 MIB = 1 << 20
 
