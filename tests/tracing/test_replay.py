@@ -56,7 +56,8 @@ def test_what_a_missing_event_allocated_is_found_from_the_end() -> None:
     assert found.agrees
     # The segment can't have come after what was in it: it is what stood when the rest began.
     assert found.n_dropped == 1
-    assert [(each.n_bytes, each.is_before) for each in found.initial_blocks] == [(5 * MIB, False)]
+    (block,) = found.lost
+    assert (found.blocks.sizes[block], found.blocks.begun_at[block]) == (5 * MIB, -1)
     assert list(found.changes) == [6 * MIB, -5 * MIB, 0, 3 * MIB]
     assert found.start_reserved_bytes == 20 * MIB
 

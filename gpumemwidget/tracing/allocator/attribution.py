@@ -45,14 +45,12 @@ class Attribution:
 
     Attributes:
         sites: all sites; the first two are ``BEFORE`` and ``LOST``.
-        event_sites: for each event that allocates or frees (type ``i``), the site of its block.
-        initial_sites: for each initial block (type ``i``), its site.
+        block_sites: for each block of the replay (type ``i``), its site.
         notes: on what was inferred.
     """
 
     sites: tuple[Site, ...]
-    event_sites: array[int]
-    initial_sites: array[int]
+    block_sites: array[int]
     notes: tuple[TraceNote, ...]
 
 
@@ -69,56 +67,48 @@ def attribute_events(
 
     nowhere = read_stack((), sources)
     sites = [Site(nowhere), Site(nowhere)]
-    initial_sites = array("i")
-    lost_sites: dict[tuple[Frame, ...], int] = {}
-    for block in replay.initial_blocks:
-        site = BEFORE if block.is_before else LOST
-        if block.frames:
-            site = lost_sites.setdefault(block.frames, len(sites))
-            if site == len(sites):
-                sites.append(Site(read_stack(block.frames, sources)))
-        initial_sites.append(site)
+    block_sites = array("i", [BEFORE]) * len(replay.blocks.sizes)
+    lost_sites: dict[tuple[Frame, ...], int] = {(): LOST}
+    for block, frames in replay.lost.items():
+        site = block_sites[block] = lost_sites.setdefault(frames, len(sites))
+        if site == len(sites):
+            sites.append(Site(read_stack(frames, sources)))
 
-    event_sites = array("i", bytes(4 * len(replay.events)))
     known: dict[tuple[int, tuple[str, ...]], int] = {}
-    times_us, partners = replay.events.times_us, replay.partners
+    times_us, event_blocks = replay.events.times_us, replay.event_blocks
     n_calls = [stack.n_module_calls if modules else 0 for stack in stacks]
     for place, change in enumerate(follow(replay.changes, Stage.PLACE_EVENTS, len(replay.changes))):
-        if change > 0:
-            stack = event_stacks[place]
-            names = modules.find(times_us[place], n_calls[stack]) if n_calls[stack] else ()
-            key = (stack, names)
-            site = known.get(key, -1)
-            if site < 0:
-                site = known[key] = len(sites)
-                sites.append(Site(stacks[stack], names))
-            event_sites[place] = site
-        elif change:
-            partner = partners[place]
-            event_sites[place] = (
-                event_sites[partner] if partner >= 0 else initial_sites[-2 - partner]
-            )
+        if change <= 0:
+            continue
+        stack = event_stacks[place]
+        names = modules.find(times_us[place], n_calls[stack]) if n_calls[stack] else ()
+        site = block_sites[event_blocks[place]] = known.setdefault((stack, names), len(sites))
+        if site == len(sites):
+            sites.append(Site(stacks[stack], names))
     notes = []
     if inferred_bytes:
         notes.append(TraceNote(NoteKind.BACKWARD_INFERRED, n_bytes=inferred_bytes))
     if ALLOC in replay.events.actions and not any(replay.events.stack_table):
         notes.append(TraceNote(NoteKind.NO_STACKS))
-    return Attribution(tuple(sites), event_sites, initial_sites, tuple(notes))
+    return Attribution(tuple(sites), block_sites, tuple(notes))
 
 
 def list_blocks(
     replay: Replay, attribution: Attribution
 ) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield each block: its site, bytes, address, and the events that allocated and freed it.
+    """Return of each block its site, bytes, address, and the events that allocated and freed it.
 
     The event is -1 of a block that was in use before all events, or is in use at the end.
     """
-    for block, site in zip(replay.initial_blocks, attribution.initial_sites, strict=True):
-        yield site, block.n_bytes, block.address, -1, block.freed_at
-    addresses, sites = replay.events.addresses, attribution.event_sites
-    for place, (change, freed_at) in enumerate(zip(replay.changes, replay.partners, strict=True)):
-        if change > 0:
-            yield sites[place], change, addresses[place], place, freed_at
+    blocks = replay.blocks
+    return zip(
+        attribution.block_sites,
+        blocks.sizes,
+        blocks.addresses,
+        blocks.begun_at,
+        blocks.freed_at,
+        strict=True,
+    )
 
 
 def _join_autograd(

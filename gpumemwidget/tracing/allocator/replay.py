@@ -10,7 +10,7 @@ the byte, up to the first event that contradicts them; older events are left out
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from gpumemwidget.model.segments import Block, Frame, Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
@@ -35,21 +35,26 @@ SEGMENT_UNMAP = ACTIONS.index("segment_unmap")
 _UNSIZED = frozenset((ACTIONS.index("oom"), ACTIONS.index("snapshot")))
 
 
-@dataclass(slots=True, eq=False)
-class InitialBlock:
-    """A block that was in use when the first event came.
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """The blocks that were in use at some time, as columns: a million of them have to fit."""
 
-    Attributes:
-        freed_at: the index of the event that freed it; -1 if it is in use at the end.
-        is_before: whether it was allocated before the cell.
-        frames: the stack of its allocation, where a lost event of the cell allocated it.
-    """
+    #: Type ``Q``.
+    addresses: array[int] = field(default_factory=lambda: array("Q"))
+    #: Type ``q``, in bytes.
+    sizes: array[int] = field(default_factory=lambda: array("q"))
+    #: Type ``i``: the index of the event that allocated it; -1 if it is older than all events.
+    begun_at: array[int] = field(default_factory=lambda: array("i"))
+    #: Type ``i``: the index of the event that freed it; -1 if it is in use at the end.
+    freed_at: array[int] = field(default_factory=lambda: array("i"))
 
-    address: int
-    n_bytes: int
-    freed_at: int = -1
-    is_before: bool = True
-    frames: tuple[Frame, ...] = ()
+    def add(self, address: int, n_bytes: int, *, begun_at: int = -1, freed_at: int = -1) -> int:
+        """Add a block; return its index."""
+        self.addresses.append(address)
+        self.sizes.append(n_bytes)
+        self.begun_at.append(begun_at)
+        self.freed_at.append(freed_at)
+        return len(self.sizes) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,25 +63,28 @@ class Replay:
 
     Attributes:
         events: the events that could be replayed.
-        initial_blocks: the blocks in use when the first event came.
+        blocks: those that were in use when the first event came, and all that were allocated.
+        event_blocks: for each event (type ``i``), the index of the block that it allocated or
+            freed; -1 for other events.
         changes: for each event (type ``q``), by how many bytes it changed allocated.
         reserved_changes: for each event (type ``q``), by how many bytes it changed reserved.
-        partners: for each event (type ``i``): of an allocation the index of the event that freed
-            it, or -1; of a free the index of the allocation, or ``-2 - i`` for initial block ``i``.
         start_allocated_bytes: allocated before the first event.
         start_reserved_bytes: reserved before the first event.
+        lost: the blocks that a lost event of the cell allocated, with their stacks, which are
+            known of blocks that are in use at the end.
         n_dropped: number of oldest events that could not be replayed.
         agrees: whether each event can follow from those before it, and the replay ends with the
             blocks that were read at the end.
     """
 
     events: TraceEvents
-    initial_blocks: tuple[InitialBlock, ...]
+    blocks: Blocks
+    event_blocks: array[int]
     changes: array[int]
     reserved_changes: array[int]
-    partners: array[int]
     start_allocated_bytes: int
     start_reserved_bytes: int
+    lost: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
     n_dropped: int = 0
     agrees: bool = True
 
@@ -90,7 +98,7 @@ def replay(trace: AllocatorTrace) -> Replay:
     forward = _replay_forward(trace) if trace.is_whole else None
     if forward is not None and forward.agrees:
         return forward
-    backward = _BackwardReplay(trace).run()
+    backward = _replay_backward(trace)
     if len(backward.events) or not len(trace.events) or forward is None:
         return backward
     return forward
@@ -120,12 +128,13 @@ def _replay_forward(trace: AllocatorTrace) -> Replay:  # noqa: PLR0912, PLR0915 
     events = trace.events
     layout = BlockLayout(trace.before)
     free, pending = layout.free, layout.pending
-    initial = [InitialBlock(address, n_bytes) for address, n_bytes in layout.active.items()]
-    # For each block in use the index of its allocation, or -2 - i for initial block i.
-    allocated_at = {block.address: -2 - place for place, block in enumerate(initial)}
+    blocks = Blocks()
+    sizes = blocks.sizes
+    #: The index of each block in use, by its address.
+    in_use = {address: blocks.add(address, n_bytes) for address, n_bytes in layout.active.items()}
     changes = array("q", bytes(8 * len(events)))
     reserved_changes = array("q", bytes(8 * len(events)))
-    partners = array("i", [-1]) * len(events)
+    event_blocks = array("i", [-1]) * len(events)
     start_allocated, start_reserved = layout.allocated_bytes, layout.reserved_bytes
     round_up = choose_rounding(trace.rules)
     # Blocks up to the one size are split from any larger free block, blocks from the other never.
@@ -143,29 +152,23 @@ def _replay_forward(trace: AllocatorTrace) -> Replay:  # noqa: PLR0912, PLR0915 
         elif action == ALLOC:
             n_bytes = round_up(size)
             over = free.get(address, 0) - n_bytes
-            if over < 0 or address in allocated_at:
+            if over < 0 or address in in_use:
                 n_contradictions += 1
             elif over < MIN_BLOCK_BYTES or not (
                 n_bytes <= always_split or (over > SMALL_BYTES and n_bytes < never_split)
             ):
                 n_bytes += over
             layout.take_free(address, n_bytes)
-            allocated_at[address] = place
+            in_use[address] = event_blocks[place] = blocks.add(address, n_bytes, begun_at=place)
             changes[place] = n_bytes
         elif action == FREE_REQUESTED:
-            parent = allocated_at.pop(address, -1)
-            if parent >= 0:
-                n_bytes = changes[parent]
-                partners[parent] = place
-            elif parent < -1:
-                n_bytes = initial[-2 - parent].n_bytes
-                initial[-2 - parent].freed_at = place
-            else:
+            block = event_blocks[place] = in_use.pop(address, -1)
+            if block < 0:
                 n_contradictions += 1
                 continue
-            partners[place] = parent
-            changes[place] = -n_bytes
-            pending[address] = n_bytes
+            blocks.freed_at[block] = place
+            changes[place] = -sizes[block]
+            pending[address] = sizes[block]
         elif action == FREE_COMPLETED:
             if address in pending:
                 layout.add_free(address, pending.pop(address))
@@ -184,22 +187,41 @@ def _replay_forward(trace: AllocatorTrace) -> Replay:  # noqa: PLR0912, PLR0915 
             if action == SEGMENT_FREE:
                 layout.segment_starts.discard(address)
 
-    in_use = {
-        address: changes[parent] if parent >= 0 else initial[-2 - parent].n_bytes
-        for address, parent in allocated_at.items()
-    }
     after = BlockLayout(trace.after)
     end_reserved = start_reserved + sum(reserved_changes)
-    agrees = in_use == after.active and end_reserved == after.reserved_bytes
+    active = {address: sizes[block] for address, block in in_use.items()}
+    agrees = active == after.active and end_reserved == after.reserved_bytes
     return Replay(
         events=events,
-        initial_blocks=tuple(initial),
+        blocks=blocks,
+        event_blocks=event_blocks,
         changes=changes,
         reserved_changes=reserved_changes,
-        partners=partners,
         start_allocated_bytes=start_allocated,
         start_reserved_bytes=start_reserved,
         agrees=agrees and not n_contradictions,
+    )
+
+
+def _replay_backward(trace: AllocatorTrace) -> Replay:
+    undone = _BackwardReplay(trace)
+    n_events = len(trace.events)
+    for place in follow(range(n_events - 1, -1, -1), Stage.REPLAY_EVENTS, n_events):
+        if not undone.undo(place):
+            # Once more without the events up to this one.
+            known = replace(trace, events=cut_events(trace.events, place + 1))
+            found = _replay_backward(known)
+            lost = _find_lost(trace, found.blocks)
+            return replace(found, lost=lost, n_dropped=place + 1)
+    return Replay(
+        events=trace.events,
+        blocks=undone.blocks,
+        event_blocks=undone.event_blocks,
+        changes=undone.changes,
+        reserved_changes=undone.reserved_changes,
+        start_allocated_bytes=undone.layout.allocated_bytes,
+        start_reserved_bytes=undone.layout.reserved_bytes,
+        lost={} if begins_with_events(trace) else _find_lost(trace, undone.blocks),
     )
 
 
@@ -209,51 +231,23 @@ class _BackwardReplay:
     def __init__(self, trace: AllocatorTrace) -> None:
         n_events = len(trace.events)
         self._trace = trace
-        self._layout = BlockLayout(trace.after)
-        self._changes = array("q", bytes(8 * n_events))
-        self._reserved_changes = array("q", bytes(8 * n_events))
-        self._partners = array("i", [-1]) * n_events
+        self.layout = BlockLayout(trace.after)
+        self.blocks = Blocks()
+        self.event_blocks = array("i", [-1]) * n_events
+        self.changes = array("q", bytes(8 * n_events))
+        self.reserved_changes = array("q", bytes(8 * n_events))
         self._round_up = choose_rounding(trace.rules)
-        #: For a block in use, by its address, the index of the event that frees it.
-        self._freed_at: dict[int, int] = {}
+        #: The index of each block in use, by its address.
+        self._in_use = {
+            address: self.blocks.add(address, n_bytes)
+            for address, n_bytes in self.layout.active.items()
+        }
         #: Start of each block that is freed later, by its end.
         self._starts_by_end: dict[int, int] = {}
 
-    def run(self) -> Replay:
-        """Undo as many events as possible, and return them with what each did."""
-        n_events = len(self._trace.events)
-        first = 0
-        for place in follow(range(n_events - 1, -1, -1), Stage.REPLAY_EVENTS, n_events):
-            if not self._undo(place):
-                first = place + 1
-                break
-        initial = tuple(
-            InitialBlock(address, n_bytes, max(self._freed_at.get(address, -1) - first, -1))
-            for address, n_bytes in self._layout.active.items()
-        )
-        if first or not begins_with_events(self._trace):
-            _mark_blocks_of_lost_events(self._trace, initial)
-        partners = self._partners[first:]
-        if first:
-            # No partner lies among the dropped events: they were never undone.
-            partners = array("i", [each - first if each >= 0 else -1 for each in partners])
-        for place, block in enumerate(initial):
-            if block.freed_at >= 0:
-                partners[block.freed_at] = -2 - place
-        return Replay(
-            events=cut_events(self._trace.events, first),
-            initial_blocks=initial,
-            changes=self._changes[first:],
-            reserved_changes=self._reserved_changes[first:],
-            partners=partners,
-            start_allocated_bytes=self._layout.allocated_bytes,
-            start_reserved_bytes=self._layout.reserved_bytes,
-            n_dropped=first,
-        )
-
-    def _undo(self, place: int) -> bool:  # noqa: PLR0911 - one branch for each kind of event
+    def undo(self, place: int) -> bool:  # noqa: PLR0911 - one branch for each kind of event
         """Undo one event; return ``False`` if it contradicts the layout after it."""
-        events, layout = self._trace.events, self._layout
+        events, layout = self._trace.events, self.layout
         action, address, size = events.actions[place], events.addresses[place], events.sizes[place]
         if not 0 <= size <= MAX_DEVICE_BYTES:
             return action in _UNSIZED
@@ -266,15 +260,16 @@ class _BackwardReplay:
             if not n_bytes or address in layout.active:
                 return False
             layout.active[address] = n_bytes
-            self._freed_at[address] = place
-            self._changes[place] = -n_bytes
+            block = self.blocks.add(address, n_bytes, freed_at=place)
+            self._in_use[address] = self.event_blocks[place] = block
+            self.changes[place] = -n_bytes
         elif action in (SEGMENT_ALLOC, SEGMENT_MAP):
             if not layout.take_free(address, size):
                 return False
             if action == SEGMENT_ALLOC:
                 layout.segment_starts.discard(address)
             layout.reserved_bytes -= size
-            self._reserved_changes[place] = size
+            self.reserved_changes[place] = size
         elif action in (SEGMENT_FREE, SEGMENT_UNMAP):
             if layout.find_free(address) is not None:
                 return False
@@ -284,25 +279,23 @@ class _BackwardReplay:
             else:
                 layout.map_range(address, size)
             layout.reserved_bytes += size
-            self._reserved_changes[place] = -size
+            self.reserved_changes[place] = -size
         return True
 
     def _undo_alloc(self, place: int, address: int) -> bool:
-        n_bytes = self._layout.active.pop(address, 0)
+        n_bytes = self.layout.active.pop(address, 0)
         if not n_bytes:
             return False
-        self._layout.add_free(address, n_bytes)
+        self.layout.add_free(address, n_bytes)
         self._starts_by_end.pop(address + n_bytes, None)
-        freed_at = self._freed_at.pop(address, -1)
-        self._changes[place] = n_bytes
-        self._partners[place] = freed_at
-        if freed_at >= 0:
-            self._partners[freed_at] = place
+        block = self.event_blocks[place] = self._in_use.pop(address)
+        self.blocks.begun_at[block] = place
+        self.changes[place] = n_bytes
         return True
 
     def _undo_free_completed(self, address: int, n_bytes: int) -> bool:
         """Cut a block, which now waits for its free to complete, out of the free one."""
-        free = self._layout.find_free(address)
+        free = self.layout.find_free(address)
         if free is None or free[1] - address < n_bytes:
             return False
         rules = self._trace.rules
@@ -312,8 +305,8 @@ class _BackwardReplay:
         # The allocator never splits so small a remainder off a large block.
         if is_large and (over <= SMALL_BYTES or n_bytes >= never_split):
             n_bytes += over
-        self._layout.take_free(address, n_bytes)
-        self._layout.pending[address] = n_bytes
+        self.layout.take_free(address, n_bytes)
+        self.layout.pending[address] = n_bytes
         self._starts_by_end[address + n_bytes] = address
         if is_large and 0 < address - free[0] <= SMALL_BYTES:
             self._extend_block(free[0], address)
@@ -328,33 +321,41 @@ class _BackwardReplay:
         if start is None:
             return
         n_bytes = new_end - old_end
-        self._layout.take_free(old_end, n_bytes)
+        self.layout.take_free(old_end, n_bytes)
         self._starts_by_end[new_end] = start
-        if start in self._layout.active:
-            self._layout.active[start] += n_bytes
-            if start in self._freed_at:
-                self._changes[self._freed_at[start]] -= n_bytes
-        else:
-            self._layout.pending[start] += n_bytes
+        if start not in self.layout.active:
+            self.layout.pending[start] += n_bytes
+            return
+        self.layout.active[start] += n_bytes
+        block = self._in_use[start]
+        self.blocks.sizes[block] += n_bytes
+        if self.blocks.freed_at[block] >= 0:
+            self.changes[self.blocks.freed_at[block]] -= n_bytes
 
 
-def _mark_blocks_of_lost_events(trace: AllocatorTrace, initial: tuple[InitialBlock, ...]) -> None:
-    """Set ``is_before`` and ``frames`` of the initial blocks where events are missing.
+def _find_lost(trace: AllocatorTrace, blocks: Blocks) -> dict[int, tuple[Frame, ...]]:
+    """Return the blocks that an event of the cell allocated that is missing; see ``Replay.lost``.
 
     A block with the address and size of one that was in use before the cell is taken for the same
     block, unless the block at the end is known to have been allocated elsewhere.
     """
     before, after = _map_blocks(trace.before), _map_blocks(trace.after)
-    for block in initial:
-        old = before.get(block.address)
-        new = after[block.address] if block.freed_at < 0 else None
-        block.is_before = (
+    lost = {}
+    for index, (address, begun_at) in enumerate(
+        zip(blocks.addresses, blocks.begun_at, strict=True)
+    ):
+        if begun_at >= 0:
+            continue
+        old = before.get(address)
+        new = after[address] if blocks.freed_at[index] < 0 else None
+        is_before = (
             old is not None
-            and old.n_bytes == block.n_bytes
+            and old.n_bytes == blocks.sizes[index]
             and (new is None or new.frames == old.frames)
         )
-        if new is not None and not block.is_before:
-            block.frames = new.frames
+        if not is_before:
+            lost[index] = () if new is None else new.frames
+    return lost
 
 
 def _map_blocks(segments: tuple[Segment, ...]) -> dict[int, Block]:

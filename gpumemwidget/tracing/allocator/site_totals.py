@@ -24,7 +24,7 @@ class SiteTotals:
 
     def __init__(self, replay: Replay, attribution: Attribution, peak: int) -> None:
         self._replay = replay
-        self._event_sites = attribution.event_sites
+        self._block_sites = attribution.block_sites
         n_sites = len(attribution.sites)
         allocated, net, at_peak, initial = ([0] * n_sites for _ in range(4))
         counts = [0] * n_sites
@@ -66,7 +66,7 @@ class SiteTotals:
             For each stop the bytes of each layer after that event.
         """
         for group in (*groups, *layers):
-            self._groups.setdefault(_make_key(group), len(self._groups))
+            self._groups.setdefault(tuple(group), len(self._groups))
         groups_of_site: list[list[int]] = [[] for _ in self.allocated_bytes]
         held = [0] * len(self._groups)
         for sites, index in self._groups.items():
@@ -74,14 +74,14 @@ class SiteTotals:
                 groups_of_site[site].append(index)
                 held[index] += self._initial_bytes[site]
         self._highest = held[:]
-        shown = [self._groups[_make_key(layer)] for layer in layers]
+        shown = [self._groups[tuple(layer)] for layer in layers]
         rows = []
         first = 0
         for stop in stops:
             self._run(first, stop + 1, groups_of_site, held)
             first = stop + 1
             rows.append([held[index] for index in shown])
-        self._run(first, len(self._event_sites), groups_of_site, held)
+        self._run(first, len(self._replay.changes), groups_of_site, held)
         return rows
 
     def describe(self, sites: Sequence[int]) -> LineUse:
@@ -91,26 +91,21 @@ class SiteTotals:
             n_allocs=sum([self.n_allocs[site] for site in sites]),
             net_bytes=sum([self.net_bytes[site] for site in sites]),
             at_peak_bytes=sum([self.at_peak_bytes[site] for site in sites]),
-            highest_bytes=self._highest[self._groups[_make_key(sites)]],
+            highest_bytes=self._highest[self._groups[tuple(sites)]],
         )
 
     def _run(
         self, first: int, end: int, groups_of_site: Sequence[Sequence[int]], held: list[int]
     ) -> None:
         """Add the changes of the events from ``first`` to ``end`` to what the groups hold."""
-        highest, changes, sites = self._highest, self._replay.changes, self._event_sites
-        if end - first < len(changes):
-            changes, sites = changes[first:end], sites[first:end]
-        for change, site in zip(changes, sites, strict=True):
+        highest, sites = self._highest, self._block_sites
+        blocks = self._replay.event_blocks[first:end]
+        for change, block in zip(self._replay.changes[first:end], blocks, strict=True):
             if change > 0:
-                for index in groups_of_site[site]:
+                for index in groups_of_site[sites[block]]:
                     now = held[index] = held[index] + change
                     if now > highest[index]:  # noqa: PLR1730 - a call of max takes longer
                         highest[index] = now
             elif change:
-                for index in groups_of_site[site]:
+                for index in groups_of_site[sites[block]]:
                     held[index] += change
-
-
-def _make_key(sites: Sequence[int]) -> tuple[int, ...]:
-    return tuple(sorted(sites))
