@@ -20,18 +20,17 @@ from gpumemwidget.model.traces import (
     NoteKind,
     Origin,
     PeakPart,
-    Timeline,
     TraceNote,
 )
 from gpumemwidget.tracing.allocator.attribution import (
     BEFORE,
     Attribution,
+    SiteTotals,
     attribute_events,
     list_blocks,
 )
 from gpumemwidget.tracing.allocator.layout import BlockLayout
 from gpumemwidget.tracing.allocator.replay import Replay, begins_with_events, replay
-from gpumemwidget.tracing.allocator.site_totals import SiteTotals
 from gpumemwidget.tracing.allocator.source_lines import list_sources
 from gpumemwidget.tracing.allocator.timeline import (
     Moments,
@@ -79,7 +78,7 @@ def describe_device(
     began_us = max(trace.start_us, start_us)
     if not is_complete:
         began_us = times_us[0] if times_us else trace.end_us
-    moments = choose_moments(replayed, began_us, trace.end_us)
+    moments = choose_moments(replayed, start_us, began_us, trace.end_us)
     attribution = attribute_events(replayed, sources, marks)
     totals = SiteTotals(replayed, attribution, moments.peak)
     found = list_sources(attribution, sources, totals, depth)
@@ -95,7 +94,9 @@ def describe_device(
         moments.stops,
     )
     is_exact = trace.is_whole and not trace.ends_early and is_complete and replayed.agrees
-    allocated, reserved, peak_is, notes = _choose_spans(trace, moments, cell, is_exact=is_exact)
+    allocated, reserved, peak_is, notes = _choose_spans(
+        trace, replayed, moments, cell, is_exact=is_exact
+    )
     before = totals.describe([BEFORE])
     if not is_complete:
         # Blocks from before the cell that went before the first known event count, too.
@@ -110,13 +111,9 @@ def describe_device(
         allocated=allocated,
         reserved=reserved,
         peak_is=peak_is,
-        timeline=Timeline(
-            times_s=tuple([max(0, time_us - start_us) / 1e6 for time_us in moments.times_us]),
-            allocated_bytes=tuple(moments.allocated_bytes),
-            reserved_bytes=tuple(moments.reserved_bytes),
-            layers=make_layers(moments, rows, layer_lines, sources.traced),
-            peak=moments.peak_moment,
-            n_moments=moments.n_moments,
+        timeline=replace(
+            moments.timeline,
+            layers=make_layers(moments.timeline, rows, layer_lines, sources.traced),
         ),
         units=tuple([source.describe(totals, sources) for source in found]),
         before=before,
@@ -133,7 +130,12 @@ def describe_device(
 
 
 def _choose_spans(
-    trace: AllocatorTrace, moments: Moments, cell: CellDevice | None, *, is_exact: bool
+    trace: AllocatorTrace,
+    replayed: Replay,
+    moments: Moments,
+    cell: CellDevice | None,
+    *,
+    is_exact: bool,
 ) -> tuple[Span, Span, PeakIs | None, list[TraceNote]]:
     """Return the spans of allocated and reserved, what their peaks are, and notes.
 
@@ -144,17 +146,17 @@ def _choose_spans(
     start_bytes = before.allocated_bytes, before.reserved_bytes
     if begins_with_events(trace) and not trace.before:
         # The segments before the cell were not read.
-        start_bytes = moments.allocated_bytes[0], moments.reserved_bytes[0]
-    replayed = (
+        start_bytes = replayed.start_allocated_bytes, replayed.start_reserved_bytes
+    spans_seen = (
         Span(start_bytes[0], after.allocated_bytes, moments.peak_bytes),
-        Span(start_bytes[1], after.reserved_bytes, max(moments.reserved_bytes)),
+        Span(start_bytes[1], after.reserved_bytes, moments.reserved_peak_bytes),
     )
     if cell is None:
-        return *replayed, "exact" if is_exact else "at least", []
+        return *spans_seen, "exact" if is_exact else "at least", []
     notes: list[TraceNote] = []
     spans = []
     for what, counted, seen in zip(
-        ("allocated", "reserved"), (cell.allocated, cell.reserved), replayed, strict=True
+        ("allocated", "reserved"), (cell.allocated, cell.reserved), spans_seen, strict=True
     ):
         peak_bytes = counted.peak_bytes
         if peak_bytes is None or (is_exact and cell.peak_is != "exact"):

@@ -1,4 +1,4 @@
-"""Attribute each event of a replay to a site: a stack, with the modules that were running.
+"""Attribute each block of a replay to a site: a stack, with the modules that were running.
 
 Thousands of allocations share one site. The figures of a line, a call or a module are the sums over
 its sites.
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpumemwidget.model.segments import Frame
-from gpumemwidget.model.traces import CallMark, NoteKind, TraceNote
+from gpumemwidget.model.traces import CallMark, LineUse, NoteKind, TraceNote
 from gpumemwidget.progress import Stage, follow
 from gpumemwidget.tracing.allocator.replay import ALLOC, SEGMENT_ALLOC, SEGMENT_MAP, Replay
 from gpumemwidget.tracing.allocator.stacks import THREAD, Stack, read_stack
@@ -256,3 +256,94 @@ def _has_ended(mark: CallMark, time_us: int, *, is_next: bool) -> bool:
     if mark.end_us is None:
         return False
     return mark.end_us < time_us or (is_next and mark.end_us == time_us > mark.start_us)
+
+
+class SiteTotals:
+    """The totals of each site, and of groups of sites.
+
+    Attributes:
+        allocated_bytes: for each site, all that it allocated.
+        n_allocs: for each site, the number of allocations.
+        net_bytes: for each site, what is still in use at the end.
+        at_peak_bytes: for each site, what was in use at the peak.
+
+    Args:
+        peak: index of the event with the most allocated; -1 if that was before all events.
+    """
+
+    def __init__(self, replay: Replay, attribution: Attribution, peak: int) -> None:
+        self._changes, self._event_blocks = replay.changes, replay.event_blocks
+        self._block_sites = attribution.block_sites
+        n_sites = len(attribution.sites)
+        allocated, net, at_peak, initial = ([0] * n_sites for _ in range(4))
+        counts = [0] * n_sites
+        for site, n_bytes, _, begun_at, freed_at in list_blocks(replay, attribution):
+            counts[site] += 1
+            allocated[site] += n_bytes
+            if begun_at < 0:
+                initial[site] += n_bytes
+            if freed_at < 0:
+                net[site] += n_bytes
+            if begun_at <= peak and not 0 <= freed_at <= peak:
+                at_peak[site] += n_bytes
+        self.allocated_bytes, self.n_allocs = allocated, counts
+        self.net_bytes, self.at_peak_bytes = net, at_peak
+        self._initial_bytes = initial
+        #: For each group the index of its figures in ``_highest``.
+        self._groups: dict[tuple[int, ...], int] = {}
+        self._highest: list[int] = []
+
+    def sum_allocated(self, sites: Iterable[int]) -> int:
+        """Return the bytes that some sites allocated."""
+        allocated = self.allocated_bytes
+        return sum([allocated[site] for site in sites])
+
+    def follow(
+        self,
+        groups: Iterable[Sequence[int]],
+        layers: Sequence[Sequence[int]],
+        stops: Sequence[int],
+    ) -> list[list[int]]:
+        """Find the most that each group held, which ``describe`` then returns.
+
+        Args:
+            groups: groups of sites.
+            layers: further groups, whose bytes are returned at each stop.
+            stops: indices of events, ascending; -1 is before all of them.
+
+        Returns:
+            For each stop the bytes of each layer after that event.
+        """
+        for group in (*groups, *layers):
+            self._groups.setdefault(tuple(group), len(self._groups))
+        groups_of_site: list[list[int]] = [[] for _ in self.allocated_bytes]
+        held = [0] * len(self._groups)
+        for sites, index in self._groups.items():
+            for site in sites:
+                groups_of_site[site].append(index)
+                held[index] += self._initial_bytes[site]
+        highest = self._highest = held[:]
+        shown = [self._groups[tuple(layer)] for layer in layers]
+        changes, blocks, block_sites = self._changes, self._event_blocks, self._block_sites
+        rows = []
+        first = 0
+        for end in (*(stop + 1 for stop in stops), len(changes)):
+            for change, block in zip(changes[first:end], blocks[first:end], strict=True):
+                if change:
+                    for index in groups_of_site[block_sites[block]]:
+                        now = held[index] = held[index] + change
+                        if now > highest[index]:  # noqa: PLR1730 - a call of max takes longer
+                            highest[index] = now
+            rows.append([held[index] for index in shown])
+            first = end
+        return rows[:-1]
+
+    def describe(self, sites: Sequence[int]) -> LineUse:
+        """Return the figures of a group that was followed."""
+        return LineUse(
+            allocated_bytes=self.sum_allocated(sites),
+            n_allocs=sum([self.n_allocs[site] for site in sites]),
+            net_bytes=sum([self.net_bytes[site] for site in sites]),
+            at_peak_bytes=sum([self.at_peak_bytes[site] for site in sites]),
+            highest_bytes=self._highest[self._groups[tuple(sites)]],
+        )

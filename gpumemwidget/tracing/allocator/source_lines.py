@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpumemwidget.model.traces import Call, LineUse, SourceLine, SourceUnit
-from gpumemwidget.tracing.allocator.attribution import BEFORE, Attribution, Site
-from gpumemwidget.tracing.allocator.site_totals import SiteTotals
+from gpumemwidget.tracing.allocator.attribution import BEFORE, Attribution, Site, SiteTotals
 from gpumemwidget.tracing.allocator.stacks import Step, fold_frames, name_step
 from gpumemwidget.tracing.sources import Source, Sources
 

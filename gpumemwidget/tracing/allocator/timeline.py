@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from gpumemwidget.model.traces import Layer, Origin
+from gpumemwidget.model.traces import Layer, Origin, Timeline
 from gpumemwidget.recording.thinning import find_extremes
+from gpumemwidget.tracing.allocator.attribution import SiteTotals
 from gpumemwidget.tracing.allocator.replay import Replay
-from gpumemwidget.tracing.allocator.site_totals import SiteTotals
 from gpumemwidget.tracing.allocator.source_lines import AllocatingSource
 from gpumemwidget.tracing.sources import Source
 
@@ -29,36 +29,37 @@ class Moments:
     """The moments of a timeline.
 
     Attributes:
+        timeline: the moments, without layers.
         stops: for each moment the index of the last event up to it; -1 before all events.
-        times_us: microseconds on the clock of the events, ascending.
         peak: index of the event with the most allocated, the first of equals; -1 before all events.
-        peak_moment: index of its moment.
-        n_moments: number of moments before thinning.
+        peak_bytes: the most that was allocated.
+        reserved_peak_bytes: the most that was reserved.
     """
 
+    timeline: Timeline
     stops: list[int]
-    times_us: list[int]
-    allocated_bytes: list[int]
-    reserved_bytes: list[int]
     peak: int
-    peak_moment: int
-    n_moments: int
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that was allocated."""
-        return self.allocated_bytes[self.peak_moment]
+    peak_bytes: int
+    reserved_peak_bytes: int
 
 
-def choose_moments(replay: Replay, start_us: int, end_us: int) -> Moments:
-    """Choose moments such that the eye sees no difference and no extreme is lost."""
+def choose_moments(replay: Replay, cell_us: int, start_us: int, end_us: int) -> Moments:
+    """Choose moments such that the eye sees no difference and no extreme is lost.
+
+    Args:
+        replay: the device's.
+        cell_us: when the cell began; this and the others in microseconds on the events' clock.
+        start_us: the first moment, before all events.
+        end_us: the last moment.
+    """
     changes, reserved_changes = replay.changes, replay.reserved_changes
     # Before the first event, and after each.
     allocated = array("q", accumulate(changes, initial=replay.start_allocated_bytes))
     reserved = array("q", accumulate(reserved_changes, initial=replay.start_reserved_bytes))
     n_unchanged = changes.count(0) + reserved_changes.count(0)
     n_moments = 1 + 2 * len(changes) - n_unchanged
-    peak = allocated.index(max(allocated))
+    peak_bytes = max(allocated)
+    peak = allocated.index(peak_bytes)
     kept = {0, peak}
     if n_moments < MAX_MOMENTS:
         pairs = zip(changes, reserved_changes, strict=True)
@@ -76,15 +77,16 @@ def choose_moments(replay: Replay, start_us: int, end_us: int) -> Moments:
     if end_us > times_us[-1]:
         places.append(len(changes))
         times_us.append(end_us)
-    return Moments(
-        stops=[place - 1 for place in places],
-        times_us=times_us,
-        allocated_bytes=[allocated[place] for place in places],
-        reserved_bytes=[reserved[place] for place in places],
-        peak=peak - 1,
-        peak_moment=peak_moment,
+    timeline = Timeline(
+        times_s=tuple([max(0, time_us - cell_us) / 1e6 for time_us in times_us]),
+        allocated_bytes=tuple([allocated[place] for place in places]),
+        reserved_bytes=tuple([reserved[place] for place in places]),
+        layers=(),
+        peak=peak_moment,
         n_moments=n_moments,
     )
+    stops = [place - 1 for place in places]
+    return Moments(timeline, stops, peak - 1, peak_bytes, max(reserved))
 
 
 def choose_layer_lines(source: AllocatingSource, totals: SiteTotals) -> list[int]:
@@ -99,12 +101,12 @@ def choose_layer_lines(source: AllocatingSource, totals: SiteTotals) -> list[int
 
 
 def make_layers(
-    moments: Moments, rows: Sequence[Sequence[int]], lines: Sequence[int], cell: Source
+    timeline: Timeline, rows: Sequence[Sequence[int]], lines: Sequence[int], cell: Source
 ) -> tuple[Layer, ...]:
     """Return the layers from the bottom up, without those that never hold anything.
 
     Args:
-        moments: the timeline's.
+        timeline: the moments.
         rows: for each moment the bytes from before the cell, of each line, and outside its lines.
         lines: the lines that have a layer.
         cell: the traced cell.
@@ -112,7 +114,7 @@ def make_layers(
     texts = cell.lines
     before, *held, outside = (tuple(column) for column in zip(*rows, strict=True))
     others = tuple(
-        allocated - sum(row) for allocated, row in zip(moments.allocated_bytes, rows, strict=True)
+        allocated - sum(row) for allocated, row in zip(timeline.allocated_bytes, rows, strict=True)
     )
     layers = [Layer(Origin.BEFORE_CELL, "", None, None, before)]
     for line, held_bytes in zip(lines, held, strict=True):
