@@ -341,9 +341,14 @@ class Hardware:
         if self._monitor is not None:
             uuids = {info.device: info.uuid for info in infos.values() if info.uuid is not None}
             self._monitor.match(uuids)
-            for info in self._monitor.list_infos():
-                known = infos.get(info.device)
-                infos[info.device] = info if known is None else _merge(known, info)
+            for seen in self._monitor.list_infos():
+                counted = infos.get(seen.device, seen)
+                # The total is the driver's, as in nvidia-smi: PyTorch's lacks the driver's own.
+                infos[seen.device] = dataclasses.replace(
+                    counted,
+                    total_bytes=seen.total_bytes or counted.total_bytes,
+                    uuid=counted.uuid or seen.uuid,
+                )
             # Infos of devices in use have their limits; those of others may have one that waits.
             for limit in self.read_limits():
                 untouched = infos.get(limit.device)
@@ -452,19 +457,6 @@ class Hardware:
             for note in backend.start_trace(n_events=n_events):
                 self._notes.add(note)
         return ""
-
-
-def _merge(counted: DeviceInfo, seen: DeviceInfo) -> DeviceInfo:
-    """Return what the allocator's side knows of a device, filled up with what the driver knows.
-
-    The total is the driver's, which is that of ``nvidia-smi``: PyTorch's leaves out what the driver
-    keeps for itself.
-    """
-    return dataclasses.replace(
-        counted,
-        total_bytes=seen.total_bytes or counted.total_bytes,
-        uuid=counted.uuid or seen.uuid,
-    )
 
 
 #: Makes the hardware that is found in place of this machine's: see ``use_hardware``.

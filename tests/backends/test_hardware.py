@@ -80,42 +80,6 @@ def test_workspaces_are_released_where_a_gpu_is_in_use(allocator: SimulatedGpus)
     assert Hardware([]).release_workspaces() == "there are no cuBLAS workspaces here"
 
 
-@pytest.mark.parametrize(
-    ("version", "cache", "words"),
-    [
-        ("2.13.0", None, "no cuBLAS workspaces to free"),
-        ("2.15.0", "1", "no cuBLAS workspaces to free"),
-        (
-            "2.15.0",
-            None,
-            "no cuBLAS workspaces to free: PyTorch 2.15.0 takes them for each operation and keeps "
-            "none",
-        ),
-    ],
-)
-def test_a_release_that_keeps_no_workspaces_says_so(
-    allocator: SimulatedGpus,
-    monkeypatch: pytest.MonkeyPatch,
-    version: str,
-    cache: str | None,
-    words: str,
-) -> None:
-    """Nothing is said to be freed that was not."""
-    monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE", raising=False)
-    if cache is not None:
-        monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", cache)
-    torch = simulate_torch(allocator)
-    torch.__version__ = version
-    torch._C._cuda_clearCublasWorkspaces = lambda: None
-    torch._C._CUDAGraph = type("Graph", (), {})
-    hardware = Hardware([CudaBackend(torch)])
-
-    done = hardware.release_workspaces()
-    hardware.close()
-
-    assert done == words
-
-
 def test_whole_devices_are_matched_by_uuid(hardware: Hardware, allocator: SimulatedGpus) -> None:
     """The driver's first is not CUDA's first: each counter stands beside its own device."""
     allocator.allocate(100, 0)

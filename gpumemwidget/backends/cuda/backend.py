@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import os
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -26,8 +25,6 @@ from gpumemwidget.model.traces import AllocatorTrace
 
 #: The first release of PyTorch whose count of pinned memory in use falls when it is freed.
 _COUNTS_FREED_PINS = (2, 13)
-#: The first release of PyTorch that keeps no cuBLAS workspaces from one operation to the next.
-_FREES_WORKSPACES = (2, 15)
 
 
 class CudaBackend(TouchedCounters):
@@ -169,15 +166,8 @@ class CudaBackend(TouchedCounters):
                 f"CUDA could not free cuBLAS's workspaces ({read_first_line(exc)}): restart the "
                 "kernel if the device is in error"
             ) from exc
-        if self._sum_allocated() < before:
-            return "cuBLAS workspaces freed"
-        if keeps_workspaces(self._torch):
-            return "no cuBLAS workspaces to free"
-        version = self._torch.__version__
-        return (
-            f"no cuBLAS workspaces to free: PyTorch {version} takes them for each operation and "
-            "keeps none"
-        )
+        is_freed = self._sum_allocated() < before
+        return "cuBLAS workspaces freed" if is_freed else "no cuBLAS workspaces to free"
 
     def _sum_allocated(self) -> int:
         return sum(reading.allocated_bytes or 0 for reading in self.read())
@@ -230,15 +220,3 @@ class CudaBackend(TouchedCounters):
         if limit_bytes != info.limit_bytes:
             info = self._infos[index] = dataclasses.replace(info, limit_bytes=limit_bytes)
         return info
-
-
-def keeps_workspaces(torch: ModuleType) -> bool:
-    """Return whether PyTorch keeps cuBLAS's workspaces from one operation to the next.
-
-    From 2.15 on it takes them anew for each operation, unless the environment says otherwise:
-    https://docs.pytorch.org/docs/main/notes/cuda.html#cublas-workspaces
-    """
-    is_told = os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE")
-    if is_told is not None:
-        return is_told == "1"
-    return read_release(torch) < _FREES_WORKSPACES

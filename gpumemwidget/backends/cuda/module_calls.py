@@ -170,11 +170,8 @@ class CallRecorder:
 
     def _end(self, frame_id: int) -> None:
         now_us = self._clock_ns() // 1000
-        running = self._running.get(threading.get_ident())
-        is_known = running and (
-            running[-1].frame_id == frame_id or any(call.frame_id == frame_id for call in running)
-        )
-        if not running or not is_known:
+        running = self._running.get(threading.get_ident(), [])
+        if not any(call.frame_id == frame_id for call in reversed(running)):
             return  # The call began before the recording, or was one too many.
         while True:
             call = running.pop()

@@ -19,7 +19,7 @@ from gpumemwidget.errors import FileError, describe_exception
 from gpumemwidget.model.traces import AllocatorTrace
 from gpumemwidget.progress import Stage, report_progress
 
-_GIB = 1 << 30
+_MAX_BYTES = 2 << 30
 _PART_BYTES = 1 << 20
 _MAKE = "make one with torch.cuda.memory._dump_snapshot() or %%memtrace --snapshot"
 _WORKED_OUT = "what stood before the file's first event is worked out backwards from its end"
@@ -32,15 +32,14 @@ _DAMAGES = (
 )
 
 
-def load_snapshot(path: str | Path, *, max_bytes: int = 2 * _GIB) -> tuple[AllocatorTrace, ...]:
+def load_snapshot(path: str | Path) -> tuple[AllocatorTrace, ...]:
     """Return the traces of a file that ``torch.cuda.memory._dump_snapshot`` or a trace wrote.
 
     The file has the segments at its end alone: the traces have nothing ``before`` and are not
     whole, so that they are followed backwards.
 
     Args:
-        path: the file.
-        max_bytes: maximum size of the file; in memory a snapshot takes some ten times that.
+        path: the file, of up to 2 GiB: in memory a snapshot takes some ten times that.
 
     Returns:
         A trace of each device that has memory or events, by index.
@@ -51,11 +50,8 @@ def load_snapshot(path: str | Path, *, max_bytes: int = 2 * _GIB) -> tuple[Alloc
     """
     path = Path(path)
     try:
-        if path.stat().st_size > max_bytes:
-            raise FileError(
-                f"{path} holds more than {max_bytes / _GIB:.3g} GiB: record fewer events "
-                "(max_entries)"
-            )
+        if path.stat().st_size > _MAX_BYTES:
+            raise FileError(f"{path} holds more than 2 GiB: record fewer events (max_entries)")
         with io.BufferedReader(_ReportingFile(path), _PART_BYTES) as file:
             snapshot = _PlainUnpickler(file).load()
         if not isinstance(snapshot, dict) or not isinstance(snapshot.get("segments"), list):

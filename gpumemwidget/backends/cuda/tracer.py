@@ -19,14 +19,14 @@ from gpumemwidget.backends.cuda.snapshot_file import write_snapshot
 from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook
 from gpumemwidget.errors import FileError, read_first_line
 from gpumemwidget.model.segments import Segment
-from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
+from gpumemwidget.model.traces import AllocatorTrace
 
 #: Exceptions of CUDA in error, and of calls that another release of PyTorch has otherwise.
 _REFUSALS = (RuntimeError, TypeError, ValueError, AttributeError)
-_STOP = "stop it with torch.cuda.memory._record_memory_history(None) for a trace of our own"
-_IS_USERS = "a memory history was running already, and was used as it is"
-_HAS_NO_EVENTS = f"{_IS_USERS}: it keeps no events; {_STOP}"
-_HAS_NO_STACKS = f"{_IS_USERS}: it keeps no lines of its events; {_STOP}"
+_IS_USERS = (
+    "a memory history was running already, and is used as it is, with the events and lines that "
+    "it keeps: stop it with torch.cuda.memory._record_memory_history(None) for one of our own"
+)
 _WAS_SET = (
     "a memory history was started or stopped within the cell, and is left as it is now: "
     "events are missing"
@@ -141,7 +141,7 @@ class CudaTracer:
                 # (To ask before CUDA is in use ends the process.)
                 can_ask = self._torch.cuda.is_initialized()
                 if can_ask and self._history.is_on() and not self._history.is_ours:
-                    return _IS_USERS.replace("was used", "is used")
+                    return _IS_USERS
             self._keeps_sites = is_on
             # A running trace goes on, and leaves the history in this state when it ends.
             if self._span is None:
@@ -247,7 +247,7 @@ class CudaTracer:
                     self._begin(self._span)
                 elif self._keeps_sites and self._history.is_on():
                     self._keeps_sites = False
-                    self._notes.append(_IS_USERS.replace("was used", "is used"))
+                    self._notes.append(_IS_USERS)
                 elif self._keeps_sites:
                     self._history.begin_sites()
             except Exception as exc:  # noqa: BLE001 - it would be the user's own call that fails
@@ -298,21 +298,13 @@ def _explain_gaps(
         return tuple(
             dataclasses.replace(trace, notes=(_HANDED_OVER,), ends_early=True) for trace in traces
         )
-    if was_set or (span.is_users and not has_events):
-        note = _WAS_SET if was_set else _HAS_NO_EVENTS
-        return tuple(dataclasses.replace(trace, notes=(note,), is_whole=False) for trace in traces)
+    if was_set:
+        return tuple(
+            dataclasses.replace(trace, notes=(_WAS_SET,), is_whole=False) for trace in traces
+        )
     if not span.is_users:
         return traces
     return tuple(
-        dataclasses.replace(trace, notes=(_describe_users_history(trace.events),))
+        dataclasses.replace(trace, notes=(_IS_USERS,), is_whole=trace.is_whole and has_events)
         for trace in traces
     )
-
-
-def _describe_users_history(events: TraceEvents) -> str:
-    """Return a note on a history of the user's, and on the stacks that it lacks."""
-    allocs = ACTIONS.index("alloc")
-    stacks = {
-        place for code, place in zip(events.actions, events.stacks, strict=True) if code == allocs
-    }
-    return _HAS_NO_STACKS if stacks == {0} else _IS_USERS

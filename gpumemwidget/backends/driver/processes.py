@@ -199,10 +199,8 @@ _PYTHON = re.compile(r"(python|pypy)[0-9.]*(\.exe)?", re.IGNORECASE)
 #: Python's options that are followed by a value.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _SECRET = re.compile(r"token|passw|passphrase|secret|key|credential|auth|://[^/]*@", re.IGNORECASE)
-#: The code behind ``python -c`` in processes that multiprocessing starts.
-_MULTIPROCESSING = re.compile(r"from multiprocessing\.(\w+) import \w*main\b")
-#: Names of main threads that say more than the command does, as PyTorch gives them.
-_TELLING_THREADS = ("pt_data_worker",)
+#: The name that PyTorch gives the main thread of a data loader's worker.
+_DATA_WORKER = "pt_data_worker"
 
 
 def name_process(
@@ -223,7 +221,7 @@ def name_process(
     Returns:
         ``None`` where there is nothing to name it by.
     """
-    if thread_name in _TELLING_THREADS:
+    if thread_name == _DATA_WORKER:
         return thread_name
     words = [_clean(word) for word in command]
     if not any(words):
@@ -231,50 +229,37 @@ def name_process(
         return _shorten(_clean(thread_name)) or None
     if len(words) == 1 and " " in words[0].strip():
         # The program has set its own title.
-        return _shorten(_leave_out_secrets(words[0].split()))
+        return _shorten(_leave_out_secrets(words[0]))
     program = _strip_folders(words[0])
     if _PYTHON.fullmatch(program):
-        started, arguments = _split_python(words[1:], with_code=with_arguments)
+        started, arguments = _split_python(words[1:])
     else:
         started, arguments = [program], words[1:]
-    shown = _leave_out_secrets(arguments) if with_arguments else ""
+    shown = _leave_out_secrets(" ".join(arguments)) if with_arguments else ""
     suffix = " (forked)" if is_forked else ""
     name = _shorten(" ".join([*started, shown]), _MAX_LENGTH - len(suffix))
     return f"{name}{suffix}" if name else None
 
 
-def _split_python(words: list[str], *, with_code: bool) -> tuple[list[str], list[str]]:
-    """Return the name of what Python runs (a script, a module, code), and the arguments behind."""
+def _split_python(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return what Python runs (a script, ``-m`` and a module, ``-c``), and what stands behind."""
     place = 0
-    while place < len(words):
-        word = words[place]
-        if word == "-m":
+    while words[place : place + 1] and words[place].startswith("-"):
+        if words[place] == "-c":
+            # The code counts as an argument: the user knows what they typed, and of others' code
+            # nothing is shown.
+            return ["python", "-c"], words[place + 1 :]
+        if words[place] == "-m":
             return ["python", *words[place : place + 2]], words[place + 2 :]
-        if word == "-c":
-            own = _MULTIPROCESSING.match(" ".join(words[place + 1 : place + 2]))
-            if own is not None:
-                return [f"multiprocessing {own[1]}"], []
-            # The user knows the code that they typed; of other people's none is shown.
-            code = _leave_out_secrets(" ".join(words[place + 1 : place + 2]).split())
-            return ["python", "-c", code if with_code else ""], words[place + 2 :]
-        if word in _WITH_VALUE:
-            place += 2
-        elif word.startswith("-") and word != "-":
-            place += 1
-        else:
-            script = _strip_folders(word)
-            # A script that was installed as a command: ``torchrun``, ``jupyter-lab``.
-            is_command = script[:1].isalpha() and "." not in script
-            return [script] if is_command else ["python", script], words[place + 1 :]
-    return ["python"], []
+        place += 2 if words[place] in _WITH_VALUE else 1
+    return ["python", *map(_strip_folders, words[place : place + 1])], words[place + 1 :]
 
 
-def _leave_out_secrets(words: Sequence[str]) -> str:
+def _leave_out_secrets(text: str) -> str:
     """Return the words up to the first that may be, or announce, a secret."""
-    for place, word in enumerate(words):
-        if _SECRET.search(word):
-            return " ".join([*words[:place], "…"])
-    return " ".join(words)
+    words = text.split()
+    place = next((place for place, word in enumerate(words) if _SECRET.search(word)), None)
+    return " ".join(words if place is None else [*words[:place], "…"])
 
 
 def _strip_folders(path: str) -> str:
