@@ -125,42 +125,33 @@ class Whereabouts:
     """
 
     def __init__(self) -> None:
-        #: The device, by the address of a storage's header, which is also torch's weak reference:
-        #: as long as it is kept no other storage gets this address.
-        self._devices: dict[int, str] = {}
-        self._storage_type: Any = None
+        #: Torch's weak reference and the device, by the address of a storage's header: as long as
+        #: the reference is kept no other storage gets this address.
+        self._devices: dict[int, tuple[Any, str]] = {}
 
-    def note(
-        self, storage_type: Any, storages: Sequence[Any], infos: Iterable[StorageInfo]
-    ) -> None:
+    def note(self, torch: Any, storages: Sequence[Any], infos: Iterable[StorageInfo]) -> None:
         """Remember where the memory of these new storages was; forget those that are gone."""
-        self._storage_type = storage_type
+        refer = torch.multiprocessing.reductions.StorageWeakRef
         for storage, info in zip(storages, infos, strict=True):
-            self._forget(storage._cdata)  # noqa: SLF001 - its name in torch
-            self._devices[storage._weak_ref()] = info.device  # noqa: SLF001 - has no public name
-        expired = [each for each in self._devices if storage_type._expired(each)]  # noqa: SLF001
-        for each in expired:
-            self._forget(each)
+            self._devices[storage._cdata] = refer(storage), info.device  # noqa: SLF001 - its name in torch
+        for address, (reference, _) in list(self._devices.items()):
+            if reference.expired():
+                del self._devices[address]
 
     def find(self, storage: Any) -> str | None:
         """Return the device where a storage's memory was; ``None`` where that is not known."""
-        return self._devices.get(storage._cdata)  # noqa: SLF001 - its name in torch
+        return self._devices.get(storage._cdata, (None, None))[1]  # noqa: SLF001 - its name in torch
 
     def forget(self, storage: Any) -> None:
         """Remember this storage no more."""
-        self._forget(storage._cdata)  # noqa: SLF001 - its name in torch
+        self._devices.pop(storage._cdata, None)  # noqa: SLF001 - its name in torch
 
     def forget_all(self) -> None:
         """Remember nothing; the headers go."""
-        for each in list(self._devices):
-            self._forget(each)
+        self._devices.clear()
 
     def __len__(self) -> int:
         return len(self._devices)
-
-    def _forget(self, handle: int) -> None:
-        if self._devices.pop(handle, None) is not None:
-            self._storage_type._free_weak_ref(handle)  # noqa: SLF001 - has no public name
 
 
 #: The one instance of the process.

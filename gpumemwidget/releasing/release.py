@@ -35,7 +35,12 @@ from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.gradients import clear_gradients
 from gpumemwidget.releasing.move import carry_out, describe_error, whereabouts
 from gpumemwidget.releasing.plan import Draft, draw_up, find_references
-from gpumemwidget.releasing.watch import TOLERANCE_BYTES, StorageWatch
+from gpumemwidget.releasing.watch import (
+    TOLERANCE_BYTES,
+    WatchedStorage,
+    list_remains,
+    watch_storages,
+)
 from gpumemwidget.units import format_bytes
 
 _NOTHING = StepResult()
@@ -67,21 +72,15 @@ def execute_release(shell: Shell, hardware: Hardware, request: ReleaseRequest) -
     """
     # Not read(), which the sampler calls: it leaves out malloc's figure where counting is slow.
     before = hardware.end_span()
-    watch = StorageWatch()
-    try:
-        return _Release(request, shell, hardware, watch).run(before)
-    finally:
-        watch.close()
+    return _Release(request, shell, hardware).run(before)
 
 
 class _Release:
-    def __init__(
-        self, request: ReleaseRequest, shell: Shell, hardware: Hardware, watch: StorageWatch
-    ) -> None:
+    def __init__(self, request: ReleaseRequest, shell: Shell, hardware: Hardware) -> None:
         self._request = request
         self._shell = shell
         self._hardware = hardware
-        self._watch = watch
+        self._watched: list[WatchedStorage] = []
         self._steps: list[ReleaseStep] = []
         #: What the devices held after the last step.
         self._last: tuple[Reading, ...] = ()
@@ -113,7 +112,7 @@ class _Release:
         remains: Sequence[str] = ()
         if stopped is None:
             try:
-                remains = self._watch.list_remains(self._shell) or _compare(
+                remains = list_remains(self._shell, self._watched) or _compare(
                     plan.frees_bytes, freed, pinned_bytes=pinned_bytes
                 )
             except KeyboardInterrupt:
@@ -155,7 +154,7 @@ class _Release:
         """Watch what is to go, and return the pinned bytes among it."""
         if draft.account is None:
             return 0
-        self._watch.add(draft.account, [*draft.dying, *draft.list_moved()])
+        self._watched = watch_storages(draft.account, [*draft.dying, *draft.list_moved()])
         infos = [draft.account.graph.storages[place] for place in draft.dying]
         # PyTorch has a cache of pinned memory, and malloc none.
         return sum(info.n_bytes for info in infos if info.is_pinned)
@@ -204,7 +203,7 @@ class _Release:
             message = f"{path}: {describe_error(exc)}"
             raise ReleaseError(message) from None
         infos = [account.graph.storages[move.place] for move in moves]
-        whereabouts.note(account.graph.reader.storage_type, made, infos)
+        whereabouts.note(account.graph.reader.torch, made, infos)
         return sum(len(move.tensors) for move in moves)
 
     def _unbind(self, names: Sequence[str]) -> StepResult:

@@ -30,7 +30,7 @@ from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.move import carry_out, describe_error, whereabouts
 from gpumemwidget.releasing.plan import RELEASE_BUDGET_S
 from gpumemwidget.releasing.refusals import check_bound, find_capture, find_user
-from gpumemwidget.releasing.watch import StorageWatch
+from gpumemwidget.releasing.watch import WatchedStorage, list_remains, watch_storages
 
 
 @forgets_frames
@@ -70,45 +70,40 @@ def execute_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> R
     """
     before = hardware.end_span()
     started_s = time.perf_counter()
-    watch = StorageWatch()
-    try:
-        plan, account, moves = _draw_up(shell, names)
-        stopped = plan.refusal
-        result = StepResult()
-        remains: tuple[str, ...] = ()
-        is_interrupted = False
-        if stopped is None and account is not None:
-            result, stopped, is_interrupted = _bring_back(account, moves, watch)
-            if stopped is not None:
-                # The copies that were made before it failed are gone; so is what was cached of it.
-                moves.clear()
-                hardware.empty_cache()
-        del account, moves
-        after = hardware.end_span()
-        if stopped is None:
-            try:
-                remains = tuple(watch.list_remains(shell))
-            except KeyboardInterrupt:
-                is_interrupted = True
-        return RestoreReport(
-            plan=plan,
-            result=result,
-            before=before,
-            after=after,
-            duration_s=time.perf_counter() - started_s,
-            stopped=stopped,
-            remains=remains,
-            is_interrupted=is_interrupted,
-        )
-    finally:
-        watch.close()
+    plan, account, moves = _draw_up(shell, names)
+    stopped = plan.refusal
+    result = StepResult()
+    remains: tuple[str, ...] = ()
+    is_interrupted = False
+    watched: list[WatchedStorage] = []
+    if stopped is None and account is not None:
+        watched = watch_storages(account, [move.place for move in moves])
+        result, stopped, is_interrupted = _bring_back(account, moves)
+        if stopped is not None:
+            # The copies that were made before it failed are gone; so is what was cached of it.
+            moves.clear()
+            hardware.empty_cache()
+    del account, moves
+    after = hardware.end_span()
+    if stopped is None:
+        try:
+            remains = tuple(list_remains(shell, watched))
+        except KeyboardInterrupt:
+            is_interrupted = True
+    return RestoreReport(
+        plan=plan,
+        result=result,
+        before=before,
+        after=after,
+        duration_s=time.perf_counter() - started_s,
+        stopped=stopped,
+        remains=remains,
+        is_interrupted=is_interrupted,
+    )
 
 
-def _bring_back(
-    account: Account, moves: Sequence[Move], watch: StorageWatch
-) -> tuple[StepResult, str | None, bool]:
+def _bring_back(account: Account, moves: Sequence[Move]) -> tuple[StepResult, str | None, bool]:
     """Move; return what was done, why it stopped, and whether a Ctrl-C came."""
-    watch.add(account, [move.place for move in moves])
     try:
         carry_out(account, moves).clear()
     except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report

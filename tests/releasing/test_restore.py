@@ -168,7 +168,7 @@ def test_another_device_is_where_it_goes(notebook: Notebook) -> None:
     x = torch.ones(10)
     notebook.put(x=x)
     info = StorageInfo("cuda:3", 40, x.data_ptr(), is_borrowed=False)
-    whereabouts.note(torch.UntypedStorage, [x.untyped_storage()], [info])
+    whereabouts.note(torch, [x.untyped_storage()], [info])
     address = x.data_ptr()
 
     plan = _plan(notebook, "x")
