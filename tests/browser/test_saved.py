@@ -118,9 +118,9 @@ def test_dashboard_comes_back_live_after_a_reload(lab: Lab) -> None:
 
 
 def test_trace_that_was_cut_off_tells_how_far_it_came(lab: Lab) -> None:
-    """The kernel dies in mid-cell: reopened, the cell shows what was measured until then."""
+    """The kernel dies in mid-cell: what was measured until then is shown, on a narrow page too."""
     cell = f"%%memtrace\nkept = bytearray(50_000_000)\n{BUSY}"
-    with lab.open([_LOAD, cell]) as notebook:
+    with lab.open([_LOAD, cell], width=400) as notebook:
         notebook.wait_for_kernel()
         notebook.run(0, timeout_s=60)
         notebook.start(1)
@@ -131,6 +131,8 @@ def test_trace_that_was_cut_off_tells_how_far_it_came(lab: Lab) -> None:
 
         notebook.cell(1).get_by_text("not finished").wait_for()
         assert "resident" in notebook.output(1)
+        table = notebook.cell(1).locator(".gmw-w")
+        assert table.evaluate("table => table.scrollWidth <= table.clientWidth")
 
 
 def test_card_of_an_oom_stays_whole(lab: Lab) -> None:

@@ -236,7 +236,9 @@ def _name_band(band: Band, at_peak_bytes: int) -> dict[str, str]:
 
 def _escape_code(text: str, max_length: int) -> str:
     """Return the beginning of a line of code without what plotly would take for its own."""
-    return escape(cut_words(text, max_length)).replace("%{", "%&#123;")
+    # plotly shows `&quot;` as it is.
+    words = escape(cut_words(text, max_length)).replace("&quot;", '"')
+    return words.replace("%{", "%&#123;")
 
 
 def _mark_peak(device: DeviceTrace, timeline: Timeline) -> dict[str, Any]:
