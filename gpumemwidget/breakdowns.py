@@ -21,14 +21,10 @@ from gpumemwidget.model.breakdowns import (
 )
 from gpumemwidget.model.devices import (
     HOST,
-    DeviceInfo,
     DeviceState,
-    DeviceUse,
     ProcessUse,
-    Reading,
 )
-from gpumemwidget.model.ooms import OomEvent
-from gpumemwidget.model.ownership import BlockNames, DeviceAccount, MemoryKind, Owned
+from gpumemwidget.model.ownership import BlockNames, DeviceAccount, MemoryKind
 from gpumemwidget.model.segments import Frame, Segment
 
 #: Parts of the memory that is reserved but unallocated.
@@ -100,46 +96,6 @@ def build_breakdown(
         failures=state.notes,
         doubts=tuple(doubts),
     )
-
-
-def build_oom_breakdown(
-    event: OomEvent, kinds: Sequence[tuple[MemoryKind, int]] = ()
-) -> Breakdown | None:
-    """Return a device's memory, as it was when an allocation failed, in parts.
-
-    Args:
-        event: the readings taken when the allocation failed.
-        kinds: what was allocated, by kind.
-
-    Returns:
-        The parts, as ``build_breakdown`` gives them; ``None`` if the total or every part of it is
-        unknown.
-    """
-    device, allocated, reserved = event.device, event.allocated_bytes, event.reserved_bytes
-    if allocated is reserved is event.others_bytes is event.device_free_bytes is None:
-        return None
-    processes = None
-    if device != HOST and event.outside_bytes is not None and reserved is not None:
-        own = ProcessUse(0, None, "own", reserved + event.outside_bytes)
-        # Without a list of the others, they can't be told from what is of no listed process.
-        is_listed = event.unlisted_bytes is not None or event.others
-        processes = (own, *(event.others if is_listed else (ProcessUse(0, None, "other", None),)))
-    total = event.device_total_bytes
-    state = DeviceState(
-        info=DeviceInfo(device, device, total, event.limit_bytes),
-        reading=Reading(device, allocated, reserved),
-        use=DeviceUse(
-            device, None, event.device_free_bytes, total, driver_bytes=event.driver_bytes or 0
-        ),
-        processes=processes,
-    )
-    account = None
-    n_unknown = (allocated or 0) - sum(n_bytes for _, n_bytes in kinds)
-    if kinds and n_unknown >= 0:
-        owned = [Owned(device, n_bytes, kind, (), "name") for kind, n_bytes in kinds]
-        owned.append(Owned(device, n_unknown, "unknown", (), "nowhere"))
-        account = DeviceAccount(device, allocated, tuple(owned))
-    return build_breakdown(state, account)
 
 
 def build_segment_map(

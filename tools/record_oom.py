@@ -7,10 +7,11 @@ printed beside what it had promised. A GPU of another size wants other batches.
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from gpumemwidget.model.ooms import OomCard
 
@@ -93,7 +94,7 @@ def main(path: Path) -> None:
     # The stack's files are those of one machine.
     event = dataclasses.replace(card.event, frames=())
     card = dataclasses.replace(card, event=event)
-    path.write_text(json.dumps(dataclasses.asdict(card), indent=1) + "\n", encoding="utf-8")
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(card), indent=1) + b"\n")
     shell.run_cell("%unload_ext gpumemwidget")
 
 

@@ -24,7 +24,7 @@ from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomCard, OomEvent
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned
-from gpumemwidget.oom.event import describe_moment, describe_oom
+from gpumemwidget.oom.event import describe_moment, describe_oom, divide_device
 from gpumemwidget.session.interrupts import run_uninterrupted
 from gpumemwidget.session.session import Session
 
@@ -203,7 +203,7 @@ class OomCards:
             owners=() if account is None else _join_owners(account),
             owned_bytes=None if account is None else sum(owned.n_bytes for owned in account.owned),
             ways=ways,
-            kinds=() if account is None else account.sum_kinds(),
+            breakdown=divide_device(event, account),
             n_caught=cell.n_ooms - is_observed,
             notes=tuple(notes),
         )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gpumemwidget.model.devices import HOST, ProcessUse
-from gpumemwidget.model.ownership import MemoryKind, Owned
+from gpumemwidget.model.breakdowns import Breakdown
+from gpumemwidget.model.devices import HOST, DeviceState, ProcessUse
+from gpumemwidget.model.ownership import Owned
 from gpumemwidget.model.segments import Frame
 
 
@@ -14,32 +15,72 @@ from gpumemwidget.model.segments import Frame
 class OomEvent:
     """The state of a device when an allocation failed, before anything was unwound."""
 
-    device: str
+    #: The device, without its segments.
+    state: DeviceState
     #: The bytes that were asked for; ``None`` where the error does not say.
-    requested_bytes: int | None
-    allocated_bytes: int | None
-    reserved_bytes: int | None
+    requested_bytes: int | None = None
     #: The largest free block in the reserved memory.
-    largest_free_block_bytes: int | None
-    #: The whole device, other processes too.
-    device_free_bytes: int | None
-    device_total_bytes: int | None
-    #: The limit of this process, where one is set.
-    limit_bytes: int | None
-    #: Bytes of other processes, children included; ``None`` where the driver does not tell.
-    others_bytes: int | None
-    #: Bytes of this process outside of PyTorch's allocator; ``None`` where they are not known.
-    outside_bytes: int | None
-    #: The Python stack, innermost first.
-    frames: tuple[Frame, ...] = ()
+    largest_free_block_bytes: int | None = None
     #: Reserved bytes that ``empty_cache`` can give back.
     cached_bytes: int | None = None
-    #: The other processes, as the driver lists them, biggest first.
-    others: tuple[ProcessUse, ...] = ()
-    #: In use and of no process that the driver lists; ``None``: it may be among the others'.
-    unlisted_bytes: int | None = None
-    #: Bytes of the total that the driver keeps for itself, where it tells.
-    driver_bytes: int | None = None
+    #: The Python stack, innermost first.
+    frames: tuple[Frame, ...] = ()
+
+    @property
+    def device(self) -> str:
+        """The name of the device."""
+        return self.state.info.device
+
+    @property
+    def allocated_bytes(self) -> int | None:
+        """Bytes that PyTorch's allocator, or malloc on the host, had handed out."""
+        return None if self.state.reading is None else self.state.reading.allocated_bytes
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """Bytes that PyTorch's allocator had reserved; on the host the resident size."""
+        return None if self.state.reading is None else self.state.reading.reserved_bytes
+
+    @property
+    def device_free_bytes(self) -> int | None:
+        """Bytes of the whole device that nobody used."""
+        return None if self.state.use is None else self.state.use.free_bytes
+
+    @property
+    def device_total_bytes(self) -> int | None:
+        """Bytes of the whole device, with what the driver keeps for itself."""
+        use = self.state.use
+        total_bytes = None if use is None else use.total_bytes
+        return self.state.info.total_bytes if total_bytes is None else total_bytes
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The limit of this process, where one is set."""
+        return self.state.info.limit_bytes
+
+    @property
+    def others(self) -> tuple[ProcessUse, ...]:
+        """The other processes, biggest first; ``()`` where the driver does not tell who is who."""
+        processes = self.state.processes or ()
+        others = [each for each in processes if each.relation != "own"]
+        if len(others) == len(processes):
+            return ()
+        return tuple(sorted(others, key=lambda each: -(each.n_bytes or 0)))
+
+    @property
+    def others_bytes(self) -> int | None:
+        """Bytes of other processes, at most; ``None`` where that is not known."""
+        own_bytes = [each.n_bytes for each in self.state.processes or () if each.relation == "own"]
+        known_bytes = [each.n_bytes for each in self.others if each.n_bytes is not None]
+        if own_bytes and len(known_bytes) == len(self.others):
+            return sum(known_bytes)
+        taken = self.reserved_bytes if self.device == HOST else next(iter(own_bytes), None)
+        free, total = self.device_free_bytes, self.device_total_bytes
+        if taken is None or free is None or total is None:
+            return None
+        # A process whose bytes are not told may have all that no other process has.
+        driver = 0 if self.state.use is None else self.state.use.driver_bytes or 0
+        return max(total - driver - free - taken, 0)
 
     @property
     def unallocated_bytes(self) -> int | None:
@@ -135,8 +176,8 @@ class OomCard:
     #: Bytes of all owners on the device; ``None`` where no account was taken.
     owned_bytes: int | None
     ways: tuple[Remedy, ...]
-    #: Kinds and their bytes on that device, biggest first.
-    kinds: tuple[tuple[MemoryKind, int], ...] = ()
+    #: The whole device in parts; ``None`` where not even its total is known.
+    breakdown: Breakdown | None = None
     #: OOMs in the same cell that its code caught.
     n_caught: int = 0
     #: Sentences on what could not be found out.

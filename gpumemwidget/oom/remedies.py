@@ -260,10 +260,9 @@ def _list_settings(event: OomEvent) -> Iterator[Remedy]:
         setting = f"{name}={wanted}"
         yield Remedy("expandable segments", event.unallocated_bytes, "at most", setting=setting)
     if event.limit_bytes is not None:
-        room = [] if event.device_free_bytes is None else [event.device_free_bytes]
-        if event.device_total_bytes is not None:
-            room.append(event.device_total_bytes - (event.driver_bytes or 0) - event.limit_bytes)
-        yield Remedy("limit", min(room, default=None), "at most")
+        free, room = event.device_free_bytes, event.room_bytes
+        beyond = None if free is None or room is None else free - room
+        yield Remedy("limit", beyond, "at most")
     if event.others_bytes:
         yield Remedy("other processes", event.others_bytes, "at most")
 

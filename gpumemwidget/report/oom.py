@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpumemwidget.breakdowns import build_oom_breakdown
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy, RemedyKind
 from gpumemwidget.model.ownership import Owned
@@ -114,10 +113,9 @@ def report_oom(card: OomCard, *, name: str = "") -> Report:
     place = _describe_place(card)
     if place:
         blocks.append(Heading(place))
-    breakdown = build_oom_breakdown(event, card.kinds)
-    if breakdown is not None:
+    if card.breakdown is not None:
         name_of_device = "host memory" if event.device == HOST else event.device
-        blocks.append(DeviceBar(breakdown, f"{name_of_device}, as of the error"))
+        blocks.append(DeviceBar(card.breakdown, f"{name_of_device}, as of the error"))
         if event.is_fragmented:
             largest = format_bytes(event.largest_free_block_bytes)
             words = f"Reserved memory is fragmented: its largest free block is {largest}."

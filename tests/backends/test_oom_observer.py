@@ -22,10 +22,9 @@ from gpumemwidget.backends.cuda import oom_observer as ooms
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.oom_observer import OomMoment, OomObserver
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.breakdowns import build_oom_breakdown
-from gpumemwidget.model.devices import ProcessUse
+from gpumemwidget.model.devices import DeviceUse, ProcessUse
 from gpumemwidget.model.ooms import OomEvent
-from gpumemwidget.oom.event import describe_moment, describe_oom
+from gpumemwidget.oom.event import describe_moment, describe_oom, divide_device
 from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
 
 MIB = 1 << 20
@@ -115,7 +114,7 @@ def test_what_stood(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> 
     assert event.device_free_bytes == 200 * MIB - (event.reserved_bytes or 0)
     assert event.largest_free_block_bytes == 30 * MIB
     assert event.limit_bytes is None
-    assert (event.others_bytes, event.outside_bytes) == (None, None)
+    assert event.others_bytes is None
     here = [(Path(frame.filename).name, frame.function) for frame in event.frames[:2]]
     functions = ["allocate", "run_out"]
     if sys.version_info >= (3, 11):
@@ -125,53 +124,33 @@ def test_what_stood(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> 
 
 
 @pytest.mark.parametrize(
-    ("own_bytes", "outside_and_others"),
-    [(170 * MIB, (20 * MIB, 0)), (None, (None, None)), (10, (None, None))],
-)
-def test_what_others_take(
-    cuda: FakeCuda, own_bytes: int | None, outside_and_others: tuple[int | None, int | None]
-) -> None:
-    """By the driver's list of processes; a line that can't be ours is none."""
-    cuda.initialise()
-    cuda.allocate(150 * MIB)
-    hardware: Any = Hardware([CudaBackend(cuda.torch)])
-    hardware.read_own_use = {"cuda:0": own_bytes}.get
-
-    event = describe_oom(hardware, "cuda:0", free_bytes=30 * MIB)
-
-    assert (event.outside_bytes, event.others_bytes) == outside_and_others
-
-
-@pytest.mark.parametrize(
-    ("sizes", "others_and_unlisted"),
+    ("sizes", "others_bytes"),
     [
-        ([3 * MIB, 4 * MIB], (7 * MIB, 13 * MIB)),
-        ([], (0, 20 * MIB)),
-        # The unknown may be all that is left, and a list may be younger than the counters.
-        ([3 * MIB, None], (20 * MIB, None)),
-        ([30 * MIB], (20 * MIB, None)),
+        ([3 * MIB, 4 * MIB], 7 * MIB),
+        ([], 0),
+        # The unknown may be all that is left.
+        ([3 * MIB, None], 15 * MIB),
     ],
 )
-def test_who_the_others_are(
-    cuda: FakeCuda, sizes: list[int | None], others_and_unlisted: tuple[int, int | None]
-) -> None:
+def test_who_the_others_are(cuda: FakeCuda, sizes: list[int | None], others_bytes: int) -> None:
     """As the driver lists them; what is of no process is apart, and nothing is counted twice."""
     cuda.initialise()
     cuda.allocate(150 * MIB)
     hardware: Any = Hardware([CudaBackend(cuda.torch)])
-    hardware.read_own_use = {"cuda:0": 155 * MIB}.get
     others = [ProcessUse(8 + n, f"python {n}", "other", size) for n, size in enumerate(sizes)]
     (state,) = (s for s in hardware.take_device_states() if s.info.device == "cuda:0")
     state = dataclasses.replace(
-        state, processes=(ProcessUse(7, "python", "own", 155 * MIB), *others)
+        state,
+        processes=(ProcessUse(7, "python", "own", 155 * MIB), *others),
+        use=DeviceUse("cuda:0", None, 30 * MIB, 200 * MIB),
     )
-    hardware.take_device_states = lambda **_: (state,)
+    hardware.take_device_states = lambda: (state,)
 
-    event = describe_oom(hardware, "cuda:0", free_bytes=25 * MIB)
+    event = describe_oom(hardware, "cuda:0")
 
-    assert (event.others_bytes, event.unlisted_bytes) == others_and_unlisted
+    assert event.others_bytes == others_bytes
     assert [each.n_bytes for each in event.others] == sorted(sizes, key=lambda n: -(n or 0))
-    breakdown = build_oom_breakdown(event)
+    breakdown = divide_device(event, None)
     assert breakdown is not None
     assert sum(part.n_bytes for part in breakdown.parts) == event.device_total_bytes
 

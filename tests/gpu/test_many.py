@@ -368,8 +368,8 @@ error = cell("x = torch.empty(1 << 50, dtype=torch.uint8, device='cuda:1')")
 ooms = {d.device: d.num_ooms for d in monitor.ledger[-1].devices}
 print(json.dumps({
     "peaks": peaks, "traced": traced, "ooms": ooms, "error": type(error).__name__,
-    "cards": [[card.event.device, card.event.allocated_bytes,
-               card.event.device_total_bytes - (card.event.driver_bytes or 0)] for card in cards],
+    "cards": [[card.event.device, card.event.allocated_bytes, card.event.device_total_bytes
+               - (card.event.state.use.driver_bytes or 0)] for card in cards],
     "allocated": torch.cuda.memory_allocated(1), "current": torch.cuda.current_device(),
     "total": torch.cuda.mem_get_info(1)[1],
 }))

@@ -94,16 +94,20 @@ def hold_to_counters(card: OomCard) -> None:
     event = card.event
     assert event.device == "cuda:0"
     assert card.owned_bytes == event.allocated_bytes
-    assert sum(n_bytes for _, n_bytes in card.kinds) == event.allocated_bytes
+    assert card.breakdown is not None
+    (allocated,) = (part for part in card.breakdown.parts if part.key == "allocated")
+    assert allocated.n_bytes == event.allocated_bytes
+    assert sum(part.n_bytes for part in allocated.parts) == event.allocated_bytes
     # The driver's total: PyTorch's leaves out what the driver keeps for itself.
     torchs_total = torch.cuda.mem_get_info(0)[1]
-    assert event.device_total_bytes == torchs_total + (event.driver_bytes or 0)
+    assert event.state.use is not None
+    assert event.device_total_bytes == torchs_total + (event.state.use.driver_bytes or 0)
     assert event.largest_free_block_bytes is not None
     assert event.unallocated_bytes is not None
     assert event.largest_free_block_bytes <= event.unallocated_bytes
-    if event.others_bytes is not None:
-        assert event.outside_bytes is not None
-        assert event.outside_bytes > 0
+    for process in event.state.processes or ():
+        if process.relation == "own" and process.n_bytes is not None:
+            assert process.n_bytes > (event.reserved_bytes or 0)
     assert not any(each.kind == "unknown" for each in card.owners)
 
 

@@ -22,6 +22,7 @@ from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.jupyter import oom
+from gpumemwidget.model.breakdowns import BreakdownPart
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.oom import failed_cell
@@ -162,7 +163,8 @@ def test_what_is_said(loaded: InteractiveShell, cards: list[OomCard]) -> None:
         ("running: step() line 3: h", "tensor", 30 * MIB),
     ]
     assert card.owned_bytes == 70 * MIB
-    assert card.kinds == (("tensor", 70 * MIB),)
+    assert card.breakdown is not None
+    assert card.breakdown.parts[0].parts == (BreakdownPart("kind", 70 * MIB, kind="tensor"),)
     assert (card.n_caught, card.notes) == (0, ())
     assert [(way.kind, way.gives_bytes) for way in card.ways] == [
         ("names", 40 * MIB),

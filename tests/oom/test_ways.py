@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.devices import HOST, DeviceInfo, DeviceState
 from gpumemwidget.model.ooms import OomEvent, Remedy
 from gpumemwidget.model.ownership import DeviceAccount, DeviceBytes, MemoryKind, Owned
 from gpumemwidget.model.segments import Block, Segment
@@ -20,23 +20,13 @@ from gpumemwidget.ownership.graph.torch_reader import StorageInfo, TorchReader
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.report.oom import word_remedy
 from tests.ownership.notebook import Notebook, Tracker
+from tests.report.oom_examples import make_event
 
 MIB = 1 << 20
 N = MIB // 4
 
-NOTHING = OomEvent(
-    device="cuda:0",
-    requested_bytes=None,
-    allocated_bytes=None,
-    reserved_bytes=None,
-    largest_free_block_bytes=None,
-    device_free_bytes=None,
-    device_total_bytes=None,
-    limit_bytes=None,
-    others_bytes=None,
-    outside_bytes=None,
-)
-ON_HOST = dataclasses.replace(NOTHING, device=HOST)
+NOTHING = OomEvent(DeviceState(DeviceInfo("cuda:0", "", None), None, None))
+ON_HOST = OomEvent(DeviceState(DeviceInfo(HOST, "", None), None, None))
 
 
 def find(
@@ -304,12 +294,12 @@ def test_the_cache(notebook: Notebook) -> None:
     assert word_remedy(way, event)[1] == "torch.cuda.empty_cache()"
 
 
-FRAGMENTED = dataclasses.replace(
-    NOTHING,
+FRAGMENTED = make_event(
     requested_bytes=8 * MIB,
     allocated_bytes=10 * MIB,
     reserved_bytes=20 * MIB,
     largest_free_block_bytes=4 * MIB,
+    device_free_bytes=None,
 )
 
 
@@ -333,10 +323,10 @@ def test_fragments(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_limit(notebook: Notebook) -> None:
-    """It gives no more than what is free on the device."""
-    event = dataclasses.replace(
-        NOTHING,
-        device="cuda:1",
+    """It gives what is free on the device beyond what is left below the limit."""
+    event = make_event(
+        "cuda:1",
+        reserved_bytes=20 * MIB,
         limit_bytes=30 * MIB,
         device_total_bytes=100 * MIB,
         device_free_bytes=60 * MIB,
@@ -344,7 +334,7 @@ def test_a_limit(notebook: Notebook) -> None:
 
     way = find(notebook, event)["limit"]
 
-    assert (way.gives_bytes, way.gives_is) == (60 * MIB, "at most")
+    assert (way.gives_bytes, way.gives_is) == (50 * MIB, "at most")
     assert word_remedy(way, event)[1] == "%memlimit off --device cuda:1"
 
 

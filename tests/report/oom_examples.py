@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
-from gpumemwidget.model.devices import ProcessUse
+import msgspec
+
+from gpumemwidget.model.devices import DeviceInfo, DeviceState, DeviceUse, ProcessUse, Reading
 from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy
-from gpumemwidget.model.ownership import MemoryKind, Owned
+from gpumemwidget.model.ownership import DeviceAccount, MemoryKind, Owned
+from gpumemwidget.oom.event import divide_device
 from tests.report.examples import HOSTILE, MIB
 
 GIB = 1024 * MIB
@@ -22,6 +24,11 @@ _KINDS: tuple[tuple[MemoryKind, int], ...] = (
     ("tensor", 3 * GIB),
     ("cuBLAS workspace", 33 * MIB),
 )
+_ACCOUNT = DeviceAccount(
+    "cuda:0", None, tuple(Owned("cuda:0", n, kind, (), "name") for kind, n in _KINDS)
+)
+OWN = ProcessUse(1, "python", "own", 68 * GIB + 604 * MIB)
+OTHER = ProcessUse(4711, "python serve.py", "other", 10 * GIB)
 _WAYS = (
     Remedy("last exception", 41 * GIB, "exact"),
     Remedy("smaller batch", 19 * GIB, "about"),
@@ -45,23 +52,27 @@ def _own(path: str, n_bytes: int, kind: MemoryKind = "tensor", **more: object) -
     return Owned("cuda:0", n_bytes, kind, steps, **values)  # type: ignore[arg-type]
 
 
-def make_event(**changes: object) -> OomEvent:
+def make_event(
+    device: str = "cuda:0",
+    *,
+    processes: tuple[ProcessUse, ...] | None = (OWN, OTHER),
+    requested_bytes: int | None = 2 * GIB,
+    allocated_bytes: int | None = 65 * GIB + 33 * MIB,
+    reserved_bytes: int | None = 68 * GIB,
+    largest_free_block_bytes: int | None = 512 * MIB,
+    device_free_bytes: int | None = 611 * MIB,
+    device_total_bytes: int | None = 79 * GIB + 191 * MIB,
+    limit_bytes: int | None = None,
+) -> OomEvent:
     """A training step on an H100 that others use as well."""
-    event = OomEvent(
-        device="cuda:0",
-        requested_bytes=2 * GIB,
-        allocated_bytes=65 * GIB + 33 * MIB,
-        reserved_bytes=68 * GIB,
-        largest_free_block_bytes=512 * MIB,
-        device_free_bytes=611 * MIB,
-        device_total_bytes=79 * GIB + 191 * MIB,
-        limit_bytes=None,
-        others_bytes=10 * GIB,
-        outside_bytes=604 * MIB,
-        others=(ProcessUse(4711, "python serve.py", "other", 10 * GIB),),
-        unlisted_bytes=0,
+    use = DeviceUse(device, None, device_free_bytes, device_total_bytes, driver_bytes=0)
+    info = DeviceInfo(device, device, device_total_bytes, limit_bytes)
+    reading = Reading(device, allocated_bytes, reserved_bytes)
+    return OomEvent(
+        DeviceState(info, reading, use, processes),
+        requested_bytes=requested_bytes,
+        largest_free_block_bytes=largest_free_block_bytes,
     )
-    return replace(event, **changes)  # type: ignore[arg-type]
 
 
 def make_card(**changes: object) -> OomCard:
@@ -86,26 +97,28 @@ def make_card(**changes: object) -> OomCard:
         owners=owners,
         owned_bytes=65 * GIB,
         ways=_WAYS,
-        kinds=_KINDS,
         n_caught=2,
         notes=("What other processes take is the driver's figure.",),
     )
-    return replace(card, **changes)  # type: ignore[arg-type]
+    return _divide(replace(card, **changes), _ACCOUNT)  # type: ignore[arg-type]
+
+
+def _divide(card: OomCard, account: DeviceAccount | None = None) -> OomCard:
+    """The card with the bar of its event."""
+    return replace(card, breakdown=divide_device(card.event, account))
 
 
 def make_host_card(**changes: object) -> OomCard:
     """An array that no machine has the memory for."""
-    event = OomEvent(
-        device="host",
+    event = make_event(
+        "host",
+        processes=None,
         requested_bytes=8 * 1024 * GIB,
         allocated_bytes=900 * MIB,
         reserved_bytes=1300 * MIB,
         largest_free_block_bytes=None,
         device_free_bytes=13 * GIB,
         device_total_bytes=16 * GIB,
-        limit_bytes=None,
-        others_bytes=None,
-        outside_bytes=None,
     )
     card = OomCard(
         event=event,
@@ -123,36 +136,21 @@ def make_host_card(**changes: object) -> OomCard:
             Remedy("lower precision", 4096 * GIB, "about"),
         ),
     )
-    return replace(card, **changes)  # type: ignore[arg-type]
+    return _divide(replace(card, **changes))  # type: ignore[arg-type]
 
 
 def read_recorded_card() -> OomCard:
     """The one that was recorded on a real GPU."""
-    card = json.loads(_RECORDED.read_text(encoding="utf-8"))
-    for owned in card["owners"]:
-        owned.update(steps=tuple(owned["steps"]), rows=tuple(owned["rows"]))
-    for way in card["ways"]:
-        way.update(names=tuple(way["names"]))
-        for words in ("text", "command", "can_do"):
-            del way[words]
-    card.update(
-        event=OomEvent(**{**card["event"], "frames": ()}),
-        owners=tuple(Owned(**owned) for owned in card["owners"]),
-        ways=tuple(Remedy(**way) for way in card["ways"]),
-        kinds=tuple((kind, n_bytes) for kind, n_bytes in card["kinds"]),
-        notes=tuple(card["notes"]),
-    )
-    return OomCard(**card)
+    return msgspec.json.decode(_RECORDED.read_bytes(), type=OomCard)
 
 
 def make_hostile_card() -> OomCard:
     """One whose texts come from a notebook that means no good; a limit, and unknown neighbours."""
     path = "config" + "".join(f"['section_{number}']" for number in range(24))
-    return make_card(
+    card = make_card(
         event=make_event(
             limit_bytes=69 * GIB,
-            others_bytes=None,
-            outside_bytes=None,
+            processes=None,
             largest_free_block_bytes=3 * GIB - 33 * MIB,
         ),
         text=HOSTILE,
@@ -162,7 +160,7 @@ def make_hostile_card() -> OomCard:
             Remedy("names", GIB, "exact", names=(HOSTILE, HOSTILE)),
             Remedy("limit", 9 * GIB, "at most"),
         ),
-        kinds=(),
         n_caught=1,
         notes=(HOSTILE,),
     )
+    return _divide(card)

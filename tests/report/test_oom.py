@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemwidget.breakdowns import build_oom_breakdown
 from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart
 from gpumemwidget.model.devices import ProcessUse
 from gpumemwidget.model.ooms import OomEvent, Remedy
+from gpumemwidget.model.ownership import DeviceAccount, MemoryKind, Owned
+from gpumemwidget.oom.event import divide_device
 from gpumemwidget.report.charts.bar import list_marks
 from gpumemwidget.report.oom import (
     describe_released,
@@ -18,7 +21,11 @@ from gpumemwidget.report.oom import (
 )
 from gpumemwidget.report.wording.parts import name_part
 from tests.report.examples import make_release
-from tests.report.oom_examples import GIB, make_card, make_event
+from tests.report.oom_examples import GIB, OWN, make_card, make_event
+
+UNKNOWN = ProcessUse(4711, "python serve.py", "other", None)
+_BYTES = st.none() | st.integers(0, 100)
+_RELATIONS = st.sampled_from(["own", "child", "other"])
 
 
 def _check_sums(parts: tuple[BreakdownPart, ...], whole: int | None) -> None:
@@ -30,7 +37,7 @@ def _check_sums(parts: tuple[BreakdownPart, ...], whole: int | None) -> None:
 
 
 def _divide(event: OomEvent) -> Breakdown:
-    breakdown = build_oom_breakdown(event)
+    breakdown = divide_device(event, None)
     assert breakdown is not None
     _check_sums(breakdown.parts, event.device_total_bytes)
     return breakdown
@@ -43,13 +50,13 @@ def _list_names(breakdown: Breakdown) -> list[str]:
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"others": ()}, "not attributed by the driver"),
-        ({"others": (), "unlisted_bytes": None}, "other processes"),
-        ({"outside_bytes": None}, "this process outside PyTorch and other processes"),
+        ({"processes": (OWN,)}, "not attributed by the driver"),
+        ({"processes": (OWN, UNKNOWN)}, "other processes"),
+        ({"processes": None}, "this process outside PyTorch and other processes"),
         ({"allocated_bytes": None}, "reserved by PyTorch"),
     ],
 )
-def test_unknown_parts_are_one(changes: dict[str, object], name: str) -> None:
+def test_unknown_parts_are_one(changes: dict[str, Any], name: str) -> None:
     """What could not be read is what remains, under all its names."""
     assert name in _list_names(_divide(make_event(**changes)))
 
@@ -57,7 +64,7 @@ def test_unknown_parts_are_one(changes: dict[str, object], name: str) -> None:
 def test_parts_that_are_more_than_the_device_are_not_told_apart() -> None:
     """Readings of two moments make no negative part, and no bar longer than the device."""
     process = ProcessUse(4711, "python serve.py", "other", 12 * GIB)
-    breakdown = _divide(make_event(others=(process,)))
+    breakdown = _divide(make_event(processes=(OWN, process)))
 
     assert _list_names(breakdown)[2:] == [
         "this process outside PyTorch and other processes",
@@ -82,9 +89,7 @@ def test_limit_is_a_mark() -> None:
         ({"device": "host"}, False),
     ],
 )
-def test_fragmented_is_what_would_do_in_one_piece(
-    changes: dict[str, object], expected: bool
-) -> None:
+def test_fragmented_is_what_would_do_in_one_piece(changes: dict[str, Any], expected: bool) -> None:
     """The largest free block is too small, and all of them with what is free would be enough."""
     assert make_event(**changes).is_fragmented is expected
 
@@ -92,20 +97,16 @@ def test_fragmented_is_what_would_do_in_one_piece(
 @given(
     st.fixed_dictionaries(
         {
-            name: st.none() | st.integers(0, 100)
-            for name in (
-                "requested_bytes",
-                "allocated_bytes",
-                "reserved_bytes",
-                "largest_free_block_bytes",
-                "device_free_bytes",
-                "device_total_bytes",
-                "limit_bytes",
-                "others_bytes",
-                "outside_bytes",
-            )
+            "requested_bytes": _BYTES,
+            "allocated_bytes": _BYTES,
+            "reserved_bytes": _BYTES,
+            "largest_free_block_bytes": _BYTES,
+            "device_free_bytes": _BYTES,
+            "device_total_bytes": _BYTES,
+            "limit_bytes": _BYTES,
         }
     ),
+    st.none() | st.lists(st.builds(ProcessUse, st.just(1), st.none(), _RELATIONS, _BYTES)),
     st.sampled_from(["cuda:0", "host"]),
     st.lists(
         st.tuples(st.sampled_from(["parameter", "tensor", "unknown"]), st.integers(0, 60)),
@@ -113,12 +114,17 @@ def test_fragmented_is_what_would_do_in_one_piece(
     ),
 )
 def test_any_bar_adds_up(
-    figures: dict[str, int | None], device: str, kinds: list[tuple[str, int]]
+    figures: dict[str, int | None],
+    processes: list[ProcessUse] | None,
+    device: str,
+    kinds: list[tuple[MemoryKind, int]],
 ) -> None:
     """No reading makes a part that is negative or empty, or a sum that is not the whole."""
-    event = OomEvent(device=device, **figures)  # type: ignore[arg-type]
+    listed = None if processes is None else tuple(processes)
+    event = make_event(device, processes=listed, **figures)
+    owned = tuple(Owned(device, n_bytes, kind, (), "name") for kind, n_bytes in kinds)
 
-    breakdown = build_oom_breakdown(event, kinds)  # type: ignore[arg-type]
+    breakdown = divide_device(event, DeviceAccount(device, None, owned))
 
     if breakdown is not None:
         _check_sums(breakdown.parts, event.device_total_bytes)

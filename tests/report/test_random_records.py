@@ -13,12 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpumemwidget.model.breakdowns import Breakdown
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import DeviceState, Sample
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.model.ownership import DeviceBytes, Explanation, MemoryAccount
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.model.traces import Call, CellTrace, Layer, LineUse, Origin, Timeline
+from gpumemwidget.oom.event import divide_device
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.cell import report_cell, report_cell_line
 from gpumemwidget.report.charts.figures import plot_trace
@@ -51,6 +53,8 @@ _REQUESTS = st.builds(
     exceptions=st.booleans(),
 ) | st.just(ReleaseRequest(grads=True))
 _LEAVES[ReleaseRequest] = _REQUESTS
+# Its parts add up: it is made of the other readings on the card.
+_LEAVES[Breakdown] = st.none()
 
 
 def _make(kind: Any) -> st.SearchStrategy[Any]:
@@ -167,13 +171,17 @@ def test_any_account(account: MemoryAccount, levels: int | None, most: int | Non
     _check(report_stat([], account=account))
 
 
+def _report_divided(card: OomCard) -> Report:
+    return report_oom(dataclasses.replace(card, breakdown=divide_device(card.event, None)))
+
+
 @pytest.mark.parametrize(
     ("kind", "report"),
     [
         (tuple[CellRecord, ...], report_ledger),
         (tuple[DeviceState, ...], report_stat),
         (Explanation, report_explanation),
-        (OomCard, report_oom),
+        (OomCard, _report_divided),
         (ReleasePlan, report_plan),
         (ReleaseReport, report_release),
     ],
