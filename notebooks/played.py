@@ -211,7 +211,7 @@ class Gpus:
         running = current_session()
         hardware = running.monitor.hardware
         if self._recorder is None:
-            self._recorder = Recorder(hardware, NvmlMonitor())
+            self._recorder = Recorder(hardware)
             self._recorder.tick()
         self._recorder.tick(with_segments=True)
         account = entries.take_memory_account(running.shell, hardware)

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.hardware import detect_hardware
 from gpumemwidget.errors import GpuMemError
 from gpumemwidget.testing import Recorder, save_recording
@@ -54,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{options.out} is there already: choose another name", file=sys.stderr)
         return 1
     about = options.about or f"{Path(options.script).name} on {platform.platform()}"
-    hardware, monitor = detect_hardware(), NvmlMonitor()
-    recorder = Recorder(hardware, monitor, about=about)
+    hardware = detect_hardware()
+    recorder = Recorder(hardware, about=about)
     if options.trace:
         for note in recorder.start_trace():
             print(note, file=sys.stderr)
@@ -76,7 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What the script's names hold was to be recorded until here.
         script.clear()
         status = _save(recorder, options.out)
-        monitor.close()
         hardware.close()
     return status
 

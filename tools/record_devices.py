@@ -245,7 +245,7 @@ def record(name: str, folder: Path) -> None:
 
     # PyTorch is imported by a stage: until then nothing but the driver tells of the devices.
     hardware, monitor = detect_hardware(), NvmlMonitor()
-    recorder = Recorder(hardware, monitor, about=_describe(name, monitor.list_infos()))
+    recorder = Recorder(hardware, about=_describe(name, monitor.list_infos()))
     recorder.tick()
     moments: list[dict[str, Any]] = []
     with ExitStack() as stack:

@@ -97,10 +97,6 @@ class TouchedCounters(MemoryBackend):
             lambda index: self._to_reading(index, self._peaks.start_span(index), "current", "exact")
         )
 
-    def end_span(self) -> tuple[Reading, ...]:
-        """Return what ``read`` does: the span's marks stay until the next one."""
-        return self.read()
-
     def read_as_user(self) -> tuple[Reading, ...]:
         """Return readings whose peaks are those of PyTorch's own functions."""
         return self._read_touched(

@@ -167,10 +167,6 @@ class ReplayBackend(MemoryBackend):
             self._span |= {each.device: _begin_peaks(each) for each in readings}
             return self._list_in_order(self._span)
 
-    def end_span(self) -> tuple[Reading, ...]:
-        """Return the readings of this position, with the peaks since the span began."""
-        return self.read()
-
     def read_as_user(self) -> tuple[Reading, ...]:
         """Return the readings of this position, with the peaks since the recording began."""
         with self._lock:
@@ -323,10 +319,7 @@ class ReplayMonitor(StandInDriver):
     def read_use(self, device: str) -> DeviceUse | None:
         """Return a whole device at this position; ``None`` where it was not told."""
         uses = () if self.is_closed else self._player.event.uses
-        use = next((use for use in uses if use.device == device), None)
-        if use is None or use.used_bytes is use.free_bytes is use.utilization_percent is None:
-            return None
-        return use
+        return next((use for use in uses if use.device == device), None)
 
     def list_processes(self, device: str) -> tuple[tuple[int, int | None], ...] | None:
         """Return who was on a device at this position; ``None`` where it was not told."""

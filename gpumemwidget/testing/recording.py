@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.protocol import DeviceMonitor
 from gpumemwidget.errors import FileError, RecordingError
 from gpumemwidget.model.devices import (
+    HOST,
     ChildProcess,
     DeviceInfo,
     DeviceState,
@@ -91,7 +91,7 @@ class Recording:
 
     #: The devices with counters, in the order in which they are shown.
     devices: tuple[DeviceInfo, ...]
-    #: The devices that the driver listed, in use or not.
+    #: All devices but the host, in use or not.
     visible: tuple[DeviceInfo, ...]
     #: At least one, in the order of their times.
     events: tuple[Event, ...]
@@ -217,7 +217,6 @@ class Recorder:
 
     Args:
         hardware: what is recorded. The caller closes it.
-        monitor: what lists the whole devices; without it, they are not recorded.
         about: what is recorded, and on what machine.
         max_events: from this number on, nothing more is kept.
     """
@@ -225,13 +224,11 @@ class Recorder:
     def __init__(
         self,
         hardware: Hardware,
-        monitor: DeviceMonitor | None = None,
         *,
         about: str = "",
         max_events: int = 100_000,
     ) -> None:
         self._hardware = hardware
-        self._monitor = monitor
         self._max_events = max_events
         self._start_us = time.time_ns() // 1000
         self._lock = threading.Lock()
@@ -288,7 +285,11 @@ class Recorder:
     def to_recording(self) -> Recording:
         """Return what was recorded until now."""
         with self._lock:
-            visible = () if self._monitor is None else self._monitor.list_infos()
+            visible = tuple(
+                dataclasses.replace(info, limit_bytes=None)
+                for info in self._hardware.list_all_devices()
+                if info.device != HOST
+            )
             return dataclasses.replace(self._recording, visible=visible, events=tuple(self._events))
 
     def _keep(self, readings: tuple[Reading, ...], segments: tuple[Segment, ...] | None) -> None:
@@ -298,10 +299,11 @@ class Recorder:
         # In the latest order: a GPU that comes into use later stands before the host.
         gone = [each for each in self._recording.devices if each.device not in infos]
         self._recording = dataclasses.replace(self._recording, devices=(*infos.values(), *gone))
-        states = {
-            state.info.device: state
+        states = [
+            state
             for state in self._hardware.take_device_states(with_segments=False)
-        }
+            if state.info.device != HOST
+        ]
         surroundings = self._read_surroundings(states)
         is_same = bool(self._events) and surroundings == self._surroundings
         self._surroundings = surroundings
@@ -314,41 +316,20 @@ class Recorder:
             Event(
                 time_s,
                 readings,
-                self._list_uses(states),
+                tuple(state.use for state in states if state.use is not None),
                 segments,
                 surroundings=None if is_same else surroundings,
             )
         )
 
-    def _list_uses(self, states: Mapping[str, DeviceState]) -> tuple[DeviceUse, ...]:
-        visible = () if self._monitor is None else self._monitor.list_infos()
-        uses = ((info.device, states.get(info.device)) for info in visible)
-        return tuple(
-            # A device that answers nothing is recorded as unknown.
-            DeviceUse(device, None, None, None) if state is None or state.use is None else state.use
-            for device, state in uses
-        )
-
-    def _read_surroundings(self, states: Mapping[str, DeviceState]) -> Surroundings:
-        hardware, monitor = self._hardware, self._monitor
-        processes = {device: state.processes for device, state in states.items()}
-        failures = {}
-        if monitor is not None:
-            # Only the driver's own words: a player concludes from them anew.
-            for info in monitor.list_infos():
-                failures[info.device] = monitor.list_failures(info.device)
-                if monitor.list_processes(info.device) == ():
-                    processes[info.device] = ()
+    def _read_surroundings(self, states: Sequence[DeviceState]) -> Surroundings:
+        children, limits = self._hardware.list_children(), self._hardware.read_limits()
         return Surroundings(
-            processes=processes,
-            failures=failures,
-            children=tuple(
-                dataclasses.replace(child, devices=()) for child in hardware.list_children()
-            ),
-            pinned=hardware.read_pinned(),
-            limits=tuple(
-                dataclasses.replace(limit, reserved_bytes=None) for limit in hardware.read_limits()
-            ),
+            processes={state.info.device: state.processes for state in states},
+            failures={state.info.device: state.notes for state in states},
+            children=tuple(dataclasses.replace(child, devices=()) for child in children),
+            pinned=self._hardware.read_pinned(),
+            limits=tuple(dataclasses.replace(limit, reserved_bytes=None) for limit in limits),
         )
 
 

@@ -738,7 +738,7 @@ def make_lost() -> SimulatedDriver:
 
 def record(driver: SimulatedDriver) -> ReplayMonitor:
     """A recording of a driver, played."""
-    recorder = Recorder(Hardware([], driver), driver)
+    recorder = Recorder(Hardware([], driver))
     recorder.tick()
     return ReplayMonitor(RecordingPlayer(recorder.to_recording()))
 

@@ -127,21 +127,6 @@ def test_any_program_tells_the_user_the_same_and_us_the_truth(steps: list[tuple[
     assert twins.read_span() == (twins.read_truth(), "exact")
 
 
-def test_span_does_not_inherit_what_an_earlier_reset_cut_off() -> None:
-    """Peaks kept from before a user's reset belong to the span in which it came, and no other."""
-    twins = Twins()
-    twins.start_span()
-    twins.allocate(90 * MIB)
-    twins.free(0)
-    twins.user_resets("_cuda_resetPeakMemoryStats")
-    assert twins.read_span()[0][0] == 90 * MIB
-
-    twins.start_span()
-
-    assert twins.read_span() == (twins.read_truth(), "exact")
-    assert twins.read_span()[0][0] == 0
-
-
 def test_reset_behind_our_back_is_noticed() -> None:
     """A mark below what it was known to be makes the peak "at least"; the user's view is reset."""
     allocator = SimulatedGpus()

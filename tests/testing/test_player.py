@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 
 import pytest
@@ -13,7 +12,6 @@ from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.devices import DeviceInfo, PeakIs, Reading
-from gpumemwidget.model.traces import ACTIONS, AllocatorTrace
 from gpumemwidget.testing import (
     Event,
     Recorder,
@@ -152,62 +150,6 @@ def test_any_span_agrees_with_the_allocator(seed: int, data: st.DataObject) -> N
 
 
 # -- Traces ----------------------------------------------------------------------------------------
-
-
-@functools.cache
-def record_trace() -> Recording:
-    """Five moments, with the segments of each and all allocations between them."""
-    gpus = SimulatedGpus(2)
-    recorder = Recorder(Hardware([CudaBackend(simulate_torch(gpus))]))
-    recorder.start_trace()
-    first = gpus.allocate(3 * MIB)
-    recorder.tick(with_segments=True)
-    second = gpus.allocate(100)
-    gpus.allocate(MIB, 1)
-    recorder.tick(with_segments=True)
-    gpus.free(first)
-    recorder.tick(with_segments=True)
-    gpus.free(second)
-    gpus.empty_cache()
-    recorder.end_trace()
-    return recorder.to_recording()
-
-
-def trace(first: int, length: int, *, n_events: int = 1000) -> dict[str, AllocatorTrace]:
-    """The traces of a stretch of the recording, by device."""
-    backend = play(record_trace(), first)
-    assert backend.start_trace(n_events=n_events) == ()
-    backend.player.advance(length)
-    return {each.device: each for each in backend.end_trace()}
-
-
-def test_a_trace_is_what_happened_between_its_ends() -> None:
-    """With what stood at both, the lines that ran, and times as if it happened now."""
-    first, second = trace(1, 2).values()
-
-    actions = [ACTIONS[code] for code in first.events.actions]
-    # The snapshots are the recorder's.
-    assert [action for action in actions if action != "snapshot"] == [
-        "segment_alloc",
-        "alloc",
-        "free_requested",
-        "free_completed",
-    ]
-    assert first.events.stack_table[first.events.stacks[1]][0].function == "record_trace"
-    assert [each.n_bytes for each in first.before] == [20 * MIB]
-    assert [each.n_bytes for each in first.after] == [20 * MIB, 2 * MIB]
-    assert first.start_us <= first.events.times_us[0] <= first.events.times_us[-1] <= first.end_us
-    assert [ACTIONS[code] for code in second.events.actions[:2]] == ["segment_alloc", "alloc"]
-    assert first.is_whole
-    assert second.is_whole
-
-
-def test_the_newest_events_are_kept() -> None:
-    """The devices share the number, and it is said that some are missing."""
-    traces = trace(0, 4, n_events=4)
-
-    assert len(traces["cuda:0"].events) == 2
-    assert not traces["cuda:0"].is_whole
 
 
 def test_a_recording_without_a_history_says_so() -> None:

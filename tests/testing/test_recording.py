@@ -259,7 +259,7 @@ def test_what_is_played_is_what_was_there() -> None:
     gpus.allocate(MIB)
     driver = SimulatedDriver(gpus)
     hardware = Hardware([CudaBackend(simulate_torch(gpus))], driver)
-    recorder = Recorder(hardware, driver)
+    recorder = Recorder(hardware)
     events: list[Callable[[], object]] = [
         lambda: None,
         lambda: driver.set_process(2**30, 30 * MIB, name="python serve.py"),
@@ -290,7 +290,7 @@ def test_only_changes_are_recorded() -> None:
     """What stands as it stood is not written again."""
     gpus = SimulatedGpus()
     driver = SimulatedDriver(gpus)
-    recorder = Recorder(Hardware([CudaBackend(simulate_torch(gpus))], driver), driver)
+    recorder = Recorder(Hardware([CudaBackend(simulate_torch(gpus))], driver))
     recorder.tick()
     gpus.touch()
     for _ in range(2):
