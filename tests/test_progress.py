@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumemwidget.progress import Progress, Stage, follow, listen, report_progress
-from gpumemwidget.report.wording.words import format_progress
+from gpumemwidget.report.render.wording import format_progress
 
 GIB = 1 << 30
 MOVE = Stage.MOVE_BYTES

@@ -18,7 +18,7 @@ PICTURE = _ROOT / "notebooks" / "images" / "trace.png"
 _SHOW = f"""
 import dataclasses, sys
 sys.path.insert(0, {str(_ROOT)!r})
-from tests.tracing.test_recordings import describe
+from tests.tracing.recordings import describe
 from tests.report.examples import make_gpu_cell
 from gpumemwidget.report.trace import report_trace
 from gpumemwidget.model.traces import CellTrace

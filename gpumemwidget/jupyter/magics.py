@@ -252,7 +252,7 @@ class MemMagics(Magics):
                 return
             if args.force:
                 raise BadInputError("--force goes with --export FILE: name the file")
-            from gpumemwidget.report.ledger import report_ledger  # noqa: PLC0415 - when it is used
+            from gpumemwidget.report.cell import report_ledger  # noqa: PLC0415 - when it is used
 
             display(
                 report_ledger(

@@ -26,7 +26,7 @@ from gpumemwidget.report.render.cells import (
     share_cell,
 )
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.wording.words import (
+from gpumemwidget.report.render.wording import (
     bind_bytes,
     count_kind,
     format_device_bytes,

@@ -15,8 +15,7 @@ from functools import cached_property
 
 from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, MemoryKind, Owned
-from gpumemwidget.report.wording.parts import UNATTRIBUTED, name_one_kind
-from gpumemwidget.report.wording.words import name_range
+from gpumemwidget.report.render.wording import UNATTRIBUTED, name_one_kind, name_range
 
 #: A storage with the steps that lead to it from the root of its tree.
 Entry = tuple[tuple[str, ...], Owned]

@@ -17,8 +17,7 @@ from gpumemwidget.model.devices import (
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Option, Options, Table
 from gpumemwidget.report.render.cells import bytes_cell, explain_marks, peak_cell, sort_devices
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.wording.parts import name_library
-from gpumemwidget.report.wording.words import join_words, name_counters, say_peak
+from gpumemwidget.report.render.wording import join_words, name_counters, name_library, say_peak
 from gpumemwidget.units import format_bytes
 
 _COLUMNS = (

@@ -30,8 +30,14 @@ from gpumemwidget.report.render.html import CARD_CLASS
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import cut, cut_middle
-from gpumemwidget.report.wording.parts import name_one_kind, name_process
-from gpumemwidget.report.wording.words import count, join_words, list_some, name_counters
+from gpumemwidget.report.render.wording import (
+    count,
+    join_words,
+    list_some,
+    name_counters,
+    name_one_kind,
+    name_process,
+)
 from gpumemwidget.units import format_bytes
 
 #: Maximum number of owners; the account has all of them.

@@ -34,7 +34,7 @@ from gpumemwidget.report.render.blocks import (
 )
 from gpumemwidget.report.render.cells import bytes_cell, device_bytes_cell, explain_lower_bounds
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.wording.words import (
+from gpumemwidget.report.render.wording import (
     count,
     format_device_bytes,
     join_words,

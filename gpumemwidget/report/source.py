@@ -17,7 +17,7 @@ from pathlib import PurePath
 
 from gpumemwidget.model.traces import Call, DeviceTrace, HostLines, LineUse, SourceLine, SourceUnit
 from gpumemwidget.report.render.blocks import Cell, Column, Table, Tone
-from gpumemwidget.report.wording.words import count, cut_words, join_words, name_range
+from gpumemwidget.report.render.wording import count, cut_words, join_words, name_range
 from gpumemwidget.units import format_bytes, format_change
 
 #: Changes on the host below this are shown in grey: malloc keeps small pieces that were freed for

@@ -10,8 +10,7 @@ from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Table
 from gpumemwidget.report.render.cells import bytes_cell, explain_marks, peak_cell, share_cell
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.wording.parts import UNATTRIBUTED, name_kind
-from gpumemwidget.report.wording.words import name_counters
+from gpumemwidget.report.render.wording import UNATTRIBUTED, name_counters, name_kind
 from gpumemwidget.units import UNKNOWN
 
 _PROCESS_COLUMNS = (

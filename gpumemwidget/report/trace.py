@@ -10,16 +10,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpumemwidget.model.devices import HOST, Sample, rank_device
-from gpumemwidget.model.traces import CellTrace, DeviceTrace, HostLines, SourceUnit
+from gpumemwidget.model.traces import (
+    CellTrace,
+    DeviceTrace,
+    HostLines,
+    NoteKind,
+    SourceUnit,
+    TraceNote,
+)
 from gpumemwidget.report.cell import explain_host, list_cell_blocks
 from gpumemwidget.report.charts.figures import plot_trace
 from gpumemwidget.report.charts.timeline import describe_device, map_bands, plot_timeline
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Fold, Heading, Note, Run, Table
 from gpumemwidget.report.render.cells import bytes_cell, explain_marks, share_cell
 from gpumemwidget.report.render.output import FigureReport, Report
+from gpumemwidget.report.render.wording import count, join_words, name_origin, say_peak
 from gpumemwidget.report.source import RESOLUTION_BYTES, list_host, list_unit, name_file, sum_uses
-from gpumemwidget.report.wording.words import count, join_words, name_origin, say_peak, word_note
-from gpumemwidget.units import format_bytes
+from gpumemwidget.units import format_bytes, format_duration
 
 #: Maximum number of units that are shown besides the traced cell.
 _MAX_UNITS = 6
@@ -40,6 +47,28 @@ _UNREAD_NOTE = (
     "not read one by one: reading these lines each time they ran would have slowed the cell, so "
     "part of their changes is shown as one sum."
 )
+
+_COUNTED = "By the counters, {n_bytes} were {text} "
+_REPLAYED = ", by the history {history_bytes}."
+_NOTES = {
+    NoteKind.MESSAGE: "{text}",
+    NoteKind.START_DIFFERS: f"{_COUNTED}before the cell{_REPLAYED}",
+    NoteKind.END_DIFFERS: f"{_COUNTED}after it{_REPLAYED}",
+    NoteKind.PEAK_DIFFERS: f"{_COUNTED}at its peak{_REPLAYED}",
+    NoteKind.EVENTS_MISSING: "The history has lost its oldest events: lines are complete only from "
+    "{seconds} after the cell's start.",
+    NoteKind.PEAK_NOT_IN_EVENTS: "The peak of {n_bytes} came before that. The lines shown at the "
+    "peak are those of {history_bytes}, the highest since.",
+    NoteKind.REPLAY_DIFFERS: "The history does not lead to what is allocated at the end: the "
+    "figures of lines are not exact, and the peak is that of the counters.",
+    NoteKind.BACKWARD_INFERRED: "{n_bytes} allocated on autograd's threads, which show no line of "
+    "the cell, are attributed to the line last seen before.",
+    NoteKind.NO_STACKS: "The history was recorded without stacks: no line can be named.",
+    NoteKind.READING_FAILED: "Reading the lines failed ({text}) and ended there.",
+    NoteKind.TRACING_REPLACED: "Tracing was switched off or replaced during the cell (by "
+    "sys.settrace, or by recursion up to its limit); the lines after that were not read.",
+    NoteKind.OTHER_THREADS: "Only the thread that ran the cell was read line by line.",
+}
 
 #: Maximum number of parts of a peak that are shown.
 _MAX_PARTS = 12
@@ -222,6 +251,16 @@ def _list_notes(trace: CellTrace, blocks: Sequence[Block]) -> list[Block]:
     if any(device.device == HOST for device in trace.record.devices):
         notes.extend(explain_host(trace.record.devices))
     return notes
+
+
+def word_note(note: TraceNote) -> str:
+    """Return a note as a sentence."""
+    return _NOTES[note.kind].format(
+        text=note.text,
+        n_bytes=format_bytes(note.n_bytes),
+        history_bytes=format_bytes(note.history_bytes),
+        seconds=format_duration(note.seconds or 0.0),
+    )
 
 
 # -- What made the peak ----------------------------------------------------------------------------

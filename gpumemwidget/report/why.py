@@ -6,7 +6,7 @@ from gpumemwidget.model.ownership import Explanation, Fix, FixKind, Holder
 from gpumemwidget.report.release import describe_joint
 from gpumemwidget.report.render.blocks import Block, Heading, Note, Run, Step, Steps, Tone
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.wording.words import format_device_bytes
+from gpumemwidget.report.render.wording import format_device_bytes
 
 #: Code to type for each fix; ``{}`` is its path.
 _COMMANDS = {

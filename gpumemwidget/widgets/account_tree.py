@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned
 from gpumemwidget.report.account_tree import Group, Node, list_groups
-from gpumemwidget.report.wording.parts import name_one_kind
+from gpumemwidget.report.render.wording import name_one_kind
 from gpumemwidget.widgets.messages import MOST_VARIABLES, Message, describe_variables
 
 #: Rows and parts in one message, but for the user's names; for more parts the page asks.

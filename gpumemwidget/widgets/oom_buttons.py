@@ -27,7 +27,7 @@ from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.oom.event import describe_oom
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.report.oom import describe_cached, describe_released, judge_now, sort_ways
-from gpumemwidget.report.wording.words import join_words
+from gpumemwidget.report.render.wording import join_words
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.frontend import read_esm
 from gpumemwidget.widgets.messages import CARD_REQUESTS, Message, check_request, describe_failure

@@ -19,7 +19,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display as display_anew
 
 from gpumemwidget.progress import Progress, listen
-from gpumemwidget.report.wording.words import format_progress
+from gpumemwidget.report.render.wording import format_progress
 
 #: An output that takes no room in a page.
 NOTHING = {"text/plain": "", "text/html": ""}

@@ -17,8 +17,7 @@ from IPython.utils.capture import RichOutput, capture_output
 import gpumemwidget
 from gpumemwidget.errors import ReleaseInterrupt
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.report.cell import report_cell_line
-from gpumemwidget.report.ledger import report_ledger
+from gpumemwidget.report.cell import report_cell_line, report_ledger
 from gpumemwidget.report.release import report_plan
 from gpumemwidget.report.why import report_explanation
 

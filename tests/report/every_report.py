@@ -12,8 +12,7 @@ from pathlib import Path
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.breakdown import report_breakdown
-from gpumemwidget.report.cell import report_cell, report_cell_line, report_unfinished
-from gpumemwidget.report.ledger import report_ledger
+from gpumemwidget.report.cell import report_cell, report_cell_line, report_ledger, report_unfinished
 from gpumemwidget.report.limits import report_crossings, report_limits, report_reset
 from gpumemwidget.report.oom import report_oom
 from gpumemwidget.report.release import (

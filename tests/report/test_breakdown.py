@@ -21,11 +21,11 @@ from gpumemwidget.model.breakdowns import (
 from gpumemwidget.model.devices import HOST, ChildProcess, PinnedUse
 from gpumemwidget.model.ownership import BlockNames, MemoryKind
 from gpumemwidget.model.segments import Block, Segment
-from gpumemwidget.report.breakdown import report_breakdown
+from gpumemwidget.report.breakdown import report_breakdown, tell_part
 from gpumemwidget.report.charts.bar import list_leaves, list_rulers
 from gpumemwidget.report.charts.segments import plot_segments
 from gpumemwidget.report.render.palette import PART_COLORS
-from gpumemwidget.report.wording.parts import find_look, name_part, tell_part
+from gpumemwidget.report.render.wording import find_look, name_part
 from tests.breakdowns.readings import accounts, make_segment, segments, states
 from tests.report.breakdown_examples import (
     GIB,

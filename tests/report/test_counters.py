@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import Reading, Sample
-from gpumemwidget.report.charts.counters import plot_device
-from gpumemwidget.report.charts.timeline import choose_range
+from gpumemwidget.report.charts.timeline import choose_range, plot_counters
 from tests.report.examples import GIB, MIB, make_gpu_cell
 
 _amounts = st.integers(min_value=0, max_value=2**50)
@@ -28,7 +27,7 @@ def _plot(record: CellRecord, *points: tuple[float, int | None, int | None]) -> 
         Sample(100.0 + time_s, (Reading("cuda:0", allocated, reserved),))
         for time_s, allocated, reserved in points
     ]
-    chart = plot_device(record, record.devices[0], samples)
+    chart = plot_counters(record, record.devices[0], samples)
     assert chart is not None
     return chart.to_html()
 
@@ -136,7 +135,7 @@ def test_device_of_which_nothing_is_known_has_no_chart() -> None:
 
     half = _plot(_make_cell(unknown, _STILL))
 
-    assert plot_device(record, record.devices[0], []) is None
+    assert plot_counters(record, record.devices[0], []) is None
     assert _find_path(half, "a") == ""
     assert _find_path(half, "v") == "M0 0h600"
 
@@ -147,7 +146,7 @@ def test_samples_outside_the_cell_and_of_other_devices_are_left_out() -> None:
     other = Sample(105.0, (Reading("cuda:1", 9 * GIB, 9 * GIB),))
     outside = [Sample(when, (Reading("cuda:0", 9 * GIB, 9 * GIB),)) for when in (99.0, 111.0)]
 
-    chart = plot_device(record, record.devices[0], [outside[0], other, outside[1]])
+    chart = plot_counters(record, record.devices[0], [outside[0], other, outside[1]])
 
     assert chart is not None
     assert chart.points == ((0.0, GIB, GIB), (10.0, GIB, GIB))

@@ -19,7 +19,7 @@ from gpumemwidget.report.oom import (
     judge_now,
     report_oom,
 )
-from gpumemwidget.report.wording.parts import name_part
+from gpumemwidget.report.render.wording import name_part
 from tests.report.examples import make_release
 from tests.report.oom_examples import GIB, OWN, make_card, make_event
 

@@ -22,9 +22,8 @@ from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseReque
 from gpumemwidget.model.traces import Call, CellTrace, Layer, LineUse, Origin, Timeline
 from gpumemwidget.oom.event import divide_device
 from gpumemwidget.report.account import report_account
-from gpumemwidget.report.cell import report_cell, report_cell_line
+from gpumemwidget.report.cell import report_cell, report_cell_line, report_ledger
 from gpumemwidget.report.charts.figures import plot_trace
-from gpumemwidget.report.ledger import report_ledger
 from gpumemwidget.report.oom import report_oom
 from gpumemwidget.report.release import report_plan, report_release
 from gpumemwidget.report.render.output import Report

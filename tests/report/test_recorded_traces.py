@@ -10,7 +10,7 @@ from gpumemwidget.model.traces import CellTrace
 from gpumemwidget.report.trace import list_displays, report_trace
 from tests.report.examples import make_gpu_cell
 from tests.report.pages import Page
-from tests.tracing.test_recordings import CELLS, describe
+from tests.tracing.recordings import CELLS, describe
 
 
 def _trace(name: str) -> CellTrace:

@@ -7,7 +7,7 @@ import dataclasses
 from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.model.releases import ReleaseMove, ReleaseStep, ReleaseStepKind, StepResult
-from gpumemwidget.report.ledger import N_SHOWN, report_ledger
+from gpumemwidget.report.cell import N_SHOWN, report_ledger
 from gpumemwidget.report.release import N_MOVES_SHOWN, report_plan, report_release
 from gpumemwidget.report.render.blocks import Cell, Column, Table
 from gpumemwidget.report.render.text import render_table

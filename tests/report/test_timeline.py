@@ -16,10 +16,10 @@ from gpumemwidget.report.charts.timeline import (
     choose_scale,
     choose_ticks,
     plot_timeline,
-    thin_moments,
+    thin_timeline,
 )
 from gpumemwidget.report.render.palette import RESERVED_COLOR
-from gpumemwidget.report.wording.words import name_origin
+from gpumemwidget.report.render.wording import name_origin
 from tests.report.examples import GIB, HOSTILE, MIB
 from tests.report.trace_examples import (
     make_lines_device,
@@ -122,7 +122,7 @@ def test_thinning_keeps_extremes_and_what_stands_after() -> None:
     held[1234], held[5678], held[-1] = 5000, -1, 40
     timeline = _make_timeline({"line 1": held})
 
-    kept = thin_moments(timeline, 100)
+    kept = thin_timeline(timeline, 100)
 
     assert len(kept) <= 100 * 5 + 3
     assert {0, 1234, 5678, n - 1} <= set(kept)

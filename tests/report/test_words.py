@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpumemwidget.model.traces import NoteKind, Origin, TraceNote
-from gpumemwidget.report.wording.words import name_origin, word_note
+from gpumemwidget.report.render.wording import name_origin
+from gpumemwidget.report.trace import word_note
 
 MIB = 1 << 20
 

@@ -25,7 +25,7 @@ from gpumemwidget.model.traces import (
     TraceNote,
 )
 from tests.report.examples import HOSTILE, MIB, make_gpu_cell, make_host_cell
-from tests.tracing.test_recordings import describe
+from tests.tracing.recordings import describe
 
 CELL = "In[7]"
 FILENAME = "/tmp/ipykernel_1/7.py"

@@ -3,61 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
 
-from gpumemwidget.model.cells import CellDevice, Span
-from gpumemwidget.model.devices import Reading
-from gpumemwidget.model.traces import AllocatorTrace, DeviceTrace, NoteKind
-from gpumemwidget.testing import RecordingPlayer, ReplayBackend, load_recording
+from gpumemwidget.model.cells import Span
+from gpumemwidget.model.traces import NoteKind
 from gpumemwidget.tracing.allocator.replay import cut_events, replay
-from gpumemwidget.tracing.device_trace import describe_device
-from gpumemwidget.tracing.sources import Source, Sources
+from tests.tracing.recordings import CELLS, describe, play
 from tests.tracing.test_tracing import check_sums
 
-DATA = Path(__file__).parent.parent / "data" / "h100-traces"
 COUNTERS_DIFFER = {NoteKind.START_DIFFERS, NoteKind.END_DIFFERS, NoteKind.PEAK_DIFFERS}
-CELLS = json.loads((DATA / "cells.json").read_text(encoding="utf-8"))
-
-
-def play(name: str) -> tuple[AllocatorTrace, CellDevice]:
-    """The trace, and the cell as the counters have it."""
-    player = RecordingPlayer(load_recording(DATA / f"{name}.json.gz"))
-    backend = ReplayBackend(player)
-    assert backend.start_trace(n_events=10_000) == ()
-    (start,) = _pick(backend.start_span())
-    player.advance(1)
-    (end,) = _pick(backend.end_span())
-    (trace,) = backend.end_trace()
-    cell = CellDevice(
-        device=trace.device,
-        allocated=Span(start.allocated_bytes, end.allocated_bytes, end.allocated_peak_bytes),
-        reserved=Span(start.reserved_bytes, end.reserved_bytes, end.reserved_peak_bytes),
-        peak_is=end.peak_is,
-        num_alloc_retries=None,
-        num_ooms=None,
-    )
-    return trace, cell
-
-
-def _pick(readings: tuple[Reading, ...]) -> list[Reading]:
-    return [each for each in readings if each.device == "cuda:0"]
-
-
-def describe(name: str) -> tuple[DeviceTrace, CellDevice]:
-    """What is told of a recording."""
-    about = CELLS[name]
-    texts = {about["before_filename"]: about["before"], about["filename"]: about["source"]}
-    sources = Sources(
-        Source("In[2]", about["filename"], "cell", about["source"]),
-        cells={about["before_filename"]: 1},
-        read=lambda filename: texts.get(filename, "").splitlines(keepends=True),
-    )
-    trace, cell = play(name)
-    return describe_device(trace, sources=sources, start_us=trace.start_us, cell=cell), cell
 
 
 @pytest.mark.parametrize("name", [name for name in CELLS if name != "ring"])

@@ -18,7 +18,7 @@ from gpumemwidget.report.render.blocks import Cell, Column, Picture, Table
 from gpumemwidget.report.render.markup import Html, fill_to, h, join_html
 from gpumemwidget.report.render.palette import NEUTRAL_COLOR, PEAK_COLOR, name_class
 from gpumemwidget.report.render.text import render_table
-from gpumemwidget.report.wording.parts import OWN_PARTS, find_look, name_library, name_part
+from gpumemwidget.report.render.wording import OWN_PARTS, find_look, name_library, name_part
 from gpumemwidget.units import format_bytes
 
 #: The parts of this process's memory, with what "allocated" may be divided into.

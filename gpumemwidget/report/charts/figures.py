@@ -21,7 +21,7 @@ from gpumemwidget.report.charts.timeline import (
     find_end,
     format_tick,
     list_bands,
-    thin_moments,
+    thin_timeline,
 )
 from gpumemwidget.report.render.markup import escape
 from gpumemwidget.report.render.palette import (
@@ -30,7 +30,7 @@ from gpumemwidget.report.render.palette import (
     PEAK_COLOR,
     RESERVED_COLOR,
 )
-from gpumemwidget.report.wording.words import cut_words, name_counters
+from gpumemwidget.report.render.wording import cut_words, name_counters
 from gpumemwidget.units import format_bytes
 
 if TYPE_CHECKING:
@@ -167,10 +167,10 @@ def _choose_points(timeline: Timeline, end_s: float, max_points: int) -> list[tu
     amounts that held then, and not those that came later.
     """
     n_stretches = _MAX_STRETCHES
-    kept = thin_moments(timeline, n_stretches)
+    kept = thin_timeline(timeline, n_stretches)
     while len(kept) > max_points - _N_GRID and n_stretches >= 10:
         n_stretches = n_stretches * 3 // 4
-        kept = thin_moments(timeline, n_stretches)
+        kept = thin_timeline(timeline, n_stretches)
     times_s = [timeline.times_s[place] for place in kept]
     grid_s = [end_s * step / _N_GRID for step in range(1, _N_GRID + 1)]
     between = [

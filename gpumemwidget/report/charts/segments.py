@@ -20,8 +20,7 @@ from gpumemwidget.report.render.blocks import Picture
 from gpumemwidget.report.render.markup import Html, h, join_html
 from gpumemwidget.report.render.palette import BLOCK_STATES, PART_COLORS, name_class
 from gpumemwidget.report.render.text import fill_text
-from gpumemwidget.report.wording.parts import name_look
-from gpumemwidget.report.wording.words import cut_words
+from gpumemwidget.report.render.wording import cut_words, name_look
 from gpumemwidget.units import format_bytes
 
 #: The ``viewBox``, stretched to the room that there is.

@@ -1,9 +1,14 @@
-"""A device over the time of a traced cell: a band for each line that held much at the peak.
+"""A device over the time of a cell: its counters, or if it was traced a band for each line.
 
-The chart's ``viewBox`` is stretched to the room that there is, so its text stands beside it, or in
-an SVG of its own that is not stretched. Memory changes in steps, and so do the bands. Each band is
-drawn from the bottom to its upper edge, the highest first, so that the bands below cover it up to
-their own: one edge for each in the file. *Reserved* is a line, the peak a dashed one at its moment.
+A chart's ``viewBox`` is stretched to the room that there is, so its text stands beside it, or in an
+SVG of its own that is not stretched. *Reserved* is a line.
+
+Counters are sampled, so straight lines join the readings, and what is unknown is a gap. The peak is
+a dashed line over the whole width: that it was reached is known, but not when.
+
+What lines hold changes in steps, and so do their bands. Each band is drawn from the bottom to its
+upper edge, the highest first, so that the bands below cover it up to their own: one edge for each
+in the file. The peak is a dashed line at its moment.
 """
 
 from __future__ import annotations
@@ -13,18 +18,27 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import ClassVar
 
+from gpumemwidget.model.cells import CellDevice, CellRecord
+from gpumemwidget.model.devices import Sample
 from gpumemwidget.model.traces import DeviceTrace, Origin, Timeline
 from gpumemwidget.recording.thinning import find_extremes
 from gpumemwidget.report.render.blocks import Picture
 from gpumemwidget.report.render.markup import Html, h, join_html
 from gpumemwidget.report.render.palette import N_LINE_BANDS
-from gpumemwidget.report.wording.words import count, cut_words, name_counters, name_origin, say_peak
+from gpumemwidget.report.render.wording import (
+    count,
+    cut_words,
+    name_counters,
+    name_origin,
+    say_peak,
+)
 from gpumemwidget.units import format_bytes, format_duration
 
-#: The ``viewBox``.
+#: The ``viewBox`` of the counters, which are 56 pixels high, and of the bands.
+_COUNTERS_WIDTH, _COUNTERS_HEIGHT = 600, 100
 _WIDTH, _HEIGHT = 1000, 400
 #: Number of stretches of time, of each of which a few moments are drawn.
-_N_STRETCHES = 200
+_N_COUNTERS_STRETCHES, _N_STRETCHES = 40, 200
 #: Maximum numbers of characters of a line's text.
 _LEGEND_WIDTH, _TOOLTIP_WIDTH = 60, 200
 #: Maximum number of ticks of a scale.
@@ -93,29 +107,34 @@ def find_end(timeline: Timeline, duration_s: float) -> float:
     return max([duration_s, *timeline.times_s[-1:], _MIN_SPAN_S]) * (1 + _END_SHARE)
 
 
-def thin_moments(timeline: Timeline, n_stretches: int) -> list[int]:
-    """Return the moments to draw, at most six for each stretch of time, and the peak."""
-    times_s, columns = timeline.times_s, (timeline.allocated_bytes, timeline.reserved_bytes)
+def thin_moments(
+    times_s: Sequence[float], columns: Sequence[Sequence[int | None]], n_stretches: int
+) -> list[int]:
+    """Return the places of the moments to draw, at most seven for each stretch of time.
+
+    They are the extremes of each of two columns, its first unknown value, and the last moment,
+    which holds until the next stretch.
+    """
     step_s = max(times_s[-1] - times_s[0], _MIN_SPAN_S) / n_stretches
-    kept = {0, timeline.peak}
+    kept = {0}
     for _, group in groupby(
         range(len(times_s)), lambda place: int((times_s[place] - times_s[0]) / step_s)
     ):
         places = list(group)
-        # The last one holds until the next stretch.
-        kept.update((*thin_stretch(range(places[0], places[-1] + 1), columns), places[-1]))
+        stretch = range(places[0], places[-1] + 1)
+        kept.update((*find_extremes(stretch, highest=columns, lowest=columns), places[-1]))
+        for column in columns:
+            kept.update([place for place in stretch if column[place] is None][:1])
     return sorted(kept)
 
 
-def thin_stretch(stretch: range, columns: Sequence[Sequence[int | None]]) -> set[int]:
-    """Return the places of the extremes of each column, and of its first unknown value."""
-    kept = set(find_extremes(stretch, highest=columns, lowest=columns))
-    for column in columns:
-        kept.update([place for place in stretch if column[place] is None][:1])
-    return kept
+def thin_timeline(timeline: Timeline, n_stretches: int) -> list[int]:
+    """Return the moments of a timeline to draw, the peak among them."""
+    columns = (timeline.allocated_bytes, timeline.reserved_bytes)
+    return sorted({timeline.peak, *thin_moments(timeline.times_s, columns, n_stretches)})
 
 
-def draw_curve(
+def _draw_curve(
     xs: Sequence[int],
     ys: Sequence[int | None],
     *,
@@ -164,6 +183,117 @@ def _draw_run(run: Sequence[tuple[int, int]], base: int | None) -> str:
         else:
             path += f"l{next_x - x} {next_y - y}".replace(" -", "-")
     return path if base is None else f"{path}V{base}"
+
+
+# -- Counters --------------------------------------------------------------------------------------
+
+#: Seconds since the cell's start, allocated bytes, reserved bytes.
+CounterPoint = tuple[float, int | None, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CounterCharts(Picture):
+    """The charts of several devices, side by side where there is room."""
+
+    charts: tuple[CounterChart, ...]
+
+    sheet: ClassVar[str] = "counters"
+
+    def to_html(self) -> Html:
+        """Return the charts in one element."""
+        return h("div.gmw-s.gmw-pic", *(chart.to_html() for chart in self.charts))
+
+
+def plot_counters(
+    record: CellRecord, device: CellDevice, samples: Sequence[Sample]
+) -> CounterChart | None:
+    """Return the chart of one device of a cell; ``None`` if not one reading is known.
+
+    Samples from outside of the cell are left out.
+    """
+    points: list[CounterPoint] = [
+        (0.0, device.allocated.before_bytes, device.reserved.before_bytes)
+    ]
+    for sample in samples:
+        time_s = sample.time_s - record.start_s
+        for reading in sample.readings:
+            if reading.device == device.device and 0 < time_s < record.duration_s:
+                points.append((time_s, reading.allocated_bytes, reading.reserved_bytes))
+    end = (record.duration_s, device.allocated.after_bytes, device.reserved.after_bytes)
+    points.append(end)
+    if all(n_bytes is None for _, *amounts in points for n_bytes in amounts):
+        return None
+    return CounterChart(device, tuple(points))
+
+
+@dataclass(frozen=True, slots=True)
+class CounterChart:
+    """The chart of one device."""
+
+    device: CellDevice
+    #: At the cell's start, at the samples within it, at its end.
+    points: tuple[CounterPoint, ...]
+
+    def to_html(self) -> Html:
+        """Return the names and the peak above, the scale beside, the time span below the chart."""
+        times_s, allocated, reserved = zip(*self.points, strict=True)
+        peak_bytes, peak_label = self._find_peak()
+        amounts = (*allocated, *reserved, peak_bytes)
+        low, high = choose_range(n_bytes for n_bytes in amounts if n_bytes is not None)
+
+        kept = thin_moments(times_s, (allocated, reserved), _N_COUNTERS_STRETCHES)
+        # A cell that took no time at all is all end.
+        span_s = times_s[-1]
+        xs = [round((times_s[i] / span_s if span_s > 0 else 1) * _COUNTERS_WIDTH) for i in kept]
+
+        def place(n_bytes: int | None) -> int | None:
+            if n_bytes is None:
+                return None
+            return round(
+                (1 - min(max((n_bytes - low) / (high - low), 0.0), 1.0)) * _COUNTERS_HEIGHT
+            )
+
+        def draw(values: Sequence[int | None], base: int | None = None) -> str:
+            return _draw_curve(xs, [place(values[i]) for i in kept], base=base)
+
+        names = name_counters(self.device.device)
+        peak_y = place(peak_bytes)
+        drawn = [
+            ("gmw-a", draw(allocated, base=_COUNTERS_HEIGHT), names.allocated),
+            ("gmw-v", draw(reserved), names.reserved),
+            ("gmw-p", "" if peak_y is None else f"M0 {peak_y}H{_COUNTERS_WIDTH}", peak_label),
+        ]
+        drawn = [(key, path, name) for key, path, name in drawn if path]
+        span, bottom, top = format_duration(times_s[-1]), format_bytes(low), format_bytes(high)
+        listed = ", ".join(name for _, _, name in drawn)
+        svg = h(
+            "svg",
+            *(h(f"path.{key}", d=path) for key, path, _ in drawn),
+            role="img",
+            aria_label=f"{self.device.device} over {span}, from {bottom} to {top}: {listed}",
+            viewBox=f"0 0 {_COUNTERS_WIDTH} {_COUNTERS_HEIGHT}",
+            preserveAspectRatio="none",
+        )
+        legend = [h("span", h(f"i.{key}"), name) for key, _, name in drawn]
+        times = [h("span", "0 s"), h("span", span)]
+        if len(times_s) == 2:
+            times.insert(1, h("span", "too short to sample: its ends only"))
+        scale = join_html([h("span", top), h("span", bottom), ""], " ")
+        return h(
+            "figure.gmw-g",
+            h("figcaption", join_html([h("strong", self.device.device), *legend], " ")),
+            h("div.gmw-b", svg, scale, h("div.gmw-x", join_html(times, " "))),
+        )
+
+    def _find_peak(self) -> tuple[int | None, str]:
+        """Return the peak, of *reserved* where *allocated* has none, and its words."""
+        peak_bytes, words = self.device.allocated.peak_bytes, "peak"
+        if peak_bytes is None:
+            peak_bytes = self.device.reserved.peak_bytes
+            words = f"peak {name_counters(self.device.device).reserved}"
+        if peak_bytes is None:
+            return None, ""
+        return peak_bytes, f"{words} {say_peak(peak_bytes, self.device.peak_is)}"
 
 
 # -- Bands -----------------------------------------------------------------------------------------
@@ -287,12 +417,12 @@ class TimelineChart(Picture):
 
     def _draw_bands(self) -> Html:
         timeline = self.timeline
-        kept = thin_moments(timeline, _N_STRETCHES)
+        kept = thin_timeline(timeline, _N_STRETCHES)
         xs = [round(_WIDTH * self._place_time(timeline.times_s[place])) for place in kept]
 
         def draw(values: Sequence[int | None], base: int | None = None) -> str:
             ys = [None if n is None else round(_HEIGHT * self._place_bytes(n)) for n in values]
-            return draw_curve(xs, ys, base=base, end_x=_WIDTH)
+            return _draw_curve(xs, ys, base=base, end_x=_WIDTH)
 
         paths = []
         tops = [0] * len(kept)

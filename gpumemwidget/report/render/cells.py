@@ -9,11 +9,20 @@ from gpumemwidget.model.cells import CellDevice, Status
 from gpumemwidget.model.devices import PeakIs, rank_device
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.report.render.blocks import Block, Cell, Note, Table, Tone
-from gpumemwidget.report.wording.words import MARK_MEANINGS, mark_peak
 from gpumemwidget.units import format_bytes, format_change
 
 #: Stands before a lower bound in a table; a note below explains it.
 AT_LEAST_MARK = "≥"
+
+#: Marks of peaks that are not exact.
+_PEAK_MARKS: dict[PeakIs | None, str] = {"at least": "≥", "sampled": "~"}
+#: Meanings of the marks before numbers, in the order of the legend.
+_MARK_MEANINGS = {
+    "≥": "lower bound: the peak counter was reset during the cell, or recording began later",
+    "~": "sampled: the highest reading, taken at intervals",
+    "*": "peak of resident memory (malloc has no peak counter)",
+    "!": "above the cell's budget (%membudget)",
+}
 
 STATUS_TONES: dict[Status, Tone] = {"ok": "muted", "error": "bad", "interrupted": "warn"}
 
@@ -47,7 +56,7 @@ def change_cell(n_bytes: int | None, *, mark: str = "") -> Cell:
 
 def peak_cell(peak_bytes: int | None, peak_is: PeakIs | None) -> Cell:
     """Return a peak, marked if it is not exact."""
-    return bytes_cell(peak_bytes, mark=mark_peak(peak_is))
+    return bytes_cell(peak_bytes, mark=_PEAK_MARKS.get(peak_is, ""))
 
 
 def mark_budget(cell: Cell, device: CellDevice) -> Cell:
@@ -96,4 +105,4 @@ def explain_marks(blocks: Iterable[Block]) -> tuple[Note, ...]:
         for cell in row
         for mark in cell.mark.split()
     }
-    return tuple(Note(text, mark=mark) for mark, text in MARK_MEANINGS.items() if mark in marks)
+    return tuple(Note(text, mark=mark) for mark, text in _MARK_MEANINGS.items() if mark in marks)

@@ -1,4 +1,4 @@
-"""The words that the reports share: names of counters and cells, lists, marks, traces, progress."""
+"""The words that the reports share: names of counters, cells and parts, lists, progress."""
 
 from __future__ import annotations
 
@@ -6,30 +6,21 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpumemwidget.model.breakdowns import BreakdownPart, PartKey
 from gpumemwidget.model.cells import CellRecord
-from gpumemwidget.model.devices import HOST, PeakIs
+from gpumemwidget.model.devices import HOST, PeakIs, ProcessUse
 from gpumemwidget.model.ownership import DeviceBytes, MemoryKind
-from gpumemwidget.model.traces import NoteKind, Origin, TraceNote
+from gpumemwidget.model.traces import Origin
 from gpumemwidget.progress import Progress, Stage
-from gpumemwidget.units import format_bytes, format_duration
+from gpumemwidget.units import format_bytes
 
 #: Maximum number of characters of a first line that stands for a cell's number.
 _MAX_FIRST_LINE = 60
-
-_MARKS: dict[PeakIs | None, str] = {"at least": "≥", "sampled": "~"}
 
 #: Kinds of memory that have no plural.
 _UNCOUNTED: frozenset[MemoryKind] = frozenset(
     {"optimizer state", "saved for backward", "other", "unknown"}
 )
-
-#: Meanings of the marks before numbers, in the order of the legend.
-MARK_MEANINGS = {
-    "≥": "lower bound: the peak counter was reset during the cell, or recording began later",
-    "~": "sampled: the highest reading, taken at intervals",
-    "*": "peak of resident memory (malloc has no peak counter)",
-    "!": "above the cell's budget (%membudget)",
-}
 
 _NUMBER = re.compile(r"\d+", re.ASCII)
 
@@ -47,11 +38,6 @@ def name_counters(device: str) -> CounterNames:
     if device == HOST:
         return CounterNames("allocated", "resident")
     return CounterNames("allocated", "reserved")
-
-
-def mark_peak(peak_is: PeakIs | None) -> str:
-    """Return the mark of a peak that is not exact; ``""`` for an exact one."""
-    return _MARKS.get(peak_is, "")
 
 
 def say_peak(peak_bytes: int | None, peak_is: PeakIs | None) -> str:
@@ -134,33 +120,133 @@ def cut_words(text: str, max_length: int) -> str:
     return text if len(text) <= max_length else text[: max_length - 1].rstrip() + "…"
 
 
-# -- Traces ----------------------------------------------------------------------------------------
+# -- Parts of a device's memory ----------------------------------------
+
+#: Name of a process that can't be read.
+HIDDEN = "not visible from here"
+#: Name of the kind ``unknown``, and of the host's kind ``other``.
+UNATTRIBUTED = "unattributed"
+
+_NAMES: dict[PartKey, str] = {
+    "allocated": "allocated",
+    "unnamed": "no variable",
+    "rounding": "rounding",
+    "pending": "cached, pending free",
+    "releasable": "cached, releasable",
+    "fragmented": "cached, fragmented",
+    "pools": "cached, private pools",
+    "outside": "this process outside PyTorch",
+    "children": "this notebook's children",
+    "others": "other processes",
+    "unlisted": "not attributed by the driver",
+    "driver": "reserved by the driver",
+    "free": "free",
+    "cached": "other resident memory",
+}
+_HOST_NAMES: dict[PartKey, str] = {
+    "free": "available",
+    "others": "other processes and the system",
+}
+
+#: Names in the map of segments, where they differ from those of kinds.
+_LOOK_NAMES = {
+    "allocated": _NAMES["allocated"],
+    "unnamed": _NAMES["unnamed"],
+    "pending": "pending free",
+    "releasable": "free, releasable",
+    "fragmented": "free, beside blocks in use",
+    "pools": "free, in a private pool",
+}
+
+#: The parts that PyTorch's errors call "reserved but unallocated".
+UNALLOCATED: frozenset[PartKey] = frozenset({"pending", "releasable", "fragmented", "pools"})
+#: The parts of this process, which stand at the left end of a device's bar.
+OWN_PARTS: frozenset[PartKey] = UNALLOCATED | {"allocated", "cached", "outside"}
+
+#: Names of parts that can't be told apart.
+_MERGED_NAMES: dict[frozenset[PartKey], str] = {
+    UNALLOCATED | {"allocated"}: "reserved by PyTorch",
+    UNALLOCATED | {"allocated", "outside"}: "this process",
+    frozenset({"allocated", "cached"}): "this process",
+}
+
+
+def name_part(part: BreakdownPart, device: str = "", *, lists_merged: bool = False) -> str:
+    """Return a part's name in a few words; of a process its name and pid."""
+    if part.process is not None:
+        return name_process(part.process)
+    if part.kind is not None:
+        return name_kind(part.kind, device)
+    if not part.merged:
+        return _name_key(part.key, device)
+    # Processes that are not told apart may be children, or processes that the driver does not list.
+    hidden = {"children", "unlisted"} if "others" in part.merged else set()
+    names = list_merged([key for key in part.merged if key not in hidden], device)
+    listed = join_words(names) if lists_merged or len(names) == 1 else "not told apart"
+    return _MERGED_NAMES.get(frozenset(part.merged), listed)
+
+
+def list_merged(keys: Sequence[PartKey], device: str) -> list[str]:
+    """Return the names of parts that are one, without repeating that of the cache."""
+    names = (
+        "reserved but unallocated" if key in UNALLOCATED else _name_key(key, device) for key in keys
+    )
+    return list(dict.fromkeys(names))
+
+
+def _name_key(key: PartKey, device: str) -> str:
+    names = _HOST_NAMES if device == HOST else {}
+    return names.get(key) or _NAMES.get(key, key)
+
+
+def name_process(process: ProcessUse) -> str:
+    """Return ``python train.py (pid 4711)``."""
+    return f"{process.name or HIDDEN} (pid {process.pid})"
+
+
+def name_kind(kind: MemoryKind, device: str = "") -> str:
+    """Return the name of all memory of a kind: ``parameters``, ``other tensors``."""
+    if kind in ("other", "unknown"):
+        return name_one_kind(kind, device)
+    return "other tensors" if kind == "tensor" else count_kind(kind)
+
+
+def name_one_kind(kind: MemoryKind, device: str) -> str:
+    """Return the name for the kind of one owner: ``parameter``, ``unattributed``."""
+    if kind == "other" and device == HOST:
+        return "Python & libraries"
+    return UNATTRIBUTED if kind == "unknown" else kind
+
+
+def name_look(look: str) -> str:
+    """Return the name of a colour in the map of segments."""
+    return _LOOK_NAMES.get(look) or name_kind(look)  # type: ignore[arg-type]  # a kind of memory
+
+
+def find_look(part: BreakdownPart) -> str:
+    """Return the key of a part's colour in the palette."""
+    merged = set(part.merged)
+    if merged and merged <= UNALLOCATED:
+        return "cached"
+    if merged and merged <= OWN_PARTS:
+        return "allocated"
+    if merged and merged <= {"children", "others", "unlisted"}:
+        return "others"
+    return part.kind or part.key
+
+
+def name_library(device: str) -> str:
+    """Return the module of PyTorch for a device: ``torch.cuda``, ``torch.xpu``."""
+    kind = device.partition(":")[0]
+    if kind in ("cuda", HOST):
+        return "torch.cuda"
+    return f"torch.{kind}" if kind in ("xpu", "mps") else "torch.accelerator"
+
 
 _ORIGINS = {
     Origin.BEFORE_CELL: "before the cell",
     Origin.OTHER_LINES: "other lines",
     Origin.OUTSIDE_LINES: "outside the cell's lines",
-}
-_COUNTED = "By the counters, {n_bytes} were {text} "
-_REPLAYED = ", by the history {history_bytes}."
-_NOTES = {
-    NoteKind.MESSAGE: "{text}",
-    NoteKind.START_DIFFERS: f"{_COUNTED}before the cell{_REPLAYED}",
-    NoteKind.END_DIFFERS: f"{_COUNTED}after it{_REPLAYED}",
-    NoteKind.PEAK_DIFFERS: f"{_COUNTED}at its peak{_REPLAYED}",
-    NoteKind.EVENTS_MISSING: "The history has lost its oldest events: lines are complete only from "
-    "{seconds} after the cell's start.",
-    NoteKind.PEAK_NOT_IN_EVENTS: "The peak of {n_bytes} came before that. The lines shown at the "
-    "peak are those of {history_bytes}, the highest since.",
-    NoteKind.REPLAY_DIFFERS: "The history does not lead to what is allocated at the end: the "
-    "figures of lines are not exact, and the peak is that of the counters.",
-    NoteKind.BACKWARD_INFERRED: "{n_bytes} allocated on autograd's threads, which show no line of "
-    "the cell, are attributed to the line last seen before.",
-    NoteKind.NO_STACKS: "The history was recorded without stacks: no line can be named.",
-    NoteKind.READING_FAILED: "Reading the lines failed ({text}) and ended there.",
-    NoteKind.TRACING_REPLACED: "Tracing was switched off or replaced during the cell (by "
-    "sys.settrace, or by recursion up to its limit); the lines after that were not read.",
-    NoteKind.OTHER_THREADS: "Only the thread that ran the cell was read line by line.",
 }
 
 
@@ -169,17 +255,7 @@ def name_origin(origin: Origin, line: int | None) -> str:
     return _ORIGINS.get(origin, f"line {line}")
 
 
-def word_note(note: TraceNote) -> str:
-    """Return a note as a sentence."""
-    return _NOTES[note.kind].format(
-        text=note.text,
-        n_bytes=format_bytes(note.n_bytes),
-        history_bytes=format_bytes(note.history_bytes),
-        seconds=format_duration(note.seconds or 0.0),
-    )
-
-
-# -- Progress --------------------------------------------------------------------------------------
+# -- Progress ----------------------------------------
 
 _STAGES = {
     Stage.WALK_OBJECTS: "Looking through objects",

@@ -1,1 +1,0 @@
-"""Words that several reports share."""
