@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -75,3 +77,20 @@ class Tracker:
     def count_bytes(self) -> int:
         """Bytes of all watched storages that are still there."""
         return sum(n_bytes for reference, n_bytes in self.watched if not reference.expired())
+
+
+def refuse_to_clone(
+    monkeypatch: pytest.MonkeyPatch, *, n_bytes: int, make_error: Callable[[], BaseException]
+) -> list[int]:
+    """Have the copying of storages of this size fail; return their sizes as it does."""
+    clone = torch.UntypedStorage.clone
+    failed: list[int] = []
+
+    def clone_others(storage: Any) -> Any:
+        if storage.nbytes() == n_bytes:
+            failed.append(n_bytes)
+            raise make_error()
+        return clone(storage)
+
+    monkeypatch.setattr(torch.UntypedStorage, "clone", clone_others)
+    return failed

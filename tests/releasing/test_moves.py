@@ -15,7 +15,7 @@ from gpumemwidget.ownership.holdings import Account, take_account
 from gpumemwidget.ownership.moves import Move, find_move, find_outside
 from gpumemwidget.releasing import move as moves_module
 from gpumemwidget.releasing.move import carry_out
-from tests.ownership.notebook import Notebook
+from tests.ownership.notebook import Notebook, refuse_to_clone
 
 
 def _find(notebook: Notebook, *, dropped: str = "") -> tuple[Account, list[Move]]:
@@ -104,16 +104,7 @@ def test_a_move_that_is_interrupted_twice_is_undone_all_the_same(
     addresses = [each.data_ptr() for each in (first, second, third)]
     notebook.put(a=first, b=second, c=third)
     account, moves = _find(notebook)
-    clone = torch.UntypedStorage.clone
-    failed: list[int] = []
-
-    def clone_others(storage: Any) -> Any:
-        if storage.nbytes() == 80:
-            failed.append(80)
-            raise KeyboardInterrupt
-        return clone(storage)
-
-    monkeypatch.setattr(torch.UntypedStorage, "clone", clone_others)
+    failed = refuse_to_clone(monkeypatch, n_bytes=80, make_error=KeyboardInterrupt)
     mode_of = moves_module._mode_of
     interrupts = iter([KeyboardInterrupt, KeyboardInterrupt])
 

@@ -19,7 +19,7 @@ from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import ReleaseRequest, ReleaseStay, StepResult
 from gpumemwidget.releasing.release import execute_release
 from gpumemwidget.report.release import describe_stays, report_plan, report_release
-from tests.ownership.notebook import Notebook, Tracker
+from tests.ownership.notebook import Notebook, Tracker, refuse_to_clone
 
 MIB = 1024**2
 
@@ -151,18 +151,6 @@ def test_names_that_hold_nothing_are_said(notebook: Notebook) -> None:
     assert "No tensor memory was found in x and n" in report_plan(plan).text
 
 
-def _refuse_to_clone(monkeypatch: pytest.MonkeyPatch, *, n_bytes: int) -> None:
-    """Have the copying of storages of this size fail, as on a machine without memory."""
-    clone = torch.UntypedStorage.clone
-
-    def clone_others(storage: Any) -> Any:
-        if storage.nbytes() == n_bytes:
-            raise RuntimeError("out of memory\nmuch more to say")
-        return clone(storage)
-
-    monkeypatch.setattr(torch.UntypedStorage, "clone", clone_others)
-
-
 @pytest.mark.usefixtures("movable")
 def test_what_others_hold_is_moved_in_place(notebook: Notebook, tracker: Tracker) -> None:
     """A released model whose parameters an optimizer keeps: those move, its buffers just go."""
@@ -232,7 +220,7 @@ def test_a_failed_move_leaves_the_names_alone(
 ) -> None:
     """The object whose move failed is as it was, those after it too, and nothing is dropped."""
     notebook.run("a = make(10)\nb = make(20)\nc = make(30)\nkept = [a, b, c]")
-    _refuse_to_clone(monkeypatch, n_bytes=80)
+    refuse_to_clone(monkeypatch, n_bytes=80, make_error=lambda: RuntimeError("out of memory\nmore"))
 
     report = notebook.release("a", "b", "c")
 
@@ -263,7 +251,7 @@ def test_one_object_is_moved_whole_though_others_hold_its_parts(
         "for p in model.parameters(): track(p)"
     )
     before = tracker.count_bytes()
-    _refuse_to_clone(monkeypatch, n_bytes=80)
+    refuse_to_clone(monkeypatch, n_bytes=80, make_error=lambda: RuntimeError("out of memory\nmore"))
 
     report = notebook.release("model", "twin")
     model, twin = notebook.ip.user_ns["model"], notebook.ip.user_ns["twin"]

@@ -17,7 +17,7 @@ from gpumemwidget.model.releases import RestorePlan, RestoreReport, StepResult
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo
 from gpumemwidget.releasing.move import whereabouts
 from gpumemwidget.releasing.restore import execute_restore, plan_restore
-from tests.ownership.notebook import Notebook, Tracker
+from tests.ownership.notebook import Notebook, Tracker, refuse_to_clone
 
 pytestmark = pytest.mark.usefixtures("movable", "nothing_remembered")
 
@@ -96,15 +96,12 @@ def test_a_failure_puts_everything_back(
     notebook.put(a=torch.ones(10), b=torch.ones(20), c=torch.ones(30))
     notebook.release("a", "b", "c", keep=True)
     addresses = [notebook.ip.user_ns[name].data_ptr() for name in "abc"]
-    clone = torch.UntypedStorage.clone
 
-    def clone_others(storage: Any) -> Any:
-        if storage.nbytes() == 80:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmore")
-        return clone(storage)
+    def fill() -> Exception:
+        return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmore")
 
     with monkeypatch.context() as patched:
-        patched.setattr(torch.UntypedStorage, "clone", clone_others)
+        refuse_to_clone(patched, n_bytes=80, make_error=fill)
         report = _restore(notebook, "a", "b", "c")
     left = [notebook.ip.user_ns[name].data_ptr() for name in "abc"]
     again = _restore(notebook, "a", "b", "c")

@@ -10,14 +10,36 @@ from gpumemwidget.backends.cuda.snapshot import parse_segments
 from gpumemwidget.model.segments import Frame, Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace, TraceEvents
 from gpumemwidget.testing.allocator import CachingAllocator, SimulatedBlock
+from gpumemwidget.tracing.sources import Source, Sources
 
 MIB = 1 << 20
 START_US = 1_700_000_000_000_000
 #: Large enough for every program.
 _TOTAL_BYTES = 1 << 50
 
+#: Files of the traced cell, and of an earlier one.
+CELL = "/tmp/ipykernel_7/cell.py"
+EARLIER = "/tmp/ipykernel_7/earlier.py"
+#: What calls a cell.
+MAIN = (Frame("/usr/lib/python3/dist-packages/IPython/core/shell.py", 9, "run_code"),)
+
 #: An entry of the history: action, address, bytes, stream and stack.
 Entry = tuple[str, int, int, int, tuple[Frame, ...]]
+
+
+def at(line: int, *inner: Frame) -> tuple[Frame, ...]:
+    """The stack of a line of the cell; what it called is given innermost first."""
+    return (*inner, Frame(CELL, line, "<module>"), *MAIN)
+
+
+def make_sources(text: str, earlier: str = "") -> Sources:
+    """A traced cell, In[7], and an earlier one, In[3]."""
+    texts = {CELL: text, EARLIER: earlier}
+    return Sources(
+        Source("In[7]", CELL, "cell", text),
+        cells={CELL: 7, EARLIER: 3},
+        read=lambda name: texts.get(name, "").splitlines(keepends=True),
+    )
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,10 @@ import pytest
 from gpumemwidget.model.segments import Frame
 from gpumemwidget.model.traces import Call, CallMark, DeviceTrace, NoteKind, Origin, TraceNote
 from gpumemwidget.tracing.device_trace import describe_device
-from gpumemwidget.tracing.sources import Source, Sources
-from tests.tracing.device import MIB, START_US, Device
+from tests.tracing.device import EARLIER, MIB, START_US, Device, at, make_sources
 
-CELL = "/tmp/ipykernel_7/cell.py"
-EARLIER = "/tmp/ipykernel_7/earlier.py"
 TORCH = "/usr/lib/python3/dist-packages/torch"
 MODULE = f"{TORCH}/nn/modules/module.py"
-MAIN = (Frame("/usr/lib/python3/dist-packages/IPython/core/shell.py", 9, "run_code"),)
 
 STEP = """class Net:
     def forward(self, x):
@@ -31,11 +27,6 @@ def twice(x):
     net(x)
     net(x)
 """
-
-
-def at(line: int, *inner: Frame) -> tuple[Frame, ...]:
-    """The stack of a line of the cell; what it called is given innermost first."""
-    return (*inner, Frame(CELL, line, "<module>"), *MAIN)
 
 
 def in_step(
@@ -58,12 +49,7 @@ def trace(
     device.start()
     for frames in stacks:
         device.allocate(MIB, "", frames)
-    texts = {CELL: text, EARLIER: STEP}
-    sources = Sources(
-        Source("In[7]", CELL, "cell", text),
-        cells={CELL: 7, EARLIER: 3},
-        read=lambda name: texts.get(name, "").splitlines(keepends=True),
-    )
+    sources = make_sources(text, STEP)
     return describe_device(
         device.end(), sources=sources, start_us=START_US, marks=marks, depth=depth
     )
@@ -121,7 +107,7 @@ def test_the_stack_of_a_free_is_not_taken_for_what_runs() -> None:
     device.free(piece)
     device.events[-2:] = [(*event[:4], at(1)) for event in device.events[-2:]]
     device.allocate(MIB, "", ())
-    sources = Sources(Source("In[7]", CELL, "cell", "x = f()\ndel x\nx.backward()"))
+    sources = make_sources("x = f()\ndel x\nx.backward()")
 
     found = describe_device(device.end(), sources=sources, start_us=START_US)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import signal
@@ -57,17 +56,12 @@ class Ran:
     @property
     def changes(self) -> dict[int, float]:
         """By line, its change in MiB."""
-        return list_changes(self.host)
+        return {line.line: line.net_bytes / MIB for line in self.host.lines if line.net_bytes}
 
     @property
     def unread(self) -> float:
         """What changed in pauses, in MiB."""
         return self.host.unread_bytes / MIB
-
-
-def list_changes(host: HostLines) -> dict[int, float]:
-    """By line, its change in MiB."""
-    return {line.line: line.net_bytes / MIB for line in host.lines if line.net_bytes}
 
 
 def run(
@@ -131,23 +125,6 @@ def test_an_error_that_ends_the_cell_is_the_cell_s_own() -> None:
     assert ran.changes == {1: 1, 3: 2}
 
 
-def test_tasks_of_an_async_cell_are_each_their_own_lines() -> None:
-    """While one task awaits, the lines of the others run; the loop itself has no line."""
-    source = (
-        "import asyncio\n"
-        "async def work(n):\n    take(n)\n    await asyncio.sleep(0)\n    take(10 * n)\n"
-        "async def main():\n    await asyncio.gather(work(1), work(2))\n    take(100)\n"
-    )
-
-    def execute(code: CodeType, namespace: dict[str, Any]) -> None:
-        exec(code, namespace)
-        asyncio.run(namespace["main"]())
-
-    ran = run(source, execute=execute)
-
-    assert ran.changes == {3: 3, 5: 30, 8: 100}
-
-
 def test_other_threads_are_not_read() -> None:
     """Their lines have nothing; what they take counts for the line that runs meanwhile."""
     ran = run(
@@ -160,24 +137,6 @@ def test_other_threads_are_not_read() -> None:
     assert ran.changes[7] == 2
     if _HAS_MONITORING:
         assert ran.host.notes == (TraceNote(NoteKind.OTHER_THREADS),)
-
-
-def test_parts_of_a_cell_are_its_lines() -> None:
-    """The body of another cell magic is compiled under a name of its own."""
-    heap = Heap()
-    watch = watch_lines(heap.read, on_interrupt=lambda: None)
-    body = compile("take(1)\ndef f():\n    take(2)\nf()\n", "<timed exec>", "exec")
-    cell = compile("take(10); exec(body); take(20)\n", FILENAME, "exec")
-
-    watch.start_at(lambda frame: frame.f_code in (cell, body))
-    exec(cell, {"take": heap.take, "body": body})
-    readings = watch.stop()
-
-    assert tuple(readings.files) == (FILENAME, "<timed exec>")
-    source = Source("In[7]", FILENAME, "cell", "%%time\ntake(1)\ndef f():\n    take(2)\nf()\n")
-    host = describe_lines(readings, Sources(source, also={"<timed exec>": 1}))
-    check_sums(host)
-    assert list_changes(host) == {1: 30, 2: 1, 4: 2}
 
 
 # -- Real memory -----------------------------------------------------------------------------------
@@ -405,26 +364,3 @@ def test_an_error_of_a_signal_s_handler_is_the_cell_s() -> None:
     assert isinstance(ran.error, TimeoutError)
     assert ran.error.__traceback__ is not None
     assert tuple(ran.readings.files) == (FILENAME,)
-
-
-def test_code_that_runs_already_is_read() -> None:
-    """A ``with`` block begins in the middle of a function."""
-    heap = Heap()
-    watch = watch_lines(heap.read, on_interrupt=lambda: None)
-
-    def work() -> int:
-        heap.in_use_bytes += 3 * MIB
-        return 1
-
-    heap.in_use_bytes += 50 * MIB
-    watch.start_in(sys._getframe())
-    work()
-    heap.in_use_bytes += MIB
-    readings = watch.stop()
-    heap.in_use_bytes += 50 * MIB
-
-    first = work.__code__.co_firstlineno
-    host = describe_lines(readings, Sources(Source("test_lines.py", __file__, "file", "")))
-    assert list_changes(host) == {first + 1: 3, first + 7: 1}
-    assert sys._getframe().f_trace is None
-    assert [line.line for line in host.lines] == [first + 1, first + 7]

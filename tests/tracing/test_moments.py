@@ -13,17 +13,10 @@ from gpumemwidget.model.traces import DeviceTrace, NoteKind, Origin, PeakPart, T
 from gpumemwidget.testing.allocator import SimulatedBlock
 from gpumemwidget.tracing.allocator.timeline import MAX_MOMENTS
 from gpumemwidget.tracing.device_trace import describe_device
-from gpumemwidget.tracing.sources import Source, Sources
-from tests.tracing.device import MIB, START_US, Device
+from tests.tracing.device import MIB, START_US, Device, at, make_sources
 from tests.tracing.test_tracing import check_sums
 
-CELL = "/tmp/ipykernel_7/cell.py"
-TEXT = "a = 1\nb = 2\nc = 3"
-SOURCES = Sources(Source("In[7]", CELL, "cell", TEXT))
-
-
-def at(line: int) -> tuple[Frame, ...]:
-    return (Frame(CELL, line, "<module>"),)
+SOURCES = make_sources("a = 1\nb = 2\nc = 3")
 
 
 def describe(device: Device, **options: object) -> DeviceTrace:

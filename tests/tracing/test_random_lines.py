@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -11,11 +10,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemwidget.tracing.host_trace import describe_lines
-from gpumemwidget.tracing.line_watch import watch_lines
-from gpumemwidget.tracing.sources import Source, Sources
+from tests.tracing.test_lines import Heap, run
 
-FILENAME = "<cell-7>"
 _N_FUNCTIONS = 3
 
 #: What a line does: how much it takes or gives back, in units of 4 KiB.
@@ -82,30 +78,17 @@ def test_each_line_has_what_it_took(functions: Sequence[Any], cell: Sequence[Any
         lines += _write(body, "    ", n_functions=number)
     lines += _write(cell, "", n_functions=_N_FUNCTIONS)
     source = "\n".join(lines) + "\n"
-    code = compile(source, FILENAME, "exec")
+    heap = Heap(1 << 40)
     truth: Counter[int] = Counter()
-    in_use_bytes = 1 << 40
 
     def take(amount: int) -> None:
-        nonlocal in_use_bytes
-        in_use_bytes += amount * 4096
+        heap.in_use_bytes += amount * 4096
         truth[sys._getframe(1).f_lineno] += amount * 4096
 
-    watch = watch_lines(lambda: in_use_bytes, on_interrupt=lambda: None)
-    # A clock that counts its readings: a machine that is busy would look like dear ones.
-    watch._readings._clock_ns = itertools.count().__next__
-    watch._readings.call_ns = 0
-    refusal = watch.start_at(lambda frame: frame.f_code is code)
-    try:
-        exec(code, {"take": take})
-    except ValueError:
-        pass
-    finally:
-        readings = watch.stop()
+    ran = run(source, heap, names={"take": take})
 
-    assert refusal is None
-    host = describe_lines(readings, Sources(Source("In[7]", FILENAME, "cell", source)))
-    told = {line.line: line.net_bytes for line in host.lines if line.net_bytes}
+    assert ran.error is None or isinstance(ran.error, ValueError)
+    told = {line.line: line.net_bytes for line in ran.host.lines if line.net_bytes}
     assert told == {line: n_bytes for line, n_bytes in truth.items() if n_bytes}
-    assert host.after_bytes - host.before_bytes == sum(truth.values())
-    assert (host.outside_bytes, host.unread_bytes) == (0, 0)
+    assert ran.host.after_bytes - ran.host.before_bytes == sum(truth.values())
+    assert (ran.host.outside_bytes, ran.host.unread_bytes) == (0, 0)

@@ -11,28 +11,25 @@ from gpumemwidget.model.segments import Frame
 from gpumemwidget.model.traces import ACTIONS, Call, DeviceTrace, LineUse, NoteKind, Origin
 from gpumemwidget.testing.allocator import SimulatedBlock
 from gpumemwidget.tracing.device_trace import describe_device
-from gpumemwidget.tracing.sources import Source, Sources
-from tests.tracing.device import MIB, START_US, Device, Moment, make_trace
+from tests.tracing.device import (
+    EARLIER,
+    MIB,
+    START_US,
+    Device,
+    Moment,
+    at,
+    make_sources,
+    make_trace,
+)
 
-CELL = "/tmp/ipykernel_7/cell.py"
-EARLIER = "/tmp/ipykernel_7/earlier.py"
 TEXT = "\n".join(f"line_{number}()" for number in range(1, 7))
-OTHER_TEXT = "def f(x):\n    return g(x)\n\n\ndef g(x):\n    return x * 2\n"
+SOURCES = make_sources(TEXT, "def f(x):\n    return g(x)\n\n\ndef g(x):\n    return x * 2\n")
 
 #: What may be running: the cell's line, or ``None``, and the stack.
-_MAIN = (Frame("/usr/lib/python3/dist-packages/IPython/core/shell.py", 9, "run_code"),)
 PLACES: list[tuple[int | None, tuple[Frame, ...]]] = [
-    *((line, (Frame(CELL, line, "<module>"), *_MAIN)) for line in range(1, 5)),
-    (
-        5,
-        (
-            Frame(EARLIER, 6, "g"),
-            Frame(EARLIER, 2, "f"),
-            Frame(CELL, 5, "<module>"),
-            *_MAIN,
-        ),
-    ),
-    (5, (Frame(EARLIER, 2, "f"), Frame(CELL, 5, "<module>"), *_MAIN)),
+    *((line, at(line)) for line in range(1, 5)),
+    (5, at(5, Frame(EARLIER, 6, "g"), Frame(EARLIER, 2, "f"))),
+    (5, at(5, Frame(EARLIER, 2, "f"))),
     # A thread that runs none of the cell's code.
     (None, (Frame(EARLIER, 6, "g"), Frame("/usr/lib/python3.11/threading.py", 9, "_bootstrap"))),
 ]
@@ -86,19 +83,9 @@ def play(device: Device, steps: list[tuple[Any, ...]], held: list[SimulatedBlock
             device.empty_cache()
 
 
-def make_sources() -> Sources:
-    """The cell with six lines, and an earlier one with two functions."""
-    texts = {CELL: TEXT, EARLIER: OTHER_TEXT}
-    return Sources(
-        Source("In[7]", CELL, "cell", TEXT),
-        cells={CELL: 7, EARLIER: 3},
-        read=lambda name: texts.get(name, "").splitlines(keepends=True),
-    )
-
-
 def describe(device: Device, **options: Any) -> DeviceTrace:
     """The record of what happened since the device's start."""
-    return describe_device(device.end(**options), sources=make_sources(), start_us=START_US)
+    return describe_device(device.end(**options), sources=SOURCES, start_us=START_US)
 
 
 def find_use(device: Device, owners: list[str]) -> LineUse | None:
@@ -309,7 +296,7 @@ def test_events_that_cannot_have_been_so_give_notes(
     after = device.list_segments()
     trace = make_trace(events, device.before, after, rules=device.rules, is_whole=is_whole)
 
-    found = describe_device(trace, sources=make_sources(), start_us=START_US)
+    found = describe_device(trace, sources=SOURCES, start_us=START_US)
 
     stands = sum(
         block.n_bytes
