@@ -13,7 +13,7 @@ import functools
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 from gpumemwidget.model.devices import HOST
@@ -37,21 +37,14 @@ class BlockMap:
         segments: the snapshot, see ``MemoryBackend.read_segments``.
         cells: the numbers of the notebook's cells by the names of their compiled files, to name
             the line that allocated a block where a history was recorded.
-        workspace_sizes: how many bytes cuBLAS is given on a device.
-        dropout_size: how many bytes cuDNN's dropout needs on a device.
     """
 
     def __init__(
-        self,
-        segments: Iterable[Segment],
-        *,
-        cells: Mapping[str, int] | None = None,
-        workspace_sizes: Callable[[str], Collection[int]] | None = None,
-        dropout_size: Callable[[str], int | None] | None = None,
+        self, segments: Iterable[Segment], *, cells: Mapping[str, int] | None = None
     ) -> None:
         self._cells = cells or {}
-        self._workspace_sizes = functools.cache(workspace_sizes or read_workspace_sizes)
-        self._dropout_size = functools.cache(dropout_size or read_dropout_size)
+        self._workspace_sizes = functools.cache(read_workspace_sizes)
+        self._dropout_size = functools.cache(read_dropout_size)
         #: For each device the blocks in use, with their segments, in the order of addresses.
         self._blocks: dict[str, list[tuple[Segment, Block]]] = {}
         segments = sorted(segments, key=lambda each: each.address)

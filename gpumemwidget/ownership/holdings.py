@@ -173,10 +173,6 @@ class Account:
             for place in (*self.graph.opaque, *self.untold)
         )
 
-    def may_hold_more(self, marks: int) -> bool:
-        """Return whether any of these marks reaches something that may have memory out of sight."""
-        return any(self.marks[place] & marks for place in self.graph.opaque)
-
     def name_holders(self, marks: int) -> tuple[str, ...]:
         """Return the names of the rows behind these marks."""
         found = self._named.get(marks)

@@ -58,19 +58,18 @@ def describe_rows(account: Account, *, deadline_s: float = math.inf) -> tuple[Va
 
 
 @forgets_frames
-def sum_frees(shell: Shell, names: Sequence[str], *, budget_s: float | None = None) -> ReleaseSum:
+def sum_frees(shell: Shell, names: Sequence[str], *, budget_s: float) -> ReleaseSum:
     """Return what is freed if exactly these rows are released together.
 
     Args:
         shell: the running IPython.
         names: names of rows: ``"model"``, ``"Out[7]"``, ``"last exception"``.
-        budget_s: seconds after which the search stops, and the sum is a lower bound;
-            ``LIST_BUDGET_S`` where it is not given.
+        budget_s: seconds after which the search stops, and the sum is a lower bound.
 
     Raises:
         UnknownNameError: there is no such row.
     """
-    account = take_account(shell, budget_s=LIST_BUDGET_S if budget_s is None else budget_s)
+    account = take_account(shell, budget_s=budget_s)
     if account is None:
         return ReleaseSum(DeviceBytes())
     for name in names:

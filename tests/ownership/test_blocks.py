@@ -24,8 +24,13 @@ MIB = 1 << 20
 HOPPER = frozenset({32 * MIB, MIB})
 
 
+@pytest.fixture(autouse=True)
+def _workspaces_of_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks_module, "read_workspace_sizes", lambda _: HOPPER)
+
+
 def take_map(allocator: SimulatedGpus) -> BlockMap:
-    return BlockMap(parse_segments(allocator.snapshot()), workspace_sizes=lambda _: HOPPER)
+    return BlockMap(parse_segments(allocator.snapshot()))
 
 
 def make_segment(
@@ -47,9 +52,7 @@ def make_segment(
 
 
 def describe(segment: Segment, **options: object) -> tuple[Owned, ...]:
-    return BlockMap([segment], workspace_sizes=lambda _: HOPPER).describe_unclaimed(
-        set(), **options
-    )
+    return BlockMap([segment]).describe_unclaimed(set(), **options)
 
 
 def test_an_address_within_a_block_finds_it() -> None:
@@ -160,9 +163,12 @@ def test_the_random_state_of_cuda_graphs_is_known_where_there_is_a_graph() -> No
     assert (unknown.kind, unknown.n_bytes) == ("unknown", 1024)
 
 
-def test_the_random_state_of_dropout_is_known_by_the_devices_threads() -> None:
+def test_the_random_state_of_dropout_is_known_by_the_devices_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It is kept for recurrent layers as long as the process lives."""
-    blocks = BlockMap([make_segment(6_488_064, 6_488_064 + 512)], dropout_size=lambda _: 6_488_064)
+    monkeypatch.setattr(blocks_module, "read_dropout_size", lambda _: 6_488_064)
+    blocks = BlockMap([make_segment(6_488_064, 6_488_064 + 512)])
 
     unknown, state = blocks.describe_unclaimed(set())
 
@@ -224,7 +230,7 @@ def test_unclaimed_blocks_say_where_they_were_allocated() -> None:
         make_segment(MIB, 3 * MIB, frames=[Frame(CELL, 3, "f")]),
         make_segment(3 * MIB, address=1 << 41, frames=[Frame(CELL, 4, "f")]),
     ]
-    blocks = BlockMap(segments, cells={CELL: 7}, workspace_sizes=lambda _: HOPPER)
+    blocks = BlockMap(segments, cells={CELL: 7})
 
     owned = blocks.describe_unclaimed({("cuda:0", 1 << 40)})
 

@@ -72,9 +72,9 @@ def test_a_model_its_optimizer_and_its_loss_share_what_they_share(notebook: Note
     # The batch and the output are saved for backward, and the loss itself is a number.
     assert rows["loss"].frees_bytes == DeviceBytes((("host", 8 * 100 * 4 + 8 * 10 * 4 + 4),))
     assert (rows["model"].kind, rows["opt"].kind) == ("module", "optimizer")
-    assert sum_frees(notebook.shell, ["model", "opt", "loss"]).frees_bytes == DeviceBytes(
-        (("host", 4 * weights + 2 * 4 + 8 * 100 * 4 + 8 * 10 * 4 + 4),)
-    )
+    assert sum_frees(
+        notebook.shell, ["model", "opt", "loss"], budget_s=60.0
+    ).frees_bytes == DeviceBytes((("host", 4 * weights + 2 * 4 + 8 * 100 * 4 + 8 * 10 * 4 + 4),))
 
 
 def test_a_view_held_elsewhere_keeps_the_whole(notebook: Notebook) -> None:
@@ -215,7 +215,7 @@ def test_what_has_to_go_together_is_told_where_a_row_alone_frees_nothing(
     notebook.elsewhere.append(notebook.ip.user_ns["kept"])
 
     rows = notebook.list_rows()
-    total = sum_frees(notebook.shell, ["shared", "alone"])
+    total = sum_frees(notebook.shell, ["shared", "alone"], budget_s=60.0)
     plan = notebook.plan("shared")
 
     together = DeviceBytes((("host", 4000),))
@@ -235,7 +235,7 @@ def test_frees_of_an_unknown_row_is_refused(notebook: Notebook) -> None:
     notebook.run("import torch")
 
     with pytest.raises(UnknownNameError, match="'gone' holds nothing now: look at the variables"):
-        sum_frees(notebook.shell, ["gone"])
+        sum_frees(notebook.shell, ["gone"], budget_s=60.0)
 
 
 def test_without_torch_there_are_no_rows_and_torch_stays_out() -> None:

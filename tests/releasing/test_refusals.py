@@ -24,7 +24,7 @@ from tests.ownership.notebook import Notebook
 _REFUSED: dict[str, Callable[[Notebook], object]] = {
     "a function": lambda nb: plan_release(nb.shell, nb.hardware, ReleaseRequest(("step",))),
     "a part that code would make": lambda nb: explain(nb.shell, "x.part"),
-    "a row that is gone": lambda nb: sum_frees(nb.shell, ["Out[99]"]),
+    "a row that is gone": lambda nb: sum_frees(nb.shell, ["Out[99]"], budget_s=60.0),
     "nothing to restore": lambda nb: plan_restore(nb.shell, ["nothing"]),
 }
 

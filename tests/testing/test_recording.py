@@ -359,7 +359,7 @@ def test_a_real_gpus_session_plays_as_it_was() -> None:
     assert gpu.allocated_bytes == 2 * 34_078_720
 
 
-def test_a_real_gpus_blocks_play_as_they_were() -> None:
+def test_a_real_gpus_blocks_play_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a training step and a CUDA graph on an H100: they add up, and are told apart.
 
     Those that no object of Python's held there are cuBLAS's (the main thread's, the side stream's,
@@ -382,7 +382,8 @@ def test_a_real_gpus_blocks_play_as_they_were() -> None:
     claimed = {
         ("cuda:0", block.address) for block in in_use if block.requested_bytes not in {*sizes, 8}
     }
-    owned = BlockMap(segments, workspace_sizes=lambda _: sizes).describe_unclaimed(claimed)
+    monkeypatch.setattr("gpumemwidget.ownership.blocks.read_workspace_sizes", lambda _: sizes)
+    owned = BlockMap(segments).describe_unclaimed(claimed)
     pool = "cuBLAS workspace in the private pool 1, 0 on cuda:0"
     assert [(each.owner, each.n_bytes, each.allocated_at) for each in owned] == [
         (pool, 33 * MIB, "blocks.py, line 27"),

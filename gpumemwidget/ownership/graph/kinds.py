@@ -1,11 +1,20 @@
-"""Decide how a walk treats an object: by its class, and by whether it can lead to memory at all."""
+"""Decide how a walk treats an object: by its class, whether it can lead to memory, and its limits.
+
+The limit is on autograd nodes. To look at one makes a Python object for it, and since torch 2.10
+that object stays as long as the node. When a chain of such nodes goes, each one's end is called
+from within that of the one before it: at some 45,000 in a row (torch 2.13, a stack of 8 MiB) the
+process crashes, which a chain never seen from Python would survive. ``total_loss += loss`` makes
+such chains. So there is a limit on how many nodes of the process have a Python object because of
+us.
+"""
 
 from __future__ import annotations
 
 import gc
+import operator
 import re
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 from itertools import compress
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -125,13 +134,11 @@ class KindFinder:
         """
         # Once they are listed none of their classes can go, and leave its id to another.
         living = gc.get_objects()
+        others = {key for key, (_, kind) in list(_classes.items()) if kind not in kinds}
         # By the ids of classes, at the speed of C.
-        unknown = set(map(id, map(type, living))).difference(_classes)
-        for each in living if unknown else ():
-            if id(type(each)) in unknown:
-                self.find(type(each))
-        wanted = {key for key, (_, kind) in list(_classes.items()) if kind in kinds}
-        return list(compress(living, map(wanted.__contains__, map(id, map(type, living)))))
+        is_other = map(others.__contains__, map(id, map(type, living)))
+        rest = compress(living, map(operator.not_, is_other))
+        return [each for each in rest if self.find(type(each)) in kinds]
 
     def count_own_refs(self, cls: object) -> int:
         """Count the references to a class that the notes here and in the reader hold."""
@@ -148,6 +155,55 @@ class KindFinder:
         if name_class(cls) in _FOREIGN_CLASSES:
             return Kind.SKIP
         return Kind.NODE if self._reader.is_graph_type(cls) else Kind.PLAIN
+
+
+#: Maximum number of autograd nodes with a Python object because of us: a fifth of what an ordinary
+#: stack bears; the graph of one step of a large model has some 5,000.
+MOST_NODES = 10_000
+
+#: The ids of the autograd nodes that have a Python object because of a walk of this process; some
+#: may be gone: they are looked up anew when there are many.
+_made: set[int] = set()
+
+#: The ids of nodes that were read: to read them again makes no new objects.
+_read: set[int] = set()
+
+
+class AutogradNodeLimit:
+    """Decides which autograd nodes one walk may read."""
+
+    def __init__(self, reader: TorchReader, kind_finder: KindFinder) -> None:
+        self._is_needed = reader.cpp_holds_node
+        self._kind_finder = kind_finder
+        self._is_counted = False
+        self._is_closed = False
+        #: True once a node was refused.
+        self.is_spent = False
+
+    def close(self) -> None:
+        """Allow no node at all: their graphs may change while they are read."""
+        self._is_closed = True
+
+    def may_read(self, node: object) -> bool:
+        """Return whether a node's neighbours may be asked for."""
+        may = not self._is_closed and (not self._is_needed or self._has_room_for(node))
+        self.is_spent = self.is_spent or not may
+        return may
+
+    def _has_room_for(self, node: object) -> bool:
+        if len(_made) >= MOST_NODES and not self._is_counted:
+            self._is_counted = True
+            living = set(map(id, self._kind_finder.list_living(Kind.NODE)))
+            _made.intersection_update(living)
+            _read.intersection_update(living)
+        return len(_made) < MOST_NODES or id(node) in _read
+
+    def note(self, node: object, following: Collection[object]) -> None:
+        """Remember that a node was read, and the objects that this may have made."""
+        if self._is_needed:
+            _read.add(id(node))
+            _made.add(id(node))
+            _made.update(map(id, following))
 
 
 #: Number of objects in one question; maximum depth, and number of objects on each level.

@@ -26,8 +26,7 @@ from gpumemwidget.ownership.graph.hidden_holders import (
     Reducer,
     read_reducer,
 )
-from gpumemwidget.ownership.graph.kinds import DeadEnds, Kind, KindFinder
-from gpumemwidget.ownership.graph.node_limit import AutogradNodeLimit
+from gpumemwidget.ownership.graph.kinds import AutogradNodeLimit, DeadEnds, Kind, KindFinder
 from gpumemwidget.ownership.graph.objects import (
     is_a,
     is_one_of,
