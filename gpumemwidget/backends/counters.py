@@ -52,7 +52,7 @@ class TouchedCounters(MemoryBackend):
     Args:
         torch: the imported module ``torch``.
         kind: ``"cuda"``, ``"xpu"``, ``"mps"``: the beginning of the devices' names.
-        peaks: reads the statistics; an overlay is installed here.
+        peaks: reads the statistics.
     """
 
     def __init__(self, torch: Any, kind: str, peaks: PeakOverlay | SeenPeaks) -> None:
@@ -61,8 +61,6 @@ class TouchedCounters(MemoryBackend):
         self._bindings = torch._C  # noqa: SLF001 - the public functions may start the device
         self._module: Any = getattr(torch, kind, None)
         self._peaks = peaks
-        if isinstance(peaks, PeakOverlay):
-            peaks.install()
         self._notes = Notes()
         self._touched: list[int] = []
         self._infos: dict[int, DeviceInfo] = {}

@@ -104,7 +104,7 @@ class _Marks:
 
 
 class PeakOverlay:
-    """Resets of the peaks for our spans, hidden from the user.
+    """Resets of the peaks for our spans, hidden from the user until ``uninstall``.
 
     Args:
         bindings: ``torch._C``, or anything with the same attributes. Bindings that it lacks (they
@@ -121,16 +121,10 @@ class PeakOverlay:
         # PyTorch has no public seam below its own functions.
         self._read_stats: Callable[[int], NestedStats] = self._list_bindings(_READERS)[0][1]
         self._reset_peaks: Callable[[int], None] = self._list_bindings(_PEAK_RESETS)[0][1]
-
-    def install(self) -> None:
-        """Replace the bindings. Does nothing where they are replaced already."""
-        with self._lock:
-            if self._patch.is_applied:
-                return
-            for name, _ in self._list_bindings(_READERS):
-                self._patch.replace(self._bindings, name, self._wrap_reader)
-            for name, _ in self._list_bindings(_PEAK_RESETS):
-                self._patch.replace(self._bindings, name, self._wrap_peak_reset)
+        for name, _ in self._list_bindings(_READERS):
+            self._patch.replace(bindings, name, self._wrap_reader)
+        for name, _ in self._list_bindings(_PEAK_RESETS):
+            self._patch.replace(bindings, name, self._wrap_peak_reset)
 
     def _list_bindings(self, names: tuple[str, ...]) -> list[tuple[str, Callable[..., Any]]]:
         """Return the bindings of these names that exist, with their names."""

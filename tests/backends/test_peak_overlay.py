@@ -34,7 +34,6 @@ class Twins:
         )
         self.bindings = bind(self.with_us)
         self.overlay = PeakOverlay(self.bindings)
-        self.overlay.install()
         self.held: list[tuple[int, ...]] = []
         self.best = (0, 0)
 
@@ -132,7 +131,6 @@ def test_reset_behind_our_back_is_noticed() -> None:
     allocator = SimulatedGpus()
     bindings = bind(allocator)
     overlay = PeakOverlay(bindings)
-    overlay.install()
     allocator.free(allocator.allocate(128 * MIB))
     overlay.start_span(0)
     handle = allocator.allocate(64 * MIB)
@@ -153,7 +151,6 @@ def test_reset_below_the_start_is_noticed() -> None:
     """A mark below what stood at the span's start was reset, though nobody read in between."""
     allocator = SimulatedGpus()
     overlay = PeakOverlay(bind(allocator))
-    overlay.install()
     handle = allocator.allocate(64 * MIB)
     overlay.start_span(0)
     allocator.free(handle)
@@ -177,7 +174,6 @@ def test_private_pool_that_goes_away_is_no_reset() -> None:
         },
     }
     overlay = PeakOverlay(bindings)
-    overlay.install()
     overlay.start_span(0)
     pools[(0, 1)]["all"]["peak"] = 3
 
@@ -194,8 +190,6 @@ def test_uninstall_puts_back_what_was_there_twice() -> None:
     bindings = bind(SimulatedGpus())
     before = dict(vars(bindings))
     overlay = PeakOverlay(bindings)
-    overlay.install()
-    overlay.install()
     assert vars(bindings) != before
 
     overlay.uninstall()
@@ -209,7 +203,6 @@ def test_uninstall_leaves_what_others_laid_over_it() -> None:
     allocator = SimulatedGpus()
     bindings = bind(allocator)
     overlay = PeakOverlay(bindings)
-    overlay.install()
     ours = bindings._cuda_memoryStats
 
     def theirs(device: int) -> Any:
@@ -230,7 +223,7 @@ def test_older_release_without_the_accelerators_bindings() -> None:
         _cuda_memoryStats=allocator.stats, _cuda_resetPeakMemoryStats=allocator.reset_peak
     )
 
-    PeakOverlay(bindings).install()
+    PeakOverlay(bindings)
 
     assert sorted(vars(bindings)) == ["_cuda_memoryStats", "_cuda_resetPeakMemoryStats"]
 
@@ -239,8 +232,7 @@ def test_refused_arguments_are_refused_in_the_bindings_own_words() -> None:
     """A call that the binding refuses changes nothing that we remember."""
     bindings = bind(SimulatedGpus())
     bindings._cuda_resetPeakMemoryStats = _refuse
-    overlay = PeakOverlay(bindings)
-    overlay.install()
+    PeakOverlay(bindings)
 
     with pytest.raises(TypeError, match="its own words"):
         bindings._cuda_resetPeakMemoryStats("cuda")

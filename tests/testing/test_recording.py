@@ -163,14 +163,11 @@ def test_other_content_is_refused(data: bytes) -> None:
     [
         (lambda data: data.pop("devices"), "missing required field `devices`"),
         (lambda data: data.update(events=[]), "it holds no event"),
-        (lambda data: data["events"].reverse(), "event 1 has no time, or is earlier"),
         (lambda data: data["events"][0].update(time_s="now"), "Expected `float`, got `str`"),
         (
             lambda data: data["events"][1]["readings"][0].update(peak_is="sure"),
             "Invalid enum value",
         ),
-        (lambda data: data["events"][1]["readings"][0].update(device="cuda:7"), "reads cuda:7,"),
-        (lambda data: data["events"][1]["traced"][0].__setitem__(0, "cuda:7"), "reads cuda:7,"),
     ],
 )
 def test_what_can_not_be_is_refused(

@@ -91,11 +91,8 @@ class HostBackend(MemoryBackend):
         """Return the host; its total is the machine's memory, or its control group's limit."""
         if self._info is None:
             self._groups = list_limited_groups(self._proc, self._cgroup)
-            totals = [group.limit_bytes for group in self._groups]
-            machine_bytes = read_machine_bytes()
-            if machine_bytes is not None:
-                totals.append(machine_bytes[0])
-            self._info = DeviceInfo(HOST, "host memory", min(totals, default=None))
+            totals = [read_machine_bytes()[0], *(group.limit_bytes for group in self._groups)]
+            self._info = DeviceInfo(HOST, "host memory", min(totals))
         return (self._info,)
 
     def read(self) -> tuple[Reading, ...]:
@@ -113,7 +110,7 @@ class HostBackend(MemoryBackend):
             in_use_bytes = self._count()
             self._is_in_span = True
             self._begin_span(resident)
-            if resident is not None and resident[1] is not None:
+            if resident[1] is not None:
                 if self._reset(resident[1]):
                     # The mark is the resident size now; another read would tell no more.
                     resident = (resident[0], resident[0])
@@ -134,8 +131,6 @@ class HostBackend(MemoryBackend):
         with self._lock_of_this_process():
             resident = self._read_resident()
             reading = self._measure(resident, self._count_often())
-            if resident is None:
-                return (reading,)
             peak_kib = self._highest_kib
             peak_is: PeakIs = "sampled"
             if resident[1] is not None:
@@ -165,16 +160,14 @@ class HostBackend(MemoryBackend):
         if device != HOST or info.total_bytes is None:
             return None
         rooms = [group.read_room_bytes() for group in self._groups]
-        machine_bytes = read_machine_bytes()
-        rooms.append(None if machine_bytes is None else machine_bytes[1])
         known = [room for room in rooms if room is not None]
-        return (min(*known, info.total_bytes), info.total_bytes) if known else None
+        return min(info.total_bytes, read_machine_bytes()[1], *known), info.total_bytes
 
     def list_lost_peaks(self) -> BytesByDevice:
         """Return the peak, in bytes, that ``resource.getrusage`` does not tell after ``close``."""
         resident = self._read_resident()
         wiped_kib = self._maxrss.read_wiped_kib()
-        if resident is None or wiped_kib - max(resident[0], resident[1] or 0) < _TELLING_KIB:
+        if wiped_kib - max(resident[0], resident[1] or 0) < _TELLING_KIB:
             return ()
         return ((HOST, wiped_kib * _KIB),)
 
@@ -216,7 +209,7 @@ class HostBackend(MemoryBackend):
             self._open()
         return self._lock
 
-    def _read_resident(self) -> Resident | None:
+    def _read_resident(self) -> Resident:
         if self._files is not None:
             try:
                 return self._files.read()
@@ -258,9 +251,7 @@ class HostBackend(MemoryBackend):
         #: True if somebody else has reset the mark.
         self._is_cut = False
 
-    def _measure(self, resident: Resident | None, in_use_bytes: int | None) -> Reading:
-        if resident is None:
-            return Reading(device=HOST, allocated_bytes=in_use_bytes, reserved_bytes=None)
+    def _measure(self, resident: Resident, in_use_bytes: int | None) -> Reading:
         resident_kib, mark_kib = resident
         seen_kib = max(self._seen_kib, resident_kib)
         peak_is: PeakIs = "sampled"

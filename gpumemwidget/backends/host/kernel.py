@@ -149,23 +149,17 @@ class MaxrssOverlay:
         return getrusage
 
 
-def read_resident_elsewhere() -> Resident | None:
+def read_resident_elsewhere() -> Resident:
     """Return this process's resident size without procfs, which comes without a mark."""
-    try:
-        return psutil.Process().memory_info().rss // 1024, None
-    except (psutil.Error, OSError):
-        return None
+    return psutil.Process().memory_info().rss // 1024, None
 
 
 # -- What there is ---------------------------------------------------------------------------------
 
 
-def read_machine_bytes() -> tuple[int, int] | None:
-    """Return the machine's memory, and how much of it is available; ``None``: not known."""
-    try:
-        memory = psutil.virtual_memory()
-    except (psutil.Error, OSError):
-        return None
+def read_machine_bytes() -> tuple[int, int]:
+    """Return the machine's memory, and how much of it is available."""
+    memory = psutil.virtual_memory()
     return int(memory.total), int(memory.available)
 
 
