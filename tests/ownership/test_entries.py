@@ -89,14 +89,6 @@ class TestModels:
 
         assert owners == {"model.layers[0].fc.weight", "model.layers[1].fc.weight"}
 
-    def test_a_parameter_that_only_its_optimizer_knows(self, notebook: Notebook) -> None:
-        """When the model is gone the optimizer's own list is the path."""
-        notebook.run("import torch; opt = torch.optim.SGD([torch.ones(3001, requires_grad=True)])")
-
-        (line,) = _list_lines(notebook, 3001)
-
-        assert (line.owner, line.kind) == ('opt.param_groups[0]["params"][0]', "parameter")
-
     def test_tensors_as_keys(self, notebook: Notebook) -> None:
         """A dictionary whose keys are the only holders of tensors."""
         notebook.run("import torch; names = {torch.ones(3011): 'a'}")
@@ -114,20 +106,6 @@ class TestGraphs:
         (line,) = _list_lines(notebook, 2011)
 
         assert (line.owner, line.kind, set(line.rows)) == ("w", "tensor", {"w", "loss"})
-
-    def test_a_context_of_a_custom_function(self, notebook: Notebook) -> None:
-        """What a function keeps on its context is told by its attribute."""
-        notebook.run(
-            "import torch\n"
-            "class Keep(torch.autograd.Function):\n"
-            "    @staticmethod\n"
-            "    def forward(ctx, x):\n"
-            "        ctx.big = torch.ones(2017)\n"
-            "        return x * 2\n"
-            "y = Keep.apply(torch.ones(3, requires_grad=True))"
-        )
-
-        assert _find_owner(notebook, 2017) == "y's graph: ctx.big"
 
     @pytest.mark.parametrize("use_reentrant", [True, False])
     @pytest.mark.saved_tensors
@@ -149,42 +127,16 @@ class TestGraphs:
         assert not any(each.held_elsewhere for each in lines)
 
 
+#: What the zoo and the hostile objects have not.
 _HOLDERS = {
-    "dict": ('h = {"a": {3: torch.ones(N)}}', 'h["a"][3]'),
-    "tuple key": ('h = {(1, "b"): torch.ones(N)}', 'h[(1, "b")]'),
-    "deque": ("import collections; h = collections.deque([1, torch.ones(N)])", "h[1]"),
-    "set": ("h = {torch.ones(N)}", "h[…]"),
-    "dataclass": (
-        "import dataclasses\n@dataclasses.dataclass\nclass D:\n    x: object\nh = D(torch.ones(N))",
-        "h.x",
-    ),
-    "slots": (
-        "class S:\n    __slots__ = ('x', 'y')\nh = S(); h.y = torch.ones(N)",
-        "h.y",
-    ),
-    "attribute of an object": ("class A: pass\nh = A(); h.b = A(); h.b.c = torch.ones(N)", "h.b.c"),
     "attribute of a tensor": ("h = torch.ones(3); h.extra = torch.ones(N)", "h.extra"),
-    "class": ("class C: table = [torch.ones(N)]", "C.table[0]"),
-    "closure": (
-        "def make():\n    cache = {'x': torch.ones(N)}\n    return lambda: cache\nh = make()",
-        'h\'s closure: cache["x"]',
-    ),
-    "default": ("def h(x, y=torch.ones(N)): pass", "h's default: y"),
     "keyword default": ("def h(*, y=torch.ones(N)): pass", "h's default: y"),
-    "method": (
-        "class A: pass\na = A(); a.x = torch.ones(N)\nA.f = lambda s: 0\nh = a.f; del a",
-        "h.__self__.x",
-    ),
     "generator with a cell": (
         "def gen():\n    batch = torch.ones(N)\n    f = lambda: batch\n    yield 1\n"
         "h = gen(); next(h)",
         "h: gen() line 4: batch",
     ),
-    "array of objects": (
-        "import numpy as np; h = np.empty(2, dtype=object); h[1] = torch.ones(N)",
-        "h[1]",
-    ),
-    "long key": ('h = {"k" * 99: torch.ones(N)}', 'h["' + "k" * 38 + "…]"),
+    "results of an operation": ("h = (5, torch.rand(N).sort())", "h[1][0]"),
 }
 
 
@@ -200,22 +152,6 @@ class TestPaths:
         notebook.run(source.replace("N", "4001"))
 
         assert _find_owner(notebook, 4001) == path
-
-    def test_the_last_exception(
-        self, notebook: Notebook, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """A local of a function that raised is told by function and line."""
-        notebook.run(
-            "import torch\n"
-            "def train():\n    batch = torch.ones(4007)\n    raise ValueError\n"
-            "train()"
-        )
-        capsys.readouterr()
-
-        (line,) = _list_lines(notebook, 4007)
-
-        assert line.owner == "last exception: train() line 4: batch"
-        assert line.root == "exception"
 
     def test_an_exceptions_own_traceback_comes_before_its_cause(
         self, notebook: Notebook, capsys: pytest.CaptureFixture[str]

@@ -86,28 +86,3 @@ def test_blocks_that_no_storage_claims(notebook: Notebook) -> None:
 
     assert common == {address: ("unknown", "")}
     assert private == {address: ("CUDA-graph pool", "")}
-
-
-def test_two_storages_over_one_block(notebook: Notebook) -> None:
-    """The one whose path is better is told."""
-    notebook.run("import torch; x = torch.ones(2000); other = [torch.from_dlpack(x)]")
-    address = notebook.ip.user_ns["x"].data_ptr()
-
-    assert _name(notebook, address)[address] == ("tensor", "x")
-
-
-def test_the_account_has_the_same_names(notebook: Notebook) -> None:
-    """One walk gives both; they are of the same moment."""
-    notebook.run(_STEP)
-    addresses = sorted(
-        each.data_ptr() for each in (notebook.ip.user_ns["model"].weight, notebook.ip.user_ns["x"])
-    )
-    hardware = _make_hardware(*addresses)
-    hardware.read = notebook.hardware.read
-
-    account, names = take_block_account(notebook.shell, hardware, budget_s=10.0)
-
-    assert {names[HOST][address][1] for address in addresses} == {"model.weight", "x"}
-    (device,) = account.devices
-    owners = {each.owner: each.rounding_bytes for each in device.owned if each.root == "name"}
-    assert owners["model.weight"] == owners["x"] == 0

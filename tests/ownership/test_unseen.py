@@ -56,6 +56,7 @@ x = []
 torch.vmap(lambda t: (x.append(t * 2), t.sum())[1])(torch.randn(512, 512))
 """,
     "vjp": "x = torch.func.vjp(lambda t: t.sin().exp(), torch.randn(512, 512))",
+    "several results, displayed": "x = torch.randn(512, 512).sort()\nx",
     "future": "x = torch.futures.Future()\nx.set_result(torch.randn(512, 512))",
 }
 

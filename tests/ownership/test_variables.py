@@ -49,34 +49,6 @@ def test_rows_are_by_storage_and_biggest_first(notebook: Notebook) -> None:
     assert not any(row.held_elsewhere for row in rows.values())
 
 
-@pytest.mark.saved_tensors
-def test_a_model_its_optimizer_and_its_loss_share_what_they_share(notebook: Notebook) -> None:
-    """The optimizer frees its state alone; a loss frees what its graph saved, before backward."""
-    notebook.run(
-        "import torch\n"
-        "model = torch.nn.Linear(100, 10)\n"
-        "opt = torch.optim.Adam(model.parameters())\n"
-        "model(torch.ones(8, 100)).sum().backward()\n"
-        "opt.step()\n"
-        "loss = model(torch.ones(8, 100)).pow(2).mean()"
-    )
-    weights = (100 * 10 + 10) * 4
-
-    rows = notebook.list_rows()
-
-    # Parameters and gradients; two moments and a step count for each of two parameters.
-    assert rows["model"].held_bytes == DeviceBytes((("host", 2 * weights),))
-    assert rows["opt"].held_bytes == DeviceBytes((("host", 4 * weights + 2 * 4),))
-    assert rows["opt"].frees_bytes == DeviceBytes((("host", 2 * weights + 2 * 4),))
-    assert rows["model"].frees_bytes == DeviceBytes()
-    # The batch and the output are saved for backward, and the loss itself is a number.
-    assert rows["loss"].frees_bytes == DeviceBytes((("host", 8 * 100 * 4 + 8 * 10 * 4 + 4),))
-    assert (rows["model"].kind, rows["opt"].kind) == ("module", "optimizer")
-    assert sum_frees(
-        notebook.shell, ["model", "opt", "loss"], budget_s=60.0
-    ).frees_bytes == DeviceBytes((("host", 4 * weights + 2 * 4 + 8 * 100 * 4 + 8 * 10 * 4 + 4),))
-
-
 def test_a_view_held_elsewhere_keeps_the_whole(notebook: Notebook) -> None:
     """Another tensor on the same storage counts as a holder, even one that only a graph holds.
 
@@ -125,46 +97,6 @@ def test_rubbish_that_waits_for_the_collector_is_no_holder(notebook: Notebook) -
     gc.enable()
 
     assert (row.frees_bytes, row.held_elsewhere) == (DeviceBytes((("host", 4000),)), False)
-
-
-def test_displayed_values_have_rows_and_names_drop_theirs(notebook: Notebook) -> None:
-    """Out[n] frees what it alone holds; a name that was displayed frees the value all the same."""
-    notebook.run("import torch\nx = torch.ones(1000)")
-    notebook.run("x")
-    notebook.run("torch.ones(10)")
-
-    rows = notebook.list_rows()
-
-    assert rows["Out[3]"].frees_bytes == DeviceBytes((("host", 40),))
-    assert rows["Out[2]"].frees_bytes == DeviceBytes()
-    assert rows["Out[2]"].shared_with == ("x",)
-    assert rows["x"].frees_bytes == DeviceBytes((("host", 4000),))
-    assert {rows["Out[2]"].root, rows["Out[3]"].root} == {"out"}
-
-
-@pytest.mark.parametrize("chain", ["", " from outer"])
-def test_the_last_exception_has_a_row(notebook: Notebook, chain: str) -> None:
-    """It holds the locals of each frame, of the exceptions before it too, and frees them."""
-    notebook.run(
-        "import torch\n"
-        "def deep():\n"
-        "    small = torch.ones(10)\n"
-        "    raise ValueError('no')\n"
-        "def train():\n"
-        "    big = torch.ones(1000)\n"
-        "    try:\n"
-        "        deep()\n"
-        "    except ValueError as outer:\n"
-        f"        raise RuntimeError('failed'){chain}"
-    )
-    notebook.run("train()")
-    notebook.run("y = 1")
-
-    row = notebook.list_rows()["last exception"]
-
-    assert (row.root, row.kind) == ("exception", "exception")
-    assert row.held_bytes == DeviceBytes((("host", 4040),))
-    assert row.frees_bytes == DeviceBytes((("host", 4040),))
 
 
 def test_memory_lent_by_numpy_is_not_promised(notebook: Notebook) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import pytest
@@ -107,29 +106,3 @@ def test_a_graph_too_deep_to_look_at_is_left_alone(notebook: Notebook) -> None:
     assert first.held_bytes.is_at_least is keeps_nodes
     assert first == second
     assert MOST_NODES < 60_000
-
-
-def test_a_running_thread_holds_what_it_uses(notebook: Notebook) -> None:
-    """A tensor in the frame of another thread's running function is held elsewhere."""
-    entered, leave = threading.Event(), threading.Event()
-
-    def train(batch: torch.Tensor) -> int:
-        entered.set()
-        leave.wait(30)
-        return batch.numel()
-
-    tensor = torch.ones(10)
-    thread = threading.Thread(target=train, args=(tensor,))
-    thread.start()
-    entered.wait(30)
-    notebook.put(x=tensor)
-    del tensor
-
-    during = notebook.list_rows()["x"]
-    leave.set()
-    thread.join()
-    del thread
-    after = notebook.list_rows()["x"]
-
-    assert (during.held_elsewhere, during.frees_bytes) == (True, DeviceBytes())
-    assert (after.held_elsewhere, after.frees_bytes) == (False, DeviceBytes((("host", 40),)))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-
 import pytest
 
 from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes, Explanation
-from gpumemwidget.ownership.why import explain, explain_unnamed
+from gpumemwidget.ownership.why import explain
 from gpumemwidget.report.why import word_fix
 from tests.ownership.notebook import Notebook
 
@@ -22,17 +19,6 @@ def _explain(notebook: Notebook, expression: str) -> Explanation:
 def _list_ways(explanation: Explanation) -> dict[str, str]:
     """The holders' paths, each with its cut."""
     return {holder.path: word_fix(holder.fix).text for holder in explanation.holders}
-
-
-def test_a_tensor_that_only_its_name_holds(notebook: Notebook) -> None:
-    """The name alone, what it holds and frees."""
-    notebook.run("import torch; x = torch.ones(1001)")
-
-    explanation = _explain(notebook, "x")
-
-    assert (explanation.kind, explanation.type_name) == ("tensor", "torch.Tensor")
-    assert explanation.held_bytes == explanation.frees_bytes == DeviceBytes(((HOST, 4004),))
-    assert _list_ways(explanation) == {"x": "%memrelease x"}
 
 
 def test_every_other_holder_is_named(notebook: Notebook) -> None:
@@ -137,37 +123,6 @@ def test_a_part_that_others_hold_too(notebook: Notebook) -> None:
 
     assert explanation.held_bytes == DeviceBytes(((HOST, 2 * 4 * 101 * 103),))
     assert explanation.frees_bytes == DeviceBytes()
-
-
-def test_a_registry_in_the_objects_own_class(notebook: Notebook) -> None:
-    """A class that keeps its instances is their holder."""
-    notebook.run(
-        "import torch\nclass Tracker:\n    made = []\n"
-        "tracker = Tracker(); tracker.t = torch.ones(1031); Tracker.made.append(tracker)"
-    )
-
-    assert _list_ways(_explain(notebook, "tracker")) == {
-        "tracker": "%memrelease tracker",
-        "Tracker.made[0]": "del Tracker.made[0]",
-    }
-
-
-def test_a_librarys_global_beside_the_name(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A module that holds a variable's value too is named with its path."""
-    library = ModuleType("library")
-    library.CACHE = {}  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "library", library)
-    notebook.run("import torch, library; x = torch.ones(2033); library.CACHE['k'] = x")
-
-    assert _list_ways(_explain(notebook, "x")) == {
-        "x": "%memrelease x",
-        'library.CACHE["k"]': 'import library; del library.CACHE["k"]',
-    }
-    notebook.run("del x")
-    unnamed = explain_unnamed(notebook.shell, notebook.hardware)
-    assert _list_ways(unnamed)['library.CACHE["k"]'] == 'import library; del library.CACHE["k"]'
 
 
 def test_memory_that_is_lent(notebook: Notebook) -> None:
