@@ -97,11 +97,6 @@ class DeviceAccount:
     #: Biggest first. Together they are ``allocated_bytes``, where that is known.
     owned: tuple[Owned, ...]
 
-    @property
-    def unknown_bytes(self) -> int:
-        """Bytes about which nothing could be found."""
-        return sum(line.n_bytes for line in self.owned if line.kind == "unknown")
-
     def sum_kinds(self) -> tuple[tuple[MemoryKind, int], ...]:
         """Bytes of each kind, biggest first."""
         sums: dict[MemoryKind, int] = {}

@@ -247,8 +247,6 @@ class Timeline:
     layers: tuple[Layer, ...]
     #: The index of the moment with the most allocated.
     peak: int
-    #: Number of moments before thinning.
-    n_moments: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +373,6 @@ class HostLines:
     unread_bytes: int
     #: The lines that were not read one by one; ``()`` where they are not known.
     unread_lines: tuple[int, ...]
-    n_readings: int
     notes: tuple[TraceNote, ...] = ()
 
 

@@ -72,16 +72,6 @@ class IdleQueue:
         self._lock = threading.RLock()
         survive_fork(self)
 
-    @property
-    def is_acting(self) -> bool:
-        """Return whether an action is under way, on any thread."""
-        return self._acting
-
-    @property
-    def n_waiting(self) -> int:
-        """Number of actions that wait for their turn."""
-        return len(self._actions)
-
     def start_cell(self) -> None:
         """Let actions wait from now on."""
         with self._lock:

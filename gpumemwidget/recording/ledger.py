@@ -7,8 +7,6 @@ import datetime
 import io
 import json
 import os
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -16,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from gpumemwidget.errors import FileError, GpuMemError
 from gpumemwidget.model.cells import CellDevice, CellRecord
 from gpumemwidget.recording.files import find_target, refuse_target, write_whole
-from gpumemwidget.recording.forks import survive_fork
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,33 +47,30 @@ COLUMNS: Mapping[str, Literal["integer", "number", "text", "time", "flag"]] = {
 class Ledger:
     """The recorded cells, oldest first.
 
+    Attributes:
+        dropped: number of oldest records that are no longer kept.
+
     Args:
-        max_records: how many to keep; beyond that the oldest go, and ``dropped`` counts them.
+        max_records: how many to keep; beyond that the oldest go.
     """
 
     def __init__(self, max_records: int = 10_000) -> None:
-        self._records: deque[CellRecord] = deque(maxlen=max_records)
-        self._n_appended = 0
-        self._lock = threading.RLock()
-        survive_fork(self)
+        self._max_records = max_records
+        #: A list, as Python copies one in a single step while another thread appends.
+        self._records: list[CellRecord] = []
+        self.dropped = 0
 
     def append(self, record: CellRecord) -> None:
         """Add the newest record."""
-        with self._lock:
-            self._records.append(record)
-            self._n_appended += 1
+        self._records.append(record)
+        if len(self._records) > self._max_records:
+            del self._records[0]
+            self.dropped += 1
 
     @property
     def records(self) -> tuple[CellRecord, ...]:
         """The records that are kept, oldest first."""
-        with self._lock:
-            return tuple(self._records)
-
-    @property
-    def dropped(self) -> int:
-        """Number of oldest records that are no longer kept."""
-        with self._lock:
-            return self._n_appended - len(self._records)
+        return tuple(self._records)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -148,10 +142,6 @@ class Ledger:
         content = encode([_replace_surrogates(row) for row in self.to_rows()])
         write_whole(target, content, force=force)
         return target
-
-    def reset_after_fork(self) -> None:
-        """Renew the lock in a forked child."""
-        self._lock = threading.RLock()
 
 
 def _build_row(record: CellRecord, device: CellDevice | None) -> Row:

@@ -53,6 +53,5 @@ def describe_lines(
         outside_bytes=after_bytes - before_bytes - changes.total() - readings.unread_bytes,
         unread_bytes=readings.unread_bytes,
         unread_lines=tuple(sorted({number(place) for place in readings.unread_lines} - {0})),
-        n_readings=readings.n_readings,
         notes=tuple(readings.notes),
     )

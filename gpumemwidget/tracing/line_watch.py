@@ -59,7 +59,6 @@ class LineReadings:
         unread_bytes: change in bytes while lines ran that were not read one by one.
         unread_lines: the lines that were not read, as far as they are known, with the number of
             their runs in the present pause.
-        n_readings: number of readings.
         notes: on what is missing.
         is_unread: whether other lines may have run since the last reading.
 
@@ -78,7 +77,6 @@ class LineReadings:
         self.changes: dict[Place, int] = {}
         self.unread_bytes = 0
         self.unread_lines: dict[Place, int] = {}
-        self.n_readings = 0
         self.notes: list[TraceNote] = []
         self.start_bytes = self._last_bytes = 0
         self._start_ns = self._spent_ns = 0
@@ -89,7 +87,7 @@ class LineReadings:
         for _ in range(3):
             self.advance(None)
         self.changes.clear()
-        self.unread_bytes = self.n_readings = self._spent_ns = 0
+        self.unread_bytes = self._spent_ns = 0
         self._start_ns = self._clock_ns()
         self.start_bytes = self._last_bytes = self._read()
 
@@ -103,7 +101,6 @@ class LineReadings:
         self._book()
         self.is_unread = False
         self.place = place
-        self.n_readings += 1
         return self.charge(self._clock_ns() - start_ns + self.call_ns)
 
     def exclude(self, action: Callable[[], object]) -> None:

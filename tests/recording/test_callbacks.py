@@ -48,14 +48,14 @@ def test_waits_for_the_cells_end(queue: IdleQueue) -> None:
     queue.start_cell()
     for number in range(3):
         queue.add(lambda number=number: done.append(number))
-    waiting = (list(done), queue.n_waiting)
+    waiting = (list(done), len(queue._actions))
 
     queue.end_cell()
     queue.add(lambda: done.append(3))
 
     assert waiting == ([], 3)
     assert done == [0, 1, 2, 3]
-    assert not queue.is_acting
+    assert not queue._acting
 
 
 def test_an_action_may_add_another(queue: IdleQueue) -> None:
@@ -91,7 +91,7 @@ def test_an_interrupt_leaves_the_queue_usable(queue: IdleQueue) -> None:
     queue.add(lambda: done.append("later"))
 
     assert done == ["behind", "later"]
-    assert not queue.is_acting
+    assert not queue._acting
 
 
 class TestTwoThreads:
@@ -112,7 +112,7 @@ class TestTwoThreads:
         assert entered.wait(PATIENCE_S)
 
         queue.start_cell()  # would hang here
-        acting = queue.is_acting
+        acting = queue._acting
         queue.add(lambda: done.append("queued"))
         release.set()
         click.join(PATIENCE_S)
@@ -167,11 +167,11 @@ class TestTwoThreads:
         n_cells = 0
         while clicker.is_alive():
             queue.start_cell()
-            while queue.is_acting:  # One that began before the cell goes on beside it.
+            while queue._acting:  # One that began before the cell goes on beside it.
                 pass
             in_first_cell.set()
-            n_before, n_waiting = len(done), queue.n_waiting
-            while clicker.is_alive() and queue.n_waiting < n_waiting + 10:
+            n_before, n_waiting = len(done), len(queue._actions)
+            while clicker.is_alive() and len(queue._actions) < n_waiting + 10:
                 pass
             begun_within.append(len(done) - n_before)
             queue.end_cell()

@@ -65,7 +65,6 @@ def test_a_child_does_not_hang_on_what_other_threads_held() -> None:
             monitor._wants_lock,
             monitor._history_lock,
             monitor.history._lock,
-            monitor.ledger._lock,
             monitor._idle._lock,
             monitor._sampler._lock,
             monitor._sampler._stop_asked._cond,

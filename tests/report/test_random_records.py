@@ -94,7 +94,7 @@ def _make_timeline(draw: st.DrawFn) -> Timeline:
     allocated = [sum(layer.held_bytes[i] for layer in layers) for i in range(n)]
     reserved = draw(st.lists(st.none() | _AMOUNTS, min_size=n, max_size=n))
     peak = max(range(n), key=allocated.__getitem__)
-    return Timeline(tuple(times), tuple(allocated), tuple(reserved), layers, peak, n)
+    return Timeline(tuple(times), tuple(allocated), tuple(reserved), layers, peak)
 
 
 def _make_calls() -> st.SearchStrategy[tuple[Call, ...]]:

@@ -41,7 +41,7 @@ def _make_timeline(
     n = len(allocated)
     times_s = tuple(times or map(float, range(n)))
     peak = max(range(n), key=allocated.__getitem__)
-    timeline = Timeline(times_s, allocated, (None,) * n, tuple(drawn), peak, n)
+    timeline = Timeline(times_s, allocated, (None,) * n, tuple(drawn), peak)
     return dataclasses.replace(timeline, **changes)  # type: ignore[arg-type]
 
 

@@ -102,7 +102,7 @@ def make_lines_device(
     allocated = tuple(map(sum, zip(*(layer.held_bytes for layer in layers), strict=True)))
     reserved = tuple(n_bytes + 16 * MIB for n_bytes in allocated)
     times_s = tuple(_DURATION_S * moment / len(moments) for moment in moments)
-    timeline = Timeline(times_s, allocated, reserved, tuple(layers), moments[-1], 20 * len(moments))
+    timeline = Timeline(times_s, allocated, reserved, tuple(layers), moments[-1])
     made = DeviceTrace(
         device=device,
         allocated=Span(_BEFORE_BYTES, allocated[-1], allocated[-1]),
@@ -145,7 +145,6 @@ def make_host_trace() -> CellTrace:
         outside_bytes=MIB // 2 - 320,
         unread_bytes=20 * MIB + MIB // 2,
         unread_lines=(5, 6),
-        n_readings=60,
         notes=(TraceNote(NoteKind.OTHER_THREADS),),
     )
     device = CellDevice(

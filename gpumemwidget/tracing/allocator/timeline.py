@@ -83,7 +83,6 @@ def choose_moments(replay: Replay, cell_us: int, start_us: int, end_us: int) -> 
         reserved_bytes=tuple([reserved[place] for place in places]),
         layers=(),
         peak=peak_moment,
-        n_moments=n_moments,
     )
     stops = [place - 1 for place in places]
     return Moments(timeline, stops, peak - 1, peak_bytes, max(reserved))
