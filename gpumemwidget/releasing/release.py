@@ -33,13 +33,15 @@ from gpumemwidget.ownership.holdings import Account
 from gpumemwidget.ownership.moves import Move
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.gradients import clear_gradients
-from gpumemwidget.releasing.move import carry_out, describe_error, whereabouts
 from gpumemwidget.releasing.plan import Draft, draw_up, find_references
-from gpumemwidget.releasing.watch import (
+from gpumemwidget.releasing.storages import (
     TOLERANCE_BYTES,
     WatchedStorage,
+    carry_out,
+    describe_error,
     list_remains,
     watch_storages,
+    whereabouts,
 )
 from gpumemwidget.units import format_bytes
 

@@ -27,10 +27,16 @@ from gpumemwidget.ownership.labels import find_kind_name
 from gpumemwidget.ownership.moves import Move, find_move, find_outside, list_owned
 from gpumemwidget.ownership.partition import join_overlapping, keep_parts_together
 from gpumemwidget.ownership.shell import Shell
-from gpumemwidget.releasing.move import carry_out, describe_error, whereabouts
 from gpumemwidget.releasing.plan import RELEASE_BUDGET_S
 from gpumemwidget.releasing.refusals import check_bound, find_capture, find_user
-from gpumemwidget.releasing.watch import WatchedStorage, list_remains, watch_storages
+from gpumemwidget.releasing.storages import (
+    WatchedStorage,
+    carry_out,
+    describe_error,
+    list_remains,
+    watch_storages,
+    whereabouts,
+)
 
 
 @forgets_frames

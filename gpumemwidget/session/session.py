@@ -273,7 +273,7 @@ class Session:
         with self.reporting("closing the monitor"):
             self.monitor.close()
         if self._has_released:
-            from gpumemwidget.releasing.move import whereabouts  # noqa: PLC0415 - when used
+            from gpumemwidget.releasing.storages import whereabouts  # noqa: PLC0415 - when used
 
             # Weak references keep the headers of storages.
             whereabouts.forget_all()

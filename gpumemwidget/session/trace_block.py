@@ -22,7 +22,7 @@ from gpumemwidget.session.interrupts import run_uninterrupted
 from gpumemwidget.session.session import find_session, keep_plain_hardware
 from gpumemwidget.session.tracer import Tracer, read_file_name
 from gpumemwidget.tracing.sources import is_library
-from gpumemwidget.tracing.trace_file import read_trace, write_trace
+from gpumemwidget.tracing.trace_file import read_snapshot, read_trace, write_trace
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -156,8 +156,6 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
         raise FileError(f"{source} is no regular file: choose another one")
     if source.suffix.lower() == ".json":
         return Trace(TraceRequest(), read_trace(source))
-    from gpumemwidget.tracing.snapshots import read_snapshot  # noqa: PLC0415 - when it is used
-
     return Trace(TraceRequest(), read_snapshot(source))
 
 

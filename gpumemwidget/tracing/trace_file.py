@@ -1,4 +1,4 @@
-"""Write a traced cell to a file of JSON, and read it back.
+"""Write a traced cell to a file of JSON, and read it, or a snapshot of PyTorch's, as a trace.
 
     {"format": "gpumemwidget trace", "version": 1, "units": …, "trace": {…}}
 
@@ -14,14 +14,20 @@ import functools
 import json
 import math
 import os
+import re
 import types
+from collections import Counter
+from collections.abc import Sequence
 from enum import Enum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from gpumemwidget.errors import FileError
-from gpumemwidget.model.traces import CellTrace
+from gpumemwidget.errors import FileError, describe_exception
+from gpumemwidget.model.cells import CellDevice, CellRecord
+from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.traces import AllocatorTrace, CellTrace
 from gpumemwidget.recording.files import find_target, refuse_target, write_whole
+from gpumemwidget.tracing.sources import Source, Sources, is_library, read_source
 
 _FORMAT = "gpumemwidget trace"
 _VERSION = 1
@@ -29,6 +35,12 @@ _SUFFIX = ".json"
 _UNITS = {"_bytes": "bytes", "_s": "seconds, times_s since the cell's start"}
 #: Maximum size of a file that is read: traces take a few MB.
 _MAX_BYTES = 512 << 20
+
+#: Exceptions that impossible figures of a snapshot cause in our code, such as huge sizes or
+#: settings of text.
+_DAMAGES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+#: File names of IPython's cells, in a terminal and in a kernel.
+_CELL = re.compile(r"^<ipython-input-|[/\\]ipykernel_\d+[/\\]\d+\.py$")
 
 
 class _WrongValueError(Exception):
@@ -200,3 +212,69 @@ def _check(trace: CellTrace) -> None:
             raise _WrongValueError(f"{where}.timeline.peak is none of its moments")
         if list(times_s) != sorted(times_s):
             raise _WrongValueError(f"{where}.timeline goes back in time")
+
+
+# -- Snapshots of PyTorch's memory viewer ----------------------------------------------------------
+
+
+def read_snapshot(path: Path) -> CellTrace:
+    """Return the trace in a file that PyTorch's memory viewer reads.
+
+    The file does not say which cell or block it is of: the lines are those of the user's file that
+    allocated most.
+
+    Raises:
+        FileError: the file can't be read, or is no snapshot.
+    """
+    from gpumemwidget.backends.cuda.snapshot_file import load_snapshot  # noqa: PLC0415 - where it is used
+    from gpumemwidget.tracing.device_trace import describe_device  # noqa: PLC0415 - where it is used
+
+    traces = load_snapshot(path)
+    filename = _find_main(traces)
+    text = "".join(read_source(filename)) if filename else ""
+    name = PurePath(filename).name if filename else path.name
+    sources = Sources(Source(name, filename, "file", text))
+    start_us = min((trace.start_us for trace in traces), default=0)
+    end_us = max((trace.end_us for trace in traces), default=0)
+    try:
+        devices = tuple(
+            describe_device(trace, sources=sources, start_us=start_us) for trace in traces
+        )
+    except _DAMAGES as exc:
+        why = describe_exception(exc)[:80]
+        raise FileError(
+            f"{path} is damaged: its figures are those of no device ({why}); choose another file"
+        ) from None
+    record = CellRecord(
+        execution_count=None,
+        cell_id=None,
+        first_line=path.name,
+        started_at=start_us / 1e6,
+        start_s=0.0,
+        duration_s=(end_us - start_us) / 1e6,
+        status="ok",
+        devices=tuple(
+            CellDevice(each.device, each.allocated, each.reserved, each.peak_is, None, None)
+            for each in devices
+        ),
+    )
+    return CellTrace(record, devices)
+
+
+def _find_main(traces: Sequence[AllocatorTrace]) -> str:
+    """Return the user's file that allocated most; ``""`` if the stacks have none."""
+    n_bytes: Counter[str] = Counter()
+    for trace in traces:
+        files = [_choose_file(stack) for stack in trace.events.stack_table]
+        for stack, size in zip(trace.events.stacks, trace.events.sizes, strict=True):
+            n_bytes[files[stack]] += size
+    del n_bytes[""]
+    return n_bytes.most_common(1)[0][0] if n_bytes else ""
+
+
+def _choose_file(stack: Sequence[Frame]) -> str:
+    """Return the outermost cell of a stack (innermost first), or else the user's outermost file."""
+    filenames = [frame.filename for frame in stack]
+    users = [filename for filename in filenames if filename and not is_library(filename)]
+    cells = [filename for filename in users if _CELL.search(filename)]
+    return (cells or users or [""])[-1]

@@ -287,7 +287,7 @@ def test_ctrl_c_while_restoring_ends_the_cell_with_all_where_it_was(
     def interrupt(*_: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("gpumemwidget.releasing.move._copy_storage", interrupt)
+    monkeypatch.setattr("gpumemwidget.releasing.storages._copy_storage", interrupt)
     with capture_output() as captured:
         result = loaded.run_cell(f"{code}\nafter = 1", store_history=True)
 
@@ -303,7 +303,7 @@ def test_memrestore_brings_back_what_a_release_moved(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plan, then the move; unloading forgets what was where."""
-    from gpumemwidget.releasing.move import whereabouts
+    from gpumemwidget.releasing.storages import whereabouts
 
     monkeypatch.setattr("gpumemwidget.ownership.partition.HOST", "no device")
     loaded.run_cell("import torch\nx = torch.ones(10)\ny = torch.ones(10)", store_history=True)

@@ -13,8 +13,8 @@ import torch
 
 from gpumemwidget.ownership.holdings import Account, take_account
 from gpumemwidget.ownership.moves import Move, find_move, find_outside
-from gpumemwidget.releasing import move as moves_module
-from gpumemwidget.releasing.move import carry_out
+from gpumemwidget.releasing import storages
+from gpumemwidget.releasing.storages import carry_out
 from tests.ownership.notebook import Notebook, refuse_to_clone
 
 
@@ -105,7 +105,7 @@ def test_a_move_that_is_interrupted_twice_is_undone_all_the_same(
     notebook.put(a=first, b=second, c=third)
     account, moves = _find(notebook)
     failed = refuse_to_clone(monkeypatch, n_bytes=80, make_error=KeyboardInterrupt)
-    mode_of = moves_module._mode_of
+    mode_of = storages._mode_of
     interrupts = iter([KeyboardInterrupt, KeyboardInterrupt])
 
     def interrupt(torch_module: Any, tensor: Any) -> Any:
@@ -114,7 +114,7 @@ def test_a_move_that_is_interrupted_twice_is_undone_all_the_same(
                 raise error
         return mode_of(torch_module, tensor)
 
-    monkeypatch.setattr(moves_module, "_mode_of", interrupt)
+    monkeypatch.setattr(storages, "_mode_of", interrupt)
 
     with pytest.raises(KeyboardInterrupt):
         carry_out(account, moves)

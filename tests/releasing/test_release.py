@@ -440,7 +440,7 @@ def test_each_step_is_measured_beside_its_plan(notebook: Notebook, tracker: Trac
 @pytest.mark.parametrize(
     ("step", "target"),
     [
-        ("move to CPU", "gpumemwidget.releasing.move._copy_storage"),
+        ("move to CPU", "gpumemwidget.releasing.storages._copy_storage"),
         ("drop IPython's references", "gpumemwidget.releasing.release.find_references"),
         ("clear caches", "gpumemwidget.backends.hardware.Hardware.release_workspaces"),
         ("gc.collect", "gpumemwidget.releasing.release.clear_gradients"),

@@ -10,8 +10,8 @@ import multiprocessing
 
 import pytest
 
-from gpumemwidget.releasing.move import whereabouts
 from gpumemwidget.releasing.restore import execute_restore
+from gpumemwidget.releasing.storages import whereabouts
 from tests.ownership.notebook import Notebook, Tracker
 
 #: Each binds ``x``, which alone leads to what ``make`` made, and tells how many bytes that is.

@@ -15,8 +15,8 @@ import torch
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import RestorePlan, RestoreReport, StepResult
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo
-from gpumemwidget.releasing.move import whereabouts
 from gpumemwidget.releasing.restore import execute_restore, plan_restore
+from gpumemwidget.releasing.storages import whereabouts
 from tests.ownership.notebook import Notebook, Tracker, refuse_to_clone
 
 pytestmark = pytest.mark.usefixtures("movable", "nothing_remembered")
