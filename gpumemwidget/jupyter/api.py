@@ -254,10 +254,7 @@ def release(
     )
     with _show_progress("gpumemwidget.release()"):
         report = session.release(request)
-    if report.is_interrupted:
-        from gpumemwidget.jupyter.magics import show_outcome  # noqa: PLC0415 - brings IPython
-
-        show_outcome(report)
+    _show_if_interrupted(report)
     return report
 
 
@@ -305,10 +302,7 @@ def restore(*names: str) -> RestoreReport:
     session = current_session()
     with _show_progress("gpumemwidget.restore()"):
         report = session.restore(names)
-    if report.is_interrupted:
-        from gpumemwidget.jupyter.magics import show_outcome  # noqa: PLC0415 - brings IPython
-
-        show_outcome(report)
+    _show_if_interrupted(report)
     return report
 
 
@@ -505,3 +499,11 @@ def _show_progress(what: str) -> AbstractContextManager[None]:
     from gpumemwidget.widgets.progress_line import show_progress  # noqa: PLC0415 - brings IPython
 
     return show_progress(what)
+
+
+def _show_if_interrupted(report: ReleaseReport | RestoreReport) -> None:
+    """Display what was done until a Ctrl-C came, and raise its ``ReleaseInterrupt``."""
+    if report.is_interrupted:
+        from gpumemwidget.jupyter.magics import show_outcome  # noqa: PLC0415 - brings IPython
+
+        show_outcome(report)

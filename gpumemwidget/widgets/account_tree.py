@@ -174,7 +174,6 @@ def _describe(owned: list[Owned], group: Group) -> Message:
     places = dict.fromkeys(each.allocated_at for each in owned if each.allocated_at is not None)
     return {
         "owns": _sum_devices(owned),
-        "n_storages": len(owned),
         "kinds": sorted(kinds, key=lambda kind: -kinds[kind])[:_MOST_WORDS],
         "shared_with": list(rows)[:_MOST_WORDS],
         "n_sharing": len(rows),

@@ -33,14 +33,13 @@ from gpumemwidget.report.stat import report_stat
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.device_panel import DevicePanel, DeviceUseHistory
 from gpumemwidget.widgets.feed import Feed
-from gpumemwidget.widgets.frontend import read_css, read_esm, read_plotly
 from gpumemwidget.widgets.messages import (
     DASHBOARD_REQUESTS,
     Message,
     check_request,
     describe_failure,
 )
-from gpumemwidget.widgets.page import CELL_PAUSE_S, Page
+from gpumemwidget.widgets.page import CELL_PAUSE_S, Page, read_css, read_esm, read_plotly
 from gpumemwidget.widgets.progress_line import NOTHING
 from gpumemwidget.widgets.variables_panel import VariablesPanel
 

@@ -29,9 +29,8 @@ from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.report.oom import describe_cached, describe_released, judge_now, sort_ways
 from gpumemwidget.report.render.wording import join_words
 from gpumemwidget.session.session import Session
-from gpumemwidget.widgets.frontend import read_esm
 from gpumemwidget.widgets.messages import CARD_REQUESTS, Message, check_request, describe_failure
-from gpumemwidget.widgets.page import schedule_on_main
+from gpumemwidget.widgets.page import read_esm, schedule_on_main
 from gpumemwidget.widgets.progress_line import tell_progress
 
 #: Maximum number of cards with buttons, the newest.

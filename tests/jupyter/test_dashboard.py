@@ -16,7 +16,7 @@ import torch
 from IPython.core.displaypub import CapturingDisplayPublisher
 
 from gpumemwidget.progress import listen
-from gpumemwidget.widgets.frontend import read_css, read_esm
+from gpumemwidget.widgets.page import read_css, read_esm
 from tests.jupyter.page import Page
 from tests.jupyter.rows import unpack_rows
 
