@@ -13,7 +13,6 @@ import re
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import FrameType
@@ -40,12 +39,7 @@ from gpumemwidget.ownership.blocks import (
     name_pools,
 )
 from gpumemwidget.ownership.graph.kinds import Kind
-from gpumemwidget.ownership.graph.objects import (
-    is_a,
-    is_one_of,
-    paused_collector,
-    read_attribute,
-)
+from gpumemwidget.ownership.graph.objects import is_a, paused_collector, read_attribute
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, take_account
 from gpumemwidget.ownership.labels import PathStep, StepKind
@@ -75,6 +69,9 @@ _MOST_UNMET_BYTES = 1024**2
 
 #: Maximum number of storages that have a path of their own in a brief account, the biggest.
 _MOST_ALONE = 128
+
+#: Maximum depth to which the state of an optimizer is searched for tensors.
+_MOST_LEVELS = 9
 
 
 @forgets_frames
@@ -272,18 +269,17 @@ class _Describer:
         self._paths = paths
         self._cells = cells
         self._no_name = no_name
-        self._parameters: set[int] = set()
+        self._parameters = set(paths.parameters)
         self._states: set[int] = set()
         self._buffers: set[int] = set()
-        self._parameter_classes: dict[int, bool] = {}
         for place in paths.modules:
-            self._note(self._buffers, (self._read(place, "_buffers"),), depth=1)
+            self._buffers |= self._find_tensors([self._read(place, "_buffers")])
         for place in paths.optimizers:
-            self._note(self._parameters, (self._read(place, "param_groups"),), depth=3)
+            self._parameters |= self._find_tensors([self._read(place, "param_groups")])
             state = self._read(place, "state")
             if is_a(state, dict):
                 # The keys are the parameters.
-                self._note(self._states, list(dict.values(state)), depth=8)
+                self._states |= self._find_tensors(dict.values(state))
 
     def describe(self, place: int, block: Block | None, n_bytes: int, *, is_short: bool) -> Owned:
         """Return the line of a storage, with the root alone for its path if ``is_short``."""
@@ -315,10 +311,8 @@ class _Describer:
     def _find_purpose(self, storage: int) -> MemoryKind:
         """Return what a storage is for: of several things that it is at once, the first."""
         tensors = self._graph.tensors_on.get(storage, ())
-        for each in tensors:
-            if each in self._parameters or self._is_parameter(each):
-                return "parameter"
         kinds: tuple[tuple[set[int], MemoryKind], ...] = (
+            (self._parameters, "parameter"),
             (self._graph.grads, "gradient"),
             (self._states, "optimizer state"),
             (self._buffers, "buffer"),
@@ -335,31 +329,21 @@ class _Describer:
             return "compile cache"
         return "tensor"
 
-    def _is_parameter(self, place: int) -> bool:
-        cls = type(self._graph.objects[place])
-        known = self._parameter_classes.get(id(cls))
-        if known is None:
-            known = is_one_of(cls, self._graph.reader.parameter_type)
-            self._parameter_classes[id(cls)] = known
-        return known
-
     def _read(self, place: int, name: str) -> object:
         return read_attribute(self._graph.objects[place], name)
 
-    def _note(self, into: set[int], targets: Iterable[object], *, depth: int) -> None:
-        """Note the tensors in these containers, so many levels down."""
+    def _find_tensors(self, containers: Iterable[object]) -> set[int]:
+        """Return the tensors in these containers, however they are nested, some levels down."""
         graph = self._graph
-        pending = deque((graph.find(each), depth) for each in targets)
+        found: set[int] = set()
         met: set[int] = set()
-        while pending:
-            place, left = pending.popleft()
-            if place is None or place in met:
-                continue
-            met.add(place)
-            if graph.kinds[place] is Kind.TENSOR:
-                into.add(place)
-            elif left and graph.kinds[place] is Kind.PLAIN:
-                pending.extend((part, left - 1) for part in graph.edges[place])
+        level = {place for place in map(graph.find, list(containers)) if place is not None}
+        for _ in range(_MOST_LEVELS):
+            found.update(place for place in level if graph.kinds[place] is Kind.TENSOR)
+            met |= level
+            plain = [place for place in level if graph.kinds[place] is Kind.PLAIN]
+            level = {part for place in plain for part in graph.edges[place]} - met
+        return found
 
 
 def _balance_device(reading: Reading, owned: Iterable[Owned], notes: list[str]) -> DeviceAccount:

@@ -89,7 +89,6 @@ class Account:
     elsewhere: list[int] = field(default_factory=list)
     #: Places in ``elsewhere`` whose holder was not met: it may be in C++, and go with a row.
     untold: list[int] = field(default_factory=list)
-    _groups: Groups | None = None
     _named: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     def find_paths(self) -> Paths:
@@ -111,14 +110,12 @@ class Account:
     def replace_marks(self, marks: list[int]) -> None:
         """Replace the marks, as if some edges were cut."""
         self.marks = marks
-        self._groups = None
+        vars(self).pop("groups", None)
 
-    @property
+    @cached_property
     def groups(self) -> Groups:
         """The storages, grouped by the marks that they carry."""
-        if self._groups is None:
-            self._groups = Groups(self.graph.storages, self.marks)
-        return self._groups
+        return Groups(self.graph.storages, self.marks)
 
     @cached_property
     def training_marks(self) -> int:
@@ -143,14 +140,6 @@ class Account:
     def sum_held(self, marks: int) -> DeviceBytes:
         """Return the bytes of the storages that any of these marks reaches."""
         return self.sum_groups(self.groups.find(marks), rounded=False)
-
-    def sum_frees(self, marks: int) -> DeviceBytes:
-        """Return the bytes of the storages that nothing but these marks reaches.
-
-        On CUDA rounded up to the allocator's 512 bytes, as the allocator counts them.
-        """
-        only = [carried for carried in self.groups.find(marks) if not carried & ~marks]
-        return self.sum_groups(only, rounded=True, dropped=marks)
 
     def sum_groups(self, groups: Sequence[int], *, rounded: bool, dropped: int = 0) -> DeviceBytes:
         """Return the bytes of these groups of storages, or a lower bound.

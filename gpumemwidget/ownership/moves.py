@@ -136,8 +136,6 @@ class Outside:
     tensors: dict[int, list[Any]] = field(default_factory=dict)
     #: How often such tensors refer to others in C++ (as view of, as gradient), by the others' ids.
     refs: dict[int, int] = field(default_factory=dict)
-    #: The storages that rows have themselves, and the marks with which each is let go.
-    roots: list[tuple[int, int]] = field(default_factory=list)
     #: Tensors that are parts of tensors of another class, which knows their device.
     inner: set[int] = field(default_factory=set)
 
@@ -150,9 +148,6 @@ def find_outside(account: Account, places: Sequence[int]) -> Outside:
     graph = account.graph
     reader = graph.reader
     outside = Outside(inner=_find_inner(graph))
-    for row in account.rows.values():
-        if graph.kinds[row.places[0]] is Kind.STORAGE:
-            outside.roots.append((row.places[0], row.frees_marks))
     pairs = [(on, place) for place in places for on in graph.tensors_on.get(place, ())]
     if not (
         any(_count_unmet(account, place) for place in places if place not in graph.unseen)
@@ -195,8 +190,8 @@ def _find_holder_in_the_way(
 ) -> str | None:
     """Return why the holders of a storage's tensors do not let them move; ``None`` if they do."""
     graph = account.graph
-    is_root = any(root == place and not marks & dropped for root, marks in outside.roots)
-    if graph.python_refs[place] or is_root:
+    rows = [row for row in account.rows.values() if row.places[0] == place]
+    if graph.python_refs[place] or any(not row.frees_marks & dropped for row in rows):
         return "its storage is held itself (x.untyped_storage()); drop that first"
     for each in kept:
         if any(account.marks[node] & ~dropped for node in graph.saved_by.get(each, ())):

@@ -168,8 +168,11 @@ class Paths:
         """Find what decides on levels: the tables of modules and optimizers, and exceptions."""
         graph = self._graph
         reader = graph.reader
-        self.modules, self.optimizers, exceptions, tracebacks = graph.list_instances(
-            reader.module_type, reader.optimizer_type, BaseException, TracebackType
+        self.modules, self.optimizers, self.parameters, exceptions, tracebacks = (
+            graph.list_instances(
+                *(reader.module_type, reader.optimizer_type, reader.parameter_type),
+                *(BaseException, TracebackType),
+            )
         )
         self._exceptions, self._tracebacks = set(exceptions), set(tracebacks)
         self._module_tables = self._find_tables(self.modules, "_parameters", "_buffers")

@@ -22,7 +22,7 @@ from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import name_class, paused_collector
 from gpumemwidget.ownership.holdings import Account, add_up, take_account
 from gpumemwidget.ownership.labels import LENDER, PathStep, StepKind, find_kind_name, spell_steps
-from gpumemwidget.ownership.partition import find_joint
+from gpumemwidget.ownership.partition import ReleasePartition, find_joint
 from gpumemwidget.ownership.paths import Steps, find_fix
 from gpumemwidget.ownership.shell import Shell
 
@@ -176,9 +176,8 @@ class _Inquiry:
     def _sum_frees(self) -> DeviceBytes:
         """Return what is freed if the object's name, or its place in its holder, is dropped."""
         account = self._account
-        row = account.rows.get(self._expression)
-        if row is not None:
-            return account.sum_frees(row.frees_marks)
+        if self._expression in account.rows:
+            return ReleasePartition(account, [self._expression]).sum_dying()
         starts = {root.place for root in account.list_roots()} | set(account.elsewhere)
         cut = None if self._parent is None else (self._parent, self._place)
         others = self._reach(starts, through_classes=True, cut=cut)
