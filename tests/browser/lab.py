@@ -71,15 +71,13 @@ class Lab:
         cells: Sequence[str],
         *,
         kernel: str = "python3",
-        width: int = 1280,
-        height: int = 1000,
-        theme: str = "JupyterLab Light",
+        **options: Any,
     ) -> Iterator[Notebook]:
         """A new notebook with these cells, none of them run; its kernel ends with it."""
         self._n_notebooks += 1
         name = f"notebook{self._n_notebooks}.ipynb"
         _write_notebook(self.folder / name, cells, kernel)
-        with self.open_file(name, width=width, height=height, theme=theme) as opened:
+        with self.open_file(name, **options) as opened:
             yield opened
 
     @contextlib.contextmanager

@@ -12,7 +12,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Locator
 
-from tests.browser.lab import BUSY, Lab, Notebook
+from tests.browser.lab import Lab, Notebook
 from tools.notebooks import execute
 from tools.oom_card_picture import HOST_CARD, LOAD
 
@@ -91,23 +91,6 @@ def test_click_releases_what_was_promised(lab: Lab) -> None:
         assert _way(notebook, "%memrelease big").is_disabled()
         assert _way(notebook, "%memrelease big").inner_text() == "Released"
         assert _way(notebook, "also_big").is_enabled()
-
-
-def test_click_during_a_cell_waits_for_its_end(lab: Lab) -> None:
-    """It is said at once that it waits; nothing goes before the cell has ended."""
-    with _open_card(lab, f"print('begun')\n{BUSY}\nprint(big is None)") as notebook:
-        notebook.start(3)
-        # A page that has the cell's first output knows that the kernel is busy.
-        notebook.wait_until(lambda: "begun" in notebook.output(3), "the cell has begun")
-        _way(notebook, "%memrelease big").click()
-        said = _wait_for(notebook, "%memrelease big", "queued")
-        assert said == "Waits until the running cell has ended."
-        assert notebook.is_running(3)
-        said = notebook.finish(3)
-        _wait_for(notebook, "%memrelease big", "done")
-
-        assert said.split() == ["begun", "False"]
-        assert notebook.ask("big") == "None"
 
 
 def test_what_is_not_there_any_more_cannot_be_clicked(lab: Lab) -> None:

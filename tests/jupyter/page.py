@@ -1,8 +1,9 @@
-"""A page that shows the dashboard: it keeps what it is sent, and says what a person does."""
+"""A page that shows the dashboard: keeps and reads what it is sent, says what a person does."""
 
 from __future__ import annotations
 
 import json
+import struct
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -10,9 +11,10 @@ from IPython.core.interactiveshell import InteractiveShell
 from gpumemwidget.session.session import Session, current_session
 from gpumemwidget.widgets.dashboard import Dashboard, open_dashboard
 
-__all__ = ["Message", "Page"]
+__all__ = ["Message", "Page", "unpack_rows", "unpack_update"]
 
 Message = dict[str, Any]
+Figures = tuple[float, ...]
 
 
 class Page:
@@ -48,3 +50,22 @@ class Page:
     def _keep(self, content: Message, buffers: object = None) -> None:
         json.dumps(content)
         self.sent.append({**content, "buffers": buffers})
+
+
+def unpack_update(
+    data: bytes, n_devices: int
+) -> tuple[float, float, list[tuple[float, list[Figures]]]]:
+    """An update's number, when the running cell began, and its rows."""
+    number, running_s, _, _ = struct.unpack_from("<4d", data)
+    return number, running_s, unpack_rows(data[32:], n_devices)
+
+
+def unpack_rows(data: bytes, n_devices: int) -> list[tuple[float, list[Figures]]]:
+    """Each row as its time, then of each device allocated, reserved and the peaks of both."""
+    width = 1 + 4 * n_devices
+    rows: list[tuple[float, list[Figures]]] = []
+    for start in range(0, len(data), 8 * width):
+        time_s, *figures = struct.unpack_from(f"<{width}d", data, start)
+        devices = [tuple(figures[k : k + 4]) for k in range(0, len(figures), 4)]
+        rows.append((time_s, devices))
+    return rows

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import RichOutput, capture_output
 
 import gpumemwidget
-from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.devices import HOST
 from tests.jupyter.machine import GIB, MIB, TOTAL, Machine
 
@@ -54,30 +52,6 @@ def test_of_one_device_the_segments_are_shown_too(shell_on_gpus: InteractiveShel
     assert "cuda:1" not in output.data["text/plain"]
     assert "Map of segments · 32.00 MiB in 2 segments" in output.data["text/plain"]
     assert output.data["text/html"].count("<details") == 1
-
-
-def test_an_unknown_device_is_refused_in_one_line(shell_on_gpus: InteractiveShell) -> None:
-    """With those that there are."""
-    with pytest.raises(UsageError) as caught:
-        shell_on_gpus.run_line_magic("memstat", "--device cuda:7")
-
-    assert str(caught.value) == ("no device 'cuda:7' here: choose from cuda:0, cuda:1, host")
-
-
-@pytest.mark.parametrize("device", [0, 0.5, ["cuda:0"], type("Odd", (), {"__eq__": None})()])
-def test_what_is_no_name_of_a_device_is_refused(
-    shell_on_gpus: InteractiveShell, device: object
-) -> None:
-    """Without a comparison, which is the user's own code."""
-    assert shell_on_gpus is not None
-    breakdowns = gpumemwidget.breakdown()
-
-    for take in (
-        gpumemwidget.breakdown,
-        breakdowns.record,
-    ):
-        with pytest.raises(BadInputError, match="a device's name can't be of type"):
-            take(device)  # type: ignore[arg-type]  # what a user may give
 
 
 def test_what_is_allocated_is_told_by_kind(shell_on_gpus: InteractiveShell) -> None:

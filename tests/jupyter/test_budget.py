@@ -10,9 +10,8 @@ import pytest
 
 import gpumemwidget
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.model.devices import EVERY_GPU, Budget
 from gpumemwidget.session.session import current_session
-from tests.jupyter.machine import GIB, Machine
+from tests.jupyter.machine import Machine
 
 
 @pytest.fixture
@@ -65,18 +64,6 @@ def test_bad_input_is_refused_in_one_line(cells: Machine, line: str, refusal: st
     assert said.startswith(f"UsageError: {refusal}")
     assert len(said.splitlines()) == 1
     assert current_session().monitor.budgets.list() == ()
-
-
-def test_the_function_sets_the_same(cells: Machine) -> None:
-    assert gpumemwidget.budget() == ()
-    assert gpumemwidget.budget(10 * GIB) == (Budget(EVERY_GPU, 10 * GIB),)
-    assert gpumemwidget.budget("20GiB", device="host") == (
-        Budget(EVERY_GPU, 10 * GIB),
-        Budget("host", 20 * GIB),
-    )
-    assert gpumemwidget.budget(device="cuda:0") == (Budget("cuda:0", 10 * GIB),)
-    assert gpumemwidget.budget("off", device="host") == (Budget(EVERY_GPU, 10 * GIB),)
-    assert gpumemwidget.budget("off") == ()
 
 
 class Hostile(str):
@@ -147,25 +134,11 @@ def test_the_ledger_and_the_line_show_the_mark(cells: Machine) -> None:
     assert "! above the cell's budget (%membudget)" in ledger
 
 
-def test_the_report_of_a_trace_tells_it_once(cells: Machine) -> None:
+@pytest.mark.parametrize("options", ["", " --device host"])
+def test_a_traced_cell_tells_it_once(cells: Machine, options: str) -> None:
+    """In its report, or below that of another device."""
     cells.run("%membudget 100MiB")
 
-    said = cells.run("%%memtrace\nb = gpu.allocate(120 << 20)")
-
-    assert said.count("exceeded its budget") == 1
-    assert "! 120.00 MiB" in said
-
-
-def test_a_report_of_another_device_keeps_the_line(cells: Machine) -> None:
-    cells.run("%membudget 100MiB")
-
-    said = cells.run("%%memtrace --device host\nb = gpu.allocate(120 << 20)")
+    said = cells.run(f"%%memtrace{options}\nb = gpu.allocate(120 << 20)")
 
     assert said.count("cuda:0 exceeded its budget") == 1
-
-
-def test_a_budget_in_the_cells_own_line_is_for_the_next_one(cells: Machine) -> None:
-    said = cells.run("%membudget 100MiB\nb = gpu.allocate(120 << 20)")
-
-    assert "exceeded" not in said
-    assert cells.last.devices[0].budget_bytes is None

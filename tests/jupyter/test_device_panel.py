@@ -5,14 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.devices import ChildProcess, Sample
-from gpumemwidget.widgets.device_panel import describe_children
+from gpumemwidget.widgets.device_panel import DeviceUseHistory, describe_children
 from tests.browser.stage import MIB, Stage
+from tests.clock import ManualClock
 from tests.jupyter.page import Page
 
 _TOTAL_BYTES = 80 * 1024 * MIB
@@ -162,3 +165,80 @@ def test_children_beyond_fifty_are_counted() -> None:
     assert told["n_more_children"] == 30
     assert told["are_all_counted"]
     assert told["children"][0]["resident"] >= 64 * MIB
+
+
+# -- Use over time ---------------------------------------------------------------------------------
+
+
+class _Use:
+    """A history on simulated GPUs, of which one is in use; the test moves its clock."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.stage = Stage(2, n_used=1)
+        self.is_seen = True
+        self.sent: list[dict[str, Any]] = []
+        monitor: Any = SimpleNamespace(clock=self.clock, hardware=self.stage.hardware)
+        self.history = DeviceUseHistory(monitor, self.sent.append, is_seen=lambda: self.is_seen)
+
+    def tick(self, n_times: int, step_s: float) -> None:
+        for _ in range(n_times):
+            self.history.send()
+            self.clock.advance(step_s)
+
+
+@pytest.fixture
+def use() -> _Use:
+    return _Use()
+
+
+def test_devices_are_told_with_the_drivers_total(use: _Use) -> None:
+    """Used or not: what is in use by anybody, by this process, and how busy the device is."""
+    use.stage.take(1024, "tensor", "x")
+
+    use.tick(1, 1.0)
+
+    first, second, host = use.sent[0]["devices"]
+    assert (first["device"], first["total"], first["is_touched"]) == ("cuda:0", _TOTAL_BYTES, True)
+    # The neighbour's, this process's context and tensor, and what no process is listed for.
+    assert first["used"] == (3000 + 543 + 1024 + 9) * MIB
+    assert (first["own"], first["reserved"]) == ((543 + 1024) * MIB, 1024 * MIB)
+    assert first["busy"] == 37
+    assert (second["used"], second["own"], second["is_touched"]) == (0, None, False)
+    assert second["reserved"] is None
+    assert (host["device"], host["own"]) == ("host", None)
+
+
+def test_drivers_are_asked_once_a_second_while_somebody_looks(use: _Use) -> None:
+    """However often samples come; nobody looks: nobody asks."""
+    use.tick(31, 0.1)
+    assert len(use.sent) == 4
+
+    use.is_seen = False
+    use.tick(10, 1.0)
+    assert len(use.sent) == 4
+
+
+def test_page_that_joins_gets_a_bounded_past(use: _Use) -> None:
+    """The newest moments."""
+    use.tick(950, 1.0)
+
+    joined = use.history.describe()
+
+    assert len(joined["moments"]) == 900
+    time_s, devices = joined["moments"][-1]
+    assert time_s == use.clock.now()
+    assert devices["cuda:0"] == [(3000 + 543 + 9) * MIB, 37]
+    assert "host" not in devices
+
+
+def test_lost_device_is_told_and_leaves_no_moment(use: _Use) -> None:
+    """What can't be read is not drawn as nothing."""
+    use.stage.lost.add("cuda:1")
+
+    use.tick(1, 1.0)
+
+    lost = use.sent[0]["devices"][1]
+    assert (lost["used"], lost["busy"]) == (None, None)
+    assert "fell off the bus" in lost["note"]
+    assert list(use.history.describe()["moments"][-1][1]) == ["cuda:0"]

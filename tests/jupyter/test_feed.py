@@ -17,7 +17,7 @@ from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from gpumemwidget.widgets.feed import _MAX_ROWS_BYTES, Feed, pack_rows
 from tests.clock import ManualClock
-from tests.jupyter.rows import unpack_rows, unpack_update
+from tests.jupyter.page import unpack_rows, unpack_update
 
 _MIB = 1024**2
 

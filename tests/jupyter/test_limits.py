@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-import gpumemwidget
-from gpumemwidget.model.devices import Limit
 from gpumemwidget.session.session import current_session
 from gpumemwidget.testing import DeviceFullError
 from gpumemwidget.widgets.feed import Feed
@@ -83,46 +81,9 @@ def test_a_limit_under_what_is_reserved(gpus: Machine) -> None:
 
     shown = gpus.say("%memlimit 50MiB")
 
-    assert shown.partition("cuda:0 has ")[2] == (
-        "50.00 MiB more reserved than its limit. What is allocated stays allocated; of new "
-        "requests, only those that fit into the cache (up to 40.00 MiB) succeed until at least "
-        "10.00 MiB of tensors are released. What you can do on cuda:0 "
-        "40.00 MiB give back cached segments now torch.cuda.empty_cache() "
-        "see what holds the rest %memvars --device cuda:0 remove the limit "
-        "%memlimit off --device cuda:0"
-    )
+    assert "cuda:0 has 50.00 MiB more reserved than its limit" in shown
+    assert "(up to 40.00 MiB) succeed until at least 10.00 MiB of tensors are released" in shown
     assert "DeviceFullError" in gpus.say("c = gpu.allocate(41 << 20)")
-
-
-@pytest.mark.parametrize(
-    ("line", "refusal"),
-    [
-        ("12 Gigs", "'12 Gigs' is no limit"),
-        ("1GiB --device host", "PyTorch limits and counts what it reserves on GPUs"),
-        ("-5GiB", "%memlimit: unrecognized arguments: -5GiB; %memlimit? shows what it takes"),
-    ],
-)
-def test_refusals_are_one_line(gpus: Machine, line: str, refusal: str) -> None:
-    """They name what was given; nothing is set."""
-    shown = gpus.say(f"%memlimit {line}")
-
-    assert shown.startswith(f"UsageError: {refusal}")
-    assert "Traceback" not in shown
-    assert gpus.allocator.get_allowed(0) == TOTAL
-
-
-def test_the_functions_do_the_same(gpus: Machine) -> None:
-    """An int is bytes, exactly; a float is a share."""
-    exact = gpumemwidget.limit(12 * GIB + 1)
-    share = gpumemwidget.limit(0.5, device="cuda:1")
-    shown = gpumemwidget.limit()
-    gone = gpumemwidget.limit("off", device="cuda:0")
-
-    assert exact == (Limit("cuda:0", 12 * GIB + 1, TOTAL, 0),)
-    assert gpus.allocator.get_allowed(0) == TOTAL
-    assert share == (Limit("cuda:1", 40 * GIB, TOTAL, None),)
-    assert shown == exact + share
-    assert gone == (Limit("cuda:0", None, TOTAL, 0),)
 
 
 def test_a_limit_waits_for_the_first_use(load: Load) -> None:
@@ -235,11 +196,7 @@ def test_peaks_begin_anew(gpus: Machine) -> None:
         "gpu.free(gpu.allocate(60 << 20))\n%memreset\npeak = torch.cuda.max_memory_allocated(0)"
     )
 
-    assert shown == (
-        "PyTorch's peaks, now reset device allocated, peak was reserved, peak was "
-        "cuda:0 60.00 MiB 100.00 MiB "
-        "Reset by torch.cuda.reset_peak_memory_stats(); the recorded cells keep their peaks."
-    )
+    assert "cuda:0 60.00 MiB 100.00 MiB" in shown
     assert gpus.shell.user_ns["peak"] == 0
     record = current_session().monitor.ledger.records[-1]
     assert record.devices[0].allocated.peak_bytes == 60 * MIB

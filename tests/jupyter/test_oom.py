@@ -329,17 +329,6 @@ def test_what_a_library_says(loaded: InteractiveShell, cards: list[OomCard]) -> 
     assert (card.place or "").endswith("], line 5")
 
 
-def test_what_is_raised_from_it(loaded: InteractiveShell, cards: list[OomCard]) -> None:
-    """As the cause, and while it is handled; not where ``from None`` hides it."""
-    catch = "try:\n    gpu.make(300)\nexcept torch.OutOfMemoryError as exc:\n    raise ValueError"
-
-    run(loaded, f"{catch} from exc")
-    run(loaded, catch)
-    run(loaded, f"{catch} from None")
-
-    assert [card.event.requested_bytes for card in cards] == [300 * MIB] * 2
-
-
 def test_a_class_of_the_users(loaded: InteractiveShell, cards: list[OomCard]) -> None:
     """What it would answer is not asked."""
     run(

@@ -192,20 +192,18 @@ def test_a_block_is_used_once(machine: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "message"),
     [
-        ({"device": "cuda:9"}, BadInputError, "no device 'cuda:9' here: choose from"),
-        ({"n_events": "20"}, BadInputError, "'20' events can't be kept"),
-        ({"depth": 1.5}, BadInputError, "1.5 is no depth"),
-        ({"snapshot": "/none/such/x.pickle"}, FileError, "the folder /none/such does not exist"),
-        ({"snapshot": ""}, BadInputError, "a file's name is missing"),
+        ({"n_events": "20"}, "'20' events can't be kept"),
+        ({"depth": 1.5}, "1.5 is no depth"),
+        ({"snapshot": ""}, "a file's name is missing"),
     ],
 )
 def test_bad_options_are_refused_where_they_are_given(
-    machine: None, options: dict[str, Any], error: type[Exception], message: str
+    machine: None, options: dict[str, Any], message: str
 ) -> None:
     """In one line, before the block."""
-    with pytest.raises(error) as caught:
+    with pytest.raises(BadInputError) as caught:
         gpumemwidget.trace(**options)
 
     assert message in str(caught.value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from gpumemwidget.model.traces import CellTrace, DeviceTrace, HostLines, LineUse
 from gpumemwidget.session import tracer
 from gpumemwidget.tracing import device_trace
 from tests.jupyter.machine import MIB, Machine
-
-_HAS_MONITORING = sys.version_info >= (3, 12)
 
 
 class Cells:
@@ -391,18 +388,6 @@ def test_sites_are_kept_on_request(gpu_cells: Cells, gpu: Machine) -> None:
     gpu_cells.run("%memtrace sites off")
     assert gpu_cells.text.strip() == "memtrace sites: the line of each block is no longer kept"
     assert not gpu.allocator.is_history_on
-
-
-def test_a_block_within_a_traced_cell_is_refused(gpu_cells: Cells) -> None:
-    """There is one history; the cell's own report is there all the same."""
-    result = gpu_cells.run(
-        f"%%memtrace\nimport gpumemwidget\nh = gpu.allocate({100 * MIB})\n"
-        "with gpumemwidget.trace():\n    pass\n"
-    )
-
-    assert isinstance(result.error_in_exec, gpumemwidget.errors.BusyError)
-    assert "one at a time" in str(result.error_in_exec)
-    assert gpu_cells.list_nets() == {3: 100}
 
 
 def test_a_block_within_a_cell_leaves_the_cell_its_peaks(gpu_cells: Cells) -> None:
