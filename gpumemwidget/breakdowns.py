@@ -91,7 +91,7 @@ def build_breakdown(
         largest_free_block_bytes=(
             None if unallocated is None else unallocated.largest_free_block_bytes
         ),
-        has_expandable=any(segment.is_expandable for segment in state.segments),
+        has_expandable=any(segment.page_bytes is not None for segment in state.segments),
         pinned=state.pinned,
         failures=state.notes,
         doubts=tuple(doubts),
@@ -222,18 +222,10 @@ def _match_segments(state: DeviceState, doubts: list[BreakdownDoubt]) -> Unalloc
 
 def _divide_unallocated(found: Unallocated) -> tuple[BreakdownPart, ...]:
     """Return the memory that is reserved but unallocated, in parts."""
-    middle: tuple[BreakdownPart, ...]
-    if found.releasable_bytes is None or found.fragmented_bytes is None:
-        free = found.reserved_bytes - found.allocated_bytes - found.pending_bytes
-        middle = (_merge_parts(("releasable", "fragmented"), free - found.pools_bytes),)
-    else:
-        middle = (
-            BreakdownPart("releasable", found.releasable_bytes),
-            BreakdownPart("fragmented", found.fragmented_bytes),
-        )
     return (
         BreakdownPart("pending", found.pending_bytes),
-        *middle,
+        BreakdownPart("releasable", found.releasable_bytes),
+        BreakdownPart("fragmented", found.fragmented_bytes),
         BreakdownPart("pools", found.pools_bytes),
     )
 

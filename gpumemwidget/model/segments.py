@@ -43,9 +43,6 @@ class Segment:
     #: The pool's id in torch; ``(0, 0)`` is the common pool.
     pool_id: tuple[int, int]
     blocks: tuple[Block, ...]
-    #: True if the segment grows (``expandable_segments``): free pages within are given back too.
-    is_expandable: bool = False
-    #: For requests up to 1 MiB; ``None`` where this release of torch does not tell.
-    is_small: bool | None = None
-    #: Bytes of the pages that a segment which grows consists of; ``None``: as many as by default.
+    #: Size of the pages of a segment that grows (``expandable_segments``), of which free ones are
+    #: given back one by one; ``None`` for all other segments.
     page_bytes: int | None = None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,7 +37,7 @@ def test_pools_are_apart() -> None:
     found = divide_unallocated(
         [
             make_segment(("a", MIB), ("i", MIB), pool_id=(1, 0)),
-            make_segment(("i", 5 * MIB), pool_id=(0, 1), is_expandable=True, is_small=None),
+            make_segment(("i", 5 * MIB), pool_id=(0, 1), page_bytes=20 * MIB),
         ]
     )
 
@@ -51,8 +49,8 @@ def test_of_a_segment_that_grows_whole_pages_are_given_back() -> None:
     """They are counted from its start: 20 MiB each, 2 MiB where requests are small."""
     blocks = (("a", 5 * MIB), ("i", 40 * MIB), ("a", 5 * MIB), ("i", 10 * MIB))
 
-    large = divide_unallocated([make_segment(*blocks, is_expandable=True, is_small=False)])
-    small = divide_unallocated([make_segment(*blocks, is_expandable=True, is_small=True)])
+    large = divide_unallocated([make_segment(*blocks, page_bytes=20 * MIB)])
+    small = divide_unallocated([make_segment(*blocks, page_bytes=2 * MIB)])
 
     assert (large.releasable_bytes, large.fragmented_bytes) == (20 * MIB, 30 * MIB)
     assert (small.releasable_bytes, small.fragmented_bytes) == (38 * MIB + 10 * MIB, 2 * MIB)
@@ -61,7 +59,7 @@ def test_of_a_segment_that_grows_whole_pages_are_given_back() -> None:
 def test_a_page_may_lie_over_blocks_that_are_one_as_soon_as_both_are_free() -> None:
     """What is pending between free blocks joins them; its own bytes stay its own."""
     segment = make_segment(
-        ("a", 20 * MIB), ("i", 12 * MIB), ("p", 8 * MIB), ("a", MIB), is_expandable=True
+        ("a", 20 * MIB), ("i", 12 * MIB), ("p", 8 * MIB), ("a", MIB), page_bytes=20 * MIB
     )
 
     found = divide_unallocated([segment])
@@ -73,23 +71,11 @@ def test_a_page_may_lie_over_blocks_that_are_one_as_soon_as_both_are_free() -> N
     )
 
 
-def test_pages_of_unknown_size_are_not_guessed() -> None:
-    """The two parts are unknown then, if there is anything to divide."""
-    free = make_segment(("a", MIB), ("i", MIB), is_expandable=True, is_small=None)
-    full = make_segment(("a", MIB), is_expandable=True, is_small=None)
-
-    assert divide_unallocated([free]).releasable_bytes is None
-    assert divide_unallocated([full]).releasable_bytes == 0
-
-
 @given(segments())
 def test_each_byte_is_in_one_sum(found: tuple[()]) -> None:
     """Whatever the segments are."""
     sums = divide_unallocated(found)
 
-    if sums.releasable_bytes is None or sums.fragmented_bytes is None:
-        assert sums.releasable_bytes is sums.fragmented_bytes is None
-        return
     assert min(sums.releasable_bytes, sums.fragmented_bytes) >= 0
     assert sums.reserved_bytes == (
         sums.allocated_bytes
@@ -98,19 +84,6 @@ def test_each_byte_is_in_one_sum(found: tuple[()]) -> None:
         + sums.fragmented_bytes
         + sums.pools_bytes
     )
-
-
-def test_pages_are_as_large_as_they_were_set() -> None:
-    """``large_segment_size_mb`` decides how much of a segment that grows is given back."""
-    blocks = ("a", MIB), ("i", 49 * MIB)
-    usual = make_segment(*blocks, is_expandable=True, is_small=False)
-
-    found = [
-        divide_unallocated([replace(usual, page_bytes=page)]).releasable_bytes
-        for page in (None, 10 * MIB, 25 * MIB)
-    ]
-
-    assert found == [20 * MIB, 40 * MIB, 25 * MIB]
 
 
 @pytest.mark.parametrize("is_expandable", [False, True])

@@ -43,7 +43,7 @@ def test_every_state_of_every_release_is_understood() -> None:
     assert [block.requested_bytes for block in segment.blocks] == [5, 5, 5, None]
     assert [block.address for block in segment.blocks] == [4096, 4608, 5120, 5632]
     assert (segment.is_private, segment.pool_id) == (False, (0, 0))
-    assert (segment.is_small, segment.is_expandable) == (None, False)
+    assert segment.page_bytes is None
 
 
 def test_stacks_are_pythons_alone() -> None:
@@ -147,20 +147,20 @@ def test_an_allocator_that_keeps_no_blocks_is_a_note() -> None:
 @pytest.mark.parametrize(
     ("settings", "environment", "page_bytes"),
     [
-        ("", "", None),
+        ("", "", 20 << 20),
         ("", "expandable_segments:True,large_segment_size_mb:40", 40 << 20),
         ("large_segment_size_mb: 64", "large_segment_size_mb:40", 64 << 20),
         ("expandable_segments:True", "large_segment_size_mb:40", 40 << 20),
     ],
 )
 def test_the_size_of_large_segments_is_read(
-    monkeypatch: pytest.MonkeyPatch, settings: str, environment: str, page_bytes: int | None
+    monkeypatch: pytest.MonkeyPatch, settings: str, environment: str, page_bytes: int
 ) -> None:
     """What was set last, else what the environment says; it is about large requests alone."""
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", environment)
-    allocator = SimulatedGpus()
+    allocator = SimulatedGpus(expandable=True)
     torch = simulate_torch(allocator)
     torch._C._accelerator_getAllocatorSettings = lambda: settings
     for n_bytes in (100, 3 << 20):
@@ -168,7 +168,4 @@ def test_the_size_of_large_segments_is_read(
 
     segments = HistoryControl(torch).read_segments([0])
 
-    assert sorted((bool(each.is_small), each.page_bytes) for each in segments) == [
-        (False, page_bytes),
-        (True, None),
-    ]
+    assert sorted(each.page_bytes for each in segments) == [2 << 20, page_bytes]

@@ -30,8 +30,7 @@ def make_segment(
     device: str = "cuda:0",
     address: int = 1 << 40,
     pool_id: tuple[int, int] = (0, 0),
-    is_expandable: bool = False,
-    is_small: bool | None = False,
+    page_bytes: int | None = None,
 ) -> Segment:
     """Blocks side by side: ``("a", n)`` is allocated, ``p`` pending, ``i`` inactive."""
     made = []
@@ -47,8 +46,7 @@ def make_segment(
         is_private=pool_id != (0, 0),
         pool_id=pool_id,
         blocks=tuple(made),
-        is_expandable=is_expandable,
-        is_small=is_small,
+        page_bytes=page_bytes,
     )
 
 
@@ -128,8 +126,7 @@ def segments(draw: st.DrawFn) -> tuple[Segment, ...]:
             *draw(_BLOCKS),
             address=(number + 1) << 40,
             pool_id=draw(st.sampled_from([(0, 0), (0, 0), (1, 0)])),
-            is_expandable=draw(st.booleans()),
-            is_small=draw(st.sampled_from([True, False, None])),
+            page_bytes=draw(st.sampled_from([None, 2 * MIB, 20 * MIB])),
         )
         for number in range(draw(st.integers(0, 3)))
     )

@@ -24,7 +24,6 @@ from tests.breakdowns.readings import (
     make_host_state,
     make_owned,
     make_process,
-    make_segment,
     make_state,
     states,
 )
@@ -298,18 +297,6 @@ _STRANGER = make_process(4121, "other", 29 * GIB, None)
             3 * GIB + 512,
             BreakdownDoubt.SEGMENTS_UNKNOWN,
             id="segments of another moment",
-        ),
-        pytest.param(
-            {
-                "segments": (
-                    make_segment(("a", GIB), ("i", GIB), is_expandable=True, is_small=None),
-                ),
-                "reading": Reading("cuda:0", GIB, 2 * GIB),
-            },
-            ("releasable", "fragmented"),
-            GIB,
-            None,
-            id="pages of unknown size",
         ),
         pytest.param(
             {"reading": Reading("cuda:0", None, None), "segments": ()},

@@ -30,7 +30,7 @@ _DRIVER = 503_316_480
 def _make_segment(number: int, blocks: str, unit: int, pool: tuple[int, int] = (0, 0)) -> Segment:
     """One block a letter: ``a`` allocated, ``p`` pending, ``i`` inactive."""
     sizes = [(letter, unit) for letter in blocks]
-    return make_segment(*sizes, address=(number + 1) << 40, pool_id=pool, is_small=unit < MIB)
+    return make_segment(*sizes, address=(number + 1) << 40, pool_id=pool)
 
 
 def _make_use(used_bytes: int) -> DeviceUse:
@@ -202,8 +202,7 @@ def make_map(n_segments: int = 10, n_blocks: int = 12) -> SegmentMap:
                 *blocks,
                 address=number << 40,
                 pool_id=(int(number % 10 == 9), 0),
-                is_expandable=number % 4 == 3,
-                is_small=is_small,
+                page_bytes=(2 if is_small else 20) * MIB if number % 4 == 3 else None,
             )
         )
     segments.sort(key=lambda each: -each.n_bytes)

@@ -211,7 +211,7 @@ class TestMap:
                     ("a", 10 * mib),
                     ("i", 40 * mib),
                     ("a", mib),
-                    is_expandable=True,
+                    page_bytes=20 * mib,
                     address=1 << 40,
                 ),
                 make_segment(("i", 2 * mib), pool_id=(1, 0), address=1 << 42),

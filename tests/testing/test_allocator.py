@@ -150,7 +150,7 @@ def test_the_cache_gives_what_was_foretold(
     assert foretold.reserved_bytes == before <= 300 * MIB
     assert foretold.allocated_bytes == read(allocator, "allocated_bytes")
     assert foretold.releasable_bytes == before - read(allocator, "reserved_bytes")
-    assert {each.is_expandable for each in segments} <= {is_expandable}
+    assert {each.page_bytes is not None for each in segments} <= {is_expandable}
     left = parse_segments(allocator.snapshot())
     ends = [each.address + each.n_bytes for each in left]
     assert all(end <= after.address for end, after in zip(ends, left[1:], strict=False))
@@ -168,9 +168,9 @@ def test_segments_grow_and_give_pages_back() -> None:
 
     left = parse_segments(allocator.snapshot())
     allocator.allocate(25 * MIB)
-    assert [(each.n_bytes, each.is_small, len(each.blocks)) for each in grown] == [
-        (100 * MIB, False, 4),
-        (2 * MIB, True, 2),
+    assert [(each.n_bytes, each.page_bytes, len(each.blocks)) for each in grown] == [
+        (100 * MIB, 20 * MIB, 4),
+        (2 * MIB, 2 * MIB, 2),
     ]
     start = grown[0].address
     assert [(each.address - start, each.n_bytes) for each in left[:-1]] == [

@@ -26,17 +26,21 @@ _STATES: dict[str, Literal["active_allocated", "active_pending_free", "inactive"
 }
 
 
+#: PyTorch's sizes of the pages of segments that grow, for small and for large requests.
+_SMALL_PAGE_BYTES, _LARGE_PAGE_BYTES = 2 << 20, 20 << 20
 #: The allocator's settings in the environment, the newest name first.
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
 def parse_segments(
-    raw: Iterable[Mapping[str, Any]], *, kind: str = "cuda", large_page_bytes: int | None = None
+    raw: Iterable[Mapping[str, Any]],
+    *,
+    kind: str = "cuda",
+    large_page_bytes: int = _LARGE_PAGE_BYTES,
 ) -> tuple[Segment, ...]:
     """Return torch's dictionaries as segments, by device and address.
 
-    ``large_page_bytes`` is the size of the pages of segments that grow and are for large requests,
-    where it was set.
+    ``large_page_bytes`` is the size of the pages of segments that grow and are for large requests.
     """
     stacks = StackTable()
     segments = [_parse_segment(segment, stacks, kind, large_page_bytes) for segment in raw]
@@ -45,8 +49,8 @@ def parse_segments(
     )
 
 
-def read_large_page_bytes(torch: Any) -> int | None:
-    """Return the setting ``large_segment_size_mb``, in bytes; ``None`` where it is not set.
+def read_large_page_bytes(torch: Any) -> int:
+    """Return the setting ``large_segment_size_mb``, in bytes.
 
     The last call that set it counts, else the environment at the start: see ``AllocatorConfig`` in
     https://github.com/pytorch/pytorch/blob/main/c10/core/AllocatorConfig.h
@@ -57,11 +61,11 @@ def read_large_page_bytes(torch: Any) -> int | None:
         found = re.search(r"large_segment_size_mb\s*:\s*(\d+)", text)
         if found:
             return int(found[1]) << 20
-    return None
+    return _LARGE_PAGE_BYTES
 
 
 def _parse_segment(
-    raw: Mapping[str, Any], stacks: StackTable, kind: str, large_page_bytes: int | None
+    raw: Mapping[str, Any], stacks: StackTable, kind: str, large_page_bytes: int
 ) -> Segment:
     blocks = []
     for block in raw["blocks"]:
@@ -76,7 +80,7 @@ def _parse_segment(
             )
         )
     first, second = raw.get("segment_pool_id", (0, 0))
-    size_class = raw.get("segment_type")
+    page_bytes = _SMALL_PAGE_BYTES if raw.get("segment_type") == "small" else large_page_bytes
     return Segment(
         device=f"{kind}:{raw['device']}",
         address=raw["address"],
@@ -84,9 +88,7 @@ def _parse_segment(
         is_private=(first, second) != (0, 0),
         pool_id=(first, second),
         blocks=tuple(blocks),
-        is_expandable=bool(raw.get("is_expandable", False)),
-        is_small=None if size_class is None else size_class == "small",
-        page_bytes=large_page_bytes if size_class == "large" else None,
+        page_bytes=page_bytes if raw.get("is_expandable", False) else None,
     )
 
 

@@ -253,15 +253,7 @@ def _list_looks(
 
     A free block that ``empty_cache`` gives back in part is several.
     """
-    releasable: Sequence[tuple[int, int]] = ()
-    if not segment.is_private:
-        found = list_releasable_ranges(
-            [(each.address - segment.address, each.n_bytes, each.state) for each in segment.blocks],
-            is_expandable=segment.is_expandable,
-            is_small=segment.is_small,
-            page_bytes=segment.page_bytes,
-        )
-        releasable = found or ()
+    releasable = list_releasable_ranges(segment)
     for block in segment.blocks:
         start = block.address - segment.address
         end = start + block.n_bytes
