@@ -201,7 +201,6 @@ class _RunningModules:
             key=lambda mark: (mark.start_us, -math.inf if mark.end_us is None else -mark.end_us),
         )[::-1]
         self._threads: dict[int, list[CallMark]] = {}
-        self._found: dict[int, tuple[str, ...]] = {}
         self._time_us = 0
 
     def __bool__(self) -> bool:
@@ -219,13 +218,7 @@ class _RunningModules:
         """
         if time_us != self._time_us:
             self._time_us = time_us
-            if self._advance(time_us):
-                self._found.clear()
-        if n_calls not in self._found:
-            self._found[n_calls] = self._find(n_calls)
-        return self._found[n_calls]
-
-    def _find(self, n_calls: int) -> tuple[str, ...]:
+            self._advance(time_us)
         for running in self._threads.values():
             marks = list(running)
             # A clock of microseconds does not tell what ended from what began in the same one.
@@ -235,21 +228,17 @@ class _RunningModules:
                 return tuple([mark.name for mark in marks])
         return ()
 
-    def _advance(self, time_us: int) -> bool:
-        """Begin and end calls up to a time; return whether any did."""
-        has_changed = False
+    def _advance(self, time_us: int) -> None:
+        """Begin and end calls up to a time."""
         while self._coming and self._coming[-1].start_us <= time_us:
             mark = self._coming.pop()
             running = self._threads.setdefault(mark.thread, [])
             while running and _has_ended(running[-1], mark.start_us, is_next=True):
                 running.pop()
             running.append(mark)
-            has_changed = True
         for running in self._threads.values():
             while running and _has_ended(running[-1], time_us, is_next=False):
                 running.pop()
-                has_changed = True
-        return has_changed
 
 
 def _has_ended(mark: CallMark, time_us: int, *, is_next: bool) -> bool:

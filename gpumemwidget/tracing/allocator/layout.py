@@ -32,7 +32,6 @@ class BlockLayout:
         active: bytes of each block in use.
         pending: bytes of each block that was freed but waits for another stream.
         free: bytes of each free block.
-        free_ends: where the free block begins that ends at an address.
         segment_starts: addresses of segments; free blocks on both sides of one are not joined.
         reserved_bytes: bytes of all segments.
     """
@@ -41,7 +40,6 @@ class BlockLayout:
         self.active: dict[int, int] = {}
         self.pending: dict[int, int] = {}
         self.free: dict[int, int] = {}
-        self.free_ends: dict[int, int] = {}
         self.segment_starts: set[int] = set()
         self.reserved_bytes = 0
         #: Addresses of the free blocks, ascending.
@@ -65,10 +63,10 @@ class BlockLayout:
         """Add a free block, and join it with its free neighbours."""
         end = address + n_bytes
         if address not in self.segment_starts:
-            left = self.free_ends.get(address)
-            if left in self.free:
-                self._remove_free(left)
-                address = left
+            left = self.find_free(address - 1)
+            if left is not None and left[1] == address:
+                address = left[0]
+                self._remove_free(address)
         if end not in self.segment_starts and end in self.free:
             end += self._remove_free(end)
         self._insert_free(address, end)
@@ -106,11 +104,9 @@ class BlockLayout:
             if start not in self.free:
                 bisect.insort(self._starts, start)
             self.free[start] = end - start
-            self.free_ends[end] = start
 
     def _remove_free(self, start: int) -> int:
         n_bytes = self.free.pop(start)
-        self.free_ends.pop(start + n_bytes, None)
         del self._starts[bisect.bisect_left(self._starts, start)]
         return n_bytes
 

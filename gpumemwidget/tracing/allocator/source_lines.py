@@ -95,41 +95,33 @@ def list_sources(
 ) -> list[AllocatingSource]:
     """Return the traced cell, then the other sources, the one that allocated most first."""
     traced = AllocatingSource(sources.traced)
-    others: dict[str, AllocatingSource] = {}
+    found = {sources.traced.filename: traced}
     for index, site in enumerate(attribution.sites):
         if index != BEFORE:
-            _add_site(index, site, sources, traced, others)
+            _add_site(index, site, sources, found)
+    _, *others = found.values()
     ordered = sorted(
-        others.values(),
+        others,
         key=lambda other: -sum(totals.sum_allocated(line.sites) for line in other.lines.values()),
     )
-    found = [traced, *ordered[:_MAX_SOURCES]]
-    for source in found:
+    chosen = [traced, *ordered[:_MAX_SOURCES]]
+    for source in chosen:
         _choose_calls(source.lines.values(), totals.sum_allocated, depth)
-    return found
+    return chosen
 
 
-def _add_site(
-    index: int,
-    site: Site,
-    sources: Sources,
-    traced: AllocatingSource,
-    others: dict[str, AllocatingSource],
-) -> None:
+def _add_site(index: int, site: Site, sources: Sources, found: dict[str, AllocatingSource]) -> None:
     """Add a site to the innermost line of each source that its stack passes through."""
-    stack = site.stack
-    if stack.line is not None:
-        steps = fold_frames(stack.frames[: stack.n_below], site.modules)
-        traced.lines.setdefault(stack.line, _CallNode()).add(index, steps)
-    seen = {sources.traced.filename}
-    for place, frame in enumerate(stack.frames[: stack.n_inside]):
+    frames = site.stack.frames
+    seen = set()
+    for place, frame in enumerate(frames[: site.stack.n_inside]):
         source = sources.find(frame.filename)
         if source is None or source.filename in seen:
             continue
         seen.add(source.filename)
-        other = others.setdefault(source.filename, AllocatingSource(source))
-        steps = fold_frames(stack.frames[:place], site.modules)
-        other.lines.setdefault(frame.line, _CallNode()).add(index, steps)
+        lines = found.setdefault(source.filename, AllocatingSource(source)).lines
+        line = lines.setdefault(sources.find_line(frame) or frame.line, _CallNode())
+        line.add(index, fold_frames(frames[:place], site.modules))
 
 
 def _choose_calls(

@@ -44,15 +44,13 @@ class Stack:
         kind: ``cell``: the traced cell's code, on the thread that runs it. ``autograd``: one of
             autograd's threads. ``other``: another thread, or the main program outside of the cell.
         line: the innermost line of the cell; ``None`` if no frame is the cell's.
-        n_below: number of frames that ``line`` called.
-        n_inside: number of frames that the cell called.
+        n_inside: number of frames up to the cell's outermost one, the innermost first.
         n_module_calls: number of calls of modules.
     """
 
     frames: tuple[Frame, ...]
     kind: Literal["cell", "autograd", "other"]
     line: int | None
-    n_below: int
     n_inside: int
     n_module_calls: int
 
@@ -70,9 +68,8 @@ def read_stack(frames: tuple[Frame, ...], sources: Sources) -> Stack:
         frames=frames,
         kind=kind,
         line=sources.find_line(frames[places[0]]) if places else None,
-        n_below=places[0] if places else len(frames),
         # The main program outside of the cell is not the cell's doing; threads may be.
-        n_inside=places[-1] if places else 0 if outermost in _MAIN else len(frames),
+        n_inside=places[-1] + 1 if places else 0 if outermost in _MAIN else len(frames),
         n_module_calls=_count_module_calls(frames),
     )
 
