@@ -20,12 +20,6 @@ from typing import Literal
 
 from gpumemwidget.model.devices import BytesByDevice
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.ownership.counts import (
-    list_held_elsewhere,
-    list_outside,
-    list_seen_from_outside,
-    needs_outside,
-)
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo, TorchReader, find_torch
 from gpumemwidget.ownership.graph.walk import Graph, list_namespaces
@@ -33,6 +27,9 @@ from gpumemwidget.ownership.other_holders import (
     enter_running,
     enter_surroundings,
     find_module_roots,
+    list_held_elsewhere,
+    list_outside,
+    list_seen_from_outside,
 )
 from gpumemwidget.ownership.paths import Paths, Root
 from gpumemwidget.ownership.shell import Shell, ShellReference
@@ -239,9 +236,7 @@ def take_account(
         unmet = [each for each in held if each not in met and graph.kinds[each] not in _UNTOLD]
         outer.extend(find_module_roots(graph, unmet[:_MOST_HOLDERS]))
     elsewhere = [*held, *(root.place for root in outer if root.kind != "nowhere")]
-    if depth != "rows" and needs_outside(graph):
-        if outside is None:
-            outside = [] if graph.is_late() else list_outside(graph)
+    if depth != "rows":
         elsewhere.extend(list_seen_from_outside(graph, outside))
     del outside
     account = Account(

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpumemwidget.ownership.counts import list_outside
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import is_a, is_one_of, name_class, read_attribute
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks
+from gpumemwidget.ownership.other_holders import list_outside
 
 #: Kinds that compute with memory, or have seen it, and do not own it.
 _NO_OWNERS = {Kind.NODE, Kind.FUNCTION, Kind.FRAME, Kind.CLASS}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
-import types
 
 import pytest
 import torch
@@ -60,21 +58,3 @@ def test_a_tuple_under_a_name_goes_with_its_name(notebook: Notebook) -> None:
     (holder,) = explain(notebook.shell, "x[0]").holders
 
     assert (holder.path, word_fix(holder.fix).text) == ("x[0]", "%memrelease x")
-
-
-def test_what_a_module_keeps(
-    notebook: Notebook, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its path is taken as it is told, and what is to be typed imports it."""
-    library = types.ModuleType("library")
-    vars(library)["kept"] = {"k": tracker.make(5000)}
-    monkeypatch.setitem(sys.modules, "library", library)
-
-    explanation = explain(notebook.shell, 'library.kept["k"]')
-    result = notebook.ip.run_cell(word_fix(explanation.holders[0].fix).text)
-    gc.collect()
-
-    assert [each.path for each in explanation.holders] == ['library.kept["k"]']
-    assert word_fix(explanation.holders[0].fix).text == 'import library; del library.kept["k"]'
-    assert result.success
-    assert tracker.count_bytes() == 0
