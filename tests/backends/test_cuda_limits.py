@@ -228,16 +228,6 @@ def test_a_forked_child_has_no_limit(early: Gpu, monkeypatch: pytest.MonkeyPatch
     assert early.allocator.get_allowed(0) == TOTAL
 
 
-def test_more_than_the_device_has(gpu: Gpu) -> None:
-    """It is refused, and the limit stays as it was."""
-    gpu.backend.set_limit("cuda:0", LimitRequest(GIB))
-
-    with pytest.raises(BackendError, match=r"107374182400 bytes are more than the 8501"):
-        gpu.backend.set_limit("cuda:0", LimitRequest(100 * GIB))
-
-    assert gpu.read() == [("cuda:0", GIB, False)]
-
-
 def test_an_allocator_without_limits(gpu: Gpu) -> None:
     """A pluggable one refuses both to set one and to tell of one."""
 

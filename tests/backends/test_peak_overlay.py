@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.peak_overlay import PeakOverlay
 from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
 
@@ -240,24 +239,3 @@ def test_refused_arguments_are_refused_in_the_bindings_own_words() -> None:
 
 def _refuse(*_args: object) -> None:
     raise TypeError("its own words")
-
-
-def test_allocator_without_statistics_is_unknown_and_said_once() -> None:
-    """A pluggable allocator refuses statistics: nothing is known, and one sentence says so."""
-    allocator = SimulatedGpus()
-    allocator.touch(0)
-    torch = simulate_torch(allocator)
-
-    def refuse(_device: int) -> Any:
-        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.\nmore")
-
-    torch._C._cuda_memoryStats = refuse
-    backend = CudaBackend(torch)
-
-    readings = (*backend.start_span(), *backend.read(), *backend.end_span())
-
-    assert {reading.allocated_bytes for reading in readings} == {None}
-    assert {reading.peak_is for reading in readings} == {None}
-    (note,) = backend.take_notes()
-    assert note.startswith("cuda:0 gives no counters: CUDAPluggableAllocator")
-    assert backend.take_notes() == ()

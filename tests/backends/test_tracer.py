@@ -5,7 +5,6 @@ The same on a real GPU: ``tests/gpu/test_trace.py``.
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -469,21 +468,6 @@ def test_blocks_can_be_read_where_only_their_lines_are_kept(gpu: Gpu) -> None:
 
 
 # -- The file ----------------------------------------------------------------------------------
-
-
-def test_the_snapshot_is_written_whole(gpu: Gpu, tmp_path: Path) -> None:
-    """As torch gave it, in the place of what was there."""
-    path = tmp_path / "snapshot.pickle"
-    path.write_text("old")
-    gpu.backend.start_trace(n_events=100)
-    gpu.make(77)
-
-    (trace,) = gpu.trace(snapshot_to=path)
-
-    written = pickle.loads(path.read_bytes())
-    assert [each["size"] for each in written["device_traces"][0]][-1] == 77
-    assert list_sizes(trace) == [77]
-    assert [each.name for each in tmp_path.iterdir()] == ["snapshot.pickle"]
 
 
 def test_a_file_that_cant_be_written_is_a_note(gpu: Gpu, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from gpumemwidget.testing import (
     DeviceFullError,
     Event,
     Recording,
-    SimulatedMachine,
     replay,
     simulate_gpus,
 )
@@ -142,16 +141,3 @@ def test_a_recording_goes_on_by_hand(shell: InteractiveShell) -> None:
         shell.run_line_magic("unload_ext", "gpumemwidget")
 
     assert seen == [[3 * MIB], [0]]
-
-
-def test_segments_may_grow() -> None:
-    """As with PyTorch's setting of that name."""
-    with simulate_gpus(expandable=True) as gpus:
-        assert isinstance(gpus, SimulatedMachine)
-        gpus.allocate(30 * MIB)
-        gpus.allocate(30 * MIB)
-
-        (segment,) = gpus.snapshot()
-
-    assert segment["is_expandable"]
-    assert segment["total_size"] == 60 * MIB
