@@ -102,10 +102,7 @@ class Tracer:
 
     def __init__(self, hardware: Hardware, request: TraceRequest) -> None:
         self._hardware = hardware
-        self._device = request.device
-        self._n_events = request.n_events
-        self._depth = request.depth
-        self._snapshot_to = request.snapshot
+        self._request = request
         self._has_history = False
         #: True if a snapshot for PyTorch's own viewer was written.
         self.has_snapshot = False
@@ -131,9 +128,9 @@ class Tracer:
                 )
             _running.append(self)
         try:
-            if self._device != HOST:
+            if self._request.device != HOST:
                 self._guard("the history of the GPUs", self._start_history)
-            if self._device in (None, HOST):
+            if self._request.device in (None, HOST):
                 self._guard("the host's lines", self._prepare_watch)
         except BaseException:
             self.stop()
@@ -176,14 +173,14 @@ class Tracer:
             sources: the files of the cell and of other cells.
             find_names: returns what the allocators' blocks are for.
         """
-        if self._snapshot_to is not None and not self._traces:
+        if self._request.snapshot is not None and not self._traces:
             self._notes.append("No snapshot was written: no GPU's allocations were traced.")
         names = {}
         if self._traces and find_names is not None:
             names = self._guard("the names", find_names) or {}
         devices = []
         for trace in self._traces:
-            if self._device in (None, trace.device):
+            if self._request.device in (None, trace.device):
                 told = self._guard(
                     f"the lines of {trace.device}",
                     lambda trace=trace: self._describe_device(trace, record, sources, names),  # type: ignore[misc]
@@ -208,23 +205,23 @@ class Tracer:
             self._notes += map(_as_sentence, calls.take_notes())
         if self._has_history:
             self._has_history = False
-            stood = _identify(self._snapshot_to)
-            end = partial(self._hardware.end_trace, snapshot_to=self._snapshot_to)
+            stood = _identify(self._request.snapshot)
+            end = partial(self._hardware.end_trace, snapshot_to=self._request.snapshot)
             self._traces = self._guard("the history of the GPUs", end) or ()
             self._notes += self._hardware.take_notes()
             # One that could not be written leaves the file that was there before.
-            self.has_snapshot = _identify(self._snapshot_to) not in (None, stood)
+            self.has_snapshot = _identify(self._request.snapshot) not in (None, stood)
 
     def _start_history(self) -> None:
         self._has_history = True
-        self._notes += self._hardware.start_trace(n_events=self._n_events)
+        self._notes += self._hardware.start_trace(n_events=self._request.n_events)
         if any(report.info.device != HOST for report in self._hardware.read_devices()):
             self._calls = CallRecorder()
             self._calls.start()
 
     def _prepare_watch(self) -> None:
         used = [info.device for info in self._hardware.list_devices()]
-        if HOST not in used or (self._device is None and len(used) > 1):
+        if HOST not in used or (self._request.device is None and len(used) > 1):
             return
         counter = self._hardware.find_host_counter()
         if counter is None:
@@ -250,7 +247,7 @@ class Tracer:
             cell=_find_device(record, trace.device),
             marks=self._marks,
             names=names.get(trace.device),
-            depth=self._depth,
+            depth=self._request.depth,
         )
 
     def _describe_host(self, record: CellRecord, sources: Sources) -> HostLines | None:

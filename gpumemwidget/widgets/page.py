@@ -11,6 +11,7 @@ import functools
 import gzip
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ def _find_loop() -> Any | None:
     return getattr(kernel, "io_loop", None)
 
 
+@dataclass(frozen=True, slots=True)
 class Page:
     """What the parts of the dashboard work with.
 
@@ -90,15 +92,9 @@ class Page:
         guard: runs an action and shows its failure in the views.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        send: Callable[[Message], None],
-        guard: Callable[[Callable[[], object]], None],
-    ) -> None:
-        self.session = session
-        self.send = send
-        self.guard = guard
+    session: Session
+    send: Callable[[Message], None]
+    guard: Callable[[Callable[[], object]], None]
 
     def run_when_idle(self, action: Callable[[], None], delay_s: float = 0.0) -> None:
         """Run ``action`` on the main thread once no cell runs, and show its failure."""

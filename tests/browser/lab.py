@@ -66,17 +66,11 @@ class Lab:
         self._n_notebooks = 0
 
     @contextlib.contextmanager
-    def open(
-        self,
-        cells: Sequence[str],
-        *,
-        kernel: str = "python3",
-        **options: Any,
-    ) -> Iterator[Notebook]:
+    def open(self, cells: Sequence[str], **options: Any) -> Iterator[Notebook]:
         """A new notebook with these cells, none of them run; its kernel ends with it."""
         self._n_notebooks += 1
         name = f"notebook{self._n_notebooks}.ipynb"
-        _write_notebook(self.folder / name, cells, kernel)
+        _write_notebook(self.folder / name, cells)
         with self.open_file(name, **options) as opened:
             yield opened
 
@@ -351,12 +345,12 @@ def start_lab(folder: Path, browser: Browser) -> Iterator[Lab]:
             server.wait()
 
 
-def _write_notebook(path: Path, cells: Sequence[str], kernel: str) -> None:
+def _write_notebook(path: Path, cells: Sequence[str]) -> None:
     code: dict[str, object] = {"cell_type": "code", "metadata": {}, "outputs": []}
     notebook = {
         "nbformat": 4,
         "nbformat_minor": 5,
-        "metadata": {"kernelspec": {"name": kernel, "display_name": kernel}},
+        "metadata": {"kernelspec": {"name": "python3", "display_name": "python3"}},
         "cells": [
             {**code, "id": f"cell{i}", "execution_count": None, "source": source}
             for i, source in enumerate(cells)

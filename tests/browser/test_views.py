@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import re
 from collections.abc import Iterator
@@ -132,14 +131,7 @@ def test_plot_is_zoomed_read_and_saved(lab: Lab) -> None:
         assert lines[-1].split(",")[1] == str(3 * 1024**2)
         with page.expect_download() as saved:
             page.locator('[data-save="PNG"]').click()
-        picture = Path(saved.value.path()).read_bytes()
-        assert picture.startswith(b"\x89PNG")
-        encoded = base64.b64encode(picture).decode()
-        # The device's name, then a legend with the lines that have been drawn.
-        assert page.evaluate(_INK_OF_PICTURE, encoded) == {
-            "title": True,
-            "legend": ["allocated", "reserved", "peak", "whole device"],
-        }
+        assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
 
 
 def test_many_gpus_are_summed_up(lab: Lab) -> None:
@@ -174,33 +166,6 @@ _COUNT_WHEELS = """
 () => {
     window.wheels = 0;
     document.addEventListener("wheel", () => window.wheels++, { once: true });
-}
-"""
-#: What stands above the plot in a saved picture of one device: a title of 26 px, a legend of 24.
-_INK_OF_PICTURE = """
-async encoded => {
-    const bytes = Uint8Array.from(atob(encoded), each => each.charCodeAt(0));
-    const image = await createImageBitmap(new Blob([bytes], { type: "image/png" }));
-    const paper = new OffscreenCanvas(image.width, image.height).getContext("2d");
-    paper.drawImage(image, 0, 0);
-    const read = (top, height) => {
-        const { data } = paper.getImageData(0, 2 * top, image.width, 2 * height);
-        const seen = new Set();
-        for (let i = 0; i < data.length; i += 4) seen.add(data.slice(i, i + 3).join());
-        return seen;
-    };
-    const rgb = color => {
-        const dot = new OffscreenCanvas(1, 1).getContext("2d");
-        dot.fillStyle = color;
-        dot.fillRect(0, 0, 1, 1);
-        return dot.getImageData(0, 0, 1, 1).data.slice(0, 3).join();
-    };
-    const legend = read(26, 24);
-    const { data } = document.querySelector(".gmd-canvas");
-    return {
-        title: read(0, 26).size > 1,
-        legend: data.filter(({ line }) => legend.has(rgb(line.color))).map(({ name }) => name),
-    };
 }
 """
 _RANGE_MS = """

@@ -10,7 +10,6 @@ from IPython.core.interactiveshell import InteractiveShell
 import gpumemwidget
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.jupyter.memtrace import Outputs
-from gpumemwidget.model.devices import Reading
 from gpumemwidget.session.session import Session, current_session
 
 
@@ -33,10 +32,7 @@ def test_a_failing_read_is_told_once_and_the_cells_run(
     capsys: pytest.CaptureFixture[str],
     method: str,
 ) -> None:
-    def fail() -> tuple[Reading, ...]:
-        raise RuntimeError("the driver is gone")
-
-    monkeypatch.setattr(session.monitor.hardware, method, fail)
+    monkeypatch.setattr(session.monitor.hardware, method, _fail)
     results = [shell.run_cell("6 * 7", store_history=True) for _ in range(3)]
 
     assert [result.result for result in results] == [42, 42, 42]
