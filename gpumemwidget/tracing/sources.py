@@ -34,8 +34,7 @@ _INDENT = re.compile(r"[ \t]*")
 _DEFINITION = re.compile(r"(?:async\s+def|def|class)\s+([^\W\d]\w*)")
 #: Lines of an earlier cell or a file that are shown above and below one that took memory.
 _N_AROUND = 3
-#: Limits of a file that is read; the lines of a larger one have no text.
-_MAX_LINES = 50_000
+#: Maximum size of a file that is read; the lines of a larger one have no text.
 _MAX_BYTES = 16 << 20
 
 
@@ -123,8 +122,7 @@ class Sources:
         if filename in self._offsets:
             return self.traced.lines
         if filename not in self._lines:
-            lines = self._read(filename) if filename else []
-            self._lines[filename] = lines if len(lines) <= _MAX_LINES else []
+            self._lines[filename] = self._read(filename) if filename else []
         return self._lines[filename]
 
     def qualify(self, frame: Frame) -> str:

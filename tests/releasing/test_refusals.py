@@ -53,6 +53,17 @@ _ASKED: dict[str, Callable[[Notebook], object]] = {
 }
 
 
+def make_interrupt(function: FunctionType) -> Callable[[FrameType, str, object], None]:
+    """Return a function for ``sys.setprofile`` that interrupts where ``function`` is called."""
+
+    def interrupt(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and frame.f_code is function.__code__:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    return interrupt
+
+
 @pytest.mark.parametrize(
     "function", [Graph.walk, Graph.flag_reaching_memory, TorchReader.read_storage]
 )
@@ -62,12 +73,7 @@ def test_an_interrupt_holds_nothing(notebook: Notebook, case: str, function: Fun
     notebook.run("import torch; x = [torch.ones(1001)]")
     gc.collect()
 
-    def interrupt(frame: FrameType, event: str, arg: object) -> None:
-        if event == "call" and frame.f_code is function.__code__:
-            sys.setprofile(None)
-            raise KeyboardInterrupt
-
-    sys.setprofile(interrupt)
+    sys.setprofile(make_interrupt(function))
     try:
         with pytest.raises(KeyboardInterrupt) as caught:
             _ASKED[case](notebook)
@@ -84,13 +90,7 @@ def test_an_interrupt_leaves_the_frames_of_what_is_being_handled(notebook: Noteb
     """An exception of the user's, in whose handler it was asked, keeps its variables."""
     notebook.put(ask=lambda: _ASKED["the account"](notebook))
     notebook.run("import torch\ndef fail():\n    kept = torch.ones(1001)\n    1 / 0")
-
-    def interrupt(frame: FrameType, event: str, arg: object) -> None:
-        if event == "call" and frame.f_code is Graph.walk.__code__:
-            sys.setprofile(None)
-            raise KeyboardInterrupt
-
-    notebook.put(interrupt=interrupt)
+    notebook.put(interrupt=make_interrupt(Graph.walk))
     notebook.run(
         "import sys\n"
         "try: fail()\n"

@@ -137,14 +137,11 @@ def test_what_is_gone_or_was_never_moved_is_said(notebook: Notebook) -> None:
     notebook.release("x", keep=True)
     notebook.put(x=torch.ones(10))
 
-    refusals = [_plan(notebook, name).refusal for name in ("x", "y")]
-
-    assert refusals == [
-        "nothing to restore: x holds nothing that a release moved to the CPU and that is still "
-        "there",
-        "nothing to restore: y holds nothing that a release moved to the CPU and that is still "
-        "there",
-    ]
+    for name in ("x", "y"):
+        assert _plan(notebook, name).refusal == (
+            f"nothing to restore: {name} holds nothing that a release moved to the CPU and that is "
+            "still there"
+        )
 
 
 def test_a_graph_in_the_way_is_said(notebook: Notebook) -> None:

@@ -142,23 +142,10 @@ def test_many_names_are_bounded_and_no_byte_is_lost() -> None:
 
 def count(device: Device, **change: Span | str | None) -> CellDevice:
     """The cell as the counters have it."""
-    first, last = device.moments[0], device.moments[-1]
-    cell = CellDevice(
-        device="cuda:0",
-        allocated=Span(
-            first.allocated_bytes,
-            last.allocated_bytes,
-            max(each.allocated_bytes for each in device.moments),
-        ),
-        reserved=Span(
-            first.reserved_bytes,
-            last.reserved_bytes,
-            max(each.reserved_bytes for each in device.moments),
-        ),
-        peak_is="exact",
-        num_alloc_retries=0,
-        num_ooms=0,
-    )
+    allocated = [each.allocated_bytes for each in device.moments]
+    reserved = [each.reserved_bytes for each in device.moments]
+    spans = [Span(each[0], each[-1], max(each)) for each in (allocated, reserved)]
+    cell = CellDevice("cuda:0", *spans, "exact", num_alloc_retries=0, num_ooms=0)
     return dataclasses.replace(cell, **change)
 
 

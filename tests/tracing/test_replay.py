@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -64,38 +65,23 @@ def test_what_a_missing_event_allocated_is_found_from_the_end() -> None:
 
 def test_what_lies_across_a_segments_edge_is_not_joined() -> None:
     """Segments may lie side by side; a block never reaches into the next one."""
-    first = 1 << 40
+    first, second = 1 << 40, (1 << 40) + 2 * MIB
     segments = tuple(
-        Segment(
-            "cuda:0",
-            first + place * 2 * MIB,
-            2 * MIB,
-            False,
-            (0, 0),
-            (Block(first + place * 2 * MIB, 2 * MIB, None, "inactive"),),
-        )
-        for place in range(2)
+        Segment("cuda:0", start, 2 * MIB, False, (0, 0), (Block(start, 2 * MIB, None, "inactive"),))
+        for start in (first, second)
     )
     events = [
         ("alloc", first, 2 * MIB, 0, ()),
         ("free_requested", first, 2 * MIB, 0, ()),
         ("free_completed", first, 2 * MIB, 0, ()),
         ("segment_free", first, 2 * MIB, 0, ()),
-        ("alloc", first + 2 * MIB, 512, 0, ()),
+        ("alloc", second, 512, 0, ()),
     ]
-    after = (
-        Segment(
-            "cuda:0",
-            first + 2 * MIB,
-            2 * MIB,
-            False,
-            (0, 0),
-            (
-                Block(first + 2 * MIB, 512, None, "active_allocated"),
-                Block(first + 2 * MIB + 512, 2 * MIB - 512, None, "inactive"),
-            ),
-        ),
+    blocks = (
+        Block(second, 512, None, "active_allocated"),
+        Block(second + 512, 2 * MIB - 512, None, "inactive"),
     )
+    after = (replace(segments[1], blocks=blocks),)
 
     found = replay(make_trace(events, segments, after))
 
