@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given
@@ -212,14 +213,16 @@ class TestThinning:
 
         assert {number: values.get(number) for number in unusual} == unusual
 
-    def test_a_quiet_session_leaves_room(self) -> None:
-        """A block in which nothing changes is one sample, so a day of quiet fits."""
+    def test_old_samples_stand_in_equal_stretches_of_time(self) -> None:
+        """However quiet the session, and however long ago it began."""
         history = History(capacity=1000)
 
-        for number in range(10_000):
+        for number in range(100_000):
             history.append(make_sample(number, 5, 5))
 
-        assert len(history) == 10_000 // 64 - 4 + 4 * 64 + 10_000 % 64
+        times = [sample.time_s for sample in history.samples()]
+        assert times[0] == 0.0
+        assert max(later - earlier for earlier, later in pairwise(times)) < 4 * 100_000 // 87
 
 
 def test_reads_while_another_thread_appends() -> None:
