@@ -22,23 +22,23 @@ from gpumemwidget.model.traces import (
     PeakPart,
     TraceNote,
 )
-from gpumemwidget.tracing.allocator.attribution import (
+from gpumemwidget.tracing.attribution import (
     BEFORE,
     Attribution,
     SiteTotals,
     attribute_events,
     list_blocks,
 )
-from gpumemwidget.tracing.allocator.layout import BlockLayout
-from gpumemwidget.tracing.allocator.replay import Replay, begins_with_events, replay
-from gpumemwidget.tracing.allocator.source_lines import list_sources
-from gpumemwidget.tracing.allocator.timeline import (
+from gpumemwidget.tracing.layout import BlockLayout
+from gpumemwidget.tracing.replay import Replay, begins_with_events, replay
+from gpumemwidget.tracing.source_lines import list_sources
+from gpumemwidget.tracing.sources import Sources
+from gpumemwidget.tracing.timeline import (
     Moments,
     choose_layer_lines,
     choose_moments,
     make_layers,
 )
-from gpumemwidget.tracing.sources import Sources
 
 #: Maximum number of parts of the peak; smaller ones are added up by line and kind.
 _MAX_PEAK_PARTS = 200

@@ -18,8 +18,8 @@ import torch
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.model.devices import HOST, Reading
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, Origin
-from gpumemwidget.tracing.allocator.replay import replay
 from gpumemwidget.tracing.device_trace import describe_device
+from gpumemwidget.tracing.replay import replay
 from gpumemwidget.tracing.sources import Source, Sources
 from tests.gpu.test_cuda import run_python
 from tests.gpu.workloads import WORKLOADS

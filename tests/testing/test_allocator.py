@@ -15,7 +15,7 @@ from gpumemwidget.backends.cuda.snapshot import parse_segments
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.traces import ACTIONS
 from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
-from gpumemwidget.tracing.allocator.replay import replay
+from gpumemwidget.tracing.replay import replay
 
 MIB = 1024 * 1024
 #: The counters that have a current value, a peak and totals in each pool.

@@ -11,8 +11,8 @@ from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.segments import Frame
 from gpumemwidget.model.traces import DeviceTrace, NoteKind, Origin, PeakPart, TraceNote
 from gpumemwidget.testing.allocator import SimulatedBlock
-from gpumemwidget.tracing.allocator.timeline import MAX_MOMENTS
 from gpumemwidget.tracing.device_trace import describe_device
+from gpumemwidget.tracing.timeline import MAX_MOMENTS
 from tests.tracing.device import MIB, START_US, Device, at, make_sources
 from tests.tracing.test_tracing import check_sums
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpumemwidget.model.cells import Span
 from gpumemwidget.model.traces import NoteKind
-from gpumemwidget.tracing.allocator.replay import cut_events, replay
+from gpumemwidget.tracing.replay import cut_events, replay
 from tests.tracing.recordings import CELLS, describe, play
 from tests.tracing.test_tracing import check_sums
 

@@ -9,8 +9,8 @@ import pytest
 
 from gpumemwidget.model.segments import Block, Segment
 from gpumemwidget.model.traces import AllocatorRules
-from gpumemwidget.tracing.allocator.layout import choose_rounding
-from gpumemwidget.tracing.allocator.replay import replay
+from gpumemwidget.tracing.layout import choose_rounding
+from gpumemwidget.tracing.replay import replay
 from tests.tracing.device import MIB, Device, make_trace
 
 KIB = 1 << 10

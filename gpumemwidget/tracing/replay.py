@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from gpumemwidget.model.segments import Block, Frame, Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
 from gpumemwidget.progress import Stage, follow
-from gpumemwidget.tracing.allocator.layout import (
+from gpumemwidget.tracing.layout import (
     MAX_DEVICE_BYTES,
     MIN_BLOCK_BYTES,
     SMALL_BYTES,

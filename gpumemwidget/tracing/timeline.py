@@ -10,9 +10,9 @@ from itertools import accumulate, pairwise
 
 from gpumemwidget.model.traces import Layer, Origin, Timeline
 from gpumemwidget.recording.thinning import find_extremes
-from gpumemwidget.tracing.allocator.attribution import SiteTotals
-from gpumemwidget.tracing.allocator.replay import Replay
-from gpumemwidget.tracing.allocator.source_lines import AllocatingSource
+from gpumemwidget.tracing.attribution import SiteTotals
+from gpumemwidget.tracing.replay import Replay
+from gpumemwidget.tracing.source_lines import AllocatingSource
 from gpumemwidget.tracing.sources import Source
 
 #: Maximum number of moments; of a shorter history all are kept.

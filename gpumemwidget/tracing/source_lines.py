@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpumemwidget.model.traces import Call, LineUse, SourceLine, SourceUnit
-from gpumemwidget.tracing.allocator.attribution import BEFORE, Attribution, Site, SiteTotals
-from gpumemwidget.tracing.allocator.stacks import Step, fold_frames, name_step
+from gpumemwidget.tracing.attribution import BEFORE, Attribution, Site, SiteTotals
 from gpumemwidget.tracing.sources import Source, Sources
+from gpumemwidget.tracing.stacks import Step, fold_frames, name_step
 
 #: Maximum number of earlier cells and files.
 _MAX_SOURCES = 20

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from gpumemwidget.model.segments import Frame
 from gpumemwidget.model.traces import CallMark, LineUse, NoteKind, TraceNote
 from gpumemwidget.progress import Stage, follow
-from gpumemwidget.tracing.allocator.replay import ALLOC, SEGMENT_ALLOC, SEGMENT_MAP, Replay
-from gpumemwidget.tracing.allocator.stacks import THREAD, Stack, read_stack
+from gpumemwidget.tracing.replay import ALLOC, SEGMENT_ALLOC, SEGMENT_MAP, Replay
 from gpumemwidget.tracing.sources import Sources, is_library
+from gpumemwidget.tracing.stacks import THREAD, Stack, read_stack
 
 #: Actions whose stack is the one that was running. The stack of a free may be the allocation's.
 _TAKING = frozenset((ALLOC, SEGMENT_ALLOC, SEGMENT_MAP))

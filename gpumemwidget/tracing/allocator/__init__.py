@@ -1,1 +1,0 @@
-"""The allocator's history of a cell, replayed: each block with the line that asked for it."""
