@@ -11,9 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.backends.host.backend import HostBackend, find_malloc
 from gpumemwidget.backends.host.kernel import list_limited_groups
-from gpumemwidget.backends.host.malloc import find_malloc
 from gpumemwidget.model.devices import HOST
 from tests.backends.children import run_in_fork
 from tests.backends.procfs import FakeProc, write_group

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpumemwidget.backends.host.malloc import find_malloc
+from gpumemwidget.backends.host.backend import find_malloc
 from gpumemwidget.model.traces import HostLines, NoteKind, TraceNote
 from gpumemwidget.tracing.host_trace import describe_lines
 from gpumemwidget.tracing.line_watch import LineReadings, watch_lines
