@@ -239,7 +239,7 @@ def show_card(card: OomCard, session: Session) -> None:
         with session.reporting("adding buttons to the card of an OOM"):
             from gpumemwidget.widgets.oom_buttons import CardButtons  # noqa: PLC0415 - brings ipywidgets
 
-            session.attach(CardButtons, lambda: CardButtons(session)).add(name, card)
+            session.attach(CardButtons).add(name, card)
 
 
 def _find_sign(result: Any) -> OomSign | None:

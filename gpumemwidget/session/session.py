@@ -51,13 +51,15 @@ if TYPE_CHECKING:
 _NAMES_BUDGET_S = 0.5
 
 
-class _Closable(Protocol):
+class _Attachable(Protocol):
+    def __init__(self, session: Session) -> None: ...
+
     def close(self) -> None:
         """End it; may be called twice."""
         ...
 
 
-_T = TypeVar("_T", bound=_Closable)
+_T = TypeVar("_T", bound=_Attachable)
 
 
 class Session:
@@ -88,7 +90,7 @@ class Session:
         self.limited: set[str] = set()
         self.shows_line = False
         self.site_state = "the line of each block is not kept"
-        self._attached: dict[type, _Closable] = {}
+        self._attached: dict[type, _Attachable] = {}
         self._has_released = False
 
     @property
@@ -237,11 +239,11 @@ class Session:
         """Let ``find_session`` find this session by the ``InteractiveShell`` that has loaded it."""
         _sessions[key] = self
 
-    def attach(self, kind: type[_T], make: Callable[[], _T]) -> _T:
-        """Return the session's one object of a kind, made at the first call; ``close`` ends it."""
+    def attach(self, kind: type[_T]) -> _T:
+        """Return the session's one object of a class, made at the first call; ``close`` ends it."""
         found = self._attached.get(kind)
         if found is None:
-            found = self._attached[kind] = make()
+            found = self._attached[kind] = kind(self)
         assert isinstance(found, kind)
         return found
 

@@ -81,11 +81,12 @@ def test_state_of_other_widgets_survives_our_failure(
     assert "RuntimeError: made to fail" in capsys.readouterr().err
 
 
-def test_variables_are_listed_on_demand(page: Page) -> None:
-    """By storage, with what each holds and frees."""
+def test_variables_are_listed_and_summed_on_demand(page: Page) -> None:
+    """By storage, with what each holds and frees; two names of one free it only together."""
     page.run("big = torch.ones(64, 1024, 1024)\npart = big[:1]")
 
     answer = page.say("variables")
+    both = page.say("sum", id="1", names=["big", "part"])
 
     big, part = _find(answer, "variables")["variables"]
     assert (big["name"], big["shape"], big["dtype"]) == ("big", [64, 1024, 1024], "float32")
@@ -93,18 +94,7 @@ def test_variables_are_listed_on_demand(page: Page) -> None:
     assert sum(n_bytes for _, n_bytes in big["frees"]["by_device"]) == 0
     assert part["kind"] == "view"
     assert part["shared_with"] == ["big"]
-
-
-def test_sum_is_that_of_the_set(page: Page) -> None:
-    """Two names of one storage free it only together."""
-    page.run("big = torch.ones(64, 1024, 1024)\npart = big[:1]")
-
-    answer = page.say("sum", id="1", names=["big", "part"])
-
-    assert _find(answer, "sum")["frees"] == {
-        "by_device": [["host", 256 * _MIB]],
-        "is_at_least": False,
-    }
+    assert _find(both, "sum")["frees"] == big["held"]
 
 
 def test_a_ctrl_c_ends_the_counting_where_sigint_is_ignored(page: Page) -> None:

@@ -36,7 +36,6 @@ class _Session:
             on_failure=self.failures.append,
         )
         self.sent: list[dict[str, Any]] = []
-        self.objects: list[object] = []
         self.feed = Feed(self.monitor, self._keep)
 
     def see(self, view: str = "a", *, visible: bool = True, variables: bool = False) -> None:
@@ -59,7 +58,6 @@ class _Session:
         return sent
 
     def _keep(self, message: dict[str, Any], buffers: Sequence[bytes] = ()) -> None:
-        self.objects.append(message)
         self.sent.append({**message, "buffers": buffers})
 
 

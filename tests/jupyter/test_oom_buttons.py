@@ -32,7 +32,7 @@ class _Page:
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.session: Session = current_session()
-        self.buttons = self.session.attach(CardButtons, lambda: CardButtons(self.session))
+        self.buttons = self.session.attach(CardButtons)
 
     def run(self, source: str, *, fails: bool = False) -> None:
         result = self.shell.run_cell(source, store_history=True)

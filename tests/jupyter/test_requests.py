@@ -52,7 +52,7 @@ class _Pages(Page):
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
-        self.buttons = self.session.attach(CardButtons, lambda: CardButtons(self.session))
+        self.buttons = self.session.attach(CardButtons)
         self.buttons.add("one", make_card())
         self.buttons.send = self._keep
 

@@ -163,31 +163,3 @@ def test_paths_are_found_whatever_is_open() -> None:
         ".layers[1].bias"
     ]
     assert tree.find("<script>")["found"] == []
-
-
-def test_rows_have_the_reports_words() -> None:
-    """What the host's own objects hold, what has no variable; a variable's name stays its own."""
-    tree = _make_tree(
-        _own("other .weight", 9),
-        _own("libraries", 5, kind="other", root="nowhere", rows=(), device="host"),
-        _own("graphs", 4, kind="other", root="nowhere", rows=()),
-        _own("(held where Python can't see)", 3, root="nowhere", rows=()),
-        _own("unknown", 2, kind="unknown", root="nowhere", rows=()),
-    )
-
-    rows = tree.describe()["rows"]
-
-    assert [(row["label"], row["is_variable"]) for row in rows] == [
-        ("other", True),
-        ("Python & libraries", False),
-        ("other", False),
-        ("no variable", False),
-        ("unattributed", False),
-    ]
-    assert [row["kinds"] for row in rows[1:]] == [
-        ["Python & libraries"],
-        ["other"],
-        ["tensor"],
-        ["unattributed"],
-    ]
-    assert [found["row"] for found in tree.find("libraries")["found"]] == [rows[1]["node"]]

@@ -63,7 +63,7 @@ def test_nothing_is_released_beside_a_running_cell(session: Session) -> None:
 class _Part:
     """Something that a session closes."""
 
-    def __init__(self) -> None:
+    def __init__(self, _session: Session) -> None:
         self.n_closed = 0
 
     def close(self) -> None:
@@ -71,9 +71,9 @@ class _Part:
 
 
 def test_what_is_attached_is_made_once_and_closed(session: Session) -> None:
-    part = session.attach(_Part, _Part)
+    part = session.attach(_Part)
 
-    again = session.attach(_Part, _Part)
+    again = session.attach(_Part)
     session.close()
     session.close()
 
