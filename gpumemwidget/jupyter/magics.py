@@ -20,7 +20,6 @@ from gpumemwidget.errors import BadInputError, GpuMemError, ReleaseInterrupt
 from gpumemwidget.model.devices import EVERY_GPU
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest, RestoreReport
 from gpumemwidget.model.traces import TraceRequest
-from gpumemwidget.report.help import MagicHelp
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.progress_line import display, show_progress
 
@@ -600,14 +599,14 @@ def list_magics(magics: Magics) -> list[tuple[str, str]]:
     return [(kind, name) for kind, table in magics.magics.items() for name in table]
 
 
-def _describe_magics(magics: Magics) -> Iterator[MagicHelp]:
-    """Describe each magic of an object, from its own docstring and parser."""
+def _describe_magics(magics: Magics) -> Iterator[tuple[str, str, str]]:
+    """Return the name, an example and a summary of each magic of an object, from its docstring."""
     tables = magics.magics
     for name in dict.fromkeys(name for _, name in list_magics(magics)):
         method = tables["line"].get(name) or tables["cell"][name]
         text = " ".join(method.parser.description.split())
         summary, example = text.partition(". ")[0], text.rpartition("Example: ")[2]
-        yield MagicHelp(example.partition(" ")[0], summary, example)
+        yield example.partition(" ")[0], example, summary
 
 
 def show_outcome(report: ReleaseReport | RestoreReport) -> None:

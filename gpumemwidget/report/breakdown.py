@@ -204,11 +204,6 @@ _KINDS: dict[MemoryKind, str] = {
     "other": "What libraries keep through PyTorch, such as cuDNN's random state for dropout. It "
     "stays until the process ends.",
 }
-_HOST_OTHER = (
-    "Python's own objects and libraries, such as arrays and data frames. Freed with these objects."
-)
-_WHOSE = " %memvars shows the owners."
-
 _SENTENCES: dict[PartKey, str] = {
     "allocated": "Held by tensors, and by libraries that ask PyTorch for memory.",
     "unnamed": "No variable, module or running function leads to it. %memwhy --unnamed looks for "
@@ -244,20 +239,6 @@ _HOST_SENTENCES: dict[PartKey, str] = {
     "others": f"The rest: other processes and the system. {_MAPPED}",
     "free": "Can be taken without swapping: unused, or holding files that can be dropped.",
 }
-_HOST_REST = (
-    "The rest, including this notebook's children: pages that they share with it are resident in "
-    f"both, so the children have a table of their own. {_MAPPED}"
-)
-#: Sentence on other processes where the driver numbers processes differently.
-_STRANGERS = (
-    "Other programs on this device, and perhaps processes started by this notebook: the driver's "
-    "process numbers differ from those here."
-)
-#: Sentence on the whole cache where the allocator does not tell more.
-_CACHE = (
-    "Kept for the next tensors. torch.cuda.empty_cache() gives some of it back; how much is not "
-    "known here."
-)
 
 
 def tell_part(part: BreakdownPart, breakdown: Breakdown) -> str:
@@ -268,7 +249,12 @@ def tell_part(part: BreakdownPart, breakdown: Breakdown) -> str:
     on_host = breakdown.device == HOST
     library = name_library(breakdown.device)
     if part.kind is not None:
-        return _HOST_OTHER if on_host and part.kind == "other" else _KINDS.get(part.kind, "")
+        if on_host and part.kind == "other":
+            return (
+                "Python's own objects and libraries, such as arrays and data frames. Freed with "
+                "these objects."
+            )
+        return _KINDS.get(part.kind, "")
     if part.key == "fragmented":
         return _tell_fragmented(breakdown)
     if part.merged:
@@ -282,7 +268,7 @@ def tell_part(part: BreakdownPart, breakdown: Breakdown) -> str:
             )
     sentence = (_HOST_SENTENCES if on_host else {}).get(part.key) or _SENTENCES.get(part.key, "")
     if part.key == "allocated" and not part.parts:
-        sentence += _WHOSE
+        sentence += " %memvars shows the owners."
     return sentence.replace("torch.cuda", library)
 
 
@@ -301,9 +287,20 @@ def _tell_fragmented(breakdown: Breakdown) -> str:
 
 def _tell_merged(keys: tuple[PartKey, ...], device: str) -> str:
     if keys == ("children", "others"):
-        return _HOST_REST if device == HOST else _STRANGERS
+        if device == HOST:
+            return (
+                "The rest, including this notebook's children: pages that they share with it are "
+                f"resident in both, so the children have a table of their own. {_MAPPED}"
+            )
+        return (
+            "Other programs on this device, and perhaps processes started by this notebook: the "
+            "driver's process numbers differ from those here."
+        )
     if set(keys) == UNALLOCATED:
-        return _CACHE
+        return (
+            "Kept for the next tensors. torch.cuda.empty_cache() gives some of it back; how much "
+            "is not known here."
+        )
     return f"Only the sum is known here: {join_words(list_merged(keys, device))}."
 
 

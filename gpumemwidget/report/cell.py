@@ -24,8 +24,8 @@ from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import (
     count,
     name_cell,
-    name_counters,
     name_record,
+    name_reserved,
     say_peak,
 )
 from gpumemwidget.units import UNKNOWN, format_bytes, format_change, format_duration
@@ -110,7 +110,6 @@ def list_cell_blocks(
 
 
 def _list_rows(device: CellDevice) -> tuple[tuple[Cell, ...], ...]:
-    names = name_counters(device.device)
 
     def list_numbers(span: Span) -> tuple[Cell, ...]:
         peak = peak_cell(span.peak_bytes, device.peak_is)
@@ -123,8 +122,8 @@ def _list_rows(device: CellDevice) -> tuple[tuple[Cell, ...], ...]:
         )
 
     return (
-        (Cell(device.device), Cell(names.allocated), *list_numbers(device.allocated)),
-        (Cell(names.reserved), *list_numbers(device.reserved)),
+        (Cell(device.device), Cell("allocated"), *list_numbers(device.allocated)),
+        (Cell(name_reserved(device.device)), *list_numbers(device.reserved)),
     )
 
 
@@ -177,8 +176,7 @@ def report_cell_line(record: CellRecord) -> Report:
 
 def _describe_device(device: CellDevice, *, is_alone: bool) -> str:
     """Return ``cuda:0 allocated 1.20 GiB (0 B), peak 3.40 GiB · reserved 4.00 GiB (0 B)``."""
-    names = name_counters(device.device)
-    spans = [(names.allocated, device.allocated), (names.reserved, device.reserved)]
+    spans = [("allocated", device.allocated), (name_reserved(device.device), device.reserved)]
     if not is_alone:
         # Not every malloc has a count.
         spans = spans[1:] if device.allocated.after_bytes is None else spans[:1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpumemwidget.report.render.blocks import Cell, Column, Note, Table
 from gpumemwidget.report.render.output import Report
@@ -15,25 +14,12 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MagicHelp:
-    """A magic with its summary and an example."""
-
-    #: With its percent signs.
-    name: str
-    #: One sentence without its full stop.
-    summary: str
-    example: str
-
-
-def report_help(magics: Sequence[MagicHelp]) -> Report:
-    """Report all magics in a table, in the given order."""
+def report_help(magics: Sequence[tuple[str, str, str]]) -> Report:
+    """Report all magics in a table, each with its name, an example and a summary."""
     table = Table(
         caption="The magics of gpumemwidget",
         columns=_COLUMNS,
-        groups=tuple(
-            ((Cell(magic.name), Cell(magic.example), Cell(magic.summary)),) for magic in magics
-        ),
+        groups=tuple((tuple(map(Cell, texts)),) for texts in magics),
         stacks=True,
     )
     more = Note("%NAME? shows all options of one. Python functions: help(gpumemwidget).")

@@ -34,9 +34,9 @@ from gpumemwidget.report.render.wording import (
     count,
     join_words,
     list_some,
-    name_counters,
     name_one_kind,
     name_process,
+    name_reserved,
 )
 from gpumemwidget.units import format_bytes
 
@@ -323,12 +323,11 @@ def describe_released(
         plan = report.plan.frees_bytes
         promised = format_bytes(plan.on(device), is_at_least=plan.is_at_least)
     freed = dict(report.allocated_freed_bytes).get(device)
-    names = name_counters(device)
     after = next((each for each in report.after if each.device == device), None)
     line = f"Freed {format_bytes(freed)} on {device} (predicted: {promised})."
     if after is not None and after.allocated_bytes is not None:
-        line += f" Now {format_bytes(after.allocated_bytes)} {names.allocated}"
-        line += f", {format_bytes(after.reserved_bytes)} {names.reserved}."
+        line += f" Now {format_bytes(after.allocated_bytes)} allocated"
+        line += f", {format_bytes(after.reserved_bytes)} {name_reserved(device)}."
     return line, remains
 
 
@@ -349,7 +348,7 @@ def judge_now(event: OomEvent) -> str:
 
 def describe_cached(device: str, before_bytes: int | None, after_bytes: int | None) -> str:
     """Return what emptying the cache did to the reserved memory."""
-    name = name_counters(device).reserved
+    name = name_reserved(device)
     if before_bytes is None or after_bytes is None:
         return f"Cached blocks were given back; what is {name} on {device} can't be read."
     return (

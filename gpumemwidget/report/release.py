@@ -39,7 +39,7 @@ from gpumemwidget.report.render.wording import (
     format_device_bytes,
     join_words,
     list_some,
-    name_counters,
+    name_reserved,
 )
 from gpumemwidget.units import format_bytes
 
@@ -268,21 +268,20 @@ def _list_totals(report: ReleaseReport) -> Iterator[tuple[tuple[Cell, ...], ...]
     after = {reading.device: reading for reading in report.after}
     devices = {device for device, _ in plan.by_device} | allocated.keys() | reserved.keys()
     for device in sorted(devices, key=rank_device):
-        names = name_counters(device)
         unknown = Reading(device, None, None)
         start, end = before.get(device, unknown), after.get(device, unknown)
         freed = [bytes_cell(amounts.get(device)) for amounts in (allocated, reserved)]
         yield (
             (
                 Cell(device),
-                Cell(names.allocated),
+                Cell("allocated"),
                 _planned_cell(plan, device),
                 freed[0],
                 bytes_cell(start.allocated_bytes),
                 bytes_cell(end.allocated_bytes),
             ),
             (
-                Cell(names.reserved),
+                Cell(name_reserved(device)),
                 Cell(""),
                 freed[1],
                 bytes_cell(start.reserved_bytes),

@@ -1,9 +1,8 @@
 """The listing of a traced cell: which lines and which calls are shown, with what they allocated.
 
-A line that runs a model has hundreds of calls below it. A person wants to see where its memory
-went, which is a few paths down the tree: so the biggest call in sight is opened, again and again,
-until there are enough rows. A call that does nothing but call another is one row with it, and so
-are modules that differ in a number alone: the layers of a model.
+A line that runs a model has hundreds of calls below it, of which the biggest are rows. A call that
+does nothing but call another is one row with it, and so are modules that differ in a number alone:
+the layers of a model.
 """
 
 from __future__ import annotations
@@ -106,7 +105,10 @@ def list_unit(
             band = bands.get((unit.name, line.line), "")
             groups.append(_list_line(line, total, files, band=band, depth=depth))
         elif is_cell:
-            groups.append((_list_hidden([lines[number] for number in numbers], total),))
+            uses = [use for number in numbers if (use := lines[number].use) is not None]
+            words = _count_hidden(len(numbers), "allocated", has_any=bool(uses))
+            amounts = _list_amounts(_add_up(uses), total) if uses else ()
+            groups.append((_make_row(words, amounts),))
     if is_cell:
         groups.extend((row,) for row in _list_sums(device, total))
     name = "the cell" if is_cell else unit.name
@@ -194,22 +196,13 @@ def _choose_lines(
     if n_lines is not None or len(numbers) > max_whole:
         most = max_lines if n_lines is None else n_lines
         shown = set(sorted(weights, key=lambda number: (*weights[number], number))[:most])
-    hidden: list[int] = []
-    for number in numbers:
-        if number not in shown:
-            hidden.append(number)
-            continue
-        if hidden:
-            yield hidden, _is_one_idle(hidden, weights)
-            hidden = []
-        yield [number], True
-    if hidden:
-        yield hidden, _is_one_idle(hidden, weights)
-
-
-def _is_one_idle(hidden: Sequence[int], weights: Mapping[int, tuple[int, int]]) -> bool:
-    """Return whether a row for these would say less than the one line that it stands for."""
-    return len(hidden) == 1 and hidden[0] not in weights
+    for is_shown, group in itertools.groupby(numbers, key=shown.__contains__):
+        run = list(group)
+        if is_shown:
+            yield from (([number], True) for number in run)
+        else:
+            # A row for a single line that did nothing would say less than the line.
+            yield run, len(run) == 1 and run[0] not in weights
 
 
 def _weigh_line(use: LineUse) -> tuple[int, int]:
@@ -240,12 +233,6 @@ def _list_line(
         return (_make_line(line.text, line.line, band=band),)
     row = _make_line(line.text, line.line, _list_amounts(line.use, total), band=band)
     return (row, *_list_calls(line.calls, line.use, depth, files))
-
-
-def _list_hidden(lines: Sequence[SourceLine], total: LineUse) -> _Row:
-    uses = [line.use for line in lines if line.use is not None]
-    words = _count_hidden(len(lines), "allocated", has_any=bool(uses))
-    return _make_row(words, _list_amounts(_add_up(uses), total) if uses else ())
 
 
 def _list_sums(device: DeviceTrace, total: LineUse) -> Iterator[_Row]:
@@ -303,8 +290,10 @@ def _list_calls(
     if depth is None:
         min_bytes, max_rows = int(_MIN_CALL_SHARE * use.allocated_bytes), _MAX_CALLS
     nodes = tuple(map(_make_node, _merge_alike(calls)))
-    shown = _choose_biggest(nodes, depth=depth, max_rows=max_rows, min_bytes=min_bytes)
-    yield from _iter_calls(nodes, shown, 1, use, files)
+    found = [node for node in _iter_nodes(nodes, depth) if _weigh_call(node.use) >= min_bytes]
+    # No call weighs more than the one that made it.
+    shown = heapq.nlargest(max_rows, found, key=lambda node: _weigh_call(node.use))
+    yield from _iter_calls(nodes, set(shown), 1, use, files)
 
 
 def _merge_alike(calls: Iterable[Call]) -> tuple[Call, ...]:
@@ -355,22 +344,12 @@ def _weigh_call(use: LineUse) -> int:
     return max(use.allocated_bytes, use.at_peak_bytes, abs(use.net_bytes))
 
 
-def _choose_biggest(
-    nodes: Sequence[_Node], *, depth: int | None, max_rows: int, min_bytes: int
-) -> set[_Node]:
-    """Return the nodes that are rows: the biggest in sight is opened, again and again."""
-    order = itertools.count()
-    waiting = [(-_weigh_call(node.use), next(order), 1, node) for node in nodes]
-    heapq.heapify(waiting)
-    shown: set[_Node] = set()
-    while waiting and len(shown) < max_rows:
-        weight, _, level, node = heapq.heappop(waiting)
-        if -weight < min_bytes or (depth is not None and level > depth):
-            continue
-        shown.add(node)
-        for part in node.parts:
-            heapq.heappush(waiting, (-_weigh_call(part.use), next(order), level + 1, part))
-    return shown
+def _iter_nodes(nodes: Iterable[_Node], depth: int | None) -> Iterator[_Node]:
+    """Return nodes and what is below them, each before its parts, down to some level."""
+    if depth != 0:
+        for node in nodes:
+            yield node
+            yield from _iter_nodes(node.parts, None if depth is None else depth - 1)
 
 
 def _iter_calls(

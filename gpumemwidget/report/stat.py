@@ -10,7 +10,7 @@ from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Table
 from gpumemwidget.report.render.cells import bytes_cell, explain_marks, peak_cell, share_cell
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.render.wording import UNATTRIBUTED, name_counters, name_kind
+from gpumemwidget.report.render.wording import UNATTRIBUTED, name_kind, name_reserved
 from gpumemwidget.units import UNKNOWN
 
 _PROCESS_COLUMNS = (
@@ -75,20 +75,19 @@ def _list_process_rows(device: DeviceState) -> tuple[tuple[Cell, ...], ...]:
     reading = device.reading
     if reading is None:
         return ((name, Cell("not in use", tone="muted")),)
-    names = name_counters(device.info.device)
     limit = Cell("none", tone="muted")
     if device.info.limit_bytes is not None:
         limit = bytes_cell(device.info.limit_bytes)
     return (
         (
             name,
-            Cell(names.allocated),
+            Cell("allocated"),
             bytes_cell(reading.allocated_bytes),
             peak_cell(reading.allocated_peak_bytes, reading.peak_is),
             Cell(""),
         ),
         (
-            Cell(names.reserved),
+            Cell(name_reserved(device.info.device)),
             bytes_cell(reading.reserved_bytes),
             peak_cell(reading.reserved_peak_bytes, reading.peak_is),
             # A limit is one of reserved bytes.

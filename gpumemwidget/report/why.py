@@ -38,10 +38,9 @@ _SENTENCES = {
 
 def report_explanation(explanation: Explanation) -> Report:
     """Report what holds some memory: its size, its other holders, and a fix for each."""
-    is_unnamed = explanation.is_unnamed
-    blocks: list[Block] = [Heading(_list_title(explanation, is_unnamed=is_unnamed))]
+    blocks: list[Block] = [Heading(_list_title(explanation))]
     holders = [each for each in explanation.holders if each.path != explanation.name]
-    amounts = _tell_amounts(explanation, is_unnamed=is_unnamed, is_alone=not holders)
+    amounts = _tell_amounts(explanation, is_alone=not holders)
     blocks.append(Note(amounts, tone="plain"))
     if holders:
         blocks.append(Steps(tuple(_describe_holder(holder) for holder in holders)))
@@ -49,7 +48,7 @@ def report_explanation(explanation: Explanation) -> Report:
             paths = "path" if explanation.n_more == 1 else "paths"
             blocks.append(Note(f"and {explanation.n_more} more {paths}"))
     elif explanation.held_bytes.total_bytes:
-        blocks.append(Note(_tell_alone(explanation, is_unnamed=is_unnamed), tone="plain"))
+        blocks.append(Note(_tell_alone(explanation), tone="plain"))
     own = next((each for each in explanation.holders if each.path == explanation.name), None)
     joint = describe_joint(explanation.joint)
     if joint:
@@ -70,8 +69,8 @@ def report_explanation(explanation: Explanation) -> Report:
     return Report(tuple(blocks))
 
 
-def _list_title(explanation: Explanation, *, is_unnamed: bool) -> tuple[Run, ...]:
-    if is_unnamed:
+def _list_title(explanation: Explanation) -> tuple[Run, ...]:
+    if explanation.is_unnamed:
         return (Run("Memory without a variable", "strong"),)
     kind = explanation.kind
     if explanation.type_name and explanation.type_name != kind:
@@ -79,9 +78,9 @@ def _list_title(explanation: Explanation, *, is_unnamed: bool) -> tuple[Run, ...
     return (Run(explanation.name, "code"), Run(kind, "muted"))
 
 
-def _tell_amounts(explanation: Explanation, *, is_unnamed: bool, is_alone: bool) -> str:
+def _tell_amounts(explanation: Explanation, *, is_alone: bool) -> str:
     held = format_device_bytes(explanation.held_bytes)
-    if is_unnamed:
+    if explanation.is_unnamed:
         # More time might find a variable that leads to some of it.
         about = "" if explanation.is_complete else "about "
         return f"It is {about}{held}." if held else "None: all memory is reachable from variables."
@@ -98,8 +97,8 @@ def _tell_amounts(explanation: Explanation, *, is_unnamed: bool, is_alone: bool)
     return f"Holds {held}. Releasing only this frees {frees}."
 
 
-def _tell_alone(explanation: Explanation, *, is_unnamed: bool) -> str:
-    if is_unnamed:
+def _tell_alone(explanation: Explanation) -> str:
+    if explanation.is_unnamed:
         return "Nothing was found that holds it."
     if not explanation.is_complete:
         return "Nothing else was found that holds it."

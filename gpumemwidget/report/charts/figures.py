@@ -30,7 +30,7 @@ from gpumemwidget.report.render.palette import (
     PEAK_COLOR,
     RESERVED_COLOR,
 )
-from gpumemwidget.report.render.wording import cut_words, name_counters
+from gpumemwidget.report.render.wording import cut_words, name_reserved
 from gpumemwidget.units import format_bytes
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def _draw_device(
         traces.append(
             {
                 **draw(timeline.reserved_bytes, 1.5, RESERVED_COLOR),
-                "name": name_counters(device.device).reserved,
+                "name": name_reserved(device.device),
                 "hovertemplate": "%{customdata}",
             }
         )

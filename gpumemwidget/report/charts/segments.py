@@ -14,7 +14,6 @@ from typing import ClassVar
 
 from gpumemwidget.backends.cuda.releasable import list_releasable_ranges
 from gpumemwidget.model.breakdowns import SegmentMap
-from gpumemwidget.model.ownership import BlockNames
 from gpumemwidget.model.segments import Block, Segment
 from gpumemwidget.report.render.blocks import Picture
 from gpumemwidget.report.render.markup import Html, h, join_html
@@ -68,20 +67,19 @@ class MapPiece:
     @property
     def told(self) -> str:
         """The tooltip."""
-        if self.block is not None:
-            return self._tell_block(self.block, *self.sums[0])
-        sums = ", ".join(f"{name_look(look)} {format_bytes(n)}" for look, n in self.sums[:3])
-        return f"{self.n_blocks} blocks, {format_bytes(self.n_bytes)}: {sums}"
-
-    def _tell_block(self, block: Block, look: str, n_bytes: int) -> str:
+        if self.block is None:
+            sums = ", ".join(f"{name_look(look)} {format_bytes(n)}" for look, n in self.sums[:3])
+            return f"{self.n_blocks} blocks, {format_bytes(self.n_bytes)}: {sums}"
+        [(look, n_bytes)] = self.sums
         words = [format_bytes(n_bytes), name_look(look)]
-        if block.state == "active_allocated":
+        if self.block.state == "active_allocated":
+            requested = self.block.requested_bytes
             if self.owner:
                 words.append(cut_words(self.owner, _MAX_OWNER_WIDTH))
             elif look not in ("allocated", "unnamed"):
                 words.append(name_look("unnamed"))
-            if block.requested_bytes is not None and block.requested_bytes < block.n_bytes:
-                words.append(f"{format_bytes(block.requested_bytes)} requested")
+            if requested is not None and requested < self.block.n_bytes:
+                words.append(f"{format_bytes(requested)} requested")
         if self.line:
             words.append(cut_words(self.line, _MAX_OWNER_WIDTH))
         return " · ".join(words)
@@ -228,14 +226,39 @@ def plot_segments(segment_map: SegmentMap) -> SegmentChart:
 
 
 def _iter_blocks(segment_map: SegmentMap) -> Iterator[MapPiece]:
-    names = segment_map.names
+    """Return each block where it lies; a free one of which some is given back is several."""
     at = 0
     for segment in segment_map.segments:
-        for block, start, end, look in _list_looks(segment, names):
-            _, owner = (names or {}).get(block.address, ("unknown", ""))
+        releasable = list_releasable_ranges(segment)
+        for block in segment.blocks:
+            start = block.address - segment.address
+            kind, owner = (segment_map.names or {}).get(block.address, ("unknown", ""))
             line = segment_map.lines.get(block.address, "")
-            yield MapPiece(at + start, at + end, ((look, end - start),), block, owner, line)
+            look: str = "unnamed" if kind == "unknown" else kind
+            if block.state == "active_pending_free":
+                look = "pending"
+            elif block.state != "active_allocated":
+                look = "pools" if segment.is_private else "fragmented"
+            elif segment_map.names is None:
+                look = "allocated"
+            pieces = [(start, start + block.n_bytes, look)]
+            if look == "fragmented":
+                pieces = _divide_free(start, start + block.n_bytes, releasable)
+            for first, last, look in pieces:
+                yield MapPiece(at + first, at + last, ((look, last - first),), block, owner, line)
         at += segment.n_bytes
+
+
+def _divide_free(
+    start: int, end: int, releasable: Iterable[tuple[int, int]]
+) -> list[tuple[int, int, str]]:
+    pieces = []
+    for first, last in releasable:
+        if start <= first < end:
+            pieces += [(start, first, "fragmented"), (first, last, "releasable")]
+            start = last
+    pieces.append((start, end, "fragmented"))
+    return [piece for piece in pieces if piece[0] < piece[1]]
 
 
 def _sum_looks(pieces: Iterable[MapPiece]) -> dict[str, int]:
@@ -244,37 +267,6 @@ def _sum_looks(pieces: Iterable[MapPiece]) -> dict[str, int]:
         for look, n_bytes in piece.sums:
             sums[look] = sums.get(look, 0) + n_bytes
     return sums
-
-
-def _list_looks(
-    segment: Segment, names: BlockNames | None
-) -> Iterator[tuple[Block, int, int, str]]:
-    """Return each block with its start and end in the segment, and its look.
-
-    A free block that ``empty_cache`` gives back in part is several.
-    """
-    releasable = list_releasable_ranges(segment)
-    for block in segment.blocks:
-        start = block.address - segment.address
-        end = start + block.n_bytes
-        if block.state == "active_allocated":
-            # Named and coloured as in the table of parts.
-            kind = "allocated" if names is None else names.get(block.address, ("unknown", ""))[0]
-            yield block, start, end, "unnamed" if kind == "unknown" else kind
-        elif block.state == "active_pending_free":
-            yield block, start, end, "pending"
-        elif segment.is_private:
-            yield block, start, end, "pools"
-        else:
-            at = start
-            for first, last in releasable:
-                if start <= first < end:
-                    if at < first:
-                        yield block, at, first, "fragmented"
-                    yield block, first, last, "releasable"
-                    at = last
-            if at < end:
-                yield block, at, end, "fragmented"
 
 
 def _join_small(blocks: Sequence[MapPiece], min_bytes: int) -> list[MapPiece]:

@@ -28,8 +28,8 @@ from gpumemwidget.report.render.palette import N_LINE_BANDS
 from gpumemwidget.report.render.wording import (
     count,
     cut_words,
-    name_counters,
     name_origin,
+    name_reserved,
     say_peak,
 )
 from gpumemwidget.units import format_bytes, format_duration
@@ -256,11 +256,10 @@ class CounterChart:
         def draw(values: Sequence[int | None], base: int | None = None) -> str:
             return _draw_curve(xs, [place(values[i]) for i in kept], base=base)
 
-        names = name_counters(self.device.device)
         peak_y = place(peak_bytes)
         drawn = [
-            ("gmw-a", draw(allocated, base=_COUNTERS_HEIGHT), names.allocated),
-            ("gmw-v", draw(reserved), names.reserved),
+            ("gmw-a", draw(allocated, base=_COUNTERS_HEIGHT), "allocated"),
+            ("gmw-v", draw(reserved), name_reserved(self.device.device)),
             ("gmw-p", "" if peak_y is None else f"M0 {peak_y}H{_COUNTERS_WIDTH}", peak_label),
         ]
         drawn = [(key, path, name) for key, path, name in drawn if path]
@@ -290,7 +289,7 @@ class CounterChart:
         peak_bytes, words = self.device.allocated.peak_bytes, "peak"
         if peak_bytes is None:
             peak_bytes = self.device.reserved.peak_bytes
-            words = f"peak {name_counters(self.device.device).reserved}"
+            words = f"peak {name_reserved(self.device.device)}"
         if peak_bytes is None:
             return None, ""
         return peak_bytes, f"{words} {say_peak(peak_bytes, self.device.peak_is)}"
@@ -472,7 +471,7 @@ class TimelineChart(Picture):
         reserved = _list_reserved(self.timeline)
         if reserved:
             remark = h("em", "above the scale") if max(reserved) > self.high_bytes else None
-            name = name_counters(self.device.device).reserved
+            name = name_reserved(self.device.device)
             items.append(_render_key("gmw-sv", name, remark, max(reserved)))
         for band, n_bytes in self._list_shown():
             code = h("code", cut_words(band.text, _LEGEND_WIDTH)) if band.text else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpumemwidget.model.breakdowns import BreakdownPart, PartKey
 from gpumemwidget.model.cells import CellRecord
@@ -25,19 +24,9 @@ _UNCOUNTED: frozenset[MemoryKind] = frozenset(
 _NUMBER = re.compile(r"\d+", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class CounterNames:
-    """Names of a device's two counters."""
-
-    allocated: str
-    reserved: str
-
-
-def name_counters(device: str) -> CounterNames:
-    """Return the names of a device's counters: the host's are malloc's and the process's."""
-    if device == HOST:
-        return CounterNames("allocated", "resident")
-    return CounterNames("allocated", "reserved")
+def name_reserved(device: str) -> str:
+    """Return the name of a device's counter beside *allocated*; the host's is of the process."""
+    return "resident" if device == HOST else "reserved"
 
 
 def say_peak(peak_bytes: int | None, peak_is: PeakIs | None) -> str:
