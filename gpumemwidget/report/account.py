@@ -9,7 +9,6 @@ from gpumemwidget.model.devices import HOST, check_device, rank_device
 from gpumemwidget.model.ownership import DeviceAccount, DeviceBytes, MemoryAccount, Variable
 from gpumemwidget.report.account_tree import (
     ITSELF,
-    UNKNOWN,
     Group,
     Line,
     Node,
@@ -27,6 +26,7 @@ from gpumemwidget.report.render.cells import (
 )
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import (
+    UNATTRIBUTED,
     bind_bytes,
     count_kind,
     format_device_bytes,
@@ -94,7 +94,7 @@ def report_account(
     blocks: list[Block] = []
     for each in devices:
         groups = list_groups(each)
-        chosen = [group for group in groups if not names or {group.name, group.label} & {*names}]
+        chosen = [group for group in groups if not names or group.name in names]
         others = [group for group in groups if group not in chosen]
         if chosen:
             table = _AccountTable(each, variables, not names, account.is_complete, depth, most)
@@ -195,14 +195,12 @@ class _AccountTable:
             return self._list_rest(f"… {line.n_more} more", line.more_bytes, level=line.level)
         is_row = line.level == 0
         tone: Tone = "plain"
-        if is_row and group.name == UNKNOWN and node.n_bytes:
-            tone = "bad"
-        elif node.label == ITSELF or (is_row and not group.is_path):
-            tone = "muted"
-        label = (is_row and group.label) or node.label.removeprefix(": ")
+        if node.label == ITSELF or (is_row and not group.is_path):
+            is_unknown = group.name == UNATTRIBUTED and node.n_bytes
+            tone = "bad" if is_row and is_unknown else "muted"
         variable = self.variables.get(group.name) if is_row else None
         return self._list_cells(
-            Cell(label, tone=tone, level=line.level),
+            Cell(node.label.removeprefix(": "), tone=tone, level=line.level),
             node.n_bytes,
             self._describe(node, group, above=line.above),
             variable=variable,
@@ -245,7 +243,7 @@ class _AccountTable:
             parts.append(_describe_shape(variable))
         elif above is None or node.kinds.keys() != above.kinds.keys():
             kinds = _describe_kinds(node)
-            parts.append("" if kinds in (group.name, group.label) else kinds)
+            parts.append("" if kinds in (group.name, "other", "unknown") else kinds)
         others = [name for name in node.rows if name != group.name]
         if others and (above is None or node.rows.keys() != above.rows.keys()):
             parts.append(f"shared with {join_words(list_some(others, _MAX_SHARERS))}")

@@ -200,12 +200,9 @@ def _sum_bytes(entries: Iterable[Entry]) -> int:
     return sum(owned.n_bytes for _, owned in entries)
 
 
-#: Names of the row of tensors that no variable, module or running function leads to, and of the
-#: row of bytes of which nothing else is known.
-NO_NAME = "no name"
-UNKNOWN: MemoryKind = "unknown"
-#: Label of ``NO_NAME``, as in a device's breakdown.
-NO_VARIABLE = "no variable"
+#: Name of the row of tensors that no variable, module or running function leads to, as in a
+#: device's breakdown.
+_NO_VARIABLE = "no variable"
 
 _TENSOR_KINDS = frozenset(
     {"parameter", "gradient", "optimizer state", "buffer", "saved for backward", "tensor"}
@@ -223,14 +220,7 @@ class Group:
     is_variable: bool = False
     #: Stands before the kinds.
     remark: str = ""
-    #: Words shown in place of the name; ``""`` shows the name.
-    label: str = ""
     entries: list[Entry] = field(default_factory=list)
-
-    @property
-    def title(self) -> str:
-        """Words for a person: ``label``, or else ``name``."""
-        return self.label or self.name
 
     @property
     def n_bytes(self) -> int:
@@ -244,10 +234,9 @@ def list_groups(account: DeviceAccount) -> list[Group]:
     for owned in account.owned:
         group, steps = _find_group(owned)
         # A variable may be called "other": it is no row of what is nobody's.
-        found = groups.setdefault((group.is_path, group.title, group.remark), group)
+        found = groups.setdefault((group.is_path, group.name, group.remark), group)
         found.entries.append((steps, owned))
-    unknown = groups.pop((False, UNATTRIBUTED, ""), None)
-    unknown = unknown or Group(UNKNOWN, is_path=False, label=UNATTRIBUTED)
+    unknown = groups.pop((False, UNATTRIBUTED, ""), None) or Group(UNATTRIBUTED, is_path=False)
     return [*sorted(groups.values(), key=lambda group: -group.n_bytes), unknown]
 
 
@@ -271,10 +260,9 @@ def _find_group(owned: Owned) -> tuple[Group, tuple[str, ...]]:
             rest = owned.steps
         return Group(row, is_path=True, is_variable=True), rest
     if owned.kind in _TENSOR_KINDS:
-        return Group(NO_NAME, is_path=False, label=NO_VARIABLE), owned.steps
+        return Group(_NO_VARIABLE, is_path=False), owned.steps
     steps = () if owned.steps == (owned.kind,) else owned.steps
-    label = name_one_kind(owned.kind, owned.device)
-    return Group(owned.kind, is_path=False, label=label), steps
+    return Group(name_one_kind(owned.kind, owned.device), is_path=False), steps
 
 
 def check_rows(
@@ -292,8 +280,7 @@ def check_rows(
         UnknownNameError: there is no such name; close ones are told.
     """
     rows = [variable.name for variable in account.variables]
-    groups = [group for each in account.devices for group in list_groups(each)]
-    rows += [word for group in groups for word in (group.name, group.label) if word]
+    rows += [group.name for each in account.devices for group in list_groups(each)]
     for name in names:
         if name in rows:
             continue

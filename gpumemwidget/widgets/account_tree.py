@@ -114,7 +114,7 @@ class AccountTree:
             (number, "".join(steps), owned)
             for number, group in enumerate(self._groups)
             for steps, owned in group.entries
-            if wanted in (group.title + "".join(steps)).casefold()
+            if wanted in (group.name + "".join(steps)).casefold()
         ]
         found.sort(key=lambda each: -each[2].n_bytes)
         shown, rest = found[:_MOST_FOUND], found[_MOST_FOUND:]
@@ -141,7 +141,7 @@ class AccountTree:
         steps = group.entries[0][0] if is_one else ()
         return {
             "node": number,
-            "label": group.title,
+            "label": group.name,
             "is_variable": group.is_variable,
             "remark": group.remark,
             # A single storage's place is told with the row: there is nothing to choose from.

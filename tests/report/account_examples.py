@@ -12,11 +12,10 @@ from gpumemwidget.model.ownership import (
     FixKind,
     Holder,
     MemoryAccount,
-    MemoryKind,
     Owned,
     Variable,
 )
-from tests.report.examples import HOSTILE, KIB, MIB, on_gpu
+from tests.report.examples import HOSTILE, KIB, MIB, on_gpu, own
 
 #: Parts of one block of GPT-2, with the bytes of their float32 weights.
 _BLOCK = (
@@ -36,18 +35,6 @@ def _split(path: str) -> tuple[str, ...]:
     return tuple(f".{part}" for part in path.split(".") if part)
 
 
-def _own(
-    steps: tuple[str, ...],
-    n_bytes: int,
-    kind: MemoryKind = "tensor",
-    *rows: str,
-    device: str = "cuda:0",
-    **more: object,
-) -> Owned:
-    values: dict[str, object] = {"root": "name", "rows": rows or steps[:1], **more}
-    return Owned(device, n_bytes, kind, steps, **values)  # type: ignore[arg-type]
-
-
 def _list_parameters() -> list[tuple[tuple[str, ...], int]]:
     embedding = (("model", ".transformer", ".wte", ".weight"), 147 * MIB)
     blocks = [
@@ -62,37 +49,37 @@ def make_gpu_account() -> DeviceAccount:
     """GPT-2 in training with AdamW, a list of losses, outputs, a failed cell."""
     owned: list[Owned] = []
     for steps, n_bytes in _list_parameters():
-        owned.append(_own(steps, n_bytes, "parameter", "model", "optimizer", "losses"))
-        owned.append(_own((*steps, ".grad"), n_bytes, "gradient", "model", "optimizer"))
+        owned.append(own(steps, n_bytes, "parameter", "model", "optimizer", "losses"))
+        owned.append(own((*steps, ".grad"), n_bytes, "gradient", "model", "optimizer"))
         for name in ("exp_avg", "exp_avg_sq"):
             state = ("optimizer", ".state", f"[{''.join(steps)}]", f'["{name}"]')
-            owned.append(_own(state, n_bytes, "optimizer state"))
+            owned.append(own(state, n_bytes, "optimizer state"))
     for number in range(40):
         saved = ("losses", f"[{number}]", "'s graph", ": saved by MulBackward0")
-        owned.append(_own(saved, 3 * MIB, "saved for backward"))
-        owned.append(_own(("losses", f"[{number}]"), 512, "tensor"))
+        owned.append(own(saved, 3 * MIB, "saved for backward"))
+        owned.append(own(("losses", f"[{number}]"), 512, "tensor"))
     nowhere: dict[str, object] = {"rows": (), "root": "nowhere"}
     owned += [
-        _own(("batch",), 256 * MIB, "tensor", "batch", "Out[7]"),
-        _own(("Out[9]",), 64 * MIB, root="out"),
-        _own(("last exception", ": train() line 12", ": hidden"), 96 * MIB, root="exception"),
-        _own(("torchmodels._CACHE", '["rope"]'), 4 * MIB, rows=(), root="module"),
-        _own(
+        own(("batch",), 256 * MIB, "tensor", "batch", "Out[7]"),
+        own(("Out[9]",), 64 * MIB, root="out"),
+        own(("last exception", ": train() line 12", ": hidden"), 96 * MIB, root="exception"),
+        own(("torchmodels._CACHE", '["rope"]'), 4 * MIB, rows=(), root="module"),
+        own(
             ("thread loader: load() line 30: x",),
             MIB,
             rows=(),
             root="thread",
             thread="thread loader",
         ),
-        _own(
+        own(
             ("held where Python can't see", "[1]"),
             5 * MIB,
             held_elsewhere=True,
             allocated_at="In[4], line 3",
             **nowhere,
         ),
-        _own(("cuBLAS workspace",), 33 * MIB, "cuBLAS workspace", **nowhere),
-        _own(("CUDA-graph pool (0, 1)",), 20 * MIB, "CUDA-graph pool", **nowhere),
+        own(("cuBLAS workspace",), 33 * MIB, "cuBLAS workspace", **nowhere),
+        own(("CUDA-graph pool (0, 1)",), 20 * MIB, "CUDA-graph pool", **nowhere),
     ]
     owned.sort(key=lambda each: -each.n_bytes)
     return DeviceAccount("cuda:0", sum(each.n_bytes for each in owned), tuple(owned))
@@ -102,10 +89,10 @@ def make_host_account() -> DeviceAccount:
     """The host beside it: a data set, what is no tensor's, and 2 MiB of which nothing is known."""
     nowhere: dict[str, object] = {"rows": (), "root": "nowhere", "device": "host"}
     owned = (
-        _own(("Python's own objects and libraries",), 700 * MIB, "other", **nowhere),
-        _own(("dataset", ".tensors", "[0]"), 90 * MIB, device="host"),
-        _own(("dataset", ".tensors", "[1]"), 10 * MIB, device="host"),
-        _own(("unknown",), 2 * MIB, "unknown", **nowhere),
+        own(("Python's own objects and libraries",), 700 * MIB, "other", **nowhere),
+        own(("dataset", ".tensors", "[0]"), 90 * MIB, device="host"),
+        own(("dataset", ".tensors", "[1]"), 10 * MIB, device="host"),
+        own(("unknown",), 2 * MIB, "unknown", **nowhere),
     )
     return DeviceAccount("host", 802 * MIB, owned)
 
@@ -148,12 +135,12 @@ def _hold(
 def make_big_account() -> MemoryAccount:
     """Ten thousand storages under sixty names, and names of the worst."""
     owned = [
-        _own((f"run_{number % 50}", f"[{number // 50}]", '["logits"]'), (number + 1) * 512)
+        own((f"run_{number % 50}", f"[{number // 50}]", '["logits"]'), (number + 1) * 512)
         for number in range(9_000)
     ]
-    owned += [_own(("state", f'["layer_{number}.weight"]'), MIB) for number in range(990)]
-    owned += [_own((HOSTILE, f'["{HOSTILE}"]'), KIB), _own(("x" * 100, ".y" * 200), KIB)]
-    owned += [_own((f"t{number}",), KIB) for number in range(8)]
+    owned += [own(("state", f'["layer_{number}.weight"]'), MIB) for number in range(990)]
+    owned += [own((HOSTILE, f'["{HOSTILE}"]'), KIB), own(("x" * 100, ".y" * 200), KIB)]
+    owned += [own((f"t{number}",), KIB) for number in range(8)]
     total = sum(each.n_bytes for each in owned)
     device = DeviceAccount("cuda:0", total + 3 * MIB, tuple(owned))
     return MemoryAccount((device,), (), False, 2.0, ("cuda:1 is lost.",))
@@ -161,7 +148,7 @@ def make_big_account() -> MemoryAccount:
 
 def make_unread_account() -> MemoryAccount:
     """What is allocated can't be read on one device; on the other more was found than there is."""
-    owned = (_own(("x",), MIB), _own(("y",), 3 * MIB))
+    owned = (own(("x",), MIB), own(("y",), 3 * MIB))
     devices = (DeviceAccount("cuda:0", None, owned), DeviceAccount("cuda:1", MIB, owned))
     return MemoryAccount(devices, (), True, 0.01)
 

@@ -17,10 +17,10 @@ from gpumemwidget.model.devices import (
     ProcessUse,
     Reading,
 )
-from gpumemwidget.model.ownership import DeviceAccount, MemoryKind, Owned
+from gpumemwidget.model.ownership import DeviceAccount, MemoryKind
 from gpumemwidget.model.segments import Segment
 from tests.breakdowns.readings import make_segment
-from tests.report.examples import HOSTILE, MIB
+from tests.report.examples import HOSTILE, MIB, own
 
 GIB = 1024 * MIB
 _TOTAL = 85_520_809_984
@@ -38,15 +38,10 @@ def _make_use(used_bytes: int) -> DeviceUse:
     return DeviceUse("cuda:0", used_bytes, free, _TOTAL, 87, driver_bytes=_DRIVER)
 
 
-def _own(n_bytes: int, kind: MemoryKind, root: str = "name", rounding: int | None = 0) -> Owned:
-    return Owned(
-        "cuda:0",
-        n_bytes,
-        kind,
-        ("x",),
-        root,  # type: ignore[arg-type]
-        rounding_bytes=rounding,
-    )
+def _build(state: DeviceState, account: DeviceAccount | None = None) -> Breakdown:
+    breakdown = build_breakdown(state, account)
+    assert breakdown is not None
+    return breakdown
 
 
 def make_busy_breakdown(**changes: object) -> Breakdown:
@@ -59,9 +54,9 @@ def make_busy_breakdown(**changes: object) -> Breakdown:
     )
     allocated = 32 * GIB + 400 * MIB + 768 * MIB
     reserved = sum(each.n_bytes for each in segments)
-    own = reserved + 691 * MIB
+    own_bytes = reserved + 691 * MIB
     others = (9 * GIB + 111 * MIB, 540 * MIB)
-    used = own + 3 * GIB + sum(others) + 9_240_576
+    used = own_bytes + 3 * GIB + sum(others) + 9_240_576
     state = DeviceState(
         info=DeviceInfo(
             "cuda:0", "NVIDIA H100 80GB HBM3", 85_017_493_504, limit_bytes=60 * GIB, uuid="GPU-1"
@@ -69,7 +64,7 @@ def make_busy_breakdown(**changes: object) -> Breakdown:
         reading=Reading("cuda:0", allocated, reserved),
         use=_make_use(used),
         processes=(
-            ProcessUse(4242, "ipykernel_launcher", "own", own),
+            ProcessUse(4242, "ipykernel_launcher", "own", own_bytes),
             ProcessUse(4711, "python worker.py --rank 1", "child", 3 * GIB),
             ProcessUse(900, "python serve.py --model llama-3-8b --port 8000", "other", others[0]),
             ProcessUse(7, None, "other", others[1]),
@@ -80,20 +75,19 @@ def make_busy_breakdown(**changes: object) -> Breakdown:
         "cuda:0",
         allocated,
         (
-            _own(7 * GIB, "parameter", rounding=3 * MIB),
-            _own(7 * GIB, "gradient", rounding=2 * MIB),
-            _own(14 * GIB, "optimizer state", rounding=31 * MIB),
-            _own(2 * GIB, "saved for backward", rounding=12 * MIB),
-            _own(GIB, "tensor"),
-            _own(400 * MIB, "unknown", "nowhere", 512),
-            _own(33 * MIB, "cuBLAS workspace", "nowhere"),
-            _own(768 * MIB, "CUDA-graph pool", "nowhere"),
-            _own(991 * MIB, "tensor", "nowhere"),
+            own(("x",), 7 * GIB, "parameter", rounding_bytes=3 * MIB),
+            own(("x",), 7 * GIB, "gradient", rounding_bytes=2 * MIB),
+            own(("x",), 14 * GIB, "optimizer state", rounding_bytes=31 * MIB),
+            own(("x",), 2 * GIB, "saved for backward", rounding_bytes=12 * MIB),
+            own(("x",), GIB, "tensor", rounding_bytes=0),
+            own(("x",), 400 * MIB, "unknown", root="nowhere", rounding_bytes=512),
+            own(("x",), 33 * MIB, "cuBLAS workspace", root="nowhere", rounding_bytes=0),
+            own(("x",), 768 * MIB, "CUDA-graph pool", root="nowhere", rounding_bytes=0),
+            own(("x",), 991 * MIB, "tensor", root="nowhere", rounding_bytes=0),
         ),
     )
-    breakdown = build_breakdown(state, account, budget_bytes=40 * GIB)
-    assert breakdown is not None
-    return replace(breakdown, **changes)  # type: ignore[arg-type]
+    changes = {"budget_bytes": 40 * GIB, **changes}
+    return replace(_build(state, account), **changes)  # type: ignore[arg-type]
 
 
 def make_idle_breakdown() -> Breakdown:
@@ -105,9 +99,7 @@ def make_idle_breakdown() -> Breakdown:
         processes=(ProcessUse(4242, "ipykernel_launcher", "own", 564_133_888),),
         segments=(_make_segment(0, "aiiii", 4 * MIB),),
     )
-    breakdown = build_breakdown(state)
-    assert breakdown is not None
-    return breakdown
+    return _build(state)
 
 
 def make_container_breakdown() -> Breakdown:
@@ -123,9 +115,7 @@ def make_container_breakdown() -> Breakdown:
             ProcessUse(31338, None, "other", 12 * GIB),
         ),
     )
-    breakdown = build_breakdown(state)
-    assert breakdown is not None
-    return breakdown
+    return _build(state)
 
 
 def make_untouched_breakdown() -> Breakdown:
@@ -140,9 +130,7 @@ def make_untouched_breakdown() -> Breakdown:
             for number, name in enumerate(names)
         ),
     )
-    breakdown = build_breakdown(state)
-    assert breakdown is not None
-    return breakdown
+    return _build(state)
 
 
 def make_host_breakdown() -> Breakdown:
@@ -161,14 +149,19 @@ def make_host_breakdown() -> Breakdown:
         HOST,
         5 * GIB,
         (
-            Owned(HOST, 3 * GIB, "tensor", ("data",), "name"),
-            Owned(HOST, GIB, "tensor", ("no name",), "nowhere"),
-            Owned(HOST, GIB, "other", ("Python's own objects and libraries",), "nowhere"),
+            own(("data",), 3 * GIB, "tensor", device=HOST, root="name", rows=()),
+            own(("no name",), GIB, "tensor", device=HOST, root="nowhere", rows=()),
+            own(
+                ("Python's own objects and libraries",),
+                GIB,
+                "other",
+                device=HOST,
+                root="nowhere",
+                rows=(),
+            ),
         ),
     )
-    breakdown = build_breakdown(state, account)
-    assert breakdown is not None
-    return breakdown
+    return _build(state, account)
 
 
 def make_children() -> tuple[ChildProcess, ...]:

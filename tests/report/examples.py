@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import DeviceInfo, DeviceState, DeviceUse, Limit, Reading, Sample
-from gpumemwidget.model.ownership import DeviceBytes, Variable
+from gpumemwidget.model.ownership import DeviceBytes, MemoryKind, Owned, Variable
 from gpumemwidget.model.releases import (
     ReleaseMove,
     ReleasePlan,
@@ -33,6 +33,19 @@ HOSTILE = (
 def on_gpu(n_mib: int) -> DeviceBytes:
     """Mebibytes on the first GPU."""
     return DeviceBytes((("cuda:0", n_mib * MIB),))
+
+
+def own(
+    steps: tuple[str, ...],
+    n_bytes: int = MIB,
+    kind: MemoryKind = "tensor",
+    *rows: str,
+    device: str = "cuda:0",
+    **more: object,
+) -> Owned:
+    """What the path of these steps leads to; its first step is its row."""
+    values: dict[str, object] = {"root": "name", "rows": rows or steps[:1], **more}
+    return Owned(device, n_bytes, kind, steps, **values)  # type: ignore[arg-type]
 
 
 def make_gpu_cell(**changes: object) -> CellRecord:

@@ -11,7 +11,7 @@ from gpumemwidget.model.devices import DeviceInfo, DeviceState, DeviceUse, Proce
 from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy
 from gpumemwidget.model.ownership import DeviceAccount, MemoryKind, Owned
 from gpumemwidget.oom.event import divide_device
-from tests.report.examples import HOSTILE, MIB
+from tests.report.examples import HOSTILE, MIB, own
 
 GIB = 1024 * MIB
 _RECORDED = Path(__file__).parents[1] / "data" / "h100-oom.json"
@@ -46,12 +46,6 @@ _WAYS = (
 )
 
 
-def _own(path: str, n_bytes: int, kind: MemoryKind = "tensor", **more: object) -> Owned:
-    steps = tuple(path.split("|"))
-    values: dict[str, object] = {"root": "name", "rows": steps[:1], **more}
-    return Owned("cuda:0", n_bytes, kind, steps, **values)  # type: ignore[arg-type]
-
-
 def make_event(
     device: str = "cuda:0",
     *,
@@ -80,13 +74,20 @@ def make_card(**changes: object) -> OomCard:
     saved = "saved for backward"
     unseen: dict[str, object] = {"root": "nowhere", "rows": (), "allocated_at": "In[4], line 3"}
     owners = (
-        _own("logits", 12 * GIB),
-        *(_own(f"loss|'s graph|[{n}]|: saved by GeluBackward0", 3 * GIB, saved) for n in range(4)),
-        _own("optimizer|.state|[model.lm_head.weight]|['exp_avg']", 590 * MIB, "optimizer state"),
-        _own("model|.lm_head|.weight", 590 * MIB, "parameter"),
-        _own("model|.lm_head|.weight|.grad", 590 * MIB, "gradient"),
-        _own("validation_losses|[12]", 512 * MIB),
-        _own("held where Python can't see", 400 * MIB, **unseen),
+        own(("logits",), 12 * GIB),
+        *(
+            own(("loss", "'s graph", f"[{n}]", ": saved by GeluBackward0"), 3 * GIB, saved)
+            for n in range(4)
+        ),
+        own(
+            ("optimizer", ".state", "[model.lm_head.weight]", "['exp_avg']"),
+            590 * MIB,
+            "optimizer state",
+        ),
+        own(("model", ".lm_head", ".weight"), 590 * MIB, "parameter"),
+        own(("model", ".lm_head", ".weight", ".grad"), 590 * MIB, "gradient"),
+        own(("validation_losses", "[12]"), 512 * MIB),
+        own(("held where Python can't see",), 400 * MIB, **unseen),
     )
     card = OomCard(
         event=make_event(),
@@ -155,7 +156,7 @@ def make_hostile_card() -> OomCard:
         ),
         text=HOSTILE,
         function="torch.<script>alert(1)</script>\u202e",
-        owners=(_own(HOSTILE, 9 * GIB), _own(path, 8 * GIB, "parameter")),
+        owners=(own((HOSTILE,), 9 * GIB), own((path,), 8 * GIB, "parameter")),
         ways=(
             Remedy("names", GIB, "exact", names=(HOSTILE, HOSTILE)),
             Remedy("limit", 9 * GIB, "at most"),

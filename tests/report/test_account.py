@@ -20,12 +20,11 @@ from gpumemwidget.report.account import report_account
 from gpumemwidget.report.account_tree import ITSELF, Node, check_rows, list_lines
 from gpumemwidget.units import parse_bytes
 from tests.report.account_examples import make_account
-from tests.report.examples import KIB, MIB
+from tests.report.examples import KIB, MIB, own
 
 
-def _own(*steps: str, n_bytes: int = MIB, **more: object) -> Owned:
-    values: dict[str, object] = {"kind": "tensor", "root": "name", "rows": steps[:1], **more}
-    return Owned("cuda:0", n_bytes, steps=steps, **values)  # type: ignore[arg-type]
+def _own(*steps: str, **more: object) -> Owned:
+    return own(steps, **more)  # type: ignore[arg-type]
 
 
 def _make(*owned: Owned, allocated: int | None = -1, **more: object) -> MemoryAccount:
@@ -214,13 +213,12 @@ def test_unknown_names_are_refused_with_close_ones() -> None:
     with pytest.raises(BadInputError, match="'n' holds no tensor memory") as caught:
         check_rows(account, ["n"], bound=["n"])
     assert type(caught.value) is BadInputError
-    check_rows(account, ["model", "Out[7]", "last exception", "no name", "cuBLAS workspace"])
+    check_rows(account, ["model", "Out[7]", "last exception", "no variable", "cuBLAS workspace"])
 
 
 def test_rows_that_are_no_variables_can_be_opened() -> None:
     """What no name leads to, for one."""
-    text = report_account(make_account(), ["no name"]).text
+    text = report_account(make_account(), ["no variable"]).text
 
     assert (0, "no variable", 5 * MIB) in _read_lines(text)
-    assert report_account(make_account(), ["no variable"]).text == text
     assert "held where Python can't see" in text

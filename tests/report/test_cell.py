@@ -6,7 +6,7 @@ import dataclasses
 
 from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.report.cell import report_cell, report_cell_line
-from tests.report.examples import GIB, MIB, make_gpu_cell, make_samples
+from tests.report.examples import GIB, MIB, make_gpu_cell
 from tests.report.pages import list_charts
 
 _STILL = Span(GIB, GIB, GIB)
@@ -52,14 +52,6 @@ def test_charts_are_drawn_of_devices_that_moved() -> None:
     assert len(charts) == 2
     assert 'aria-label="cuda:0 over' in charts[0]
     assert 'aria-label="cuda:2 over' in charts[1]
-
-
-def test_cell_too_short_to_be_sampled_says_so() -> None:
-    """A line from start to end is not what happened between."""
-    record = make_gpu_cell()
-
-    assert "too short to sample" in report_cell(record, []).html
-    assert "too short to sample" not in report_cell(record, make_samples(record)).html
 
 
 def test_line_counts_gpus_that_stood_still() -> None:

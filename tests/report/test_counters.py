@@ -109,16 +109,6 @@ def test_exact_peak_is_drawn_where_no_sample_saw_it() -> None:
     assert min(y for _, y in _list_corners(_find_path(html, "a"))) == 50
 
 
-def test_peak_of_reserved_stands_in_where_allocated_has_none() -> None:
-    """Then its label says so; without any, there is no line and no label."""
-    reserved = _plot(_make_cell(Span(GIB, GIB, None), Span(2 * GIB, 2 * GIB, 3 * GIB)))
-    unknown = _plot(_make_cell(Span(GIB, GIB, None), Span(GIB, GIB, None)))
-
-    assert "peak reserved 3.00 GiB" in reserved
-    assert _find_path(unknown, "p") == ""
-    assert "peak" not in unknown
-
-
 def test_gap_splits_the_line() -> None:
     """Nothing is drawn across a time in which nothing is known."""
     record = _make_cell(_STILL, Span(2 * GIB, 2 * GIB, 2 * GIB))

@@ -6,8 +6,10 @@ import dataclasses
 import json
 import re
 
-from gpumemwidget.model.traces import Call, SourceLine, SourceUnit
-from gpumemwidget.report.trace import list_displays, report_trace
+import pytest
+
+from gpumemwidget.model.traces import Call, NoteKind, SourceLine, SourceUnit, TraceNote
+from gpumemwidget.report.trace import list_displays, report_trace, word_note
 from gpumemwidget.units import parse_bytes
 from tests.report.examples import MIB, make_samples
 from tests.report.trace_examples import (
@@ -168,3 +170,11 @@ def test_many_files_are_counted() -> None:
     assert "a/m5.py" in text
     assert "a/m6.py" not in text
     assert "3 more files allocated less." in text
+
+
+@pytest.mark.parametrize("kind", NoteKind)
+def test_each_kind_of_note_has_a_sentence(kind: NoteKind) -> None:
+    """With its figures, and without what the note does not have."""
+    words = word_note(TraceNote(kind, "text", 1, 2, 3.0))
+
+    assert words == "text" or (words[-1] == "." and "None" not in words)
