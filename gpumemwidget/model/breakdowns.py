@@ -119,11 +119,6 @@ class Breakdown:
     failures: tuple[str, ...] = ()
     doubts: tuple[BreakdownDoubt, ...] = ()
 
-    @property
-    def may_hide_children(self) -> bool:
-        """True if this notebook's children can't be told from others on the device."""
-        return any("children" in part.merged for part in self.parts)
-
 
 @dataclass(frozen=True, slots=True)
 class SegmentMap:

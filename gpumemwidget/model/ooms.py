@@ -155,7 +155,7 @@ class Remedy:
 
     @property
     def rank(self) -> tuple[bool, bool, int]:
-        """The key to sort by: loss of training state comes last, else the most bytes first."""
+        """The key to sort by: most bytes first, then unknown ones, loss of training state last."""
         return self.loses_training_state, self.gives_bytes is None, -(self.gives_bytes or 0)
 
 
@@ -175,6 +175,7 @@ class OomCard:
     owners: tuple[Owned, ...]
     #: Bytes of all owners on the device; ``None`` where no account was taken.
     owned_bytes: int | None
+    #: In the order of their ranks.
     ways: tuple[Remedy, ...]
     #: The whole device in parts; ``None`` where not even its total is known.
     breakdown: Breakdown | None = None

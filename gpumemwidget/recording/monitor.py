@@ -272,7 +272,7 @@ class Monitor:
         """Sample no more for ``who``; one sample may still be on its way."""
         with self._wants_lock:
             self._wanted_by.discard(who)
-            self._stop_if_unwanted()
+        self._stop_if_unwanted()
 
     @property
     def is_sampling(self) -> bool:
@@ -293,16 +293,17 @@ class Monitor:
         self._sampler.interval_s = interval_s
 
     def _stop_if_unwanted(self) -> bool:
-        is_unwanted = len(self._wanted_by) == 0
-        if is_unwanted:
-            self._sampler.stop(timeout_s=0)
-        return is_unwanted
+        """Stop sampling if nobody wants samples any more; return whether that is so."""
+        with self._wants_lock:
+            is_unwanted = len(self._wanted_by) == 0
+            if is_unwanted:
+                self._sampler.stop(timeout_s=0)
+            return is_unwanted
 
     def _take_sample(self, sample: Sample) -> None:
         """Keep a sample and call ``sampled``; on the sampler's thread."""
-        with self._wants_lock:
-            if self._stop_if_unwanted():
-                return
+        if self._stop_if_unwanted():
+            return
         with self._history_lock:
             self._keep_sample(sample)
             unsent = tuple(self._unsent)
@@ -312,10 +313,8 @@ class Monitor:
 
     def _fail_sample(self, exc: Exception) -> None:
         """Report a sample that failed, if it is still wanted; on the sampler's thread."""
-        with self._wants_lock:
-            if self._stop_if_unwanted():
-                return
-        self._report("Sampling the memory", exc)
+        if not self._stop_if_unwanted():
+            self._report("Sampling the memory", exc)
 
     def _keep_sample(self, sample: Sample) -> None:
         """Keep a sample, unless it is older than the last; the caller holds the lock."""

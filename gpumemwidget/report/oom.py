@@ -113,7 +113,7 @@ def report_oom(card: OomCard, *, name: str = "") -> Report:
     """Report why a cell ran out of memory, with the remedies, the largest first."""
     event = card.event
     blocks: list[Block] = [
-        Heading((Run(judge_shortage(event, sort_ways(card.ways)), "strong"),)),
+        Heading((Run(judge_shortage(event, card.ways), "strong"),)),
         Heading(_describe_request(event)),
     ]
     place = _describe_place(card)
@@ -131,7 +131,7 @@ def report_oom(card: OomCard, *, name: str = "") -> Report:
     if card.owners:
         blocks.append(_tabulate_owners(card))
     if card.ways:
-        ways = [_describe_way(way, event) for way in sort_ways(card.ways)]
+        ways = [_describe_way(way, event) for way in card.ways]
         blocks.append(Options("What you can do", tuple(ways)))
     if card.n_caught:
         errors = count(card.n_caught, "out-of-memory error")
@@ -139,14 +139,6 @@ def report_oom(card: OomCard, *, name: str = "") -> Report:
     blocks.extend(Note(note if note.endswith(".") else f"{note}.") for note in card.notes)
     classes = (CARD_CLASS, name) if name else (CARD_CLASS,)
     return Report(tuple(blocks), classes)
-
-
-def sort_ways(ways: Sequence[Remedy]) -> list[Remedy]:
-    """Return the remedies that free most first, then those of which that is not known.
-
-    What loses training state comes last, however much it frees.
-    """
-    return sorted(ways, key=lambda way: way.rank)
 
 
 def _describe_request(event: OomEvent) -> tuple[Run, ...]:

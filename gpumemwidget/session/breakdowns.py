@@ -108,11 +108,14 @@ def take_breakdowns(
 
         account, names = take_block_account(shell, hardware, budget_s=budget_s)
         tell_line = partial(format_allocation, cells=shell.read_cell_numbers())
-    states = _choose(hardware.take_device_states(), device)
+    states = hardware.take_device_states()
+    check_device(device, [state.info.device for state in states])
     children = hardware.list_children()
     records, maps, notes = [], {}, []
     for state in states:
         name = state.info.device
+        if device not in (None, name):
+            continue
         owners = _find_account(account, state)
         record = build_breakdown(
             _match(state, owners, children),
@@ -133,11 +136,6 @@ def take_breakdowns(
         if segment_map is not None:
             maps[name] = segment_map
     return DeviceBreakdowns(tuple(records), tuple(children), maps, (*hardware.take_notes(), *notes))
-
-
-def _choose(states: Sequence[DeviceState], device: str | None) -> Sequence[DeviceState]:
-    check_device(device, [state.info.device for state in states])
-    return [state for state in states if device in (None, state.info.device)]
 
 
 def _find_account(account: MemoryAccount | None, state: DeviceState) -> DeviceAccount | None:

@@ -198,7 +198,7 @@ def _describe_breakdown(
         "total": breakdown.total_bytes,
         "used": used,
         # Then nobody knows which of this notebook's children are on it.
-        "hides_children": breakdown.may_hide_children,
+        "hides_children": any("children" in part.merged for part in breakdown.parts),
         "html": report_breakdown([breakdown], maps=maps).html if is_seen else None,
     }
 

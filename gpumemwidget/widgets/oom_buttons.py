@@ -26,7 +26,7 @@ from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy
 from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.oom.event import describe_oom
 from gpumemwidget.ownership.shell import Shell
-from gpumemwidget.report.oom import describe_cached, describe_released, judge_now, sort_ways
+from gpumemwidget.report.oom import describe_cached, describe_released, judge_now
 from gpumemwidget.report.render.wording import join_words
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.messages import CARD_REQUESTS, Message, check_request, describe_failure
@@ -109,7 +109,7 @@ class CardButtons(anywidget.AnyWidget):
         """Give a card its buttons; the page finds it by its class, ``name``."""
         buttons = [
             _Button(way, row, card.event.device, _identify(self._shell, way.names))
-            for row, way in enumerate(sort_ways(card.ways))
+            for row, way in enumerate(card.ways)
             if way.can_do and way.kind in (*_RELEASING_KINDS, "cached blocks")
         ]
         with self._lock:

@@ -105,8 +105,9 @@ def make_card(**changes: object) -> OomCard:
 
 
 def _divide(card: OomCard, account: DeviceAccount | None = None) -> OomCard:
-    """The card with the bar of its event."""
-    return replace(card, breakdown=divide_device(card.event, account))
+    """The card with the bar of its event, and its ways out in their order."""
+    ways = tuple(sorted(card.ways, key=lambda way: way.rank))
+    return replace(card, ways=ways, breakdown=divide_device(card.event, account))
 
 
 def make_host_card(**changes: object) -> OomCard:
