@@ -186,7 +186,7 @@ class _AccountTable:
         # Words that describe the whole row stand beside it.
         levels = 1 if _find_words(group) else self.levels
         root = Node(group.name, group.entries, 0)
-        lines = list_lines([root], levels=levels, most=self.max_parts)
+        lines = list_lines(root, levels=levels, most=self.max_parts)
         return tuple(self._list_line(line, group) for line in lines)
 
     def _list_line(self, line: Line, group: Group) -> tuple[Cell, ...]:

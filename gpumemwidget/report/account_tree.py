@@ -131,17 +131,16 @@ class Line:
     more_bytes: int = 0
 
 
-def list_lines(nodes: Iterable[Node], *, levels: int | None, most: int | None) -> Iterator[Line]:
-    """Return nodes and what is below them, each followed by its parts.
+def list_lines(root: Node, *, levels: int | None, most: int | None) -> Iterator[Line]:
+    """Return a node and what is below it, each followed by its parts.
 
     Args:
-        nodes: the roots, in order.
-        levels: how many levels are listed, the roots' own one of them; ``None`` for all.
+        root: the node of the first level.
+        levels: how many levels are listed; ``None`` for all.
         most: maximum number of parts of one node, the rest being one line; ``None`` for all.
     """
     # No recursion: a path may have any number of steps.
-    pending = [Line(0, node) for node in nodes]
-    pending.reverse()
+    pending = [Line(0, root)]
     while pending:
         line = pending.pop()
         yield line

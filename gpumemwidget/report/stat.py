@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from gpumemwidget.model.devices import DeviceState, rank_device
+from gpumemwidget.model.devices import DeviceState, DeviceUse, rank_device
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Table
 from gpumemwidget.report.render.cells import bytes_cell, explain_marks, peak_cell, share_cell
@@ -97,15 +97,13 @@ def _list_process_rows(device: DeviceState) -> tuple[tuple[Cell, ...], ...]:
 
 
 def _list_device_row(device: DeviceState) -> tuple[Cell, ...]:
-    use = device.use
-    total = device.info.total_bytes
-    if use is not None and use.total_bytes is not None:
-        total = use.total_bytes
-    percent = use.utilization_percent if use else None
+    use = device.use or DeviceUse(device.info.device, None, None, None)
+    total = device.info.total_bytes if use.total_bytes is None else use.total_bytes
+    percent = use.utilization_percent
     return (
         Cell(device.info.device),
-        bytes_cell(use.used_bytes if use else None),
-        bytes_cell(use.free_bytes if use else None),
+        bytes_cell(use.used_bytes),
+        bytes_cell(use.free_bytes),
         bytes_cell(total),
         Cell(UNKNOWN, tone="muted") if percent is None else Cell(f"{percent} %"),
         Cell(device.info.name),

@@ -49,7 +49,7 @@ def _open(*owned: Owned, levels: int | None = None, most: int | None = None) -> 
     root = Node("x", [(each.steps[1:], each) for each in owned], 0)
     return [
         "  " * line.level + (f"{line.node.label}" if line.node else f"{line.n_more} more")
-        for line in list_lines([root], levels=levels, most=most)
+        for line in list_lines(root, levels=levels, most=most)
     ][1:]
 
 
@@ -83,7 +83,7 @@ def test_parts_add_up_to_their_whole(
     owned = [_own("x", *path, n_bytes=3**number) for number, path in enumerate(paths)]
     root = Node("x", [(each.steps[1:], each) for each in owned], 0)
 
-    lines = list(list_lines([root], levels=levels, most=most))
+    lines = list(list_lines(root, levels=levels, most=most))
 
     sums: dict[int, int] = {}
     for line in lines[1:]:

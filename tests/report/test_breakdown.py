@@ -159,7 +159,7 @@ class TestBar:
         assert "This release of PyTorch does not count" in " ".join(text.split())
 
 
-def _tell(block: Block, names: BlockNames | None, line: str = "") -> str:
+def _tell(block: Block, names: BlockNames | None, line: str) -> str:
     segment = Segment("cuda:0", 0, block.n_bytes, False, (0, 0), (block,))
     (piece,) = plot_segments(SegmentMap("cuda:0", (segment,), 0, names, {0: line})).pieces
     return piece.told
@@ -237,21 +237,21 @@ class TestMap:
         assert [start // mib for start in chart.starts] == [51, 71, 73]
 
     def test_a_block_tells_its_size_owner_and_line(self) -> None:
-        """And what was asked for, where it was rounded up."""
+        """And what was asked for; that there is no name only where one was looked for."""
         block = Block(0, 2048, 2000, "active_allocated")
-
-        assert _tell(block, {0: ("parameter", "model.fc.weight")}, "In[7], line 3") == (
-            "2.00 KiB · parameters · model.fc.weight · 1.95 KiB requested · In[7], line 3"
+        names: tuple[BlockNames | None, ...] = (
+            {0: ("parameter", "model.fc.weight")},
+            {0: ("tensor", "")},
+            {},
+            None,
         )
 
-    def test_what_no_name_leads_to_says_so_once(self) -> None:
-        """And where nobody was asked, nobody says that there is none."""
-        names: tuple[BlockNames | None, ...] = ({0: ("tensor", "")}, {}, None)
+        told = [_tell(block, each, "In[7], line 3") for each in names]
 
-        told = [_tell(Block(0, 512, 512, "active_allocated"), each) for each in names]
-
+        rest = "1.95 KiB requested · In[7], line 3"
         assert told == [
-            "512 B · other tensors · no variable",
-            "512 B · no variable",
-            "512 B · allocated",
+            f"2.00 KiB · parameters · model.fc.weight · {rest}",
+            f"2.00 KiB · other tensors · no variable · {rest}",
+            f"2.00 KiB · no variable · {rest}",
+            f"2.00 KiB · allocated · {rest}",
         ]
