@@ -47,9 +47,6 @@ COLUMNS: Mapping[str, Literal["integer", "number", "text", "time", "flag"]] = {
 class Ledger:
     """The recorded cells, oldest first.
 
-    Attributes:
-        dropped: number of oldest records that are no longer kept.
-
     Args:
         max_records: how many to keep; beyond that the oldest go.
     """
@@ -58,6 +55,7 @@ class Ledger:
         self._max_records = max_records
         #: A list, as Python copies one in a single step while another thread appends.
         self._records: list[CellRecord] = []
+        #: Number of oldest records that are no longer kept.
         self.dropped = 0
 
     def append(self, record: CellRecord) -> None:
