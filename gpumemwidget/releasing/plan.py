@@ -30,7 +30,13 @@ from gpumemwidget.ownership.moves import Move
 from gpumemwidget.ownership.partition import ReleasePartition, find_joint
 from gpumemwidget.ownership.shell import LAST_EXCEPTION, Shell, ShellReference
 from gpumemwidget.releasing.gradients import find_cycles, find_gradients
-from gpumemwidget.releasing.refusals import check_bound, check_functions, find_capture, find_user
+from gpumemwidget.releasing.refusals import (
+    check_bound,
+    check_functions,
+    find_capture,
+    find_user,
+    holds_memory,
+)
 from gpumemwidget.units import format_bytes
 
 #: Seconds for the walk: memory that it misses would not be freed.
@@ -154,7 +160,7 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
         host_available_bytes=available,
         refusal=refusal or _find_refusal(needed, available),
         stays=tuple(stays),
-        empty_names=_list_empty(draft),
+        empty_names=tuple(name for name in user_names if not holds_memory(account, name)),
         n_grads=len(draft.grad_owners),
         joint=joint,
     )
@@ -178,17 +184,6 @@ def _sum_host_needed(account: Account, moved: Sequence[int]) -> DeviceBytes:
         return DeviceBytes()
     found = account.sum_places(moved, rounded=False)
     return replace(found, by_device=((HOST, found.total_bytes),))
-
-
-def _list_empty(draft: Draft) -> tuple[str, ...]:
-    """Return the variables that hold no tensor memory, as far as Python can see."""
-    account = draft.account
-    marks = {} if account is None else {row.name: row.mark for row in account.rows.values()}
-    return tuple(
-        name
-        for name in draft.user_names
-        if account is None or name not in marks or not account.list_storages(marks[name])
-    )
 
 
 def _find_refusal(needed: DeviceBytes, available: int | None) -> str | None:

@@ -58,6 +58,12 @@ def check_bound(shell: Shell, names: Sequence[str], *, rows: Mapping[str, str]) 
         raise UnknownNameError(f"{name!r} is not a variable: {hint}; {_UNCHANGED}")
 
 
+def holds_memory(account: Account | None, name: str) -> bool:
+    """Return whether a variable was seen to lead to tensor memory."""
+    row = None if account is None else account.rows.get(name)
+    return account is not None and row is not None and bool(account.list_storages(row.mark))
+
+
 def check_functions(shell: Shell, names: Sequence[str], account: Account | None) -> None:
     """Refuse functions and classes, unless they hold memory (in a closure, a cache).
 
@@ -65,10 +71,8 @@ def check_functions(shell: Shell, names: Sequence[str], account: Account | None)
         BadInputError: it is a function or class that holds none.
     """
     for name in names:
-        cls = type(shell.user_ns[name])
-        row = None if account is None else account.rows.get(name)
-        holds = account is not None and row is not None and account.list_storages(row.mark)
-        if not holds and is_one_of(cls, *_CODE_TYPES):
+        is_code = is_one_of(type(shell.user_ns[name]), *_CODE_TYPES)
+        if is_code and not holds_memory(account, name):
             raise BadInputError(
                 f"{name!r} is a function or a class and holds no tensor memory: name variables; "
                 f"{_UNCHANGED}"
