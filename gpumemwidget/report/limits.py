@@ -17,7 +17,7 @@ from gpumemwidget.model.devices import (
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Option, Options, Table
 from gpumemwidget.report.render.cells import bytes_cell, explain_marks, peak_cell, sort_devices
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.render.wording import join_words, name_library, name_reserved, say_peak
+from gpumemwidget.report.render.wording import join_words, name_library, say_peak
 from gpumemwidget.units import format_bytes
 
 _COLUMNS = (
@@ -155,7 +155,7 @@ def list_crossings(record: CellRecord, *, names_lines: bool = False) -> list[Not
 
 def _name_budgeted(device: str) -> str:
     """Return which counter a device's budget limits: ``allocated``, or ``resident`` of the host."""
-    return name_reserved(device) if device == HOST else "allocated"
+    return "resident" if device == HOST else "allocated"
 
 
 def _tell_budgets(budgets: Sequence[Budget]) -> str:

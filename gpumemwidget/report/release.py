@@ -11,7 +11,6 @@ from gpumemwidget.model.releases import (
     ReleaseMove,
     ReleasePlan,
     ReleaseReport,
-    ReleaseRequest,
     ReleaseStay,
     ReleaseStep,
     ReleaseStepKind,
@@ -132,7 +131,14 @@ def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
     """Return the steps of a release in their order."""
     names = [name for name in plan.request.names if not _ROW_NAME.fullmatch(name)]
     moves = _list_moves(plan.moves)
-    grads, costs = plan.request.grads, _list_cache_costs(plan.request)
+    grads, costs = plan.request.grads, []
+    if plan.request.cublas:
+        costs.append("cuBLAS workspaces: the next matrix product on each stream makes its own anew")
+    if plan.request.compile_caches:
+        costs.append(
+            "compile caches: the next call of each function under torch.compile compiles it anew, "
+            "which takes as long as its first call did"
+        )
     if not names:
         rebinding = "no name"
     elif plan.request.keep:
@@ -144,22 +150,10 @@ def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
         Step("Set to None", rebinding),
         *([Step("Set gradients to None", count(plan.n_grads, "gradient"))] if grads else []),
         Step("Drop IPython's references (Out, _)", describe_references(plan.drops) or "none"),
-        *([Step("Clear caches", "", costs)] if costs else []),
+        *([Step("Clear caches", "", tuple(costs))] if costs else []),
         Step("gc.collect()"),
         Step("empty_cache()"),
     )
-
-
-def _list_cache_costs(request: ReleaseRequest) -> tuple[str, ...]:
-    costs = []
-    if request.cublas:
-        costs.append("cuBLAS workspaces: the next matrix product on each stream makes its own anew")
-    if request.compile_caches:
-        costs.append(
-            "compile caches: the next call of each function under torch.compile compiles it anew, "
-            "which takes as long as its first call did"
-        )
-    return tuple(costs)
 
 
 def _describe_empty(plan: ReleasePlan) -> list[str]:
