@@ -58,10 +58,6 @@ class Monitor:
         hardware: the machine's memory.
         on_failure: shows one sentence to the user; it gets each failure once.
         clock: the session's clock; the system's unless told otherwise.
-        interval_s: seconds between samples while something happens.
-
-    Raises:
-        BadInputError: the interval is not a positive number of seconds.
     """
 
     def __init__(
@@ -70,7 +66,6 @@ class Monitor:
         *,
         on_failure: Callable[[str], None],
         clock: Clock | None = None,
-        interval_s: float = 0.1,
     ) -> None:
         self.hardware = hardware
         self.clock = Clock() if clock is None else clock
@@ -90,7 +85,6 @@ class Monitor:
             clock=self.clock,
             on_sample=self._take_sample,
             on_error=self._fail_sample,
-            interval_s=interval_s,
         )
         self._wanted_by: weakref.WeakSet[object] = weakref.WeakSet()
         self._wants_lock = threading.RLock()

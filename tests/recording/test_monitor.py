@@ -373,7 +373,8 @@ class TestSampling:
     def live(self) -> Iterator[tuple[Monitor, ScriptedHardware, Diary]]:
         """A monitor on the real clock, a millisecond a sample."""
         hardware = ScriptedHardware(gpu(10), host(20))
-        monitor = Monitor(hardware, on_failure=pytest.fail, interval_s=0.001)
+        monitor = Monitor(hardware, on_failure=pytest.fail)
+        monitor.interval_s = 0.001
         diary = Diary()
         diary.listen(monitor)
         # In a cell the interval stays as it is.
@@ -477,7 +478,8 @@ class TestSampling:
             failures.append(message)
             told.set()
 
-        monitor = Monitor(hardware, on_failure=show, interval_s=2.0)
+        monitor = Monitor(hardware, on_failure=show)
+        monitor.interval_s = 2.0
 
         monitor.want_samples(self)
         assert told.wait(PATIENCE_S)
