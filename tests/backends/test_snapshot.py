@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from gpumemwidget.model.segments import Frame
 from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 
-DATA = Path(__file__).parents[1] / "data"
 MIB = 1 << 20
 
 
@@ -159,7 +157,6 @@ def test_the_size_of_large_segments_is_read(
 
 _LINE = {"name": "<module>", "filename": "cell.py", "line": 3}
 _INNER = {"name": "f", "filename": "lib.py", "line": 9}
-_FOREIGN = {"name": "at::empty", "filename": "/src/Tensor.cpp", "line": 1}
 
 
 def _event(action: str, *, time_us: int = 0, **others: Any) -> dict[str, Any]:
