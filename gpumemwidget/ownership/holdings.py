@@ -225,7 +225,9 @@ def take_account(
         if is_enough is None or not is_enough(graph):
             # To look at all of the process takes a moment, that is not there when the time is up.
             outside = [] if depth != "holders" and graph.is_late() else list_outside(graph)
-            outer.extend(enter_surroundings(graph, outside, climbs=depth == "holders"))
+            outer.extend(
+                enter_surroundings(graph, outside, budget_s=budget_s / 2, climbs=depth == "holders")
+            )
             # Objects that have been met meanwhile would be held by this list.
             outside = [each for each in outside if graph.find(each) is None]
     held = _find_elsewhere(graph, root_refs, budget_s=searches_s)

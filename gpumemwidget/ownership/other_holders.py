@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import contextvars
 import gc
+import math
 import re
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import compress
@@ -219,17 +221,21 @@ def enter_running(graph: Graph) -> list[Root]:
     return roots
 
 
-def enter_surroundings(graph: Graph, outside: Iterable[object], *, climbs: bool) -> list[Root]:
-    """Enter and walk what holds the tensors that the graph has not met, until its time is up.
+def enter_surroundings(
+    graph: Graph, outside: Iterable[object], *, budget_s: float, climbs: bool
+) -> list[Root]:
+    """Enter and walk what holds the tensors that the graph has not met.
 
     Args:
         graph: the walk from all rows and running functions; it is extended.
         outside: the tensors that it has not met, among other things.
+        budget_s: seconds after which no other holder is looked for.
         climbs: whether the holders of the biggest are looked for.
 
     Returns:
         The roots that were entered; what was found without a root has the kind ``nowhere``.
     """
+    deadline_s = time.perf_counter() + budget_s
     roots: list[Root] = []
     unmet, sizes = _list_unmet(graph, outside)
     n_unmet = len(unmet)
@@ -241,7 +247,7 @@ def enter_surroundings(graph: Graph, outside: Iterable[object], *, climbs: bool)
         if n_bytes >= _LEAST_BYTES and sys.getrefcount(tensor) > _OWN_REFS
     ][: _MOST_CLIMBS if climbs else 0]
     report_progress(Stage.FIND_HOLDERS, 0, n_unmet)
-    chains = _climb(graph, targets, ours=(unmet, outside))
+    chains = _climb(graph, targets, ours=(unmet, outside), deadline_s=deadline_s)
     targets.clear()
     unmet.reverse()
     while unmet:
@@ -253,7 +259,7 @@ def enter_surroundings(graph: Graph, outside: Iterable[object], *, climbs: bool)
             graph.walk()
         del chain
         unmet.pop()
-        if unmet and graph.is_late():
+        if time.perf_counter() > deadline_s:
             break
     return roots
 
@@ -352,7 +358,11 @@ def _enter_first(graph: Graph, chain: Sequence[object], word: str | None) -> Roo
 
 
 def _climb(
-    graph: Graph, targets: Sequence[object], *, ours: Sequence[object] = ()
+    graph: Graph,
+    targets: Sequence[object],
+    *,
+    ours: Sequence[object] = (),
+    deadline_s: float = math.inf,
 ) -> dict[int, tuple[list[object], str | None]]:
     """Search upwards from all of these objects together: each level is a look at the whole process.
 
@@ -370,7 +380,7 @@ def _climb(
     met: list[object] = []
     for _ in range(_MOST_STEPS_UP):
         # Without its last steps the account says that it is not complete.
-        if not level or graph.is_late():
+        if not level or graph.is_late() or time.perf_counter() > deadline_s:
             break
         holders = list_referrers(level)
         own = set(map(id, (targets, *ours, met, level, graph.objects, *chains.values())))
