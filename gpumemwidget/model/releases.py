@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, auto
 from typing import Literal
 
 from gpumemwidget.errors import BadInputError, name_type
@@ -85,6 +85,36 @@ class ReleaseSum:
     joint: JointRelease | None = None
 
 
+class ReasonKind(Enum):
+    """Why memory is moved instead of dropped, or stays where it is."""
+
+    KEPT = auto()  #: as asked, the names keep copies on the CPU
+    SHARED = auto()  #: ``holders`` hold it too
+    ON_HOST = auto()  #: it is on the host already
+    NOT_A_PART = auto()  #: the row only leads to it: through a computation, a function or a key
+    NOT_MOVED = auto()  #: no release moved it to the CPU, or it was brought back since
+    UNSEEN = auto()  #: something in C++ refers to it
+    SAVED = auto()  #: a computation saved it for backward
+    COMPUTED = auto()  #: it has a ``grad_fn``
+    STORAGE_HELD = auto()  #: something refers to the storage itself
+    OTHER_CLASS = auto()  #: it is a tensor with ``__torch_dispatch__``, or a part of one
+    OTHER_LAYOUT = auto()  #: it is sparse, quantised, nested or named
+    OTHER_DEVICE = auto()  #: PyTorch can't exchange a tensor's memory between these devices
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why memory is moved instead of dropped, or stays where it is."""
+
+    kind: ReasonKind
+    #: The rows, and words for what is no row, that hold it too.
+    holders: tuple[str, ...] = ()
+    #: Number of further rows.
+    n_more: int = 0
+    #: True if the reason is true of something that it has to stay together with.
+    is_of_another: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class ReleaseMove:
     """One thing that a plan moves to the CPU in place, because somebody keeps it."""
@@ -94,8 +124,8 @@ class ReleaseMove:
     kind: str
     device: str
     n_bytes: int
-    #: Why it is moved instead of dropped: ``"kept"``, ``"also held by trainer"``.
-    reason: str
+    #: Why it is moved instead of dropped; ``None`` on the way back.
+    reason: Reason | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +136,7 @@ class ReleaseStay:
     name: str
     device: str
     held_bytes: DeviceBytes
-    #: Why, as the end of a sentence: ``model and y also use it``.
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -416,6 +416,10 @@ def _describe_plain(key: object, levels: int = _MOST_KEY_LEVELS) -> str:
 
 #: The holder of borrowed memory.
 LENDER = "whatever lent it to torch (NumPy, a file)"
+#: The holder of what libraries or running functions hold.
+UNNAMED = "something that no variable names"
+#: The holder of what C++ holds.
+UNSEEN = "something that Python can't see"
 
 
 def find_kind_name(graph: Graph, place: int) -> str:

@@ -16,8 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpumemwidget.model.releases import Reason, ReasonKind
 from gpumemwidget.ownership.graph.kinds import Kind
-from gpumemwidget.ownership.graph.objects import is_a, is_one_of, name_class, read_attribute
+from gpumemwidget.ownership.graph.objects import is_a, is_one_of, read_attribute
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks
 from gpumemwidget.ownership.other_holders import list_outside
@@ -106,15 +107,6 @@ def _find_all(graph: Graph, targets: Iterable[object]) -> list[int]:
     return [place for place in map(graph.find, list(targets)) if place is not None]
 
 
-_HELD_IN_CPP = (
-    "a computation that no name leads to has it, or something in C++ (a traced module, DDP)"
-)
-
-_UNSEEN = "it is held in C++, out of Python's sight"
-
-_SAVED = "a computation saved it for backward; run backward() or drop its output"
-
-
 @dataclass(slots=True)
 class Move:
     """One storage and the tensors that are to live on without it."""
@@ -124,8 +116,8 @@ class Move:
     tensors: list[Any]
     #: The new device, as torch names it.
     device: str = "cpu"
-    #: Why it can't be moved, to complete "… will not be freed: "; ``None`` where it can.
-    obstacle: str | None = None
+    #: Why it can't be moved; ``None`` where it can.
+    obstacle: Reason | None = None
 
 
 @dataclass(slots=True)
@@ -173,33 +165,34 @@ def find_move(account: Account, place: int, *, dropped: int, outside: Outside) -
     """
     graph = account.graph
     if place in graph.unseen:
-        return Move(place=place, tensors=[], obstacle=_UNSEEN)
+        return Move(place=place, tensors=[], obstacle=Reason(ReasonKind.UNSEEN))
     unmet = outside.tensors.get(place, [])
     kept = [each for each in graph.tensors_on.get(place, ()) if account.marks[each] & ~dropped]
     move = Move(place=place, tensors=[*(graph.objects[each] for each in kept), *unmet])
-    move.obstacle = _find_holder_in_the_way(account, place, kept, dropped, outside)
-    if move.obstacle is None and _count_unmet(account, place) > len(unmet):
-        move.obstacle = _UNSEEN
+    obstacle = _find_holder_in_the_way(account, place, kept, dropped, outside)
+    if obstacle is None and _count_unmet(account, place) > len(unmet):
+        obstacle = ReasonKind.UNSEEN
     for tensor in move.tensors:
-        move.obstacle = move.obstacle or _find_obstacle(account, tensor, move.device)
+        obstacle = obstacle or _find_obstacle(account, tensor, move.device)
+    move.obstacle = Reason(obstacle) if obstacle else None
     return move
 
 
 def _find_holder_in_the_way(
     account: Account, place: int, kept: Sequence[int], dropped: int, outside: Outside
-) -> str | None:
+) -> ReasonKind | None:
     """Return why the holders of a storage's tensors do not let them move; ``None`` if they do."""
     graph = account.graph
     rows = [row for row in account.rows.values() if row.places[0] == place]
     if graph.python_refs[place] or any(not row.frees_marks & dropped for row in rows):
-        return "its storage is held itself (x.untyped_storage()); drop that first"
+        return ReasonKind.STORAGE_HELD
     for each in kept:
         if any(account.marks[node] & ~dropped for node in graph.saved_by.get(each, ())):
-            return _SAVED
+            return ReasonKind.SAVED
         if each in outside.inner:
-            return "it is a part of a tensor of another class, which can't be moved in place"
+            return ReasonKind.OTHER_CLASS
         if _count_unseen(graph, each, place, outside) > 0:
-            return _HELD_IN_CPP
+            return ReasonKind.UNSEEN
     return None
 
 
@@ -224,23 +217,20 @@ def _find_inner(graph: Graph) -> set[int]:
     return inner
 
 
-def _find_obstacle(account: Account, tensor: Any, device: str) -> str | None:
+def _find_obstacle(account: Account, tensor: Any, device: str) -> ReasonKind | None:
     reader = account.graph.reader
     if reader.is_dispatched(type(tensor)):
-        return f"a {name_class(type(tensor))} can't be moved in place"
+        return ReasonKind.OTHER_CLASS
     parts = reader.read_tensor(tensor)
     if parts.storage is None or not reader.is_plain(tensor):
-        return "a sparse, quantised, nested or named tensor can't be moved in place"
+        return ReasonKind.OTHER_LAYOUT
     if parts.grad_fn is not None:
-        return "it is part of a computation (it has a grad_fn); keep x.detach() instead"
+        return ReasonKind.COMPUTED
     torch = reader.torch
     # Torch knows its own kinds of devices there, and none that an extension brings.
     can_take = getattr(torch, "_has_compatible_shallow_copy_type", None)
     if can_take is not None and not can_take(tensor, torch.empty(0, device=device)):
-        kind = torch._C.TensorBase.device.__get__(tensor).type  # noqa: SLF001 - see _place_on
-        return (
-            f"PyTorch can't give a tensor on {kind} other memory in place; move it with .{device}()"
-        )
+        return ReasonKind.OTHER_DEVICE
     return None
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
-from gpumemwidget.model.releases import ReleaseMove, ReleaseStay, ReleaseStepKind
+from gpumemwidget.model.releases import (
+    Reason,
+    ReasonKind,
+    ReleaseMove,
+    ReleaseStay,
+    ReleaseStepKind,
+)
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks
-from gpumemwidget.ownership.labels import LENDER, find_kind_name
+from gpumemwidget.ownership.labels import LENDER, UNNAMED, find_kind_name
 from gpumemwidget.ownership.moves import Move, Outside, find_move, find_outside, list_owned
 
 _MOST_NAMED = 4
-_HINTS = {"out": " (--out drops it)", "exception": " (--exceptions drops it)"}
 
 #: Names that free less than one part in so many of what they hold free next to nothing.
 _LEAST_SHARE = 10
@@ -21,7 +27,7 @@ _LEAST_SHARE = 10
 _MOST_JOINT = 8
 
 #: A row's name, a device and the reason.
-Group = tuple[str, str, str]
+Group = tuple[str, str, Reason]
 
 
 class ReleasePartition:
@@ -176,39 +182,38 @@ class ReleasePartition:
         stays: dict[Group, list[int]] = {}
         for place, row in kept:
             device = storages[place].device
-            holders = self._name_holders(place)
-            why = word_use(holders)
+            reason = find_sharing(
+                account,
+                account.marks[place] & ~self.dropped,
+                is_borrowed=storages[place].is_borrowed,
+            )
             if place in moves and moves[place].obstacle is None:
-                reason = "kept" if self._keep else f"also held by {_join(holders)}"
-                group = (row.name, device, reason)
-                moved.setdefault(group, []).append(moves[place])
+                reason = Reason(ReasonKind.KEPT) if self._keep else reason
+                moved.setdefault((row.name, device, reason), []).append(moves[place])
                 continue
             if place in moves:
-                why = moves[place].obstacle or why
+                reason = moves[place].obstacle or reason
             elif self._keep and device == HOST:
-                why = "it is on the host already"
+                reason = Reason(ReasonKind.ON_HOST)
             elif self._keep and row.root != "exception":
-                why = "it is reached through a computation, a function or a key, not as a part"
-            stays.setdefault((row.name, device, why), []).append(place)
+                reason = Reason(ReasonKind.NOT_A_PART)
+            stays.setdefault((row.name, device, reason), []).append(place)
         return moved, stays, units
 
     def _find_row(self, marks: int) -> Row | None:
         return next((row for row in self._rows if row.mark & marks), None)
 
-    def _name_holders(self, place: int) -> list[str]:
-        """Return the other holders of a storage: ``["opt", "Out[3] (--out drops it)"]``."""
-        account = self._account
-        marks = account.marks[place] & ~self.dropped
-        names = account.name_holders(marks & ~ELSEWHERE)
-        n_named = len(names) if len(names) <= _MOST_NAMED else _MOST_NAMED - 1
-        holders = [name + _HINTS.get(account.rows[name].root, "") for name in names[:n_named]]
-        if n_named < len(names):
-            holders.append(f"{len(names) - n_named} more")
-        if account.graph.storages[place].is_borrowed:
-            holders.append(LENDER)
-        elif marks & ELSEWHERE:
-            holders.append("something that no variable names")
-        return holders or ["something unknown"]
+
+def find_sharing(account: Account, marks: int, *, is_borrowed: bool = False) -> Reason:
+    """Return who else holds memory that carries these marks."""
+    names = account.name_holders(marks & ~ELSEWHERE)
+    n_named = len(names) if len(names) <= _MOST_NAMED else _MOST_NAMED - 1
+    holders = list(names[:n_named])
+    if is_borrowed:
+        holders.append(LENDER)
+    elif marks & ELSEWHERE or not holders:
+        holders.append(UNNAMED)
+    return Reason(ReasonKind.SHARED, tuple(holders), n_more=len(names) - n_named)
 
 
 def find_joint(account: Account, names: Sequence[str], frees: DeviceBytes) -> JointRelease | None:
@@ -235,16 +240,6 @@ def find_joint(account: Account, names: Sequence[str], frees: DeviceBytes) -> Jo
     return JointRelease(joint, freed)
 
 
-def word_use(holders: Sequence[str]) -> str:
-    """``"model also uses it"``, ``"model and y also use it"``: why memory is not freed."""
-    return f"{_join(holders)} also {'uses' if len(holders) == 1 else 'use'} it"
-
-
-def _join(holders: Sequence[str]) -> str:
-    *first, last = holders
-    return f"{', '.join(first)} and {last}" if first else last
-
-
 def keep_parts_together(account: Account, moves: Sequence[Move], units: Sequence[int]) -> None:
     """Mark all parts of a module or optimizer as immovable if one can't be moved.
 
@@ -253,8 +248,9 @@ def keep_parts_together(account: Account, moves: Sequence[Move], units: Sequence
     for unit in units:
         parts = [move for move in moves if account.marks[move.place] & unit]
         why = next((move.obstacle for move in parts if move.obstacle), None)
-        for move in parts if why else ():
-            move.obstacle = move.obstacle or f"what belongs to it can't be moved: {why}"
+        if why is not None:
+            for move in parts:
+                move.obstacle = move.obstacle or replace(why, is_of_another=True)
 
 
 def join_overlapping(marks: Sequence[int]) -> list[int]:

@@ -21,7 +21,14 @@ from gpumemwidget.ownership.account import FULL_BUDGET_S, UNNAMED_ROOTS, take_me
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import name_class, paused_collector
 from gpumemwidget.ownership.holdings import Account, add_up, take_account
-from gpumemwidget.ownership.labels import LENDER, PathStep, StepKind, find_kind_name, spell_steps
+from gpumemwidget.ownership.labels import (
+    LENDER,
+    UNSEEN,
+    PathStep,
+    StepKind,
+    find_kind_name,
+    spell_steps,
+)
 from gpumemwidget.ownership.partition import ReleasePartition, find_joint
 from gpumemwidget.ownership.paths import Steps, find_fix
 from gpumemwidget.ownership.shell import Shell
@@ -32,7 +39,7 @@ _INDEX = re.compile(r"\[(\d+|[^\[\]\"]*\.[^\[\]]*)\]")
 _NUMBERED = re.compile(r"\[(\d+|[^\[\]\"]*\.[^\[\]]*|\"[^\"]*\d[^\"]*\")\]")
 _KEY = re.compile(r"\[([^\[\]]*)\]")
 _QUOTED = re.compile(r"\['([^'\"\]]*)'\]")
-_UNSEEN = PathStep(StepKind.ROOT, "something that Python can't see")
+_UNSEEN = PathStep(StepKind.ROOT, UNSEEN)
 _LENDER = PathStep(StepKind.LENDER, LENDER)
 
 

@@ -19,10 +19,8 @@ from typing import Any
 from gpumemwidget.model.releases import ReleaseStay
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.torch_reader import find_torch
-from gpumemwidget.ownership.holdings import ELSEWHERE, Account, spread_marks
-from gpumemwidget.ownership.partition import word_use
-
-_MOST_NAMED = 4
+from gpumemwidget.ownership.holdings import Account, spread_marks
+from gpumemwidget.ownership.partition import find_sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +117,7 @@ def _list_stays(
                 groups.setdefault(key, set()).add(place)
     for (device, held), places in groups.items():
         found = account.sum_places(places)
-        rows = list(account.name_holders(held))
-        words = [*rows[:_MOST_NAMED], *(["more"] if len(rows) > _MOST_NAMED else [])]
-        words += ["something that no variable names"] if held & ELSEWHERE else []
-        yield ReleaseStay("gradients", device, found, word_use(words))
+        yield ReleaseStay("gradients", device, found, find_sharing(account, held))
 
 
 def find_cycles(account: Account, dropped: int) -> list[weakref.ref[Any]]:

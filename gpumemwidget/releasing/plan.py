@@ -148,8 +148,7 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
     available = hardware.available_host_bytes()
     if moves and not request.may_move:
         refusal = refusal or (
-            f"{moves[0].path} would have to be moved to the CPU ({moves[0].reason}); nothing was "
-            "changed"
+            f"{moves[0].path} would have to be moved to the CPU; nothing was changed"
         )
     plan = ReleasePlan(
         request=request,

@@ -14,6 +14,8 @@ from gpumemwidget.errors import BadInputError, forgets_frames
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import (
+    Reason,
+    ReasonKind,
     ReleaseMove,
     ReleaseStay,
     RestorePlan,
@@ -155,10 +157,7 @@ def _draw_up(shell: Shell, names: Sequence[str]) -> tuple[RestorePlan, Account |
         refusal = find_user(shell, account, names)
     if refusal is None and not moves:
         why = f"{names[0]} holds nothing that a release moved to the CPU and that is still there"
-        if stays:
-            why = f"{stays[0].name} stays on the CPU: {stays[0].reason}"
-        refusal = f"nothing to restore: {why}"
-        stays = ()
+        refusal = "nothing can be moved back" if stays else f"nothing to restore: {why}"
     plan = RestorePlan(
         names=names,
         moves=told,
@@ -197,15 +196,15 @@ def _find_moves(
     keep_parts_together(account, [move for place, move in found.items() if owned.get(place)], units)
     moves: list[Move] = []
     told: dict[tuple[str, str], list[int]] = {}
-    stays: dict[tuple[str, str], list[int]] = {}
+    stays: dict[tuple[str, Reason], list[int]] = {}
     for place, row in reached:
-        why: str | None = None
+        reason: Reason | None = None
         if place in found:
-            why = found[place].obstacle
+            reason = found[place].obstacle
         elif graph.storages[place].device == HOST and place in owned and targets:
-            why = "it was not moved there by a release, or not since it was last restored"
-        if why is not None:
-            stays.setdefault((row.name, why), []).append(place)
+            reason = Reason(ReasonKind.NOT_MOVED)
+        if reason is not None:
+            stays.setdefault((row.name, reason), []).append(place)
         elif place in found:
             moves.append(found[place])
             told.setdefault((row.name, targets[place]), []).append(place)
@@ -217,13 +216,13 @@ def _find_moves(
                 kind=find_kind_name(graph, account.rows[name].places[0]),
                 device=device,
                 n_bytes=sum(graph.storages[place].n_bytes for place in places),
-                reason="",
+                reason=None,
             )
             for (name, device), places in told.items()
         ),
         tuple(
-            ReleaseStay(name, HOST, account.sum_places(places, rounded=False), why)
-            for (name, why), places in stays.items()
+            ReleaseStay(name, HOST, account.sum_places(places, rounded=False), reason)
+            for (name, reason), places in stays.items()
         ),
     )
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from gpumemwidget.model.devices import Reading, rank_device
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.model.releases import (
+    Reason,
+    ReasonKind,
     ReleaseMove,
     ReleasePlan,
     ReleaseReport,
@@ -52,6 +54,22 @@ _ROW_NAME = re.compile(rf"Out\[.*\]|_{{1,3}}|{LAST_EXCEPTION}", re.DOTALL)
 _MOST_REFERENCES = 5
 #: Changes below this are due to the measuring itself, unless some were planned.
 _NOISE_BYTES = 1024
+
+_REASONS = {
+    ReasonKind.KEPT: "kept",
+    ReasonKind.ON_HOST: "it is on the host already",
+    ReasonKind.NOT_A_PART: "it is reached through a computation, a function or a key, "
+    "not as a part",
+    ReasonKind.NOT_MOVED: "it was not moved there by a release, or not since it was last restored",
+    ReasonKind.UNSEEN: "something in C++ has it (a traced module, DDP), or a computation that no "
+    "name leads to",
+    ReasonKind.SAVED: "a computation saved it for backward; run backward() or drop its output",
+    ReasonKind.COMPUTED: "it is part of a computation (it has a grad_fn); keep x.detach() instead",
+    ReasonKind.STORAGE_HELD: "its storage is held itself (x.untyped_storage()); drop that first",
+    ReasonKind.OTHER_CLASS: "a tensor of another class, or a part of one, can't be moved in place",
+    ReasonKind.OTHER_LAYOUT: "a sparse, quantised, nested or named tensor can't be moved in place",
+    ReasonKind.OTHER_DEVICE: "PyTorch can't move it in place between these devices; use .to()",
+}
 
 _STEP_COLUMNS = (
     Column("step", "name"),
@@ -104,12 +122,29 @@ def _warn(sentences: Iterable[str]) -> list[Note]:
     return [Note(sentence, tone="warn") for sentence in sentences]
 
 
+def _word_reason(reason: Reason) -> str:
+    """Return why memory stays or is moved, as the end of a sentence."""
+    if reason.kind is ReasonKind.SHARED:
+        holders = [name + _hint_at_flag(name) for name in reason.holders]
+        holders += [f"{reason.n_more} more"] if reason.n_more else []
+        return f"{join_words(holders)} also {'uses' if len(holders) == 1 else 'use'} it"
+    words = _REASONS[reason.kind]
+    return f"what belongs to it can't be moved: {words}" if reason.is_of_another else words
+
+
+def _hint_at_flag(row: str) -> str:
+    """Return the flag that drops a row of IPython's; ``""`` for a variable."""
+    if row == LAST_EXCEPTION:
+        return " (--exceptions drops it)"
+    return " (--out drops it)" if _ROW_NAME.fullmatch(row) else ""
+
+
 def describe_stays(stays: Sequence[ReleaseStay], *, is_done: bool) -> list[str]:
     """Return a sentence on each part that a release leaves where it is."""
     verb = "was not freed" if is_done else "will not be freed"
     return [
         f"{format_bytes(stay.held_bytes.total_bytes, is_at_least=stay.held_bytes.is_at_least)} "
-        f"of {stay.name} on {stay.device} {verb}: {stay.reason}"
+        f"of {stay.name} on {stay.device} {verb}: {_word_reason(stay.reason)}"
         for stay in stays
     ]
 
@@ -164,7 +199,7 @@ def _describe_empty(plan: ReleasePlan) -> list[str]:
 def _list_moves(moves: Sequence[ReleaseMove]) -> list[str]:
     words = [
         f"{move.path} ({move.kind}, {format_bytes(move.n_bytes)} on {move.device})"
-        + (f": {move.reason}" if move.reason else "")
+        + (f": {_word_reason(move.reason)}" if move.reason else "")
         for move in moves
     ]
     return list_some(words, N_MOVES_SHOWN)
@@ -240,7 +275,7 @@ def report_restore(report: RestoreReport) -> Report:
 def _describe_left_on_cpu(stays: Sequence[ReleaseStay]) -> list[str]:
     return [
         f"{format_bytes(stay.held_bytes.total_bytes)} of {stay.name} stays on the CPU: "
-        f"{stay.reason}"
+        f"{_word_reason(stay.reason)}"
         for stay in stays
     ]
 

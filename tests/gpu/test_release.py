@@ -11,7 +11,7 @@ import torch
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.model.releases import RestoreReport
+from gpumemwidget.model.releases import Reason, ReasonKind, RestoreReport
 from gpumemwidget.releasing.restore import execute_restore
 from tests.ownership.conftest import notebook  # noqa: F401 - a fixture
 from tests.ownership.notebook import Notebook, Tracker
@@ -251,9 +251,7 @@ def test_what_was_made_on_the_cpu_stays_there(notebook: Notebook) -> None:  # no
 
     assert report.stopped is None
     assert places == [(True, False)] * len(parameters)
-    assert [stay.reason for stay in report.plan.stays] == [
-        "it was not moved there by a release, or not since it was last restored"
-    ] * 2
+    assert [stay.reason for stay in report.plan.stays] == [Reason(ReasonKind.NOT_MOVED)] * 2
     assert ns["second"].is_cuda
 
 

@@ -92,7 +92,7 @@ reserved = read_reserved()
 kept = gpumemwidget.plan_release("model", keep=True)
 report = gpumemwidget.release("model", "optimizer")
 found.update(
-    kept=[list(kept.moves), [stay.reason for stay in kept.stays]],
+    kept=[list(kept.moves), [stay.reason.kind.name for stay in kept.stays]],
     stopped=report.stopped,
     freed=dict(report.allocated_freed_bytes),
     steps={step.kind.value: dict(step.reserved_freed_bytes) for step in report.steps},
@@ -142,8 +142,7 @@ def test_what_pytorch_can_not_move_in_place_is_said_before(spread: Any) -> None:
     moves, reasons = spread["kept"]
 
     assert moves == []
-    assert len(reasons) == 2
-    assert all("PyTorch can't give a tensor on toy other memory in place" in x for x in reasons)
+    assert reasons == ["OTHER_DEVICE"] * 2
 
 
 def test_what_is_not_told_of_a_device_is_said() -> None:

@@ -17,7 +17,7 @@ from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.errors import BackendError, BadInputError, UnknownNameError
 from gpumemwidget.model.devices import Reading
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.model.releases import ReleaseRequest, ReleaseStay, StepResult
+from gpumemwidget.model.releases import Reason, ReasonKind, ReleaseRequest, ReleaseStay, StepResult
 from gpumemwidget.releasing.release import execute_release
 from gpumemwidget.report.release import describe_stays, report_plan, report_release
 from tests.ownership.notebook import Notebook, Tracker, refuse_to_clone
@@ -61,14 +61,14 @@ def test_what_others_hold_remains_and_they_are_named(notebook: Notebook, tracker
     report = notebook.release("x")
 
     assert report.plan.frees_bytes == DeviceBytes()
-    kept = "history and Out[2] (--out drops it) also use it"
+    kept = Reason(ReasonKind.SHARED, ("history", "Out[2]"))
     assert report.plan.stays == (ReleaseStay("x", "host", DeviceBytes((("host", 1024),)), kept),)
     assert describe_stays(report.plan.stays, is_done=False) == [
-        f"1.00 KiB of x on host will not be freed: {kept}"
+        "1.00 KiB of x on host will not be freed: history and Out[2] (--out drops it) also use it"
     ]
     # It is over: what the report says of it is no promise.
     text = " ".join(report_release(report).text.split())
-    assert f"1.00 KiB of x on host was not freed: {kept}" in text
+    assert "1.00 KiB of x on host was not freed: history and Out[2]" in text
     assert "will not be freed" not in text
     assert tracker.count_bytes() == 1024
     assert notebook.ip.user_ns["x"] is None
@@ -108,7 +108,7 @@ def test_keep_on_the_host_changes_nothing(notebook: Notebook, tracker: Tracker) 
     report = notebook.release("x", keep=True)
 
     assert report.plan.moves == ()
-    assert [stay.reason for stay in report.plan.stays] == ["it is on the host already"]
+    assert [stay.reason for stay in report.plan.stays] == [Reason(ReasonKind.ON_HOST)]
     assert [step.status for step in report.steps[:3]] == ["skipped", "skipped", "skipped"]
     assert notebook.ip.user_ns["x"] is value
 
@@ -169,7 +169,7 @@ def test_what_others_hold_is_moved_in_place(notebook: Notebook, tracker: Tracker
 
     (move,) = report.plan.moves
     assert (move.path, move.kind, move.n_bytes) == ("model", "module", 400)
-    assert move.reason == "also held by opt"
+    assert move.reason == Reason(ReasonKind.SHARED, ("opt",))
     assert report.plan.frees_bytes == DeviceBytes((("host", 600),))
     assert report.steps[0].result == StepResult(n_tensors=1, n_bytes=400)
     assert tracker.count_bytes() == 0

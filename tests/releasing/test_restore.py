@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.model.releases import RestorePlan, RestoreReport, StepResult
+from gpumemwidget.model.releases import Reason, ReasonKind, RestorePlan, RestoreReport, StepResult
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo
 from gpumemwidget.releasing.restore import execute_restore, plan_restore
 from gpumemwidget.releasing.storages import whereabouts
@@ -153,8 +153,8 @@ def test_a_graph_in_the_way_is_said(notebook: Notebook) -> None:
     plan = _plan(notebook, "model")
 
     assert plan.moves == ()
-    assert plan.refusal is not None
-    assert "a computation saved it for backward" in plan.refusal
+    assert plan.refusal == "nothing can be moved back"
+    assert plan.stays[0].reason == Reason(ReasonKind.SAVED)
 
 
 def test_another_device_is_where_it_goes(notebook: Notebook) -> None:

@@ -9,6 +9,8 @@ from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import DeviceInfo, DeviceState, DeviceUse, Limit, Reading, Sample
 from gpumemwidget.model.ownership import DeviceBytes, MemoryKind, Owned, Variable
 from gpumemwidget.model.releases import (
+    Reason,
+    ReasonKind,
     ReleaseMove,
     ReleasePlan,
     ReleaseReport,
@@ -165,18 +167,22 @@ _ASKED = ("names", "keep", "out", "exceptions", "grads", "cublas", "compile_cach
 def make_plan(**changes: object) -> ReleasePlan:
     """The release of a model, its optimizer and an output, but for some changes."""
     asked = {name: changes.pop(name) for name in _ASKED if name in changes}
-    reason = "a computation saved it for backward; run backward() or drop its output"
+    saved = Reason(ReasonKind.SAVED)
     plan = ReleasePlan(
         request=ReleaseRequest(("model", "optimizer", "Out[7]")),
         moves=(
-            ReleaseMove("model", "module", "cuda:0", 475 * MIB, "also held by trainer"),
-            ReleaseMove("history[3]", "tensor", "cuda:0", 4 * MIB, "also held by history"),
+            ReleaseMove(
+                "model", "module", "cuda:0", 475 * MIB, Reason(ReasonKind.SHARED, ("trainer",))
+            ),
+            ReleaseMove(
+                "history[3]", "tensor", "cuda:0", 4 * MIB, Reason(ReasonKind.SHARED, ("history",))
+            ),
         ),
         drops=_REFERENCES,
         frees_bytes=on_gpu(1429),
         host_needed_bytes=DeviceBytes((("host", 479 * MIB),)),
         host_available_bytes=44 * GIB,
-        stays=(ReleaseStay("model", "cuda:0", on_gpu(9), reason),),
+        stays=(ReleaseStay("model", "cuda:0", on_gpu(9), saved),),
     )
     request = replace(plan.request, **asked)  # type: ignore[arg-type]
     return replace(plan, request=request, **changes)  # type: ignore[arg-type]
@@ -239,15 +245,15 @@ def make_stopped_release() -> ReleaseReport:
 
 def make_restore_plan() -> RestorePlan:
     """The way back of a model and its optimizer, of which one part was made on the CPU."""
-    reason = "a computation saved it for backward"
+    saved = Reason(ReasonKind.SAVED)
     return RestorePlan(
         names=("model", "optimizer"),
         moves=(
-            ReleaseMove("model", "module", "cuda:0", 475 * MIB, ""),
-            ReleaseMove("optimizer", "optimizer", "cuda:1", 950 * MIB, ""),
+            ReleaseMove("model", "module", "cuda:0", 475 * MIB, None),
+            ReleaseMove("optimizer", "optimizer", "cuda:1", 950 * MIB, None),
         ),
         needs_bytes=DeviceBytes((("cuda:0", 475 * MIB), ("cuda:1", 950 * MIB))),
-        stays=(ReleaseStay("model", "host", DeviceBytes((("host", 4 * MIB),)), reason),),
+        stays=(ReleaseStay("model", "host", DeviceBytes((("host", 4 * MIB),)), saved),),
     )
 
 

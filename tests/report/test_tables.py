@@ -6,7 +6,14 @@ import dataclasses
 
 from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
-from gpumemwidget.model.releases import ReleaseMove, ReleaseStep, ReleaseStepKind, StepResult
+from gpumemwidget.model.releases import (
+    Reason,
+    ReasonKind,
+    ReleaseMove,
+    ReleaseStep,
+    ReleaseStepKind,
+    StepResult,
+)
 from gpumemwidget.report.cell import N_SHOWN, report_ledger
 from gpumemwidget.report.release import N_MOVES_SHOWN, report_plan, report_release
 from gpumemwidget.report.render.blocks import Cell, Column, Table
@@ -63,7 +70,7 @@ def test_plan_with_kept_names_says_that_they_stay() -> None:
 
 def test_long_plan_is_cut_with_its_count() -> None:
     """An optimizer's hundreds of tensors do not push the rest out of sight."""
-    move = ReleaseMove("optimizer.state[0]", "tensor", "cuda:0", MIB, "kept")
+    move = ReleaseMove("optimizer.state[0]", "tensor", "cuda:0", MIB, Reason(ReasonKind.KEPT))
 
     text = report_plan(make_plan(moves=(move,) * 400)).text
 
