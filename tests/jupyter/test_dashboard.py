@@ -223,34 +223,6 @@ def test_hostile_names_are_told_as_they_are(page: Page) -> None:
     assert "<img" not in released["html"]
 
 
-def test_release_is_carried_out_and_reported(page: Page) -> None:
-    """The new list comes before the report, so that both can be shown at once."""
-    page.run("big = torch.ones(64, 1024, 1024)")
-
-    answer = page.say("release", id="7", names=["big"], keep=False)
-
-    assert [message["kind"] for message in answer] == ["release", "variables", "release"]
-    running, listed, done = answer
-    assert running["state"] == "running"
-    assert listed["variables"] == []
-    assert (done["id"], done["state"]) == ("7", "done")
-    assert "256.00 MiB" in done["html"]
-    assert page.shell.user_ns["big"] is None
-
-
-def test_click_in_mid_cell_waits_for_its_end(page: Page) -> None:
-    """It is answered at once that it is queued; the cell itself still finds its variable."""
-    page.run("big = torch.ones(64, 1024, 1024)")
-    page.shell.user_ns["click"] = lambda: page.say("release", id="7", names=["big"], keep=False)
-
-    page.run("click()\nfound = big is not None")
-
-    assert page.shell.user_ns["found"]
-    states = [message["state"] for message in page.sent if message["kind"] == "release"]
-    assert states == ["queued", "running", "done"]
-    assert page.shell.user_ns["big"] is None
-
-
 @pytest.mark.parametrize(("variables", "n_lists"), [(True, 1), (False, 0)])
 def test_cell_refreshes_the_list_only_where_it_is_shown(
     page: Page, variables: bool, n_lists: int

@@ -10,7 +10,6 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpumemwidget.jupyter import cells
-from gpumemwidget.session.interrupts import run_uninterrupted
 from gpumemwidget.session.session import Session, current_session
 from tests.jupyter.notebook import Notebook, open_notebook
 
@@ -106,20 +105,6 @@ def test_one_in_the_first_lines_of_a_callback_is_not_lost(
     record = session.monitor.ledger[-1]
     assert (record.first_line, record.status) == ("x = 1", "interrupted")
     _check_at_rest(shell, session)
-
-
-def test_work_is_done_before_it_is_interrupted() -> None:
-    """The result is there, and the Ctrl-C comes a moment later."""
-
-    def work() -> int:
-        signal.raise_signal(signal.SIGINT)
-        return 42
-
-    result = run_uninterrupted(work)
-
-    assert result == 42
-    with pytest.raises(KeyboardInterrupt):
-        signal.sigtimedwait([], 10)
 
 
 def test_an_interrupt_that_ipython_meets_before_the_first_line_is_one(

@@ -92,15 +92,6 @@ def test_runs_that_are_no_cells_leave_no_record(notebook: Notebook) -> None:
     assert _list_records(notebook) == []
 
 
-def test_the_cell_that_loads_the_extension_is_recorded_from_there_on(notebook: Notebook) -> None:
-    records = notebook.evaluate(
-        "[(r.first_line, r.status, [(d.device, d.peak_is) for d in r.devices])"
-        " for r in gpumemwidget.monitor().ledger]"
-    )
-
-    assert records == [("%load_ext gpumemwidget", "ok", [("host", "at least")])]
-
-
 def test_cells_of_a_subshell_are_not_recorded(notebook: Notebook) -> None:
     """A subshell's thread runs beside the cells."""
     subshell = notebook.create_subshell()
@@ -126,19 +117,6 @@ def _list_cards(cell: Cell) -> list[int]:
         for number, output in enumerate(cell.outputs)
         if "Out of memory on the host" in output.get("data", {}).get("text/plain", "")
     ]
-
-
-@pytest.mark.slow
-def test_an_ooms_card_stands_below_the_traceback(notebook: Notebook) -> None:
-    """One error, then one card that is there without a kernel; the reply is the error's."""
-    cell = notebook.run(_FAIL)
-
-    assert cell.status == "error"
-    errors = [n for n, output in enumerate(cell.outputs) if output["output_type"] == "error"]
-    (card,) = _list_cards(cell)
-    assert len(errors) == 1
-    assert card == errors[0] + 1
-    assert "16.00 TiB requested" in cell.outputs[card]["data"]["text/html"]
 
 
 @pytest.mark.slow

@@ -72,11 +72,3 @@ def test_every_other_cell_is_left_alone(
 
     assert line(lines) is lines
     assert asked == [None]
-
-
-def test_what_the_line_says_is_passed_on(
-    line: MemtraceLine, asked: list[TraceRequest | None]
-) -> None:
-    line(["%%memtrace --no-live\n", "x = 1\n"])
-
-    assert asked == [TraceRequest(live=False)]

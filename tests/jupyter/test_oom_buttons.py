@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import re
 import signal
 import threading
 import weakref
@@ -93,20 +92,6 @@ def test_buttons_are_told_to_a_page_that_asks(page: _Page) -> None:
         value for value in page.buttons.get_state().values() if "last exception" in str(value)
     ]
     assert "cards" not in page.buttons.get_state()
-
-
-def test_names_are_released(page: _Page) -> None:
-    """As ``%memrelease`` does it; what was freed is told with what was promised."""
-    page.run("big = torch.ones(16, 1024, 1024)")
-    page.buttons.add("one", _make_card(_make_way("names", "big")))
-
-    page.click("one")
-
-    state, (line, *_) = page.read("one")
-    assert state == "done"
-    assert re.match(r"Freed 6[34]\.\d\d MiB", line)
-    assert "on host (predicted: 64.00 MiB)" in line
-    assert page.shell.user_ns["big"] is None
 
 
 def _interrupt() -> int:
@@ -224,19 +209,6 @@ def test_name_that_is_shared_by_now_is_left_alone(
         ],
     )
     assert page.shell.user_ns["big"] is not None
-
-
-def test_exception_is_released(page: _Page) -> None:
-    """With all that its frames hold."""
-    page.run("def fail():\n    held = torch.ones(16, 1024, 1024)\n    1 / 0")
-    page.run("fail()", fails=True)
-    page.buttons.add("one", _make_card(_make_way("last exception")))
-
-    page.click("one")
-
-    state, (line, *_) = page.read("one")
-    assert state == "done"
-    assert re.match(r"Freed 6[34]\.\d\d MiB", line)
 
 
 def test_out_is_released(page: _Page) -> None:

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpumemwidget.errors import BadInputError, BusyError, NotLoadedError, UnknownNameError
+from gpumemwidget.errors import BadInputError, BusyError, UnknownNameError
 from gpumemwidget.model.releases import ReleaseRequest
-from gpumemwidget.model.traces import TraceRequest
-from gpumemwidget.session.session import Session, current_session, find_session
+from gpumemwidget.session.session import Session
 from tests.ownership.notebook import Notebook
 
 
@@ -79,33 +78,6 @@ def test_what_is_attached_is_made_once_and_closed(session: Session) -> None:
 
     assert again is part
     assert part.n_closed == 1
-
-
-def test_a_session_is_found_while_it_is_open(session: Session) -> None:
-    session.open("a shell")
-    found = find_session()
-    session.close()
-
-    assert found is session
-    with pytest.raises(NotLoadedError, match=r"^gpumemwidget is not loaded: run %load_ext gpum"):
-        current_session()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_events": 0}, "0 events can't be kept: give 1 to 20000000"),
-        ({"depth": -1}, "-1 is no depth: give 0 or a whole number above it"),
-        ({"force": True}, "--force goes with --export FILE or --snapshot FILE: name the file"),
-    ],
-)
-def test_a_trace_that_can_not_be_is_refused_when_it_is_asked_for(
-    options: dict[str, int], message: str
-) -> None:
-    with pytest.raises(BadInputError) as caught:
-        TraceRequest(**options)  # type: ignore[arg-type]
-
-    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(
