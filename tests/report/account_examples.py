@@ -146,6 +146,19 @@ def make_big_account() -> MemoryAccount:
     return MemoryAccount((device,), (), False, 2.0, ("cuda:1 is lost.",))
 
 
+def make_odd_account() -> MemoryAccount:
+    """A thread's variables, a second name of a tensor, and 2 MiB of which no line tells."""
+    more: dict[str, object] = {"root": "thread", "held_elsewhere": True, "thread": "thread loader"}
+    loader = "thread loader: load() line 7: "
+    owned = (
+        own(("x",), MIB, "tensor", "x", "y"),
+        *(own((f"{loader}{name}",), rows=(), **more) for name in ("batch", "labels")),
+    )
+    second = Variable("y", "name", "tensor", "torch.Tensor", None, None, on_gpu(1), DeviceBytes())
+    devices = (DeviceAccount("cuda:0", 5 * MIB, owned),)
+    return MemoryAccount(devices, (second,), is_complete=True, duration_s=0.1)
+
+
 def make_unread_account() -> MemoryAccount:
     """What is allocated can't be read on one device; on the other more was found than there is."""
     owned = (own(("x",), MIB), own(("y",), 3 * MIB))

@@ -164,6 +164,18 @@ def make_host_breakdown() -> Breakdown:
     return _build(state, account)
 
 
+def make_uncounted_breakdown() -> Breakdown:
+    """That, where PyTorch does not count what is in use of pinned memory."""
+    return replace(make_host_breakdown(), pinned=PinnedUse(None, GIB, None, 2 * GIB))
+
+
+def make_many_children() -> list[ChildProcess]:
+    """As many as are read, of which one is on a GPU: there may be more."""
+    children = [ChildProcess(pid, 1, f"rank {pid}", pid * MIB) for pid in range(1, 257)]
+    children[0] = replace(children[0], devices=(("cuda:0", GIB),))
+    return children
+
+
 def make_children() -> tuple[ChildProcess, ...]:
     """A rank on a GPU, a worker that is not, and one that can't be read."""
     return (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from gpumemwidget.model.ownership import DeviceBytes
+from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.breakdown import report_breakdown
 from gpumemwidget.report.cell import report_cell, report_cell_line, report_ledger, report_unfinished
@@ -43,18 +43,25 @@ def make_every_report() -> dict[str, Report]:
     interrupted = examples.make_host_cell(execution_count=8, status="interrupted", duration_s=301.0)
     trace = traces.make_trace()
     over = examples.make_budget_cell()
+    many = examples.make_many_gpu_cell()
+    joint = examples.make_joint_plan()
     return {
         "cell_gpu": report_cell(gpu, examples.make_samples(gpu)),
         "cell_host": report_cell(host, examples.make_samples(host)),
         "cell_two_gpus": report_cell(two, examples.make_samples(two, 500)),
         "cell_over_budget": report_cell(over, []),
+        "cell_many": report_cell(many, []),
         "cell_unfinished": report_unfinished(host, examples.make_samples(host)),
         "line_gpu": report_cell_line(gpu),
         "line_host": report_cell_line(host),
         "line_two_gpus": report_cell_line(two),
+        "line_many": report_cell_line(many),
         "line_over_budget": report_cell_line(over),
         "ledger": report_ledger([gpu, host, interrupted, two, over, hostile]),
         "ledger_empty": report_ledger([]),
+        "ledger_long": report_ledger(
+            [replace(many, execution_count=number) for number in range(1, 61)], dropped=4
+        ),
         "ledger_hidden": report_ledger(
             [gpu, replace(host, first_line="%memstat", is_only_own_magics=True)],
             shows_own_magics=False,
@@ -74,11 +81,17 @@ def make_every_report() -> dict[str, Report]:
                 variables=tuple(map(examples.cut_short, accounts.make_account().variables)),
             )
         ),
+        "account_odd": report_account(accounts.make_odd_account(), ["y", "thread loader"], depth=2),
         "account_unread": report_account(accounts.make_unread_account()),
         "breakdown": report_breakdown(
             [devices.make_busy_breakdown()], devices.make_children(), {"cuda:0": devices.make_map()}
         ),
-        "breakdown_container": report_breakdown([devices.make_container_breakdown()]),
+        "breakdown_children": report_breakdown(
+            [devices.make_uncounted_breakdown()], devices.make_many_children()
+        ),
+        "breakdown_container": report_breakdown(
+            [devices.make_container_breakdown()], devices.make_many_children()[:22]
+        ),
         "breakdown_devices": report_breakdown(
             [
                 devices.make_host_breakdown(),
@@ -124,6 +137,10 @@ def make_every_report() -> dict[str, Report]:
                 host_needed_bytes=DeviceBytes((("host", 479 * MIB),), is_at_least=True),
             )
         ),
+        "plan_long": report_plan(
+            examples.make_plan(keep=True, moves=examples.make_plan().moves * 200)
+        ),
+        "plan_joint": report_plan(joint),
         "plan_refused": report_plan(
             examples.make_plan(
                 refusal="The moves need 479.00 MiB of host memory and there are 100.00 MiB: "
@@ -139,9 +156,13 @@ def make_every_report() -> dict[str, Report]:
                 cublas=True,
                 compile_caches=True,
                 empty_names=("odd name",),
+                # Which can't be typed: so no command is told.
+                joint=JointRelease(("x", "odd-name"), DeviceBytes()),
             )
         ),
         "release": report_release(examples.make_release()),
+        "release_joint": report_release(examples.make_release(plan=joint)),
+        "release_noise": report_release(examples.make_noisy_release()),
         "release_stopped": report_release(examples.make_stopped_release()),
         "reset": report_reset(["cuda:1", "cuda:0", "cuda:2"], examples.make_peaks()),
         "reset_nothing": report_reset([], examples.make_peaks()),
@@ -152,6 +173,7 @@ def make_every_report() -> dict[str, Report]:
         "trace_hostile": report_trace(traces.make_hostile_trace(), []),
         "trace_host": report_trace(traces.make_host_trace(), []),
         "trace_long": report_trace(traces.make_long_trace(), []),
+        "trace_odd": report_trace(traces.make_odd_trace(), []),
         "trace_still": report_trace(traces.make_still_trace(), []),
         "trace_two_gpus": report_trace(traces.make_two_gpu_trace(), []),
         "trace_untraced": report_trace(traces.make_untraced(), []),

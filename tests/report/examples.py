@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import DeviceInfo, DeviceState, DeviceUse, Limit, Reading, Sample
-from gpumemwidget.model.ownership import DeviceBytes, MemoryKind, Owned, Variable
+from gpumemwidget.model.ownership import DeviceBytes, JointRelease, MemoryKind, Owned, Variable
 from gpumemwidget.model.releases import (
     Reason,
     ReasonKind,
@@ -115,6 +115,16 @@ def make_two_gpu_cell() -> CellRecord:
     allocated, reserved = Span(0, 70 * GIB, int(78.5 * GIB)), Span(0, 79 * GIB, 79 * GIB)
     second = CellDevice("cuda:1", allocated, reserved, "at least", 2, 1)
     return make_gpu_cell(status="error", devices=(second, host, gpu))
+
+
+def make_many_gpu_cell() -> CellRecord:
+    """One of four GPUs at work, beside a host whose malloc tells nothing; in no order."""
+    still, unknown = Span(GIB, GIB, GIB), Span(None, None, None)
+    host = CellDevice("host", unknown, Span(GIB, 2 * GIB, 2 * GIB), "sampled", None, None)
+    names = ("cuda:10", "cuda:2", "cuda:0")
+    idle = (CellDevice(name, still, still, "exact", 0, 0) for name in names)
+    busy = replace(make_gpu_cell().devices[0], device="cuda:3")
+    return make_gpu_cell(devices=(host, *idle, busy))
 
 
 def make_budget_cell() -> CellRecord:
@@ -226,6 +236,30 @@ def make_release(**changes: object) -> ReleaseReport:
         reserved_freed_bytes=(("cuda:0", 1480 * MIB), ("host", -481 * MIB)),
     )
     return replace(report, **changes)  # type: ignore[arg-type]
+
+
+def make_joint_plan() -> ReleasePlan:
+    """A name that frees nothing by itself, with what has to go with it."""
+    names = ("x", "model", "Out[7]", "last exception")
+    freed = DeviceBytes((("cuda:0", 66 * MIB),), is_at_least=True)
+    return make_plan(names=("x",), frees_bytes=DeviceBytes(), joint=JointRelease(names, freed))
+
+
+def make_noisy_release() -> ReleaseReport:
+    """Amounts of less than 1 KiB that were planned, and that were not."""
+    kinds, done, noise = ReleaseStepKind, StepResult(), ("host", -352)
+    few = DeviceBytes((("host", 40),))
+    collected = ReleaseStep(
+        kinds.COLLECT, "done", done, (noise, ("cuda:0", -2 * KIB)), (("host", 96),)
+    )
+    return make_release(
+        steps=(
+            ReleaseStep(kinds.UNBIND, "done", done, few.by_device, planned_bytes=few),
+            collected,
+        ),
+        allocated_freed_bytes=(noise,),
+        reserved_freed_bytes=(),
+    )
 
 
 def make_stopped_release() -> ReleaseReport:

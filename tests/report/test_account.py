@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.ownership import (
     DeviceAccount,
-    DeviceBytes,
     MemoryAccount,
     Owned,
-    Variable,
 )
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.account_tree import ITSELF, Node, check_rows, list_lines
@@ -117,29 +115,6 @@ def test_alike_keys_are_one_line_too() -> None:
     assert _open(*keys) == ['  .state[model.h[0…8].w]["exp_avg"]']
 
 
-def test_a_thread_is_one_row() -> None:
-    """With what its function's variables hold below it."""
-    owned = [
-        _own(
-            f"thread loader: load() line 7: {name}",
-            root="thread",
-            rows=(),
-            held_elsewhere=True,
-            thread="thread loader",
-        )
-        for name in ("batch", "labels")
-    ]
-
-    report = report_account(_make(*owned), depth=2)
-
-    assert _read_lines(report.text)[:3] == [
-        (0, "thread loader", 2 * MIB),
-        (1, "load() line 7: batch", MIB),
-        (1, "load() line 7: labels", MIB),
-    ]
-    assert "held elsewhere" not in report.text
-
-
 def test_what_a_part_holds_itself_stands_beside_its_own_parts() -> None:
     """A weight and its gradient."""
     owned = [_own("x", ".w", n_bytes=2 * MIB), _own("x", ".w", ".grad"), _own("x", ".b")]
@@ -160,39 +135,6 @@ def test_what_is_left_out_is_one_line() -> None:
 
     assert _open(*owned, most=3) == ["  .p0", "  .p1", "  .p2", "  2 more"]
     assert _open(*owned, most=4) == [f"  .p{number}" for number in range(5)]
-
-
-def test_what_is_missing_is_a_line() -> None:
-    """Where the lines do not reach what is allocated."""
-    text = report_account(_make(_own("x"), allocated=3 * MIB)).text
-
-    assert (0, "not accounted for", 2 * MIB) in _read_lines(text)
-
-
-def test_a_name_that_holds_what_another_lists_says_so() -> None:
-    """A second name of the same tensor has no bytes of its own in the account."""
-    account = _make(
-        _own("x", rows=("x", "y")),
-        variables=(
-            Variable(
-                "y",
-                "name",
-                "tensor",
-                "torch.Tensor",
-                None,
-                None,
-                DeviceBytes((("cuda:0", MIB),)),
-                DeviceBytes(),
-            ),
-        ),
-    )
-
-    text = report_account(account, ["y"]).text
-
-    assert text.splitlines() == [
-        "Releasing only y frees nothing.",
-        "y also holds 1.00 MiB on cuda:0, listed under x.",
-    ]
 
 
 def test_one_device_is_shown_alone() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import accumulate
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ from gpumemwidget.model.breakdowns import (
     PartKey,
     SegmentMap,
 )
-from gpumemwidget.model.devices import HOST, ChildProcess, PinnedUse
+from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import BlockNames, MemoryKind
 from gpumemwidget.model.segments import Block, Segment
 from gpumemwidget.report.breakdown import report_breakdown, tell_part
@@ -30,9 +30,7 @@ from tests.breakdowns.readings import accounts, make_segment, segments, states
 from tests.report.breakdown_examples import (
     GIB,
     make_busy_breakdown,
-    make_host_breakdown,
     make_map,
-    make_untouched_breakdown,
 )
 
 _KEYS: tuple[PartKey, ...] = tuple(
@@ -60,34 +58,27 @@ class TestWords:
             assert 3 < len(name_part(part, device)) <= 30
             assert find_look(part) in {*PART_COLORS, "free"}
 
-    def test_calls_are_those_of_the_devices_own_module(self) -> None:
-        """An XPU has its ``empty_cache`` in ``torch.xpu``."""
-        part = BreakdownPart("releasable", 1)
+    @pytest.mark.parametrize(
+        ("key", "changes", "words", "others"),
+        [
+            ("releasable", {}, "torch.cuda.empty_cache()", "torch.xpu"),
+            ("releasable", {"device": "xpu:0"}, "torch.xpu.empty_cache()", "torch.cuda"),
+            ("fragmented", {"largest_free_block_bytes": 1}, "expandable_segments:True", "grow"),
+            ("fragmented", {"has_expandable": True}, "", "expandable"),
+            ("free", {"reserved_bytes": 10 * GIB, "limit_bytes": 12 * GIB}, "only 2.00", "80"),
+        ],
+    )
+    def test_advice_fits_the_device(
+        self, key: PartKey, changes: dict[str, Any], words: str, others: str
+    ) -> None:
+        """Its own module's calls, the way its segments grow, the room that a limit leaves."""
+        part = BreakdownPart(key, 50 * GIB)
+        plain = Breakdown("cuda:0", "GPU", 80 * GIB, (part,), GIB, None, None)
 
-        told = {
-            device: tell_part(part, Breakdown(device, "a device", 100, (part,), None, None, None))
-            for device in ("cuda:0", "xpu:0")
-        }
+        told = tell_part(part, replace(plain, **changes))
 
-        assert "torch.cuda.empty_cache()" in told["cuda:0"]
-        assert "torch.xpu.empty_cache()" in told["xpu:0"]
-
-    def test_segments_that_grow_are_not_advised_to(self) -> None:
-        """Who has them already is told when their gaps are given back."""
-        part = BreakdownPart("fragmented", 1)
-        plain = Breakdown(
-            "cuda:0", "GPU", 100, (part,), None, None, None, largest_free_block_bytes=1
-        )
-
-        assert "expandable_segments:True" in tell_part(part, plain)
-        assert "expandable" not in tell_part(part, replace(plain, has_expandable=True))
-
-    def test_what_is_free_beyond_a_limit_is_not_this_processs(self) -> None:
-        """The limit is on what is reserved."""
-        part = BreakdownPart("free", 50 * GIB)
-        breakdown = Breakdown("cuda:0", "GPU", 80 * GIB, (part,), GIB, 10 * GIB, None, 12 * GIB)
-
-        assert "only 2.00\xa0GiB more" in tell_part(part, breakdown)
+        assert words in told
+        assert others not in told
 
     def test_parts_that_are_one_are_named_in_its_sentence(self) -> None:
         """What PyTorch calls reserved but unallocated is not told in four pieces."""
@@ -138,25 +129,6 @@ class TestBar:
         for widths in _read_bars(report.html):
             assert min(widths) >= 0
             assert sum(widths) == pytest.approx(100, abs=0.5)
-
-    def test_of_many_children_it_is_said_that_there_are_more(self) -> None:
-        """Those with most of devices first; beyond what was read nobody knows how many."""
-        children = [ChildProcess(pid, 1, f"rank {pid}", pid) for pid in range(1, 257)]
-        children[0] = replace(children[0], devices=(("cuda:0", GIB),))
-
-        text = report_breakdown([make_untouched_breakdown()], children).text
-
-        assert text.endswith("\nAt least 244 more are not shown.")
-        assert text.index("rank 1\n") < text.index("rank 256\n")
-        assert "\n10 more are not shown." in report_breakdown([], children[:22]).text
-
-    def test_pinned_memory_whose_use_is_not_counted_is_one_row(self) -> None:
-        """And it says so."""
-        breakdown = replace(make_host_breakdown(), pinned=PinnedUse(None, GIB, None, 2 * GIB))
-
-        text = report_breakdown([breakdown]).text
-
-        assert "This release of PyTorch does not count" in " ".join(text.split())
 
 
 def _tell(block: Block, names: BlockNames | None, line: str) -> str:

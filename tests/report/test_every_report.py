@@ -7,6 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from gpumemwidget.report.render.blocks import Cell, Column, Table
+from gpumemwidget.report.render.text import render_table
 from tests.report.every_report import GOLDEN, make_every_report
 from tests.report.pages import Page, list_amounts, list_charts
 
@@ -169,3 +171,11 @@ def test_shows_itself() -> None:
     assert str(report) == repr(report) == report.text
     assert report._repr_html_() == report.html
     assert report._repr_mimebundle_() == {"text/plain": report.text, "text/html": report.html}
+
+
+def test_wide_letters_keep_the_columns() -> None:
+    """A name in Chinese takes two columns a letter, one with a joined accent no more than one."""
+    rows = tuple((Cell(name), Cell("1")) for name in ("模型", "n\u0303", "batch"))
+    table = Table("names", (Column("name", "code"), Column("n")), (rows,))
+
+    assert render_table(table).splitlines()[1:] == ["模型   1", "n\u0303      1", "batch  1"]

@@ -8,16 +8,14 @@ import re
 
 import pytest
 
-from gpumemwidget.model.traces import Call, NoteKind, SourceLine, SourceUnit, TraceNote
+from gpumemwidget.model.traces import Call, NoteKind, TraceNote
 from gpumemwidget.report.trace import list_displays, report_trace, word_note
 from gpumemwidget.units import parse_bytes
 from tests.report.examples import MIB, make_samples
 from tests.report.trace_examples import (
     make_host_trace,
     make_lines_device,
-    make_still_trace,
     make_trace,
-    make_training_device,
     make_two_gpu_trace,
     use,
 )
@@ -35,19 +33,6 @@ def _list_rows(text: str) -> list[str]:
 def _read_column(row: str, column: int) -> int | None:
     amounts = re.findall(r"-?\d+(?:\.\d+)? (?:B|KiB|MiB|GiB)", row)
     return parse_bytes(amounts[column]) if len(amounts) > column else None
-
-
-def test_a_sum_that_the_counters_do_not_say_is_told() -> None:
-    """Nobody has to add up to find out that something is missing."""
-    device = make_lines_device([("a", use(64))])
-    allocated = dataclasses.replace(device.allocated, after_bytes=200 * MIB)
-    trace = make_trace(dataclasses.replace(device, allocated=allocated))
-
-    text = report_trace(trace, []).text
-
-    assert "total\n" in text
-    text = " ".join(text.split())
-    assert "do not add up to what the counters say: 200.00 MiB allocated after" in text
 
 
 def test_a_peak_from_before_the_first_event_is_no_contradiction() -> None:
@@ -123,16 +108,6 @@ def test_layers_that_are_alike_are_one_row() -> None:
     assert rows[2].endswith("> model.h.0…11.mlp  forward, x/a.py:3")
 
 
-def test_devices_that_stood_still_share_a_line() -> None:
-    """Of eight GPUs one is used, mostly."""
-    [still] = make_still_trace().devices
-    others = [dataclasses.replace(still, device=f"cuda:{n}") for n in (3, 1, 2)]
-    trace = make_trace(make_training_device(), *others)
-
-    for text in (report_trace(trace, []).text, list_displays(trace, [])[-1].text):
-        assert "cuda:1, cuda:2 and cuda:3: no line of the cell allocated anything." in text
-
-
 def test_a_host_s_report_is_one_piece() -> None:
     """Its chart is that of the sampler's readings, from the start to the end."""
     trace = make_host_trace()
@@ -156,20 +131,6 @@ def test_timeline_is_drawn_by_plotly_where_it_can_be() -> None:
     assert "<script" not in bundle["text/html"]
     assert repr(timeline) == str(timeline) == timeline.text
     assert timeline._repr_html_() == timeline.html
-
-
-def test_many_files_are_counted() -> None:
-    """The biggest are shown, and how many more there were."""
-    lines = (SourceLine(1, "x = 1", use(1)),)
-    files = tuple(SourceUnit(f"/a/m{n}.py", f"/a/m{n}.py", "file", lines) for n in range(9))
-    device = make_lines_device([("run()", use(9))])
-    device = dataclasses.replace(device, units=(*device.units, *files))
-
-    text = report_trace(make_trace(device), []).text
-
-    assert "a/m5.py" in text
-    assert "a/m6.py" not in text
-    assert "3 more files allocated less." in text
 
 
 @pytest.mark.parametrize("kind", NoteKind)

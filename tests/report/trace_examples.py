@@ -212,3 +212,14 @@ def make_long_trace(n_lines: int = 200) -> CellTrace:
         amount = use(size) if number % 9 == 0 else None
         sources.append((f"value_{number} = compute(value_{number - 1}, size={size})", amount))
     return make_trace(make_lines_device(sources))
+
+
+def make_odd_trace() -> CellTrace:
+    """A sum that the counters do not say, ten files, and GPUs on which nothing happened."""
+    lines = (SourceLine(1, "x = 1", use(1)),)
+    files = (SourceUnit(f"/a/m{n}.py", f"/a/m{n}.py", "file", lines) for n in range(9))
+    device = make_lines_device([("run()", use(64))])
+    allocated = replace(device.allocated, after_bytes=200 * MIB)
+    device = replace(device, allocated=allocated, units=(*device.units, *files))
+    [still] = make_still_trace().devices
+    return make_trace(device, *(replace(still, device=f"cuda:{n}") for n in (3, 1, 2)))
