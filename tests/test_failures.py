@@ -6,16 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 from gpumemwidget.backends.patching import Patch
-from gpumemwidget.errors import Notes, describe_exception, read_first_line
-
-
-def test_an_exception_becomes_one_line() -> None:
-    """The stack of C++ that PyTorch adds is left out; an error without text is its type."""
-    error = RuntimeError("CUDA error: busy\nException raised from f at a.cpp:1")
-
-    assert read_first_line(error) == "CUDA error: busy"
-    assert describe_exception(error) == "RuntimeError: CUDA error: busy"
-    assert describe_exception(KeyError()) == "KeyError"
+from gpumemwidget.errors import Notes
 
 
 def test_a_note_is_told_once_and_their_number_is_bounded() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+
+_PATIENCE_S = 30
 
 
 def run_in_fork(action: Callable[[], object]) -> object:
@@ -16,6 +19,8 @@ def run_in_fork(action: Callable[[], object]) -> object:
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
+        # A child that hangs is ended, and has no answer.
+        signal.alarm(_PATIENCE_S)
         try:
             answer = json.dumps(action())
         except BaseException as error:  # noqa: BLE001 - the child must not run pytest's own code

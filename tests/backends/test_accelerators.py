@@ -112,22 +112,6 @@ def test_xpu_s_devices_are_those_with_memory() -> None:
     backend.close()
 
 
-def test_xpu_tells_its_blocks_where_the_release_does() -> None:
-    """As CUDA's do; older releases tell none."""
-    allocator = SimulatedGpus(2)
-    allocator.allocate(1000, 1)
-    new = AcceleratorBackend(make_xpu(allocator))
-    old = AcceleratorBackend(make_xpu(allocator, version="2.9.0"))
-
-    (segment,) = new.read_segments()
-
-    assert (segment.device, segment.n_bytes) == ("xpu:1", 2 * MIB)
-    assert [block.requested_bytes for block in segment.blocks] == [1000, None]
-    assert old.read_segments() == ()
-    new.close()
-    old.close()
-
-
 def test_xpu_in_a_forked_child_is_not_asked() -> None:
     """There the parent's can't be used."""
     allocator = SimulatedGpus()

@@ -280,17 +280,6 @@ def test_torch_may_come_later() -> None:
     ]
 
 
-def test_a_build_without_cuda_refuses() -> None:
-    """With the reason."""
-    hardware = Hardware([])
-    torch: Any = simulate_torch(SimulatedGpus(), version="2.13.0+cpu")
-    del torch._C._cuda_memoryStats
-    hardware._join(torch)
-
-    with pytest.raises(BackendError, match=r"PyTorch 2\.13\.0\+cpu was built without CUDA"):
-        hardware.set_limit("cuda:0", LimitRequest(GIB))
-
-
 # -- Beside limits ---------------------------------------------------------------------------------
 
 

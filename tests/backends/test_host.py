@@ -374,32 +374,16 @@ def read_rooms(proc: FakeProc, cgroup: Path) -> list[int | None]:
     return [group.read_room_bytes() for group in list_limited_groups(proc.root, cgroup)]
 
 
-def test_each_level_has_its_limit(proc: FakeProc, tmp_path: Path) -> None:
-    """A group's own limit does not help where one above it is lower."""
+def test_each_level_has_its_limit_and_its_room(proc: FakeProc, tmp_path: Path) -> None:
+    """The cache that the kernel drops first counts as free; usage above a limit leaves 0."""
     cgroup = tmp_path / "cgroup"
     proc.write_cgroup("0::/user/kernel\n")
-    write_group(cgroup / "user", limit="3000", usage=100)
+    write_group(cgroup, limit="1000", usage=4000)
+    write_group(cgroup / "user", limit="3000", usage=700, inactive_file=250)
     write_group(cgroup / "user" / "kernel", limit="5000", usage=50)
 
-    assert read_limits(proc, cgroup) == [5000, 3000]
-
-
-def test_room_counts_page_cache_as_free(proc: FakeProc, tmp_path: Path) -> None:
-    """What is left is the limit less the usage, without the cache that the kernel drops first."""
-    cgroup = tmp_path / "cgroup"
-    proc.write_cgroup("0::/user\n")
-    write_group(cgroup / "user", limit="1000", usage=700, inactive_file=250)
-
-    assert read_rooms(proc, cgroup) == [550]
-
-
-def test_usage_above_the_limit_leaves_nothing(proc: FakeProc, tmp_path: Path) -> None:
-    """A limit that was lowered below the usage leaves 0, not less."""
-    cgroup = tmp_path / "cgroup"
-    proc.write_cgroup("0::/\n")
-    write_group(cgroup, limit="1000", usage=4000)
-
-    assert read_rooms(proc, cgroup) == [0]
+    assert read_limits(proc, cgroup) == [5000, 3000, 1000]
+    assert read_rooms(proc, cgroup) == [4950, 2550, 0]
 
 
 def test_version_1_is_read_from_its_memory_controller(proc: FakeProc, tmp_path: Path) -> None:

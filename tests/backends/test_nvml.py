@@ -168,17 +168,6 @@ def test_a_mig_instance_is_the_only_device() -> None:
 # -- What the driver keeps to itself ----------------------------------------------------------
 
 
-def test_a_driver_before_510_is_too_old() -> None:
-    """It has no such figures of its memory, and that is told."""
-    gpu = FakeGpu(
-        uuid=A, failures={"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_FUNCTION_NOT_FOUND}
-    )
-    monitor = monitor_of(gpu)
-
-    assert monitor.read_use("cuda:0") == DeviceUse("cuda:0", None, None, None, 17)
-    assert "the driver is too old for it" in monitor.list_failures("cuda:0")[0]
-
-
 # -- Who is on a device -----------------------------------------------------------------------
 
 
@@ -257,6 +246,8 @@ def test_an_instance_that_cuda_names_by_its_gpu() -> None:
         (pynvml.NVML_ERROR_NOT_SUPPORTED, "the device does not support it"),
         (pynvml.NVML_ERROR_UNKNOWN, "the driver gives no reason"),
         (pynvml.NVML_ERROR_IRQ_ISSUE, "NVML says 'Interrupt Request Issue'"),
+        # Before driver 510.
+        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "the driver is too old for it"),
     ],
 )
 def test_a_failed_question_is_told_once(error: int, reason: str) -> None:

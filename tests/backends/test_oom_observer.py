@@ -5,6 +5,7 @@ The same on a real one: ``tests/gpu/test_oom.py``.
 
 from __future__ import annotations
 
+import _thread
 import dataclasses
 import gc
 import importlib
@@ -268,27 +269,35 @@ def _engine_run_backward(wait: threading.Event, ready: threading.Event) -> None:
     wait.wait(10)
 
 
-def test_autograds_threads_have_no_stack(
-    cuda: FakeCuda, watcher: Watcher, observer: OomObserver
+def run_out_beside_a_backward(
+    cuda: FakeCuda, start: Callable[[Callable[[], None]], object]
 ) -> None:
-    """There it is that of the thread which waits in ``backward``."""
+    """Run out of memory on the thread that ``start`` makes, while another waits for a backward."""
     wait, ready, done = threading.Event(), threading.Event(), threading.Event()
     waiting = threading.Thread(target=_engine_run_backward, args=(wait, ready))
     cuda.initialise()
-    observer.open()
     cuda.allocate(150 * MIB)
 
     def run() -> None:
-        ready.wait(10)
         run_out(cuda)
         done.set()
 
     waiting.start()
-    # As autograd's, it begins in no function of threading's.
-    __import__("_thread").start_new_thread(run, ())
+    ready.wait(10)
+    start(run)
     done.wait(10)
     wait.set()
     waiting.join()
+
+
+def test_autograds_threads_have_the_stack_of_backward(
+    cuda: FakeCuda, watcher: Watcher, observer: OomObserver
+) -> None:
+    """They have none of their own: it is that of the thread which waits in ``backward``."""
+    observer.open()
+
+    # As autograd's, the thread begins in no function of threading's.
+    run_out_beside_a_backward(cuda, lambda run: _thread.start_new_thread(run, ()))
 
     functions = [frame.function.rpartition(".")[2] for frame in watcher.events[0].frames]
     assert functions[:3] == ["allocate", "run_out", "run"]
@@ -299,19 +308,9 @@ def test_a_thread_of_pythons_has_its_own(
     cuda: FakeCuda, watcher: Watcher, observer: OomObserver
 ) -> None:
     """Its stack is what asked, whoever else is in a backward."""
-    wait, ready = threading.Event(), threading.Event()
-    waiting = threading.Thread(target=_engine_run_backward, args=(wait, ready))
-    cuda.initialise()
     observer.open()
-    cuda.allocate(150 * MIB)
-    waiting.start()
-    ready.wait(10)
-    asking = threading.Thread(target=run_out, args=(cuda,))
 
-    asking.start()
-    asking.join()
-    wait.set()
-    waiting.join()
+    run_out_beside_a_backward(cuda, lambda run: threading.Thread(target=run).start())
 
     functions = [frame.function.rpartition(".")[2] for frame in watcher.events[0].frames]
     assert functions[-1] == "_bootstrap"

@@ -5,7 +5,6 @@ The same is proved on a real one, in three processes: ``tests/gpu/test_peaks.py`
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,21 +145,6 @@ def test_reset_behind_our_back_is_noticed() -> None:
     assert overlay.read(0)[1] == "exact"
 
 
-def test_reset_below_the_start_is_noticed() -> None:
-    """A mark below what stood at the span's start was reset, though nobody read in between."""
-    allocator = SimulatedGpus()
-    overlay = PeakOverlay(bind(allocator))
-    handle = allocator.allocate(64 * MIB)
-    overlay.start_span(0)
-    allocator.free(handle)
-
-    allocator.reset_peak(0)
-
-    assert overlay.read(0)[1] == "at least"
-    overlay.start_span(0)
-    assert overlay.read(0)[1] == "exact"
-
-
 def test_private_pool_that_goes_away_is_no_reset() -> None:
     """Statistics of a CUDA graph's pool vanish with it; that must not make a peak "at least"."""
     allocator = SimulatedGpus()
@@ -213,18 +197,6 @@ def test_uninstall_leaves_what_others_laid_over_it() -> None:
 
     assert bindings._cuda_memoryStats is theirs
     assert theirs(0) == allocator.stats(0)
-
-
-def test_older_release_without_the_accelerators_bindings() -> None:
-    """What a release of PyTorch lacks is left out."""
-    allocator = SimulatedGpus()
-    bindings = SimpleNamespace(
-        _cuda_memoryStats=allocator.stats, _cuda_resetPeakMemoryStats=allocator.reset_peak
-    )
-
-    PeakOverlay(bindings)
-
-    assert sorted(vars(bindings)) == ["_cuda_memoryStats", "_cuda_resetPeakMemoryStats"]
 
 
 def test_refused_arguments_are_refused_in_the_bindings_own_words() -> None:

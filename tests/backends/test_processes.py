@@ -347,64 +347,52 @@ def test_program_and_script_are_the_name(command: str, short: str, arguments: st
 
 
 @pytest.mark.parametrize(
-    ("argument", "shown"),
+    ("arguments", "shown"),
     [
-        ("--token=abc", "…"),
-        ("--api-key abc", "…"),
-        ("HF_TOKEN=abc", "…"),
-        ("--db postgres://me:pw@host/db --n 1", "--db …"),
-        ("--n 1 --Password abc", "--n 1 …"),
+        (["--token=abc"], "train.py …"),
+        (["--api-key", "abc"], "train.py …"),
+        (["HF_TOKEN=abc"], "train.py …"),
+        (["--db", "postgres://me:pw@host/db", "--n", "1"], "train.py --db …"),
+        (["--n", "1", "--Password", "abc"], "train.py --n 1 …"),
     ],
 )
-def test_secrets_are_left_out(argument: str, shown: str) -> None:
+def test_secrets_are_left_out(arguments: list[str], shown: str) -> None:
     """With all that comes behind them, for the value may be the next word."""
-    name = name_process(["python", "train.py", *argument.split()], with_arguments=True)
+    name = name_process(["python", "train.py", *arguments], with_arguments=True)
 
-    assert name == f"python train.py {shown}"
-    assert "abc" not in name
-    assert "pw" not in name
-
-
-def test_secrets_within_code_are_left_out() -> None:
-    """As in a string that a shell gave to Python."""
-    words = ["python", "-c", "import hub; hub.login(token='abc'); hub.run()"]
-
-    assert name_process(words, with_arguments=True) == "python -c import hub; …"
+    assert name == f"python {shown}"
 
 
 def test_code_on_the_command_line() -> None:
-    """Of others' code nothing is shown."""
+    """Secrets within it are left out, and of others' code nothing is shown."""
     command = ["/usr/bin/python3", "-c", "import time; time.sleep(1)", "-x"]
+    secret = ["python", "-c", "import hub; hub.login(token='abc'); hub.run()"]
 
     assert name_process(command, with_arguments=True) == "python -c import time; time.sleep(1) -x"
     assert name_process(command) == "python -c"
+    assert name_process(secret, with_arguments=True) == "python -c import hub; …"
 
 
-def test_workers_of_a_data_loader_are_told_by_their_thread() -> None:
-    """PyTorch names it; the main thread's name of other processes says nothing more."""
-    command = ["python", "-m", "ipykernel_launcher", "-f", "kernel.json"]
-
-    assert name_process(command, "pt_data_worker", is_forked=True) == "pt_data_worker"
-    assert name_process(command, "pt_main_thread") == "python -m ipykernel_launcher"
-
-
-def test_what_was_forked_is_named_after_what_it_was_forked_from() -> None:
-    """In no more than 60 characters."""
-    long = name_process(["y" * 80], is_forked=True)
-
-    assert name_process(["python", "a.py"], is_forked=True) == "python a.py (forked)"
-    assert long == "y" * 50 + "… (forked)"
-    assert len(long) == 60
-
-
-def test_titles_that_programs_give_themselves() -> None:
-    """One text instead of words; a thread of the system has its name alone."""
-    title = "ray::train(step=3) --key abc"
-
-    assert name_process([title], with_arguments=True) == "ray::train(step=3) …"
-    assert name_process([title]) == "ray::train(step=3) …"
-    assert name_process([], "kworker/0:1") == "kworker/0:1"
-    assert name_process([], "") is None
+@pytest.mark.parametrize(
+    ("words", "thread_name", "is_forked", "name"),
+    [
+        # PyTorch names the thread of a data loader's worker; others' main threads say nothing.
+        (["python", "-m", "ipykernel"], "pt_data_worker", True, "pt_data_worker"),
+        (["python", "-m", "ipykernel"], "pt_main_thread", False, "python -m ipykernel"),
+        (["python", "a.py"], "", True, "python a.py (forked)"),
+        (["y" * 80], "", True, "y" * 50 + "… (forked)"),
+        # A title that a program gives itself is one text instead of words.
+        (["ray::train(step=3) --key abc"], "", False, "ray::train(step=3) …"),
+        # A thread of the system has its name alone.
+        ([], "kworker/0:1", False, "kworker/0:1"),
+        ([], "", False, None),
+    ],
+)
+def test_threads_forks_and_titles(
+    words: list[str], thread_name: str, is_forked: bool, name: str | None
+) -> None:
+    """Workers by their thread, forks by what they were forked from, in 60 characters at most."""
+    assert name_process(words, thread_name, is_forked=is_forked) == name
 
 
 @given(st.lists(st.text(max_size=90), max_size=6), st.text(max_size=15), st.booleans())

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
-from gpumemwidget.backends.cuda.releasable import Unallocated, divide_unallocated
-from gpumemwidget.backends.cuda.snapshot import parse_segments
-from gpumemwidget.testing import SimulatedGpus
+from gpumemwidget.backends.cuda.releasable import divide_unallocated
 from tests.breakdowns.readings import MIB, make_segment, segments
 
 
@@ -84,28 +80,3 @@ def test_each_byte_is_in_one_sum(found: tuple[()]) -> None:
         + sums.fragmented_bytes
         + sums.pools_bytes
     )
-
-
-@pytest.mark.parametrize("is_expandable", [False, True])
-@given(plan=st.lists(st.tuples(st.integers(1, 60 * MIB), st.booleans()), max_size=30))
-def test_empty_cache_gives_what_was_said(
-    plan: list[tuple[int, bool]], *, is_expandable: bool
-) -> None:
-    """An allocator that is played has that much less reserved afterwards."""
-    allocator = SimulatedGpus(expandable=is_expandable)
-    handles = [(allocator.allocate(n_bytes), is_freed) for n_bytes, is_freed in plan]
-    for handle, is_freed in handles:
-        if is_freed:
-            allocator.free(handle)
-    before = _divide(allocator)
-
-    allocator.empty_cache()
-
-    after = _divide(allocator)
-    assert before.releasable_bytes == before.reserved_bytes - after.reserved_bytes
-    assert after.releasable_bytes == 0
-    assert after.fragmented_bytes == before.fragmented_bytes
-
-
-def _divide(allocator: SimulatedGpus) -> Unallocated:
-    return divide_unallocated(parse_segments(allocator.snapshot()))

@@ -10,7 +10,6 @@ import pytest
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.history_control import HistoryControl
 from gpumemwidget.backends.cuda.snapshot import (
-    StackTable,
     parse_events,
     parse_rules,
     parse_segments,
@@ -69,24 +68,6 @@ def test_stacks_are_pythons_alone() -> None:
     assert (segment.is_private, segment.pool_id) == (True, (0, 3))
 
 
-class Traced:
-    """A simulated torch whose user records a history, and that counts what it was asked for."""
-
-    def __init__(self, allocator: SimulatedGpus, *, is_recorded: bool) -> None:
-        self.torch = simulate_torch(allocator)
-        self.torch._C._cuda_isHistoryEnabled = lambda: is_recorded
-        self.asked: list[bool] = []
-        self._allocator = allocator
-
-    def snapshot_of_today(self, *, include_traces: bool = True) -> Any:
-        self.asked.append(include_traces)
-        return self._allocator.snapshot()
-
-    def snapshot_of_old(self) -> Any:
-        self.asked.append(True)
-        return self._allocator.snapshot()
-
-
 def test_events_of_a_history_are_never_fetched() -> None:
     """Where torch can leave them out it is told to; where not, blocks are read without a history.
 
@@ -94,34 +75,34 @@ def test_events_of_a_history_are_never_fetched() -> None:
     """
     allocator = SimulatedGpus()
     allocator.allocate(MIB)
-    today, old, quiet = (
-        Traced(allocator, is_recorded=True),
-        Traced(allocator, is_recorded=True),
-        Traced(allocator, is_recorded=False),
-    )
-    today.torch.cuda.memory.memory_snapshot = today.snapshot_of_today
-    old.torch.cuda.memory.memory_snapshot = old.snapshot_of_old
-    quiet.torch.cuda.memory.memory_snapshot = quiet.snapshot_of_old
-    backends = [CudaBackend(each.torch) for each in (today, old, quiet)]
+    today, old = simulate_torch(allocator), simulate_torch(allocator)
+    asked: list[bool] = []
 
-    found = [backend.read_segments() for backend in backends]
-    again = backends[1].read_segments()
+    def take_snapshot(*, include_traces: bool = True) -> Any:
+        asked.append(include_traces)
+        return allocator.snapshot()
+
+    today.cuda.memory.memory_snapshot = take_snapshot
+    old.cuda.memory.memory_snapshot = allocator.snapshot
+    backends = [CudaBackend(today), CudaBackend(old)]
+    without_history = backends[1].read_segments()
+    for each in (today, old):
+        each._C._cuda_isHistoryEnabled = lambda: True
+
+    found = [backend.read_segments() for backend in (*backends, backends[1])]
     notes = [backend.take_notes() for backend in backends]
     for backend in backends:
         backend.close()
 
-    assert today.asked == [False]
-    assert old.asked == []
-    assert quiet.asked == [True]
-    assert found[0] == found[2] != ()
-    assert found[1] == again == ()
+    assert asked == [False]
+    assert found == [without_history, (), ()]
+    assert len(without_history) == 1
     assert notes == [
         (),
         (
             "the allocator's blocks are not read while a memory history is recorded: PyTorch "
             "2.11.0 would fetch all of its events with them",
         ),
-        (),
     ]
 
 
@@ -187,10 +168,14 @@ def _snapshot(*device_traces: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_each_field_is_a_column() -> None:
-    """Events keep their order; an OOM's address is what the driver said is free."""
+    """Events keep their order; an OOM's address is what the driver said is free.
+
+    Kinds that are not about memory, such as a user's own marks, have no row.
+    """
     events = parse_events(
         [
             _event("segment_alloc", addr=8192, size=2 * MIB, time_us=1),
+            _event("user_defined"),
             _event("alloc", addr=8192, size=700, time_us=2, stream=5, frames=[_INNER, _LINE]),
             {"action": "oom", "device_free": 99, "size": 1 << 40, "stream": 0, "time_us": 3},
             {"action": "snapshot", "addr": 0, "size": 512, "stream": 0, "time_us": 4},
@@ -218,25 +203,6 @@ def test_a_stack_is_told_once() -> None:
     events = parse_events([_event("alloc", frames=stack) for stack in stacks])
 
     assert list(events.stacks) == [1, 1, 1, 2, 0]
-
-
-def test_frames_that_are_not_shared_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A history whose dictionaries are all different takes no more memory than its stacks."""
-    monkeypatch.setattr("gpumemwidget.backends.cuda.snapshot._MAX_KNOWN", 100)
-    table = StackTable()
-
-    places = [table.place([[dict(_LINE)] for _ in range(10)]) for _ in range(50)]
-
-    assert {place for each in places for place in each} == {1}
-    assert len(table._parsed) <= 100
-
-
-def test_events_of_other_kinds_are_left_out() -> None:
-    """Kinds that are not about memory, such as a user's own marks, have no row."""
-    events = parse_events([_event("user_defined"), _event("alloc", size=5), _event("user_defined")])
-
-    assert [ACTIONS[code] for code in events.actions] == ["alloc"]
-    assert list(events.sizes) == [5]
 
 
 def test_chunks_join_without_a_seam() -> None:

@@ -196,38 +196,25 @@ def test_too_large_a_file_is_refused(tmp_path: Path) -> None:
     assert refuse(path) == " holds more than 2 GiB: record fewer events (max_entries)"
 
 
-_CHANGES: dict[str, Any] = {
-    "an event without a kind": lambda s: s["device_traces"][0][0].pop("action"),
-    "an event without a size": lambda s: s["device_traces"][0][-1].pop("size"),
-    "a negative address": lambda s: s["device_traces"][0][-1].update(addr=-1),
-    "a huge size": lambda s: s["device_traces"][0][-1].update(size=1 << 70),
-    "a time of text": lambda s: s["device_traces"][0][-1].update(time_us="now"),
-    "frames of numbers": lambda s: s["device_traces"][0][-1].update(frames=[1, 2]),
-    "a frame without a file": lambda s: s["device_traces"][0][-1].update(frames=[{}]),
-    "a segment without blocks": lambda s: s["segments"][0].pop("blocks"),
-    "a block without a size": lambda s: s["segments"][0]["blocks"][0].pop("size"),
-    "a state that is unknown": lambda s: s["segments"][0]["blocks"][0].update(state="lost"),
-    "a pool of text": lambda s: s["segments"][0].update(segment_pool_id=7),
-    "settings of text": lambda s: s.update(allocator_settings="none"),
-    "divisions of text": lambda s: s.update(
-        allocator_settings={"roundup_power2_divisions": {"x": 1}}
-    ),
-}
-
-
-@pytest.mark.parametrize("name", _CHANGES)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s["device_traces"][0][0].pop("action"),
+        lambda s: s["device_traces"][0][-1].update(size=1 << 70),
+        lambda s: s["device_traces"][0][-1].update(frames=[1, 2]),
+        lambda s: s["segments"][0].pop("blocks"),
+        lambda s: s.update(allocator_settings="none"),
+    ],
+    ids=["a missing field", "a huge size", "odd frames", "no blocks", "odd settings"],
+)
 def test_what_is_not_as_it_should_be_is_refused(
-    name: str, written: tuple[Path, AllocatorTrace]
+    change: Any, written: tuple[Path, AllocatorTrace]
 ) -> None:
     """In one line, whichever field it is."""
     path, _ = written
-    rewrite(path, _CHANGES[name])
+    rewrite(path, change)
 
-    said = refuse(path)
-
-    assert any(each in said for each in ("is damaged, or no memory snapshot", "holds no events")), (
-        said
-    )
+    assert "is damaged, or no memory snapshot" in refuse(path)
 
 
 # Not "r", an index into the memo: pickle takes as much memory as that says.

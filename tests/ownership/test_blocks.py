@@ -16,7 +16,7 @@ from gpumemwidget.backends.cuda.snapshot import parse_segments
 from gpumemwidget.model.ownership import Owned
 from gpumemwidget.model.segments import Block, Frame, Segment
 from gpumemwidget.ownership import blocks as blocks_module
-from gpumemwidget.ownership.blocks import BlockMap, read_dropout_size, read_workspace_sizes
+from gpumemwidget.ownership.blocks import BlockMap, read_workspace_sizes
 from gpumemwidget.testing import SimulatedGpus
 from gpumemwidget.tracing.sources import format_allocation
 
@@ -166,33 +166,20 @@ def test_the_random_state_of_cuda_graphs_is_known_where_there_is_a_graph() -> No
 def test_the_random_state_of_dropout_is_known_by_the_devices_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is kept for recurrent layers as long as the process lives."""
-    monkeypatch.setattr(blocks_module, "read_dropout_size", lambda _: 6_488_064)
-    blocks = BlockMap([make_segment(6_488_064, 6_488_064 + 512)])
+    """It is kept for recurrent layers as long as the process lives; its size is an H100's."""
+    properties = SimpleNamespace(multi_processor_count=132, max_threads_per_multi_processor=2048)
+    cuda = SimpleNamespace(is_initialized=lambda: True, get_device_properties=lambda _: properties)
+    monkeypatch.setattr(blocks_module, "find_torch", lambda: SimpleNamespace(cuda=cuda))
+    segment = make_segment(6_488_064, 6_488_064 + 512)
 
-    unknown, state = blocks.describe_unclaimed(set())
+    unknown, state = describe(segment)
+    del properties.max_threads_per_multi_processor
+    untold = describe(segment)
 
     assert state.steps == ("random state of cuDNN's dropout on cuda:0",)
     assert (state.kind, state.n_bytes, state.root) == ("other", 6_488_064, "nowhere")
     assert unknown.kind == "unknown"
-
-
-def test_the_size_of_dropouts_state_is_that_of_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As seen on an H100; unknown where torch does not tell how many threads there are."""
-    properties = SimpleNamespace(multi_processor_count=132, max_threads_per_multi_processor=2048)
-    torch = SimpleNamespace(
-        cuda=SimpleNamespace(
-            is_initialized=lambda: True, get_device_properties=lambda _: properties
-        )
-    )
-    monkeypatch.setattr(blocks_module, "find_torch", lambda: torch)
-
-    seen = read_dropout_size("cuda:0")
-    del properties.max_threads_per_multi_processor
-
-    assert seen == 6_488_064
-    assert read_dropout_size("cuda:0") is None
-    assert read_dropout_size("host") is None
+    assert {each.kind for each in untold} == {"unknown"}
 
 
 def test_freed_blocks_that_a_stream_still_uses_are_nobodys() -> None:
@@ -275,8 +262,3 @@ def test_workspace_sizes_are_those_that_pytorch_takes(
     monkeypatch.setattr(blocks_module, "find_torch", lambda: torch)
 
     assert read_workspace_sizes("cuda:0") == sizes
-
-
-def test_without_a_gpu_no_size_is_cublas() -> None:
-    """Where CUDA is not in use there is nothing that could be one."""
-    assert read_workspace_sizes("host") == frozenset()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 
 import numpy as np
@@ -33,12 +32,6 @@ def _nest(value: object, n_levels: int) -> object:
     return value
 
 
-_ENDS: dict[str, Callable[[], object]] = {
-    "an empty table of hooks": OrderedDict,
-    "numbers and text": lambda: {"id": [1, 2.5], "tags": ["a", b"b", None, True]},
-    "some levels": lambda: _nest("x", 5),
-    "a set": lambda: {("a", 1)},
-}
 _LEADS: dict[str, Callable[[], object]] = {
     "a tensor": lambda: {"logits": torch.ones(1)},
     "a tensor below": lambda: [{"a": [torch.ones(1)]}],
@@ -47,16 +40,6 @@ _LEADS: dict[str, Callable[[], object]] = {
     "a module": lambda: [torch.nn.Identity()],
     "more levels than are asked about": lambda: _nest([], 10),
 }
-
-
-@pytest.mark.parametrize("n_others", [0, 40])
-@pytest.mark.parametrize("case", _ENDS)
-def test_ends_are_found(dead_ends: DeadEnds, case: str, n_others: int) -> None:
-    """Alone, and in lots with others that end as well."""
-    target = _ENDS[case]()
-    others: list[object] = [[number] for number in range(n_others)]
-
-    assert dead_ends.find([*others, target]) == {id(each) for each in [*others, target]}
 
 
 @pytest.mark.parametrize("case", _LEADS)

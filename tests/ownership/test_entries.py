@@ -107,25 +107,6 @@ class TestGraphs:
 
         assert (line.owner, line.kind, set(line.rows)) == ("w", "tensor", {"w", "loss"})
 
-    @pytest.mark.parametrize("use_reentrant", [True, False])
-    @pytest.mark.saved_tensors
-    def test_checkpointing_is_not_recomputed(self, notebook: Notebook, use_reentrant: bool) -> None:
-        """The walk reads a checkpointed graph without running it, and names what it keeps."""
-        notebook.run(
-            "import torch\nfrom torch.utils.checkpoint import checkpoint\n"
-            "calls = []\n"
-            "def body(x):\n    calls.append(1)\n    return x.exp().exp()\n"
-            "x = torch.ones(2027, requires_grad=True)\n"
-            f"out = checkpoint(body, x * 1, use_reentrant={use_reentrant}).sum()"
-        )
-
-        lines = _list_lines(notebook, 2027)
-
-        assert notebook.ip.user_ns["calls"] == [1]
-        assert {each.kind for each in lines} == {"tensor", "saved for backward"}
-        assert {each.rows[0] for each in lines} == {"x", "out"}
-        assert not any(each.held_elsewhere for each in lines)
-
 
 #: What the zoo and the hostile objects have not.
 _HOLDERS = {

@@ -58,13 +58,6 @@ def test_losses_do_not_take_the_model_along(notebook: Notebook) -> None:
     notebook.run("step()")
 
 
-def test_model_moves_with_its_gradients_from_under_its_optimizer(notebook: Notebook) -> None:
-    """The optimizer keeps its parameters, on the CPU, and its own state where it was."""
-    notebook.run(MODEL)
-
-    assert _moved(notebook, "model") == {"weight", "gradient"}
-
-
 def test_optimizer_does_not_take_the_model_along(notebook: Notebook, tracker: Tracker) -> None:
     """Its state goes; the parameters that it trained are the model's."""
     notebook.run(MODEL)

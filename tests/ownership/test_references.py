@@ -71,20 +71,6 @@ def test_displayed_values_where_another_tool_has_bound_underscore(
     assert _list_values(notebook) == {"Out[3]": 7}
 
 
-def test_dropping_all_displayed_values(notebook: Notebook, tracker: Tracker) -> None:
-    """Nothing of them is left, and the next value is cached as ever."""
-    notebook.run("make(10)")
-    notebook.run("make(20)")
-
-    dropped = notebook.drop("Out[1]", "Out[2]")
-    left = tracker.count_bytes()
-    notebook.run("7")
-
-    assert "last_execution_result.result" in dropped
-    assert (left, notebook.shell.list_references()[0].path) == (0, "Out[3]")
-    assert (notebook.ip.user_ns["_"], notebook.ip.user_ns["Out"]) == (7, {3: 7})
-
-
 def test_values_that_reset_out_leaves_behind_have_rows(
     notebook: Notebook, tracker: Tracker
 ) -> None:

@@ -99,16 +99,6 @@ def test_rubbish_that_waits_for_the_collector_is_no_holder(notebook: Notebook) -
     assert (row.frees_bytes, row.held_elsewhere) == (DeviceBytes((("host", 4000),)), False)
 
 
-def test_memory_lent_by_numpy_is_not_promised(notebook: Notebook) -> None:
-    """Whether the array is still held can't be seen: it may go too, but that is not promised."""
-    notebook.run("import torch, numpy\nx = torch.from_numpy(numpy.ones(100))")
-
-    row = notebook.list_rows()["x"]
-
-    assert row.held_bytes == DeviceBytes((("host", 800),))
-    assert (row.frees_bytes, row.held_elsewhere) == (DeviceBytes(is_at_least=True), True)
-
-
 def test_rows_with_a_module_or_an_optimizer_hold_training_state(notebook: Notebook) -> None:
     """Also deep in an object of the user's; not what was computed with them, or shows them."""
     notebook.run(

@@ -45,22 +45,6 @@ def test_every_other_holder_is_named(notebook: Notebook) -> None:
     assert set(explanation.joint.names) == {"x", "alias", "box", "view", "step", "a"}
 
 
-def test_displayed_values_and_exceptions(
-    notebook: Notebook, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What IPython holds is released by its own options."""
-    notebook.run("import torch; x = torch.ones(1013)")
-    notebook.run("x")
-    notebook.run("def train(batch):\n    raise ValueError\ntrain(x)")
-    capsys.readouterr()
-
-    assert _list_ways(_explain(notebook, "x")) == {
-        "x": "%memrelease x",
-        "Out[2]": "%memrelease Out[2]",
-        "last exception: train() line 2: batch": "%memrelease --exceptions",
-    }
-
-
 def test_a_model_and_its_optimizer(notebook: Notebook) -> None:
     """What an optimizer trains is one holder, however many parameters it has."""
     notebook.run(
@@ -123,21 +107,6 @@ def test_a_part_that_others_hold_too(notebook: Notebook) -> None:
 
     assert explanation.held_bytes == DeviceBytes(((HOST, 2 * 4 * 101 * 103),))
     assert explanation.frees_bytes == DeviceBytes()
-
-
-def test_memory_that_is_lent(notebook: Notebook) -> None:
-    """A NumPy array that a tensor shows is a holder that torch can't see; a tensor is named."""
-    notebook.run("import torch; x = torch.ones(1039); y = torch.from_dlpack(x)")
-    assert {"x", "y"} <= _list_ways(_explain(notebook, "x")).keys()
-    notebook.run("del y")
-    notebook.run("import torch, numpy as np; a = np.ones(2000); x = torch.from_numpy(a)")
-
-    assert _list_ways(_explain(notebook, "x")) == {
-        "x": "%memrelease x",
-        "whatever lent it to torch (NumPy, a file)": (
-            "delete the array or file whose memory it shares"
-        ),
-    }
 
 
 def test_a_name_without_memory(notebook: Notebook) -> None:

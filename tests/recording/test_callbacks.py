@@ -42,22 +42,6 @@ def test_runs_at_once_when_no_cell_runs(queue: IdleQueue) -> None:
     assert threads == [threading.current_thread()]
 
 
-def test_waits_for_the_cells_end(queue: IdleQueue) -> None:
-    """What came during the cell runs at its end, in order; then all is as before."""
-    done: list[int] = []
-    queue.start_cell()
-    for number in range(3):
-        queue.add(lambda number=number: done.append(number))
-    waiting = (list(done), len(queue._actions))
-
-    queue.end_cell()
-    queue.add(lambda: done.append(3))
-
-    assert waiting == ([], 3)
-    assert done == [0, 1, 2, 3]
-    assert not queue._acting
-
-
 def test_an_action_may_add_another(queue: IdleQueue) -> None:
     """It runs after those that wait already, in the same go."""
     done: list[str] = []

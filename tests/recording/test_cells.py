@@ -135,13 +135,6 @@ class TestRecord:
             ),
         )
 
-    def test_a_gpu_touched_in_the_cell_began_at_zero(self) -> None:
-        """Its first allocation happened here, so all that it holds came from here."""
-        record = record_of(make_cell(host(5)), gpu(30, peak=70, retries=1, ooms=0), host(5))
-
-        new, _ = record.devices
-        assert new == CellDevice("cuda:0", Span(0, 30, 70), Span(0, 30, 70), "exact", 1, 0)
-
     def test_a_gpu_seen_before_but_not_at_the_start_is_unknown_there(self) -> None:
         """Its start could not be read: 0 would be a lie, and the mark is an older span's."""
         cell = make_cell(host(5))

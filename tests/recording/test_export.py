@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
@@ -84,19 +83,6 @@ class TestContent:
         assert {str(field.type) for field in table.schema if field.name.endswith("_bytes")} == {
             "int64"
         }
-
-    @pytest.mark.parametrize("suffix", SUFFIXES)
-    def test_of_a_cell_beyond_its_budget(self, tmp_path: Path, suffix: str) -> None:
-        """Read back as a true or false value, where it is known."""
-        gpu, host = RECORD.devices
-        devices = (dataclasses.replace(gpu, budget_bytes=2), host)
-        record = dataclasses.replace(RECORD, devices=devices)
-
-        table = READERS[suffix](make_ledger(record).export(tmp_path / f"cells{suffix}"))
-
-        marks = table["is_over_budget"].tolist()
-        assert marks[0] == True  # noqa: E712 - each reader has a true value of its own
-        assert pd.isna(marks[1])
 
     @pytest.mark.parametrize("suffix", SUFFIXES)
     def test_of_an_empty_ledger(self, tmp_path: Path, suffix: str) -> None:
@@ -270,29 +256,6 @@ class TestPaths:
 
         assert "\n" not in str(error.value)
         assert list_names(tmp_path) == before
-
-    def test_a_file_that_can_not_be_put_in_its_place_leaves_nothing(
-        self, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Neither the draft, nor an empty file under the name."""
-
-        def refuse(*_: object) -> None:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-        monkeypatch.setattr(Path, "replace", refuse)
-
-        with pytest.raises(FileError, match="choose another place"):
-            ledger.export(tmp_path / "cells.csv")
-
-        assert list_names(tmp_path) == []
-
-    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-    def test_refuses_where_the_user_may_not_write(self, ledger: Ledger, tmp_path: Path) -> None:
-        """The system's own words."""
-        tmp_path.chmod(0o500)
-
-        with pytest.raises(FileError, match="Permission denied; choose another place"):
-            ledger.export(tmp_path / "cells.csv")
 
     @pytest.mark.parametrize("package", ["pandas", "pyarrow"])
     def test_without_packages_says_how_to_get_them(

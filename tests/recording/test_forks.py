@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import select
-import signal
 import threading
-from collections.abc import Callable
 
 import pytest
 
 from gpumemwidget.recording.monitor import Monitor
+from tests.backends.children import run_in_fork
 from tests.recording.scripted import ScriptedHardware, gpu, host
 
 PATIENCE_S = 20.0
@@ -20,25 +18,6 @@ pytestmark = [
     # That a fork beside threads is dangerous is what these tests are about.
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
-
-
-def run_in_child(work: Callable[[], str]) -> str:
-    """What ``work`` gives in a forked child; empty if it hangs."""
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(write_end, work().encode())
-        finally:
-            os._exit(0)
-    os.close(write_end)
-    try:
-        ready, _, _ = select.select([read_end], [], [], PATIENCE_S)
-        return os.read(read_end, 10_000).decode() if ready else ""
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(read_end)
 
 
 def use_all(monitor: Monitor) -> str:
@@ -76,7 +55,7 @@ def test_a_child_does_not_hang_on_what_other_threads_held() -> None:
     holder.start()
     assert held.wait(PATIENCE_S)
 
-    answer = run_in_child(lambda: use_all(monitor))
+    answer = run_in_fork(lambda: use_all(monitor))
     release.set()
     holder.join()
     monitor.close()
@@ -97,7 +76,7 @@ def test_a_child_of_a_sampling_session_does_not_sample_until_it_wants_to() -> No
         monitor.close()
         return f"{before} {during} {monitor.is_sampling}"
 
-    answer = run_in_child(work)
+    answer = run_in_fork(work)
     in_parent = monitor.is_sampling
     monitor.close()
 

@@ -467,26 +467,6 @@ class TestSampling:
         assert last.time_s == monitor.samples_of(record)[-1].time_s
         assert last.time_s == pytest.approx(record.start_s + record.duration_s, abs=1e-9)
 
-    def test_failing_reads_are_told_once(self) -> None:
-        """However many samples fail."""
-        hardware = ScriptedHardware()
-        hardware.failure = OSError("gone")
-        told = threading.Event()
-        failures: list[str] = []
-
-        def show(message: str) -> None:
-            failures.append(message)
-            told.set()
-
-        monitor = Monitor(hardware, on_failure=show)
-        monitor.interval_s = 2.0
-
-        monitor.want_samples(self)
-        assert told.wait(PATIENCE_S)
-        monitor.close()
-
-        assert failures == ["Sampling the memory failed: OSError: gone"]
-
 
 class TestClose:
     """After an unload."""

@@ -209,23 +209,6 @@ class Arrivals:
 class TestThread:
     """The thread that lets them fall due."""
 
-    def test_starts_and_stops_more_than_once(self, start_sampler: Callable[..., Sampler]) -> None:
-        """A second start is the same thread; a second stop is nothing; then it starts anew."""
-        arrivals = Arrivals()
-        sampler = start_sampler(arrivals)
-        sampler.start()
-        assert arrivals.wait_for(2)
-        n_threads = len(arrivals.threads)
-
-        stops = [sampler.stop(timeout_s=PATIENCE_S) for _ in range(2)]
-        n_before = len(arrivals.samples)
-        sampler.start()
-
-        assert arrivals.wait_for(n_before + 2)
-        assert n_threads == 1
-        assert stops == [True, True]
-        assert len(arrivals.threads) == 2
-
     def test_stops_from_its_own_thread(self, start_sampler: Callable[..., Sampler]) -> None:
         """Whoever draws may find out that nobody looks any more."""
         stopped = threading.Event()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemwidget.model.devices import Reading, Sample
-from gpumemwidget.recording.thinning import cut_evenly, find_extremes, thin_samples
+from gpumemwidget.recording.thinning import thin_samples
 
 
 def make_sample(time_s: float, *readings: Reading) -> Sample:
@@ -62,24 +61,3 @@ def test_every_device_keeps_its_peaks_whenever_it_was_there() -> None:
     assert len(kept) <= 40
     assert max(each.allocated_bytes or 0 for sample in kept for each in sample.readings) == 900
     assert max(each.allocated_peak_bytes or 0 for sample in kept for each in sample.readings) == 50
-
-
-def test_one_place_may_hold_several_extremes() -> None:
-    """As few places as possible, and only of the stretch."""
-    rises, falls = [9, 1, 2, 3, 4, 0], array("q", [0, 4, 3, 2, 1, 9])
-
-    kept = find_extremes(range(1, 5), highest=[rises, falls], lowest=[rises])
-
-    assert kept == [1, 4]
-
-
-def test_unknown_values_are_passed_over() -> None:
-    """And a stretch of which nothing is known has no extreme."""
-    values = [None, 5, None, 7, None, None]
-
-    assert find_extremes(range(4), highest=[values], lowest=[values]) == [1, 3]
-    assert find_extremes(range(4, 6), highest=[values], lowest=[values]) == []
-
-
-def test_stretches_cover_all_places_once() -> None:
-    assert cut_evenly(7, 3) == [range(2), range(2, 4), range(4, 7)]

@@ -219,31 +219,6 @@ def test_events_come_to_the_counters(
     assert n_ooms == end.num_ooms - start.num_ooms
 
 
-def test_a_history_has_the_lines_that_ran() -> None:
-    """The program's own; a free that is not asked for its line has that of its allocation."""
-    allocator = SimulatedGpus()
-    allocator.record_history("all", context="alloc")
-
-    first = allocator.allocate(1)
-    second = allocator.allocate(2)
-    allocator.free(first)
-    events = allocator.take_snapshot()["device_traces"][0]
-    blocks = allocator.snapshot()[0]["blocks"]
-
-    assert [each["action"] for each in events] == [
-        *("segment_alloc", "alloc", "alloc", "free_requested", "free_completed"),
-    ]
-    name = "test_a_history_has_the_lines_that_ran"
-    assert [each["frames"][0]["name"] for each in events[:3]] == [name] * 3
-    assert events[3]["frames"] == events[1]["frames"] != events[2]["frames"]
-    assert [each["frames"] for each in blocks if each["state"] != "inactive"] == [
-        events[2]["frames"]
-    ]
-    allocator.record_history(None)
-    allocator.free(second)
-    assert allocator.take_snapshot()["device_traces"] == [[]]
-
-
 @pytest.mark.gpu
 def test_real_allocator_counts_the_same() -> None:
     """On a GPU, PyTorch's allocator gives the same figures for the same program."""

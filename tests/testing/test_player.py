@@ -103,23 +103,6 @@ def test_unknown_stays_unknown() -> None:
     assert unknown == readings[3]
 
 
-def test_users_peaks_are_those_since_the_recording_began_or_their_reset() -> None:
-    """Our spans don't touch them, and a reset of them does not touch our span."""
-    backend = play(make_recording((10, 40), (10, 90), (10, 10), (20, 20)), 2)
-    before = backend.read_as_user()[0].allocated_peak_bytes
-
-    backend.start_span()
-    after_span = backend.read_as_user()[0].allocated_peak_bytes
-    backend.player.advance()
-    reset = backend.reset_peaks()
-    backend.player.advance()
-
-    assert (before, after_span) == (90, 90)
-    assert reset == ("cuda:0",)
-    assert backend.read_as_user()[0].allocated_peak_bytes == 20
-    assert backend.end_span()[0].allocated_peak_bytes == 20
-
-
 @given(st.integers(0, 10_000), st.data())
 def test_any_span_agrees_with_the_allocator(seed: int, data: st.DataObject) -> None:
     """Over any stretch of a session the peaks are the highest that it reached, exactly."""

@@ -158,27 +158,10 @@ def test_other_content_is_refused(data: bytes) -> None:
         decode_recording(data, source="x")
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda data: data.pop("devices"), "missing required field `devices`"),
-        (lambda data: data.update(events=[]), "it holds no event"),
-        (lambda data: data["events"][0].update(time_s="now"), "Expected `float`, got `str`"),
-        (
-            lambda data: data["events"][1]["readings"][0].update(peak_is="sure"),
-            "Invalid enum value",
-        ),
-    ],
-)
-def test_what_can_not_be_is_refused(
-    change: Callable[[dict[str, Any]], object], reason: str
-) -> None:
-    """Each thing that contradicts the rest, or its type, is named in one line."""
-    with pytest.raises(RecordingError) as caught:
-        decode_recording(damage(change), source="x")
-
-    assert reason in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_a_recording_without_events_is_refused() -> None:
+    """There would be nothing to play."""
+    with pytest.raises(RecordingError, match="it holds no event"):
+        decode_recording(damage(lambda data: data.update(events=[])))
 
 
 @given(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from itertools import accumulate
-
 import pytest
 
 from gpumemwidget.model.cells import Span
 from gpumemwidget.model.traces import NoteKind
-from gpumemwidget.tracing.replay import cut_events, replay
+from gpumemwidget.tracing.replay import replay
 from tests.tracing.recordings import CELLS, describe, play
 from tests.tracing.test_tracing import check_sums
 
@@ -76,22 +73,3 @@ def test_training_is_told_by_its_lines() -> None:
     calls = next(line.calls for line in cell.lines if line.text.strip() == "step(data, target)")
     assert {call.function for call in calls} == {"step"}
     assert [note.kind for note in found.notes] == [NoteKind.BACKWARD_INFERRED]
-
-
-@pytest.mark.parametrize("name", [name for name in CELLS if name != "ring"])
-def test_what_a_cut_leaves_is_played_as_in_the_whole(name: str) -> None:
-    """Taken back from the end, every event does what it did, and as much stands before them."""
-    trace, _ = play(name)
-    whole = replay(trace)
-    allocated = list(accumulate(whole.changes, initial=whole.start_allocated_bytes))
-    reserved = list(accumulate(whole.reserved_changes, initial=whole.start_reserved_bytes))
-
-    for first in range(0, len(trace.events), 1 + len(trace.events) // 25):
-        cut = dataclasses.replace(trace, events=cut_events(trace.events, first), is_whole=False)
-        found = replay(cut)
-
-        assert (found.agrees, found.n_dropped) == (True, 0)
-        assert found.changes == whole.changes[first:]
-        assert found.reserved_changes == whole.reserved_changes[first:]
-        assert found.start_allocated_bytes == allocated[first]
-        assert found.start_reserved_bytes == reserved[first]
