@@ -213,6 +213,26 @@ class ReleaseStep:
     planned_bytes: DeviceBytes = field(default_factory=DeviceBytes)
 
 
+class RemnantKind(Enum):
+    """Why memory that was to be freed is still counted."""
+
+    HELD = auto()  #: ``holders`` hold it; where there are none, they were not looked for
+    PINNED = auto()  #: PyTorch keeps freed pinned memory for its next use
+    ALLOCATED = auto()  #: all of it went, and something else was allocated meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class Remnant:
+    """Memory that was to be freed and was found still to be counted."""
+
+    kind: RemnantKind
+    n_bytes: int
+    #: ``""`` for several devices together.
+    device: str = ""
+    #: The best path to it, then the names of other rows.
+    holders: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class ReleaseReport:
     """The measured effects of a release."""
@@ -224,8 +244,8 @@ class ReleaseReport:
     #: Measured over all steps, for each device.
     allocated_freed_bytes: BytesByDevice
     reserved_freed_bytes: BytesByDevice
-    #: Sentences on what still holds what was to be freed; what was to stay is in ``plan.stays``.
-    remains: tuple[str, ...] = ()
+    #: What was to be freed and is still there; what was to stay is in ``plan.stays``.
+    remains: tuple[Remnant, ...] = ()
     #: The step and the reason of a stop, in one line; ``None`` if the release went through.
     stopped: str | None = None
     #: True if a Ctrl-C came during the release, even if all steps were done by then.
@@ -259,6 +279,6 @@ class RestoreReport:
     duration_s: float
     #: Why it stopped, in one line; everything is as it was then. ``None`` where it went through.
     stopped: str | None = None
-    remains: tuple[str, ...] = ()
+    remains: tuple[Remnant, ...] = ()
     #: True if a Ctrl-C came during the restore, even if it had gone through by then.
     is_interrupted: bool = False

@@ -27,6 +27,8 @@ from gpumemwidget.model.releases import (
     ReleaseRequest,
     ReleaseStep,
     ReleaseStepKind,
+    Remnant,
+    RemnantKind,
     StepResult,
 )
 from gpumemwidget.ownership.holdings import Account
@@ -43,7 +45,6 @@ from gpumemwidget.releasing.storages import (
     watch_storages,
     whereabouts,
 )
-from gpumemwidget.units import format_bytes
 
 _NOTHING = StepResult()
 #: Steps that do their work whatever there is to be done.
@@ -111,7 +112,7 @@ class _Release:
         after = self._measure()
         stopped = plan.refusal or self._find_stop()
         freed = _subtract(before, after, "allocated_bytes")
-        remains: Sequence[str] = ()
+        remains: Sequence[Remnant] = ()
         if stopped is None:
             try:
                 remains = list_remains(self._shell, self._watched) or _compare(
@@ -295,22 +296,17 @@ def _subtract(before: Sequence[Reading], after: Sequence[Reading], counter: str)
 
 def _compare(
     planned: DeviceBytes, measured: Sequence[tuple[str, int]], *, pinned_bytes: int
-) -> list[str]:
-    """Return a sentence for each device whose counter fell by less than was planned."""
+) -> list[Remnant]:
+    """Return by how much less than was planned the counter of each device fell."""
     fell = dict(measured)
     counted = {
         device: n_bytes - (pinned_bytes if device == HOST else 0)
         for device, n_bytes in planned.by_device
     }
-    sentences = []
-    if pinned_bytes > TOLERANCE_BYTES:
-        sentences.append(
-            f"{format_bytes(pinned_bytes)} of it is pinned memory: PyTorch keeps that for its next "
-            "use, and the host's counters do not show it"
-        )
-    return sentences + [
-        f"All that was planned went, yet {device} fell by {format_bytes(fell[device])} instead of "
-        f"{format_bytes(n_bytes)}: something else allocated meanwhile"
+    remains = [
+        Remnant(RemnantKind.ALLOCATED, n_bytes - fell[device], device)
         for device, n_bytes in counted.items()
-        if device in fell and n_bytes - fell[device] > TOLERANCE_BYTES
+        if device in fell
     ]
+    remains.insert(0, Remnant(RemnantKind.PINNED, pinned_bytes, HOST))
+    return [remnant for remnant in remains if remnant.n_bytes > TOLERANCE_BYTES]

@@ -18,6 +18,7 @@ from gpumemwidget.model.releases import (
     ReasonKind,
     ReleaseMove,
     ReleaseStay,
+    Remnant,
     RestorePlan,
     RestoreReport,
     StepResult,
@@ -81,7 +82,7 @@ def execute_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> R
     plan, account, moves = _draw_up(shell, names)
     stopped = plan.refusal
     result = StepResult()
-    remains: tuple[str, ...] = ()
+    remains: tuple[Remnant, ...] = ()
     is_interrupted = False
     watched: list[WatchedStorage] = []
     if stopped is None and account is not None:

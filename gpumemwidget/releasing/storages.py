@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from gpumemwidget.errors import GpuMemError, describe_exception, read_first_line
+from gpumemwidget.model.releases import Remnant, RemnantKind
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo
 from gpumemwidget.ownership.holdings import Account, take_account
-from gpumemwidget.ownership.labels import spell_steps
+from gpumemwidget.ownership.labels import UNNAMED, UNSEEN, spell_steps
 from gpumemwidget.ownership.moves import Move
 from gpumemwidget.ownership.paths import Paths
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.progress import Stage, report_progress
-from gpumemwidget.units import format_bytes
 
 #: Shortfall from a plan that is not looked into (bytes): other threads and the interpreter
 #: allocate meanwhile.
@@ -32,7 +32,6 @@ TOLERANCE_BYTES = 1024**2
 _REMAINS_BUDGET_S = 5.0
 #: Maximum number of holders that are named, the biggest first.
 _MOST_NAMED = 5
-_UNNAMED = "something that no variable names"
 
 #: Torch's own weak reference to a storage (one of Python's would only watch the wrapper), with what
 #: was read of it.
@@ -189,44 +188,41 @@ def watch_storages(account: Account, places: Iterable[int]) -> list[WatchedStora
     ]
 
 
-def list_remains(shell: Shell, watched: Sequence[WatchedStorage]) -> list[str]:
-    """Return a sentence for each holder of what is still there; none within the tolerance."""
+def list_remains(shell: Shell, watched: Sequence[WatchedStorage]) -> list[Remnant]:
+    """Return what is still there, by its holders; nothing within the tolerance."""
     alive = [(reference, info) for reference, info in watched if not reference.expired()]
     if sum(info.n_bytes for _, info in alive) <= TOLERANCE_BYTES:
         return []
     account = take_account(shell, budget_s=_REMAINS_BUDGET_S, depth="holders")
     paths = None if account is None else account.find_paths()
-    sums: Counter[tuple[str, str]] = Counter()
+    sums: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for reference, info in alive:
-        sums[info.device, _name_holder(account, paths, reference.cdata)] += info.n_bytes
+        sums[info.device, _name_holders(account, paths, reference.cdata)] += info.n_bytes
     found = sums.most_common()
-    sentences = [
-        f"{format_bytes(n_bytes)} on {device} was meant to go and is still held by {holder}"
-        for (device, holder), n_bytes in found[:_MOST_NAMED]
+    remains = [
+        Remnant(RemnantKind.HELD, n_bytes, device, holders)
+        for (device, holders), n_bytes in found[:_MOST_NAMED]
     ]
     rest = sum(n_bytes for _, n_bytes in found[_MOST_NAMED:])
-    if rest:
-        sentences.append(f"{format_bytes(rest)} more was meant to go and is held elsewhere")
-    return sentences
+    return [*remains, Remnant(RemnantKind.HELD, rest)] if rest else remains
 
 
-def _name_holder(account: Account | None, paths: Paths | None, handle: int) -> str:
+def _name_holders(account: Account | None, paths: Paths | None, handle: int) -> tuple[str, ...]:
     """Return the best path to a storage, and the other rows that reach it."""
     if account is None or paths is None:
-        return _UNNAMED
+        return (UNNAMED,)
     storage = account.graph.reader.storage_type._new_with_weak_ptr(handle)  # noqa: SLF001 - has no public name
     place = None if storage is None else account.graph.find(storage)
     if place is None:
-        return _UNNAMED
+        return (UNNAMED,)
     tensors = account.graph.tensors_on.get(place, []) or [place]
     best = min(tensors, key=paths.rank)
     root = paths.find_root(best)
     if root is None:
         # Garbage that waits for its collection, or memory held in C++.
-        return "something that Python can't see, or rubbish in a cycle"
+        return (UNSEEN,)
     others = [name for name in account.name_holders(account.marks[place]) if name != root.word]
-    more = f", and by {', '.join(others[:_MOST_NAMED])}" if others else ""
-    return spell_steps(paths.list_steps(best)) + more
+    return (spell_steps(paths.list_steps(best)), *others[:_MOST_NAMED])
 
 
 def describe_error(exc: BaseException) -> str:

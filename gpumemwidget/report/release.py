@@ -16,6 +16,8 @@ from gpumemwidget.model.releases import (
     ReleaseStay,
     ReleaseStep,
     ReleaseStepKind,
+    Remnant,
+    RemnantKind,
     RestorePlan,
     RestoreReport,
     StepResult,
@@ -149,6 +151,25 @@ def describe_stays(stays: Sequence[ReleaseStay], *, is_done: bool) -> list[str]:
     ]
 
 
+def word_remnant(remnant: Remnant) -> str:
+    """Return a sentence on memory that was to be freed and is still counted."""
+    amount = format_bytes(remnant.n_bytes)
+    if remnant.kind is RemnantKind.PINNED:
+        return (
+            f"{amount} of it is pinned memory: PyTorch keeps that for its next use, and the host's "
+            "counters do not show it"
+        )
+    if remnant.kind is RemnantKind.ALLOCATED:
+        return (
+            f"All that was planned went, yet {remnant.device} fell by {amount} less: something "
+            "else allocated meanwhile"
+        )
+    if not remnant.holders:
+        return f"{amount} more was meant to go and is held elsewhere"
+    holders = join_words(remnant.holders)
+    return f"{amount} on {remnant.device} was meant to go and is still held by {holders}"
+
+
 def describe_joint(joint: JointRelease | None, *, done: Sequence[str] = ()) -> list[Block]:
     """Return the command that frees what names share with others, with what that frees."""
     if joint is None:
@@ -222,7 +243,7 @@ def report_release(report: ReleaseReport) -> Report:
     if any(cell.text.startswith("-") for cell in cells):
         blocks.append(Note("A negative value means that memory use grew during this step."))
     blocks.extend(_warn([*describe_stays(plan.stays, is_done=True), *_describe_empty(plan)]))
-    blocks.extend(_warn(report.remains))
+    blocks.extend(_warn(map(word_remnant, report.remains)))
     if report.stopped is None:
         blocks.extend(describe_joint(plan.joint, done=plan.request.names))
     if plan.request.exceptions and report.stopped is None:
@@ -268,7 +289,7 @@ def report_restore(report: RestoreReport) -> Report:
             was = format_bytes(before.get(reading.device))
             words = f"{reading.device}: {now} allocated, {was} before."
             blocks.append(Note(words, tone="plain"))
-    blocks.extend(_warn([*_describe_left_on_cpu(plan.stays), *report.remains]))
+    blocks.extend(_warn([*_describe_left_on_cpu(plan.stays), *map(word_remnant, report.remains)]))
     return Report(tuple(blocks))
 
 

@@ -11,7 +11,7 @@ import torch
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.model.releases import Reason, ReasonKind, RestoreReport
+from gpumemwidget.model.releases import Reason, ReasonKind, Remnant, RemnantKind, RestoreReport
 from gpumemwidget.releasing.restore import execute_restore
 from tests.ownership.conftest import notebook  # noqa: F401 - a fixture
 from tests.ownership.notebook import Notebook, Tracker
@@ -385,10 +385,7 @@ def test_a_loader_of_pinned_memory_is_released(notebook: Notebook) -> None:  # n
     assert notebook.ip.user_ns["is_pinned"]
     assert (report.stopped, report.plan.empty_names) == (None, ())
     assert tracker.count_bytes() == 0
-    assert report.remains == (
-        "8.00 MiB of it is pinned memory: PyTorch keeps that for its next use, and the host's "
-        "counters do not show it",
-    )
+    assert report.remains == (Remnant(RemnantKind.PINNED, 8 * MIB, "host"),)
 
 
 def test_a_capture_is_not_disturbed(notebook: Notebook) -> None:  # noqa: F811

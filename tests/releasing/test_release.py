@@ -17,7 +17,15 @@ from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.errors import BackendError, BadInputError, UnknownNameError
 from gpumemwidget.model.devices import Reading
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.model.releases import Reason, ReasonKind, ReleaseRequest, ReleaseStay, StepResult
+from gpumemwidget.model.releases import (
+    Reason,
+    ReasonKind,
+    ReleaseRequest,
+    ReleaseStay,
+    Remnant,
+    RemnantKind,
+    StepResult,
+)
 from gpumemwidget.releasing.release import execute_release
 from gpumemwidget.report.release import describe_stays, report_plan, report_release
 from tests.ownership.notebook import Notebook, Tracker, refuse_to_clone
@@ -366,7 +374,7 @@ def test_what_an_object_saves_from_its_end_is_reported(
     notebook.run("saved.clear()")
 
     assert report.plan.frees_bytes == DeviceBytes((("host", 8 * MIB),))
-    assert report.remains == ("8.00 MiB on host was meant to go and is still held by saved[0]",)
+    assert report.remains == (Remnant(RemnantKind.HELD, 8 * MIB, "host", ("saved[0]",)),)
     assert tracker.count_bytes() == 0
 
 

@@ -12,6 +12,7 @@ from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart
 from gpumemwidget.model.devices import ProcessUse
 from gpumemwidget.model.ooms import OomEvent, Remedy
 from gpumemwidget.model.ownership import DeviceAccount, MemoryKind, Owned
+from gpumemwidget.model.releases import Remnant, RemnantKind
 from gpumemwidget.oom.event import divide_device
 from gpumemwidget.report.charts.bar import list_marks
 from gpumemwidget.report.oom import (
@@ -178,7 +179,7 @@ def test_the_verdict_is_told_anew_when_a_remedy_was_used() -> None:
 def test_release_is_told_with_its_promise() -> None:
     """What was promised on the card, what was measured, what stands now."""
     way = Remedy("names", 3 * GIB, "at least")
-    report = make_release(remains=("y holds it too",))
+    report = make_release(remains=(Remnant(RemnantKind.HELD, GIB, "cuda:0", ("y.grad", "x")),))
 
     line, remains = describe_released(way, report, "cuda:0")
 
@@ -186,4 +187,4 @@ def test_release_is_told_with_its_promise() -> None:
         "Freed 1.40 GiB on cuda:0 (predicted: at least 3.00 GiB). "
         "Now 371.00 MiB allocated, 568.00 MiB reserved."
     )
-    assert remains[-1] == "y holds it too"
+    assert remains[-1] == "1.00 GiB on cuda:0 was meant to go and is still held by y.grad and x"

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.report.release import describe_stays
+from gpumemwidget.report.release import describe_stays, word_remnant
 from tests.zoo.harness import Scene, play
 from tests.zoo.pattern import Pattern
 
@@ -77,6 +77,7 @@ def measure_ours(pattern: Pattern, *, device: str, hardware: Hardware | None = N
         after = scene.watch.list_alive()
         released = scene.read_allocated()
     gone = [n_bytes for address, n_bytes in before.items() if address not in after]
+    stays = describe_stays(report.plan.stays, is_done=True)
     name = HOST if device == "cpu" or pattern.is_on_host else f"{device}:0"
     return Outcome(
         paths=paths,
@@ -84,7 +85,7 @@ def measure_ours(pattern: Pattern, *, device: str, hardware: Hardware | None = N
         freed_bytes=sum(gone),
         rounded_bytes=sum(-(-n_bytes // _CUDA_GRAIN) * _CUDA_GRAIN for n_bytes in gone),
         stopped=report.stopped,
-        remains=(*describe_stays(report.plan.stays, is_done=True), *report.remains),
+        remains=(*stays, *map(word_remnant, report.remains)),
         allocator_freed_bytes=explained - released,
         left_bytes=released,
         explaining_took_bytes=explained - allocated,
