@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
+from gpumemwidget.jupyter import oom
+from gpumemwidget.model.ooms import OomCard
 from tests.jupyter.machine import Machine
 from tests.jupyter.notebook import Notebook, open_notebook
 
@@ -35,6 +38,24 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Interacti
     shell.atexit_operations()
     InteractiveShell.clear_instance()
     gc.collect()
+
+
+@pytest.fixture
+def loaded(shell: InteractiveShell) -> InteractiveShell:
+    """The shell with the extension, and no output of its loading."""
+    with capture_output():
+        shell.run_cell("%load_ext gpumemwidget", store_history=True)
+    return shell
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> list[OomCard]:
+    """The cards that were shown, however busy the machine is."""
+    cards: list[OomCard] = []
+    monkeypatch.setattr(oom, "_ACCOUNT_BUDGET_S", 60.0)
+    monkeypatch.setattr(oom, "_CARD_BUDGET_S", 120.0)
+    monkeypatch.setattr(oom, "show_card", lambda card, _extension: cards.append(card))
+    return cards
 
 
 @pytest.fixture

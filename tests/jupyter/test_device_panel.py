@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -89,48 +87,6 @@ def test_parts_are_computed_anew_after_a_cell(page: Page) -> None:
     page.run("stage.take(1024, 'tensor', 'fresh_one')")
 
     assert "fresh_one" in page.list("device")[-1]["breakdowns"][0]["html"]
-
-
-def test_wish_in_mid_cell_waits_for_its_end(page: Page) -> None:
-    """It is answered that it is queued; several are one. The children come at once."""
-    page.see(device="cuda:0")
-    n_live: list[int] = []
-
-    def ask() -> None:
-        page.see(device="cuda:0", look=True)
-        page.dashboard._device.look_soon()
-        n_live.append(len(page.list("live")))
-
-    page.shell.user_ns["ask"] = ask
-    page.run("ask()")
-
-    assert n_live[0] >= 2
-    states = [message["state"] for message in page.list("device")]
-    assert states == ["queued", "queued", "running", "done"]
-
-
-def test_children_are_told_while_a_cell_runs(page: Page, stage: Stage) -> None:
-    """With what they have of each device and of the host."""
-    page.see(device="cuda:0", look=True)
-    pids: list[int] = []
-
-    def work() -> None:
-        child = subprocess.Popen(
-            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
-        )
-        stage.processes["cuda:0", child.pid] = 700 * MIB
-        page.sent.clear()
-        page.dashboard._device.send_children()
-        pids.append(child.pid)
-        child.communicate(b"\n")
-
-    page.shell.user_ns["work"] = work
-    page.run("work()")
-
-    told = page.list("live")[0]["children"]
-    (child,) = [each for each in told if each["pid"] == pids[0]]
-    assert child["devices"] == [["cuda:0", 700 * MIB]]
-    assert child["resident"] > 0
 
 
 def test_failure_is_told_where_the_click_was(

@@ -18,9 +18,7 @@ def _fail(*_args: object) -> NoReturn:
 
 
 @pytest.fixture
-def session(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> Session:
-    shell.run_cell("%load_ext gpumemwidget", store_history=True)
-    capsys.readouterr()
+def session(loaded: InteractiveShell) -> Session:
     return current_session()
 
 

@@ -317,28 +317,15 @@ def test_limit_that_a_cell_set_is_told(session: _Session, monkeypatch: pytest.Mo
 # -- Rows ------------------------------------------------------------------------------------------
 
 
-def _sample(time_s: float, *readings: Reading) -> Sample:
-    return Sample(time_s, readings)
-
-
 def test_row_holds_a_sample_exactly() -> None:
-    """Bytes up to the petabytes are whole numbers in a float64."""
+    """Bytes up to the petabytes are whole numbers in a float64; what was not read is NaN."""
     huge = 2**52 + 1
-    sample = _sample(1.5, Reading("cuda:0", huge, huge + 1, huge + 2, huge + 3))
+    readings = (Reading("cuda:0", huge, huge + 1, huge + 2, huge + 3), Reading("cuda:1", None, 5))
 
-    data = pack_rows([sample], ["cuda:0"])
+    data = pack_rows([Sample(1.5, readings)], ["cuda:0", "cuda:1", "cuda:2"])
 
-    assert unpack_rows(data, 1) == [(1.5, [(huge, huge + 1, huge + 2, huge + 3)])]
-
-
-def test_unknown_is_not_zero() -> None:
-    """What was not read, and a device that was not there, are NaN."""
-    sample = _sample(1.0, Reading("cuda:0", None, 5))
-
-    ((_, (known, missing)),) = unpack_rows(pack_rows([sample], ["cuda:0", "cuda:1"]), 2)
-
-    assert math.isnan(known[0])
-    assert known[1] == 5
-    assert math.isnan(known[2])
-    assert math.isnan(known[3])
-    assert all(math.isnan(figure) for figure in missing)
+    ((time_s, (first, second, missing)),) = unpack_rows(data, 3)
+    assert (time_s, first) == (1.5, (huge, huge + 1, huge + 2, huge + 3))
+    assert [math.isnan(figure) for figure in second] == [True, False, True, True]
+    assert second[1] == 5
+    assert all(map(math.isnan, missing))

@@ -121,19 +121,6 @@ def test_older_releases_get_it_within_the_cell_that_uses_the_gpu(load: Load) -> 
     assert (waiting, after) == (True, False)
 
 
-def test_what_could_not_be_set_is_told(load: Load) -> None:
-    """With the next look at the limits."""
-    gpus = load(is_initialized=False)
-    gpus.allocator._allocators[0].total_bytes = 8 * GIB
-    gpus.say("%memlimit 12GiB --device cuda:0")
-    gpus.say("torch.cuda.init(); gpu.touch(0)")
-
-    shown = gpus.say("%memlimit --device cuda:0")
-
-    assert "cuda:0 none 8.00 GiB 0 B 8.00 GiB" in shown
-    assert "the limit that waited for cuda:0 was not set: 12884901888 bytes are more" in shown
-
-
 def test_unloading_leaves_what_is_set_and_forgets_what_waits(load: Load) -> None:
     """As a call of torch's would stay; and says so. What the user set is the user's."""
     gpus = load(is_initialized=False)

@@ -22,14 +22,6 @@ from gpumemwidget.report.release import report_plan
 from gpumemwidget.report.why import report_explanation
 
 
-@pytest.fixture
-def loaded(shell: InteractiveShell) -> InteractiveShell:
-    """The shell with the extension, and no output of its loading."""
-    with capture_output():
-        shell.run_cell("%load_ext gpumemwidget", store_history=True)
-    return shell
-
-
 def _run(shell: InteractiveShell, code: str) -> list[RichOutput]:
     """What a cell displays."""
     with capture_output() as captured:

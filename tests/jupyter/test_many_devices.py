@@ -14,7 +14,6 @@ import torch as real_torch
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpumemwidget.backends.cuda import oom_observer as ooms
-from gpumemwidget.jupyter import oom
 from gpumemwidget.model.cells import CellDevice
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.testing import DeviceFullError
@@ -101,12 +100,8 @@ def test_lines_are_told_by_the_device_of_their_memory(gpus: Gpus, tmp_path: Path
     assert (second.allocated.rise_bytes, second.allocated.change_bytes) == (400 * MIB, 200 * MIB)
 
 
-def test_an_oom_is_of_the_device_that_ran_out(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_oom_is_of_the_device_that_ran_out(gpus: Gpus, cards: list[OomCard]) -> None:
     """Not of the fullest, nor of the first: its card, its counters and its count in the ledger."""
-    cards: list[OomCard] = []
-    monkeypatch.setattr(oom, "_ACCOUNT_BUDGET_S", 60.0)
-    monkeypatch.setattr(oom, "_CARD_BUDGET_S", 120.0)
-    monkeypatch.setattr(oom, "show_card", lambda card, _extension: cards.append(card))
     gpus.run("full = make(1900 << 20, 0); some = make(500 << 20, 1)")
 
     gpus.run("more = make(1800 << 20, 1)")

@@ -103,16 +103,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 @pytest.fixture
-def cards(monkeypatch: pytest.MonkeyPatch) -> list[OomCard]:
-    """The cards that were shown, however busy the machine is."""
-    cards: list[OomCard] = []
-    monkeypatch.setattr(oom, "_ACCOUNT_BUDGET_S", 60.0)
-    monkeypatch.setattr(oom, "_CARD_BUDGET_S", 120.0)
-    monkeypatch.setattr(oom, "show_card", lambda card, _extension: cards.append(card))
-    return cards
-
-
-@pytest.fixture
 def loaded(
     gpu: Gpu, shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[InteractiveShell]:

@@ -118,14 +118,16 @@ def test_top_level_await_is_told(cells: Cells) -> None:
     assert cells.list_nets() == {5: 20, 7: 5}
 
 
-@pytest.mark.parametrize(
-    ("head", "line"), [("%%memtrace\n%%time", 3), ("%%time\n%%memtrace", 3), ("%%capture\n", 4)]
+#: Heads of cells with another magic, and the line on which its body begins.
+_HEADS = pytest.mark.parametrize(
+    ("head", "line"),
+    [("%%memtrace\n%%time", 3), ("%%time\n%%memtrace", 3), ("%%memtrace\n\n%%capture", 4)],
 )
+
+
+@_HEADS
 def test_the_body_of_another_magic_is_told(cells: Cells, head: str, line: int) -> None:
     """Its lines are the cell's, whoever compiles them."""
-    if head.startswith("%%capture"):
-        head = "%%memtrace\n\n%%capture"
-
     cells.run(f"{head}\nx = bytearray({20 * MIB})\ny = bytearray({10 * MIB})\n")
 
     assert cells.list_nets() == {line: 20, line + 1: 10}
@@ -264,10 +266,7 @@ def test_a_history_that_the_cell_starts_is_its_own(gpu: Machine) -> None:
     assert gpu.allocator.is_history_on
 
 
-@pytest.mark.parametrize(
-    ("head", "line"),
-    [("%%memtrace\n%%time", 3), ("%%time\n%%memtrace", 3), ("%%memtrace\n\n%%capture", 4)],
-)
+@_HEADS
 def test_the_body_of_another_magic_is_told_of_a_gpu(gpu_cells: Cells, head: str, line: int) -> None:
     """IPython counts the body that ``%%capture`` has it run as the next cell."""
     gpu_cells.run("y = 1")
@@ -276,15 +275,6 @@ def test_the_body_of_another_magic_is_told_of_a_gpu(gpu_cells: Cells, head: str,
 
     assert gpu_cells.list_nets() == {line: 20, line + 1: 10}
     assert [unit.name for unit in gpu_cells.device.units] == ["In[2]"]
-
-
-def test_the_host_s_lines_can_be_asked_for(gpu_cells: Cells) -> None:
-    """``--device host``, beside a GPU in use."""
-    gpu_cells.run(f"%%memtrace --device host\nx = bytearray({20 * MIB})\nh = gpu.allocate(512)\n")
-
-    assert gpu_cells.traces[-1].devices == ()
-    assert gpu_cells.list_nets() == {2: 20}
-    assert "cuda:0" not in gpu_cells.text
 
 
 def test_files_are_written(gpu_cells: Cells, tmp_path: Path) -> None:

@@ -149,13 +149,6 @@ def test_point_alone_is_seen() -> None:
     assert _list_corners(_find_path(html, "v")) == [(300, 0), (302, 0)]
 
 
-def test_cell_that_took_no_time_is_drawn() -> None:
-    """A clock too coarse to see the cell is no failure."""
-    html = _plot(_make_cell(Span(0, GIB, GIB), Span(0, GIB, GIB), duration_s=0.0))
-
-    assert _list_corners(_find_path(html, "v")) == [(600, 100), (600, 0)]
-
-
 @given(st.lists(st.tuples(st.none() | _amounts, st.none() | _amounts), max_size=300))
 def test_paths_stay_in_the_view_and_small(values: list[tuple[int | None, int | None]]) -> None:
     """However long the cell was, its chart is small, and lies in its ``viewBox``."""

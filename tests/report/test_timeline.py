@@ -6,8 +6,6 @@ import dataclasses
 import html
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -238,17 +236,3 @@ def test_figure_takes_no_markup_from_a_line() -> None:
     assert "<script" not in drawn
     assert "\\u001b" not in drawn
     assert "%{y}" not in drawn
-
-
-def test_plotly_is_imported_when_a_figure_is_drawn() -> None:
-    """Not with the extension, and no package that a report has no need of."""
-    program = (
-        "import sys, gpumemwidget.report.trace, gpumemwidget.report.charts.figures\n"
-        "print(sorted({'plotly', 'torch', 'IPython', 'numpy', 'pandas'} & set(sys.modules)))"
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-
-    assert done.stdout.strip() == "[]"
