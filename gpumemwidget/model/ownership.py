@@ -105,6 +105,23 @@ class DeviceAccount:
         return tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
 
 
+class AccountNoteKind(Enum):
+    """Why memory of tensors is in no line of an account."""
+
+    PINNED = auto()  #: PyTorch's allocator of pinned memory has it, and malloc's figure has not
+    FOREIGN = auto()  #: it lies in no block of PyTorch's allocator
+    EXCESS = auto()  #: the tensors are so many bytes more than the allocator has handed out
+
+
+@dataclass(frozen=True, slots=True)
+class AccountNote:
+    """Memory of tensors that an account leaves out, or that its allocator does not know."""
+
+    kind: AccountNoteKind
+    device: str
+    n_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryAccount:
     """The account of owners: every allocated byte of every device, once."""
@@ -115,8 +132,7 @@ class MemoryAccount:
     #: False where the walk stopped at its budget of time: then more is named than is known.
     is_complete: bool
     duration_s: float
-    #: Sentences on what could not be read.
-    notes: tuple[str, ...] = ()
+    notes: tuple[AccountNote, ...] = ()
 
 
 class FixKind(Enum):

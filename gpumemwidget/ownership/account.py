@@ -21,6 +21,8 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import forgets_frames
 from gpumemwidget.model.devices import HOST, Reading
 from gpumemwidget.model.ownership import (
+    AccountNote,
+    AccountNoteKind,
     BlockNames,
     DeviceAccount,
     MemoryAccount,
@@ -47,7 +49,6 @@ from gpumemwidget.ownership.paths import Paths, find_fix
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.ownership.variables import describe_rows
 from gpumemwidget.tracing.sources import format_allocation
-from gpumemwidget.units import format_bytes
 
 #: Seconds for the full account, for which the user waits.
 FULL_BUDGET_S = 10.0
@@ -205,7 +206,13 @@ def describe_memory(
             for row in account.rows.values()
             for place in row.places
         )
-    notes = [_describe_outside(*each) for each in outside.items() if each[1]]
+    notes = [
+        AccountNote(AccountNoteKind.PINNED, HOST, n_bytes)
+        if each == PINNED
+        else AccountNote(AccountNoteKind.FOREIGN, each, n_bytes)
+        for each, n_bytes in outside.items()
+        if n_bytes
+    ]
     owned.extend(blocks.describe_unclaimed(claimed, pools))
     devices = tuple(_balance_device(reading, owned, notes) for reading in readings)
     taken = MemoryAccount(
@@ -244,18 +251,6 @@ def _join_alike(lines: Iterable[Owned]) -> Iterator[Owned]:
             n_bytes=sum(one.n_bytes for one in each),
             rounding_bytes=add_known(one.rounding_bytes for one in each),
         )
-
-
-def _describe_outside(device: str, n_bytes: int) -> str:
-    if device == PINNED:
-        return (
-            f"{format_bytes(n_bytes)} of tensors are pinned: torch's own allocator for these has "
-            "them, and malloc's figure leaves them out"
-        )
-    return (
-        f"{format_bytes(n_bytes)} of tensors on {device} are no memory of torch's allocator: "
-        "another library's, or a CUDA graph's that it has taken back"
-    )
 
 
 class _Describer:
@@ -346,7 +341,9 @@ class _Describer:
         return found
 
 
-def _balance_device(reading: Reading, owned: Iterable[Owned], notes: list[str]) -> DeviceAccount:
+def _balance_device(
+    reading: Reading, owned: Iterable[Owned], notes: list[AccountNote]
+) -> DeviceAccount:
     """Return the lines of one device, with one for the remainder, so that they add up."""
     lines = [each for each in owned if each.device == reading.device]
     allocated = reading.allocated_bytes
@@ -354,11 +351,7 @@ def _balance_device(reading: Reading, owned: Iterable[Owned], notes: list[str]) 
         left = allocated - sum(each.n_bytes for each in lines)
         if left < 0:
             # Tensors in shared memory are not malloc's; another thread may have freed some.
-            notes.append(
-                f"the tensors on {reading.device} are {format_bytes(-left)} more than its "
-                "allocator says: "
-                "some are not its own, or were freed meanwhile"
-            )
+            notes.append(AccountNote(AccountNoteKind.EXCESS, reading.device, -left))
             allocated = None
         elif left:
             is_host = reading.device == HOST

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpumemwidget.model.devices import HOST, check_device, rank_device
-from gpumemwidget.model.ownership import DeviceAccount, DeviceBytes, MemoryAccount, Variable
+from gpumemwidget.model.ownership import (
+    AccountNote,
+    AccountNoteKind,
+    DeviceAccount,
+    DeviceBytes,
+    MemoryAccount,
+    Variable,
+)
 from gpumemwidget.report.account_tree import (
     ITSELF,
     Group,
@@ -46,6 +53,25 @@ _FREES_NOTE = Note(
     "frees: memory freed by releasing only this row; shared memory stays until every owner is "
     "released."
 )
+
+
+def word_account_note(note: AccountNote) -> str:
+    """Return a sentence on memory of tensors that an account leaves out, or can't place."""
+    amount = format_bytes(note.n_bytes)
+    if note.kind is AccountNoteKind.PINNED:
+        return (
+            f"{amount} of tensors are pinned: torch's own allocator for these has them, and "
+            "malloc's figure leaves them out"
+        )
+    if note.kind is AccountNoteKind.FOREIGN:
+        return (
+            f"{amount} of tensors on {note.device} are no memory of torch's allocator: another "
+            "library's, or a CUDA graph's that it has taken back"
+        )
+    return (
+        f"the tensors on {note.device} are {amount} more than its allocator says: some are not its "
+        "own, or were freed meanwhile"
+    )
 
 
 def _describe_shape(variable: Variable) -> str:
@@ -114,7 +140,7 @@ def report_account(
         )
         blocks.append(Note(words, tone="warn"))
         blocks.append(Note("at least: the owner may hold more", mark=AT_LEAST_MARK))
-    blocks.extend(Note(note, tone="warn") for note in account.notes)
+    blocks.extend(Note(word_account_note(note), tone="warn") for note in account.notes)
     return Report(tuple(blocks))
 
 

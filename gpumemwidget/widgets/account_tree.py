@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable
 
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned
+from gpumemwidget.report.account import word_account_note
 from gpumemwidget.report.account_tree import Group, Node, list_groups
 from gpumemwidget.report.render.wording import name_one_kind
 from gpumemwidget.widgets.messages import MOST_VARIABLES, Message, describe_variables
@@ -75,7 +76,7 @@ class AccountTree:
             **describe_variables(account.variables),
             "is_complete": account.is_complete,
             "duration_s": account.duration_s,
-            "notes": list(account.notes),
+            "notes": [word_account_note(note) for note in account.notes],
         }
 
     def _choose_rows(self) -> tuple[list[int], list[int]]:

@@ -11,9 +11,14 @@ import pytest
 import torch
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
-from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned
+from gpumemwidget.model.ownership import (
+    AccountNote,
+    AccountNoteKind,
+    DeviceAccount,
+    MemoryAccount,
+    Owned,
+)
 from gpumemwidget.ownership.account import take_memory_account
-from gpumemwidget.units import format_bytes
 from tests.gpu.test_cuda import run_python
 from tests.gpu.workloads import WORKLOADS
 from tests.ownership.conftest import notebook  # noqa: F401 - a fixture
@@ -208,7 +213,7 @@ def test_memory_of_another_allocator_is_not_counted(notebook: Notebook) -> None:
     account = take_account(notebook)
 
     assert not any(each.owner.startswith("foreign") for each in find_device(account).owned)
-    assert any("cuda:0" in note for note in account.notes)
+    assert AccountNote(AccountNoteKind.FOREIGN, "cuda:0", 4 * MIB) in account.notes
     notebook.ip.user_ns.pop("foreign")
     assert driver.cuMemFree_v2(pointer) == 0
 
@@ -300,4 +305,4 @@ def test_pinned_memory_is_not_mallocs(source: str, notebook: Notebook) -> None: 
     host = next(each for each in account.devices if each.device == "host")
     n_bytes = notebook.ip.user_ns["staging"].untyped_storage().nbytes()
     assert [each for each in host.owned if each.owner == "staging"] == []
-    assert any(f"{format_bytes(n_bytes)} of tensors are pinned" in note for note in account.notes)
+    assert AccountNote(AccountNoteKind.PINNED, "host", n_bytes) in account.notes

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpumemwidget.model.ownership import (
+    AccountNote,
+    AccountNoteKind,
     DeviceAccount,
     DeviceBytes,
     Explanation,
@@ -143,7 +145,8 @@ def make_big_account() -> MemoryAccount:
     owned += [own((f"t{number}",), KIB) for number in range(8)]
     total = sum(each.n_bytes for each in owned)
     device = DeviceAccount("cuda:0", total + 3 * MIB, tuple(owned))
-    return MemoryAccount((device,), (), False, 2.0, ("cuda:1 is lost.",))
+    notes = tuple(AccountNote(kind, "cuda:1", 4 * MIB) for kind in AccountNoteKind)
+    return MemoryAccount((device,), (), False, 2.0, notes)
 
 
 def make_odd_account() -> MemoryAccount:
