@@ -185,22 +185,6 @@ def test_outside_of_containers_numbers_are_the_machines(
     assert machine.tree.are_pids_certain is is_certain
 
 
-def test_others_are_told_by_program_and_script_alone(proc: FakeProc, machine: Machine) -> None:
-    """This process and its children by all that they were started with."""
-    proc.write_process(600, OWN, "python", "rank.py", "--n", "1")
-    proc.write_process(601, 1, "python", "other.py", "--n", "1")
-
-    told = machine.tree.describe([OWN, 600, 601], are_ours=True)
-
-    assert told == {
-        OWN: ("own", "python -m ipykernel_launcher"),
-        600: ("child", "python rank.py --n 1"),
-        601: ("other", "python other.py"),
-    }
-    proc.write_process(OWN, 400, "python", "-m", "ipykernel_launcher", "-f", "/run/kernel-1.json")
-    assert machine.tree.describe([OWN], are_ours=True) == {OWN: told[OWN]}
-
-
 # -- What can't be read ------------------------------------------------------------------------
 
 

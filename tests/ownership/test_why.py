@@ -45,27 +45,6 @@ def test_every_other_holder_is_named(notebook: Notebook) -> None:
     assert set(explanation.joint.names) == {"x", "alias", "box", "view", "step", "a"}
 
 
-def test_a_model_and_its_optimizer(notebook: Notebook) -> None:
-    """What an optimizer trains is one holder, however many parameters it has."""
-    notebook.run(
-        "import torch\nmodel = torch.nn.Sequential(*[torch.nn.Linear(11, 13) for _ in range(4)])\n"
-        "opt = torch.optim.Adam(model.parameters())"
-    )
-    n_bytes = 4 * 4 * (11 * 13 + 13)
-
-    explanation = _explain(notebook, "model")
-
-    assert _list_ways(explanation) == {
-        "model": "%memrelease model",
-        'opt.param_groups[0]["params"][…] (8 of them)': (
-            "also release opt: an optimizer references its parameters"
-        ),
-    }
-    assert {holder.held_bytes for holder in explanation.holders} == {
-        DeviceBytes(((HOST, n_bytes),))
-    }
-
-
 @pytest.mark.saved_tensors
 def test_a_graph_that_a_name_keeps(notebook: Notebook) -> None:
     """A running total of losses keeps what it saved; the cut says how not to."""
@@ -107,6 +86,20 @@ def test_a_part_that_others_hold_too(notebook: Notebook) -> None:
 
     assert explanation.held_bytes == DeviceBytes(((HOST, 2 * 4 * 101 * 103),))
     assert explanation.frees_bytes == DeviceBytes()
+
+
+def test_displayed_values_and_memory_that_is_lent(notebook: Notebook) -> None:
+    """What IPython shows has a row of its own; a NumPy array is a holder that torch can't see."""
+    notebook.run("import torch, numpy as np; a = np.ones(2000); x = torch.from_numpy(a)")
+    notebook.run("x")
+
+    assert _list_ways(_explain(notebook, "x")) == {
+        "x": "%memrelease x",
+        "Out[2]": "%memrelease Out[2]",
+        "whatever lent it to torch (NumPy, a file)": (
+            "delete the array or file whose memory it shares"
+        ),
+    }
 
 
 def test_a_name_without_memory(notebook: Notebook) -> None:

@@ -107,15 +107,6 @@ def test_the_hosts_is_its_resident_size(*, peak: int, is_over: bool) -> None:
     assert device.is_over_budget is is_over
 
 
-def test_a_cell_without_budgets_knows_of_none() -> None:
-    monitor = _make_monitor(gpu(0))
-
-    (device,) = _run_cell(monitor, gpu(99 * MIB)).devices
-
-    assert device.budget_bytes is None
-    assert not device.is_over_budget
-
-
 def test_a_device_that_comes_into_use_within_the_cell_has_its_budget() -> None:
     monitor = _make_monitor(gpu(0))
     monitor.budgets = Budgets().add(10 * MIB)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -31,6 +32,24 @@ def restless_threads() -> Iterator[None]:
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(before_s)
+
+
+@contextmanager
+def long_action(queue: IdleQueue, done: list[str]) -> Iterator[None]:
+    """An action that is under way on another thread until the block is left."""
+    entered, release = threading.Event(), threading.Event()
+
+    def act() -> None:
+        entered.set()
+        release.wait(PATIENCE_S)
+        done.append("long")
+
+    click = threading.Thread(target=queue.add, args=(act,), name="clicker")
+    click.start()
+    assert entered.wait(PATIENCE_S)
+    yield
+    release.set()
+    click.join(PATIENCE_S)
 
 
 def test_runs_at_once_when_no_cell_runs(queue: IdleQueue) -> None:
@@ -75,7 +94,6 @@ def test_an_interrupt_leaves_the_queue_usable(queue: IdleQueue) -> None:
     queue.add(lambda: done.append("later"))
 
     assert done == ["behind", "later"]
-    assert not queue._acting
 
 
 class TestTwoThreads:
@@ -83,54 +101,27 @@ class TestTwoThreads:
 
     def test_a_cells_start_does_not_wait_for_an_action(self, queue: IdleQueue) -> None:
         """The cell starts beside an action that is under way; the next one waits for its end."""
-        entered, release = threading.Event(), threading.Event()
         done: list[str] = []
 
-        def act() -> None:
-            entered.set()
-            release.wait(PATIENCE_S)
-            done.append("long")
-
-        click = threading.Thread(target=queue.add, args=(act,))
-        click.start()
-        assert entered.wait(PATIENCE_S)
-
-        queue.start_cell()  # would hang here
-        acting = queue._acting
-        queue.add(lambda: done.append("queued"))
-        release.set()
-        click.join(PATIENCE_S)
+        with long_action(queue, done):
+            queue.start_cell()  # would hang here
+            queue.add(lambda: done.append("queued"))
         during = list(done)
         queue.end_cell()
 
-        assert acting
         assert during == ["long"]
         assert done == ["long", "queued"]
 
     def test_two_actions_never_run_at_the_same_time(self, queue: IdleQueue) -> None:
         """The second of two clicks is done by the thread that is at the first."""
-        entered, release = threading.Event(), threading.Event()
-        done: list[tuple[str, str]] = []
+        done: list[str] = []
 
-        def note(name: str) -> None:
-            done.append((name, threading.current_thread().name))
-
-        def act() -> None:
-            entered.set()
-            release.wait(PATIENCE_S)
-            note("first")
-
-        click = threading.Thread(target=queue.add, args=(act,), name="clicker")
-        click.start()
-        assert entered.wait(PATIENCE_S)
-
-        queue.add(lambda: note("second"))
-        before = list(done)
-        release.set()
-        click.join(PATIENCE_S)
+        with long_action(queue, done):
+            queue.add(lambda: done.append(threading.current_thread().name))
+            before = list(done)
 
         assert before == []
-        assert done == [("first", "clicker"), ("second", "clicker")]
+        assert done == ["long", "clicker"]
 
     @pytest.mark.usefixtures("restless_threads")
     def test_every_action_runs_once_and_none_begins_within_a_cell(self, queue: IdleQueue) -> None:

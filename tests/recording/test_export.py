@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -34,7 +35,7 @@ reserved_before_bytes,reserved_after_bytes,reserved_peak_bytes,\
 peak_is,num_alloc_retries,num_ooms,\
 budget_bytes,is_over_budget,is_only_own_magics
 3,a1b2,"x = ""é, ü""\",2027-01-15T08:00:00.123456+00:00,0.25,ok,cuda:0,\
-1,1099511627776,3,4,5,6,exact,7,8,,,False
+1,1099511627776,3,4,5,6,exact,7,8,2,True,False
 3,a1b2,"x = ""é, ü""\",2027-01-15T08:00:00.123456+00:00,0.25,ok,host,\
 ,9,,10,11,12,at least,,,,,False
 ,,,1970-01-01T00:00:00.000000+00:00,0.0,interrupted,,,,,,,,,,,,,False
@@ -43,7 +44,9 @@ budget_bytes,is_over_budget,is_only_own_magics
 
 @pytest.fixture
 def ledger() -> Ledger:
-    return make_ledger(RECORD, BARE)
+    gpu, host = RECORD.devices
+    over_budget = dataclasses.replace(gpu, budget_bytes=2)
+    return make_ledger(dataclasses.replace(RECORD, devices=(over_budget, host)), BARE)
 
 
 def list_names(folder: Path) -> list[str]:

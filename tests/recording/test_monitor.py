@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -466,6 +467,19 @@ class TestSampling:
         (last,) = monitor.history.samples()[-1:]
         assert last.time_s == monitor.samples_of(record)[-1].time_s
         assert last.time_s == pytest.approx(record.start_s + record.duration_s, abs=1e-9)
+
+    def test_failing_reads_are_told(self) -> None:
+        """As a sentence of the session's, and not on the thread alone."""
+        hardware = ScriptedHardware()
+        hardware.failure = OSError("gone")
+        failures: SimpleQueue[str] = SimpleQueue()
+        monitor = Monitor(hardware, on_failure=failures.put)
+
+        monitor.want_samples(self)
+        told = failures.get(timeout=PATIENCE_S)
+        monitor.close()
+
+        assert told == "Sampling the memory failed: OSError: gone"
 
 
 class TestClose:

@@ -114,9 +114,11 @@ def test_a_file_keeps_everything(tmp_path: Path) -> None:
 
 
 def test_files_that_can_not_be_had(tmp_path: Path) -> None:
-    """A file that is missing or there already is refused by its name, and left as it is."""
-    path = tmp_path / "there.json.gz"
+    """A file that is missing, cut short or there already is refused by its name, and left so."""
+    path, short = tmp_path / "there.json.gz", tmp_path / "short.json.gz"
     path.write_text("mine")
+    save_recording(make_recording(), short)
+    short.write_bytes(short.read_bytes()[:300])
 
     with pytest.raises(FileError, match=r"none.json.gz can't be read: No such file"):
         load_recording(tmp_path / "none.json.gz")
@@ -126,6 +128,8 @@ def test_files_that_can_not_be_had(tmp_path: Path) -> None:
         save_recording(make_recording(), tmp_path / "no" / "folder.json.gz")
     with pytest.raises(RecordingError, match="is no recording, or damaged: Not a gzipped file"):
         load_recording(path)
+    with pytest.raises(RecordingError, match=r"or damaged: .*; choose another file, or record it"):
+        load_recording(short)
 
     assert path.read_text() == "mine"
 
@@ -139,16 +143,6 @@ def test_without_msgspec_files_are_refused(tmp_path: Path, monkeypatch: pytest.M
         save_recording(recording, tmp_path / "new.json.gz")
     with pytest.raises(FileError, match=r'pip install "gpumemwidget\[testing\]"'):
         load_recording(DATA / "cpu-training.json.gz")
-
-
-def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
-    """In one line, with what to do."""
-    whole, short = tmp_path / "whole.json.gz", tmp_path / "short.json.gz"
-    save_recording(make_recording(), whole)
-    short.write_bytes(whole.read_bytes()[:300])
-
-    with pytest.raises(RecordingError, match=r"or damaged: .*; choose another file, or record it"):
-        load_recording(short)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b'{"format": "another"}', b"[" * 9999])

@@ -97,7 +97,6 @@ def _change(path: str, value: Any) -> Any:
         ("trace.devices.0.n_events", True, "trace.devices[0].n_events is no number"),
         ("trace.devices.0.timeline.times_s", [0, 1], "columns of different lengths"),
         ("trace.devices.0.timeline.times_s", [0, 2, 1, 3], "goes back in time"),
-        ("trace.devices.0.peak.0.kind", "odd", "peak[0].kind is none of what it may be"),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_line(path: str, value: Any, message: str) -> None:
