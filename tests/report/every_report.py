@@ -70,7 +70,9 @@ def make_every_report() -> dict[str, Report]:
         "stat": report_stat(examples.make_stat(), ["NVML gave no permission to read processes."]),
         "stat_kinds": report_stat(examples.make_stat()[:2], account=accounts.make_account()),
         "account": report_account(accounts.make_account()),
-        "account_names": report_account(accounts.make_account(), ["model", "losses", "Out[7]"]),
+        "account_names": report_account(
+            accounts.make_account(), ["model", "losses", "Out[7]", "no variable"]
+        ),
         "account_deep": report_account(
             accounts.make_account(), ["model", "optimizer"], device="cuda:0", depth=None, most=None
         ),

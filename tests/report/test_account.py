@@ -15,7 +15,7 @@ from gpumemwidget.model.ownership import (
     Owned,
 )
 from gpumemwidget.report.account import report_account
-from gpumemwidget.report.account_tree import ITSELF, Node, check_rows, list_lines
+from gpumemwidget.report.account_tree import Node, check_rows, list_lines
 from gpumemwidget.units import parse_bytes
 from tests.report.account_examples import make_account
 from tests.report.examples import KIB, MIB, own
@@ -102,26 +102,6 @@ def test_alike_elements_are_one_line_with_their_count() -> None:
     assert _open(*blocks, *other) == ["  .h[0…11].w", "  .h[12]", "    .w", "    .b"]
 
 
-def test_alike_keys_are_one_line_too() -> None:
-    """Keys that differ in numbers alone: of a state dict, of an optimizer's state."""
-    state = [
-        _own("x", f'["layers.{layer}.conv{number}.weight"]')
-        for layer in (0, 1, 10)
-        for number in (1, 2)
-    ]
-    keys = [_own("x", ".state", f"[model.h[{number}].w]", '["exp_avg"]') for number in range(9)]
-
-    assert _open(*state) == ['  ["layers.0…10.conv1…2.weight"]']
-    assert _open(*keys) == ['  .state[model.h[0…8].w]["exp_avg"]']
-
-
-def test_what_a_part_holds_itself_stands_beside_its_own_parts() -> None:
-    """A weight and its gradient."""
-    owned = [_own("x", ".w", n_bytes=2 * MIB), _own("x", ".w", ".grad"), _own("x", ".b")]
-
-    assert _open(*owned) == ["  .w", f"    {ITSELF}", "    .grad", "  .b"]
-
-
 def test_a_path_of_any_length_can_be_opened() -> None:
     """Ten thousand lists in one another are one step."""
     (line,) = _open(_own("x", *["[0]"] * 3_000), _own("x", *["[0]"] * 3_000))
@@ -137,15 +117,6 @@ def test_what_is_left_out_is_one_line() -> None:
     assert _open(*owned, most=4) == [f"  .p{number}" for number in range(5)]
 
 
-def test_one_device_is_shown_alone() -> None:
-    """And one that the account does not have is refused."""
-    text = report_account(make_account(), device="host").text
-
-    assert "cuda:0" not in text
-    with pytest.raises(BadInputError, match=r"no device 'cuda:9' here: choose from cuda:0, host"):
-        report_account(make_account(), device="cuda:9")
-
-
 def test_unknown_names_are_refused_with_close_ones() -> None:
     """A variable that holds nothing is told from a name that is none."""
     account = make_account()
@@ -156,11 +127,3 @@ def test_unknown_names_are_refused_with_close_ones() -> None:
         check_rows(account, ["n"], bound=["n"])
     assert type(caught.value) is BadInputError
     check_rows(account, ["model", "Out[7]", "last exception", "no variable", "cuBLAS workspace"])
-
-
-def test_rows_that_are_no_variables_can_be_opened() -> None:
-    """What no name leads to, for one."""
-    text = report_account(make_account(), ["no variable"]).text
-
-    assert (0, "no variable", 5 * MIB) in _read_lines(text)
-    assert "held where Python can't see" in text

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 
 import pytest
 
-from gpumemwidget.model.traces import Call, NoteKind, TraceNote
+from gpumemwidget.model.traces import NoteKind, TraceNote
 from gpumemwidget.report.trace import list_displays, report_trace, word_note
-from gpumemwidget.units import parse_bytes
 from tests.report.examples import MIB, make_samples
 from tests.report.trace_examples import (
     make_host_trace,
@@ -28,11 +26,6 @@ def _list_rows(text: str) -> list[str]:
     lines = text.split("\n")
     start = next(index for index, line in enumerate(lines) if line.endswith("  line"))
     return lines[start + 1 : lines.index("", start)]
-
-
-def _read_column(row: str, column: int) -> int | None:
-    amounts = re.findall(r"-?\d+(?:\.\d+)? (?:B|KiB|MiB|GiB)", row)
-    return parse_bytes(amounts[column]) if len(amounts) > column else None
 
 
 def test_a_peak_from_before_the_first_event_is_no_contradiction() -> None:
@@ -56,56 +49,6 @@ def test_tabs_and_wide_letters_keep_their_places() -> None:
     assert any(row.endswith("1  if 模型:") for row in _list_rows(report.text))
     assert any(row.endswith("2      x = '🤗' * 1000") for row in _list_rows(report.text))
     assert 'white-space:pre">    x = &#x27;🤗&#x27; * 1000</code>' in report.html
-
-
-def test_as_many_lines_as_are_asked_for_are_shown() -> None:
-    """Those that held the most; the others together, with their sum."""
-    uses = [(f"x{n}", use(n)) for n in (1, 2, 16, 4, 32)]
-
-    rows = _list_rows(report_trace(make_trace(make_lines_device(uses)), [], n_lines=2).text)
-
-    assert [row.split("  ")[-1].strip() for row in rows] == [
-        "2 other lines",
-        "x16",
-        "1 other line",
-        "x32",
-        "before the cell",
-        "total, as the counters say",
-    ]
-    assert _read_column(rows[0], 0) == 3 * MIB
-    assert _read_column(rows[2], 0) == 4 * MIB
-
-
-def _run(*calls: Call, depth: int | None = None) -> list[str]:
-    """The rows of a line that makes these calls."""
-    device = make_lines_device([("run()", use(65))])
-    [unit] = device.units
-    [line] = unit.lines
-    unit = dataclasses.replace(unit, lines=(dataclasses.replace(line, calls=calls),))
-    trace = make_trace(dataclasses.replace(device, units=(unit,)))
-    return [row.strip() for row in _list_rows(report_trace(trace, [], depth=depth).text)]
-
-
-def test_a_chain_of_calls_is_one_row() -> None:
-    """A call that does nothing but call another; the rest of a line's calls are counted."""
-    inner = Call("inner", "/x/a.py", 3, use(64))
-    outer = Call("outer", "/x/a.py", 2, use(64), None, (inner,))
-
-    rows = _run(outer, Call("tiny", "/x/a.py", 9, use(1)))
-
-    assert rows[1].endswith("> outer › inner  x/a.py:3")
-    assert re.search(r"1\.00 MiB +1\.00 MiB +1\.00 MiB +> 1 more call$", rows[2])
-    assert not any(">" in row for row in _run(outer, depth=0))
-
-
-def test_layers_that_are_alike_are_one_row() -> None:
-    """Modules that differ in a number alone, at any depth."""
-    layers = [Call("forward", "/x/a.py", 3, use(4), f"model.h.{n}.mlp") for n in range(12)]
-    model = Call("forward", "/x/a.py", 9, use(60), "model", tuple(layers))
-
-    rows = _run(model, depth=2)
-
-    assert rows[2].endswith("> model.h.0…11.mlp  forward, x/a.py:3")
 
 
 def test_a_host_s_report_is_one_piece() -> None:

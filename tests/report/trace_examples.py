@@ -215,11 +215,19 @@ def make_long_trace(n_lines: int = 200) -> CellTrace:
 
 
 def make_odd_trace() -> CellTrace:
-    """A sum that the counters do not say, ten files, and GPUs on which nothing happened."""
+    """A sum that the counters do not say, calls that are alike, ten files, and still GPUs."""
+    layers = [Call("forward", "/x/a.py", 3, use(4), f"model.h.{n}.mlp") for n in range(12)]
+    calls = (
+        Call("forward", "/x/a.py", 9, use(52), "model", tuple(layers)),
+        Call("outer", "/x/a.py", 2, use(12), None, (Call("inner", "/x/a.py", 3, use(12)),)),
+        Call("tiny", "/x/a.py", 9, use(1)),
+    )
     lines = (SourceLine(1, "x = 1", use(1)),)
     files = (SourceUnit(f"/a/m{n}.py", f"/a/m{n}.py", "file", lines) for n in range(9))
-    device = make_lines_device([("run()", use(64))])
+    device = make_lines_device([("run()", use(65))])
+    [unit] = device.units
+    cell = replace(unit, lines=(replace(unit.lines[0], calls=calls),))
     allocated = replace(device.allocated, after_bytes=200 * MIB)
-    device = replace(device, allocated=allocated, units=(*device.units, *files))
+    device = replace(device, allocated=allocated, units=(cell, *files))
     [still] = make_still_trace().devices
     return make_trace(device, *(replace(still, device=f"cuda:{n}") for n in (3, 1, 2)))
