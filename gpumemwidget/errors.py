@@ -23,7 +23,7 @@ import functools
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -134,28 +134,28 @@ def describe_exception(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {line}" if line else type(exc).__name__
 
 
-class Notes:
-    """Sentences that are told once each, however often what they tell of happens.
+class Notes(Generic[_T]):
+    """Sentences or records that are told once each, however often what they tell of happens.
 
     Any thread may add and take them.
 
     Args:
-        max_sentences: further sentences are dropped; the words of a failure may differ each time,
+        max_sentences: further ones are dropped; the words of a failure may differ each time,
             as with an address in them.
     """
 
     def __init__(self, *, max_sentences: int = 100) -> None:
         self._max_sentences = max_sentences
-        self._is_told: dict[str, bool] = {}
+        self._is_told: dict[_T, bool] = {}
 
-    def add(self, sentence: str) -> bool:
-        """Keep a sentence, and return whether it is new."""
+    def add(self, sentence: _T) -> bool:
+        """Keep a sentence or record, and return whether it is new."""
         if sentence in self._is_told or len(self._is_told) >= self._max_sentences:
             return False
         self._is_told[sentence] = False
         return True
 
-    def take(self) -> tuple[str, ...]:
+    def take(self) -> tuple[_T, ...]:
         """Return the sentences that were added since the last call."""
         sentences = tuple(each for each, is_told in self._is_told.copy().items() if not is_told)
         self._is_told.update(dict.fromkeys(sentences, True))

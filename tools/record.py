@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gpumemwidget.backends.hardware import detect_hardware
 from gpumemwidget.errors import GpuMemError
+from gpumemwidget.report.render.wording import word_hardware_note
 from gpumemwidget.testing import Recorder, save_recording
 
 __all__ = ["main"]
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     recorder = Recorder(hardware, about=about)
     if options.trace:
         for note in recorder.start_trace():
-            print(note, file=sys.stderr)
+            print(word_hardware_note(note), file=sys.stderr)
     else:
         recorder.tick()
     stop = _start_ticking(recorder, options.interval_s)

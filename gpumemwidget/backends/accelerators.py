@@ -68,7 +68,8 @@ class AcceleratorBackend(TouchedCounters):
             lambda: parse_segments(
                 (raw for raw in read() if raw["device"] in touched), kind=self.kind
             ),
-            f"the allocator's blocks on {self.kind} can't be read",
+            self.kind,
+            "the allocator's blocks",
             (),
         )
 
@@ -86,7 +87,7 @@ class AcceleratorBackend(TouchedCounters):
                 return None  # Not every driver lets everybody ask.
             return int(free_bytes), int(total_bytes)
 
-        return self._ask(read, f"{device} does not tell what is free", None)
+        return self._ask(read, device, "free memory", None)
 
     # -- One device --------------------------------------------------------------------------------
 
@@ -104,7 +105,7 @@ class AcceleratorBackend(TouchedCounters):
             device = self._name(index)
             unknown = DeviceInfo(device, self.kind.upper(), None)
             read = self._read_mps_info if self.kind == "mps" else partial(self._read_info, index)
-            info = self._infos[index] = self._ask(read, f"{device} has no name", unknown)
+            info = self._infos[index] = self._ask(read, device, "name", unknown)
         return info
 
     def _read_mps_info(self) -> DeviceInfo:
@@ -130,8 +131,7 @@ class AcceleratorBackend(TouchedCounters):
     # -- Devices in use ----------------------------------------------------------------------------
 
     def _list_touched(self) -> list[int]:
-        failure = f"it is not known which devices of {self.kind} are in use"
-        return self._ask(self._find_touched, failure, [])
+        return self._ask(self._find_touched, self.kind, "devices in use", [])
 
     def _find_touched(self) -> list[int]:
         # Once an accelerator is in use, all of its devices can be asked at no cost. A device is

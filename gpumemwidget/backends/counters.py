@@ -9,7 +9,14 @@ from typing import Any, TypeVar
 from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay
 from gpumemwidget.backends.protocol import MemoryBackend
 from gpumemwidget.errors import BackendError, Notes, describe_exception, read_first_line
-from gpumemwidget.model.devices import BytesByDevice, DeviceInfo, PeakIs, Reading
+from gpumemwidget.model.devices import (
+    BytesByDevice,
+    DeviceInfo,
+    HardwareNote,
+    HardwareNoteKind,
+    PeakIs,
+    Reading,
+)
 
 _T = TypeVar("_T")
 
@@ -61,7 +68,7 @@ class TouchedCounters(MemoryBackend):
         self._bindings = torch._C  # noqa: SLF001 - the public functions may start the device
         self._module: Any = getattr(torch, kind, None)
         self._peaks = peaks
-        self._notes = Notes()
+        self._notes: Notes[HardwareNote] = Notes()
         self._touched: list[int] = []
         self._infos: dict[int, DeviceInfo] = {}
 
@@ -149,12 +156,12 @@ class TouchedCounters(MemoryBackend):
         if not isinstance(self._peaks, PeakOverlay) or not self._list_touched():
             return ()
         marks: tuple[tuple[int, int], ...] = self._ask(
-            self._peaks.list_lost_marks, f"the peaks of {self.kind} can't be read", ()
+            self._peaks.list_lost_marks, self.kind, "peaks", ()
         )
         return tuple((self._name(index), peak) for index, peak in marks)
 
-    def take_notes(self) -> tuple[str, ...]:
-        """Return sentences on what failed, each once."""
+    def take_notes(self) -> tuple[HardwareNote, ...]:
+        """Return notes on what failed, each once."""
         return self._notes.take()
 
     def close(self) -> None:
@@ -180,7 +187,7 @@ class TouchedCounters(MemoryBackend):
             try:
                 readings.append(read(index))
             except Exception as exc:  # noqa: BLE001 - a note tells it
-                self._notes.add(f"{self._name(index)} gives no counters: {describe_refusal(exc)}")
+                self._note_unread(self._name(index), "counters", exc)
                 readings.append(Reading(self._name(index), None, None))
         return tuple(readings)
 
@@ -202,12 +209,16 @@ class TouchedCounters(MemoryBackend):
             num_ooms=stats.get("num_ooms"),
         )
 
-    def _ask(self, ask: Callable[[], _T], failure: str, unknown: _T) -> _T:
+    def _ask(self, ask: Callable[[], _T], device: str, what: str, unknown: _T) -> _T:
         try:
             return ask()
         except Exception as exc:  # noqa: BLE001 - a note tells it
-            self._notes.add(f"{failure}: {describe_refusal(exc)}")
+            self._note_unread(device, what, exc)
             return unknown
+
+    def _note_unread(self, device: str, what: str, exc: Exception) -> None:
+        reason = describe_refusal(exc)
+        self._notes.add(HardwareNote(HardwareNoteKind.UNREAD, reason, device, what))
 
 
 def describe_refusal(exc: Exception) -> str:

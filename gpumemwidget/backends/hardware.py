@@ -36,6 +36,8 @@ from gpumemwidget.model.devices import (
     DeviceInfo,
     DeviceState,
     DeviceUse,
+    HardwareNote,
+    HardwareNoteKind,
     Limit,
     LimitRequest,
     PinnedUse,
@@ -76,7 +78,7 @@ class Hardware:
         self._arrival: TorchImportHook | None = None
         self._lock = threading.Lock()
         self._closed = False
-        self._notes = Notes()
+        self._notes: Notes[HardwareNote] = Notes()
         #: The number of events of the running trace; ``None`` where none runs.
         self._n_events: int | None = None
         self._keeps_sites = False
@@ -170,8 +172,8 @@ class Hardware:
         done = [backend.release_workspaces() for backend in self._backends]
         return "; ".join(text for text in done if text) or "there are no cuBLAS workspaces here"
 
-    def start_trace(self, *, n_events: int = 1_000_000) -> tuple[str, ...]:
-        """Begin to note each allocation; return a sentence for each device that can't be traced.
+    def start_trace(self, *, n_events: int = 1_000_000) -> tuple[HardwareNote, ...]:
+        """Begin to note each allocation; return a note for each device that can't be traced.
 
         PyTorch need not be there yet: it is traced from when the user imports it. Of all devices
         together the newest events are kept; a million take some 300 MB while the trace runs.
@@ -196,17 +198,15 @@ class Hardware:
             trace for backend in backends for trace in backend.end_trace(snapshot_to=snapshot_to)
         )
 
-    def keep_sites(self, *, is_on: bool) -> str:
-        """Keep the line of each live block from now on, or no longer; return what was done."""
+    def keep_sites(self, *, is_on: bool) -> HardwareNote:
+        """Keep the line of each live block from now on, or no longer; return what holds then."""
         with self._lock:
             self._keeps_sites = is_on
             backends = self._backends
         done = [backend.keep_sites(is_on=is_on) for backend in backends]
-        if any(done):
-            return "; ".join(text for text in done if text)
-        if self._arrival is not None and is_on:
-            return "the line of each block is kept from when PyTorch is imported"
-        return "there is no memory of a GPU whose lines could be kept"
+        is_coming = self._arrival is not None and is_on
+        kind = HardwareNoteKind.SITES_AWAIT_TORCH if is_coming else HardwareNoteKind.SITES_NEED_GPU
+        return next((note for note in done if note is not None), HardwareNote(kind))
 
     # -- Limits ------------------------------------------------------------------------------------
 
@@ -391,8 +391,8 @@ class Hardware:
 
     # -- Notes and the end -------------------------------------------------------------------------
 
-    def take_notes(self) -> tuple[str, ...]:
-        """Return what could not be read and why, in plain sentences, each once."""
+    def take_notes(self) -> tuple[HardwareNote, ...]:
+        """Return what could not be read and why, each once."""
         notes = [note for backend in self._backends for note in backend.take_notes()]
         notes += self._notes.take()
         if self._monitor is not None:
@@ -431,7 +431,8 @@ class Hardware:
             try:
                 self.set_limit(device, request)
             except BackendError as error:
-                self._notes.add(f"The limit of {device} is not set: {error}.")
+                note = HardwareNote(HardwareNoteKind.LIMIT_FAILED, str(error), device)
+                self._notes.add(note)
 
     def _add(self, make: Callable[[ModuleType], MemoryBackend], torch: ModuleType) -> str:
         """Add a backend for torch; return why this build of torch has none."""
@@ -441,7 +442,8 @@ class Hardware:
             return str(error)  # A build of torch without such devices is no failure.
         except Exception as exc:  # noqa: BLE001 - this runs within the user's `import torch`
             # The same may be missing for both kinds.
-            self._notes.add(f"GPU memory is not recorded: {describe_exception(exc)}")
+            reason = describe_exception(exc)
+            self._notes.add(HardwareNote(HardwareNoteKind.NOT_RECORDED, reason))
             return ""
         with self._lock:
             is_closed = self._closed

@@ -19,6 +19,8 @@ from gpumemwidget.model.devices import (
     ChildProcess,
     DeviceInfo,
     DeviceUse,
+    HardwareNote,
+    HardwareNoteKind,
     Limit,
     LimitRequest,
     PinnedUse,
@@ -102,8 +104,8 @@ class MemoryBackend(ABC):
             BackendError: a device refuses.
         """
 
-    def take_notes(self) -> tuple[str, ...]:
-        """Return sentences on what failed since the last call, each failure once."""
+    def take_notes(self) -> tuple[HardwareNote, ...]:
+        """Return notes on what failed since the last call, each failure once."""
         return ()
 
     def close(self) -> None:
@@ -149,17 +151,17 @@ class MemoryBackend(ABC):
 
     # -- The history -------------------------------------------------------------------------------
 
-    def start_trace(self, *, n_events: int) -> tuple[str, ...]:
+    def start_trace(self, *, n_events: int) -> tuple[HardwareNote, ...]:
         """Begin to note each allocation, and drop a trace that was running.
 
         Args:
             n_events: how many events to keep, of all devices together: the newest.
 
         Returns:
-            Why there is none, a sentence each, where there are devices that can't be traced.
+            Why there is none, a note each, where there are devices that can't be traced.
         """
         return tuple(
-            f"{info.device} is not traced: only on CUDA is the allocator's history read"
+            HardwareNote(HardwareNoteKind.NOT_TRACED, device=info.device)
             for info in self.list_devices()
             if info.device != HOST
         )
@@ -175,12 +177,12 @@ class MemoryBackend(ABC):
         """
         return ()
 
-    def keep_sites(self, *, is_on: bool) -> str:
-        """Keep the line of each live block from now on, or no longer; return what was done.
+    def keep_sites(self, *, is_on: bool) -> HardwareNote | None:
+        """Keep the line of each live block from now on, or no longer; return what holds then.
 
-        ``""`` where there are no GPUs.
+        ``None`` where there are no GPUs.
         """
-        return ""
+        return None
 
     # -- Limits ------------------------------------------------------------------------------------
 
@@ -238,8 +240,8 @@ class DeviceMonitor(Protocol):
     def list_failures(self, device: str) -> tuple[str, ...]:
         """Return a sentence for each thing of the device that can't be read now."""
 
-    def take_notes(self) -> tuple[str, ...]:
-        """Return sentences on what failed since the last call, each failure once."""
+    def take_notes(self) -> tuple[HardwareNote, ...]:
+        """Return notes on what failed since the last call, each failure once."""
 
     def close(self) -> None:
         """Let go of the library. May be called twice."""

@@ -20,6 +20,7 @@ from gpumemwidget.errors import BadInputError, GpuMemError, ReleaseInterrupt
 from gpumemwidget.model.devices import EVERY_GPU
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest, RestoreReport
 from gpumemwidget.model.traces import TraceRequest
+from gpumemwidget.report.render.wording import word_hardware_note
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.progress_line import display, show_progress
 
@@ -573,9 +574,10 @@ class MemMagics(Magics):
             session.shows_line = False
             print("memtrace is off")
         elif state == "sites":
-            print(f"memtrace sites: {session.site_state}")
+            print(f"memtrace sites: {word_hardware_note(session.site_state)}")
         elif state in ("sites on", "sites off"):
-            print(f"memtrace sites: {session.keep_sites(is_on=state == 'sites on')}")
+            note = session.keep_sites(is_on=state == "sites on")
+            print(f"memtrace sites: {word_hardware_note(note)}")
         else:
             raise BadInputError(f"{state!r} is none of: on, off, sites, sites on, sites off")
 

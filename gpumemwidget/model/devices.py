@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Literal, TypeAlias
 
 from gpumemwidget.errors import BadInputError, name_type
@@ -232,3 +233,52 @@ def rank_device(device: str) -> tuple[bool, str, int, str]:
     kind, _, index = device.partition(":")
     is_numbered = index.isascii() and index.isdigit() and len(index) < 10
     return device == HOST, kind, int(index) if is_numbered else -1, device
+
+
+# -- Notes -----------------------------------------------------------------------------------------
+
+
+class HardwareNoteKind(Enum):
+    """The subject of a note of the hardware's, with the figures that it has."""
+
+    #: A sentence made elsewhere, in ``text``: the driver's, a file error's, a recording's.
+    MESSAGE = auto()
+    #: What ``what`` names can't be read on ``device``, for the error in ``text``.
+    UNREAD = auto()
+    #: The allocator's blocks are not read, as the PyTorch in ``text`` would fetch all events.
+    BLOCKS_COSTLY = auto()
+    #: This PyTorch's devices are not recorded, for the error in ``text``.
+    NOT_RECORDED = auto()
+    #: A limit that waited was not set: for the error in ``text``; as ``n_bytes`` were set since;
+    #: as there is no such device.
+    LIMIT_FAILED = auto()
+    LIMIT_SET_SINCE = auto()
+    LIMIT_WITHOUT_DEVICE = auto()
+    #: No history is read: the device is none of CUDA's; the allocator in ``text`` keeps none; CUDA
+    #: refuses to begin, read or end one with the error in ``text``.
+    NOT_TRACED = auto()
+    NO_HISTORY = auto()
+    HISTORY_REFUSED = auto()
+    #: The lines of blocks can't be kept, as a history of the user's runs.
+    HISTORY_IS_USERS = auto()
+    #: The lines of live blocks are kept, or not, or will be once PyTorch is imported, or there is
+    #: no GPU for it.
+    SITES_KEPT = auto()
+    SITES_NOT_KEPT = auto()
+    SITES_AWAIT_TORCH = auto()
+    SITES_NEED_GPU = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareNote:
+    """Something that could not be read or done.
+
+    Attributes:
+        kind: the subject, which says what the other fields are.
+    """
+
+    kind: HardwareNoteKind
+    text: str = ""
+    device: str = ""
+    what: str = ""
+    n_bytes: int | None = None

@@ -125,7 +125,7 @@ class AllocatorTrace:
     is_whole: bool = True
     #: True if the trace ends before the cell did, as the user began a history of their own.
     ends_early: bool = False
-    notes: tuple[str, ...] = ()
+    notes: tuple[TraceNote, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +273,23 @@ class PeakPart:
 class NoteKind(Enum):
     """The subject of a note on a trace, with the figures that it has."""
 
-    #: A message of a backend's, in ``text``.
+    #: A sentence of a stand-in's or of an older file's, in ``text``.
     MESSAGE = "message"
+    #: A history of the user's was running, and was used.
+    HISTORY_IS_USERS = "history is users"
+    #: The cell started or stopped a history, or set one of its own, at which the trace ends.
+    HISTORY_WAS_SET = "history was set"
+    HANDED_OVER = "handed over"
+    #: A snapshot file's start was worked out backwards from its end.
+    START_WORKED_OUT = "start worked out"
+    #: Calls of modules are not seen: PyTorch's functions are other ones, other tools use
+    #: ``sys.monitoring``, or seeing them failed with the error in ``text``.
+    CALLS_UNKNOWN = "calls unknown"
+    CALLS_BLOCKED = "calls blocked"
+    CALLS_FAILED = "calls failed"
+    #: The host's lines are not read: another tool traces the thread, or has ``sys.monitoring``.
+    LINES_TRACED = "lines traced"
+    LINES_BLOCKED = "lines blocked"
     #: The counters (``n_bytes``) and the history (``history_bytes``) differ before the cell, after
     #: it, or at its peak; ``text`` is ``allocated`` or ``reserved``.
     START_DIFFERS = "start differs"

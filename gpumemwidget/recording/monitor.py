@@ -74,8 +74,8 @@ class Monitor:
         self.budgets = Budgets()
         self.running: RunningCell | None = None
         self._on_failure = on_failure
-        self._failures = Notes()
-        self._failure_kinds = Notes()
+        self._failures: Notes[str] = Notes()
+        self._failure_kinds: Notes[str] = Notes()
         self.cell_started: Callbacks[RunningCell] = Callbacks(self._report)
         self.cell_ended: Callbacks[CellRecord] = Callbacks(self._report)
         self.sampled: Callbacks[Sequence[Sample]] = Callbacks(self._report)

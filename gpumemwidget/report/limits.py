@@ -10,6 +10,7 @@ from gpumemwidget.model.devices import (
     EVERY_GPU,
     HOST,
     Budget,
+    HardwareNote,
     Limit,
     Reading,
     rank_device,
@@ -17,7 +18,12 @@ from gpumemwidget.model.devices import (
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Option, Options, Table
 from gpumemwidget.report.render.cells import bytes_cell, explain_marks, peak_cell, sort_devices
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.render.wording import join_words, name_library, say_peak
+from gpumemwidget.report.render.wording import (
+    join_words,
+    name_library,
+    say_peak,
+    word_hardware_note,
+)
 from gpumemwidget.units import format_bytes
 
 _COLUMNS = (
@@ -34,7 +40,7 @@ _RESET_COLUMNS = (
 )
 
 
-def report_limits(limits: Sequence[Limit], notes: Sequence[str] = ()) -> Report:
+def report_limits(limits: Sequence[Limit], notes: Sequence[HardwareNote] = ()) -> Report:
     """Report the limits, with advice for each that is below what is reserved already."""
     ordered = sorted(limits, key=lambda limit: rank_device(limit.device))
     blocks: list[Block] = [Note("There is no GPU that PyTorch could limit.")]
@@ -45,7 +51,7 @@ def report_limits(limits: Sequence[Limit], notes: Sequence[str] = ()) -> Report:
         blocks.append(Note("The limit of a device that is not in use yet is set as soon as it is."))
     for limit in ordered:
         blocks.extend(_explain(limit))
-    blocks.extend(Note(note, tone="warn") for note in notes)
+    blocks.extend(Note(word_hardware_note(note), tone="warn") for note in notes)
     return Report(tuple(blocks))
 
 

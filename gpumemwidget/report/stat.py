@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from gpumemwidget.model.devices import DeviceState, DeviceUse, rank_device
+from gpumemwidget.model.devices import DeviceState, DeviceUse, HardwareNote, rank_device
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Table
 from gpumemwidget.report.render.cells import bytes_cell, explain_marks, peak_cell, share_cell
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.render.wording import UNATTRIBUTED, name_kind, name_reserved
+from gpumemwidget.report.render.wording import (
+    UNATTRIBUTED,
+    name_kind,
+    name_reserved,
+    word_hardware_note,
+)
 from gpumemwidget.units import UNKNOWN
 
 _PROCESS_COLUMNS = (
@@ -39,13 +44,14 @@ _MORE = "%memstat --device: full breakdown of each device."
 
 def report_stat(
     devices: Sequence[DeviceState],
-    notes: Sequence[str] = (),
+    notes: Sequence[HardwareNote] = (),
     account: MemoryAccount | None = None,
 ) -> Report:
     """Report the counters of this process, then whole devices with other processes in them."""
+    words = [word_hardware_note(note) for note in notes]
     ordered = sorted(devices, key=lambda device: rank_device(device.info.device))
     if not ordered:
-        warnings = [Note(note, tone="warn") for note in notes]
+        warnings = [Note(note, tone="warn") for note in words]
         return Report((Note("No device was found."), *warnings))
     blocks: list[Block] = [
         Table(
@@ -65,7 +71,7 @@ def report_stat(
     ]
     blocks.extend(explain_marks(blocks))
     blocks.append(Note(_MORE))
-    sentences = dict.fromkeys([*chain(*(device.notes for device in ordered)), *notes])
+    sentences = dict.fromkeys([*chain(*(device.notes for device in ordered)), *words])
     blocks.extend(Note(sentence, tone="warn") for sentence in sentences)
     return Report(tuple(blocks))
 

@@ -52,6 +52,24 @@ _COUNTED = "By the counters, {n_bytes} were {text} "
 _REPLAYED = ", by the history {history_bytes}."
 _NOTES = {
     NoteKind.MESSAGE: "{text}",
+    NoteKind.HISTORY_IS_USERS: "A memory history was running already, and is used as it is, with "
+    "the events and lines that it keeps: stop it with "
+    "torch.cuda.memory._record_memory_history(None) for one of our own.",
+    NoteKind.HISTORY_WAS_SET: "A memory history was started or stopped within the cell, and is "
+    "left as it is now: events are missing.",
+    NoteKind.HANDED_OVER: "The cell set a memory history of its own, which has its own entries "
+    "alone: this trace ends where that began.",
+    NoteKind.START_WORKED_OUT: "What stood before the file's first event is worked out backwards "
+    "from its end.",
+    NoteKind.CALLS_UNKNOWN: "Calls of modules and of backward are not seen: this PyTorch has other "
+    "ones.",
+    NoteKind.CALLS_BLOCKED: "Calls of modules and of backward are not seen: other tools use "
+    "sys.monitoring.",
+    NoteKind.CALLS_FAILED: "Calls of modules are not seen: {text}.",
+    NoteKind.LINES_TRACED: "The host's lines are not told: a debugger or a coverage tool traces "
+    "this thread.",
+    NoteKind.LINES_BLOCKED: "The host's lines are not told: other tools have taken all places of "
+    "sys.monitoring.",
     NoteKind.START_DIFFERS: f"{_COUNTED}before the cell{_REPLAYED}",
     NoteKind.END_DIFFERS: f"{_COUNTED}after it{_REPLAYED}",
     NoteKind.PEAK_DIFFERS: f"{_COUNTED}at its peak{_REPLAYED}",

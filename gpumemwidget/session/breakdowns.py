@@ -19,6 +19,7 @@ from gpumemwidget.model.devices import (
     check_device,
 )
 from gpumemwidget.model.ownership import BlockNames, DeviceAccount, MemoryAccount
+from gpumemwidget.report.render.wording import word_hardware_note
 from gpumemwidget.tracing.sources import format_allocation
 
 if TYPE_CHECKING:
@@ -135,7 +136,8 @@ def take_breakdowns(
             segment_map = build_segment_map(state.segments, names.get(name), tell_line=tell_line)
         if segment_map is not None:
             maps[name] = segment_map
-    return DeviceBreakdowns(tuple(records), tuple(children), maps, (*hardware.take_notes(), *notes))
+    told = map(word_hardware_note, hardware.take_notes())
+    return DeviceBreakdowns(tuple(records), tuple(children), maps, (*told, *notes))
 
 
 def _find_account(account: MemoryAccount | None, state: DeviceState) -> DeviceAccount | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.errors import BadInputError, BusyError, NotLoadedError, describe_exception
-from gpumemwidget.model.devices import Budget
+from gpumemwidget.model.devices import Budget, HardwareNote, HardwareNoteKind
 from gpumemwidget.recording.budgets import change_budgets
 from gpumemwidget.recording.callbacks import Callbacks
 from gpumemwidget.recording.limits import (
@@ -72,7 +72,7 @@ class Session:
         last_failure: the traceback of the last failure of ours, for a bug report.
         limited: devices whose limit was set through this session.
         shows_line: whether every cell gets a summary line, from the next cell on.
-        site_state: whether the lines of blocks on GPUs are kept between traces, in words.
+        site_state: whether the lines of blocks on GPUs are kept between traces.
 
     Args:
         shell: the running IPython.
@@ -89,7 +89,7 @@ class Session:
         self.last_failure: str | None = None
         self.limited: set[str] = set()
         self.shows_line = False
-        self.site_state = "the line of each block is not kept"
+        self.site_state = HardwareNote(HardwareNoteKind.SITES_NOT_KEPT)
         self._attached: dict[type, _Attachable] = {}
         self._has_released = False
 
@@ -228,8 +228,8 @@ class Session:
         n_bytes = budgets.find(device)
         return () if n_bytes is None else (Budget(device, n_bytes),)
 
-    def keep_sites(self, *, is_on: bool) -> str:
-        """Keep the line of each block on a GPU from now on, or no longer; return what was done."""
+    def keep_sites(self, *, is_on: bool) -> HardwareNote:
+        """Keep the line of each block on a GPU from now on, or no longer; return what holds."""
         self.site_state = self.hardware.keep_sites(is_on=is_on)
         return self.site_state
 

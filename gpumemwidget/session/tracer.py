@@ -26,9 +26,13 @@ from gpumemwidget.model.traces import (
     CellTrace,
     DeviceTrace,
     HostLines,
+    NoteKind,
+    TraceNote,
     TraceRequest,
 )
 from gpumemwidget.recording.files import find_target, refuse_target
+from gpumemwidget.report.render.wording import word_hardware_note
+from gpumemwidget.report.trace import word_note
 from gpumemwidget.session.interrupts import send_later
 from gpumemwidget.tracing.trace_file import check_target
 
@@ -136,7 +140,7 @@ class Tracer:
             self.stop()
             raise
 
-    def begin(self, start: Callable[[LineWatch], str | None]) -> None:
+    def begin(self, start: Callable[[LineWatch], NoteKind | None]) -> None:
         """Begin to read lines: ``start`` begins with those it is for, or returns why it can't."""
         self._start_us = time.time_ns() // 1000
         watch = self._watch
@@ -144,7 +148,7 @@ class Tracer:
             refusal = self._guard("the host's lines", lambda: start(watch))
             if refusal is not None:
                 self._watch = None
-                self._notes.append(f"The host's lines are not told: {refusal}.")
+                self._notes.append(word_note(TraceNote(refusal)))
 
     def stop(self) -> None:
         """End the trace once the cell's record is made. May be called twice."""
@@ -202,19 +206,20 @@ class Tracer:
         calls, self._calls = self._calls, None
         if calls is not None:
             self._marks = self._guard("the calls", calls.stop) or ()
-            self._notes += map(_as_sentence, calls.take_notes())
+            self._notes += map(word_note, calls.take_notes())
         if self._has_history:
             self._has_history = False
             stood = _identify(self._request.snapshot)
             end = partial(self._hardware.end_trace, snapshot_to=self._request.snapshot)
             self._traces = self._guard("the history of the GPUs", end) or ()
-            self._notes += self._hardware.take_notes()
+            self._notes += map(word_hardware_note, self._hardware.take_notes())
             # One that could not be written leaves the file that was there before.
             self.has_snapshot = _identify(self._request.snapshot) not in (None, stood)
 
     def _start_history(self) -> None:
         self._has_history = True
-        self._notes += self._hardware.start_trace(n_events=self._request.n_events)
+        refusals = self._hardware.start_trace(n_events=self._request.n_events)
+        self._notes += map(word_hardware_note, refusals)
         if any(report.info.device != HOST for report in self._hardware.read_devices()):
             self._calls = CallRecorder()
             self._calls.start()
@@ -277,7 +282,3 @@ def _identify(path: Path | None) -> tuple[int, int] | None:
     except OSError:
         return None
     return None if found is None else (found.st_ino, found.st_mtime_ns)
-
-
-def _as_sentence(note: str) -> str:
-    return f"{note[:1].upper()}{note[1:].rstrip('.')}."

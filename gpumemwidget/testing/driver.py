@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpumemwidget.backends.protocol import Relation
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.model.devices import ChildProcess, DeviceInfo, DeviceUse
+from gpumemwidget.model.devices import ChildProcess, DeviceInfo, DeviceUse, HardwareNote
 from gpumemwidget.testing.gpus import SimulatedGpus, format_uuid
 
 #: One part in so many of a GPU's memory is what a CUDA context takes.
@@ -39,7 +39,7 @@ class StandInDriver:
     def match(self, uuids: Mapping[str, str]) -> None:
         """Do nothing: the devices have PyTorch's names."""
 
-    def take_notes(self) -> tuple[str, ...]:
+    def take_notes(self) -> tuple[HardwareNote, ...]:
         """Return nothing: what fails is listed with its device."""
         return ()
 

@@ -24,6 +24,8 @@ from gpumemwidget.model.devices import (
     ChildProcess,
     DeviceInfo,
     DeviceUse,
+    HardwareNote,
+    HardwareNoteKind,
     Limit,
     LimitRequest,
     PinnedUse,
@@ -133,7 +135,7 @@ class ReplayBackend(MemoryBackend):
         #: The readings of this position, by device: with the peaks of the span, and the user's.
         self._span: dict[str, Reading] = {}
         self._user: dict[str, Reading] = {}
-        self._notes: list[str] = []
+        self._notes: list[HardwareNote] = []
         #: The position up to which readings were included.
         self._included = -1
         #: First position of the running trace, its time in microseconds since the epoch, and the
@@ -208,11 +210,11 @@ class ReplayBackend(MemoryBackend):
         """
         raise BackendError(f"{device} is played from a recording, whose limits stay as they are")
 
-    def keep_sites(self, *, is_on: bool) -> str:  # noqa: ARG002 - the protocol's
-        """Do nothing, and say so where there are GPUs."""
-        return "a recording keeps the lines that it has" if self._has_gpu else ""
+    def keep_sites(self, *, is_on: bool) -> HardwareNote | None:  # noqa: ARG002 - the protocol's
+        """Do nothing: a recording keeps the lines that it has."""
+        return HardwareNote(HardwareNoteKind.SITES_NOT_KEPT) if self._has_gpu else None
 
-    def take_notes(self) -> tuple[str, ...]:
+    def take_notes(self) -> tuple[HardwareNote, ...]:
         """Return why files could not be written, each once."""
         notes, self._notes = tuple(self._notes), []
         return notes
@@ -223,13 +225,13 @@ class ReplayBackend(MemoryBackend):
 
     # -- Traces ------------------------------------------------------------------------------------
 
-    def start_trace(self, *, n_events: int) -> tuple[str, ...]:
+    def start_trace(self, *, n_events: int) -> tuple[HardwareNote, ...]:
         """Begin a trace at this position; return why not, where no history was recorded."""
         self._trace_start = None
         if not self._has_gpu:
             return ()
         if not self._has_history:
-            return (_NO_HISTORY,)
+            return (HardwareNote(HardwareNoteKind.MESSAGE, _NO_HISTORY),)
         self._trace_start = (self.player.position, time.time_ns() // 1000, n_events)
         return ()
 
@@ -243,7 +245,7 @@ class ReplayBackend(MemoryBackend):
         n_kept = max(1, n_events // max(1, len(devices)))
         traces = tuple(self._make_trace(device, events, start_us, n_kept) for device in devices)
         if traces and snapshot_to is not None:
-            self._notes.append(_NO_SNAPSHOT)
+            self._notes.append(HardwareNote(HardwareNoteKind.MESSAGE, _NO_SNAPSHOT))
         return traces
 
     def _make_trace(

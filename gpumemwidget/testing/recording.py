@@ -26,6 +26,7 @@ from gpumemwidget.model.devices import (
     DeviceInfo,
     DeviceState,
     DeviceUse,
+    HardwareNote,
     Limit,
     PinnedUse,
     ProcessUse,
@@ -240,7 +241,7 @@ class Recorder:
                 self._keep(readings, segments)
             return readings
 
-    def start_trace(self, *, n_events: int = 1_000_000) -> tuple[str, ...]:
+    def start_trace(self, *, n_events: int = 1_000_000) -> tuple[HardwareNote, ...]:
         """Record this moment, and each allocation from now on; return why that can't be done."""
         notes = self._hardware.start_trace(n_events=n_events)
         self.tick()

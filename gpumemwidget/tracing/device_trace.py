@@ -122,7 +122,7 @@ def describe_device(
         n_events=len(trace.events),
         complete_since_s=since_s,
         notes=(
-            *(TraceNote(NoteKind.MESSAGE, text) for text in trace.notes),
+            *trace.notes,
             *notes,
             *attribution.notes,
         ),

@@ -158,16 +158,16 @@ class LineWatch(ABC):
         self._was_displaced = False
         survive_fork(self)
 
-    def start_at(self, is_entry: IsEntry) -> str | None:
+    def start_at(self, is_entry: IsEntry) -> NoteKind | None:
         """Follow the file of each code for which ``is_entry`` holds, on this thread.
 
         Returns:
-            Why that can't be done, in a few words; ``None`` where it is.
+            Why that can't be done; ``None`` where it is.
         """
         self._is_entry = is_entry
         return self._start(None)
 
-    def start_in(self, frame: FrameType) -> str | None:
+    def start_in(self, frame: FrameType) -> NoteKind | None:
         """Follow the file of a frame that is running on this thread; see ``start_at``."""
         self._files[frame.f_code.co_filename] = None
         return self._start(frame)
@@ -188,7 +188,7 @@ class LineWatch(ABC):
         self._end()
 
     @abstractmethod
-    def _start(self, frame: FrameType | None) -> str | None:
+    def _start(self, frame: FrameType | None) -> NoteKind | None:
         """Begin to follow; ``frame`` and those that called it run already."""
 
     @abstractmethod
@@ -268,9 +268,9 @@ class SettraceWatch(LineWatch):
     _is_traced = False
     _n_calls = 0
 
-    def _start(self, frame: FrameType | None) -> str | None:
+    def _start(self, frame: FrameType | None) -> NoteKind | None:
         if sys.gettrace() is not None:
-            return "a debugger or a coverage tool traces this thread"
+            return NoteKind.LINES_TRACED
         # One object, so that it can be compared with ``is``.
         self._ours = self._on_call
         #: Frames that were running at the start, with the trace functions they had.
@@ -358,13 +358,13 @@ class MonitoringWatch(LineWatch):
     call_ns = 600
     _is_paused = False
 
-    def _start(self, frame: FrameType | None) -> str | None:
+    def _start(self, frame: FrameType | None) -> NoteKind | None:
         self._monitoring = monitoring = getattr(sys, "monitoring")  # noqa: B009 - unknown before 3.12
         self._codes: list[CodeType] = []
         # Numbers that are reserved for no kind of tool.
         free = [tool for tool in (4, 3) if monitoring.get_tool(tool) is None]
         if not free:
-            return "other tools have taken all places of sys.monitoring"
+            return NoteKind.LINES_BLOCKED
         self._tool = free[0]
         monitoring.use_tool_id(self._tool, "gpumemwidget")
         self._is_on = True

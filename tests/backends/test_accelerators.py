@@ -14,7 +14,13 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.breakdowns import build_breakdown
 from gpumemwidget.errors import BackendError
-from gpumemwidget.model.devices import DeviceInfo, DeviceUse, Reading
+from gpumemwidget.model.devices import (
+    DeviceInfo,
+    DeviceUse,
+    HardwareNote,
+    HardwareNoteKind,
+    Reading,
+)
 from gpumemwidget.testing import (
     SimulatedGpus,
     simulate_torch,
@@ -209,7 +215,9 @@ def test_what_fails_is_unknown_and_said_once() -> None:
 
     assert first == Reading("xpu:0", None, None)
     assert second.allocated_bytes == MIB
-    assert backend.take_notes() == ("xpu:0 gives no counters: UR_RESULT_ERROR_DEVICE_LOST",)
+    assert backend.take_notes() == (
+        HardwareNote(HardwareNoteKind.UNREAD, "UR_RESULT_ERROR_DEVICE_LOST", "xpu:0", "counters"),
+    )
     assert backend.take_notes() == ()
     torch.xpu.empty_cache = fail_always
     with pytest.raises(BackendError, match="XPU could not empty its cache"):
@@ -255,7 +263,7 @@ def test_whatever_fails_the_rest_is_recorded(
     assert devices[-1] == states[-1] == "host"
     assert len(notes) == len(set(notes)) <= 4
     if kind is not None and not (kind is RuntimeError and name in _MAY_REFUSE):
-        assert any("oh" in note for note in notes)
+        assert any("oh" in note.text for note in notes)
     hardware.close()
 
 
@@ -310,7 +318,7 @@ def test_hardware_is_joined_by_it_where_there_is_no_cuda(
     ]
     assert hardware.list_lost_peaks()[0] == ("xpu:0", 8 * MIB)
     assert hardware.start_trace(n_events=10) == (
-        "xpu:0 is not traced: only on CUDA is the allocator's history read",
+        HardwareNote(HardwareNoteKind.NOT_TRACED, device="xpu:0"),
     )
     assert hardware.end_trace() == ()
     assert hardware.take_notes() == ()

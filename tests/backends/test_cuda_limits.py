@@ -14,7 +14,14 @@ from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.limits import find_share
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BackendError
-from gpumemwidget.model.devices import Limit, LimitRequest, PinnedUse
+from gpumemwidget.model.devices import (
+    HardwareNote,
+    HardwareNoteKind,
+    Limit,
+    LimitRequest,
+    PinnedUse,
+)
+from gpumemwidget.report.render.wording import word_hardware_note
 from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
 
 MIB = 1 << 20
@@ -195,10 +202,8 @@ def test_a_later_limit_of_the_users_goes_before_one_that_waits() -> None:
     gpu.backend.close()
 
     assert limits == [("cuda:0", TOTAL // 2, False)]
-    assert notes == (
-        "the limit that waited for cuda:0 was not set: it has one of 39.59 GiB, which was set "
-        "since",
-    )
+    kind = HardwareNoteKind.LIMIT_SET_SINCE
+    assert notes == (HardwareNote(kind, device="cuda:0", n_bytes=TOTAL // 2),)
 
 
 def test_what_waits_and_can_t_be_set_is_a_note(early: Gpu) -> None:
@@ -209,10 +214,10 @@ def test_what_waits_and_can_t_be_set_is_a_note(early: Gpu) -> None:
     early.torch.cuda.init()
 
     assert early.torch.cuda.is_initialized()
-    assert early.backend.take_notes() == (
-        "the limit that waited for cuda:0 was not set: 85017493505 bytes are more than the "
-        "85017493504 (79.18 GiB) of cuda:0: give less, or off for no limit",
-        "the limit that waited for cuda:7 is gone: no such GPU",
+    assert tuple(map(word_hardware_note, early.backend.take_notes())) == (
+        "The limit of cuda:0 is not set: 85017493505 bytes are more than the "
+        "85017493504 (79.18 GiB) of cuda:0: give less, or off for no limit.",
+        "The limit of cuda:7 is not set: no such GPU.",
     )
     assert early.read() == []
 
@@ -354,6 +359,6 @@ def test_a_gpu_in_error_keeps_nothing_else_from_being_told(version: str) -> None
     assert pinned is None
     why = "CUDA error: an illegal memory access was encountered"
     assert notes == (
-        f"cuda:1 does not tell its total: {why}",
-        f"pinned host memory is not told: {why}",
+        HardwareNote(HardwareNoteKind.UNREAD, why, "cuda:1", "total memory"),
+        HardwareNote(HardwareNoteKind.UNREAD, why, "host", "pinned memory"),
     )

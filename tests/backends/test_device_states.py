@@ -17,7 +17,14 @@ from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.driver.processes import ProcessTree
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host.backend import HostBackend
-from gpumemwidget.model.devices import ChildProcess, DeviceState, DeviceUse, ProcessUse
+from gpumemwidget.model.devices import (
+    ChildProcess,
+    DeviceState,
+    DeviceUse,
+    HardwareNote,
+    HardwareNoteKind,
+    ProcessUse,
+)
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
 from tests.backends.procfs import FakeProc
@@ -174,8 +181,9 @@ def test_without_nvml_a_gpu_that_refuses_tells_nothing(make: Callable[..., Machi
     first, _ = machine.take()
 
     assert first.use is None
+    why = "CUDA error: an illegal memory access"
     assert machine.hardware.take_notes() == (
-        "cuda:0 does not tell what is free: CUDA error: an illegal memory access",
+        HardwareNote(HardwareNoteKind.UNREAD, why, "cuda:0", "free memory"),
     )
 
 

@@ -12,6 +12,7 @@ from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host.backend import HostBackend
 from gpumemwidget.errors import BackendError
+from gpumemwidget.model.devices import HardwareNoteKind
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
 
@@ -118,7 +119,8 @@ def test_broken_torch_never_fails_the_users_import() -> None:
     hardware._join(SimpleNamespace())  # type: ignore[arg-type]
 
     (note,) = hardware.take_notes()
-    assert note.startswith("GPU memory is not recorded: AttributeError")
+    assert note.kind is HardwareNoteKind.NOT_RECORDED
+    assert note.text.startswith("AttributeError")
     assert hardware.take_notes() == ()
     hardware.close()
 

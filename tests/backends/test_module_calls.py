@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402 - only where there is a torch
 
 from gpumemwidget.backends.cuda.module_calls import CallRecorder  # noqa: E402 - as above
-from gpumemwidget.model.traces import CallMark  # noqa: E402 - as above
+from gpumemwidget.model.traces import CallMark, NoteKind, TraceNote  # noqa: E402 - as above
 from tests.backends.children import run_python  # noqa: E402 - as above
 
 needs_monitoring = pytest.mark.skipif(
@@ -297,7 +297,8 @@ def test_a_failure_of_ours_is_a_note_and_not_the_users(recorder: CallRecorder) -
     recorder.stop()
 
     (note,) = recorder.take_notes()
-    assert note.startswith("calls of modules are not seen: AttributeError")
+    assert note.kind is NoteKind.CALLS_FAILED
+    assert note.text.startswith("AttributeError")
     assert recorder.take_notes() == ()
 
 
@@ -327,9 +328,7 @@ def test_tools_of_others_are_left_alone(recorder: CallRecorder) -> None:
         for tool in (3, 4):
             monitoring.free_tool_id(tool)
 
-    assert recorder.take_notes() == (
-        "calls of modules and of backward are not seen: other tools use sys.monitoring",
-    )
+    assert recorder.take_notes() == (TraceNote(NoteKind.CALLS_BLOCKED),)
 
 
 @needs_monitoring

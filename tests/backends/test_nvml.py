@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
-from gpumemwidget.model.devices import DeviceInfo, DeviceUse
+from gpumemwidget.model.devices import DeviceInfo, DeviceUse, HardwareNote, HardwareNoteKind
 from tests.backends.fake_nvml import GIB, FakeGpu, FakeNvml
 
 A, B, C = "GPU-aaaa-1", "GPU-bbbb-2", "GPU-cccc-3"
@@ -102,7 +102,7 @@ def test_different_models_are_not_guessed_at() -> None:
 
     assert infos == ()
     assert len(notes) == 1
-    assert notes[0].startswith("This machine has GPUs of different models")
+    assert notes[0].text.startswith("This machine has GPUs of different models")
     assert monitor.read_use("cuda:0") is None
     assert monitor.take_notes() == ()
 
@@ -196,7 +196,7 @@ def test_processes_that_are_not_told_are_unknown() -> None:
     assert failures == (sentence,)
     assert later == ((7, 70),)
     assert monitor.list_failures("cuda:0") == ()
-    assert monitor.take_notes() == (sentence,)
+    assert monitor.take_notes() == (HardwareNote(HardwareNoteKind.MESSAGE, sentence),)
 
 
 def test_the_real_binding_has_what_we_ask_for() -> None:
@@ -260,7 +260,8 @@ def test_a_failed_question_is_told_once(error: int, reason: str) -> None:
     uses = [monitor.read_use("cuda:0") for _ in range(3)]
 
     assert uses == [DeviceUse("cuda:0", None, None, 140 * GIB, 17)] * 3
-    assert monitor.take_notes() == (f"cuda:0: memory in use can't be read: {reason}.",)
+    sentence = f"cuda:0: memory in use can't be read: {reason}."
+    assert monitor.take_notes() == (HardwareNote(HardwareNoteKind.MESSAGE, sentence),)
     assert monitor.take_notes() == ()
 
 
@@ -321,7 +322,7 @@ def test_a_library_that_does_not_start_is_told_once(
     assert monitor.read_use("cuda:0") is None
     notes = monitor.take_notes()
     assert len(notes) == (told is not None)
-    assert all(str(told) in note for note in notes)
+    assert all(str(told) in note.text for note in notes)
     library.init_error = None
     assert monitor.list_infos() == ()
 

@@ -15,6 +15,7 @@ from gpumemwidget.backends.cuda.snapshot import (
     parse_segments,
     parse_traces,
 )
+from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind
 from gpumemwidget.model.segments import Frame
 from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
@@ -97,13 +98,7 @@ def test_events_of_a_history_are_never_fetched() -> None:
     assert asked == [False]
     assert found == [without_history, (), ()]
     assert len(without_history) == 1
-    assert notes == [
-        (),
-        (
-            "the allocator's blocks are not read while a memory history is recorded: PyTorch "
-            "2.11.0 would fetch all of its events with them",
-        ),
-    ]
+    assert notes == [(), (HardwareNote(HardwareNoteKind.BLOCKS_COSTLY, "2.11.0"),)]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.snapshot_file import load_snapshot
 from gpumemwidget.errors import FileError
-from gpumemwidget.model.traces import AllocatorTrace
+from gpumemwidget.model.traces import AllocatorTrace, NoteKind, TraceNote
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from gpumemwidget.testing.recording import list_allocator_events
 
@@ -71,9 +71,7 @@ def test_a_trace_comes_back_from_its_file(written: tuple[Path, AllocatorTrace]) 
     assert (read.before, read.is_whole) == ((), False)
     assert read.start_us == read.events.times_us[0]
     assert read.end_us == read.events.times_us[-1]
-    assert read.notes == (
-        "what stood before the file's first event is worked out backwards from its end",
-    )
+    assert read.notes == (TraceNote(NoteKind.START_WORKED_OUT),)
 
 
 def test_each_device_has_its_trace(tmp_path: Path) -> None:

@@ -12,14 +12,15 @@ import pytest
 
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.model.traces import ACTIONS, AllocatorTrace
+from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind
+from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, NoteKind, TraceNote
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from tests.backends.children import run_in_fork
 
 MIB = 1 << 20
-IS_USERS = (
-    "a memory history was running already, and is used as it is, with the events and lines that "
-    "it keeps: stop it with torch.cuda.memory._record_memory_history(None) for one of our own"
+IS_USERS = TraceNote(NoteKind.HISTORY_IS_USERS)
+REFUSED = HardwareNote(
+    HardwareNoteKind.HISTORY_REFUSED, "CUDA error: an illegal memory access was encountered"
 )
 
 
@@ -206,7 +207,7 @@ def test_other_allocators_say_why(gpu: Gpu, name: str) -> None:
 
     (note,) = gpu.backend.start_trace(n_events=100)
 
-    assert f"the CUDA allocator {name} keeps no history" in note
+    assert note == HardwareNote(HardwareNoteKind.NO_HISTORY, name)
     assert note == gpu.backend.keep_sites(is_on=True)
     assert gpu.trace() == []
     assert gpu.is_clean
@@ -222,7 +223,7 @@ def test_a_start_that_cuda_refuses_leaves_nothing(gpu: Gpu) -> None:
 
     (note,) = gpu.backend.start_trace(n_events=100)
 
-    assert note == "CUDA refuses a trace: CUDA error: an illegal memory access was encountered"
+    assert note == REFUSED
     assert gpu.is_clean
 
 
@@ -250,9 +251,7 @@ def test_an_end_that_cuda_refuses_switches_off(gpu: Gpu) -> None:
 
     assert gpu.backend.end_trace() == ()
 
-    assert gpu.backend.take_notes() == (
-        "CUDA gives no trace: CUDA error: an illegal memory access was encountered",
-    )
+    assert gpu.backend.take_notes() == (REFUSED,)
     assert gpu.is_clean
 
 
@@ -305,7 +304,7 @@ def test_what_is_set_within_the_cell_is_anothers(gpu: Gpu, enabled: str | None) 
 
     assert list_sizes(trace) == [1]
     assert trace.ends_early
-    assert "this trace ends where that began" in trace.notes[0]
+    assert trace.notes == (TraceNote(NoteKind.HANDED_OVER),)
     assert gpu.allocator.is_history_on == (enabled is not None)
     assert gpu.torch._C._cuda_record_memory_history == gpu.binding
 
@@ -407,12 +406,8 @@ def test_sites_are_kept_until_they_are_switched_off(gpu: Gpu) -> None:
     assert list_sizes(trace) == [3]
     assert trace.notes == ()
     said += [gpu.backend.keep_sites(is_on=False), gpu.backend.keep_sites(is_on=False)]
-    assert said == [
-        "the line of each block is kept from now on",
-        "the line of each block was kept already",
-        "the line of each block is no longer kept",
-        "the line of each block was not kept already",
-    ]
+    kinds = [note.kind for note in said]
+    assert kinds == [HardwareNoteKind.SITES_KEPT] * 2 + [HardwareNoteKind.SITES_NOT_KEPT] * 2
     assert gpu.is_clean
 
 
@@ -437,7 +432,7 @@ def test_sites_may_be_switched_while_a_trace_runs(gpu: Gpu) -> None:
 def test_sites_are_not_forced_on_a_history_of_the_users(gpu: Gpu) -> None:
     """It has been running, or he starts one afterwards."""
     gpu.memory._record_memory_history("all", context="all", max_entries=9)
-    assert gpu.backend.keep_sites(is_on=True) == IS_USERS
+    assert gpu.backend.keep_sites(is_on=True).kind is HardwareNoteKind.HISTORY_IS_USERS
     gpu.memory._record_memory_history(None)
 
     gpu.backend.keep_sites(is_on=True)
@@ -479,8 +474,8 @@ def test_a_file_that_cant_be_written_is_a_note(gpu: Gpu, tmp_path: Path) -> None
 
     assert list_sizes(trace) == [77]
     (note,) = gpu.backend.take_notes()
-    assert "can't be written" in note
-    assert note.endswith("choose another file")
+    assert "can't be written" in note.text
+    assert note.text.endswith("choose another file")
     assert gpu.is_clean
 
 

@@ -289,7 +289,7 @@ def test_an_allocator_that_keeps_no_blocks_is_no_failure() -> None:
     backend, sums, notes = out.splitlines()
     assert backend == "cudaMallocAsync False"
     assert sums == "False False"
-    assert notes.startswith("(\"the allocator's blocks can't be read: ")
+    assert "the allocator's blocks" in notes
 
 
 @pytest.mark.parametrize(

@@ -359,13 +359,13 @@ def test_sites_are_kept_on_request(gpu_cells: Cells, gpu: Machine) -> None:
     assert gpu_cells.text.strip() == "memtrace sites: the line of each block is not kept"
 
     gpu_cells.run("%memtrace sites on")
-    assert gpu_cells.text.strip() == "memtrace sites: the line of each block is kept from now on"
+    assert gpu_cells.text.strip() == "memtrace sites: the line of each block is kept"
     assert gpu.allocator.is_history_on
     gpu_cells.run("%%memtrace\nx = gpu.allocate(512)")
     assert gpu.allocator.is_history_on
 
     gpu_cells.run("%memtrace sites off")
-    assert gpu_cells.text.strip() == "memtrace sites: the line of each block is no longer kept"
+    assert gpu_cells.text.strip() == "memtrace sites: the line of each block is not kept"
     assert not gpu.allocator.is_history_on
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.breakdown import report_breakdown
@@ -67,7 +68,9 @@ def make_every_report() -> dict[str, Report]:
             shows_own_magics=False,
         ),
         "budget": _take(report_crossings(over)),
-        "stat": report_stat(examples.make_stat(), ["NVML gave no permission to read processes."]),
+        "stat": report_stat(
+            examples.make_stat(), [_say("NVML gave no permission to read processes.")]
+        ),
         "stat_kinds": report_stat(examples.make_stat()[:2], account=accounts.make_account()),
         "account": report_account(accounts.make_account()),
         "account_names": report_account(
@@ -120,13 +123,10 @@ def make_every_report() -> dict[str, Report]:
             accounts.make_unnamed_explanation(held_bytes=DeviceBytes(), holders=())
         ),
         "limits": report_limits(examples.make_limits()),
-        "limits_none": report_limits([], ["The driver did not answer."]),
+        "limits_none": report_limits([], [_say("The driver did not answer.")]),
         "limits_tight": report_limits(
             examples.make_tight_limits(),
-            [
-                "the limit that waited for cuda:5 was not set: it has one of 8.00 GiB, which was "
-                "set since"
-            ],
+            [HardwareNote(HardwareNoteKind.LIMIT_SET_SINCE, device="cuda:5", n_bytes=8 << 30)],
         ),
         "oom": report_oom(ooms.make_card()),
         "oom_h100": report_oom(ooms.read_recorded_card()),
@@ -180,6 +180,10 @@ def make_every_report() -> dict[str, Report]:
         "trace_two_gpus": report_trace(traces.make_two_gpu_trace(), []),
         "trace_untraced": report_trace(traces.make_untraced(), []),
     }
+
+
+def _say(sentence: str) -> HardwareNote:
+    return HardwareNote(HardwareNoteKind.MESSAGE, sentence)
 
 
 def _take(report: Report | None) -> Report:

@@ -141,5 +141,5 @@ def test_a_recording_without_a_history_says_so() -> None:
 
     (note,) = backend.start_trace(n_events=10)
 
-    assert "holds no history" in note
+    assert "holds no history" in note.text
     assert backend.end_trace() == ()

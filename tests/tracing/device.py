@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 
 from gpumemwidget.backends.cuda.snapshot import parse_segments
 from gpumemwidget.model.segments import Frame, Segment
-from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace, TraceEvents
+from gpumemwidget.model.traces import (
+    ACTIONS,
+    AllocatorRules,
+    AllocatorTrace,
+    TraceEvents,
+    TraceNote,
+)
 from gpumemwidget.testing.allocator import CachingAllocator, SimulatedBlock
 from gpumemwidget.tracing.sources import Source, Sources
 
@@ -180,7 +186,7 @@ def make_trace(
     rules: AllocatorRules | None = None,
     is_whole: bool = True,
     first: int = 0,
-    notes: tuple[str, ...] = (),
+    notes: tuple[TraceNote, ...] = (),
 ) -> AllocatorTrace:
     """A trace of events one microsecond apart: action, address, bytes, stream and stack."""
     table: dict[tuple[Frame, ...], int] = {(): 0}

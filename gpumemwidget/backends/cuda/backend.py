@@ -19,7 +19,15 @@ from gpumemwidget.backends.cuda.limits import CudaLimits, read_release
 from gpumemwidget.backends.cuda.tracer import CudaTracer
 from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay
 from gpumemwidget.errors import BackendError, read_first_line
-from gpumemwidget.model.devices import DeviceInfo, Limit, LimitRequest, PinnedUse
+from gpumemwidget.model.devices import (
+    HOST,
+    DeviceInfo,
+    HardwareNote,
+    HardwareNoteKind,
+    Limit,
+    LimitRequest,
+    PinnedUse,
+)
 from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import AllocatorTrace
 
@@ -59,17 +67,14 @@ class CudaBackend(TouchedCounters):
             return ()
         if self._history.is_costly and not self._tracer.keeps_no_events:
             self._notes.add(
-                "the allocator's blocks are not read while a memory history is recorded: "
-                f"PyTorch {self._torch.__version__} would fetch all of its events with them"
+                HardwareNote(HardwareNoteKind.BLOCKS_COSTLY, str(self._torch.__version__))
             )
             return ()
         return self._ask(
-            partial(self._history.read_segments, touched),
-            "the allocator's blocks can't be read",
-            (),
+            partial(self._history.read_segments, touched), self.kind, "the allocator's blocks", ()
         )
 
-    def start_trace(self, *, n_events: int) -> tuple[str, ...]:
+    def start_trace(self, *, n_events: int) -> tuple[HardwareNote, ...]:
         """Start the allocator's history, which takes seconds the first time, or use the user's."""
         return self._tracer.start(self._list_touched(), n_events=n_events)
 
@@ -77,7 +82,7 @@ class CudaBackend(TouchedCounters):
         """Return the touched devices' events since the start: 2.5 s for a million of them."""
         return self._tracer.end(self._list_touched(), snapshot_to=snapshot_to)
 
-    def keep_sites(self, *, is_on: bool) -> str:
+    def keep_sites(self, *, is_on: bool) -> HardwareNote:
         """Keep the line that allocated each live block, between traces too: 2 µs an allocation."""
         return self._tracer.keep_sites(is_on=is_on)
 
@@ -88,7 +93,7 @@ class CudaBackend(TouchedCounters):
             return None
         ask = partial(self._torch.cuda.mem_get_info, index)
         told: tuple[int, int] | None
-        told = self._ask(ask, f"{device} does not tell what is free", None)
+        told = self._ask(ask, device, "free memory", None)
         return told
 
     def read_pinned(self) -> PinnedUse | None:
@@ -101,7 +106,7 @@ class CudaBackend(TouchedCounters):
         read_stats = getattr(self._torch._C, "_cuda_hostMemoryStats", None)  # noqa: SLF001 - the public call flattens
         if read_stats is None or not self._is_in_use():
             return None
-        stats: NestedStats = self._ask(read_stats, "pinned host memory is not told", {})
+        stats: NestedStats = self._ask(read_stats, HOST, "pinned memory", {})
         # Before 2.9 the bytes that the allocator has from the system had another name.
         is_old = "reserved_bytes" in stats
         held = stats.get("allocated_bytes" if is_old else "active_bytes")
@@ -135,7 +140,7 @@ class CudaBackend(TouchedCounters):
                 limits.append(request.to_waiting_limit(device))
             elif self._is_in_use():
                 read_total = partial(self._limits.read_total, index)
-                total_bytes = self._ask(read_total, f"{device} does not tell its total", None)
+                total_bytes = self._ask(read_total, device, "total memory", None)
                 limit_bytes = self._limits.read(index)
                 limits.append(Limit(device, limit_bytes, total_bytes, reserved.get(device)))
         return tuple(limits)
@@ -179,8 +184,8 @@ class CudaBackend(TouchedCounters):
         classes = {id(cls): cls for cls in map(type, gc.get_objects())}
         return any(base is graph_type for cls in classes.values() for base in read_bases(cls))
 
-    def take_notes(self) -> tuple[str, ...]:
-        """Return sentences on what failed, each once."""
+    def take_notes(self) -> tuple[HardwareNote, ...]:
+        """Return notes on what failed, each once."""
         return self._notes.take() + self._tracer.take_notes()
 
     def close(self) -> None:

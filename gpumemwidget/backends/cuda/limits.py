@@ -20,7 +20,7 @@ from typing import Any
 
 from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook
 from gpumemwidget.errors import BackendError, describe_exception, read_first_line
-from gpumemwidget.model.devices import LimitRequest
+from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind, LimitRequest
 from gpumemwidget.units import format_bytes
 
 #: From this release on no device is touched by setting or reading its limit.
@@ -32,10 +32,10 @@ class CudaLimits:
 
     Args:
         torch: the imported module ``torch``.
-        on_failure: is told, in a sentence, of a limit that waited and could not be set.
+        on_failure: is told of a limit that waited and could not be set.
     """
 
-    def __init__(self, torch: Any, on_failure: Callable[[str], object]) -> None:
+    def __init__(self, torch: Any, on_failure: Callable[[HardwareNote], object]) -> None:
         self._torch = torch
         self._on_failure = on_failure
         self._lock = threading.RLock()
@@ -127,10 +127,12 @@ class CudaLimits:
                     if known is None:
                         self._set_now(index, request)
                         continue
-                    reason = f"it has one of {format_bytes(known)}, which was set since"
+                    note = HardwareNote(
+                        HardwareNoteKind.LIMIT_SET_SINCE, device=f"cuda:{index}", n_bytes=known
+                    )
                 except BackendError as exc:
-                    reason = str(exc)
-            self._on_failure(f"the limit that waited for cuda:{index} was not set: {reason}")
+                    note = HardwareNote(HardwareNoteKind.LIMIT_FAILED, str(exc), f"cuda:{index}")
+            self._on_failure(note)
 
     def close(self) -> None:
         """Forget the limits that wait. A limit that is set stays, as one set through torch does."""
@@ -149,11 +151,13 @@ class CudaLimits:
                 if index >= n_devices:
                     with self._lock:
                         self._waiting.pop(index, None)
-                    self._on_failure(f"the limit that waited for cuda:{index} is gone: no such GPU")
+                    kind = HardwareNoteKind.LIMIT_WITHOUT_DEVICE
+                    self._on_failure(HardwareNote(kind, device=f"cuda:{index}"))
                 elif self._is_early or self._torch._C._cuda_hasPrimaryContext(index):  # noqa: SLF001 - no public call asks without creating one
                     self.set_waiting((index,), is_first=self._is_early)
         except Exception as exc:  # noqa: BLE001 - this runs within the user's first use of CUDA
-            self._on_failure(f"a limit that waited was not set: {describe_exception(exc)}")
+            cause = describe_exception(exc)
+            self._on_failure(HardwareNote(HardwareNoteKind.LIMIT_FAILED, cause, "cuda"))
 
     def _set_now(self, index: int, request: LimitRequest) -> None:
         try:

@@ -18,7 +18,7 @@ from typing import Any
 from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
 from gpumemwidget.errors import Notes, describe_exception
 from gpumemwidget.model.segments import Frame
-from gpumemwidget.model.traces import CallMark
+from gpumemwidget.model.traces import CallMark, NoteKind, TraceNote
 
 #: Tool ids of ``sys.monitoring`` that Python reserves for no kind of tool.
 _TOOLS = (4, 3)
@@ -54,7 +54,7 @@ class CallRecorder:
         self._calls: list[_Call] = []
         #: Calls that run, the outermost first, by their threads.
         self._running: dict[int, list[_Call]] = {}
-        self._notes = Notes()
+        self._notes: Notes[TraceNote] = Notes()
 
     def start(self) -> None:
         """Begin now, or when the user imports torch."""
@@ -87,8 +87,8 @@ class CallRecorder:
             for call in calls
         )
 
-    def take_notes(self) -> tuple[str, ...]:
-        """Return sentences on what could not be recorded, each once."""
+    def take_notes(self) -> tuple[TraceNote, ...]:
+        """Return notes on what could not be recorded, each once."""
         return self._notes.take()
 
     # -- On and off --------------------------------------------------------------------------------
@@ -97,8 +97,7 @@ class CallRecorder:
         codes = _find_codes(torch)
         free = [tool for tool in _TOOLS if self._monitoring.get_tool(tool) is None]
         if not codes or not free:
-            why = "other tools use sys.monitoring" if codes else "this PyTorch has other ones"
-            self._notes.add(f"calls of modules and of backward are not seen: {why}")
+            self._notes.add(TraceNote(NoteKind.CALLS_BLOCKED if codes else NoteKind.CALLS_UNKNOWN))
             return
         self._codes = codes
         self._tool = free[0]
@@ -143,7 +142,7 @@ class CallRecorder:
         return None
 
     def _fail(self, exc: Exception) -> None:
-        self._notes.add(f"calls of modules are not seen: {describe_exception(exc)}")
+        self._notes.add(TraceNote(NoteKind.CALLS_FAILED, describe_exception(exc)))
 
     def _begin(self, frame: FrameType, code: CodeType) -> Any:
         if len(self._calls) >= self._n_marks:

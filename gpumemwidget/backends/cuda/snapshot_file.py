@@ -16,13 +16,12 @@ from typing import Any
 
 from gpumemwidget.backends.cuda.snapshot import parse_traces
 from gpumemwidget.errors import FileError, describe_exception
-from gpumemwidget.model.traces import AllocatorTrace
+from gpumemwidget.model.traces import AllocatorTrace, NoteKind, TraceNote
 from gpumemwidget.progress import Stage, report_progress
 
 _MAX_BYTES = 2 << 30
 _PART_BYTES = 1 << 20
 _MAKE = "make one with torch.cuda.memory._dump_snapshot() or %%memtrace --snapshot"
-_WORKED_OUT = "what stood before the file's first event is worked out backwards from its end"
 #: Exceptions of ``pickle`` for a file that is cut short or no pickle (``MemoryError`` if it
 #: announces something larger than any memory), and of the parser for other shapes than a
 #: snapshot's.
@@ -122,7 +121,7 @@ def _parse(snapshot: dict[str, Any]) -> tuple[AllocatorTrace, ...]:
             # The trace begins with its own first event.
             start_us=trace.events.times_us[0] if trace.events.times_us else trace.end_us,
             is_whole=False,
-            notes=(_WORKED_OUT,),
+            notes=(TraceNote(NoteKind.START_WORKED_OUT),),
         )
         for trace in traces
     )

@@ -18,23 +18,12 @@ from gpumemwidget.backends.cuda.snapshot import parse_traces, read_now_us
 from gpumemwidget.backends.cuda.snapshot_file import write_snapshot
 from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook
 from gpumemwidget.errors import FileError, read_first_line
+from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind
 from gpumemwidget.model.segments import Segment
-from gpumemwidget.model.traces import AllocatorTrace
+from gpumemwidget.model.traces import AllocatorTrace, NoteKind, TraceNote
 
 #: Exceptions of CUDA in error, and of calls that another release of PyTorch has otherwise.
 _REFUSALS = (RuntimeError, TypeError, ValueError, AttributeError)
-_IS_USERS = (
-    "a memory history was running already, and is used as it is, with the events and lines that "
-    "it keeps: stop it with torch.cuda.memory._record_memory_history(None) for one of our own"
-)
-_WAS_SET = (
-    "a memory history was started or stopped within the cell, and is left as it is now: "
-    "events are missing"
-)
-_HANDED_OVER = (
-    "the cell set a memory history of its own, which has its own entries alone: this trace ends "
-    "where that began"
-)
 
 
 class CudaTracer:
@@ -55,14 +44,14 @@ class CudaTracer:
         self._keeps_sites = False
         self._awaits_cuda = False
         self._cuda_start = CudaStartHook(torch, self._begin_late)
-        self._notes: list[str] = []
+        self._notes: list[HardwareNote] = []
 
     @property
     def keeps_no_events(self) -> bool:
         """True if our history runs, and keeps the lines of live blocks alone."""
         return self._span is None and self._history.is_ours
 
-    def start(self, touched: Sequence[int], *, n_events: int) -> tuple[str, ...]:
+    def start(self, touched: Sequence[int], *, n_events: int) -> tuple[HardwareNote, ...]:
         """Start a trace, and drop one that was running; return why none was started, if so."""
         with self._lock:
             self._end_span()
@@ -84,7 +73,7 @@ class CudaTracer:
                     span.start_us = read_now_us()
             except _REFUSALS as exc:
                 self._end_span()
-                return (f"CUDA refuses a trace: {read_first_line(exc)}",)
+                return (_refuse(exc),)
             except BaseException:  # A Ctrl-C: half a trace would tell of half the events.
                 self._end_span()
                 raise
@@ -105,7 +94,7 @@ class CudaTracer:
                     self._history.take_snapshot() if span.handed_over is None else span.handed_over
                 )
             except _REFUSALS as exc:
-                self._notes.append(f"CUDA gives no trace: {read_first_line(exc)}")
+                self._notes.append(_refuse(exc))
                 return ()
             finally:
                 end_us = read_now_us() if span.end_us is None else span.end_us
@@ -115,7 +104,7 @@ class CudaTracer:
             try:
                 write_snapshot(raw, snapshot_to)
             except FileError as exc:
-                self._notes.append(str(exc))
+                self._notes.append(HardwareNote(HardwareNoteKind.MESSAGE, str(exc)))
         has_events = any(raw["device_traces"])  # Parsing takes them out.
         traces = parse_traces(
             raw,
@@ -128,12 +117,15 @@ class CudaTracer:
         )
         return _explain_gaps(traces, span, was_set=was_set, has_events=has_events)
 
-    def keep_sites(self, *, is_on: bool) -> str:
-        """Keep the line of each live block from now on, or no longer; return what was done."""
+    def keep_sites(self, *, is_on: bool) -> HardwareNote:
+        """Keep the line of each live block from now on, or no longer; return what holds then."""
+        done = HardwareNote(
+            HardwareNoteKind.SITES_KEPT if is_on else HardwareNoteKind.SITES_NOT_KEPT
+        )
         with self._lock:
             self._notice_foreign_history()
             if is_on == self._keeps_sites:
-                return f"the line of each block was {'' if is_on else 'not '}kept already"
+                return done
             if is_on:
                 reason = self._find_obstacle()
                 if reason is not None:
@@ -141,7 +133,7 @@ class CudaTracer:
                 # (To ask before CUDA is in use ends the process.)
                 can_ask = self._torch.cuda.is_initialized()
                 if can_ask and self._history.is_on() and not self._history.is_ours:
-                    return _IS_USERS
+                    return HardwareNote(HardwareNoteKind.HISTORY_IS_USERS)
             self._keeps_sites = is_on
             # A running trace goes on, and leaves the history in this state when it ends.
             if self._span is None:
@@ -149,12 +141,12 @@ class CudaTracer:
                     self._restore_between_traces()
                 except _REFUSALS as exc:
                     self._keeps_sites = False
-                    return f"CUDA refuses to keep lines: {read_first_line(exc)}"
+                    return _refuse(exc)
         self._await_cuda()
-        return f"the line of each block is {'kept from now on' if is_on else 'no longer kept'}"
+        return done
 
-    def take_notes(self) -> tuple[str, ...]:
-        """Return sentences on what failed since the last call."""
+    def take_notes(self) -> tuple[HardwareNote, ...]:
+        """Return notes on what failed since the last call."""
         notes, self._notes = self._notes, []
         return tuple(notes)
 
@@ -181,7 +173,7 @@ class CudaTracer:
                     span.end_us = read_now_us()
                 self._history.set(None)
             except Exception as exc:  # noqa: BLE001 - it would be the user's own call that fails
-                self._notes.append(f"CUDA could not end its memory history: {read_first_line(exc)}")
+                self._notes.append(_refuse(exc))
 
     # -- On and off --------------------------------------------------------------------------------
 
@@ -206,7 +198,7 @@ class CudaTracer:
         try:
             self._restore_between_traces()
         except _REFUSALS as exc:
-            self._notes.append(f"CUDA could not end its memory history: {read_first_line(exc)}")
+            self._notes.append(_refuse(exc))
 
     def _restore_between_traces(self) -> None:
         """Set what holds between traces: the lines of live blocks are kept, or nothing is."""
@@ -247,11 +239,11 @@ class CudaTracer:
                     self._begin(self._span)
                 elif self._keeps_sites and self._history.is_on():
                     self._keeps_sites = False
-                    self._notes.append(_IS_USERS)
+                    self._notes.append(HardwareNote(HardwareNoteKind.HISTORY_IS_USERS))
                 elif self._keeps_sites:
                     self._history.begin_sites()
             except Exception as exc:  # noqa: BLE001 - it would be the user's own call that fails
-                self._notes.append(f"CUDA refuses a trace: {read_first_line(exc)}")
+                self._notes.append(_refuse(exc))
 
     def _warm_up(self) -> None:
         """Have torch import now what it needs to name lines, which takes seconds the first time.
@@ -264,14 +256,9 @@ class CudaTracer:
         with contextlib.suppress(Exception):
             getattr(self._torch, "_inductor", None)
 
-    def _find_obstacle(self) -> str | None:
+    def _find_obstacle(self) -> HardwareNote | None:
         backend = self._torch.cuda.memory.get_allocator_backend()
-        if backend == "native":
-            return None
-        return (
-            f"the CUDA allocator {backend} keeps no history: for lines start the kernel with "
-            "PyTorch's own (backend:native)"
-        )
+        return None if backend == "native" else HardwareNote(HardwareNoteKind.NO_HISTORY, backend)
 
 
 class _Span:
@@ -290,21 +277,24 @@ class _Span:
         self.end_us: int | None = None
 
 
+def _refuse(exc: Exception) -> HardwareNote:
+    return HardwareNote(HardwareNoteKind.HISTORY_REFUSED, read_first_line(exc))
+
+
 def _explain_gaps(
     traces: tuple[AllocatorTrace, ...], span: _Span, *, was_set: bool, has_events: bool
 ) -> tuple[AllocatorTrace, ...]:
     """Return traces with a note on events or stacks that a history of the user's costs them."""
     if span.handed_over is not None:
-        return tuple(
-            dataclasses.replace(trace, notes=(_HANDED_OVER,), ends_early=True) for trace in traces
-        )
+        note = TraceNote(NoteKind.HANDED_OVER)
+        return tuple(dataclasses.replace(trace, notes=(note,), ends_early=True) for trace in traces)
     if was_set:
-        return tuple(
-            dataclasses.replace(trace, notes=(_WAS_SET,), is_whole=False) for trace in traces
-        )
+        note = TraceNote(NoteKind.HISTORY_WAS_SET)
+        return tuple(dataclasses.replace(trace, notes=(note,), is_whole=False) for trace in traces)
     if not span.is_users:
         return traces
+    note = TraceNote(NoteKind.HISTORY_IS_USERS)
     return tuple(
-        dataclasses.replace(trace, notes=(_IS_USERS,), is_whole=trace.is_whole and has_events)
+        dataclasses.replace(trace, notes=(note,), is_whole=trace.is_whole and has_events)
         for trace in traces
     )

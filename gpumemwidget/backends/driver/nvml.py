@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from gpumemwidget.backends.protocol import ProcessesByBytes
 from gpumemwidget.errors import Notes
-from gpumemwidget.model.devices import DeviceInfo, DeviceUse
+from gpumemwidget.model.devices import DeviceInfo, DeviceUse, HardwareNote, HardwareNoteKind
 
 _T = TypeVar("_T")
 
@@ -104,7 +104,7 @@ class NvmlMonitor:
         self._uuids: dict[str, str] = {}
         self._mapped_for: object = None
         self._mapped: dict[str, _Gpu] = {}
-        self._notes = Notes()
+        self._notes: Notes[str] = Notes()
 
     def list_infos(self) -> tuple[DeviceInfo, ...]:
         """Return the GPUs that CUDA shows to this process, under PyTorch's names."""
@@ -159,9 +159,10 @@ class NvmlMonitor:
             )
             self._mapped_for = None
 
-    def take_notes(self) -> tuple[str, ...]:
-        """Return sentences on what failed since the last call, each failure once in a session."""
-        return self._notes.take()
+    def take_notes(self) -> tuple[HardwareNote, ...]:
+        """Return notes on what failed since the last call, each failure once in a session."""
+        sentences = self._notes.take()
+        return tuple(HardwareNote(HardwareNoteKind.MESSAGE, text) for text in sentences)
 
     def close(self) -> None:
         """Let go of the library, after which there are no devices. May be called twice."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gpumemwidget.model.breakdowns import BreakdownPart, PartKey
 from gpumemwidget.model.cells import CellRecord
-from gpumemwidget.model.devices import HOST, PeakIs, ProcessUse
+from gpumemwidget.model.devices import HOST, HardwareNote, HardwareNoteKind, PeakIs, ProcessUse
 from gpumemwidget.model.ownership import DeviceBytes, MemoryKind
 from gpumemwidget.model.traces import Origin
 from gpumemwidget.progress import Progress, Stage
@@ -242,6 +242,40 @@ _ORIGINS = {
 def name_origin(origin: Origin, line: int | None) -> str:
     """Return ``line 3``, or words for memory that is no line's."""
     return _ORIGINS.get(origin, f"line {line}")
+
+
+# -- Notes of the hardware's ----------------------------------------
+
+_HARDWARE_NOTES = {
+    HardwareNoteKind.MESSAGE: "{text}",
+    HardwareNoteKind.UNREAD: "{device}: {what} can't be read: {text}",
+    HardwareNoteKind.BLOCKS_COSTLY: "the allocator's blocks are not read while a memory history is "
+    "recorded: PyTorch {text} would fetch all of its events with them",
+    HardwareNoteKind.NOT_RECORDED: "GPU memory is not recorded: {text}",
+    HardwareNoteKind.LIMIT_FAILED: "The limit of {device} is not set: {text}.",
+    HardwareNoteKind.LIMIT_SET_SINCE: "The limit of {device} is not set: it has one of {n_bytes}, "
+    "which was set since.",
+    HardwareNoteKind.LIMIT_WITHOUT_DEVICE: "The limit of {device} is not set: no such GPU.",
+    HardwareNoteKind.NOT_TRACED: "{device} is not traced: only on CUDA is the allocator's history "
+    "read",
+    HardwareNoteKind.NO_HISTORY: "the CUDA allocator {text} keeps no history: for lines start the "
+    "kernel with PyTorch's own (backend:native)",
+    HardwareNoteKind.HISTORY_REFUSED: "CUDA refuses a memory history: {text}",
+    HardwareNoteKind.HISTORY_IS_USERS: "a memory history was running already: stop it with "
+    "torch.cuda.memory._record_memory_history(None) for one that keeps the line of each block",
+    HardwareNoteKind.SITES_KEPT: "the line of each block is kept",
+    HardwareNoteKind.SITES_NOT_KEPT: "the line of each block is not kept",
+    HardwareNoteKind.SITES_AWAIT_TORCH: "the line of each block is kept from when PyTorch is "
+    "imported",
+    HardwareNoteKind.SITES_NEED_GPU: "there is no memory of a GPU whose lines could be kept",
+}
+
+
+def word_hardware_note(note: HardwareNote) -> str:
+    """Return a note of the hardware's in words."""
+    return _HARDWARE_NOTES[note.kind].format(
+        text=note.text, device=note.device, what=note.what, n_bytes=format_bytes(note.n_bytes)
+    )
 
 
 # -- Progress ----------------------------------------
