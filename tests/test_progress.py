@@ -57,7 +57,6 @@ def test_a_listener_can_break_the_work_off() -> None:
             "Replaying the allocator's events: 400,000 of 1,000,000",
         ),
         (Progress(MOVE, GIB, 4 * GIB), "Moving tensors to another device: 1.00 GiB of 4.00 GiB"),
-        (Progress(Stage.READ_BYTES, GIB, 2 * GIB), "Reading the file: 1.00 GiB of 2.00 GiB"),
     ],
 )
 def test_the_words(progress: Progress, words: str) -> None:

@@ -155,22 +155,6 @@ def test_childrens_usage_is_the_kernels(host: HostBackend) -> None:
         resource.getrusage(99)
 
 
-@linux
-def test_getrusage_is_given_back() -> None:
-    """A backend that closes, twice too, leaves the original function."""
-    original = resource.getrusage
-    backend = HostBackend()
-    assert resource.getrusage is original
-    backend.start_span()
-    is_ours = resource.getrusage is not original
-
-    backend.close()
-    backend.close()
-
-    assert is_ours
-    assert resource.getrusage is original
-
-
 # -- Forks and threads ------------------------------------------------------------------------
 
 

@@ -194,24 +194,6 @@ def test_uninstall_puts_back_what_was_there_twice() -> None:
     assert vars(bindings) == before
 
 
-def test_uninstall_leaves_what_others_laid_over_it() -> None:
-    """A binding that somebody wrapped after us stays theirs, and still works."""
-    allocator = SimulatedGpus()
-    bindings = bind(allocator)
-    overlay = PeakOverlay(bindings)
-    ours = bindings._cuda_memoryStats
-
-    def theirs(device: int) -> Any:
-        return ours(device)
-
-    bindings._cuda_memoryStats = theirs
-
-    overlay.uninstall()
-
-    assert bindings._cuda_memoryStats is theirs
-    assert theirs(0) == allocator.stats(0)
-
-
 def test_refused_arguments_are_refused_in_the_bindings_own_words() -> None:
     """A call that the binding refuses changes nothing that we remember."""
     bindings = bind(SimulatedGpus())

@@ -48,13 +48,6 @@ def test_a_layer() -> None:
     assert line == FailingLine("In[7], line 2", "y = model(x)", function)
 
 
-def test_a_function_of_c() -> None:
-    """Where the line calls C at once there is no function to name."""
-    line = _find([Frame(CELL, 4, "<module>"), KERNEL])
-
-    assert line == FailingLine("In[7], line 4", "step(x)", None)
-
-
 def test_backward() -> None:
     """What decorators and private helpers add is passed over."""
     frames = [

@@ -229,30 +229,6 @@ def test_what_loses_training_state_comes_last_and_one_by_one(
     ]
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_what_may_hold_more_in_cpp_is_at_least(notebook: Notebook) -> None:
-    """A scripted module has lists of tensors, which nobody tells."""
-    notebook.run(
-        "import torch\n"
-        "class Holder(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.weight = torch.nn.Parameter(torch.ones(2, 1024, 1024))\n"
-        "        self.rows = torch.jit.annotate(list[torch.Tensor], [torch.ones(3)])\n"
-        "    def forward(self, t):\n"
-        "        return t + self.rows[0] + self.weight\n"
-        "x = torch.jit.script(Holder())\n"
-        "y = torch.ones(1024, 1024)"
-    )
-
-    names = find_names(notebook)
-
-    assert [(way.names, way.gives_is) for way in names] == [
-        (("y",), "exact"),
-        (("x",), "at least"),
-    ]
-
-
 def test_little_beside_what_was_asked_for(notebook: Notebook) -> None:
     """What gives less than a hundredth of a request is left out."""
     notebook.put(x=torch.ones(8 * N))

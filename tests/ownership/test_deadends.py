@@ -54,17 +54,6 @@ def test_what_may_lead_on_is_never_left_out(dead_ends: DeadEnds, case: str) -> N
     assert found == {id(each) for each in (*first, *last)}
 
 
-def test_records_that_have_a_tensor_each_are_not_all_asked(dead_ends: DeadEnds) -> None:
-    """After some of a lot the rest is taken to lead on, but for what is empty."""
-    records: list[object] = [{"logits": torch.ones(1)} for _ in range(20)]
-    plain: object = [[1]]
-    empty: object = {}
-
-    found = dead_ends.find([*records, plain, empty])
-
-    assert found == {id(empty)}
-
-
 @given(
     st.integers(1, 30).flatmap(
         lambda n: st.tuples(

@@ -260,22 +260,6 @@ def test_what_is_played_is_what_was_there() -> None:
     assert told_again == told
 
 
-def test_only_changes_are_recorded() -> None:
-    """What stands as it stood is not written again."""
-    gpus = SimulatedGpus()
-    driver = SimulatedDriver(gpus)
-    recorder = Recorder(Hardware([CudaBackend(simulate_torch(gpus))], driver))
-    recorder.tick()
-    gpus.touch()
-    for _ in range(2):
-        recorder.tick()
-
-    _, second, third = recorder.to_recording().events
-
-    assert [use.relation for use in second.surroundings.processes["cuda:0"]] == ["own"]
-    assert third.surroundings is None
-
-
 def test_a_script_is_recorded_from_the_command_line(tmp_path: Path) -> None:
     """The tool runs a script with its arguments, and what it writes can be played."""
     out, script = tmp_path / "out.json.gz", tmp_path / "work.py"
