@@ -163,14 +163,14 @@ class Hardware:
         told = (backend.read_pinned() for backend in self._backends)
         return next((use for use in told if use is not None), None)
 
-    def release_workspaces(self) -> str:
-        """Free cuBLAS's workspaces, and return in a few words what was done.
+    def release_workspaces(self) -> bool:
+        """Free cuBLAS's workspaces, and return whether there were any.
 
         Raises:
             BackendError: a device refused, or a CUDA graph is alive that may use them.
         """
         done = [backend.release_workspaces() for backend in self._backends]
-        return "; ".join(text for text in done if text) or "there are no cuBLAS workspaces here"
+        return any(done)
 
     def start_trace(self, *, n_events: int = 1_000_000) -> tuple[HardwareNote, ...]:
         """Begin to note each allocation; return a note for each device that can't be traced.

@@ -129,15 +129,13 @@ class MemoryBackend(ABC):
         """Return a fast call that gives malloc's bytes in use; ``None`` where that is unknown."""
         return None
 
-    def release_workspaces(self) -> str | None:
-        """Free cuBLAS's workspaces, for the allocator to give back, and return what was done.
-
-        ``None`` where there are none yet.
+    def release_workspaces(self) -> bool:
+        """Free cuBLAS's workspaces, for the allocator to give back; return whether any was there.
 
         Raises:
             BackendError: the device refuses, or something alive may use them.
         """
-        return None
+        return False
 
     def read_segments(self) -> tuple[Segment, ...]:
         """Return the segments of each touched device, and the blocks that they are cut into.

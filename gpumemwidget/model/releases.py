@@ -177,6 +177,15 @@ class ReleaseStepKind(Enum):
     EMPTY_CACHE = "empty_cache"
 
 
+class CacheResult(Enum):
+    """What was done about one of torch's own caches."""
+
+    WORKSPACES_FREED = auto()
+    NO_WORKSPACES = auto()
+    COMPILER_RESET = auto()
+    NOTHING_COMPILED = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The outcome of one step; fields that do not belong to its kind are empty."""
@@ -191,8 +200,10 @@ class StepResult:
     references: tuple[str, ...] = ()
     #: Objects that the garbage collector found.
     n_objects: int = 0
-    #: A sentence on each cache.
-    notes: tuple[str, ...] = ()
+    #: What was done about each cache.
+    caches: tuple[CacheResult, ...] = ()
+    #: Why cuBLAS's workspaces stay, in one line; ``""`` if they do not.
+    refusal: str = ""
     #: Why the step failed, in one line; ``""`` if it did not.
     error: str = ""
 

@@ -22,6 +22,7 @@ from gpumemwidget.errors import BackendError, ReleaseError, forgets_frames
 from gpumemwidget.model.devices import HOST, BytesByDevice, Reading
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import (
+    CacheResult,
     ReleasePlan,
     ReleaseReport,
     ReleaseRequest,
@@ -230,23 +231,26 @@ class _Release:
 
     def _clear_caches(self, request: ReleaseRequest) -> StepResult:
         """Clear torch's own caches, to which no variable leads; they are made anew when needed."""
-        notes = []
+        caches, refusal = [], ""
         if request.compile_caches:
             # Where the user, or torch for them, has imported the compiler to the end.
             dynamo = sys.modules.get("torch._dynamo")
             reset = None if dynamo is None else vars(dynamo).get("reset")
             if reset is None:
-                notes.append("nothing was compiled in this process")
+                caches.append(CacheResult.NOTHING_COMPILED)
             else:
                 reset()
-                notes.append("torch._dynamo.reset(): the next call compiles anew")
+                caches.append(CacheResult.COMPILER_RESET)
         if request.cublas:
             try:
-                notes.append(self._hardware.release_workspaces())
+                is_freed = self._hardware.release_workspaces()
+                caches.append(
+                    CacheResult.WORKSPACES_FREED if is_freed else CacheResult.NO_WORKSPACES
+                )
             except BackendError as exc:
                 # Workspaces in use stay; what else was asked for can be released all the same.
-                notes.append(str(exc))
-        return StepResult(notes=tuple(notes))
+                refusal = str(exc)
+        return StepResult(caches=tuple(caches), refusal=refusal)
 
     def _empty_cache(self) -> StepResult:
         self._hardware.empty_cache()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from gpumemwidget.model.devices import Reading, rank_device
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.model.releases import (
+    CacheResult,
     Reason,
     ReasonKind,
     ReleaseMove,
@@ -71,6 +72,13 @@ _REASONS = {
     ReasonKind.OTHER_CLASS: "a tensor of another class, or a part of one, can't be moved in place",
     ReasonKind.OTHER_LAYOUT: "a sparse, quantised, nested or named tensor can't be moved in place",
     ReasonKind.OTHER_DEVICE: "PyTorch can't move it in place between these devices; use .to()",
+}
+
+_CACHES = {
+    CacheResult.WORKSPACES_FREED: "cuBLAS workspaces freed",
+    CacheResult.NO_WORKSPACES: "no cuBLAS workspaces to free",
+    CacheResult.COMPILER_RESET: "torch._dynamo.reset(): the next call compiles anew",
+    CacheResult.NOTHING_COMPILED: "nothing was compiled in this process",
 }
 
 _STEP_COLUMNS = (
@@ -374,7 +382,9 @@ def describe_result(kind: ReleaseStepKind, result: StepResult) -> str:
         ReleaseStepKind.UNBIND: ", ".join(result.names),
         ReleaseStepKind.CLEAR_GRADIENTS: count(result.n_tensors, "gradient"),
         ReleaseStepKind.DROP_REFERENCES: describe_references(result.references),
-        ReleaseStepKind.CLEAR_CACHES: "; ".join(result.notes),
+        ReleaseStepKind.CLEAR_CACHES: "; ".join(
+            filter(None, [*(_CACHES[each] for each in result.caches), result.refusal])
+        ),
         ReleaseStepKind.COLLECT: count(result.n_objects, "object"),
         ReleaseStepKind.EMPTY_CACHE: "cached memory given back",
     }

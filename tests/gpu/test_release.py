@@ -11,7 +11,14 @@ import torch
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.model.releases import Reason, ReasonKind, Remnant, RemnantKind, RestoreReport
+from gpumemwidget.model.releases import (
+    CacheResult,
+    Reason,
+    ReasonKind,
+    Remnant,
+    RemnantKind,
+    RestoreReport,
+)
 from gpumemwidget.releasing.restore import execute_restore
 from tests.ownership.conftest import notebook  # noqa: F401 - a fixture
 from tests.ownership.notebook import Notebook, Tracker
@@ -360,7 +367,7 @@ def test_cublas_workspaces_are_freed(notebook: Notebook) -> None:  # noqa: F811
 
     assert report.stopped is None
     step = next(each for each in report.steps if each.kind.value == "clear caches")
-    assert (step.status, step.result.notes) == ("done", ("cuBLAS workspaces freed",))
+    assert (step.status, step.result.caches) == ("done", (CacheResult.WORKSPACES_FREED,))
     assert freed == dict(step.allocated_freed_bytes)["cuda:0"] > 0
     assert torch.equal(notebook.ip.user_ns["b"], notebook.ip.user_ns["c"])
 

@@ -18,6 +18,7 @@ from gpumemwidget.errors import BackendError, BadInputError, UnknownNameError
 from gpumemwidget.model.devices import Reading
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import (
+    CacheResult,
     Reason,
     ReasonKind,
     ReleaseRequest,
@@ -534,7 +535,7 @@ def test_workspaces_that_must_stay_do_not_stop_the_rest(
 ) -> None:
     """Why they stay is said, and what else was asked for goes."""
 
-    def refuse() -> str:
+    def refuse() -> bool:
         raise BackendError("cuBLAS's workspaces stay while a CUDA graph is alive")
 
     notebook.put(x=tracker.make(10))
@@ -542,7 +543,7 @@ def test_workspaces_that_must_stay_do_not_stop_the_rest(
 
     report = notebook.release("x", cublas=True)
 
-    assert report.steps[3].result.notes == ("cuBLAS's workspaces stay while a CUDA graph is alive",)
+    assert report.steps[3].result.refusal == "cuBLAS's workspaces stay while a CUDA graph is alive"
     assert report.stopped is None
     assert tracker.count_bytes() == 0
 
@@ -568,7 +569,7 @@ def test_what_was_compiled_is_forgotten(notebook: Notebook, tracker: Tracker) ->
 
     assert before == [1]
     assert notebook.ip.user_ns["calls"] == [1, 1]
-    assert report.steps[3].result.notes == ("torch._dynamo.reset(): the next call compiles anew",)
+    assert report.steps[3].result.caches == (CacheResult.COMPILER_RESET,)
 
 
 def test_the_compiler_is_not_imported_to_be_cleared(
@@ -579,5 +580,5 @@ def test_the_compiler_is_not_imported_to_be_cleared(
 
     report = notebook.release(compile_caches=True)
 
-    assert report.steps[3].result.notes == ("nothing was compiled in this process",)
+    assert report.steps[3].result.caches == (CacheResult.NOTHING_COMPILED,)
     assert "torch._dynamo" not in sys.modules

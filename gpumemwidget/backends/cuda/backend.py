@@ -145,8 +145,8 @@ class CudaBackend(TouchedCounters):
                 limits.append(Limit(device, limit_bytes, total_bytes, reserved.get(device)))
         return tuple(limits)
 
-    def release_workspaces(self) -> str | None:
-        """Free the workspaces of cuBLAS, which has 32 MiB and more for each handle and stream.
+    def release_workspaces(self) -> bool:
+        """Free cuBLAS's workspaces, 32 MiB and more for each handle and stream, if there are any.
 
         Raises:
             BackendError: CUDA refuses, as it does after a fault on the device; or a CUDA graph is
@@ -154,7 +154,7 @@ class CudaBackend(TouchedCounters):
                 stream's workspace whenever it is replayed: freed, that could be another's memory.
         """
         if not self._is_in_use():
-            return None
+            return False
         if self._has_graphs():
             raise BackendError(
                 "cuBLAS's workspaces stay while a CUDA graph is alive, which may use them: delete "
@@ -162,7 +162,7 @@ class CudaBackend(TouchedCounters):
             )
         clear = getattr(self._torch._C, "_cuda_clearCublasWorkspaces", None)  # noqa: SLF001 - has no public name
         if clear is None:
-            return f"PyTorch {self._torch.__version__} can't free cuBLAS workspaces"
+            return False
         before = self._sum_allocated()
         try:
             clear()
@@ -171,8 +171,7 @@ class CudaBackend(TouchedCounters):
                 f"CUDA could not free cuBLAS's workspaces ({read_first_line(exc)}): restart the "
                 "kernel if the device is in error"
             ) from exc
-        is_freed = self._sum_allocated() < before
-        return "cuBLAS workspaces freed" if is_freed else "no cuBLAS workspaces to free"
+        return self._sum_allocated() < before
 
     def _sum_allocated(self) -> int:
         return sum(reading.allocated_bytes or 0 for reading in self.read())
