@@ -168,18 +168,19 @@ def test_a_running_cell_shows_its_report_and_the_last_one_comes_below(notebook: 
     assert notebook.evaluate("gpumemwidget.monitor().is_sampling") is False
 
 
-def test_a_short_cell_leaves_its_report_alone(notebook: Notebook) -> None:
-    cell = notebook.run("%%memtrace\nprint('first')\n42")
+@pytest.mark.parametrize(
+    ("cell", "kinds"),
+    [
+        ("%%memtrace\nprint('first')\n42", ["stream", "execute_result", "display_data"]),
+        ("%%memtrace --no-live\nimport time\ntime.sleep(1.3)", ["display_data"]),
+    ],
+)
+def test_a_report_stands_alone(notebook: Notebook, cell: str, kinds: list[str]) -> None:
+    """Under a short cell, and under one that is to show none while it runs."""
+    run = notebook.run(cell)
 
-    assert cell.kinds == ["stream", "execute_result", "display_data"]
-    assert _find_report(cell)
-
-
-def test_no_live_shows_the_report_alone(notebook: Notebook) -> None:
-    cell = notebook.run("%%memtrace --no-live\nimport time\ntime.sleep(1.3)")
-
-    assert cell.kinds == ["display_data"]
-    assert _find_report(cell)
+    assert run.kinds == kinds
+    assert _find_report(run)
 
 
 @pytest.mark.parametrize(

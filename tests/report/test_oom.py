@@ -62,17 +62,6 @@ def test_unknown_parts_are_one(changes: dict[str, Any], name: str) -> None:
     assert name in _list_names(_divide(make_event(**changes)))
 
 
-def test_parts_that_are_more_than_the_device_are_not_told_apart() -> None:
-    """Readings of two moments make no negative part, and no bar longer than the device."""
-    process = ProcessUse(4711, "python serve.py", "other", 12 * GIB)
-    breakdown = _divide(make_event(processes=(OWN, process)))
-
-    assert _list_names(breakdown)[2:] == [
-        "this process outside PyTorch and other processes",
-        "free",
-    ]
-
-
 def test_limit_is_a_mark() -> None:
     """It stands where it is below the device's own end."""
     assert list_marks(_divide(make_event(limit_bytes=70 * GIB))) == [(70 * GIB, False)]
