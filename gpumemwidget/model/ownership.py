@@ -105,21 +105,14 @@ class DeviceAccount:
         return tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
 
 
-class AccountNoteKind(Enum):
-    """Why memory of tensors is in no line of an account."""
-
-    PINNED = auto()  #: PyTorch's allocator of pinned memory has it, and malloc's figure has not
-    FOREIGN = auto()  #: it lies in no block of PyTorch's allocator
-    EXCESS = auto()  #: the tensors are so many bytes more than the allocator has handed out
-
-
 @dataclass(frozen=True, slots=True)
 class AccountNote:
-    """Memory of tensors that an account leaves out, or that its allocator does not know."""
+    """Memory of tensors that the allocator of their device does not count."""
 
-    kind: AccountNoteKind
     device: str
     n_bytes: int
+    #: True where PyTorch's allocator of pinned memory has it.
+    is_pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

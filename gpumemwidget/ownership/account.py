@@ -22,7 +22,6 @@ from gpumemwidget.errors import forgets_frames
 from gpumemwidget.model.devices import HOST, Reading
 from gpumemwidget.model.ownership import (
     AccountNote,
-    AccountNoteKind,
     BlockNames,
     DeviceAccount,
     MemoryAccount,
@@ -207,9 +206,7 @@ def describe_memory(
             for place in row.places
         )
     notes = [
-        AccountNote(AccountNoteKind.PINNED, HOST, n_bytes)
-        if each == PINNED
-        else AccountNote(AccountNoteKind.FOREIGN, each, n_bytes)
+        AccountNote(HOST if each == PINNED else each, n_bytes, is_pinned=each == PINNED)
         for each, n_bytes in outside.items()
         if n_bytes
     ]
@@ -351,7 +348,7 @@ def _balance_device(
         left = allocated - sum(each.n_bytes for each in lines)
         if left < 0:
             # Tensors in shared memory are not malloc's; another thread may have freed some.
-            notes.append(AccountNote(AccountNoteKind.EXCESS, reading.device, -left))
+            notes.append(AccountNote(reading.device, -left))
             allocated = None
         elif left:
             is_host = reading.device == HOST

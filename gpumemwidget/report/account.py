@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from gpumemwidget.model.devices import HOST, check_device, rank_device
 from gpumemwidget.model.ownership import (
     AccountNote,
-    AccountNoteKind,
     DeviceAccount,
     DeviceBytes,
     MemoryAccount,
@@ -56,21 +55,16 @@ _FREES_NOTE = Note(
 
 
 def word_account_note(note: AccountNote) -> str:
-    """Return a sentence on memory of tensors that an account leaves out, or can't place."""
+    """Return a sentence on memory of tensors that their allocator does not count."""
     amount = format_bytes(note.n_bytes)
-    if note.kind is AccountNoteKind.PINNED:
+    if note.is_pinned:
         return (
             f"{amount} of tensors are pinned: torch's own allocator for these has them, and "
             "malloc's figure leaves them out"
         )
-    if note.kind is AccountNoteKind.FOREIGN:
-        return (
-            f"{amount} of tensors on {note.device} are no memory of torch's allocator: another "
-            "library's, or a CUDA graph's that it has taken back"
-        )
     return (
-        f"the tensors on {note.device} are {amount} more than its allocator says: some are not its "
-        "own, or were freed meanwhile"
+        f"{amount} of tensors on {note.device} are no memory of torch's allocator: another "
+        "library's, a CUDA graph's that it has taken back, or freed meanwhile"
     )
 
 

@@ -13,7 +13,6 @@ import torch
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.model.ownership import (
     AccountNote,
-    AccountNoteKind,
     DeviceAccount,
     MemoryAccount,
     Owned,
@@ -213,7 +212,7 @@ def test_memory_of_another_allocator_is_not_counted(notebook: Notebook) -> None:
     account = take_account(notebook)
 
     assert not any(each.owner.startswith("foreign") for each in find_device(account).owned)
-    assert AccountNote(AccountNoteKind.FOREIGN, "cuda:0", 4 * MIB) in account.notes
+    assert AccountNote("cuda:0", 4 * MIB) in account.notes
     notebook.ip.user_ns.pop("foreign")
     assert driver.cuMemFree_v2(pointer) == 0
 
@@ -305,4 +304,4 @@ def test_pinned_memory_is_not_mallocs(source: str, notebook: Notebook) -> None: 
     host = next(each for each in account.devices if each.device == "host")
     n_bytes = notebook.ip.user_ns["staging"].untyped_storage().nbytes()
     assert [each for each in host.owned if each.owner == "staging"] == []
-    assert AccountNote(AccountNoteKind.PINNED, "host", n_bytes) in account.notes
+    assert AccountNote("host", n_bytes, is_pinned=True) in account.notes

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from gpumemwidget.model.ownership import (
     AccountNote,
-    AccountNoteKind,
     DeviceAccount,
     DeviceBytes,
     Explanation,
@@ -145,7 +144,7 @@ def make_big_account() -> MemoryAccount:
     owned += [own((f"t{number}",), KIB) for number in range(8)]
     total = sum(each.n_bytes for each in owned)
     device = DeviceAccount("cuda:0", total + 3 * MIB, tuple(owned))
-    notes = tuple(AccountNote(kind, "cuda:1", 4 * MIB) for kind in AccountNoteKind)
+    notes = (AccountNote("cuda:1", 4 * MIB), AccountNote("host", MIB, is_pinned=True))
     return MemoryAccount((device,), (), False, 2.0, notes)
 
 
