@@ -195,6 +195,8 @@ def test_a_block_is_used_once(machine: None) -> None:
     ("options", "message"),
     [
         ({"n_events": "20"}, "'20' events can't be kept"),
+        ({"n_events": 0}, "0 events can't be kept: give 1 to 20000000"),
+        ({"depth": -1}, "-1 is no depth: give 0 or a whole number above it"),
         ({"depth": 1.5}, "1.5 is no depth"),
         ({"snapshot": ""}, "a file's name is missing"),
     ],

@@ -158,6 +158,16 @@ def test_a_cell_that_fails_is_told_up_to_there(cells: Cells) -> None:
     assert "gpumemwidget" not in cells.text
 
 
+def test_a_syntax_error_gets_no_report(cells: Cells) -> None:
+    """No line ran: the error stands alone, and the next cell is traced as ever."""
+    result = cells.run("%%memtrace\nx = = 1")
+
+    assert isinstance(result.error_before_exec, SyntaxError)
+    assert cells.traces == []
+    cells.run(f"%%memtrace\na = bytearray({20 * MIB})\n")
+    assert cells.list_nets() == {2: 20}
+
+
 def test_a_run_within_the_cell_belongs_to_the_line_that_runs_it(cells: Cells) -> None:
     """Its code is no line of this cell."""
     cells.run(
