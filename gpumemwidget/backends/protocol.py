@@ -1,4 +1,4 @@
-"""What hardware can be asked for: the contract for the door to it.
+"""The contract of everything that tells of hardware, and so what can be asked of it.
 
 Every source of counters is a ``MemoryBackend``; what it does not have it answers as the base class
 does. A ``DeviceMonitor`` tells of whole devices, a ``ProcessSource`` of processes.

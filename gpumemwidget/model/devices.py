@@ -243,11 +243,11 @@ class HardwareNoteKind(Enum):
 
     #: A sentence made elsewhere, in ``text``: the driver's, a file error's, a recording's.
     MESSAGE = auto()
-    #: What ``what`` names can't be read on ``device``, for the error in ``text``.
+    #: The figure named by ``what`` can't be read on ``device``, for the error in ``text``.
     UNREAD = auto()
     #: The allocator's blocks are not read, as the PyTorch in ``text`` would fetch all events.
     BLOCKS_COSTLY = auto()
-    #: This PyTorch's devices are not recorded, for the error in ``text``.
+    #: Devices of this PyTorch are not recorded, for the error in ``text``.
     NOT_RECORDED = auto()
     #: A limit that waited was not set: for the error in ``text``; as ``n_bytes`` were set since;
     #: as there is no such device.

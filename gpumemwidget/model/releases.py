@@ -178,7 +178,7 @@ class ReleaseStepKind(Enum):
 
 
 class CacheResult(Enum):
-    """What was done about one of torch's own caches."""
+    """The outcome of clearing one of torch's own caches."""
 
     WORKSPACES_FREED = auto()
     NO_WORKSPACES = auto()
@@ -200,7 +200,7 @@ class StepResult:
     references: tuple[str, ...] = ()
     #: Objects that the garbage collector found.
     n_objects: int = 0
-    #: What was done about each cache.
+    #: The outcome for each cache.
     caches: tuple[CacheResult, ...] = ()
     #: Why cuBLAS's workspaces stay, in one line; ``""`` if they do not.
     refusal: str = ""
@@ -255,7 +255,7 @@ class ReleaseReport:
     #: Measured over all steps, for each device.
     allocated_freed_bytes: BytesByDevice
     reserved_freed_bytes: BytesByDevice
-    #: What was to be freed and is still there; what was to stay is in ``plan.stays``.
+    #: Memory that was to be freed and is still there; ``plan.stays`` has what was to stay.
     remains: tuple[Remnant, ...] = ()
     #: The step and the reason of a stop, in one line; ``None`` if the release went through.
     stopped: str | None = None
@@ -274,7 +274,7 @@ class RestorePlan:
     needs_bytes: DeviceBytes
     #: Why the plan may not be executed, in one line; ``None`` where it may.
     refusal: str | None = None
-    #: What can't be brought back.
+    #: Names whose memory can't be brought back.
     stays: tuple[ReleaseStay, ...] = ()
 
 

@@ -64,7 +64,7 @@ _COMPILER = re.compile(r"torch\._(inductor|dynamo|functorch)\b")
 
 _OTHER = "Python's own objects and libraries"
 
-#: Where less than this was not met, a brief account searches for no other holders (bytes).
+#: Bytes that may have been missed before a brief account searches for other holders.
 _MOST_UNMET_BYTES = 1024**2
 
 #: Maximum number of storages that have a path of their own in a brief account, the biggest.

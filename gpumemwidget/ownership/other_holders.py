@@ -157,7 +157,7 @@ def _allow_for_own(graph: Graph, place: int, kind: Kind, excess: int) -> int:
         # defined in the same scope.
         return 0
     if kind is Kind.HIDDEN and graph.hidden.is_script(type(target)):
-        # Its own methods hold it.
+        # A scripted module is held by its own methods.
         return 0
     if kind is Kind.NODE and graph.cpp_refs[place]:
         # The node of a function written in Python always owned its context.
@@ -376,7 +376,7 @@ def _climb(
     rising = {key: {key} for key in chains}
     below = {key: {key} for key in chains}
     namespaces = _list_named_namespaces() if targets else {}
-    # What is on the way keeps its id.
+    # Objects that were met are kept, so that no other gets the id of one.
     met: list[object] = []
     for _ in range(_MOST_STEPS_UP):
         # Without its last steps the account says that it is not complete.

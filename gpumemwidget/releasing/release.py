@@ -86,7 +86,7 @@ class _Release:
         self._hardware = hardware
         self._watched: list[WatchedStorage] = []
         self._steps: list[ReleaseStep] = []
-        #: What the devices held after the last step.
+        #: The devices' readings after the last step.
         self._last: tuple[Reading, ...] = ()
         #: True once a Ctrl-C came after the first change: no further step is taken then.
         self._is_interrupted = False
@@ -233,7 +233,7 @@ class _Release:
         """Clear torch's own caches, to which no variable leads; they are made anew when needed."""
         caches, refusal = [], ""
         if request.compile_caches:
-            # Where the user, or torch for them, has imported the compiler to the end.
+            # Only if the user, or torch for them, has imported the compiler to the end.
             dynamo = sys.modules.get("torch._dynamo")
             reset = None if dynamo is None else vars(dynamo).get("reset")
             if reset is None:

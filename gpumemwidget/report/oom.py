@@ -49,7 +49,7 @@ _MAX_PATH, _MAX_LINE = 72, 160
 #: Maximum number of names of one remedy in the first line.
 _MAX_NAMES = 3
 
-#: Each remedy that names nothing: what the first line calls it, what to do, and the line to type
+#: For remedies that name nothing: what the first line calls it, what to do, and the line to type
 #: (``""`` if there is none, or if it depends on the error).
 _REMEDIES: dict[RemedyKind, tuple[str, str, str]] = {
     "last exception": (

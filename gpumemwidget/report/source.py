@@ -362,7 +362,7 @@ def _iter_calls(
     shown = [node for node in nodes if node in chosen]
     for node in shown:
         name, detail = _describe_call(node, files)
-        # Of a line's only call the row says where it allocated, and nothing new of how much.
+        # The only call of a line adds where it allocated, and nothing new of how much.
         amounts = () if node.use == line_use else _list_amounts(node.use)
         yield _make_row(name, amounts, tone="code", detail=detail, level=level)
         yield from _iter_calls(node.parts, chosen, level + 1, line_use, files)

@@ -31,7 +31,7 @@ class _Process:
 
 
 class StandInDriver:
-    """What a ``DeviceMonitor`` needs that is also the ``ProcessSource`` for what it lists."""
+    """A driver for a ``DeviceMonitor`` that also tells of the processes that it lists."""
 
     def __init__(self) -> None:
         self.is_closed = False

@@ -84,7 +84,7 @@ def _find_loop() -> Any | None:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What the parts of the dashboard work with.
+    """The means that all parts of the dashboard work with.
 
     Attributes:
         session: is asked for what the views show.

@@ -115,7 +115,7 @@ _OPAQUE_NODES = frozenset({"CopySlices", "CppFunction"})
 _COMPRESSED_ROWS = ("crow_indices", "col_indices", "values")
 _COMPRESSED_COLUMNS = ("ccol_indices", "row_indices", "values")
 
-#: What gives the tensors within a sparse one, by its layout.
+#: Methods that give the tensors within a sparse one, by its layout.
 _SPARSE_PARTS = {
     "torch.sparse_coo": ("_indices", "_values"),
     "torch.sparse_csr": _COMPRESSED_ROWS,

@@ -59,7 +59,7 @@ class MapPiece:
 
     @property
     def looks(self) -> tuple[tuple[str, int], ...]:
-        """What is in use, then what is free, each with its bytes in its largest part's look."""
+        """The parts in use, then the free ones, each with its bytes in its largest part's look."""
         used = [each for each in self.sums if each[0] not in BLOCK_STATES]
         free = [each for each in self.sums if each[0] in BLOCK_STATES]
         return tuple((each[0][0], sum(n for _, n in each)) for each in (used, free) if each)
