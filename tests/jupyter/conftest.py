@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -17,7 +18,9 @@ from traitlets.config import Config
 from gpumemwidget.jupyter import oom
 from gpumemwidget.model.ooms import OomCard
 from tests.jupyter.machine import Machine
-from tests.jupyter.notebook import Notebook, open_notebook
+
+if TYPE_CHECKING:
+    from tests.jupyter.notebook import Notebook
 
 
 @pytest.fixture
@@ -68,6 +71,9 @@ def make_machine(
 
 @pytest.fixture(scope="session")
 def session_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    # A Jupyter client may be missing where no test wants a kernel, as on a machine for GPU tests.
+    from tests.jupyter.notebook import open_notebook
+
     with open_notebook(tmp_path_factory.mktemp("kernel")) as notebook:
         yield notebook
 
