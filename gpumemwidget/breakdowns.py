@@ -22,10 +22,11 @@ from gpumemwidget.model.breakdowns import (
 from gpumemwidget.model.devices import (
     HOST,
     DeviceState,
+    Frame,
     ProcessUse,
+    Segment,
 )
 from gpumemwidget.model.ownership import BlockNames, DeviceAccount, MemoryKind
-from gpumemwidget.model.segments import Frame, Segment
 
 #: Parts of the memory that is reserved but unallocated.
 _UNALLOCATED_KEYS: tuple[PartKey, ...] = ("pending", "releasable", "fragmented", "pools")

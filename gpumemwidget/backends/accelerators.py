@@ -24,8 +24,7 @@ from gpumemwidget.backends.counters import SeenPeaks, TouchedCounters
 from gpumemwidget.backends.cuda.snapshot import parse_segments
 from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay, find_extension
 from gpumemwidget.errors import BackendError
-from gpumemwidget.model.devices import DeviceInfo
-from gpumemwidget.model.segments import Segment
+from gpumemwidget.model.devices import DeviceInfo, Segment
 
 #: Kinds whose peaks the user reads only through calls that an overlay covers.
 _COVERED = ("xpu", "mps")

@@ -21,8 +21,8 @@ from gpumemwidget.model.devices import (
     PinnedUse,
     ProcessUse,
     Reading,
+    Segment,
 )
-from gpumemwidget.model.segments import Segment
 
 _OTHER_PIDS = (
     "{device}: the driver lists its processes, but not this one by the number that it has here, as "

@@ -42,9 +42,9 @@ from gpumemwidget.model.devices import (
     LimitRequest,
     PinnedUse,
     Reading,
+    Segment,
     rank_device,
 )
-from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import AllocatorTrace
 
 #: Maximum number of times that the counters are read until they stand still.

@@ -25,8 +25,8 @@ from gpumemwidget.model.devices import (
     LimitRequest,
     PinnedUse,
     Reading,
+    Segment,
 )
-from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import AllocatorTrace
 
 #: How a process is related to this one: see ``ProcessUse``.

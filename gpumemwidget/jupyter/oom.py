@@ -29,7 +29,7 @@ from gpumemwidget.session.interrupts import run_uninterrupted
 from gpumemwidget.session.session import Session
 
 if TYPE_CHECKING:
-    from gpumemwidget.model.segments import Frame
+    from gpumemwidget.model.devices import Frame
     from gpumemwidget.oom.detection import OomSign
 
 

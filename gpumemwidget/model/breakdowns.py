@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
 
-from gpumemwidget.model.devices import PinnedUse, ProcessUse
+from gpumemwidget.model.devices import PinnedUse, ProcessUse, Segment
 from gpumemwidget.model.ownership import BlockNames, MemoryKind
-from gpumemwidget.model.segments import Segment
 
 #: Kinds of parts of a device's memory:
 #:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpumemwidget.model.breakdowns import Breakdown
-from gpumemwidget.model.devices import HOST, DeviceState, ProcessUse
+from gpumemwidget.model.devices import HOST, DeviceState, Frame, ProcessUse
 from gpumemwidget.model.ownership import Owned
-from gpumemwidget.model.segments import Frame
 
 
 @dataclass(frozen=True, slots=True)

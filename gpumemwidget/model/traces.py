@@ -15,9 +15,8 @@ from typing import Literal
 
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.cells import CellRecord, Span
-from gpumemwidget.model.devices import PeakIs
+from gpumemwidget.model.devices import Frame, PeakIs, Segment
 from gpumemwidget.model.ownership import MemoryKind
-from gpumemwidget.model.segments import Frame, Segment
 
 #: Number of allocator events that a trace keeps by default: some 300 MB while it runs.
 DEFAULT_EVENTS = 1_000_000

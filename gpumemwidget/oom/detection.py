@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import ModuleType, TracebackType
 from typing import Any, Literal
 
-from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.devices import Frame
 from gpumemwidget.ownership.graph.objects import (
     is_a,
     is_one_of,

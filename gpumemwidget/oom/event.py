@@ -9,10 +9,9 @@ from gpumemwidget.backends.cuda.releasable import divide_unallocated
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.breakdowns import build_breakdown
 from gpumemwidget.model.breakdowns import Breakdown
-from gpumemwidget.model.devices import DeviceInfo, DeviceState, DeviceUse
+from gpumemwidget.model.devices import DeviceInfo, DeviceState, DeviceUse, Frame
 from gpumemwidget.model.ooms import OomEvent
 from gpumemwidget.model.ownership import DeviceAccount, Owned
-from gpumemwidget.model.segments import Frame
 
 
 def describe_moment(hardware: Hardware, moment: OomMoment) -> OomEvent:

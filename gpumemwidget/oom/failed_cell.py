@@ -17,7 +17,7 @@ from itertools import takewhile
 from pathlib import PurePath
 from types import CodeType, FunctionType, MethodType
 
-from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.devices import Frame
 from gpumemwidget.ownership.graph.objects import (
     is_a,
     is_one_of,

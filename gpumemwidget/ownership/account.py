@@ -19,7 +19,7 @@ from types import FrameType
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import forgets_frames
-from gpumemwidget.model.devices import HOST, Reading
+from gpumemwidget.model.devices import HOST, Block, Reading
 from gpumemwidget.model.ownership import (
     AccountNote,
     BlockNames,
@@ -29,7 +29,6 @@ from gpumemwidget.model.ownership import (
     Owned,
     RootKind,
 )
-from gpumemwidget.model.segments import Block
 from gpumemwidget.ownership.blocks import (
     PINNED,
     BlockMap,

@@ -16,9 +16,8 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import Any
 
-from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.devices import HOST, Block, Segment
 from gpumemwidget.model.ownership import MemoryKind, Owned
-from gpumemwidget.model.segments import Block, Segment
 from gpumemwidget.ownership.graph.objects import is_one_of
 from gpumemwidget.ownership.graph.torch_reader import find_torch
 from gpumemwidget.ownership.holdings import Account

@@ -30,8 +30,8 @@ from gpumemwidget.model.devices import (
     LimitRequest,
     PinnedUse,
     Reading,
+    Segment,
 )
-from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
 from gpumemwidget.recording.cells import lift_peaks
 from gpumemwidget.testing.driver import StandInDriver

@@ -26,13 +26,14 @@ from gpumemwidget.model.devices import (
     DeviceInfo,
     DeviceState,
     DeviceUse,
+    Frame,
     HardwareNote,
     Limit,
     PinnedUse,
     ProcessUse,
     Reading,
+    Segment,
 )
-from gpumemwidget.model.segments import Frame, Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace, TraceEvents
 
 

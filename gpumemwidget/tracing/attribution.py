@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import CallMark, LineUse, NoteKind, TraceNote
 from gpumemwidget.progress import Stage, follow
 from gpumemwidget.tracing.replay import ALLOC, SEGMENT_ALLOC, SEGMENT_MAP, Replay

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from gpumemwidget.model.cells import CellDevice
-from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import HostLine, HostLines
 from gpumemwidget.tracing.line_watch import LineReadings, Place
 from gpumemwidget.tracing.sources import Sources

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterable
 
-from gpumemwidget.model.segments import Segment
+from gpumemwidget.model.devices import Segment
 from gpumemwidget.model.traces import AllocatorRules
 
 #: Size of the smallest block; every block is a multiple of it.

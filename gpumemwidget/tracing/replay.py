@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field, replace
 
-from gpumemwidget.model.segments import Block, Frame, Segment
+from gpumemwidget.model.devices import Block, Frame, Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
 from gpumemwidget.progress import Stage, follow
 from gpumemwidget.tracing.layout import (

@@ -17,7 +17,7 @@ from pathlib import PurePath
 from stat import S_ISREG
 from typing import Literal
 
-from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.devices import Frame
 
 #: Files of the standard library and of installed packages, here and on the machine of a recording,
 #: and files that torch.compile wrote.

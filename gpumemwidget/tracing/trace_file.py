@@ -24,7 +24,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from gpumemwidget.errors import FileError, describe_exception
 from gpumemwidget.model.cells import CellDevice, CellRecord
-from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import AllocatorTrace, CellTrace
 from gpumemwidget.recording.files import find_target, refuse_target, write_whole
 from gpumemwidget.tracing.sources import Source, Sources, is_library, read_source

@@ -33,14 +33,15 @@ from gpumemwidget.backends.protocol import DeviceMonitor, MemoryBackend, Process
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.devices import (
     HOST,
+    Block,
     ChildProcess,
     DeviceInfo,
     Limit,
     LimitRequest,
     PeakIs,
     Reading,
+    Segment,
 )
-from gpumemwidget.model.segments import Block, Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace
 from gpumemwidget.report.render.wording import word_hardware_note
 from gpumemwidget.testing import (

@@ -15,8 +15,7 @@ from gpumemwidget.backends.cuda.snapshot import (
     parse_segments,
     parse_traces,
 )
-from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind
-from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.devices import Frame, HardwareNote, HardwareNoteKind
 from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 

@@ -8,15 +8,16 @@ from hypothesis import strategies as st
 
 from gpumemwidget.model.devices import (
     HOST,
+    Block,
     DeviceInfo,
     DeviceState,
     DeviceUse,
     PinnedUse,
     ProcessUse,
     Reading,
+    Segment,
 )
 from gpumemwidget.model.ownership import DeviceAccount, MemoryKind, Owned
-from gpumemwidget.model.segments import Block, Segment
 
 MIB = 1024**2
 GIB = 1024**3

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.devices import Frame
 from gpumemwidget.oom.failed_cell import FailingLine, find_failing_line
 from gpumemwidget.session.cell_sources import find_cell_sources
 

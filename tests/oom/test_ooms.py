@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.devices import Frame
 from gpumemwidget.oom.detection import find_oom
 
 CUDA_TEXT = (

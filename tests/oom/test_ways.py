@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from gpumemwidget.model.devices import HOST, DeviceInfo, DeviceState
+from gpumemwidget.model.devices import HOST, Block, DeviceInfo, DeviceState, Segment
 from gpumemwidget.model.ooms import OomEvent, Remedy
 from gpumemwidget.model.ownership import DeviceAccount, DeviceBytes, MemoryKind, Owned
-from gpumemwidget.model.segments import Block, Segment
 from gpumemwidget.oom.remedies import find_remedies
 from gpumemwidget.ownership.account import take_memory_account, take_running_account
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo, TorchReader

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemwidget.backends.cuda.snapshot import parse_segments
+from gpumemwidget.model.devices import Block, Frame, Segment
 from gpumemwidget.model.ownership import Owned
-from gpumemwidget.model.segments import Block, Frame, Segment
 from gpumemwidget.ownership import blocks as blocks_module
 from gpumemwidget.ownership.blocks import BlockMap, read_workspace_sizes
 from gpumemwidget.testing import SimulatedGpus

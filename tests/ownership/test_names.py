@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.devices import HOST, Block, Segment
 from gpumemwidget.model.ownership import BlockNames
-from gpumemwidget.model.segments import Block, Segment
 from gpumemwidget.ownership.account import take_block_account
 from tests.ownership.notebook import Notebook
 

@@ -16,9 +16,9 @@ from gpumemwidget.model.devices import (
     PinnedUse,
     ProcessUse,
     Reading,
+    Segment,
 )
 from gpumemwidget.model.ownership import DeviceAccount, MemoryKind
-from gpumemwidget.model.segments import Segment
 from tests.breakdowns.readings import make_segment
 from tests.report.examples import HOSTILE, MIB, own
 

@@ -18,9 +18,8 @@ from gpumemwidget.model.breakdowns import (
     PartKey,
     SegmentMap,
 )
-from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.devices import HOST, Block, Segment
 from gpumemwidget.model.ownership import BlockNames, MemoryKind
-from gpumemwidget.model.segments import Block, Segment
 from gpumemwidget.report.breakdown import report_breakdown, tell_part
 from gpumemwidget.report.charts.bar import list_leaves, list_rulers
 from gpumemwidget.report.charts.segments import plot_segments

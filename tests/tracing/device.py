@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gpumemwidget.backends.cuda.snapshot import parse_segments
-from gpumemwidget.model.segments import Frame, Segment
+from gpumemwidget.model.devices import Frame, Segment
 from gpumemwidget.model.traces import (
     ACTIONS,
     AllocatorRules,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import Call, CallMark, DeviceTrace, NoteKind, Origin, TraceNote
 from gpumemwidget.tracing.device_trace import describe_device
 from tests.tracing.device import EARLIER, MIB, START_US, Device, at, make_sources

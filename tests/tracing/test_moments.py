@@ -8,7 +8,7 @@ import random
 import pytest
 
 from gpumemwidget.model.cells import CellDevice, Span
-from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import DeviceTrace, NoteKind, Origin, PeakPart, TraceNote
 from gpumemwidget.testing.allocator import SimulatedBlock
 from gpumemwidget.tracing.device_trace import describe_device

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import pytest
 
-from gpumemwidget.model.segments import Block, Segment
+from gpumemwidget.model.devices import Block, Segment
 from gpumemwidget.model.traces import AllocatorRules
 from gpumemwidget.tracing.layout import choose_rounding
 from gpumemwidget.tracing.replay import replay

@@ -6,7 +6,7 @@ import sysconfig
 
 import pytest
 
-from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.devices import Frame
 from gpumemwidget.tracing.sources import Source, Sources, align_typed, is_library
 
 CELL = "/tmp/ipykernel_7/cell.py"

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import ACTIONS, Call, DeviceTrace, LineUse, NoteKind, Origin
 from gpumemwidget.testing.allocator import SimulatedBlock
 from gpumemwidget.tracing.device_trace import describe_device

@@ -27,8 +27,8 @@ from gpumemwidget.model.devices import (
     Limit,
     LimitRequest,
     PinnedUse,
+    Segment,
 )
-from gpumemwidget.model.segments import Segment
 from gpumemwidget.model.traces import AllocatorTrace
 
 #: The first release of PyTorch whose count of pinned memory in use falls when it is freed.

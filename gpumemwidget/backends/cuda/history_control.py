@@ -24,7 +24,7 @@ from gpumemwidget.backends.cuda.snapshot import (
     read_time,
 )
 from gpumemwidget.backends.patching import Patch
-from gpumemwidget.model.segments import Segment
+from gpumemwidget.model.devices import Segment
 
 #: Bindings that ``torch.cuda.memory._record_memory_history`` calls, in its two forms.
 _SETTERS = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")

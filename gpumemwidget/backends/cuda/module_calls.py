@@ -17,7 +17,7 @@ from typing import Any
 
 from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
 from gpumemwidget.errors import Notes, describe_exception
-from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import CallMark, NoteKind, TraceNote
 
 #: Tool ids of ``sys.monitoring`` that Python reserves for no kind of tool.

@@ -17,7 +17,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook, TorchImportHook, find_torch
-from gpumemwidget.model.segments import Frame
+from gpumemwidget.model.devices import Frame
 
 #: Maximum number of frames of a stack, the innermost ones: a recursion may be deep.
 _MAX_FRAMES = 256

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
-from gpumemwidget.model.segments import Segment
+from gpumemwidget.model.devices import Segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from gpumemwidget.model.segments import Block, Frame, Segment
+from gpumemwidget.model.devices import Block, Frame, Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace, TraceEvents
 
 #: States of blocks by their names in any release of PyTorch.

@@ -18,8 +18,7 @@ from gpumemwidget.backends.cuda.snapshot import parse_traces, read_now_us
 from gpumemwidget.backends.cuda.snapshot_file import write_snapshot
 from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook
 from gpumemwidget.errors import FileError, read_first_line
-from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind
-from gpumemwidget.model.segments import Segment
+from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind, Segment
 from gpumemwidget.model.traces import AllocatorTrace, NoteKind, TraceNote
 
 #: Exceptions of CUDA in error, and of calls that another release of PyTorch has otherwise.

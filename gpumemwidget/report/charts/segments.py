@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from gpumemwidget.backends.cuda.releasable import list_releasable_ranges
 from gpumemwidget.model.breakdowns import SegmentMap
-from gpumemwidget.model.segments import Block
+from gpumemwidget.model.devices import Block
 from gpumemwidget.report.render.blocks import Picture
 from gpumemwidget.report.render.markup import Html, h, join_html
 from gpumemwidget.report.render.palette import BLOCK_STATES, PART_COLORS, name_class
