@@ -82,10 +82,6 @@ class Hardware:
         #: The number of events of the running trace; ``None`` where none runs.
         self._n_events: int | None = None
         self._keeps_sites = False
-        #: Limits that wait for torch, by device.
-        self._limits: dict[str, LimitRequest] = {}
-        #: Why there is no CUDA backend, where torch has come without.
-        self._no_cuda = ""
 
     # -- Counters ----------------------------------------------------------------------------------
 
@@ -213,36 +209,21 @@ class Hardware:
     def set_limit(self, device: str, request: LimitRequest) -> None:
         """Let this process reserve no more than a limit on a device.
 
-        The limit waits for a device that is not in use yet, and for torch, without touching either.
-
         Raises:
-            BackendError: there is no such device, it has no limits, or it refuses.
+            BackendError: torch has not been imported, there is no such device, it has no limits,
+                or it refuses.
         """
-        with self._lock:
-            backend = self._find_backend(device)
-            is_coming = self._arrival is not None and self._arrival.is_waiting
-            if backend is None and is_coming and device.startswith("cuda:"):
-                self._limits.pop(device, None)
-                if not request.is_off:
-                    self._limits[device] = request
-                return
+        backend = self._find_backend(device)
         if backend is None:
-            reason = self._no_cuda or f"there is no {device} here: name a device of %memstat's"
-            raise BackendError(reason)
+            raise BackendError(
+                f"{device} can't be limited yet: import a torch that has CUDA first, as the limit "
+                "is PyTorch's own"
+            )
         backend.set_limit(device, request)
 
     def read_limits(self) -> tuple[Limit, ...]:
         """Return the limits of the devices in use, whoever set them, and those that wait."""
-        limits = [limit for backend in self._backends for limit in backend.read_limits()]
-        with self._lock:
-            waiting = dict(self._limits)
-        limits += [request.to_waiting_limit(device) for device, request in waiting.items()]
-        return tuple(sorted(limits, key=lambda limit: rank_device(limit.device)))
-
-    @property
-    def why_no_cuda(self) -> str:
-        """Why there are no GPUs though torch is there, in one line; ``""``: that is not known."""
-        return self._no_cuda
+        return tuple(limit for backend in self._backends for limit in backend.read_limits())
 
     def _find_backend(self, device: str) -> MemoryBackend | None:
         """Return the backend that has a device in use, or else is of the device's kind."""
@@ -424,27 +405,18 @@ class Hardware:
     def _join(self, torch: ModuleType) -> None:
         # Later backends stand first. A build for CUDA may have an extension's devices beside it.
         self._add(AcceleratorBackend, torch)
-        self._no_cuda = self._add(CudaBackend, torch)
-        with self._lock:
-            limits, self._limits = self._limits, {}
-        for device, request in limits.items():
-            try:
-                self.set_limit(device, request)
-            except BackendError as error:
-                note = HardwareNote(HardwareNoteKind.LIMIT_FAILED, str(error), device)
-                self._notes.add(note)
+        self._add(CudaBackend, torch)
 
-    def _add(self, make: Callable[[ModuleType], MemoryBackend], torch: ModuleType) -> str:
-        """Add a backend for torch; return why this build of torch has none."""
+    def _add(self, make: Callable[[ModuleType], MemoryBackend], torch: ModuleType) -> None:
         try:
             backend = make(torch)
-        except BackendError as error:
-            return str(error)  # A build of torch without such devices is no failure.
+        except BackendError:
+            return  # A build of torch without such devices is no failure.
         except Exception as exc:  # noqa: BLE001 - this runs within the user's `import torch`
             # The same may be missing for both kinds.
             reason = describe_exception(exc)
             self._notes.add(HardwareNote(HardwareNoteKind.NOT_RECORDED, reason))
-            return ""
+            return
         with self._lock:
             is_closed = self._closed
             if not is_closed:
@@ -452,13 +424,12 @@ class Hardware:
                 n_events, keeps_sites = self._n_events, self._keeps_sites
         if is_closed:
             backend.close()
-            return ""
+            return
         if keeps_sites:
             backend.keep_sites(is_on=True)
         if n_events is not None:
             for note in backend.start_trace(n_events=n_events):
                 self._notes.add(note)
-        return ""
 
 
 #: Makes the hardware that is found in place of this machine's: see ``use_hardware``.

@@ -342,7 +342,8 @@ def limit(
 
     It is PyTorch's own limit (``torch.cuda.set_per_process_memory_fraction``) and holds for this
     process: a request beyond it is an out-of-memory error. Memory outside of PyTorch does not
-    count. A GPU that is not in use stays unused: its limit is set as soon as it comes into use.
+    count. Import torch first. A GPU that is not in use stays unused: from PyTorch 2.11 on its limit
+    is set before its first byte, and an earlier release can limit only a GPU that is in use.
 
     Args:
         value: a share as a float (0.8) or text (``"80%"``), an exact amount as an int of bytes or

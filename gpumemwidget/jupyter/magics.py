@@ -360,9 +360,9 @@ class MemMagics(Magics):
     def memlimit(self, line: str) -> None:
         """Limit what PyTorch may reserve on a GPU: beyond it a request is an out-of-memory error.
 
-        It is PyTorch's own limit (torch.cuda.set_per_process_memory_fraction), of this process. A
-        GPU that is not in use stays so: its limit is set once it is. %unload_ext leaves the limits
-        that are set, and forgets those that wait.
+        It is PyTorch's own limit (torch.cuda.set_per_process_memory_fraction), of this process:
+        import torch first. A GPU that is not in use stays so. %unload_ext leaves the limits that
+        are set.
 
         Example: %memlimit 0.8 --device cuda:0
         """

@@ -211,14 +211,10 @@ class Limit:
     #: The device's total, as PyTorch counts it; ``None`` where the device is not in use yet.
     total_bytes: int | None
     reserved_bytes: int | None
-    #: The part of the reserved bytes that ``empty_cache`` can give back.
-    releasable_bytes: int | None = None
-    #: The limit is set as soon as the device is in use.
+    #: The limit is set as soon as CUDA is in use.
     is_waiting: bool = False
     #: A waiting limit that was given as a share of the total, which is not known yet.
     share: float | None = None
-    #: The largest request that fits into the reserved memory, outside of private pools.
-    largest_free_block_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +228,6 @@ class LimitRequest:
     def is_off(self) -> bool:
         """True if no limit is asked for."""
         return self.limit_bytes is None and self.share is None
-
-    def to_waiting_limit(self, device: str) -> Limit:
-        """Return the limit of a device that is not in use yet."""
-        return Limit(device, self.limit_bytes, None, None, is_waiting=True, share=self.share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,11 +282,8 @@ class HardwareNoteKind(Enum):
     BLOCKS_COSTLY = auto()
     #: Devices of this PyTorch are not recorded, for the error in ``text``.
     NOT_RECORDED = auto()
-    #: A limit that waited was not set: for the error in ``text``; as ``n_bytes`` were set since;
-    #: as there is no such device.
+    #: A limit that waited was not set, for the error in ``text``.
     LIMIT_FAILED = auto()
-    LIMIT_SET_SINCE = auto()
-    LIMIT_WITHOUT_DEVICE = auto()
     #: No history is read: the device is none of CUDA's; the allocator in ``text`` keeps none; CUDA
     #: refuses to begin, read or end one with the error in ``text``.
     NOT_TRACED = auto()
@@ -322,4 +311,3 @@ class HardwareNote:
     text: str = ""
     device: str = ""
     what: str = ""
-    n_bytes: int | None = None

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 
-from gpumemwidget.backends.cuda.releasable import divide_unallocated
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, name_type
-from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import (
     HOST,
     DeviceState,
@@ -18,10 +14,8 @@ from gpumemwidget.model.devices import (
     LimitRequest,
     check_device,
 )
-from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.units import format_bytes, parse_bytes
 
-NO_LIMIT = LimitRequest()
 _SHARE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<percent>%)?")
 #: Largest limit that PyTorch can count.
 _MAX_BYTES = 2**63 - 1
@@ -48,7 +42,7 @@ def parse_limit(value: object) -> LimitRequest:
     elif type(value) is str:
         text = value.strip()
         if text.lower() == "off":
-            return NO_LIMIT
+            return LimitRequest()
         match = _SHARE.fullmatch(text)
         if match is not None:
             share = float(match["number"]) / (100 if match["percent"] else 1)
@@ -56,12 +50,12 @@ def parse_limit(value: object) -> LimitRequest:
             with suppress(BadInputError):
                 n_bytes = parse_bytes(text)
     if share is not None and 0 < share <= 1:
-        return NO_LIMIT if share == 1 else LimitRequest(share=share)
+        return LimitRequest(share=None if share == 1 else share)
     if n_bytes is not None and 0 < n_bytes <= _MAX_BYTES:
         return LimitRequest(limit_bytes=n_bytes)
+    shown = repr(value[:_MAX_SHOWN]) if type(value) is str else f"this {name_type(value)}"
     raise BadInputError(
-        f"{_show(value)} is no limit: give a share such as 0.8 or 80%, an amount such as 12GiB, "
-        "or off"
+        f"{shown} is no limit: give a share such as 0.8 or 80%, an amount such as 12GiB, or off"
     )
 
 
@@ -72,7 +66,7 @@ def set_limits(
 
     Args:
         hardware: sets the limits.
-        request: the limit; ``NO_LIMIT`` removes one.
+        request: the limit, or that there is to be none.
         device: which device; ``None`` for every GPU in use, or for every GPU if none is in use.
 
     Returns:
@@ -84,13 +78,12 @@ def set_limits(
     """
     chosen = _read_gpus(hardware, device)
     if not chosen:
-        cause = "this PyTorch was built without CUDA" if hardware.why_no_cuda else "there is none"
         raise BadInputError(
-            f"a limit needs a GPU with CUDA, and {cause}: for a budget of the host's memory use "
-            "%membudget AMOUNT --device host"
+            "a limit needs a GPU with CUDA, and there is none: for a budget of the host's memory "
+            "use %membudget AMOUNT --device host"
         )
     # A GPU that is not in use may have a limit from before the extension was loaded.
-    if device is None and request != NO_LIMIT:
+    if device is None and not request.is_off:
         chosen = [report for report in chosen if report.reading is not None] or chosen
     for report in chosen:
         total_bytes = report.info.total_bytes
@@ -126,7 +119,7 @@ def read_limits(hardware: Hardware, device: str | None = None) -> tuple[Limit, .
         for report in _read_gpus(hardware, device)
     }
     known = {limit.device: limit for limit in hardware.read_limits()}
-    return _add_blocks(hardware, [known.get(name, limit) for name, limit in limits.items()])
+    return tuple(known.get(name, limit) for name, limit in limits.items())
 
 
 def reset_peaks(hardware: Hardware, device: str | None = None) -> tuple[str, ...]:
@@ -150,24 +143,6 @@ def reset_peaks(hardware: Hardware, device: str | None = None) -> tuple[str, ...
     return hardware.reset_peaks([device])
 
 
-def sample_while_limits_wait(monitor: Monitor) -> None:
-    """Take samples as long as a limit waits for its device, whose first reading sets the limit.
-
-    PyTorch 2.11 and later need none of this: CUDA itself asks for the limit before the device is in
-    use. With an older PyTorch the limit would wait for the end of the cell that first uses it.
-    """
-
-    def check(_record: CellRecord | None = None) -> None:
-        if any(limit.is_waiting for limit in monitor.hardware.read_limits()):
-            monitor.want_samples(check)
-        else:
-            monitor.unwant_samples(check)
-            stop_checking()
-
-    stop_checking = monitor.cell_ended.add(check)
-    check()
-
-
 def _read_gpus(hardware: Hardware, device: str | None) -> list[DeviceState]:
     """Return the report of every GPU, or of one.
 
@@ -181,38 +156,3 @@ def _read_gpus(hardware: Hardware, device: str | None) -> list[DeviceState]:
         )
     check_device(device, [report.info.device for report in reports])
     return [report for report in reports if device in (None, report.info.device)]
-
-
-def _add_blocks(hardware: Hardware, limits: Sequence[Limit]) -> tuple[Limit, ...]:
-    """Add what is free within reserved to limits that reserved exceeds."""
-    if not any(map(_is_exceeded, limits)):
-        return tuple(limits)
-    segments = hardware.read_segments()
-
-    def add_to(limit: Limit) -> Limit:
-        own = [segment for segment in segments if segment.device == limit.device]
-        if not _is_exceeded(limit) or not own:
-            return limit
-        parts = divide_unallocated(own)
-        return dataclasses.replace(
-            limit,
-            releasable_bytes=parts.releasable_bytes,
-            largest_free_block_bytes=parts.largest_free_block_bytes,
-        )
-
-    return tuple(map(add_to, limits))
-
-
-def _is_exceeded(limit: Limit) -> bool:
-    reserved = limit.reserved_bytes
-    return limit.limit_bytes is not None and reserved is not None and reserved > limit.limit_bytes
-
-
-def _show(value: object) -> str:
-    """Return a wrong number or text for an error, cut to its first characters."""
-    if type(value) is str:
-        return repr(value if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]}…")
-    # Python refuses to format ints of thousands of digits.
-    if type(value) is float or (type(value) is int and abs(value) <= _MAX_BYTES):
-        return repr(value)
-    return f"this {name_type(value)}"

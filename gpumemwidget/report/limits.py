@@ -15,7 +15,7 @@ from gpumemwidget.model.devices import (
     Reading,
     rank_device,
 )
-from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Option, Options, Table
+from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Table
 from gpumemwidget.report.render.cells import bytes_cell, explain_marks, peak_cell, sort_devices
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import (
@@ -41,16 +41,24 @@ _RESET_COLUMNS = (
 
 
 def report_limits(limits: Sequence[Limit], notes: Sequence[HardwareNote] = ()) -> Report:
-    """Report the limits, with advice for each that is below what is reserved already."""
+    """Report the limits, with a warning for each that is below what is reserved already."""
     ordered = sorted(limits, key=lambda limit: rank_device(limit.device))
     blocks: list[Block] = [Note("There is no GPU that PyTorch could limit.")]
     if ordered:
         caption = "What PyTorch may reserve in this process"
         blocks = [Table(caption, _COLUMNS, tuple((_list_cells(limit),) for limit in ordered))]
     if any(limit.is_waiting for limit in ordered):
-        blocks.append(Note("The limit of a device that is not in use yet is set as soon as it is."))
+        blocks.append(Note("PyTorch sets these limits when CUDA is first used."))
     for limit in ordered:
-        blocks.extend(_explain(limit))
+        excess = _find_excess(limit)
+        if excess:
+            words = (
+                f"{limit.device} has {format_bytes(excess)} more reserved than its limit. What is "
+                "allocated stays allocated; of new requests, only those that fit into the cache "
+                "succeed. torch.cuda.empty_cache() gives back what is cached, and %memvars "
+                f"--device {limit.device} shows who holds the rest."
+            )
+            blocks.append(Note(words, tone="warn"))
     blocks.extend(Note(word_hardware_note(note), tone="warn") for note in notes)
     return Report(tuple(blocks))
 
@@ -79,34 +87,6 @@ def _find_excess(limit: Limit) -> int:
     if limit.is_waiting or limit.limit_bytes is None or limit.reserved_bytes is None:
         return 0
     return max(limit.reserved_bytes - limit.limit_bytes, 0)
-
-
-def _explain(limit: Limit) -> list[Block]:
-    """Return what happens on a device with more reserved than its limit, and what can be done."""
-    excess = _find_excess(limit)
-    if not excess:
-        return []
-    largest, released = limit.largest_free_block_bytes, limit.releasable_bytes
-    fits = "" if largest is None else f" (up to {format_bytes(largest)})"
-    words = (
-        f"{limit.device} has {format_bytes(excess)} more reserved than its limit. What is "
-        f"allocated stays allocated; of new requests, only those that fit into the cache{fits} "
-        "succeed"
-    )
-    options = [
-        Option("", "see what holds the rest", f"%memvars --device {limit.device}"),
-        Option("", "remove the limit", f"%memlimit off --device {limit.device}"),
-    ]
-    if released:
-        empty = "give back cached segments now"
-        options.insert(0, Option(format_bytes(released), empty, "torch.cuda.empty_cache()"))
-    if released is not None and released >= excess:
-        left = format_bytes(released - excess)
-        words += f", and others of up to {left}, for which PyTorch gives back cached segments"
-    elif released is not None:
-        words += f" until at least {format_bytes(excess - released)} of tensors are released"
-    caption = f"What you can do on {limit.device}"
-    return [Note(f"{words}.", tone="warn"), Options(caption, tuple(options))]
 
 
 def report_reset(devices: Sequence[str], before: Sequence[Reading]) -> Report:

@@ -22,7 +22,6 @@ from gpumemwidget.recording.limits import (
     parse_limit,
     read_limits,
     reset_peaks,
-    sample_while_limits_wait,
     set_limits,
 )
 from gpumemwidget.recording.monitor import Monitor
@@ -209,7 +208,6 @@ class Session:
             return read_limits(self.hardware, device)
         limits = set_limits(self.hardware, parse_limit(value), device)
         self.limited.update(limit.device for limit in limits)
-        sample_while_limits_wait(self.monitor)
         return limits
 
     def reset_peaks(self, device: str | None = None) -> tuple[str, ...]:

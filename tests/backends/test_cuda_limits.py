@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.limits import find_share
-from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.devices import (
     HardwareNote,
@@ -115,7 +113,10 @@ def test_a_limit_in_bytes_is_exact(version: str) -> None:
 
 def test_no_device_comes_into_use(gpu: Gpu, early: Gpu, old: Gpu) -> None:
     """By setting, reading or taking away."""
-    for each in (gpu, early, old):
+    old.backend.set_limit("cuda:2", LimitRequest())
+    assert old.read() == []
+    assert old.allocator.list_touched() == ()
+    for each in (gpu, early):
         each.backend.set_limit("cuda:0", LimitRequest(GIB))
         each.backend.set_limit("cuda:1", LimitRequest(share=0.5))
         each.backend.set_limit("cuda:2", LimitRequest(GIB))
@@ -154,20 +155,17 @@ def test_a_limit_waits_for_cuda(early: Gpu) -> None:
         early.allocator.allocate(13 * GIB, 0)
 
 
-def test_older_releases_wait_for_the_device(old: Gpu) -> None:
-    """They would touch it: the limit is set with the first reading after the user has."""
-    old.backend.set_limit("cuda:1", LimitRequest(12 * GIB))
-    old.allocator.touch(0)
-    old.backend.read()
-    before = old.read()
+def test_older_releases_refuse_before_the_device_is_in_use(old: Gpu) -> None:
+    """They would touch it; once it is in use they take the limit."""
+    with pytest.raises(BackendError, match=r"cuda:1 is not in use yet, and PyTorch 2\.6\.0"):
+        old.backend.set_limit("cuda:1", LimitRequest(12 * GIB))
+    assert old.allocator.list_touched() == ()
     old.allocator.touch(1)
 
-    old.backend.read()
+    old.backend.set_limit("cuda:1", LimitRequest(12 * GIB))
 
-    assert before == [("cuda:0", None, False), ("cuda:1", 12 * GIB, True)]
+    assert old.read() == [("cuda:1", 12 * GIB, False)]
     assert old.allocator.get_allowed(1) == 12 * GIB
-    assert old.read() == [("cuda:0", None, False), ("cuda:1", 12 * GIB, False)]
-    assert old.allocator.list_touched() == (0, 1)
 
 
 def test_closing_forgets_what_waits_and_leaves_what_is_set(early: Gpu) -> None:
@@ -190,47 +188,17 @@ def test_closing_forgets_what_waits_and_leaves_what_is_set(early: Gpu) -> None:
     assert other.allocator.get_allowed(0) == GIB
 
 
-def test_a_later_limit_of_the_users_goes_before_one_that_waits() -> None:
-    """It was asked for later, and it is said."""
-    gpu = Gpu("2.9.1")
-    gpu.backend.set_limit("cuda:0", LimitRequest(12 * GIB))
-    gpu.torch.cuda.set_per_process_memory_fraction(0.5, 0)
-    gpu.allocator.touch(0)
-
-    limits = gpu.read()
-    notes = gpu.backend.take_notes()
-    gpu.backend.close()
-
-    assert limits == [("cuda:0", TOTAL // 2, False)]
-    kind = HardwareNoteKind.LIMIT_SET_SINCE
-    assert notes == (HardwareNote(kind, device="cuda:0", n_bytes=TOTAL // 2),)
-
-
 def test_what_waits_and_can_t_be_set_is_a_note(early: Gpu) -> None:
-    """More than the device has, or no such device: CUDA's initialisation goes on."""
-    early.backend.set_limit("cuda:0", LimitRequest(TOTAL + 1))
+    """CUDA's initialisation goes on."""
     early.backend.set_limit("cuda:7", LimitRequest(GIB))
 
     early.torch.cuda.init()
 
     assert early.torch.cuda.is_initialized()
     assert tuple(map(word_hardware_note, early.backend.take_notes())) == (
-        "The limit of cuda:0 is not set: 85017493505 bytes are more than the "
-        "85017493504 (79.18 GiB) of cuda:0: give less, or off for no limit.",
-        "The limit of cuda:7 is not set: no such GPU.",
+        "The limit of cuda:7 is not set: there is no device 7: there are 3 simulated GPUs",
     )
     assert early.read() == []
-
-
-def test_a_forked_child_has_no_limit(early: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits was asked for its parent."""
-    early.backend.set_limit("cuda:0", LimitRequest(GIB))
-    own = os.getpid()
-    monkeypatch.setattr(os, "getpid", lambda: own + 1)
-
-    early.torch.cuda.init()
-
-    assert early.allocator.get_allowed(0) == TOTAL
 
 
 def test_an_allocator_without_limits(gpu: Gpu) -> None:
@@ -247,42 +215,6 @@ def test_an_allocator_without_limits(gpu: Gpu) -> None:
         gpu.backend.set_limit("cuda:0", LimitRequest(GIB))
 
     assert gpu.backend.list_devices()[0].limit_bytes is None
-
-
-# -- All of the machine ----------------------------------------------------------------------------
-
-
-def test_torch_may_come_later() -> None:
-    """A limit waits for its import too, and goes with the backend that joins then."""
-    gpu = Gpu(is_initialized=False)
-    hardware = Hardware([])
-
-    class Arrival:
-        is_waiting = True
-
-        def cancel(self) -> None:
-            pass
-
-    hardware._arrival = Arrival()  # type: ignore[assignment]
-    hardware.set_limit("cuda:0", LimitRequest(12 * GIB))
-    hardware.set_limit("cuda:1", LimitRequest(share=0.5))
-    hardware.set_limit("cuda:2", LimitRequest(GIB))
-    hardware.set_limit("cuda:2", LimitRequest())
-    waiting = hardware.read_limits()
-
-    hardware._join(gpu.torch)
-    gpu.torch.cuda.init()
-    limits = hardware.read_limits()
-    hardware.close()
-
-    assert waiting == (
-        Limit("cuda:0", 12 * GIB, None, None, is_waiting=True),
-        Limit("cuda:1", None, None, None, is_waiting=True, share=0.5),
-    )
-    assert [(each.device, each.limit_bytes) for each in limits] == [
-        ("cuda:0", 12 * GIB),
-        ("cuda:1", TOTAL // 2),
-    ]
 
 
 # -- Beside limits ---------------------------------------------------------------------------------

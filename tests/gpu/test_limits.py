@@ -33,6 +33,7 @@ N_GPUS = torch.cuda.device_count()
 needs_two = pytest.mark.skipif(N_GPUS < 2, reason="needs two GPUs")
 #: From this release on a limit is set without touching its device.
 IS_EARLY = tuple(int(each) for each in torch.__version__.split(".")[:2]) >= (2, 11)
+needs_early = pytest.mark.skipif(not IS_EARLY, reason="only a GPU in use can be limited")
 
 
 def clean_up() -> None:
@@ -105,7 +106,7 @@ def test_a_share_is_torchs_own(hardware: Hardware) -> None:
 
 
 def test_under_what_is_reserved(hardware: Hardware) -> None:
-    """What is cached can be used, the next segment can't be had, what comes back is foretold."""
+    """What is cached can be used, the next segment can't be had."""
     kept, cached, small = take(60 * MIB), take(40 * MIB), take(2 * MIB)
     del cached
     reserved = torch.cuda.memory_reserved(0)
@@ -113,13 +114,12 @@ def test_under_what_is_reserved(hardware: Hardware) -> None:
     (limit,) = set_limits(hardware, LimitRequest(50 * MIB), "cuda:0")
 
     assert limit.reserved_bytes == reserved > 50 * MIB
-    assert limit.largest_free_block_bytes == 40 * MIB
     again = take(40 * MIB)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         take(40 * MIB)
     del again
     torch.cuda.empty_cache()
-    assert reserved - torch.cuda.memory_reserved(0) == limit.releasable_bytes
+    assert torch.cuda.memory_reserved(0) < reserved
     # 40 MiB are not enough: more has to go.
     with pytest.raises(torch.cuda.OutOfMemoryError):
         take(40 * MIB)
@@ -127,15 +127,14 @@ def test_under_what_is_reserved(hardware: Hardware) -> None:
 
 
 def test_pytorch_gives_its_cache_back_for_a_request(hardware: Hardware) -> None:
-    """Where that is enough, the request is no error, as the report says."""
+    """Where that is enough, the request is no error."""
     cached = take(50 * MIB), take(50 * MIB)
     del cached
     reserved = torch.cuda.memory_reserved(0)
-    (limit,) = set_limits(hardware, LimitRequest(reserved - 10 * MIB), "cuda:0")
+    set_limits(hardware, LimitRequest(reserved - 10 * MIB), "cuda:0")
 
     kept = take(80 * MIB)
 
-    assert limit.releasable_bytes == 100 * MIB
     assert torch.cuda.memory_reserved(0) == reserved - 20 * MIB
     del kept
 
@@ -143,6 +142,7 @@ def test_pytorch_gives_its_cache_back_for_a_request(hardware: Hardware) -> None:
 def test_the_current_device_stays(hardware: Hardware) -> None:
     """In other threads too, whose own current device is the first."""
     seen: list[int] = []
+    torch.zeros(1, device=f"cuda:{N_GPUS - 1}")
 
     def work() -> None:
         hardware.set_limit(f"cuda:{N_GPUS - 1}", LimitRequest(12 * GIB))
@@ -161,17 +161,17 @@ def test_the_current_device_stays(hardware: Hardware) -> None:
 # -- Devices that are not in use -------------------------------------------------------------------
 
 
+@needs_early
 def test_a_limit_waits_for_the_first_use() -> None:
-    """Asked for before torch is imported, it is there before the first byte; nothing is touched."""
+    """Asked for before CUDA is in use, it is there before the first byte; nothing is touched."""
     out = run_python(
         SHELL
         + """
 import sys
 cell("%memlimit 2GiB --device cuda:0")
 print("torch", "torch" in sys.modules)
-cell("import torch")
 import torch
-cell("%memlimit")
+cell("%memlimit 2GiB --device cuda:0")
 print("initialised", torch.cuda.is_initialized(), torch._C._cuda_hasPrimaryContext(0))
 torch.cuda.init()
 cell("%memlimit")
@@ -189,16 +189,15 @@ print("limit", [each.limit_bytes for each in gpumemwidget.limit(device="cuda:0")
     )
 
     assert "torch False" in out
+    assert "cuda:0 can't be limited yet: import a torch that has CUDA first" in out
     assert out.count("not in use yet") >= 2
     assert "initialised False False" in out
     assert "context False" in out
-    first = "out of memory" if IS_EARLY else "3"
-    # What an older release had taken by then stays in its cache, and can be used.
-    then = "out of memory" if IS_EARLY else "3"
-    assert f"first {first} then {then} 1" in out
+    assert "first out of memory then out of memory 1" in out
     assert f"limit [{2 * GIB}]" in out
 
 
+@needs_early
 def test_what_waits_is_taken_back() -> None:
     """By off and by unloading: the first use finds no limit."""
     for line in ("%memlimit off", "%unload_ext gpumemwidget"):
@@ -216,6 +215,7 @@ print("had")
 
 
 @needs_two
+@needs_early
 def test_an_untouched_second_device_stays_so() -> None:
     """Its limit is set and shown, and holds; only its own first use makes a context there."""
     out = run_python(
@@ -256,6 +256,7 @@ print("current", torch.cuda.current_device())
 
 
 @needs_two
+@needs_early
 def test_using_the_second_first_touches_the_first_by_nothing() -> None:
     """A limit that waits for the first, current device makes no context there."""
     out = run_python(

@@ -124,10 +124,6 @@ def make_every_report() -> dict[str, Report]:
         ),
         "limits": report_limits(examples.make_limits()),
         "limits_none": report_limits([], [_say("The driver did not answer.")]),
-        "limits_tight": report_limits(
-            examples.make_tight_limits(),
-            [HardwareNote(HardwareNoteKind.LIMIT_SET_SINCE, device="cuda:5", n_bytes=8 << 30)],
-        ),
         "oom": report_oom(ooms.make_card()),
         "oom_h100": report_oom(ooms.read_recorded_card()),
         "oom_host": report_oom(ooms.make_host_card()),

@@ -309,7 +309,7 @@ H100_BYTES = 85_017_493_504
 
 
 def make_limits() -> list[Limit]:
-    """With room, without a limit, waiting for their devices, and set before these are in use."""
+    """With room, none, waiting for CUDA, set before the device is in use, and exceeded."""
     return [
         Limit("cuda:10", None, None, None),
         Limit("cuda:0", 12 * GIB, H100_BYTES, 10 * GIB + 5 * MIB),
@@ -318,22 +318,7 @@ def make_limits() -> list[Limit]:
         Limit("cuda:3", 12 * GIB, None, None, is_waiting=True),
         Limit("cuda:4", 12 * GIB, H100_BYTES, None),
         Limit("cuda:5", 12 * GIB, H100_BYTES, 12 * GIB),
-    ]
-
-
-def make_tight_limits() -> list[Limit]:
-    """Under what is reserved: with a cache that is enough, that is not, empty, and unknown."""
-    caches = ((4 * GIB, 3 * GIB), (512 * MIB, GIB), (0, 0), (None, None))
-    return [
-        Limit(
-            f"cuda:{number}",
-            8 * GIB,
-            H100_BYTES,
-            10 * GIB,
-            releasable_bytes=releasable,
-            largest_free_block_bytes=largest,
-        )
-        for number, (releasable, largest) in enumerate(caches)
+        Limit("cuda:6", 8 * GIB, H100_BYTES, 10 * GIB),
     ]
 
 

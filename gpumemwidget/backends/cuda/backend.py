@@ -126,18 +126,18 @@ class CudaBackend(TouchedCounters):
             is_known = int(index) < self._torch.cuda.device_count()
         if not is_known:
             raise BackendError(f"there is no {device} here: name one that %memstat lists")
-        self._limits.set(int(index), request, touched)
+        self._limits.set(int(index), request, is_touched=int(index) in touched)
 
     def read_limits(self) -> tuple[Limit, ...]:
         """Return the limits of touched devices, and of others that have a limit, set or waiting."""
         touched = self._list_touched()
-        waiting = self._limits.waiting
         reserved = {reading.device: reading.reserved_bytes for reading in self.read_as_user()}
         limits = []
         for index in sorted({*touched, *self._limits.list_limited()}):
-            device, request = f"cuda:{index}", waiting.get(index)
+            device, request = f"cuda:{index}", self._limits.waiting.get(index)
             if request is not None:
-                limits.append(request.to_waiting_limit(device))
+                asked = (request.limit_bytes, None, None)
+                limits.append(Limit(device, *asked, is_waiting=True, share=request.share))
             elif self._is_in_use():
                 read_total = partial(self._limits.read_total, index)
                 total_bytes = self._ask(read_total, device, "total memory", None)
@@ -204,8 +204,6 @@ class CudaBackend(TouchedCounters):
         if len(self._touched) < count:
             has_context = self._bindings._cuda_hasPrimaryContext  # noqa: SLF001 - no public call asks without creating one
             self._touched = [index for index in range(count) if has_context(index)]
-        # Also for known devices: another thread may have asked for a limit meanwhile.
-        self._limits.set_waiting(self._touched)
         return self._touched
 
     def _describe_device(self, index: int) -> DeviceInfo:

@@ -252,10 +252,7 @@ _HARDWARE_NOTES = {
     HardwareNoteKind.BLOCKS_COSTLY: "the allocator's blocks are not read while a memory history is "
     "recorded: PyTorch {text} would fetch all of its events with them",
     HardwareNoteKind.NOT_RECORDED: "GPU memory is not recorded: {text}",
-    HardwareNoteKind.LIMIT_FAILED: "The limit of {device} is not set: {text}.",
-    HardwareNoteKind.LIMIT_SET_SINCE: "The limit of {device} is not set: it has one of {n_bytes}, "
-    "which was set since.",
-    HardwareNoteKind.LIMIT_WITHOUT_DEVICE: "The limit of {device} is not set: no such GPU.",
+    HardwareNoteKind.LIMIT_FAILED: "The limit of {device} is not set: {text}",
     HardwareNoteKind.NOT_TRACED: "{device} is not traced: only on CUDA is the allocator's history "
     "read",
     HardwareNoteKind.NO_HISTORY: "the CUDA allocator {text} keeps no history: for lines start the "
@@ -273,9 +270,7 @@ _HARDWARE_NOTES = {
 
 def word_hardware_note(note: HardwareNote) -> str:
     """Return a note of the hardware's in words."""
-    return _HARDWARE_NOTES[note.kind].format(
-        text=note.text, device=note.device, what=note.what, n_bytes=format_bytes(note.n_bytes)
-    )
+    return _HARDWARE_NOTES[note.kind].format(text=note.text, device=note.device, what=note.what)
 
 
 # -- Progress ----------------------------------------
