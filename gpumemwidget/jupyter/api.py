@@ -173,8 +173,6 @@ def plan_release(
     out: bool = False,
     exceptions: bool = False,
     cublas: bool = False,
-    compile_caches: bool = False,
-    grads: bool = False,
 ) -> ReleasePlan:
     """Return what ``release`` with the same arguments would do; nothing is changed.
 
@@ -197,8 +195,6 @@ def plan_release(
         out=out,
         exceptions=exceptions,
         cublas=cublas,
-        compile_caches=compile_caches,
-        grads=grads,
     )
     return session.plan_release(request)
 
@@ -209,8 +205,6 @@ def release(
     out: bool = False,
     exceptions: bool = False,
     cublas: bool = False,
-    compile_caches: bool = False,
-    grads: bool = False,
 ) -> ReleaseReport:
     """Release what variables hold: move, set to ``None``, collect, empty the cache, measure.
 
@@ -220,9 +214,6 @@ def release(
         out: also what IPython holds of displayed values.
         exceptions: also the last exception and its frames.
         cublas: also cuBLAS's workspaces; the next matrix product allocates new ones.
-        compile_caches: also what ``torch.compile`` made; the next call compiles again.
-        grads: also the gradients of every module and optimizer that the variables lead to, as
-            ``zero_grad(set_to_none=True)`` does for one model; needs no names.
 
     Returns:
         What each step did and freed, in bytes, and what still holds the rest.
@@ -249,8 +240,6 @@ def release(
         out=out,
         exceptions=exceptions,
         cublas=cublas,
-        compile_caches=compile_caches,
-        grads=grads,
     )
     with _show_progress("gpumemwidget.release()"):
         report = session.release(request)

@@ -275,19 +275,9 @@ class MemMagics(Magics):
     @argument("--out", action="store_true", help="also what IPython holds of displayed values")
     @argument("--exceptions", action="store_true", help="also the last exception and its frames")
     @argument(
-        "--grads",
-        action="store_true",
-        help="also the gradients of all variables (zero_grad(set_to_none=True)); without NAME",
-    )
-    @argument(
         "--cublas",
         action="store_true",
         help="also cuBLAS's workspaces; the next matrix product makes its own anew",
-    )
-    @argument(
-        "--compile",
-        action="store_true",
-        help="also what torch.compile made (torch._dynamo.reset()); the next call compiles anew",
     )
     @line_magic
     def memrelease(self, line: str) -> None:
@@ -306,8 +296,6 @@ class MemMagics(Magics):
                 out=args.out,
                 exceptions=args.exceptions,
                 cublas=args.cublas,
-                compile_caches=args.compile,
-                grads=args.grads,
             )
             if args.dry_run:
                 from gpumemwidget.report.release import report_plan  # noqa: PLC0415 - when used

@@ -126,7 +126,7 @@ RemedyKind = Literal[
     "lower precision",
 ]
 #: Remedies that a button can carry out.
-_DOABLE: tuple[RemedyKind, ...] = ("last exception", "out", "names", "gradients", "cached blocks")
+_DOABLE: tuple[RemedyKind, ...] = ("last exception", "out", "names", "cached blocks")
 
 
 @dataclass(frozen=True, slots=True)

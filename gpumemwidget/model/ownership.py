@@ -135,7 +135,7 @@ class FixKind(Enum):
     RELEASE_DISPLAYED = auto()  #: release the displayed value ``path``
     RELEASE_EXCEPTIONS = auto()
     RELEASE_CUBLAS = auto()
-    RELEASE_COMPILED = auto()
+    RESET_COMPILER = auto()
     RELEASE_OPTIMIZER = auto()  #: release the optimizer ``path`` too
     DELETE = auto()  #: delete ``path``
     DELETE_FUNCTION = auto()  #: delete the function ``path``

@@ -22,39 +22,26 @@ class ReleaseRequest:
         keep: leave copies on the CPU under the names instead of setting them to ``None``.
         out: drop all displayed values too.
         exceptions: drop all that IPython holds of the last exception too.
-        grads: set the gradients of all leaves that variables lead to to ``None``; goes without
-            names.
         cublas: free cuBLAS's workspaces too.
-        compile_caches: forget what ``torch.compile`` made too.
         may_move: whether tensors that something else holds too may be moved to the CPU in place;
             ``False`` refuses a release that would have to.
 
     Raises:
-        BadInputError: nothing is named, a name is not text, or names stand beside ``grads``.
+        BadInputError: nothing is named, or a name is not text.
     """
 
     names: tuple[str, ...] = ()
     keep: bool = False
     out: bool = False
     exceptions: bool = False
-    grads: bool = False
     cublas: bool = False
-    compile_caches: bool = False
     may_move: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", check_names(self.names))
-        has_flag = self.out or self.exceptions or self.grads or self.cublas or self.compile_caches
-        if not (self.names or has_flag):
+        if not (self.names or self.out or self.exceptions or self.cublas):
             raise BadInputError(
-                "nothing to release: name the variables, or give --out, --exceptions, --grads, "
-                "--cublas or --compile"
-            )
-        if self.names and self.grads:
-            # A parameter that is moved to the CPU must not wait there with its gradient elsewhere.
-            raise BadInputError(
-                "--grads is about the gradients of all variables and goes without names: release "
-                f"{self.names[0]} on its own; nothing was changed"
+                "nothing to release: name the variables, or give --out, --exceptions or --cublas"
             )
 
 
@@ -132,7 +119,7 @@ class ReleaseMove:
 class ReleaseStay:
     """Memory on one device that a release leaves where it is."""
 
-    #: The row that holds it: ``model``, ``Out[7]``; ``gradients`` where those were asked for.
+    #: The row that holds it: ``model``, ``Out[7]``.
     name: str
     device: str
     held_bytes: DeviceBytes
@@ -159,8 +146,6 @@ class ReleasePlan:
     stays: tuple[ReleaseStay, ...] = ()
     #: Names that hold no tensor memory, as far as Python can see.
     empty_names: tuple[str, ...] = ()
-    #: Number of gradients that are set to ``None``.
-    n_grads: int = 0
     #: Rows to release together, where this plan frees next to nothing of the names' memory.
     joint: JointRelease | None = None
 
@@ -170,27 +155,17 @@ class ReleaseStepKind(Enum):
 
     MOVE = "move to CPU"
     UNBIND = "set to None"
-    CLEAR_GRADIENTS = "set gradients to None"  #: where asked for
     DROP_REFERENCES = "drop IPython's references"
-    CLEAR_CACHES = "clear caches"  #: where asked for
+    FREE_WORKSPACES = "free cuBLAS workspaces"  #: where asked for
     COLLECT = "gc.collect"
     EMPTY_CACHE = "empty_cache"
-
-
-class CacheResult(Enum):
-    """The outcome of clearing one of torch's own caches."""
-
-    WORKSPACES_FREED = auto()
-    NO_WORKSPACES = auto()
-    COMPILER_RESET = auto()
-    NOTHING_COMPILED = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The outcome of one step; fields that do not belong to its kind are empty."""
 
-    #: Tensors that were moved, whose gradients were cleared, or whose cycles were cut.
+    #: Tensors that were moved, or whose cycles were cut.
     n_tensors: int = 0
     #: Bytes that were moved.
     n_bytes: int = 0
@@ -200,8 +175,8 @@ class StepResult:
     references: tuple[str, ...] = ()
     #: Objects that the garbage collector found.
     n_objects: int = 0
-    #: The outcome for each cache.
-    caches: tuple[CacheResult, ...] = ()
+    #: True if there were workspaces of cuBLAS's, and they were freed.
+    is_freed: bool = False
     #: Why cuBLAS's workspaces stay, in one line; ``""`` if they do not.
     refusal: str = ""
     #: Why the step failed, in one line; ``""`` if it did not.
@@ -219,7 +194,6 @@ class ReleaseStep:
     #: where they rose (the host, when something moves there).
     allocated_freed_bytes: BytesByDevice = ()
     reserved_freed_bytes: BytesByDevice = ()
-    duration_s: float = 0.0
     #: Bytes that the plan has go with this step. Cycles go with ``COLLECT`` instead.
     planned_bytes: DeviceBytes = field(default_factory=DeviceBytes)
 
@@ -287,7 +261,6 @@ class RestoreReport:
     result: StepResult
     before: tuple[Reading, ...]
     after: tuple[Reading, ...]
-    duration_s: float
     #: Why it stopped, in one line; everything is as it was then. ``None`` where it went through.
     stopped: str | None = None
     remains: tuple[Remnant, ...] = ()

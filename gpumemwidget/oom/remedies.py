@@ -24,7 +24,6 @@ from gpumemwidget.ownership.graph.torch_reader import find_torch
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, take_account
 from gpumemwidget.ownership.partition import ReleasePartition, join_overlapping
 from gpumemwidget.ownership.shell import LAST_EXCEPTION, Shell
-from gpumemwidget.releasing.gradients import find_gradients
 
 #: Remedies that free less are left out (bytes).
 _MIN_BYTES = 1024**2
@@ -158,13 +157,10 @@ class _Releases:
         )
 
     def list_releases(self, mentions: Collection[str]) -> Iterator[Remedy]:
-        """Yield the releases of displayed values, of gradients, and of names not mentioned."""
+        """Yield the releases of displayed values, and of names not mentioned."""
         out = _join_marks(row for row in self._account.rows.values() if row.root == "out")
         if out:
             yield Remedy("out", self._sum_dying(out), self._judge(out))
-        gradients = find_gradients(self._account)
-        if gradients.dying:
-            yield Remedy("gradients", self._sum(gradients.dying), self._is)
         names = sorted(self._list_names(mentions), key=lambda remedy: remedy.rank)
         for loses_training_state in (False, True):
             alike = [each for each in names if each.loses_training_state is loses_training_state]
@@ -296,6 +292,9 @@ def _list_savings(
     )
     if saved + made:
         yield Remedy("smaller batch", (saved + made) // 2, "about")
+    gradients = sum(each.n_bytes for each in at_oom.owned if each.kind == "gradient")
+    if gradients:
+        yield Remedy("gradients", gradients, "at most")
     if saved:
         kind: RemedyKind = "no_grad" if _TRAINING.isdisjoint(mentions) else "checkpointing"
         yield Remedy(kind, saved, "at most")

@@ -99,16 +99,6 @@ class Account:
         ]
         return [*roots, *self.outer]
 
-    def list_root_marks(self) -> list[tuple[int, int]]:
-        """Return the places where marks begin: of the rows, and of what else holds memory."""
-        roots = [(place, row.mark) for row in self.rows.values() for place in row.places]
-        return [*roots, *((place, ELSEWHERE) for place in self.elsewhere)]
-
-    def replace_marks(self, marks: list[int]) -> None:
-        """Replace the marks, as if some edges were cut."""
-        self.marks = marks
-        vars(self).pop("groups", None)
-
     @cached_property
     def groups(self) -> Groups:
         """The storages, grouped by the marks that they carry."""
@@ -239,16 +229,16 @@ def take_account(
     if depth != "rows":
         elsewhere.extend(list_seen_from_outside(graph, outside))
     del outside
-    account = Account(
+    roots = [(place, row.mark) for row in rows.values() for place in row.places]
+    roots += [(place, ELSEWHERE) for place in elsewhere]
+    return Account(
         graph=graph,
         rows=rows,
-        marks=[],
+        marks=_spread_marks(graph, roots),
         outer=outer,
         elsewhere=elsewhere,
         untold=[place for place in held if place not in graph.told],
     )
-    account.marks = spread_marks(graph, account.list_root_marks())
-    return account
 
 
 def _enter_rows(shell: Shell, graph: Graph) -> tuple[dict[str, Row], dict[int, int]]:
@@ -305,7 +295,7 @@ def _find_elsewhere(graph: Graph, root_refs: dict[int, int], *, budget_s: float)
         found = list_held_elsewhere(graph, root_refs, among)
 
 
-def spread_marks(graph: Graph, roots: Iterable[tuple[int, int]]) -> list[int]:
+def _spread_marks(graph: Graph, roots: Iterable[tuple[int, int]]) -> list[int]:
     """Run each root's mark along the edges, through all that leads to a storage."""
     marks = [0] * len(graph.objects)
     leads = graph.flag_reaching_memory()

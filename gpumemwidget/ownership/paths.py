@@ -309,7 +309,7 @@ def _join(steps: Steps, step: PathStep) -> Steps:
 _BY_MEMORY: dict[MemoryKind, FixKind] = {
     "cuBLAS workspace": FixKind.RELEASE_CUBLAS,
     "CUDA-graph pool": FixKind.DELETE_CUDA_GRAPH,
-    "compile cache": FixKind.RELEASE_COMPILED,
+    "compile cache": FixKind.RESET_COMPILER,
 }
 _BY_ROOT: dict[RootKind, FixKind] = {
     "exception": FixKind.RELEASE_EXCEPTIONS,

@@ -6,9 +6,7 @@ The draft behind it, with the objects themselves, lives only while a release is 
 
 from __future__ import annotations
 
-import functools
 import gc
-import operator
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -25,11 +23,11 @@ from gpumemwidget.model.releases import (
     ReleaseStay,
     ReleaseStepKind,
 )
+from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.holdings import Account, take_account
 from gpumemwidget.ownership.moves import Move
 from gpumemwidget.ownership.partition import ReleasePartition, find_joint
 from gpumemwidget.ownership.shell import LAST_EXCEPTION, Shell, ShellReference
-from gpumemwidget.releasing.gradients import find_cycles, find_gradients
 from gpumemwidget.releasing.refusals import (
     check_bound,
     check_functions,
@@ -60,10 +58,8 @@ class Draft:
     dying: list[int] = field(default_factory=list)
     #: The planned bytes of each step.
     planned: dict[ReleaseStepKind, DeviceBytes] = field(default_factory=dict)
-    #: Tensors among them that hold themselves; weak.
+    #: Leaves among what goes that hold themselves by their gradients; weak.
     cycles: list[weakref.ref[Any]] = field(default_factory=list)
-    #: The leaves whose gradients are set to ``None``; weak.
-    grad_owners: list[weakref.ref[Any]] = field(default_factory=list)
 
     def list_moved(self) -> list[int]:
         """Return the storages that are moved."""
@@ -115,32 +111,22 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
     moves: tuple[ReleaseMove, ...] = ()
     joint: JointRelease | None = None
     frees = needed = DeviceBytes()
-    stays: list[ReleaseStay] = []
+    stays: tuple[ReleaseStay, ...] = ()
     if account is not None:
-        gradients = find_gradients(account) if request.grads else None
-        owners = [account.marks[place] for place in gradients.owners] if gradients else []
-        holders = account.name_holders(functools.reduce(operator.or_, owners, 0))
-        refusal = find_user(shell, account, (*names, *holders))
-        if gradients is not None:
-            draft.grad_owners = gradients.watch(account)
-            account.replace_marks(gradients.marks)
-            stays.extend(gradients.stays)
+        refusal = find_user(shell, account, names)
         partition = ReleasePartition(
             account, names, keep=keep, out=request.out, exceptions=request.exceptions
         )
         draft.dying = partition.dying
         draft.planned = partition.sum_steps()
-        if gradients is not None:
-            draft.dying.extend(gradients.dying)
-            draft.planned[ReleaseStepKind.CLEAR_GRADIENTS] = account.sum_places(gradients.dying)
-        draft.cycles = find_cycles(account, partition.dropped)
+        draft.cycles = _find_cycles(account, partition.dropped)
         draft.units = [
             (groups[0][0], [move for group in groups for move in partition.moved[group]])
             for groups in partition.units
         ]
         moves = partition.describe_moves()
-        stays += partition.list_stays()
-        if not (keep or request.grads):
+        stays = partition.list_stays()
+        if not keep:
             joint = find_joint(account, names, partition.sum_frees())
         moved = draft.list_moved()
         frees = account.sum_places([*draft.dying, *moved], dropped=partition.dropped)
@@ -158,9 +144,8 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
         host_needed_bytes=needed,
         host_available_bytes=available,
         refusal=refusal or _find_refusal(needed, available),
-        stays=tuple(stays),
+        stays=stays,
         empty_names=tuple(name for name in user_names if not holds_memory(account, name)),
-        n_grads=len(draft.grad_owners),
         joint=joint,
     )
     return draft, plan
@@ -175,6 +160,29 @@ def find_references(shell: Shell, request: ReleaseRequest, draft: Draft) -> list
         or reference.row in draft.out_rows
         or (reference.root == "exception" and request.exceptions)
     ]
+
+
+def _find_cycles(account: Account, dropped: int) -> list[weakref.ref[Any]]:
+    """Return leaves that only what is dropped holds (marks), and whose gradient has a graph.
+
+    After ``backward(create_graph=True)`` a parameter's gradient has a graph, and the graph the
+    parameter (https://github.com/pytorch/pytorch/issues/71068): they hold each other for good, in
+    C++, where the garbage collector sees no cycle.
+    """
+    graph, marks = account.graph, account.marks
+    cycles: list[weakref.ref[Any]] = []
+    with graph.reader.quiet():
+        for place, kind in enumerate(graph.kinds):
+            if kind is not Kind.TENSOR or not marks[place] or marks[place] & ~dropped:
+                continue
+            if graph.grads.isdisjoint(graph.edges[place]):
+                continue
+            parts = graph.reader.read_tensor(graph.objects[place])
+            if parts.grad_fn is not None or parts.grad is None:
+                continue
+            if graph.reader.read_tensor(parts.grad).grad_fn is not None:
+                cycles.append(weakref.ref(graph.objects[place]))
+    return cycles
 
 
 def _sum_host_needed(account: Account, moved: Sequence[int]) -> DeviceBytes:

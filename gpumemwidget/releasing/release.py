@@ -1,10 +1,9 @@
 """Carry out a release, step by step, and measure each.
 
-Always in this order: move to the CPU what somebody keeps, set the names to ``None``, and gradients
-where that was asked for, drop what IPython holds, clear torch's own caches where that was asked
-for, collect, empty the allocator's.
-Emptying it before the names are rebound would give nothing back. A step that fails ends it: what
-was not yet released is unchanged.
+Always in this order: move to the CPU what somebody keeps, set the names to ``None``, drop what
+IPython holds, free cuBLAS's workspaces where that was asked for, collect, empty the allocator's
+cache. Emptying that before the names are rebound would give nothing back. A step that fails ends
+it: what was not yet released is unchanged.
 
 Nothing here may hold what it is to free: the objects live in a draft inside one function, and the
 rest goes by names and ids.
@@ -13,16 +12,15 @@ rest goes by names and ids.
 from __future__ import annotations
 
 import gc
-import sys
-import time
+import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BackendError, ReleaseError, forgets_frames
 from gpumemwidget.model.devices import HOST, BytesByDevice, Reading
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import (
-    CacheResult,
     ReleasePlan,
     ReleaseReport,
     ReleaseRequest,
@@ -32,10 +30,10 @@ from gpumemwidget.model.releases import (
     RemnantKind,
     StepResult,
 )
+from gpumemwidget.ownership.graph.torch_reader import find_torch
 from gpumemwidget.ownership.holdings import Account
 from gpumemwidget.ownership.moves import Move
 from gpumemwidget.ownership.shell import Shell
-from gpumemwidget.releasing.gradients import clear_gradients
 from gpumemwidget.releasing.plan import Draft, draw_up, find_references
 from gpumemwidget.releasing.storages import (
     TOLERANCE_BYTES,
@@ -141,15 +139,11 @@ class _Release:
             ReleaseStepKind.MOVE: lambda: self._move(draft, plan),
             ReleaseStepKind.UNBIND: lambda: self._unbind(() if request.keep else draft.user_names),
         }
-        if request.grads:
-            acts[ReleaseStepKind.CLEAR_GRADIENTS] = lambda: StepResult(
-                n_tensors=clear_gradients(draft.grad_owners)
-            )
         acts[ReleaseStepKind.DROP_REFERENCES] = lambda: self._drop(draft, request)
-        if request.cublas or request.compile_caches:
-            acts[ReleaseStepKind.CLEAR_CACHES] = lambda: self._clear_caches(request)
+        if request.cublas:
+            acts[ReleaseStepKind.FREE_WORKSPACES] = self._free_workspaces
         acts[ReleaseStepKind.COLLECT] = lambda: StepResult(
-            n_tensors=clear_gradients(draft.cycles), n_objects=gc.collect()
+            n_tensors=_cut_cycles(draft.cycles), n_objects=gc.collect()
         )
         acts[ReleaseStepKind.EMPTY_CACHE] = self._empty_cache
         return acts
@@ -229,28 +223,12 @@ class _Release:
             reference.drop()
         return StepResult(references=tuple(reference.path for reference in references))
 
-    def _clear_caches(self, request: ReleaseRequest) -> StepResult:
-        """Clear torch's own caches, to which no variable leads; they are made anew when needed."""
-        caches, refusal = [], ""
-        if request.compile_caches:
-            # Only if the user, or torch for them, has imported the compiler to the end.
-            dynamo = sys.modules.get("torch._dynamo")
-            reset = None if dynamo is None else vars(dynamo).get("reset")
-            if reset is None:
-                caches.append(CacheResult.NOTHING_COMPILED)
-            else:
-                reset()
-                caches.append(CacheResult.COMPILER_RESET)
-        if request.cublas:
-            try:
-                is_freed = self._hardware.release_workspaces()
-                caches.append(
-                    CacheResult.WORKSPACES_FREED if is_freed else CacheResult.NO_WORKSPACES
-                )
-            except BackendError as exc:
-                # Workspaces in use stay; what else was asked for can be released all the same.
-                refusal = str(exc)
-        return StepResult(caches=tuple(caches), refusal=refusal)
+    def _free_workspaces(self) -> StepResult:
+        try:
+            return StepResult(is_freed=self._hardware.release_workspaces())
+        except BackendError as exc:
+            # Workspaces in use stay; what else was asked for can be released all the same.
+            return StepResult(refusal=str(exc))
 
     def _empty_cache(self) -> StepResult:
         self._hardware.empty_cache()
@@ -263,13 +241,11 @@ class _Release:
     def _take_step(
         self, kind: ReleaseStepKind, act: Callable[[], StepResult], planned: DeviceBytes
     ) -> None:
-        started_s = time.perf_counter()
         try:
             result = act()
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
             self._note_interrupt(exc)
             result = StepResult(error=describe_error(exc))
-        duration_s = time.perf_counter() - started_s
         if result == _NOTHING and kind not in _ALWAYS_TAKEN:
             self._steps.append(ReleaseStep(kind, "skipped"))
             return
@@ -281,10 +257,19 @@ class _Release:
                 result,
                 allocated_freed_bytes=_subtract(before, self._last, "allocated_bytes"),
                 reserved_freed_bytes=_subtract(before, self._last, "reserved_bytes"),
-                duration_s=duration_s,
                 planned_bytes=planned,
             )
         )
+
+
+def _cut_cycles(leaves: Sequence[weakref.ref[Any]]) -> int:
+    """Set the gradients of these leaves to ``None``; return how many there were."""
+    torch: Any = find_torch()
+    owners = [owner for reference in leaves if (owner := reference()) is not None]
+    for owner in owners:
+        # A class of the user's may have a ``grad`` of its own.
+        torch._C.TensorBase.grad.__set__(owner, None)  # noqa: SLF001 - see above
+    return len(owners)
 
 
 def _subtract(before: Sequence[Reading], after: Sequence[Reading], counter: str) -> BytesByDevice:

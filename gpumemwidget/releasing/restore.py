@@ -6,7 +6,6 @@ out: the tensors stay the same objects, tied and viewed as they are then.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from gpumemwidget.backends.hardware import Hardware
@@ -78,7 +77,6 @@ def execute_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> R
         KeyboardInterrupt: a Ctrl-C came before anything was changed.
     """
     before = hardware.end_span()
-    started_s = time.perf_counter()
     plan, account, moves = _draw_up(shell, names)
     stopped = plan.refusal
     result = StepResult()
@@ -104,7 +102,6 @@ def execute_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> R
         result=result,
         before=before,
         after=after,
-        duration_s=time.perf_counter() - started_s,
         stopped=stopped,
         remains=remains,
         is_interrupted=is_interrupted,

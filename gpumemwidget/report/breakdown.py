@@ -187,7 +187,7 @@ _KINDS: dict[MemoryKind, str] = {
     "parameter": "The weights of your modules. A smaller dtype such as bfloat16 halves them; "
     "%memrelease NAME frees a model.",
     "gradient": "As large as their parameters. optimizer.zero_grad() frees them until the next "
-    "backward(), and so does %memrelease --grads.",
+    "backward().",
     "optimizer state": "What the optimizer keeps for each parameter from the first step() on "
     "(Adam: two values). Freed when the optimizer is deleted.",
     "saved for backward": "Activations that backward() needs. Smaller batches, checkpointing and "
@@ -198,9 +198,9 @@ _KINDS: dict[MemoryKind, str] = {
     "cuBLAS workspace": "Workspace of matrix products, kept for the next one. %memrelease --cublas "
     "frees it until then.",
     "CUDA-graph pool": "Memory that CUDA graphs need at every replay. Freed with the graph; for "
-    "torch.compile's graphs: %memrelease --compile.",
-    "compile cache": "What torch.compile keeps. %memrelease --compile frees it, and the next call "
-    "compiles again.",
+    "torch.compile's graphs: torch._dynamo.reset().",
+    "compile cache": "What torch.compile keeps. torch._dynamo.reset() frees it, and the next "
+    "call compiles again.",
     "other": "What libraries keep through PyTorch, such as cuDNN's random state for dropout. It "
     "stays until the process ends.",
 }

@@ -64,8 +64,8 @@ _REMEDIES: dict[RemedyKind, tuple[str, str, str]] = {
     ),
     "gradients": (
         "Setting the gradients to None",
-        "Set the gradients to None, as zero_grad(set_to_none=True) does",
-        "%memrelease --grads",
+        "Set the gradients to None before this: optimizer.zero_grad()",
+        "",
     ),
     "cached blocks": ("Emptying PyTorch's cache", "Empty PyTorch's cache", ""),
     "expandable segments": (

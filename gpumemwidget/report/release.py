@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from gpumemwidget.model.devices import Reading, rank_device
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.model.releases import (
-    CacheResult,
     Reason,
     ReasonKind,
     ReleaseMove,
@@ -72,13 +71,6 @@ _REASONS = {
     ReasonKind.OTHER_CLASS: "a tensor of another class, or a part of one, can't be moved in place",
     ReasonKind.OTHER_LAYOUT: "a sparse, quantised, nested or named tensor can't be moved in place",
     ReasonKind.OTHER_DEVICE: "PyTorch can't move it in place between these devices; use .to()",
-}
-
-_CACHES = {
-    CacheResult.WORKSPACES_FREED: "cuBLAS workspaces freed",
-    CacheResult.NO_WORKSPACES: "no cuBLAS workspaces to free",
-    CacheResult.COMPILER_RESET: "torch._dynamo.reset(): the next call compiles anew",
-    CacheResult.NOTHING_COMPILED: "nothing was compiled in this process",
 }
 
 _STEP_COLUMNS = (
@@ -195,14 +187,7 @@ def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
     """Return the steps of a release in their order."""
     names = [name for name in plan.request.names if not _ROW_NAME.fullmatch(name)]
     moves = _list_moves(plan.moves)
-    grads, costs = plan.request.grads, []
-    if plan.request.cublas:
-        costs.append("cuBLAS workspaces: the next matrix product on each stream makes its own anew")
-    if plan.request.compile_caches:
-        costs.append(
-            "compile caches: the next call of each function under torch.compile compiles it anew, "
-            "which takes as long as its first call did"
-        )
+    workspaces = Step("Free cuBLAS workspaces", "the next matrix product makes its own anew")
     if not names:
         rebinding = "no name"
     elif plan.request.keep:
@@ -212,9 +197,8 @@ def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
     return (
         Step("Move to CPU", "" if moves else "nothing to move", tuple(moves)),
         Step("Set to None", rebinding),
-        *([Step("Set gradients to None", count(plan.n_grads, "gradient"))] if grads else []),
         Step("Drop IPython's references (Out, _)", describe_references(plan.drops) or "none"),
-        *([Step("Clear caches", "", tuple(costs))] if costs else []),
+        *([workspaces] if plan.request.cublas else []),
         Step("gc.collect()"),
         Step("empty_cache()"),
     )
@@ -380,11 +364,8 @@ def describe_result(kind: ReleaseStepKind, result: StepResult) -> str:
     words = {
         ReleaseStepKind.MOVE: f"{n_tensors}, {format_bytes(result.n_bytes)}",
         ReleaseStepKind.UNBIND: ", ".join(result.names),
-        ReleaseStepKind.CLEAR_GRADIENTS: count(result.n_tensors, "gradient"),
         ReleaseStepKind.DROP_REFERENCES: describe_references(result.references),
-        ReleaseStepKind.CLEAR_CACHES: "; ".join(
-            filter(None, [*(_CACHES[each] for each in result.caches), result.refusal])
-        ),
+        ReleaseStepKind.FREE_WORKSPACES: result.refusal or "freed",
         ReleaseStepKind.COLLECT: count(result.n_objects, "object"),
         ReleaseStepKind.EMPTY_CACHE: "cached memory given back",
     }

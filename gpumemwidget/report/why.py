@@ -13,7 +13,7 @@ _COMMANDS = {
     FixKind.RELEASE_ROW: "%memrelease {}",
     FixKind.RELEASE_EXCEPTIONS: "%memrelease --exceptions",
     FixKind.RELEASE_CUBLAS: "%memrelease --cublas",
-    FixKind.RELEASE_COMPILED: "%memrelease --compile",
+    FixKind.RESET_COMPILER: "torch._dynamo.reset()",
     FixKind.DELETE: "del {}",
     FixKind.CLEAR_GRADIENT: "{} = None",
     FixKind.CLEAR_CACHE: "{}.cache_clear()",

@@ -30,7 +30,7 @@ _MOST_WORDS = 4
 #: Hints how to free rows that can't be ticked.
 _HINTS = {
     "cuBLAS workspace": "%memrelease --cublas frees it",
-    "compile cache": "%memrelease --compile frees it",
+    "compile cache": "torch._dynamo.reset() frees it",
 }
 
 _keys = itertools.count(1)

@@ -43,7 +43,7 @@ _OLD_FIGURE = "The figure beside it is as of the error."
 State = Literal["ready", "queued", "running", "done", "failed", "gone"]
 
 #: Kinds of ways out whose button releases something; "cached blocks" only empties a cache.
-_RELEASING_KINDS = ("last exception", "out", "names", "gradients")
+_RELEASING_KINDS = ("last exception", "out", "names")
 
 
 @dataclass(slots=True)
@@ -267,7 +267,6 @@ class CardButtons(anywidget.AnyWidget):
             tuple(self._list_unchanged(button)),
             out=kind == "out",
             exceptions=kind == "last exception",
-            grads=kind == "gradients",
             # The card said nothing of moving what something else works with to the CPU.
             may_move=kind != "names",
         )

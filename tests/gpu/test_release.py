@@ -12,7 +12,6 @@ import torch
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import (
-    CacheResult,
     Reason,
     ReasonKind,
     Remnant,
@@ -366,8 +365,8 @@ def test_cublas_workspaces_are_freed(notebook: Notebook) -> None:  # noqa: F811
     notebook.run("c = torch.nn.functional.linear(a, a)")
 
     assert report.stopped is None
-    step = next(each for each in report.steps if each.kind.value == "clear caches")
-    assert (step.status, step.result.caches) == ("done", (CacheResult.WORKSPACES_FREED,))
+    step = next(each for each in report.steps if each.kind.value == "free cuBLAS workspaces")
+    assert (step.status, step.result.is_freed) == ("done", True)
     assert freed == dict(step.allocated_freed_bytes)["cuda:0"] > 0
     assert torch.equal(notebook.ip.user_ns["b"], notebook.ip.user_ns["c"])
 

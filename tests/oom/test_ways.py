@@ -160,19 +160,6 @@ def test_displayed_values(notebook: Notebook) -> None:
     assert (way.gives_bytes, word_remedy(way, NOTHING)[1]) == (2 * MIB, "%memrelease --out")
 
 
-def test_gradients(notebook: Notebook) -> None:
-    """What they give is what their release frees."""
-    owner = torch.ones(2 * N, requires_grad=True)
-    owner.grad = torch.ones(2 * N)
-    notebook.put(owner=owner)
-    del owner
-
-    way = find(notebook)["gradients"]
-
-    assert (way.gives_bytes, word_remedy(way, NOTHING)[1]) == (2 * MIB, "%memrelease --grads")
-    assert notebook.release(grads=True).plan.frees_bytes == DeviceBytes(((HOST, 2 * MIB),))
-
-
 def test_names_that_the_cell_does_not_mention(notebook: Notebook, tracker: Tracker) -> None:
     """Each on its own, or with those that share its memory; those that it mentions are left out."""
     notebook.put(used=tracker.make(4 * N), alone=tracker.make(2 * N), small=tracker.make(10))
@@ -329,6 +316,7 @@ def test_training(notebook: Notebook) -> None:
         own("saved for backward", 4 * MIB),
         own("saved for backward", 2 * MIB, "thread"),
         own("tensor", 2 * MIB, "thread"),
+        own("gradient", 3 * MIB),
     )
     others = (own("parameter", 50 * MIB), own("tensor", 70 * MIB), *EARLIER)
     at_oom = DeviceAccount("cuda:0", None, (*owned, *others))
@@ -338,6 +326,7 @@ def test_training(notebook: Notebook) -> None:
     assert {kind: (way.gives_bytes, way.gives_is) for kind, way in ways.items()} == {
         "checkpointing": (6 * MIB, "at most"),
         "smaller batch": (4 * MIB, "about"),
+        "gradients": (3 * MIB, "at most"),
     }
     assert all(not way.can_do for way in ways.values())
 

@@ -152,7 +152,6 @@ def make_every_report() -> dict[str, Report]:
                 moves=(),
                 stays=(),
                 cublas=True,
-                compile_caches=True,
                 empty_names=("odd name",),
                 # Which can't be typed: so no command is told.
                 joint=JointRelease(("x", "odd-name"), DeviceBytes()),

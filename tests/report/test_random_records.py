@@ -50,7 +50,7 @@ _REQUESTS = st.builds(
     keep=st.booleans(),
     out=st.booleans(),
     exceptions=st.booleans(),
-) | st.just(ReleaseRequest(grads=True))
+) | st.just(ReleaseRequest(cublas=True))
 _LEAVES[ReleaseRequest] = _REQUESTS
 # Its parts add up: it is made of the other readings on the card.
 _LEAVES[Breakdown] = st.none()
