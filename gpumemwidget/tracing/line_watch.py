@@ -26,9 +26,9 @@ _PACKAGE = str(Path(__file__).parents[1])
 _MAX_FILES = 64
 #: Share of the cell's time that reading may take.
 _SHARE = 0.1
-#: Time that reading may always take, so that a short cell is read whole: 40,000 calls of functions
+#: Time that reading may always take, so that a short cell is read whole: 20,000 calls of functions
 #: on Python 3.11.
-_GRACE_NS = 50_000_000
+_GRACE_NS = 25_000_000
 
 #: Estimated cost of a call of any Python function while tracing, in nanoseconds.
 _CALL_NS = 1200
