@@ -12,10 +12,16 @@ docs/testing.md has examples. Files of recordings need the extra ``testing``.
 """
 
 from gpumemwidget.testing.allocator import DeviceFullError
-from gpumemwidget.testing.driver import SimulatedDriver
 from gpumemwidget.testing.gpus import SimulatedGpus, simulate_torch
-from gpumemwidget.testing.machine import ReplayedMachine, SimulatedMachine, replay, simulate_gpus
-from gpumemwidget.testing.player import RecordingPlayer, ReplayBackend, ReplayMonitor
+from gpumemwidget.testing.machine import (
+    ReplayedMachine,
+    ReplayMonitor,
+    SimulatedDriver,
+    SimulatedMachine,
+    replay,
+    simulate_gpus,
+)
+from gpumemwidget.testing.player import RecordingPlayer, ReplayBackend
 from gpumemwidget.testing.recording import (
     AllocatorEvent,
     Event,

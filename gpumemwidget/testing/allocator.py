@@ -10,7 +10,7 @@ end; unlike PyTorch's allocator, this one never maps a page into a gap between o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -95,6 +95,8 @@ class SimulatedBlock:
     n_bytes: int
     requested_bytes: int = 0
     state: Literal["active_allocated", "active_pending_free", "inactive"] = "inactive"
+    #: Where it was allocated, in PyTorch's form, where a history was kept.
+    frames: Sequence[Mapping[str, Any]] = ()
 
     @property
     def is_free(self) -> bool:
@@ -109,7 +111,6 @@ class SimulatedSegment:
     address: int
     pool: Pool
     blocks: list[SimulatedBlock]
-    is_expandable: bool = False
 
     @property
     def n_bytes(self) -> int:
@@ -131,7 +132,7 @@ class CachingAllocator:
         outside_bytes: memory of the GPU that other allocators and processes hold.
         on_event: is called after each step with what PyTorch's history would note: the action, the
             address (for ``oom`` the free memory), the size (for blocks the requested size), the
-            stream.
+            stream; and with the block, where there is one.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class CachingAllocator:
         self.allowed_bytes = total_bytes
         self.outside_bytes = 0
         self.segments: list[SimulatedSegment] = []
-        self.on_event: Callable[[str, int, int, int], None] | None = None
+        self.on_event: Callable[[str, int, int, int, SimulatedBlock | None], None] | None = None
         self._is_expandable = is_expandable
         self._max_split_bytes = max_split_bytes
         self._statistics = {
@@ -161,8 +162,8 @@ class CachingAllocator:
 
     @property
     def reserved_bytes(self) -> int:
-        """The bytes of all segments."""
-        return sum(segment.n_bytes for segment in self.segments)
+        """The bytes of all segments, which any thread may read."""
+        return self._statistics["reserved_bytes"]["all"].current
 
     def allocate(self, n_bytes: int, *, stream: int = 0, pool_id: int = 0) -> SimulatedBlock:
         """Return a block of at least ``n_bytes``.
@@ -176,7 +177,7 @@ class CachingAllocator:
         self._split(block, block_bytes)
         block.state = "active_allocated"
         block.requested_bytes = n_bytes
-        self._end_step("alloc", block.address, n_bytes, stream)
+        self._end_step("alloc", block.address, n_bytes, stream, block)
         return block
 
     def free(self, block: SimulatedBlock, *, is_used_elsewhere: bool = False) -> None:
@@ -188,7 +189,7 @@ class CachingAllocator:
         """
         block.state = "active_pending_free"
         stream = block.segment.pool.stream
-        self._end_step("free_requested", block.address, block.requested_bytes, stream)
+        self._end_step("free_requested", block.address, block.requested_bytes, stream, block)
         if not is_used_elsewhere:
             self._complete_free(block)
 
@@ -202,7 +203,7 @@ class CachingAllocator:
     def empty_cache(self) -> None:
         """Give unused memory back to the driver: whole segments, or pages of expandable ones."""
         for segment in list(self.segments):
-            if segment.is_expandable:
+            if self._is_expandable:
                 self._unmap_free_pages(segment)
             elif len(segment.blocks) == 1 and segment.blocks[0].is_free:
                 self.segments.remove(segment)
@@ -210,17 +211,6 @@ class CachingAllocator:
                 self._end_step(
                     "segment_free", segment.address, segment.n_bytes, segment.pool.stream
                 )
-
-    def _retry(self) -> None:
-        """Give the cache back because the GPU is full, and count that."""
-        self.empty_cache()
-        self._totals["num_alloc_retries"] += 1
-
-    def _fail(self, n_bytes: int) -> None:
-        """Count a request of ``n_bytes`` that found no room."""
-        self._totals["num_ooms"] += 1
-        free_bytes = self.total_bytes - self.outside_bytes - self.reserved_bytes
-        self._end_step("oom", free_bytes, n_bytes)
 
     # -- What PyTorch tells ------------------------------------------------------------------------
 
@@ -251,14 +241,14 @@ class CachingAllocator:
                 "segment_type": "small" if segment.pool.is_small else "large",
                 "segment_pool_id": (segment.pool.pool_id, 0),
                 "stream": segment.pool.stream,
-                "is_expandable": segment.is_expandable,
+                "is_expandable": self._is_expandable,
                 "blocks": [
                     {
                         "address": each.address,
                         "size": each.n_bytes,
                         "requested_size": each.requested_bytes,
                         "state": each.state,
-                        "frames": [],
+                        "frames": each.frames,
                     }
                     for each in segment.blocks
                 ],
@@ -289,7 +279,7 @@ class CachingAllocator:
         """Cut a free block to size, unless PyTorch would leave the remainder unused."""
         segment = block.segment
         remainder_bytes = block.n_bytes - block_bytes
-        if segment.pool.is_small or segment.is_expandable:
+        if segment.pool.is_small or self._is_expandable:
             is_split = remainder_bytes >= BLOCK_ROUNDING_BYTES
         else:
             limit = self._max_split_bytes
@@ -310,7 +300,9 @@ class CachingAllocator:
                 block.address = min(block.address, neighbour.address)
                 block.n_bytes += neighbour.n_bytes
         # The address of the block itself, and not of what it has become part of.
-        self._end_step("free_completed", address, block.requested_bytes, segment.pool.stream)
+        stream = segment.pool.stream
+        self._end_step("free_completed", address, block.requested_bytes, stream, block)
+        block.frames = ()
 
     # -- Segments ----------------------------------------------------------------------------------
 
@@ -319,10 +311,13 @@ class CachingAllocator:
         add = self._map_pages if self._is_expandable else self._add_segment
         block = add(pool, block_bytes)
         if block is None:
-            self._retry()
+            self.empty_cache()
+            self._totals["num_alloc_retries"] += 1
             block = add(pool, block_bytes)
         if block is None:
-            self._fail(block_bytes)
+            self._totals["num_ooms"] += 1
+            free_bytes = self.total_bytes - self.outside_bytes - self.reserved_bytes
+            self._end_step("oom", free_bytes, block_bytes)
             raise DeviceFullError(
                 f"no room for {block_bytes} bytes: of {self._room_bytes} bytes "
                 f"{self.reserved_bytes} are reserved and in use"
@@ -357,7 +352,7 @@ class CachingAllocator:
             return None
         if segment is None:
             start = self._ranges.setdefault(pool, RANGE_BYTES * (len(self._ranges) + 1))
-            segment = SimulatedSegment(start, pool, [], is_expandable=True)
+            segment = SimulatedSegment(start, pool, [])
             self.segments.append(segment)
         end = segment.address + segment.n_bytes
         if last is None or not last.is_free:
@@ -385,8 +380,8 @@ class CachingAllocator:
         segment = block.segment
         pool = segment.pool
         place = segment.blocks.index(block)
-        lower = SimulatedSegment(segment.address, pool, segment.blocks[:place], is_expandable=True)
-        upper = SimulatedSegment(last, pool, segment.blocks[place + 1 :], is_expandable=True)
+        lower = SimulatedSegment(segment.address, pool, segment.blocks[:place])
+        upper = SimulatedSegment(last, pool, segment.blocks[place + 1 :])
         if block.address < first:
             lower.blocks.append(SimulatedBlock(lower, block.address, first - block.address))
         if last < block.address + block.n_bytes:
@@ -409,30 +404,37 @@ class CachingAllocator:
 
     # -- Events and counters -----------------------------------------------------------------------
 
-    def _end_step(self, action: str, address: int, n_bytes: int, stream: int = 0) -> None:
+    def _end_step(
+        self,
+        action: str,
+        address: int,
+        n_bytes: int,
+        stream: int = 0,
+        block: SimulatedBlock | None = None,
+    ) -> None:
         """Count what stands after a step, and report the step."""
         counts = {name: {"small_pool": 0, "large_pool": 0} for name in _STATISTICS}
         for segment in self.segments:
             pool = segment.pool.name
             counts["reserved_bytes"][pool] += segment.n_bytes
-            counts["segment"][pool] += not segment.is_expandable
-            for block in segment.blocks:
-                if block.state == "active_allocated":
-                    counts["allocated_bytes"][pool] += block.n_bytes
-                    counts["requested_bytes"][pool] += block.requested_bytes
+            counts["segment"][pool] += not self._is_expandable
+            for each in segment.blocks:
+                if each.state == "active_allocated":
+                    counts["allocated_bytes"][pool] += each.n_bytes
+                    counts["requested_bytes"][pool] += each.requested_bytes
                     counts["allocation"][pool] += 1
-                if not block.is_free:
-                    counts["active_bytes"][pool] += block.n_bytes
+                if not each.is_free:
+                    counts["active_bytes"][pool] += each.n_bytes
                     counts["active"][pool] += 1
                 elif len(segment.blocks) > 1:
-                    counts["inactive_split_bytes"][pool] += block.n_bytes
+                    counts["inactive_split_bytes"][pool] += each.n_bytes
                     counts["inactive_split"][pool] += 1
         for name, pools in counts.items():
             for pool, count in (*pools.items(), ("all", sum(pools.values()))):
                 statistic = self._statistics[name][pool]
                 statistic.add(count - statistic.current)
         if self.on_event is not None:
-            self.on_event(action, address, n_bytes, stream)
+            self.on_event(action, address, n_bytes, stream, block)
 
 
 def _round_up(n_bytes: int, multiple: int) -> int:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -38,7 +37,8 @@ class SimulatedGpus:
         expandable: whether segments grow, as with ``expandable_segments:True``.
 
     Attributes:
-        pinned: the process's pinned host memory.
+        allocators: the GPUs' allocators, by index.
+        pinned: the counters of the process's pinned host memory, by PyTorch's names.
         name: what each GPU is called.
     """
 
@@ -51,12 +51,12 @@ class SimulatedGpus:
         total_bytes: int = 80 * 1024**3,
         expandable: bool = False,
     ) -> None:
-        self.pinned = SimulatedPinnedMemory()
-        self._is_expandable = expandable
-        self._history = SimulatedHistory(n_devices)
-        self._allocators = [
+        self.allocators = tuple(
             CachingAllocator(total_bytes, is_expandable=expandable) for _ in range(n_devices)
-        ]
+        )
+        self.pinned = {"active_bytes": Statistic(), "allocated_bytes": Statistic()}
+        self._is_expandable = expandable
+        self._histories = [SimulatedHistory() for _ in self.allocators]
         self._touched: set[int] = set()
         #: The blocks in use and their allocators, by handle.
         self._blocks: dict[int, tuple[CachingAllocator, SimulatedBlock]] = {}
@@ -100,24 +100,19 @@ class SimulatedGpus:
     def empty_cache(self) -> None:
         """Give unused memory of every GPU back, as ``torch.cuda.empty_cache`` does."""
         with self._lock:
-            for allocator in self._allocators:
+            for allocator in self.allocators:
                 allocator.empty_cache()
 
     def set_fraction(self, fraction: float, device: int | str = 0) -> None:
         """Limit a GPU as ``torch.cuda.set_per_process_memory_fraction`` does."""
         with self._lock:
-            allocator = self._allocators[self._find_index(device)]
+            allocator = self.allocators[self._find_index(device)]
             allocator.allowed_bytes = int(fraction * allocator.total_bytes)
-
-    def set_outside(self, n_bytes: int, device: int | str = 0) -> None:
-        """Let others hold ``n_bytes`` of a GPU, which the allocator then can't have."""
-        with self._lock:
-            self._allocators[self._find_index(device)].outside_bytes = n_bytes
 
     def reset_peak(self, device: int | str = 0) -> None:
         """Begin the peaks anew, as ``torch.cuda.reset_peak_memory_stats`` does."""
         with self._lock:
-            self._allocators[self._find_index(device)].reset_peaks()
+            self.allocators[self._find_index(device)].reset_peaks()
 
     def record_history(
         self,
@@ -130,40 +125,21 @@ class SimulatedGpus:
     ) -> None:
         """Switch the history on or off, as ``torch.cuda.memory._record_memory_history`` does."""
         with self._lock:
-            self._history.configure(enabled, context, max_entries, clear=clear_history)
-            for index, allocator in enumerate(self._allocators):
-                allocator.on_event = functools.partial(self._history.note, index)
+            for allocator, history in zip(self.allocators, self._histories, strict=True):
+                history.configure(enabled, context, max_entries, clear=clear_history)
+                allocator.on_event = history.note
 
     # -- What PyTorch tells ------------------------------------------------------------------------
 
     @property
-    def n_devices(self) -> int:
-        """The number of GPUs, in use or not."""
-        return len(self._allocators)
-
-    @property
     def is_history_on(self) -> bool:
         """Return what ``torch._C._cuda_isHistoryEnabled`` does: whether a history is kept."""
-        return self._history.is_on
+        return any(history.is_on for history in self._histories)
 
     def list_touched(self) -> tuple[int, ...]:
         """Return the indices of the GPUs in use."""
         with self._lock:
             return tuple(sorted(self._touched))
-
-    def get_total(self, device: int | str = 0) -> int:
-        """Return the memory of a GPU, in bytes."""
-        return self._allocators[self._find_index(device)].total_bytes
-
-    def get_allowed(self, device: int | str = 0) -> int:
-        """Return how many bytes of a GPU may be reserved: see ``set_fraction``."""
-        return self._allocators[self._find_index(device)].allowed_bytes
-
-    def get_fraction(self, device: int | str = 0) -> float:
-        """Return what ``torch.cuda.get_per_process_memory_fraction`` does."""
-        with self._lock:
-            allocator = self._allocators[self._find_index(device)]
-            return allocator.allowed_bytes / allocator.total_bytes
 
     def get_memory(self, device: int | str = 0) -> tuple[int, int]:
         """Return free and total bytes as ``torch.cuda.mem_get_info``, which uses the GPU."""
@@ -172,35 +148,22 @@ class SimulatedGpus:
             taken_bytes = allocator.outside_bytes + allocator.reserved_bytes
             return allocator.total_bytes - taken_bytes, allocator.total_bytes
 
-    def count_reserved(self, device: int | str = 0) -> int:
-        """Return what ``torch.cuda.memory_reserved`` does: the bytes of all segments of a GPU."""
-        with self._lock:
-            return self._allocators[self._find_index(device)].reserved_bytes
-
     def stats(self, device: int | str = 0) -> dict[Any, Any]:
         """Return the counters as ``torch.cuda.memory_stats_as_nested_dict`` does."""
         with self._lock:
-            return self._allocators[self._find_index(device)].to_stats()
-
-    def snapshot(self) -> list[dict[str, Any]]:
-        """Return the segments of all GPUs as ``torch.cuda.memory_snapshot`` does."""
-        segments: list[dict[str, Any]] = self.take_snapshot()["segments"]
-        return segments
+            return self.allocators[self._find_index(device)].to_stats()
 
     def take_snapshot(self) -> dict[str, Any]:
         """Return segments and events as ``torch.cuda.memory._snapshot`` does."""
         with self._lock:
             segments = [
                 segment
-                for index, allocator in enumerate(self._allocators)
+                for index, allocator in enumerate(self.allocators)
                 for segment in allocator.to_snapshot(index)
             ]
-            for segment in segments:
-                for block in segment["blocks"]:
-                    block["frames"] = self._history.find_stack(segment["device"], block["address"])
-            events = self._history.list_events()
-            for index in range(len(self._allocators)):
-                self._history.note(index, "snapshot", 0, 0, 0)
+            events = [list(history.events) for history in self._histories]
+            for history in self._histories:
+                history.note("snapshot", 0, 0, 0, None)
             return {
                 "segments": segments,
                 "device_traces": events,
@@ -222,13 +185,13 @@ class SimulatedGpus:
     def _use(self, device: int | str) -> CachingAllocator:
         index = self._find_index(device)
         self._touched.add(index)
-        return self._allocators[index]
+        return self.allocators[index]
 
     def _find_index(self, device: int | str) -> int:
         text = str(device).removeprefix("cuda:")
-        if not text.isdecimal() or int(text) >= len(self._allocators):
+        if not text.isdecimal() or int(text) >= len(self.allocators):
             raise BadInputError(
-                f"there is no device {device!r}: there are {len(self._allocators)} simulated GPUs"
+                f"there is no device {device!r}: there are {len(self.allocators)} simulated GPUs"
             )
         return int(text)
 
@@ -239,20 +202,16 @@ class SimulatedGpus:
 
 
 class SimulatedHistory:
-    """The events of all GPUs, and the stacks that allocated the live blocks.
+    """The history of one GPU's allocator. Whoever owns it locks it.
 
-    Calls must not overlap: whoever owns the history locks it.
-
-    Args:
-        n_devices: the number of GPUs.
+    Attributes:
+        events: the oldest first, in PyTorch's form.
     """
 
-    def __init__(self, n_devices: int) -> None:
-        self._events: list[deque[dict[str, Any]]] = [deque() for _ in range(n_devices)]
+    def __init__(self) -> None:
+        self.events: deque[dict[str, Any]] = deque()
         self._enabled: str | None = None
         self._context: str | None = None
-        #: The stacks of live blocks, by device and address.
-        self._stacks: dict[tuple[int, int], list[dict[str, Any]]] = {}
         #: PyTorch gives the same dictionary for the same frame, and so does this history.
         self._frames: dict[tuple[str, int, str], dict[str, Any]] = {}
 
@@ -266,25 +225,19 @@ class SimulatedHistory:
     ) -> None:
         """Switch the history on or off, as ``torch.cuda.memory._record_memory_history`` does."""
         self._enabled, self._context = enabled, context
-        max_entries = min(max_entries, sys.maxsize)
-        self._events = [
-            deque(() if enabled is None or clear else events, maxlen=max_entries)
-            for events in self._events
-        ]
+        kept = () if enabled is None or clear else self.events
+        self.events = deque(kept, maxlen=min(max_entries, sys.maxsize))
 
-    def note(self, index: int, action: str, address: int, n_bytes: int, stream: int) -> None:
-        """Keep one event of device ``index``, if the history is on."""
-        if self._enabled is None:
-            self._stacks.pop((index, address), None)
-            return
+    def note(
+        self, action: str, address: int, n_bytes: int, stream: int, block: SimulatedBlock | None
+    ) -> None:
+        """Keep one event, and the stack of a block that is allocated, if the history is on."""
         # A free without a stack of its own has that of its block's allocation.
-        stack = self._stacks.get((index, address), [])
-        if self._context in _CONTEXTS_WITH_STACK.get(action, ("alloc", "all")):
+        stack = [] if block is None or action == "alloc" else block.frames
+        if self.is_on and self._context in _CONTEXTS_WITH_STACK.get(action, ("alloc", "all")):
             stack = self._take_stack()
-        if action == "alloc":
-            self._stacks[index, address] = stack
-        elif action == "free_completed":
-            self._stacks.pop((index, address), None)
+        if block is not None and action == "alloc":
+            block.frames = stack
         if self._enabled == "all":
             event = {
                 "action": action,
@@ -295,15 +248,7 @@ class SimulatedHistory:
             }
             if action != "snapshot":
                 event["frames"] = stack
-            self._events[index].append(event)
-
-    def find_stack(self, index: int, address: int) -> Sequence[dict[str, Any]]:
-        """Return the frames that allocated a live block; ``[]`` where they were not kept."""
-        return self._stacks.get((index, address), [])
-
-    def list_events(self) -> list[list[dict[str, Any]]]:
-        """Return the events of each device, the oldest first."""
-        return [list(events) for events in self._events]
+            self.events.append(event)
 
     def _take_stack(self) -> list[dict[str, Any]]:
         """Return the program's frames, innermost first."""
@@ -316,51 +261,6 @@ class SimulatedHistory:
                 frames.append(self._frames.setdefault((filename, line, name), raw))
             frame = frame.f_back
         return frames
-
-
-class SimulatedPinnedMemory:
-    """Pinned host memory as PyTorch's allocator for it counts it.
-
-    A request is rounded up to a power of two, and freed blocks stay with the allocator
-    (https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.host_memory_stats.html).
-    """
-
-    def __init__(self) -> None:
-        self._blocks: dict[int, int] = {}
-        self._cached: list[int] = []
-        self._next_handle = 1
-        self._active = Statistic()
-        self._allocated = Statistic()
-
-    def allocate(self, n_bytes: int) -> int:
-        """Pin ``n_bytes``, at least 1, and return the handle that ``free`` takes."""
-        block_bytes = 1 << (n_bytes - 1).bit_length()
-        if block_bytes in self._cached:
-            self._cached.remove(block_bytes)
-        else:
-            self._allocated.add(block_bytes)
-        self._active.add(block_bytes)
-        handle, self._next_handle = self._next_handle, self._next_handle + 1
-        self._blocks[handle] = block_bytes
-        return handle
-
-    def free(self, handle: int) -> None:
-        """Give a block back to the allocator."""
-        block_bytes = self._blocks.pop(handle)
-        self._cached.append(block_bytes)
-        self._active.add(-block_bytes)
-
-    def empty_cache(self) -> None:
-        """Give unused memory back to the system."""
-        self._allocated.add(-sum(self._cached))
-        self._cached.clear()
-
-    def to_stats(self) -> dict[str, Any]:
-        """Return the counters as ``torch.cuda.memory.host_memory_stats_as_nested_dict`` does."""
-        return {
-            "active_bytes": self._active.to_dict(),
-            "allocated_bytes": self._allocated.to_dict(),
-        }
 
 
 # -- The module torch ------------------------------------------------------------------------------
@@ -377,6 +277,10 @@ def simulate_torch(
         is_initialized: whether CUDA is in use from the start; else from ``torch.cuda.init()`` on.
     """
     cuda = _CudaStart(is_initialized=is_initialized)
+
+    def get_fraction(index: int) -> float:
+        return gpus.allocators[index].allowed_bytes / gpus.allocators[index].total_bytes
+
     bindings = SimpleNamespace(
         _cuda_memoryStats=gpus.stats,
         _accelerator_getDeviceStats=gpus.stats,
@@ -386,8 +290,8 @@ def simulate_torch(
         _cuda_isHistoryEnabled=lambda: gpus.is_history_on,
         _cuda_record_memory_history=gpus.record_history,
         _cuda_memorySnapshot=gpus.take_snapshot,
-        _cuda_getMemoryFraction=gpus.get_fraction,
-        _cuda_hostMemoryStats=gpus.pinned.to_stats,
+        _cuda_getMemoryFraction=get_fraction,
+        _cuda_hostMemoryStats=lambda: {key: each.to_dict() for key, each in gpus.pinned.items()},
     )
 
     # Like torch's own, these look a binding up anew at each call: somebody may have replaced it.
@@ -417,7 +321,7 @@ def simulate_torch(
         _queued_calls=cuda.queued,
         _lazy_call=cuda.call,
         device=lambda _: contextlib.nullcontext(),
-        device_count=lambda: gpus.n_devices,
+        device_count=lambda: len(gpus.allocators),
         empty_cache=gpus.empty_cache,
         max_memory_allocated=read_peak,
         reset_peak_memory_stats=reset_peaks,
@@ -430,7 +334,7 @@ def simulate_torch(
             _snapshot=take_snapshot,
         ),
         get_device_properties=lambda index: SimpleNamespace(
-            name=gpus.name, total_memory=gpus.get_total(index), uuid=format_uuid(index)
+            name=gpus.name, total_memory=gpus.allocators[index].total_bytes, uuid=format_uuid(index)
         ),
     )
     stand_in: ModuleType = torch

@@ -1,9 +1,10 @@
-"""Simulated GPUs and recordings in the place of this machine's GPUs."""
+"""Machines that are simulated or recorded: their drivers, and how they stand in for this one."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -11,15 +12,226 @@ from typing import TYPE_CHECKING
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware, use_hardware
 from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.backends.protocol import Relation
 from gpumemwidget.errors import BadInputError
+from gpumemwidget.model.devices import ChildProcess, DeviceInfo, DeviceUse, HardwareNote
 from gpumemwidget.session.session import find_session
-from gpumemwidget.testing.driver import SimulatedDriver
-from gpumemwidget.testing.gpus import SimulatedGpus, simulate_torch
-from gpumemwidget.testing.player import RecordingPlayer, ReplayBackend, ReplayMonitor
+from gpumemwidget.testing.gpus import SimulatedGpus, format_uuid, simulate_torch
+from gpumemwidget.testing.player import RecordingPlayer, ReplayBackend
 from gpumemwidget.testing.recording import Recording, load_recording
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+#: One part in so many of a GPU's memory is what a CUDA context takes.
+_CONTEXT_DIVISOR = 160
+_LOST = (
+    "{device}: memory in use can't be read: the GPU is lost and does not answer any more "
+    "(nvidia-smi tells more).",
+    "{device}: processes can't be read: the GPU is lost and does not answer any more "
+    "(nvidia-smi tells more).",
+)
+
+
+class StandInDriver:
+    """A driver for a ``DeviceMonitor`` that also tells of the processes that it lists."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def match(self, uuids: Mapping[str, str]) -> None:
+        """Do nothing: the devices have PyTorch's names."""
+
+    def take_notes(self) -> tuple[HardwareNote, ...]:
+        """Return nothing: what fails is listed with its device."""
+        return ()
+
+    def close(self) -> None:
+        """Tell of no device any more."""
+        self.is_closed = True
+
+    def describe(
+        self, pids: Collection[int], *, are_ours: bool | None
+    ) -> Mapping[int, tuple[Relation, str | None]]:
+        """Return what processes are to the program, and their names."""
+        known = {} if are_ours is False else self.list_known()
+        return {pid: known.get(pid, ("other", None)) for pid in pids}
+
+    def list_known(self) -> Mapping[int, tuple[Relation, str | None]]:
+        """Return the relation and the name of each process, by its pid."""
+        raise NotImplementedError
+
+
+class SimulatedDriver(StandInDriver):
+    """The driver of simulated GPUs. What others take of a GPU is missing for its allocator.
+
+    Attributes:
+        own_pid: the pid of the simulated program, which is this process's.
+        are_pids_certain: that its pids are the ones that processes have here.
+
+    Args:
+        gpus: the GPUs.
+    """
+
+    are_pids_certain = True
+
+    def __init__(self, gpus: SimulatedGpus) -> None:
+        super().__init__()
+        self.own_pid = os.getpid()
+        self._gpus = gpus
+        self._known: dict[int, tuple[Relation, str]] = {
+            self.own_pid: ("own", "python -m ipykernel_launcher")
+        }
+        #: The bytes of other processes on each GPU, by pid.
+        self._others: list[dict[int, int]] = [{} for _ in gpus.allocators]
+        self._lost: set[int] = set()
+        for index in range(len(gpus.allocators)):
+            self._set_others(index, {})
+
+    # -- What happens on the machine ---------------------------------------------------------------
+
+    def set_process(
+        self,
+        pid: int,
+        n_bytes: int,
+        device: int = 0,
+        *,
+        name: str = "python other.py",
+        relation: Relation = "other",
+    ) -> None:
+        """Let another process take so many bytes of a GPU in all; 0: it is gone from there.
+
+        Raises:
+            BadInputError: the GPU has no room for it.
+        """
+        others = {**self._others[device], pid: n_bytes}
+        self._set_others(device, {each: taken for each, taken in others.items() if taken})
+        self._known[pid] = (relation, name)
+
+    def lose(self, device: int = 0) -> None:
+        """Let a GPU stop answering."""
+        self._lost.add(device)
+
+    def _set_others(self, index: int, others: dict[int, int]) -> None:
+        """Keep what others take, and a CUDA context, from a GPU's allocator."""
+        allocator = self._gpus.allocators[index]
+        outside_bytes = self._count_context(index) + sum(others.values())
+        room_bytes = allocator.total_bytes - allocator.reserved_bytes
+        if outside_bytes > room_bytes:
+            raise BadInputError(
+                f"others can't take {outside_bytes} bytes of cuda:{index}: {room_bytes} are free"
+            )
+        allocator.outside_bytes = outside_bytes
+        self._others[index] = others
+
+    # -- What the driver tells of GPUs -------------------------------------------------------------
+
+    def list_infos(self) -> tuple[DeviceInfo, ...]:
+        """Return all GPUs, in use or not."""
+        gpus = () if self.is_closed else self._gpus.allocators
+        return tuple(
+            DeviceInfo(f"cuda:{n}", self._gpus.name, gpu.total_bytes, uuid=f"GPU-{format_uuid(n)}")
+            for n, gpu in enumerate(gpus)
+        )
+
+    def read_use(self, device: str) -> DeviceUse | None:
+        """Return the use of a whole GPU; ``None`` for one that is lost or not there."""
+        index, listed = self._find_index(device), self.list_processes(device)
+        if index is None or listed is None:
+            return None
+        total_bytes = self._gpus.allocators[index].total_bytes
+        used_bytes = sum(n_bytes for _, n_bytes in listed)
+        free_bytes = total_bytes - used_bytes
+        return DeviceUse(device, used_bytes, free_bytes, total_bytes, driver_bytes=0)
+
+    def list_processes(self, device: str) -> tuple[tuple[int, int], ...] | None:
+        """Return the processes on a GPU with their bytes; ``None`` where that is not told."""
+        index = self._find_index(device)
+        if index is None or index in self._lost:
+            return None
+        listed = dict(self._others[index])
+        if index in self._gpus.list_touched():
+            reserved_bytes = self._gpus.allocators[index].reserved_bytes
+            listed[self.own_pid] = self._count_context(index) + reserved_bytes
+        return tuple(sorted(listed.items()))
+
+    def list_failures(self, device: str) -> tuple[str, ...]:
+        """Return why something of a GPU can't be read."""
+        reasons = _LOST if self._find_index(device) in self._lost else ()
+        return tuple(reason.format(device=device) for reason in reasons)
+
+    def list_children(self) -> tuple[ChildProcess, ...]:
+        """Return the program's children on GPUs, by their pids; their host memory is not known."""
+        return tuple(
+            ChildProcess(pid, self.own_pid, name, None)
+            for pid, (relation, name) in sorted(self._known.items())
+            if relation == "child" and any(pid in others for others in self._others)
+        )
+
+    def list_known(self) -> Mapping[int, tuple[Relation, str | None]]:
+        """Return the relation and the name of each process, by its pid."""
+        return self._known
+
+    def _count_context(self, index: int) -> int:
+        return self._gpus.allocators[index].total_bytes // _CONTEXT_DIVISOR
+
+    def _find_index(self, device: str) -> int | None:
+        names = [info.device for info in self.list_infos()]
+        return names.index(device) if device in names else None
+
+
+class ReplayMonitor(StandInDriver):
+    """The whole devices of a recording.
+
+    Args:
+        player: where the recording stands.
+    """
+
+    def __init__(self, player: RecordingPlayer) -> None:
+        super().__init__()
+        self._player = player
+
+    def list_infos(self) -> tuple[DeviceInfo, ...]:
+        """Return what the driver listed."""
+        return () if self.is_closed else self._player.recording.visible
+
+    def read_use(self, device: str) -> DeviceUse | None:
+        """Return a whole device at this position; ``None`` where it was not told."""
+        uses = () if self.is_closed else self._player.event.uses
+        return next((use for use in uses if use.device == device), None)
+
+    def list_processes(self, device: str) -> tuple[tuple[int, int | None], ...] | None:
+        """Return who was on a device at this position; ``None`` where it was not told."""
+        listed = None if self.is_closed else self._player.surroundings.processes.get(device)
+        if listed is None:
+            return None
+        return tuple((use.pid, use.n_bytes) for use in sorted(listed, key=lambda use: use.pid))
+
+    def list_failures(self, device: str) -> tuple[str, ...]:
+        """Return what could not be read at this position."""
+        return () if self.is_closed else self._player.surroundings.failures.get(device, ())
+
+    @property
+    def own_pid(self) -> int:
+        """The recorded process's number; 0 where the driver did not list it."""
+        return next((pid for pid, told in self.list_known().items() if told[0] == "own"), 0)
+
+    @property
+    def are_pids_certain(self) -> bool:
+        """Return whether the driver listed the recorded process."""
+        return self.own_pid != 0
+
+    def list_children(self) -> tuple[ChildProcess, ...]:
+        """Return the children at this position."""
+        return self._player.surroundings.children
+
+    def list_known(self) -> Mapping[int, tuple[Relation, str | None]]:
+        """Return the relation and the name of each process, by its pid."""
+        listed = self._player.surroundings.processes.values()
+        return {use.pid: (use.relation, use.name) for each in listed for use in each or ()}
+
+
+# -- In the place of this machine's ---------------------------------------------------------------
 
 
 class _Place:

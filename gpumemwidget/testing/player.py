@@ -1,4 +1,4 @@
-"""Play recordings: a memory backend and a device monitor that need no hardware.
+"""Play recordings: their moments one by one, and a memory backend that needs no hardware.
 
 player = RecordingPlayer(load_recording("session.json.gz"))
 hardware = Hardware([ReplayBackend(player)], ReplayMonitor(player))
@@ -11,19 +11,16 @@ import threading
 import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 
 from gpumemwidget.backends.cuda.snapshot import StackTable
-from gpumemwidget.backends.protocol import MemoryBackend, Relation
+from gpumemwidget.backends.protocol import MemoryBackend
 from gpumemwidget.errors import BackendError, BadInputError
 from gpumemwidget.model.devices import (
     HOST,
-    ChildProcess,
     DeviceInfo,
-    DeviceUse,
     HardwareNote,
     HardwareNoteKind,
     Limit,
@@ -34,7 +31,6 @@ from gpumemwidget.model.devices import (
 )
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
 from gpumemwidget.recording.cells import lift_peaks
-from gpumemwidget.testing.driver import StandInDriver
 from gpumemwidget.testing.recording import AllocatorEvent, Event, Recording, Surroundings
 
 _NO_HISTORY = (
@@ -58,12 +54,9 @@ class RecordingPlayer:
         self._clock = clock
         self._start_s = 0.0 if clock is None else clock()
         self._times_s = [event.time_s - recording.events[0].time_s for event in recording.events]
-        surroundings = accumulate(
-            recording.events,
-            lambda before, event: event.surroundings or before,
-            initial=Surroundings(),
-        )
-        self._surroundings = tuple(surroundings)[1:]
+        self._surroundings = [recording.events[0].surroundings or Surroundings()]
+        for event in recording.events[1:]:
+            self._surroundings.append(event.surroundings or self._surroundings[-1])
         self._position = 0
         self._lock = threading.Lock()
 
@@ -132,9 +125,9 @@ class ReplayBackend(MemoryBackend):
     def __init__(self, player: RecordingPlayer) -> None:
         self.player = player
         self._lock = threading.Lock()
-        #: The readings of this position, by device: with the peaks of the span, and the user's.
-        self._span: dict[str, Reading] = {}
-        self._user: dict[str, Reading] = {}
+        #: The readings of this position, with the peaks of the span, and the user's.
+        self._span: tuple[Reading, ...] = ()
+        self._user: tuple[Reading, ...] = ()
         self._notes: list[HardwareNote] = []
         #: The position up to which readings were included.
         self._included = -1
@@ -147,42 +140,42 @@ class ReplayBackend(MemoryBackend):
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Return the devices that were in use up to now, in the recording's order."""
-        with self._lock:
-            self._follow()
-            limits = {each.device: each.limit_bytes for each in self.player.surroundings.limits}
-            return tuple(
-                replace(info, limit_bytes=limits.get(info.device, info.limit_bytes))
-                for info in self._list_infos()
-            )
+        limits = {each.device: each.limit_bytes for each in self.player.surroundings.limits}
+        infos = {info.device: info for info in self.player.recording.devices}
+        return tuple(
+            replace(infos[each.device], limit_bytes=limits.get(each.device)) for each in self.read()
+        )
 
     def read(self) -> tuple[Reading, ...]:
         """Return the readings of this position, with the peaks since the span began."""
         with self._lock:
             self._follow()
-            return self._list_in_order(self._span)
+            return self._span
 
     def start_span(self) -> tuple[Reading, ...]:
         """Begin a span at this position, and return its readings."""
         with self._lock:
             self._follow()
             readings = self.player.recording.events[self._included].readings
-            self._span |= {each.device: _begin_peaks(each) for each in readings}
-            return self._list_in_order(self._span)
+            begun = {each.device: _begin_peaks(each) for each in readings}
+            self._span = tuple(begun.get(each.device, each) for each in self._span)
+            return self._span
 
     def read_as_user(self) -> tuple[Reading, ...]:
         """Return the readings of this position, with the peaks since the recording began."""
         with self._lock:
             self._follow()
-            return self._list_in_order(self._user)
+            return self._user
 
     def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
         """Begin the user's peaks anew, as the user's own call would; return for which devices."""
         with self._lock:
             self._follow()
-            reset = [each for each in self._user if each != HOST]
+            reset = [each.device for each in self._user if each.device != HOST]
             reset = [each for each in reset if devices is None or each in devices]
-            for each in reset:
-                self._user[each] = _begin_peaks(self._user[each])
+            self._user = tuple(
+                _begin_peaks(each) if each.device in reset else each for each in self._user
+            )
             return tuple(reset)
 
     def read_segments(self) -> tuple[Segment, ...]:
@@ -267,23 +260,20 @@ class ReplayBackend(MemoryBackend):
 
     # -- Following the player ----------------------------------------------------------------------
 
-    def _list_infos(self) -> list[DeviceInfo]:
-        listed = self.player.recording.devices
-        return [info for info in listed if info.device in self._span]
-
-    def _list_in_order(self, readings: Mapping[str, Reading]) -> tuple[Reading, ...]:
-        return tuple(readings[info.device] for info in self._list_infos())
-
     def _follow(self) -> None:
         """Include the readings of all events up to the player's position."""
-        position = self.player.position
-        while self._included < position:
+        events = self.player.recording.events
+        for event in events[self._included + 1 : self.player.position + 1]:
             self._included += 1
-            for reading in self.player.recording.events[self._included].readings:
-                for readings in (self._span, self._user):
-                    # The counters of a new device began at 0, or before the recording.
-                    before = readings.get(reading.device) or _begin_peaks(reading)
-                    readings[reading.device] = lift_peaks([reading], [before])[0]
+            self._span = self._lift(self._span, event)
+            self._user = self._lift(self._user, event)
+
+    def _lift(self, readings: tuple[Reading, ...], event: Event) -> tuple[Reading, ...]:
+        """Return an event's readings with the peaks before it, in the recording's order."""
+        # The counters of a device that is new began at 0, or before the recording.
+        lifted = {each.device: each for each in lift_peaks(event.readings, readings)}
+        devices = [info.device for info in self.player.recording.devices]
+        return tuple(lifted[device] for device in devices if device in lifted)
 
 
 def _to_columns(entries: Sequence[AllocatorEvent], shift_us: int) -> TraceEvents:
@@ -298,57 +288,3 @@ def _to_columns(entries: Sequence[AllocatorEvent], shift_us: int) -> TraceEvents
         stacks=array("i", [stacks.place_frames(each.frames) for each in entries]),
         stack_table=tuple(stacks.stacks),
     )
-
-
-# -- Whole devices ---------------------------------------------------------------------------------
-
-
-class ReplayMonitor(StandInDriver):
-    """The whole devices of a recording.
-
-    Args:
-        player: where the recording stands.
-    """
-
-    def __init__(self, player: RecordingPlayer) -> None:
-        super().__init__()
-        self._player = player
-
-    def list_infos(self) -> tuple[DeviceInfo, ...]:
-        """Return what the driver listed."""
-        return () if self.is_closed else self._player.recording.visible
-
-    def read_use(self, device: str) -> DeviceUse | None:
-        """Return a whole device at this position; ``None`` where it was not told."""
-        uses = () if self.is_closed else self._player.event.uses
-        return next((use for use in uses if use.device == device), None)
-
-    def list_processes(self, device: str) -> tuple[tuple[int, int | None], ...] | None:
-        """Return who was on a device at this position; ``None`` where it was not told."""
-        listed = None if self.is_closed else self._player.surroundings.processes.get(device)
-        if listed is None:
-            return None
-        return tuple((use.pid, use.n_bytes) for use in sorted(listed, key=lambda use: use.pid))
-
-    def list_failures(self, device: str) -> tuple[str, ...]:
-        """Return what could not be read at this position."""
-        return () if self.is_closed else self._player.surroundings.failures.get(device, ())
-
-    @property
-    def own_pid(self) -> int:
-        """The recorded process's number; 0 where the driver did not list it."""
-        return next((pid for pid, told in self.list_known().items() if told[0] == "own"), 0)
-
-    @property
-    def are_pids_certain(self) -> bool:
-        """Return whether the driver listed the recorded process."""
-        return self.own_pid != 0
-
-    def list_children(self) -> tuple[ChildProcess, ...]:
-        """Return the children at this position."""
-        return self._player.surroundings.children
-
-    def list_known(self) -> Mapping[int, tuple[Relation, str | None]]:
-        """Return the relation and the name of each process, by its pid."""
-        listed = self._player.surroundings.processes.values()
-        return {use.pid: (use.relation, use.name) for each in listed for use in each or ()}

@@ -83,7 +83,7 @@ def make_xpu(allocator: SimulatedGpus, *, version: str = "2.13.0", is_bad_fork: 
     torch.xpu = SimpleNamespace(
         is_initialized=lambda: bool(allocator.list_touched()) and not is_bad_fork,
         _is_in_bad_fork=lambda: is_bad_fork,
-        device_count=_guard(allocator, "device_count", lambda: allocator.n_devices),
+        device_count=_guard(allocator, "device_count", lambda: len(allocator.allocators)),
         get_device_properties=_guard(
             allocator,
             "get_device_properties",
@@ -96,7 +96,7 @@ def make_xpu(allocator: SimulatedGpus, *, version: str = "2.13.0", is_bad_fork: 
         memory=SimpleNamespace(),
     )
     if release >= (2, 12):
-        torch.xpu.memory.memory_snapshot = allocator.snapshot
+        torch.xpu.memory.memory_snapshot = lambda: allocator.take_snapshot()["segments"]
     return torch
 
 
@@ -147,10 +147,10 @@ def make_other(allocator: SimulatedGpus, *, version: str = "2.13.0"):
     torch = _make_torch(version, bindings)
     bindings._get_privateuse1_backend_name = lambda: "npu"
     _add_general(bindings, allocator)
-    torch.accelerator.device_count = lambda: allocator.n_devices
+    torch.accelerator.device_count = lambda: len(allocator.allocators)
     torch.accelerator.empty_cache = _guard(allocator, "empty_cache", allocator.empty_cache)
     torch.npu = SimpleNamespace(
         is_initialized=lambda: bool(allocator.list_touched()),
-        device_count=lambda: allocator.n_devices,
+        device_count=lambda: len(allocator.allocators),
     )
     return torch

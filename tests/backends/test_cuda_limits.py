@@ -96,7 +96,7 @@ def test_a_limit_in_bytes_is_exact(version: str) -> None:
 
     for limit_bytes in (1, 12 * GIB, 12 * GIB + 1, TOTAL - 1):
         gpu.backend.set_limit("cuda:1", LimitRequest(limit_bytes))
-        allowed = gpu.allocator.get_allowed(1)
+        allowed = gpu.allocator.allocators[1].allowed_bytes
         (info,) = gpu.backend.list_devices()
         (limit,) = gpu.backend.read_limits()
         found.append((allowed, info.limit_bytes, limit))
@@ -165,7 +165,7 @@ def test_older_releases_refuse_before_the_device_is_in_use(old: Gpu) -> None:
     old.backend.set_limit("cuda:1", LimitRequest(12 * GIB))
 
     assert old.read() == [("cuda:1", 12 * GIB, False)]
-    assert old.allocator.get_allowed(1) == 12 * GIB
+    assert old.allocator.allocators[1].allowed_bytes == 12 * GIB
 
 
 def test_closing_forgets_what_waits_and_leaves_what_is_set(early: Gpu) -> None:
@@ -179,13 +179,13 @@ def test_closing_forgets_what_waits_and_leaves_what_is_set(early: Gpu) -> None:
     early.torch.cuda.init()
 
     assert (queued, len(early.torch.cuda._queued_calls)) == (2, 1)
-    assert early.allocator.get_allowed(0) == TOTAL
+    assert early.allocator.allocators[0].allowed_bytes == TOTAL
 
     other = Gpu()
     other.allocator.touch(0)
     other.backend.set_limit("cuda:0", LimitRequest(GIB))
     other.backend.close()
-    assert other.allocator.get_allowed(0) == GIB
+    assert other.allocator.allocators[0].allowed_bytes == GIB
 
 
 def test_what_waits_and_can_t_be_set_is_a_note(early: Gpu) -> None:
@@ -221,23 +221,18 @@ def test_an_allocator_without_limits(gpu: Gpu) -> None:
 
 
 def test_pinned_memory(gpu: Gpu, early: Gpu) -> None:
-    """What tensors hold, and what the allocator has from the system; before its use it is unknown.
-
-    Requests are rounded up to a power of two.
-    """
+    """Known from its first use on: what tensors hold, and what the allocator has."""
     gpu.torch.__version__ = early.torch.__version__ = "2.13.0"
     before = gpu.backend.read_pinned()
-    handle = gpu.allocator.pinned.allocate(100 * MIB)
+    for each in (gpu, early):
+        each.allocator.pinned["active_bytes"].add(100 * MIB)
+        each.allocator.pinned["allocated_bytes"].add(128 * MIB)
     during = gpu.backend.read_pinned()
-    gpu.allocator.pinned.free(handle)
-    after = gpu.backend.read_pinned()
-    gpu.allocator.pinned.empty_cache()
-    early.allocator.pinned.allocate(1)
+    gpu.allocator.pinned["active_bytes"].add(-100 * MIB)
 
     assert before is None
-    assert during == PinnedUse(128 * MIB, 128 * MIB, 128 * MIB, 128 * MIB)
-    assert after == PinnedUse(0, 128 * MIB, 128 * MIB, 128 * MIB)
-    assert gpu.backend.read_pinned() == PinnedUse(0, 0, 128 * MIB, 128 * MIB)
+    assert during == PinnedUse(100 * MIB, 128 * MIB, 100 * MIB, 128 * MIB)
+    assert gpu.backend.read_pinned() == PinnedUse(0, 128 * MIB, 100 * MIB, 128 * MIB)
     assert early.backend.read_pinned() is None
 
 
@@ -251,7 +246,7 @@ def test_pinned_memory_of_older_releases(gpu: Gpu) -> None:
         return {"current": current, "peak": 9, "allocated": 9, "freed": 0}
 
     gpu.torch.__version__ = "2.12.1"
-    gpu.allocator.pinned.allocate(100 * MIB)
+    gpu.allocator.pinned["allocated_bytes"].add(128 * MIB)
     counted = gpu.backend.read_pinned()
     gpu.torch.__version__ = "2.8.0"
     gpu.torch._C._cuda_hostMemoryStats = lambda: {
@@ -271,7 +266,7 @@ def test_a_gpu_in_error_keeps_nothing_else_from_being_told(version: str) -> None
     """What it refuses is unknown, and it is said once why."""
     gpu = Gpu(version)
     gpu.allocator.touch(1)
-    gpu.allocator.pinned.allocate(100 * MIB)
+    gpu.allocator.pinned["allocated_bytes"].add(128 * MIB)
 
     def refuse(*_: object) -> Any:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nMore of it")

@@ -80,10 +80,10 @@ def test_events_of_a_history_are_never_fetched() -> None:
 
     def take_snapshot(*, include_traces: bool = True) -> Any:
         asked.append(include_traces)
-        return allocator.snapshot()
+        return allocator.take_snapshot()["segments"]
 
     today.cuda.memory.memory_snapshot = take_snapshot
-    old.cuda.memory.memory_snapshot = allocator.snapshot
+    old.cuda.memory.memory_snapshot = lambda: allocator.take_snapshot()["segments"]
     backends = [CudaBackend(today), CudaBackend(old)]
     without_history = backends[1].read_segments()
     for each in (today, old):

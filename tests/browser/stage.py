@@ -24,7 +24,7 @@ from gpumemwidget.model.devices import DeviceInfo, DeviceUse
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned
 from gpumemwidget.ownership import account as entries
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
-from gpumemwidget.testing.driver import StandInDriver
+from gpumemwidget.testing.machine import StandInDriver
 
 __all__ = ["MIB", "Stage", "write_load"]
 
@@ -185,7 +185,7 @@ class _Driver(StandInDriver):
     def list_infos(self) -> tuple[DeviceInfo, ...]:
         return tuple(
             DeviceInfo(f"cuda:{n}", "Simulated GPU", _TOTAL_BYTES, uuid=f"GPU-{n}")
-            for n in range(self._stage.gpu.n_devices)
+            for n in range(len(self._stage.gpu.allocators))
         )
 
     def read_use(self, device: str) -> DeviceUse | None:

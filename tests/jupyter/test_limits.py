@@ -46,7 +46,7 @@ def test_a_share_an_amount_and_off(gpus: Machine) -> None:
         "12.50 GiB 80.00 GiB 0 B 12.50 GiB",
         "none 80.00 GiB 0 B 80.00 GiB cuda:1 none not in use yet",
     ]
-    assert gpus.allocator.get_allowed(0) == TOTAL
+    assert gpus.allocator.allocators[0].allowed_bytes == TOTAL
 
 
 def test_the_limits_are_shown(gpus: Machine) -> None:
@@ -112,7 +112,7 @@ def test_unloading_leaves_what_is_set_and_forgets_what_waits(load: Load) -> None
         "gpumemwidget: the limit that waited for cuda:0 is forgotten. "
         "gpumemwidget: the limit that waited for cuda:1 is forgotten."
     )
-    assert [gpus.allocator.get_allowed(index) for index in range(2)] == [TOTAL, TOTAL]
+    assert [gpus.allocator.allocators[index].allowed_bytes for index in range(2)] == [TOTAL, TOTAL]
     assert gpus.torch.cuda._queued_calls == []
 
     other = load()
@@ -126,7 +126,10 @@ def test_unloading_leaves_what_is_set_and_forgets_what_waits(load: Load) -> None
         "gpumemwidget: cuda:0 keeps its limit of 12.00 GiB, until "
         "torch.cuda.set_per_process_memory_fraction(1.0, 0)."
     )
-    assert [other.allocator.get_allowed(index) for index in range(2)] == [12 * GIB, 40 * GIB]
+    assert [other.allocator.allocators[index].allowed_bytes for index in range(2)] == [
+        12 * GIB,
+        40 * GIB,
+    ]
     with pytest.raises(DeviceFullError):
         other.allocator.allocate(13 * GIB)
 

@@ -30,7 +30,7 @@ def _workspaces_of_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def take_map(allocator: SimulatedGpus) -> BlockMap:
-    return BlockMap(parse_segments(allocator.snapshot()))
+    return BlockMap(parse_segments(allocator.take_snapshot()["segments"]))
 
 
 def make_segment(

@@ -163,7 +163,7 @@ def test_off_takes_away_all_limits(hardware: Hardware, allocator: SimulatedGpus)
 
     assert [each.device for each in left] == ["cuda:0", "cuda:1"]
     assert [each.limit_bytes for each in left] == [None, None]
-    assert allocator.get_allowed(1) == TOTAL
+    assert allocator.allocators[1].allowed_bytes == TOTAL
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_devices_that_can_t_be_limited(hardware: Hardware, device: str, message:
 def test_more_than_one_of_them_has(allocator: SimulatedGpus) -> None:
     """Then none of them is limited."""
     torch = simulate_torch(allocator)
-    allocator._allocators[1].total_bytes = allocator._allocators[1].allowed_bytes = 8 * GIB
+    allocator.allocators[1].total_bytes = allocator.allocators[1].allowed_bytes = 8 * GIB
     hardware = Hardware([CudaBackend(torch)])
     allocator.touch(0)
     allocator.touch(1)

@@ -141,7 +141,7 @@ def test_the_cache_gives_what_was_foretold(
     """After any program the snapshot is what the counters say, and tells what emptying gives."""
     allocator = SimulatedGpus(total_bytes=300 * MIB, expandable=is_expandable)
     run(allocator, program, [])
-    segments = parse_segments(allocator.snapshot())
+    segments = parse_segments(allocator.take_snapshot()["segments"])
     foretold = divide_unallocated(segments)
     before = read(allocator, "reserved_bytes")
 
@@ -151,7 +151,7 @@ def test_the_cache_gives_what_was_foretold(
     assert foretold.allocated_bytes == read(allocator, "allocated_bytes")
     assert foretold.releasable_bytes == before - read(allocator, "reserved_bytes")
     assert {each.page_bytes is not None for each in segments} <= {is_expandable}
-    left = parse_segments(allocator.snapshot())
+    left = parse_segments(allocator.take_snapshot()["segments"])
     ends = [each.address + each.n_bytes for each in left]
     assert all(end <= after.address for end, after in zip(ends, left[1:], strict=False))
 
@@ -161,12 +161,12 @@ def test_segments_grow_and_give_pages_back() -> None:
     allocator = SimulatedGpus(total_bytes=300 * MIB, expandable=True)
     allocator.record_history()
     handles = [allocator.allocate(n_bytes) for n_bytes in (30 * MIB, 30 * MIB, 30 * MIB, 1)]
-    grown = parse_segments(allocator.snapshot())
+    grown = parse_segments(allocator.take_snapshot()["segments"])
     allocator.free(handles[1])
 
     allocator.empty_cache()
 
-    left = parse_segments(allocator.snapshot())
+    left = parse_segments(allocator.take_snapshot()["segments"])
     allocator.allocate(25 * MIB)
     assert [(each.n_bytes, each.page_bytes, len(each.blocks)) for each in grown] == [
         (100 * MIB, 20 * MIB, 4),

@@ -149,7 +149,7 @@ class Device:
 
     # -- Inside -------------------------------------------------------------------------------
 
-    def _note(self, action: str, address: int, n_bytes: int, stream: int) -> None:
+    def _note(self, action: str, address: int, n_bytes: int, stream: int, _block: object) -> None:
         self.events.append((action, address, n_bytes, stream, self._asking[1]))
         if action == "alloc":
             self._owners[address] = self._asking
