@@ -106,13 +106,13 @@ class SimulatedGpus:
     def set_fraction(self, fraction: float, device: int | str = 0) -> None:
         """Limit a GPU as ``torch.cuda.set_per_process_memory_fraction`` does."""
         with self._lock:
-            allocator = self.allocators[self._find_index(device)]
+            allocator = self.find_allocator(device)
             allocator.allowed_bytes = int(fraction * allocator.total_bytes)
 
     def reset_peak(self, device: int | str = 0) -> None:
         """Begin the peaks anew, as ``torch.cuda.reset_peak_memory_stats`` does."""
         with self._lock:
-            self.allocators[self._find_index(device)].reset_peaks()
+            self.find_allocator(device).reset_peaks()
 
     def record_history(
         self,
@@ -151,7 +151,7 @@ class SimulatedGpus:
     def stats(self, device: int | str = 0) -> dict[Any, Any]:
         """Return the counters as ``torch.cuda.memory_stats_as_nested_dict`` does."""
         with self._lock:
-            return self.allocators[self._find_index(device)].to_stats()
+            return self.find_allocator(device).to_stats()
 
     def take_snapshot(self) -> dict[str, Any]:
         """Return segments and events as ``torch.cuda.memory._snapshot`` does."""
@@ -172,6 +172,14 @@ class SimulatedGpus:
                     "expandable_segments": self._is_expandable,
                 },
             }
+
+    def find_allocator(self, device: int | str) -> CachingAllocator:
+        """Return the allocator of a GPU.
+
+        Raises:
+            BadInputError: there is no such GPU.
+        """
+        return self.allocators[self._find_index(device)]
 
     def find_address(self, handle: int) -> int:
         """Return the address of a block in use.
@@ -279,7 +287,8 @@ def simulate_torch(
     cuda = _CudaStart(is_initialized=is_initialized)
 
     def get_fraction(index: int) -> float:
-        return gpus.allocators[index].allowed_bytes / gpus.allocators[index].total_bytes
+        allocator = gpus.find_allocator(index)
+        return allocator.allowed_bytes / allocator.total_bytes
 
     bindings = SimpleNamespace(
         _cuda_memoryStats=gpus.stats,
@@ -334,7 +343,9 @@ def simulate_torch(
             _snapshot=take_snapshot,
         ),
         get_device_properties=lambda index: SimpleNamespace(
-            name=gpus.name, total_memory=gpus.allocators[index].total_bytes, uuid=format_uuid(index)
+            name=gpus.name,
+            total_memory=gpus.find_allocator(index).total_bytes,
+            uuid=format_uuid(index),
         ),
     )
     stand_in: ModuleType = torch
