@@ -22,7 +22,7 @@ MOST_STEP = 1.02
 MOST_TINY = 1.25
 
 _N_RUNS = 15
-_TRACED = "%%memtrace --no-live\n"
+_TRACED = "%%memtrace\n"
 _TIMED = """
 begin = perf_counter()
 {body}

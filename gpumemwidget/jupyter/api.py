@@ -407,16 +407,16 @@ def trace(
     """Trace which lines of a ``with`` block take memory, in a notebook or in a script.
 
     After the block, ``.record`` has before, after and peak, ``.devices`` the lines, ``.figure()``
-    the timeline as plotly's figure; ``.to_text()`` and ``.to_html()`` give the report, and
-    ``.export()`` writes it to a file. Peaks are exact where a cell's are, and PyTorch's own go on
-    as if nothing had been measured. There is one trace at a time: a block within a traced cell, or
-    within another block, is refused.
+    the timeline as plotly's figure; ``.to_text()`` and ``.to_html()`` give the report. Peaks are
+    exact where a cell's are, and PyTorch's own go on as if nothing had been measured. There is one
+    trace at a time: a block within a traced cell, or within another block, is refused.
 
     Args:
         device: the device to trace, ``"cuda:0"`` or ``"host"``; ``None`` for all.
         n_events: maximum number of allocator events to keep, the newest; one million by default.
         depth: how many calls deep a line opens; ``None`` for all calls that are big enough.
-        snapshot: a file (``.pickle``) to write for PyTorch's own memory viewer.
+        snapshot: a file (``.pickle``) to write for PyTorch's own memory viewer, and for
+            ``load_trace``.
         force: overwrite the file if it is there.
 
     Raises:
@@ -441,27 +441,29 @@ def trace(
             n_events=n_events,
             depth=depth,
             snapshot=snapshot,
-            force=force and snapshot is not None,
+            force=force,
         )
     )
 
 
 def load_trace(path: str | os.PathLike[str]) -> Trace:
-    """Load a trace that was exported to ``.json``, or a memory snapshot of PyTorch's (``.pickle``).
+    """Load a memory snapshot of PyTorch's as a trace.
+
+    ``trace(snapshot=…)`` and ``%%memtrace --snapshot`` write such a file, and so does PyTorch's own
+    ``torch.cuda.memory._dump_snapshot()``.
 
     Returns:
         What ``trace`` gives: the record, the lines, ``figure()``, ``to_html()``; displayed, the
         report.
 
     Raises:
-        FileError: the file can't be read, or is not such a file.
+        FileError: the file can't be read, or is no such file.
 
     Example:
-        >>> with gpumemwidget.trace() as t:
+        >>> with gpumemwidget.trace(snapshot="table.pickle") as t:
         ...     table = torch.zeros(1024, 1024)
-        >>> path = t.export("table.json")
-        >>> gpumemwidget.load_trace("table.json").record == t.record
-        True
+        >>> gpumemwidget.load_trace("table.pickle").record.status
+        'ok'
     """
     from gpumemwidget.session.trace_block import load_trace as load  # noqa: PLC0415 - when it is used
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 #: Options of ``%%memtrace`` that have no meaning on a line of its own, by argument.
-_CELL_OPTIONS = ("device", "events", "export", "snapshot", "force", "no_live")
+_CELL_OPTIONS = ("device", "events", "snapshot", "force")
 
 
 # -- Reading a line --------------------------------------------------------------------------------
@@ -473,21 +473,16 @@ class MemMagics(Magics):
         help="how many events of the allocators are kept, the newest (default: 1000000)",
     )
     @argument(
-        "--export", metavar="FILE", help="also write lines and timeline to FILE, a .json; in bytes"
-    )
-    @argument(
         "--snapshot",
         metavar="FILE",
-        help="also write FILE, a .pickle, for pytorch.org/memory_viz; of GPUs",
+        help="also write FILE, a .pickle, for pytorch.org/memory_viz and for --load; of GPUs",
     )
-    @argument("--force", action="store_true", help="let these take the places of files")
+    @argument("--force", action="store_true", help="let --snapshot take the place of a file")
     @argument(
         "--load",
         metavar="FILE",
-        help="%%memtrace on its own line: the report of an exported .json, or of a snapshot of "
-        "PyTorch's",
+        help="%%memtrace on its own line: the report of a snapshot of PyTorch's",
     )
-    @argument("--no-live", action="store_true", help="no report while the cell runs")
     @line_cell_magic
     def memtrace(self, line: str, cell: str | None = None) -> None:
         """Report which lines of a cell took memory: write it above the cell.
@@ -536,16 +531,13 @@ class MemMagics(Magics):
             depth=args.depth,
             n_events=args.events,
             snapshot=args.snapshot,
-            export=args.export,
             force=args.force,
-            live=not args.no_live,
         )
 
     def _set_line(self, args: argparse.Namespace) -> None:
         for key in _CELL_OPTIONS:
             if getattr(args, key) not in (None, False):
-                option = key.replace("_", "-")
-                raise BadInputError(f"--{option} goes above a cell, with %%memtrace")
+                raise BadInputError(f"--{key} goes above a cell, with %%memtrace")
         state = " ".join(args.state)
         if args.load is not None:
             self._load(args, state)
@@ -572,8 +564,6 @@ class MemMagics(Magics):
     def _load(self, args: argparse.Namespace, state: str) -> None:
         if state:
             raise BadInputError(f"--load takes a file alone, without {state!r}")
-        if not args.load:
-            raise BadInputError("--load needs a file's name: --load cell.json")
         from gpumemwidget.report.trace import report_trace  # noqa: PLC0415 - when it is used
         from gpumemwidget.session.trace_block import load_trace  # noqa: PLC0415
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
-from gpumemwidget.errors import BusyError, FileError
+from gpumemwidget.errors import BusyError
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import Sample
 from gpumemwidget.model.traces import CellTrace, TraceRequest
@@ -248,7 +248,7 @@ class _CellTrace:
         try:
             self._prepare()
         finally:
-            if self.request.live and _can_show_live(self._shell):
+            if _can_show_live(self._shell):
                 self._live = _LiveReport(self._shell, self._monitor, self.request.device)
             # Last, so that nothing of ours comes between its readings and the cell.
             self._listening.callback(self._monitor.cell_started.add(lambda _: self._begin()))
@@ -287,8 +287,7 @@ class _CellTrace:
     def _begin(self) -> None:
         if self._tracer is not None:
             run_code = InteractiveShell.run_code.__code__
-            is_entry = make_is_entry(run_code, self._source)
-            self._tracer.begin(lambda watch: watch.start_at(is_entry))
+            self._tracer.begin(make_is_entry(run_code, self._source))
 
     def _stop_tracing(self) -> None:
         if self._tracer is not None:
@@ -311,8 +310,6 @@ class _CellTrace:
         trace = None
         with self._session.reporting("telling which lines took it"):
             trace = self._trace_lines(record)
-        if trace is not None:
-            self._write(trace)
         record, samples = _limit_to_device(
             record, self._monitor.samples_of(record), self.request.device
         )
@@ -335,21 +332,6 @@ class _CellTrace:
             self._tracer.files,
         )
         return self._tracer.describe(record, sources, self._session.name_blocks)
-
-    def _write(self, trace: CellTrace) -> None:
-        """Write the files that were asked for, and print what became of each."""
-        request = self.request
-        if self._tracer is not None and self._tracer.has_snapshot:
-            print(f"snapshot written to {request.snapshot}")
-        if request.export is not None:
-            from gpumemwidget.tracing.trace_file import write_trace  # noqa: PLC0415 - when needed
-
-            try:
-                path = write_trace(trace, request.export, force=request.force)
-            except FileError as exc:
-                print(f"%%memtrace: {exc}")
-            else:
-                print(f"trace written to {path}")
 
 
 def _limit_to_device(

@@ -15,7 +15,7 @@ from typing import Literal
 
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.cells import CellRecord, Span
-from gpumemwidget.model.devices import Frame, PeakIs, Segment
+from gpumemwidget.model.devices import Frame, HardwareNote, PeakIs, Segment
 from gpumemwidget.model.ownership import MemoryKind
 
 #: Number of allocator events that a trace keeps by default: some 300 MB while it runs.
@@ -46,12 +46,9 @@ class TraceRequest:
         n_lines: lines of each source that the report shows; ``None`` for its default.
         depth: how many calls deep a line opens; ``None`` for all that are big enough.
         snapshot: a file to write for PyTorch's own memory viewer.
-        export: a file to write the trace itself to.
-        force: whether these files may take the places of others.
-        live: whether a chart is shown while the cell runs.
 
     Raises:
-        BadInputError: a count is out of range, or ``force`` is given without a file.
+        BadInputError: a count is out of range.
     """
 
     device: str | None = None
@@ -59,17 +56,12 @@ class TraceRequest:
     n_lines: int | None = None
     depth: int | None = None
     snapshot: Path | None = None
-    export: Path | None = None
-    force: bool = False
-    live: bool = True
 
     def __post_init__(self) -> None:
         if not (isinstance(self.n_events, int) and 1 <= self.n_events <= MAX_EVENTS):
             raise BadInputError(f"{self.n_events!r} events can't be kept: give 1 to {MAX_EVENTS}")
         if self.depth is not None and not (isinstance(self.depth, int) and self.depth >= 0):
             raise BadInputError(f"{self.depth!r} is no depth: give 0 or a whole number above it")
-        if self.force and self.snapshot is None and self.export is None:
-            raise BadInputError("--force goes with --export FILE or --snapshot FILE: name the file")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,14 +210,12 @@ class Layer:
     Attributes:
         origin: where its memory was allocated.
         text: the line's text; ``""`` if it is no line's.
-        unit: the name of the line's source; ``None`` if it is no line's.
         line: the line's number; ``None`` if it is no line's.
         held_bytes: one for each of the timeline's moments.
     """
 
     origin: Origin
     text: str
-    unit: str | None
     line: int | None
     held_bytes: tuple[int, ...]
 
@@ -254,14 +244,12 @@ class PeakPart:
 
     Attributes:
         origin: where they were allocated; never ``OTHER_LINES``.
-        unit: the name of the line's source; ``None`` if they are no line's.
         line: the line's number; ``None`` if they are no line's.
         kind: what they are for; ``freed since``: they are gone, so that is not known.
         owner: the path of a name that still leads to them.
     """
 
     origin: Origin
-    unit: str | None
     line: int | None
     kind: MemoryKind | Literal["freed since"]
     owner: str | None
@@ -272,28 +260,27 @@ class PeakPart:
 class NoteKind(Enum):
     """The subject of a note on a trace, with the figures that it has."""
 
-    #: A sentence of a stand-in's or of an older file's, in ``text``.
-    MESSAGE = "message"
     #: A history of the user's was running, and was used.
     HISTORY_IS_USERS = "history is users"
     #: The cell started or stopped a history, or set one of its own, at which the trace ends.
     HISTORY_WAS_SET = "history was set"
-    HANDED_OVER = "handed over"
     #: A snapshot file's start was worked out backwards from its end.
     START_WORKED_OUT = "start worked out"
-    #: Calls of modules are not seen: PyTorch's functions are other ones, other tools use
-    #: ``sys.monitoring``, or seeing them failed with the error in ``text``.
-    CALLS_UNKNOWN = "calls unknown"
-    CALLS_BLOCKED = "calls blocked"
-    CALLS_FAILED = "calls failed"
-    #: The host's lines are not read: another tool traces the thread, or has ``sys.monitoring``.
-    LINES_TRACED = "lines traced"
-    LINES_BLOCKED = "lines blocked"
+    #: Calls of modules are not seen: PyTorch's functions are other ones, or other tools use
+    #: ``sys.monitoring``.
+    CALLS_UNSEEN = "calls unseen"
+    #: The host's lines are not read, or not to the end: another tool traces the thread, or has
+    #: ``sys.monitoring``.
+    LINES_UNREAD = "lines unread"
+    #: This process's malloc does not tell what is in use.
+    MALLOC_UNREAD = "malloc unread"
+    #: Part of the trace failed with the error in ``text``.
+    FAILED = "failed"
+    #: No snapshot was written, as no GPU was traced.
+    NO_SNAPSHOT = "no snapshot"
     #: The counters (``n_bytes``) and the history (``history_bytes``) differ before the cell, after
     #: it, or at its peak; ``text`` is ``allocated`` or ``reserved``.
-    START_DIFFERS = "start differs"
-    END_DIFFERS = "end differs"
-    PEAK_DIFFERS = "peak differs"
+    COUNTERS_DIFFER = "counters differ"
     #: Events are missing, mostly the oldest: lines are complete from ``seconds`` on.
     EVENTS_MISSING = "events missing"
     #: The peak (``n_bytes``) came before the first known event; the lines of the peak are those of
@@ -305,12 +292,6 @@ class NoteKind(Enum):
     BACKWARD_INFERRED = "backward inferred"
     #: The history has no stacks.
     NO_STACKS = "no stacks"
-    #: Reading the host's lines failed with the error in ``text``.
-    READING_FAILED = "reading failed"
-    #: Another tool replaced the trace function.
-    TRACING_REPLACED = "tracing replaced"
-    #: The cell's code ran on other threads, too, where lines are not read.
-    OTHER_THREADS = "other threads"
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,8 +328,6 @@ class DeviceTrace:
     #: Biggest first; together all that was allocated at the peak.
     peak: tuple[PeakPart, ...]
     n_events: int
-    #: Seconds after the cell's start from which on no event is missing; ``None`` if all are there.
-    complete_since_s: float | None = None
     notes: tuple[TraceNote, ...] = ()
 
 
@@ -372,10 +351,6 @@ class HostLines:
     ``after_bytes``.
     """
 
-    #: ``In[7]``, ``train.py``.
-    name: str
-    filename: str
-    kind: Literal["cell", "file"]
     #: All lines of a cell; in a file lines that changed something, and lines around them.
     lines: tuple[HostLine, ...]
     #: malloc's count at both ends.
@@ -400,4 +375,4 @@ class CellTrace:
     #: ``None`` where the host's lines were not read.
     host: HostLines | None = None
     #: Reasons why no lines are told.
-    notes: tuple[str, ...] = ()
+    notes: tuple[TraceNote | HardwareNote, ...] = ()

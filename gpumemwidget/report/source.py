@@ -76,7 +76,7 @@ def list_unit(
     device: DeviceTrace,
     unit: SourceUnit,
     *,
-    bands: Mapping[tuple[str | None, int], str],
+    bands: Mapping[int, str],
     n_lines: int | None,
     depth: int | None,
 ) -> Table:
@@ -102,7 +102,7 @@ def list_unit(
     for numbers, is_shown in _choose_lines(texts, weights, n_lines, is_cell=is_cell):
         if is_shown:
             line = lines[numbers[0]]
-            band = bands.get((unit.name, line.line), "")
+            band = bands.get(line.line, "") if is_cell else ""
             groups.append(_list_line(line, total, files, band=band, depth=depth))
         elif is_cell:
             uses = [use for number in numbers if (use := lines[number].use) is not None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpumemwidget.model.devices import HOST, Sample, rank_device
+from gpumemwidget.model.devices import HOST, HardwareNote, Sample, rank_device
 from gpumemwidget.model.traces import (
     CellTrace,
     DeviceTrace,
@@ -24,8 +24,13 @@ from gpumemwidget.report.charts.timeline import describe_device, map_bands, plot
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Fold, Heading, Note, Run, Table
 from gpumemwidget.report.render.cells import bytes_cell, explain_marks, share_cell
 from gpumemwidget.report.render.output import FigureReport, Report
-from gpumemwidget.report.render.wording import count, join_words, name_origin, say_peak
-from gpumemwidget.report.source import RESOLUTION_BYTES, list_host, list_unit, name_file, sum_uses
+from gpumemwidget.report.render.wording import (
+    count,
+    join_words,
+    name_origin,
+    word_hardware_note,
+)
+from gpumemwidget.report.source import RESOLUTION_BYTES, list_host, list_unit, name_file
 from gpumemwidget.units import format_bytes, format_duration
 
 #: Maximum number of units that are shown besides the traced cell.
@@ -48,31 +53,23 @@ _UNREAD_NOTE = (
     "part of their changes is shown as one sum."
 )
 
-_COUNTED = "By the counters, {n_bytes} were {text} "
-_REPLAYED = ", by the history {history_bytes}."
 _NOTES = {
-    NoteKind.MESSAGE: "{text}",
     NoteKind.HISTORY_IS_USERS: "A memory history was running already, and is used as it is, with "
     "the events and lines that it keeps: stop it with "
     "torch.cuda.memory._record_memory_history(None) for one of our own.",
-    NoteKind.HISTORY_WAS_SET: "A memory history was started or stopped within the cell, and is "
-    "left as it is now: events are missing.",
-    NoteKind.HANDED_OVER: "The cell set a memory history of its own, which has its own entries "
-    "alone: this trace ends where that began.",
+    NoteKind.HISTORY_WAS_SET: "The cell started or stopped a memory history of its own, which is "
+    "left as it is: the events since then are missing here.",
     NoteKind.START_WORKED_OUT: "What stood before the file's first event is worked out backwards "
     "from its end.",
-    NoteKind.CALLS_UNKNOWN: "Calls of modules and of backward are not seen: this PyTorch has other "
-    "ones.",
-    NoteKind.CALLS_BLOCKED: "Calls of modules and of backward are not seen: other tools use "
-    "sys.monitoring.",
-    NoteKind.CALLS_FAILED: "Calls of modules are not seen: {text}.",
-    NoteKind.LINES_TRACED: "The host's lines are not told: a debugger or a coverage tool traces "
-    "this thread.",
-    NoteKind.LINES_BLOCKED: "The host's lines are not told: other tools have taken all places of "
-    "sys.monitoring.",
-    NoteKind.START_DIFFERS: f"{_COUNTED}before the cell{_REPLAYED}",
-    NoteKind.END_DIFFERS: f"{_COUNTED}after it{_REPLAYED}",
-    NoteKind.PEAK_DIFFERS: f"{_COUNTED}at its peak{_REPLAYED}",
+    NoteKind.CALLS_UNSEEN: "Calls of modules and of backward are not seen: other tools use "
+    "sys.monitoring, or this PyTorch has other ones.",
+    NoteKind.LINES_UNREAD: "The host's lines are not read, or not to the end: a debugger, a "
+    "coverage tool or the cell itself traces this thread.",
+    NoteKind.MALLOC_UNREAD: "This process's malloc does not tell what is in use line by line.",
+    NoteKind.FAILED: "Part of the trace is missing, as reading it failed ({text}).",
+    NoteKind.NO_SNAPSHOT: "No snapshot was written: no GPU's allocations were traced.",
+    NoteKind.COUNTERS_DIFFER: "The allocator's counters and its history differ: {n_bytes} {text} "
+    "by the counters, {history_bytes} by the history.",
     NoteKind.EVENTS_MISSING: "The history has lost its oldest events: lines are complete only from "
     "{seconds} after the cell's start.",
     NoteKind.PEAK_NOT_IN_EVENTS: "The peak of {n_bytes} came before that. The lines shown at the "
@@ -82,10 +79,6 @@ _NOTES = {
     NoteKind.BACKWARD_INFERRED: "{n_bytes} allocated on autograd's threads, which show no line of "
     "the cell, are attributed to the line last seen before.",
     NoteKind.NO_STACKS: "The history was recorded without stacks: no line can be named.",
-    NoteKind.READING_FAILED: "Reading the lines failed ({text}) and ended there.",
-    NoteKind.TRACING_REPLACED: "Tracing was switched off or replaced during the cell (by "
-    "sys.settrace, or by recursion up to its limit); the lines after that were not read.",
-    NoteKind.OTHER_THREADS: "Only the thread that ran the cell was read line by line.",
 }
 
 #: Maximum number of parts of a peak that are shown.
@@ -182,7 +175,6 @@ def _list_lines(device: DeviceTrace, *, n_lines: int | None, depth: int | None) 
         listing = list_unit(device, unit, bands=bands, n_lines=n_lines, depth=depth)
         if place == 0:
             blocks.append(listing)
-            blocks.extend(_compare(device))
         else:
             blocks.append(Fold(_describe_unit(unit), (listing,)))
     n_more = len(device.units) - 1 - _MAX_UNITS
@@ -233,23 +225,6 @@ def _describe_unit(unit: SourceUnit) -> tuple[Run, ...]:
     )
 
 
-def _compare(device: DeviceTrace) -> list[Note]:
-    """Return a warning if the sum of the lines is not what the counters say."""
-    total = sum_uses(device)
-    wrong = []
-    after_bytes, peak_bytes = device.allocated.after_bytes, device.allocated.peak_bytes
-    if after_bytes is not None and after_bytes != total.net_bytes:
-        wrong.append(f"{format_bytes(after_bytes)} allocated after the cell")
-    # If the oldest events are lost, a note says which peak the lines tell of.
-    is_whole = device.complete_since_s is None
-    if is_whole and peak_bytes is not None and peak_bytes != total.at_peak_bytes:
-        wrong.append(f"a peak of {say_peak(peak_bytes, device.peak_is)}")
-    if not wrong:
-        return []
-    words = f"{device.device}: the lines do not add up to what the counters say: "
-    return [Note(words + " and ".join(wrong), tone="warn")]
-
-
 def _list_notes(trace: CellTrace, blocks: Sequence[Block]) -> list[Block]:
     """Return what marks and columns mean, what is inferred and what is missing."""
     notes: list[Block] = list(explain_marks(blocks))
@@ -265,14 +240,16 @@ def _list_notes(trace: CellTrace, blocks: Sequence[Block]) -> list[Block]:
             notes.append(Note(text if device.device in text else f"{device.device}: {text}"))
     if trace.host is not None:
         notes.extend(Note(f"host: {word_note(note)}") for note in trace.host.notes)
-    notes.extend(Note(text) for text in trace.notes)
+    notes.extend(map(Note, dict.fromkeys(map(word_note, trace.notes))))
     if any(device.device == HOST for device in trace.record.devices):
         notes.extend(explain_host(trace.record.devices))
     return notes
 
 
-def word_note(note: TraceNote) -> str:
+def word_note(note: TraceNote | HardwareNote) -> str:
     """Return a note as a sentence."""
+    if isinstance(note, HardwareNote):
+        return word_hardware_note(note)
     return _NOTES[note.kind].format(
         text=note.text,
         n_bytes=format_bytes(note.n_bytes),
@@ -292,7 +269,6 @@ def _list_peak(device: DeviceTrace) -> list[Block]:
     rows = []
     for part in shown:
         place = name_origin(part.origin, part.line)
-        place = place if part.unit is None else f"{part.unit}, {place}"
         kind = Cell(part.kind, tone="muted" if part.kind == "freed since" else "plain")
         amounts = _list_amounts(part.n_bytes, part.n_blocks, total)
         rows.append((Cell(place), *amounts, kind, Cell(part.owner or "")))

@@ -10,19 +10,27 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
+from gpumemwidget.backends.cuda.snapshot_file import load_snapshot
 from gpumemwidget.errors import BadInputError, FileError, GpuMemError, describe_exception
 from gpumemwidget.model.cells import CellRecord, Status
 from gpumemwidget.model.devices import Reading, Sample
-from gpumemwidget.model.traces import CellTrace, DeviceTrace, HostLines, TraceRequest
+from gpumemwidget.model.traces import (
+    CellTrace,
+    DeviceTrace,
+    HostLines,
+    NoteKind,
+    TraceNote,
+    TraceRequest,
+)
 from gpumemwidget.recording.cells import RunningCell, build_record
 from gpumemwidget.recording.files import find_target
 from gpumemwidget.recording.sampler import Clock
 from gpumemwidget.session.cell_sources import find_block_sources
 from gpumemwidget.session.interrupts import run_uninterrupted
 from gpumemwidget.session.session import find_session, keep_plain_hardware
-from gpumemwidget.session.tracer import Tracer, read_file_name
+from gpumemwidget.session.tracer import Tracer
+from gpumemwidget.tracing.device_trace import describe_snapshot
 from gpumemwidget.tracing.sources import is_library
-from gpumemwidget.tracing.trace_file import read_snapshot, read_trace, write_trace
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -102,20 +110,17 @@ class Trace:
         """Return what the block's lines changed on the host; ``None`` if that was not traced."""
         return self.trace.host
 
-    def figure(self, device: str | None = None) -> Figure:
-        """Return the timeline as a plotly figure, of one device or of all for ``None``.
+    def figure(self) -> Figure:
+        """Return the timeline of each traced GPU as a plotly figure.
 
         Raises:
-            BadInputError: no GPU was traced, or not that one.
+            BadInputError: no GPU was traced.
         """
         from gpumemwidget.report.charts.figures import figure_trace  # noqa: PLC0415 - brings plotly
 
-        traced = [trace.device for trace in self.devices]
-        if not traced:
+        if not self.devices:
             raise BadInputError("no GPU was traced, and the host has no figure: see to_html()")
-        if device is not None and device not in traced:
-            raise BadInputError(f"{device!r} was not traced: {', '.join(traced)} was")
-        return figure_trace(self.trace, device)
+        return figure_trace(self.trace)
 
     def to_html(self) -> str:
         """Return the report as static HTML."""
@@ -130,14 +135,6 @@ class Trace:
 
         return report_trace(self.trace, self._samples)
 
-    def export(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-        """Write lines and timeline to a ``.json``, which ``load_trace`` reads.
-
-        Raises:
-            FileError: it can't be written there; nothing was.
-        """
-        return write_trace(self.trace, path, force=force)
-
     def _repr_html_(self) -> str | None:
         return None if self._trace is None else self.to_html()
 
@@ -146,17 +143,29 @@ class Trace:
 
 
 def load_trace(path: str | os.PathLike[str]) -> Trace:
-    """Load a trace that was exported to a ``.json``, or a memory snapshot of PyTorch's.
+    """Load a memory snapshot of PyTorch's as a trace.
 
     Raises:
-        FileError: it can't be read, or is not such a file.
+        FileError: it can't be read, or is no such file.
     """
-    source = find_target(read_file_name(path))
+    source = find_target(path)
     if source.exists() and not source.is_file():
         raise FileError(f"{source} is no regular file: choose another one")
-    if source.suffix.lower() == ".json":
-        return Trace(TraceRequest(), read_trace(source))
-    return Trace(TraceRequest(), read_snapshot(source))
+    try:
+        trace = describe_snapshot(load_snapshot(source), source.name)
+    except FileError:
+        raise
+    except OSError as exc:
+        raise FileError(
+            f"{source} can't be read: {exc.strerror or exc}; choose another file"
+        ) from None
+    except Exception as exc:  # noqa: BLE001 - a file from anywhere may lead to any error
+        why = describe_exception(exc)[:100]
+        raise FileError(
+            f"{source} is damaged, or no memory snapshot of PyTorch's ({why}): make one with "
+            "torch.cuda.memory._dump_snapshot() or %%memtrace --snapshot"
+        ) from None
+    return Trace(TraceRequest(), trace)
 
 
 class _RunningBlock:
@@ -188,7 +197,7 @@ class _RunningBlock:
                 start_s=self._clock.now(),
                 before=before,
             )
-            self._tracer.begin(lambda watch: watch.start_in(frame))
+            self._tracer.begin(frame)
         except BaseException:
             self._tracer.stop()
             self._unwant_samples()
@@ -202,7 +211,7 @@ class _RunningBlock:
             after = self._end_span()
         except Exception as exc:  # noqa: BLE001 - what the block did is not undone by our failure
             after = None
-            notes.append(f"Reading the memory at the end failed ({describe_exception(exc)}).")
+            notes.append(TraceNote(NoteKind.FAILED, describe_exception(exc)))
         finally:
             self._tracer.stop()
             self._unwant_samples()

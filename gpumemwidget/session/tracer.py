@@ -1,7 +1,7 @@
 """Trace a cell or a ``with`` block: the allocators' history, module calls and the host's lines.
 
-A part that fails costs its own lines alone: a sentence in the report says what is missing, and the
-cell and its record are as they would be without it.
+A part that fails costs its own lines alone: the report has a note on it, and the cell and its
+record are as they would be without it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gpumemwidget.backends.cuda.module_calls import CallRecorder
-from gpumemwidget.errors import BadInputError, BusyError, FileError, describe_exception
+from gpumemwidget.errors import BusyError, FileError, describe_exception
 from gpumemwidget.model.cells import CellDevice, CellRecord
-from gpumemwidget.model.devices import HOST, check_device
+from gpumemwidget.model.devices import HOST, HardwareNote, check_device
 from gpumemwidget.model.ownership import BlockNames
 from gpumemwidget.model.traces import (
     DEFAULT_EVENTS,
@@ -31,14 +31,13 @@ from gpumemwidget.model.traces import (
     TraceRequest,
 )
 from gpumemwidget.recording.files import find_target, refuse_target
-from gpumemwidget.report.render.wording import word_hardware_note
-from gpumemwidget.report.trace import word_note
 from gpumemwidget.session.interrupts import send_later
-from gpumemwidget.tracing.trace_file import check_target
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from gpumemwidget.backends.hardware import Hardware
-    from gpumemwidget.tracing.line_watch import LineReadings, LineWatch
+    from gpumemwidget.tracing.line_watch import IsEntry, LineReadings, LineWatch
     from gpumemwidget.tracing.sources import Sources
 
 
@@ -59,15 +58,13 @@ def make_trace_request(
     n_lines: int | None = None,
     depth: int | None = None,
     snapshot: str | os.PathLike[str] | None = None,
-    export: str | os.PathLike[str] | None = None,
     force: bool = False,
-    live: bool = True,
 ) -> TraceRequest:
     """Return what a trace is asked for, checked before anything is traced; see ``TraceRequest``.
 
     Raises:
         BadInputError: there is no such device, or a count is out of range.
-        FileError: a file can't be written, or is there already.
+        FileError: the snapshot can't be written, or is there already and ``force`` is not given.
     """
     check_device(device, [report.info.device for report in hardware.read_devices()])
     return TraceRequest(
@@ -76,14 +73,11 @@ def make_trace_request(
         n_lines=n_lines,
         depth=depth,
         snapshot=None if snapshot is None else _check_snapshot(snapshot, force=force),
-        export=None if export is None else check_target(read_file_name(export), force=force),
-        force=force,
-        live=live,
     )
 
 
 def _check_snapshot(path: str | os.PathLike[str], *, force: bool) -> Path:
-    target = find_target(read_file_name(path))
+    target = find_target(path)
     if target.suffix.lower() not in _SNAPSHOT_SUFFIXES:
         raise FileError(
             f"{target.name!r} is not a name for a snapshot: give one that ends in "
@@ -93,14 +87,6 @@ def _check_snapshot(path: str | os.PathLike[str], *, force: bool) -> Path:
     return target
 
 
-def read_file_name(path: str | os.PathLike[str]) -> str:
-    """Return a path as text, and refuse an empty one."""
-    name = os.fspath(path)
-    if not name:
-        raise BadInputError("a file's name is missing: --export cell.json, --snapshot cell.pickle")
-    return name
-
-
 class Tracer:
     """Traces one cell or block, from before it to after it."""
 
@@ -108,15 +94,13 @@ class Tracer:
         self._hardware = hardware
         self._request = request
         self._has_history = False
-        #: True if a snapshot for PyTorch's own viewer was written.
-        self.has_snapshot = False
         self._start_us: int | None = None
         self._calls: CallRecorder | None = None
         self._watch: LineWatch | None = None
         self._readings: LineReadings | None = None
         self._traces: tuple[AllocatorTrace, ...] = ()
         self._marks: tuple[CallMark, ...] = ()
-        self._notes: list[str] = []
+        self._notes: list[TraceNote | HardwareNote] = []
 
     def prepare(self) -> None:
         """Begin parts that take memory and time of their own, before anything is measured.
@@ -133,22 +117,20 @@ class Tracer:
             _running.append(self)
         try:
             if self._request.device != HOST:
-                self._guard("the history of the GPUs", self._start_history)
+                self._guard(self._start_history)
             if self._request.device in (None, HOST):
-                self._guard("the host's lines", self._prepare_watch)
+                self._guard(self._prepare_watch)
         except BaseException:
             self.stop()
             raise
 
-    def begin(self, start: Callable[[LineWatch], NoteKind | None]) -> None:
-        """Begin to read lines: ``start`` begins with those it is for, or returns why it can't."""
+    def begin(self, where: IsEntry | FrameType) -> None:
+        """Begin to read lines; see ``LineWatch.start``."""
         self._start_us = time.time_ns() // 1000
         watch = self._watch
-        if watch is not None:
-            refusal = self._guard("the host's lines", lambda: start(watch))
-            if refusal is not None:
-                self._watch = None
-                self._notes.append(word_note(TraceNote(refusal)))
+        if watch is not None and self._guard(lambda: watch.start(where)) is False:
+            self._watch = None
+            self._notes.append(TraceNote(NoteKind.LINES_UNREAD))
 
     def stop(self) -> None:
         """End the trace once the cell's record is made. May be called twice."""
@@ -178,22 +160,21 @@ class Tracer:
             find_names: returns what the allocators' blocks are for.
         """
         if self._request.snapshot is not None and not self._traces:
-            self._notes.append("No snapshot was written: no GPU's allocations were traced.")
+            self._notes.append(TraceNote(NoteKind.NO_SNAPSHOT))
         names = {}
         if self._traces and find_names is not None:
-            names = self._guard("the names", find_names) or {}
+            names = self._guard(find_names) or {}
         devices = []
         for trace in self._traces:
             if self._request.device in (None, trace.device):
                 told = self._guard(
-                    f"the lines of {trace.device}",
-                    lambda trace=trace: self._describe_device(trace, record, sources, names),  # type: ignore[misc]
+                    partial(self._describe_device, trace, record, sources, names.get(trace.device))
                 )
                 devices += [] if told is None else [told]
         # A person who traces with a GPU in use asks for the GPUs' lines alone.
         host = None
         if not devices:
-            host = self._guard("the host's lines", lambda: self._describe_host(record, sources))
+            host = self._guard(partial(self._describe_host, record, sources))
         self._traces = ()
         return CellTrace(record, tuple(devices), host, tuple(dict.fromkeys(self._notes)))
 
@@ -202,24 +183,20 @@ class Tracer:
     def _stop_parts(self) -> None:
         watch, self._watch = self._watch, None
         if watch is not None:
-            self._readings = self._guard("the host's lines", watch.stop)
+            self._readings = self._guard(watch.stop)
         calls, self._calls = self._calls, None
         if calls is not None:
-            self._marks = self._guard("the calls", calls.stop) or ()
-            self._notes += map(word_note, calls.take_notes())
+            self._marks = self._guard(calls.stop) or ()
+            self._notes += calls.take_notes()
         if self._has_history:
             self._has_history = False
-            stood = _identify(self._request.snapshot)
             end = partial(self._hardware.end_trace, snapshot_to=self._request.snapshot)
-            self._traces = self._guard("the history of the GPUs", end) or ()
-            self._notes += map(word_hardware_note, self._hardware.take_notes())
-            # One that could not be written leaves the file that was there before.
-            self.has_snapshot = _identify(self._request.snapshot) not in (None, stood)
+            self._traces = self._guard(end) or ()
+            self._notes += self._hardware.take_notes()
 
     def _start_history(self) -> None:
         self._has_history = True
-        refusals = self._hardware.start_trace(n_events=self._request.n_events)
-        self._notes += map(word_hardware_note, refusals)
+        self._notes += self._hardware.start_trace(n_events=self._request.n_events)
         if any(report.info.device != HOST for report in self._hardware.read_devices()):
             self._calls = CallRecorder()
             self._calls.start()
@@ -230,7 +207,7 @@ class Tracer:
             return
         counter = self._hardware.find_host_counter()
         if counter is None:
-            self._notes.append("This process's malloc does not tell what is in use line by line.")
+            self._notes.append(TraceNote(NoteKind.MALLOC_UNREAD))
             return
         from gpumemwidget.tracing.line_watch import watch_lines  # noqa: PLC0415 - where it is used
 
@@ -241,7 +218,7 @@ class Tracer:
         trace: AllocatorTrace,
         record: CellRecord,
         sources: Sources,
-        names: dict[str, BlockNames],
+        names: BlockNames | None,
     ) -> DeviceTrace:
         from gpumemwidget.tracing.device_trace import describe_device  # noqa: PLC0415 - where it is used
 
@@ -251,34 +228,24 @@ class Tracer:
             start_us=self._start_us or int(record.started_at * 1e6),
             cell=_find_device(record, trace.device),
             marks=self._marks,
-            names=names.get(trace.device),
+            names=names,
             depth=self._request.depth,
         )
 
     def _describe_host(self, record: CellRecord, sources: Sources) -> HostLines | None:
-        from gpumemwidget.tracing.host_trace import describe_lines  # noqa: PLC0415 - where it is used
+        from gpumemwidget.tracing.line_watch import describe_lines  # noqa: PLC0415 - where it is used
 
         if self._readings is None:
             return None
         return describe_lines(self._readings, sources, _find_device(record, HOST))
 
-    def _guard(self, what: str, action: Callable[[], _T]) -> _T | None:
+    def _guard(self, action: Callable[[], _T]) -> _T | None:
         try:
             return action()
         except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
-            cause = describe_exception(exc)
-            self._notes.append(f"Tracing {what} failed ({cause}).")
+            self._notes.append(TraceNote(NoteKind.FAILED, describe_exception(exc)))
             return None
 
 
 def _find_device(record: CellRecord, device: str) -> CellDevice | None:
     return next((part for part in record.devices if part.device == device), None)
-
-
-def _identify(path: Path | None) -> tuple[int, int] | None:
-    """Return the identity of the file at a path; ``None`` if there is none."""
-    try:
-        found = None if path is None else path.stat()
-    except OSError:
-        return None
-    return None if found is None else (found.st_ino, found.st_mtime_ns)

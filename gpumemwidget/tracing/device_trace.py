@@ -1,21 +1,25 @@
 """Describe what a traced cell's lines did to one device, from the allocator's history.
 
-The history is replayed, its events are attributed to stacks, and the stacks to lines and calls.
+The history is replayed, its events are attributed to stacks, and the stacks to lines and calls. A
+snapshot file of PyTorch's has such a history of each device, without a cell.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Literal, TypeAlias
 
-from gpumemwidget.model.cells import CellDevice, Span
-from gpumemwidget.model.devices import PeakIs
+from gpumemwidget.model.cells import CellDevice, CellRecord, Span
+from gpumemwidget.model.devices import Frame, PeakIs
 from gpumemwidget.model.ownership import BlockNames, MemoryKind
 from gpumemwidget.model.traces import (
     AllocatorTrace,
     CallMark,
+    CellTrace,
     DeviceTrace,
     NoteKind,
     Origin,
@@ -32,7 +36,7 @@ from gpumemwidget.tracing.attribution import (
 from gpumemwidget.tracing.layout import BlockLayout
 from gpumemwidget.tracing.replay import Replay, begins_with_events, replay
 from gpumemwidget.tracing.source_lines import list_sources
-from gpumemwidget.tracing.sources import Sources
+from gpumemwidget.tracing.sources import Source, Sources, is_library, read_source
 from gpumemwidget.tracing.timeline import (
     Moments,
     choose_layer_lines,
@@ -42,6 +46,8 @@ from gpumemwidget.tracing.timeline import (
 
 #: Maximum number of parts of the peak; smaller ones are added up by line and kind.
 _MAX_PEAK_PARTS = 200
+#: File names of IPython's cells, in a terminal and in a kernel.
+_CELL = re.compile(r"^<ipython-input-|[/\\]ipykernel_\d+[/\\]\d+\.py$")
 
 _PartKind: TypeAlias = "MemoryKind | Literal['freed since']"
 _PartKey: TypeAlias = "tuple[Origin, int | None, _PartKind, str | None]"
@@ -118,14 +124,9 @@ def describe_device(
         units=tuple([source.describe(totals, sources) for source in found]),
         before=before,
         unplaced=totals.describe(unplaced),
-        peak=_list_peak_parts(replayed, attribution, moments.peak, sources.traced.name, names),
+        peak=_list_peak_parts(replayed, attribution, moments.peak, names),
         n_events=len(trace.events),
-        complete_since_s=since_s,
-        notes=(
-            *trace.notes,
-            *notes,
-            *attribution.notes,
-        ),
+        notes=(*trace.notes, *notes, *attribution.notes),
     )
 
 
@@ -180,16 +181,17 @@ def _choose_spans(
 
 
 def _compare(what: str, counted: Span, replayed: Span) -> list[TraceNote]:
+    """Return a note on the first figure in which the counters and the history differ."""
     figures = (
-        (NoteKind.START_DIFFERS, counted.before_bytes, replayed.before_bytes),
-        (NoteKind.END_DIFFERS, counted.after_bytes, replayed.after_bytes),
-        (NoteKind.PEAK_DIFFERS, counted.peak_bytes, replayed.peak_bytes),
+        (counted.before_bytes, replayed.before_bytes),
+        (counted.after_bytes, replayed.after_bytes),
+        (counted.peak_bytes, replayed.peak_bytes),
     )
     return [
-        TraceNote(kind, what, counter, history)
-        for kind, counter, history in figures
+        TraceNote(NoteKind.COUNTERS_DIFFER, what, counter, history)
+        for counter, history in figures
         if counter is not None and counter != history
-    ]
+    ][:1]
 
 
 def _describe_missing(
@@ -212,7 +214,7 @@ def _describe_missing(
 
 
 def _list_peak_parts(
-    replayed: Replay, attribution: Attribution, peak: int, unit: str, names: BlockNames | None
+    replayed: Replay, attribution: Attribution, peak: int, names: BlockNames | None
 ) -> tuple[PeakPart, ...]:
     """Return the blocks in use at the peak, added up by line, kind and owner, biggest first."""
     sizes: Counter[_PartKey] = Counter()
@@ -243,7 +245,61 @@ def _list_peak_parts(
         sizes[rest] += n_bytes
         n_blocks[rest] += number
     return tuple(
-        PeakPart(origin, None if line is None else unit, line, kind, owner, sizes[key], number)
+        PeakPart(origin, line, kind, owner, sizes[key], number)
         for key, number in sorted(n_blocks.items(), key=lambda item: rank(item[0]))
         for origin, line, kind, owner in [key]
     )
+
+
+# -- Snapshots of PyTorch's memory viewer ----------------------------------------------------------
+
+
+def describe_snapshot(traces: Sequence[AllocatorTrace], name: str) -> CellTrace:
+    """Describe what the lines did that a snapshot file has the history of.
+
+    The file does not say which cell or block it is of: the lines are those of the user's file that
+    allocated most.
+
+    Args:
+        traces: a trace of each device in the file.
+        name: the file's name, which stands for a cell's first line.
+    """
+    filename = _find_main(traces)
+    text = "".join(read_source(filename)) if filename else ""
+    sources = Sources(Source(PurePath(filename).name or name, filename, "file", text))
+    start_us = min((trace.start_us for trace in traces), default=0)
+    end_us = max((trace.end_us for trace in traces), default=0)
+    devices = tuple([describe_device(each, sources=sources, start_us=start_us) for each in traces])
+    record = CellRecord(
+        execution_count=None,
+        cell_id=None,
+        first_line=name,
+        started_at=start_us / 1e6,
+        start_s=0.0,
+        duration_s=(end_us - start_us) / 1e6,
+        status="ok",
+        devices=tuple(
+            CellDevice(each.device, each.allocated, each.reserved, each.peak_is, None, None)
+            for each in devices
+        ),
+    )
+    return CellTrace(record, devices)
+
+
+def _find_main(traces: Sequence[AllocatorTrace]) -> str:
+    """Return the user's file that allocated most; ``""`` if the stacks have none."""
+    n_bytes: Counter[str] = Counter()
+    for trace in traces:
+        files = [_choose_file(stack) for stack in trace.events.stack_table]
+        for stack, size in zip(trace.events.stacks, trace.events.sizes, strict=True):
+            n_bytes[files[stack]] += size
+    del n_bytes[""]
+    return n_bytes.most_common(1)[0][0] if n_bytes else ""
+
+
+def _choose_file(stack: Sequence[Frame]) -> str:
+    """Return the outermost cell of a stack (innermost first), or else the user's outermost file."""
+    filenames = [frame.filename for frame in stack]
+    users = [filename for filename in filenames if filename and not is_library(filename)]
+    cells = [filename for filename in users if _CELL.search(filename)]
+    return (cells or users or [""])[-1]

@@ -11,14 +11,18 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeAlias
 
 from gpumemwidget.errors import describe_exception
-from gpumemwidget.model.traces import NoteKind, TraceNote
+from gpumemwidget.model.cells import CellDevice
+from gpumemwidget.model.devices import Frame
+from gpumemwidget.model.traces import HostLine, HostLines, NoteKind, TraceNote
 from gpumemwidget.recording.forks import survive_fork
+from gpumemwidget.tracing.sources import Sources
 
 #: The folder of the package ``gpumemwidget``.
 _PACKAGE = str(Path(__file__).parents[1])
@@ -148,39 +152,32 @@ class LineWatch(ABC):
         self._thread_id = threading.get_ident()
         #: The files that are followed.
         self._files = self._readings.files
-        self._is_entry: IsEntry | None = None
+        self._is_entry: IsEntry = lambda _: False
         self._is_on = False
-        #: The error of our own code that ended the reading.
-        self._failure: Exception | None = None
-        #: True if the files' code was seen to run on other threads too.
-        self._saw_threads = False
-        #: True if another tool took our place.
-        self._was_displaced = False
         survive_fork(self)
 
-    def start_at(self, is_entry: IsEntry) -> NoteKind | None:
-        """Follow the file of each code for which ``is_entry`` holds, on this thread.
+    def start(self, where: IsEntry | FrameType) -> bool:
+        """Begin to follow files on this thread; return ``False`` where another tool does so.
 
-        Returns:
-            Why that can't be done; ``None`` where it is.
+        Args:
+            where: a frame that is running in the file; or tells whether a frame that begins is one
+                whose file to follow.
         """
-        self._is_entry = is_entry
-        return self._start(None)
-
-    def start_in(self, frame: FrameType) -> NoteKind | None:
-        """Follow the file of a frame that is running on this thread; see ``start_at``."""
-        self._files[frame.f_code.co_filename] = None
-        return self._start(frame)
+        if not isinstance(where, FrameType):
+            self._is_entry = where
+            return self._start(None)
+        self._files[where.f_code.co_filename] = None
+        return self._start(where)
 
     def stop(self) -> LineReadings:
         """Remove all hooks, and return the readings. May be called twice."""
         readings = self._readings
         if self._is_on:
-            self._was_displaced |= self._is_displaced()
-            readings.is_unread |= self._was_displaced
+            if self._is_displaced():
+                readings.notes.append(TraceNote(NoteKind.LINES_UNREAD))
+                readings.is_unread = True
             readings.advance(None)
         self._end()
-        readings.notes = self._list_notes()
         return readings
 
     def reset_after_fork(self) -> None:
@@ -188,8 +185,8 @@ class LineWatch(ABC):
         self._end()
 
     @abstractmethod
-    def _start(self, frame: FrameType | None) -> NoteKind | None:
-        """Begin to follow; ``frame`` and those that called it run already."""
+    def _start(self, frame: FrameType | None) -> bool:
+        """Begin to follow, if that is possible; ``frame`` and those that called it run already."""
 
     @abstractmethod
     def _leave(self) -> None:
@@ -221,11 +218,10 @@ class LineWatch(ABC):
         filename = frame.f_code.co_filename
         if filename in self._files:
             return True
-        if self._is_entry is None or not self._is_entry(frame):
+        if len(self._files) >= _MAX_FILES or not self._is_entry(frame):
             return False
-        if len(self._files) < _MAX_FILES:
-            self._files[filename] = None
-        return filename in self._files
+        self._files[filename] = None
+        return True
 
     # -- Errors ------------------------------------------------------------------------------------
 
@@ -240,20 +236,9 @@ class LineWatch(ABC):
         if traceback is not None and not traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):
             return False  # Raised by a signal handler of the user's.
         if isinstance(exc, Exception):
-            # The traceback's frames hold the cell's.
-            self._failure = exc.with_traceback(None)
+            self._readings.notes.append(TraceNote(NoteKind.FAILED, describe_exception(exc)))
         self._end()
         return True
-
-    def _list_notes(self) -> list[TraceNote]:
-        notes = []
-        if self._failure is not None:
-            notes.append(TraceNote(NoteKind.READING_FAILED, describe_exception(self._failure)))
-        elif self._was_displaced:
-            notes.append(TraceNote(NoteKind.TRACING_REPLACED))
-        if self._saw_threads:
-            notes.append(TraceNote(NoteKind.OTHER_THREADS))
-        return notes
 
 
 class SettraceWatch(LineWatch):
@@ -268,9 +253,9 @@ class SettraceWatch(LineWatch):
     _is_traced = False
     _n_calls = 0
 
-    def _start(self, frame: FrameType | None) -> NoteKind | None:
+    def _start(self, frame: FrameType | None) -> bool:
         if sys.gettrace() is not None:
-            return NoteKind.LINES_TRACED
+            return False
         # One object, so that it can be compared with ``is``.
         self._ours = self._on_call
         #: Frames that were running at the start, with the trace functions they had.
@@ -284,7 +269,7 @@ class SettraceWatch(LineWatch):
         self._is_on = self._is_traced = True
         self._readings.advance(place)
         sys.settrace(self._ours)
-        return None
+        return True
 
     def _leave(self) -> None:
         if sys.gettrace() is self._ours:
@@ -358,13 +343,13 @@ class MonitoringWatch(LineWatch):
     call_ns = 600
     _is_paused = False
 
-    def _start(self, frame: FrameType | None) -> NoteKind | None:
+    def _start(self, frame: FrameType | None) -> bool:
         self._monitoring = monitoring = getattr(sys, "monitoring")  # noqa: B009 - unknown before 3.12
         self._codes: list[CodeType] = []
         # Numbers that are reserved for no kind of tool.
         free = [tool for tool in (4, 3) if monitoring.get_tool(tool) is None]
         if not free:
-            return NoteKind.LINES_BLOCKED
+            return False
         self._tool = free[0]
         monitoring.use_tool_id(self._tool, "gpumemwidget")
         self._is_on = True
@@ -387,7 +372,7 @@ class MonitoringWatch(LineWatch):
             frame = frame.f_back
         monitoring.set_events(self._tool, events.PY_START | events.PY_UNWIND)
         self._readings.advance(place)
-        return None
+        return True
 
     def _leave(self) -> None:
         monitoring, tool = self._monitoring, self._tool
@@ -414,7 +399,6 @@ class MonitoringWatch(LineWatch):
 
         def on_event(code: CodeType, argument: Any, _value: object = None) -> Any:
             if threading.get_ident() != self._thread_id:
-                self._saw_threads = True
                 return None
             try:
                 frame = sys._getframe(1)  # noqa: SLF001 - public by its documentation
@@ -436,7 +420,6 @@ class MonitoringWatch(LineWatch):
         """Follow a function's code if it is of the files; called at its first start."""
         try:
             if threading.get_ident() != self._thread_id:
-                self._saw_threads |= code.co_filename in self._files
                 return None if code.co_filename in self._files else self._monitoring.DISABLE
             if self._is_ours(sys._getframe(1)):  # noqa: SLF001 - public by its documentation
                 self._readings.exclude(lambda: self._add(code))
@@ -505,3 +488,46 @@ def watch_lines(read: Callable[[], int], *, on_interrupt: Callable[[], None]) ->
     if sys.version_info >= (3, 12):
         return MonitoringWatch(read, on_interrupt=on_interrupt)
     return SettraceWatch(read, on_interrupt=on_interrupt)
+
+
+def describe_lines(
+    readings: LineReadings, sources: Sources, cell: CellDevice | None = None
+) -> HostLines:
+    """Return the changes by the lines of the traced source.
+
+    Args:
+        readings: the readings at the lines.
+        sources: the cell, or the file that the ``with`` block stands in, and its parts.
+        cell: the host in the cell's record; ``None`` where its end could not be read.
+    """
+    source = sources.traced
+
+    def number(place: Place) -> int:
+        return 0 if place is None else sources.find_line(Frame(*place, "")) or 0
+
+    changes: Counter[int] = Counter()
+    for place, n_bytes in readings.changes.items():
+        changes[number(place)] += n_bytes
+    read_bytes = changes.total() + readings.unread_bytes
+    del changes[0]
+    before_bytes = None if cell is None else cell.allocated.before_bytes
+    after_bytes = None if cell is None else cell.allocated.after_bytes
+    if before_bytes is None:
+        before_bytes = readings.start_bytes
+    if after_bytes is None:
+        after_bytes = readings.start_bytes + read_bytes
+    return HostLines(
+        lines=tuple(
+            HostLine(line, text, changes[line])
+            for line, text in source.list_shown(
+                line for line, n_bytes in changes.items() if n_bytes
+            )
+        ),
+        before_bytes=before_bytes,
+        after_bytes=after_bytes,
+        # Includes the few bytes between our first and last readings and those of the record.
+        outside_bytes=after_bytes - before_bytes - changes.total() - readings.unread_bytes,
+        unread_bytes=readings.unread_bytes,
+        unread_lines=tuple(sorted({number(place) for place in readings.unread_lines} - {0})),
+        notes=tuple(readings.notes),
+    )

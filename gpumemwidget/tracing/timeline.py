@@ -115,12 +115,12 @@ def make_layers(
     others = tuple(
         allocated - sum(row) for allocated, row in zip(timeline.allocated_bytes, rows, strict=True)
     )
-    layers = [Layer(Origin.BEFORE_CELL, "", None, None, before)]
+    layers = [Layer(Origin.BEFORE_CELL, "", None, before)]
     for line, held_bytes in zip(lines, held, strict=True):
         text = texts[line - 1].strip() if line <= len(texts) else ""
-        layers.append(Layer(Origin.LINE, text, cell.name, line, held_bytes))
-    layers.append(Layer(Origin.OTHER_LINES, "", None, None, others))
-    layers.append(Layer(Origin.OUTSIDE_LINES, "", None, None, outside))
+        layers.append(Layer(Origin.LINE, text, line, held_bytes))
+    layers.append(Layer(Origin.OTHER_LINES, "", None, others))
+    layers.append(Layer(Origin.OUTSIDE_LINES, "", None, outside))
     return tuple([layer for layer in layers if any(layer.held_bytes)])
 
 

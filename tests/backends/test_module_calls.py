@@ -297,7 +297,7 @@ def test_a_failure_of_ours_is_a_note_and_not_the_users(recorder: CallRecorder) -
     recorder.stop()
 
     (note,) = recorder.take_notes()
-    assert note.kind is NoteKind.CALLS_FAILED
+    assert note.kind is NoteKind.FAILED
     assert note.text.startswith("AttributeError")
     assert recorder.take_notes() == ()
 
@@ -328,7 +328,7 @@ def test_tools_of_others_are_left_alone(recorder: CallRecorder) -> None:
         for tool in (3, 4):
             monitoring.free_tool_id(tool)
 
-    assert recorder.take_notes() == (TraceNote(NoteKind.CALLS_BLOCKED),)
+    assert recorder.take_notes() == (TraceNote(NoteKind.CALLS_UNSEEN),)
 
 
 @needs_monitoring

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import gpumemwidget
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.snapshot_file import load_snapshot
 from gpumemwidget.errors import FileError
@@ -46,7 +48,7 @@ def rewrite(path: Path, change: Any) -> None:
 def refuse(path: Path) -> str:
     """What is said of a file that is refused: one line that begins with its name."""
     with pytest.raises(FileError) as caught:
-        load_snapshot(path)
+        gpumemwidget.load_trace(path)
     said = str(caught.value)
     assert said.startswith(str(path))
     assert "\n" not in said
@@ -109,12 +111,9 @@ def test_nothing_in_a_file_is_run(tmp_path: Path, written: tuple[Path, Allocator
     mark = tmp_path / "ran"
     rewrite(path, lambda snapshot: {**snapshot, "extra": Evil(mark)})
 
-    said = refuse(path)
+    assert "was to be run, and was not" in refuse(path)
 
     assert not mark.exists()
-    assert "Path.touch to be run, which no memory snapshot does: nothing was run" in said or (
-        "getattr to be run, which no memory snapshot does: nothing was run" in said
-    )
 
 
 @pytest.mark.parametrize(
@@ -136,7 +135,7 @@ def test_no_operation_of_pickle_runs_anything(
     path = tmp_path / "evil.pickle"
     path.write_bytes(body)
 
-    assert "to be run, which no memory snapshot does" in refuse(path)
+    assert "is damaged, or no memory snapshot" in refuse(path)
 
     assert [each.name for each in tmp_path.iterdir()] == ["evil.pickle"]
 
@@ -156,9 +155,8 @@ def test_files_of_other_kinds_and_cut_anywhere_are_refused(
 @pytest.mark.parametrize(
     ("held", "said"),
     [
-        ({"a": 1}, "is no memory snapshot of PyTorch's: make one with"),
-        ([], "is no memory snapshot of PyTorch's: make one with"),
-        ("text", "is no memory snapshot of PyTorch's: make one with"),
+        ({"a": 1}, "is damaged, or no memory snapshot of PyTorch's (KeyError: 'device_traces')"),
+        ([], "is damaged, or no memory snapshot of PyTorch's (TypeError"),
         ({"segments": [], "device_traces": []}, "holds no events: record a history before"),
         ({"segments": [], "device_traces": [[], []]}, "holds no events: record a history"),
     ],
@@ -172,9 +170,12 @@ def test_other_things_are_refused(tmp_path: Path, held: Any, said: str) -> None:
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    """And so is a folder."""
+    """And so are a folder, and a pipe, which would be waited for without end."""
+    os.mkfifo(tmp_path / "pipe")
+
     assert "can't be read: No such file" in refuse(tmp_path / "missing")
-    assert "can't be read: Is a directory" in refuse(tmp_path)
+    assert "is no regular file" in refuse(tmp_path)
+    assert "is no regular file" in refuse(tmp_path / "pipe")
 
 
 def test_too_large_a_file_is_refused(tmp_path: Path) -> None:
@@ -220,8 +221,5 @@ def test_a_changed_byte_is_read_or_refused(
     other = path.with_name("changed.pickle")
     other.write_bytes(bytes(body))
 
-    traces: Any = ()
     with contextlib.suppress(FileError):
-        traces = load_snapshot(other)
-
-    assert all(type(each) is AllocatorTrace for each in traces)
+        assert gpumemwidget.load_trace(other).to_text()

@@ -304,7 +304,7 @@ def test_what_is_set_within_the_cell_is_anothers(gpu: Gpu, enabled: str | None) 
 
     assert list_sizes(trace) == [1]
     assert trace.ends_early
-    assert trace.notes == (TraceNote(NoteKind.HANDED_OVER),)
+    assert trace.notes == (TraceNote(NoteKind.HISTORY_WAS_SET),)
     assert gpu.allocator.is_history_on == (enabled is not None)
     assert gpu.torch._C._cuda_record_memory_history == gpu.binding
 

@@ -339,7 +339,7 @@ def test_what_the_user_sets_within_the_cell_is_his(hardware: Hardware) -> None:
     assert traced.trace.ends_early
     assert MIB in traced.trace.events.sizes
     assert 2 * MIB not in traced.trace.events.sizes
-    assert traced.trace.notes[0].kind is NoteKind.HANDED_OVER
+    assert traced.trace.notes[0].kind is NoteKind.HISTORY_WAS_SET
     assert torch._C._cuda_isHistoryEnabled()
     memory._record_memory_history(None)
 

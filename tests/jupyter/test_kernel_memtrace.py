@@ -121,7 +121,7 @@ def test_an_error_stays_the_cells_error(notebook: Notebook, body: str, error: st
     ids=["busy", "await"],
 )
 def test_an_interrupt_ends_the_cell_with_its_report(notebook: Notebook, body: str) -> None:
-    msg_id = notebook.start(f"%%memtrace --no-live\n{body}")
+    msg_id = notebook.start(f"%%memtrace\n{body}")
     notebook.wait_for_output(msg_id, "waiting")
     notebook.interrupt()
     cell = notebook.finish(msg_id)
@@ -168,18 +168,11 @@ def test_a_running_cell_shows_its_report_and_the_last_one_comes_below(notebook: 
     assert notebook.evaluate("gpumemwidget.monitor().is_sampling") is False
 
 
-@pytest.mark.parametrize(
-    ("cell", "kinds"),
-    [
-        ("%%memtrace\nprint('first')\n42", ["stream", "execute_result", "display_data"]),
-        ("%%memtrace --no-live\nimport time\ntime.sleep(1.3)", ["display_data"]),
-    ],
-)
-def test_a_report_stands_alone(notebook: Notebook, cell: str, kinds: list[str]) -> None:
-    """Under a short cell, and under one that is to show none while it runs."""
-    run = notebook.run(cell)
+def test_a_short_cell_shows_its_report_alone(notebook: Notebook) -> None:
+    """Nothing was shown while it ran."""
+    run = notebook.run("%%memtrace\nprint('first')\n42")
 
-    assert run.kinds == kinds
+    assert run.kinds == ["stream", "execute_result", "display_data"]
     assert _find_report(run)
 
 

@@ -72,7 +72,7 @@ def test_an_html_file_shows_the_reports(executed: Any) -> None:
 
 def test_a_terminal_shows_the_reports_as_text(tmp_path: Path) -> None:
     """The real program, at whose prompt an empty line ends a cell."""
-    typed = "%load_ext gpumemwidget\n%%memtrace\nx = 6 * 7\nx\n\n\n%memtrace --no-live\nexit\n"
+    typed = "%load_ext gpumemwidget\n%%memtrace\nx = 6 * 7\nx\n\n\n%memtrace --force\nexit\n"
 
     answer = subprocess.run(
         [
@@ -88,7 +88,7 @@ def test_a_terminal_shows_the_reports_as_text(tmp_path: Path) -> None:
 
     assert "Out[2]: 42\nIn [2] · ok · " in answer.stdout
     assert "host    allocated" in answer.stdout
-    assert "UsageError: --no-live goes above a cell" in answer.stdout + answer.stderr
+    assert "UsageError: --force goes above a cell" in answer.stdout + answer.stderr
 
 
 def test_the_dashboard_is_one_and_is_static_after_unload(notebook: Notebook) -> None:

@@ -77,13 +77,12 @@ def _get_text(output: RichOutput) -> str:
             "give 'x' or ask for what has no name (--unnamed), not both at once",
         ),
         ("memtrace of", "'of' is none of: on, off, sites, sites on, sites off"),
-        ("memtrace on --no-live", "--no-live goes above a cell, with %%memtrace"),
+        ("memtrace on --force", "--force goes above a cell, with %%memtrace"),
         ("memtrace --depth 1", "--lines and --depth go above a cell, or with --load FILE"),
-        ("memtrace on --load x.json", "--load takes a file alone, without 'on'"),
-        ("memtrace --load ''", "--load needs a file's name: --load cell.json"),
+        ("memtrace on --load x.pickle", "--load takes a file alone, without 'on'"),
         (
-            "memtrace --load /none/such.json",
-            "can't read /none/such.json: No such file or directory",
+            "memtrace --load /none/such.pickle",
+            "/none/such.pickle can't be read: No such file or directory; choose another file",
         ),
     ],
 )

@@ -6,7 +6,6 @@ On two real ones: ``tests/gpu/test_many.py``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from gpumemwidget.backends.cuda import oom_observer as ooms
 from gpumemwidget.model.cells import CellDevice
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.testing import DeviceFullError
-from gpumemwidget.tracing.trace_file import read_trace
 from gpumemwidget.units import format_bytes
 from tests.jupyter.machine import GIB, MIB, Machine
 
@@ -80,22 +78,23 @@ def test_a_cells_changes_and_peaks_are_by_device(gpus: Gpus) -> None:
     assert {cell[device].peak_is for device in ("cuda:0", "cuda:1")} == {"exact"}
 
 
-def test_lines_are_told_by_the_device_of_their_memory(gpus: Gpus, tmp_path: Path) -> None:
+def test_lines_are_told_by_the_device_of_their_memory(gpus: Gpus) -> None:
     """One line for two devices is in both traces, each with its own bytes."""
     gpus.run(
-        f"%%memtrace --export {tmp_path / 'cell.json'}\n"
-        "a = make(200 << 20, 1)\n"
-        "b = [make((100 << 20) * (n + 1), n) for n in range(2)]\n"
-        "free(a)\n"
+        "import gpumemwidget\n"
+        "with gpumemwidget.trace() as traced:\n"
+        "    a = make(200 << 20, 1)\n"
+        "    b = [make((100 << 20) * (n + 1), n) for n in range(2)]\n"
+        "    free(a)\n"
     )
 
-    first, second, *_ = read_trace(tmp_path / "cell.json").devices
+    first, second = gpus.shell.user_ns["traced"].devices
     assert (first.device, second.device) == ("cuda:0", "cuda:1")
     lines = [
         {line.line: line.use.allocated_bytes for line in each.units[0].lines if line.use}
         for each in (first, second)
     ]
-    assert lines == [{3: 100 * MIB}, {2: 200 * MIB, 3: 200 * MIB}]
+    assert lines == [{4: 100 * MIB}, {3: 200 * MIB, 4: 200 * MIB}]
     assert first.allocated.rise_bytes == 100 * MIB
     assert (second.allocated.rise_bytes, second.allocated.change_bytes) == (400 * MIB, 200 * MIB)
 

@@ -64,7 +64,7 @@ for name in {functions!r}:
     except gpumemwidget.errors.GpuMemError as error:
         if "\\n" in str(error):
             bad.append(f"{{name}}(): {{error!r}}")
-result = shell.run_cell("%%memtrace --no-live\\ny = bytearray(2**22)", store_history=True)
+result = shell.run_cell("%%memtrace\\ny = bytearray(2**22)", store_history=True)
 bad += [repr(error) for error in [result.error_in_exec] if error]
 shell.run_cell("%unload_ext gpumemwidget")
 assert sys.modules["torch"] is stand_in

@@ -102,7 +102,6 @@ def test_each_line_of_a_cell_is_told(cells: Cells) -> None:
     )
 
     assert cells.list_nets() == {2: 50, 4: 50, 7: -20}
-    assert cells.host.name == "In[1]"
     assert cells.host.lines[0].text == "%%memtrace"
     assert "a = bytearray(" in cells.text
 
@@ -178,7 +177,7 @@ def test_a_run_within_the_cell_belongs_to_the_line_that_runs_it(cells: Cells) ->
     assert cells.list_nets() == {3: 11}
 
 
-@pytest.mark.parametrize("where", ["host_trace.describe_lines", "line_watch.LineWatch.start_at"])
+@pytest.mark.parametrize("where", ["line_watch.describe_lines", "line_watch.LineWatch.start"])
 def test_a_failure_of_ours_gives_the_plain_report(
     cells: Cells, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -192,7 +191,8 @@ def test_a_failure_of_ours_gives_the_plain_report(
         result = cells.run("%%memtrace\nx = 41 + 1\nx")
 
     assert result.result == 42
-    assert "Tracing the host's lines failed (LookupError: of ours)." in cells.text
+    assert "Part of the trace is missing" in cells.text
+    assert "LookupError: of ours" in cells.text
     assert "resident" in cells.text
     cells.run(f"%%memtrace\na = bytearray({20 * MIB})\n")
     assert cells.list_nets() == {2: 20}
@@ -243,8 +243,8 @@ def test_a_ctrl_c_stops_the_report_in_one_line(
 
     with monkeypatch.context() as patched:
         patched.setattr(device_trace, "describe_device", interrupted)
-        said = gpu.run("%%memtrace --no-live\nkept = gpu.allocate(1 << 20)")
-    after = gpu.run("%%memtrace --no-live\nkept = gpu.allocate(1 << 20)")
+        said = gpu.run("%%memtrace\nkept = gpu.allocate(1 << 20)")
+    after = gpu.run("%%memtrace\nkept = gpu.allocate(1 << 20)")
 
     assert said.startswith("A Ctrl-C stopped the report of %%memtrace.\n")
     assert "Error in callback" not in said
@@ -264,7 +264,7 @@ def test_nothing_runs_between_traced_cells(gpu: Machine) -> None:
 
 
 def test_a_history_that_the_cell_starts_is_its_own(gpu: Machine) -> None:
-    """The report says that the trace ends where that history began, which goes on."""
+    """The report says that the trace ends there, and the cell's history goes on."""
     shown = gpu.say(
         "%%memtrace\n"
         "one = gpu.allocate(1 << 20)\n"
@@ -272,7 +272,7 @@ def test_a_history_that_the_cell_starts_is_its_own(gpu: Machine) -> None:
         "two = gpu.allocate(2 << 20)\n"
     )
 
-    assert "this trace ends where that began" in shown
+    assert "The cell started or stopped a memory history of its own" in shown
     assert gpu.allocator.is_history_on
 
 
@@ -287,29 +287,23 @@ def test_the_body_of_another_magic_is_told_of_a_gpu(gpu_cells: Cells, head: str,
     assert [unit.name for unit in gpu_cells.device.units] == ["In[2]"]
 
 
-def test_files_are_written(gpu_cells: Cells, tmp_path: Path) -> None:
-    """The trace, and PyTorch's own kind of snapshot; both can be shown again."""
+def test_a_snapshot_is_written(gpu_cells: Cells, tmp_path: Path) -> None:
+    """Of PyTorch's own kind, which can be shown again."""
     gpu_cells.run(
-        f"%%memtrace --export '{tmp_path}/cell.json' --snapshot '{tmp_path}/cell.pickle'\n"
-        f"held = gpu.allocate({100 * MIB})\n"
+        f"%%memtrace --snapshot '{tmp_path}/cell.pickle'\nheld = gpu.allocate({100 * MIB})\n"
     )
 
-    assert f"trace written to {tmp_path}/cell.json" in gpu_cells.text
-    assert f"snapshot written to {tmp_path}/cell.pickle" in gpu_cells.text
-    trace = gpumemwidget.load_trace(tmp_path / "cell.json").trace
-    assert trace == gpu_cells.traces[-1]
     assert gpumemwidget.load_trace(tmp_path / "cell.pickle").devices[0].allocated.after_bytes == (
         100 * MIB
     )
-    for name in ("cell.json", "cell.pickle"):
-        gpu_cells.run(f"%memtrace --load '{tmp_path / name}'")
-        assert "100.00 MiB" in gpu_cells.text
+    gpu_cells.run(f"%memtrace --load '{tmp_path}/cell.pickle'")
+    assert "100.00 MiB" in gpu_cells.text
 
 
-def test_a_snapshot_that_could_not_be_written_is_not_said_to_be(
+def test_a_snapshot_that_could_not_be_written_is_told(
     gpu_cells: Cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even where a file of that name was there before."""
+    """A file of that name that was there before stays."""
     path = tmp_path / "cell.pickle"
     path.write_text("mine")
 
@@ -320,23 +314,22 @@ def test_a_snapshot_that_could_not_be_written_is_not_said_to_be(
 
     gpu_cells.run(f"%%memtrace --force --snapshot '{path}'\nheld = gpu.allocate(1)\n")
 
-    assert "snapshot written" not in gpu_cells.text
     assert "the disk is full" in " ".join(gpu_cells.text.lower().split())
     assert path.read_text() == "mine"
 
 
 def test_a_file_that_is_there_stops_the_cell(gpu_cells: Cells, tmp_path: Path) -> None:
     """Before it has run for an hour."""
-    path = tmp_path / "cell.json"
+    path = tmp_path / "cell.pickle"
     path.write_text("mine")
 
-    result = gpu_cells.run(f"%%memtrace --export {path}\nran = True\n")
+    result = gpu_cells.run(f"%%memtrace --snapshot {path}\nran = True\n")
 
     assert not result.success
     assert f"{path} is there already" in gpu_cells.text
     assert "ran" not in gpu_cells.shell.user_ns
-    gpu_cells.run(f"%%memtrace --export {path} --force\nran = True\n")
-    assert gpumemwidget.load_trace(path).trace == gpu_cells.traces[-1]
+    gpu_cells.run(f"%%memtrace --snapshot {path} --force\nran = True\n")
+    assert gpumemwidget.load_trace(path).record.status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -344,10 +337,8 @@ def test_a_file_that_is_there_stops_the_cell(gpu_cells: Cells, tmp_path: Path) -
     [
         ("--events 99999999999", "99999999999 events can't be kept: give 1 to 20000000"),
         ("--depth x", "argument --depth: invalid int value: 'x'"),
-        ("--export cell.txt", "'cell.txt' is not a name for a trace"),
         ("--snapshot cell.json", "'cell.json' is not a name for a snapshot"),
-        ("--force", "--force goes with --export FILE or --snapshot FILE"),
-        ("--load x.json", "--load goes into a cell of its own"),
+        ("--load x.pickle", "--load goes into a cell of its own"),
         ("--device cuda:7", "no device 'cuda:7' here"),
     ],
 )

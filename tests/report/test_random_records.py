@@ -85,7 +85,6 @@ def _make_timeline(draw: st.DrawFn) -> Timeline:
         Layer(
             draw(st.sampled_from(Origin)),
             draw(_HOSTILE),
-            draw(st.none() | _HOSTILE),
             draw(st.none() | st.integers(1, 9)),
             tuple(draw(st.lists(_AMOUNTS, min_size=n, max_size=n))),
         )

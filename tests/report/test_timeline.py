@@ -34,9 +34,9 @@ def _make_timeline(
 ) -> Timeline:
     drawn = []
     for label, held in layers.items():
-        unit, line = ("In[1]", int(label[5:])) if label.startswith("line ") else (None, None)
+        line = int(label[5:]) if label.startswith("line ") else None
         origin = Origin.LINE if line else Origin(label)
-        drawn.append(Layer(origin, "", unit, line, tuple(held)))
+        drawn.append(Layer(origin, "", line, tuple(held)))
     allocated = tuple(map(sum, zip(*(layer.held_bytes for layer in drawn), strict=True)))
     n = len(allocated)
     times_s = tuple(times or map(float, range(n)))

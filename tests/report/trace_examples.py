@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, Span
+from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind
 from gpumemwidget.model.traces import (
     Call,
     CellTrace,
@@ -85,20 +86,18 @@ def make_lines_device(
     used = [(line, line.use) for line in lines if line.use is not None]
     biggest = sorted(line.use.at_peak_bytes for line in lines if line.use is not None)[-8:]
     moments = range(len(used) + 1)
-    layers = [Layer(Origin.BEFORE_CELL, "", None, None, (_BEFORE_BYTES,) * len(moments))]
-    parts = [PeakPart(Origin.BEFORE_CELL, None, None, "tensor", "x", _BEFORE_BYTES, 3)]
+    layers = [Layer(Origin.BEFORE_CELL, "", None, (_BEFORE_BYTES,) * len(moments))]
+    parts = [PeakPart(Origin.BEFORE_CELL, None, "tensor", "x", _BEFORE_BYTES, 3)]
     rest = [0] * len(moments)
     for place, (line, amount) in enumerate(used):
         held = [amount.net_bytes if moment > place else 0 for moment in moments]
         if len(layers) <= len(biggest) and amount.at_peak_bytes >= biggest[0]:
-            layers.append(Layer(Origin.LINE, line.text, CELL, line.line, tuple(held)))
+            layers.append(Layer(Origin.LINE, line.text, line.line, tuple(held)))
         else:
             rest = list(map(sum, zip(rest, held, strict=True)))
         owner = f"t{line.line}"
-        parts.append(
-            PeakPart(Origin.LINE, CELL, line.line, "tensor", owner, amount.at_peak_bytes, 1)
-        )
-    layers.insert(1, Layer(Origin.OTHER_LINES, "", None, None, tuple(rest)))
+        parts.append(PeakPart(Origin.LINE, line.line, "tensor", owner, amount.at_peak_bytes, 1))
+    layers.insert(1, Layer(Origin.OTHER_LINES, "", None, tuple(rest)))
     allocated = tuple(map(sum, zip(*(layer.held_bytes for layer in layers), strict=True)))
     reserved = tuple(n_bytes + 16 * MIB for n_bytes in allocated)
     times_s = tuple(_DURATION_S * moment / len(moments) for moment in moments)
@@ -136,16 +135,13 @@ def make_host_trace() -> CellTrace:
         ("table.describe()", 0),
     ]
     host = HostLines(
-        name=CELL,
-        filename=FILENAME,
-        kind="cell",
         lines=tuple(HostLine(line, text, n) for line, (text, n) in enumerate(sources, 1)),
         before_bytes=300 * MIB,
         after_bytes=503 * MIB,
         outside_bytes=MIB // 2 - 320,
         unread_bytes=20 * MIB + MIB // 2,
         unread_lines=(5, 6),
-        notes=(TraceNote(NoteKind.OTHER_THREADS),),
+        notes=(TraceNote(NoteKind.LINES_UNREAD),),
     )
     device = CellDevice(
         "host",
@@ -167,7 +163,6 @@ def make_two_gpu_trace() -> CellTrace:
         ],
         "cuda:1",
         peak_is="at least",
-        complete_since_s=0.09,
         notes=(TraceNote(NoteKind.EVENTS_MISSING, seconds=0.09),),
     )
     return make_trace(second, replace(make_training_device(), notes=()))
@@ -177,7 +172,7 @@ def make_untraced() -> CellTrace:
     """A device that can't be traced, and why."""
     return make_trace(
         devices=(),
-        notes=("cuda:0: the allocator cudaMallocAsync keeps no history of single blocks.",),
+        notes=(HardwareNote(HardwareNoteKind.NO_HISTORY, "cudaMallocAsync"),),
     )
 
 
@@ -191,11 +186,11 @@ def make_hostile_trace() -> CellTrace:
         (long, use(128, 500)),
         ("    " * 30 + "deep = 1", None),
     ]
-    device = make_lines_device(sources, notes=(TraceNote(NoteKind.MESSAGE, HOSTILE),))
+    device = make_lines_device(sources, notes=(TraceNote(NoteKind.FAILED, HOSTILE),))
     [cell] = device.units
     call = Call(HOSTILE, f"/x/{HOSTILE}.py", 1, use(64), HOSTILE)
     first = replace(cell.lines[0], calls=(call,))
-    part = PeakPart(Origin.LINE, CELL, 1, "tensor", HOSTILE * 3, 64 * MIB, 1)
+    part = PeakPart(Origin.LINE, 1, "tensor", HOSTILE * 3, 64 * MIB, 1)
     units = (
         replace(cell, lines=(first, *cell.lines[1:])),
         SourceUnit(f"/x/{HOSTILE}.py", f"/x/{HOSTILE}.py", "file", (first,)),

@@ -99,8 +99,7 @@ def test_the_peak_is_told_by_line_kind_and_name() -> None:
     def part(
         origin: Origin, line: int | None, kind: str, owner: str | None, n_bytes: int
     ) -> PeakPart:
-        unit = None if line is None else "In[7]"
-        return PeakPart(origin, unit, line, kind, owner, n_bytes, 1)
+        return PeakPart(origin, line, kind, owner, n_bytes, 1)
 
     assert found.peak == (
         part(Origin.LINE, 1, "freed since", None, 5 * MIB),
@@ -148,16 +147,13 @@ def make_short() -> Device:
 
 
 def test_counters_that_differ_are_shown_and_said() -> None:
-    """The figures are the counters', and the note has both."""
+    """The figures are the counters', and the note has the first that differ."""
     device = make_short()
 
     found = describe(device, cell=count(device, allocated=Span(512, MIB, 6 * MIB)))
 
     assert found.allocated == Span(512, MIB, 6 * MIB)
-    assert found.notes == (
-        TraceNote(NoteKind.START_DIFFERS, "allocated", 512, 0),
-        TraceNote(NoteKind.PEAK_DIFFERS, "allocated", 6 * MIB, 5 * MIB),
-    )
+    assert found.notes == (TraceNote(NoteKind.COUNTERS_DIFFER, "allocated", 512, 0),)
 
 
 def test_a_peak_before_the_oldest_event_is_the_counters() -> None:
@@ -169,7 +165,7 @@ def test_a_peak_before_the_oldest_event_is_the_counters() -> None:
 
     assert trace.events.actions == b"\0"
     assert found.allocated == Span(0, MIB, 5 * MIB)
-    assert (found.peak_is, found.complete_since_s) == ("exact", 6e-6)
+    assert found.peak_is == "exact"
     assert found.notes == (
         TraceNote(NoteKind.EVENTS_MISSING, seconds=6e-6),
         TraceNote(NoteKind.PEAK_NOT_IN_EVENTS, "", 5 * MIB, MIB),
@@ -190,7 +186,6 @@ def test_a_span_that_begins_with_its_first_event_misses_nothing() -> None:
 
     found = describe_device(file, sources=SOURCES, start_us=first_us)
 
-    assert found.complete_since_s is None
     assert found.notes == ()
     assert found.allocated == Span(5 * MIB, 4 * MIB, 5 * MIB)
     assert found.reserved == Span(20 * MIB, 22 * MIB, 22 * MIB)

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemwidget.model.devices import Frame
-from gpumemwidget.model.traces import ACTIONS, Call, DeviceTrace, LineUse, NoteKind, Origin
+from gpumemwidget.model.traces import (
+    ACTIONS,
+    Call,
+    DeviceTrace,
+    LineUse,
+    NoteKind,
+    Origin,
+    TraceNote,
+)
 from gpumemwidget.testing.allocator import SimulatedBlock
 from gpumemwidget.tracing.device_trace import describe_device
 from tests.tracing.device import (
@@ -163,7 +171,6 @@ def test_random_programs_are_told_as_they_ran(
     found = describe(device)
 
     assert found.notes == ()
-    assert found.complete_since_s is None
     start, end, peak = device.moments[0], device.moments[-1], find_peak(device)
     assert found.allocated.before_bytes == start.allocated_bytes
     assert found.allocated.peak_bytes == peak.allocated_bytes
@@ -245,8 +252,7 @@ def test_what_is_left_of_a_ring_is_told_as_it_ran(
 
     found = describe(device, n_lost=n_lost, is_whole=False)
 
-    assert found.complete_since_s == (n_lost + 1) / 1e6
-    assert found.notes[0].kind is NoteKind.EVENTS_MISSING
+    assert found.notes[0] == TraceNote(NoteKind.EVENTS_MISSING, seconds=(n_lost + 1) / 1e6)
     assert found.allocated.after_bytes == device.moments[-1].allocated_bytes
     uses = {line.line: line.use for line in found.units[0].lines if line.use is not None}
     for line in range(1, 6):
@@ -308,7 +314,5 @@ def test_events_that_cannot_have_been_so_give_notes(
     assert found.timeline is not None
     is_told = found.timeline.allocated_bytes[-1] == stands
     assert is_told or found.notes
-    if found.complete_since_s is not None or not is_told:
-        assert found.notes
     if is_told:
         check_sums(found)

@@ -97,7 +97,7 @@ class CallRecorder:
         codes = _find_codes(torch)
         free = [tool for tool in _TOOLS if self._monitoring.get_tool(tool) is None]
         if not codes or not free:
-            self._notes.add(TraceNote(NoteKind.CALLS_BLOCKED if codes else NoteKind.CALLS_UNKNOWN))
+            self._notes.add(TraceNote(NoteKind.CALLS_UNSEEN))
             return
         self._codes = codes
         self._tool = free[0]
@@ -142,7 +142,7 @@ class CallRecorder:
         return None
 
     def _fail(self, exc: Exception) -> None:
-        self._notes.add(TraceNote(NoteKind.CALLS_FAILED, describe_exception(exc)))
+        self._notes.add(TraceNote(NoteKind.FAILED, describe_exception(exc)))
 
     def _begin(self, frame: FrameType, code: CodeType) -> Any:
         if len(self._calls) >= self._n_marks:

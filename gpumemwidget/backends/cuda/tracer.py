@@ -285,7 +285,7 @@ def _explain_gaps(
 ) -> tuple[AllocatorTrace, ...]:
     """Return traces with a note on events or stacks that a history of the user's costs them."""
     if span.handed_over is not None:
-        note = TraceNote(NoteKind.HANDED_OVER)
+        note = TraceNote(NoteKind.HISTORY_WAS_SET)
         return tuple(dataclasses.replace(trace, notes=(note,), ends_early=True) for trace in traces)
     if was_set:
         note = TraceNote(NoteKind.HISTORY_WAS_SET)

@@ -322,12 +322,12 @@ def list_bands(timeline: Timeline) -> tuple[Band, ...]:
     return tuple(bands)
 
 
-def map_bands(timeline: Timeline | None) -> dict[tuple[str | None, int], str]:
-    """Return the key of each line's colour, by the line's unit and number."""
+def map_bands(timeline: Timeline | None) -> dict[int, str]:
+    """Return the key of the colour of each line of the cell, by its number."""
     if timeline is None:
         return {}
     return {
-        (layer.unit, layer.line): band.key
+        layer.line: band.key
         for layer, band in zip(timeline.layers, list_bands(timeline), strict=True)
         if layer.line is not None
     }
