@@ -311,8 +311,6 @@ class _Describer:
         for places, kind in kinds:
             if not places.isdisjoint(tensors):
                 return kind
-        if storage in self._graph.unseen:
-            return "gradient"
         if self._paths.passes_graph(storage):
             return "saved for backward"
         root = self._paths.find_root(storage)

@@ -74,11 +74,6 @@ class BlockMap:
         _, block = self._blocks[device][place]
         return block if address < block.address + block.n_bytes else None
 
-    def list_of_size(self, device: str, n_bytes: int) -> list[Block]:
-        """Return the device's blocks in use that were requested with this size."""
-        blocks = self._blocks.get(device, ())
-        return [block for _, block in blocks if _get_asked_bytes(block) == n_bytes]
-
     def name_state(self, device: str, block: Block) -> tuple[MemoryKind, str] | None:
         """Name the random state that torch keeps in a block; ``None`` for any other block.
 
@@ -289,13 +284,9 @@ def match_storages_to_blocks(
     """
     graph = account.graph
     claimed: set[tuple[str, int]] = set()
-    unseen: list[int] = []
     for places in groups:
         place = places[0] if len(places) == 1 else min(places, key=paths.rank)
         info = graph.storages[place]
-        if place in graph.unseen and info.device in blocks.devices:
-            unseen.append(place)
-            continue
         # Without a snapshot sizes are rounded as the allocator rounds them, which is nearly right.
         if info.device in blocks.devices:
             block = blocks.find(info.device, info.address)
@@ -313,25 +304,3 @@ def match_storages_to_blocks(
             outside[PINNED] = outside.get(PINNED, 0) + (info.n_bytes if info.is_pinned else 0)
         else:
             yield place, None, info.freed_bytes
-    yield from _match_by_size(account, blocks, unseen, claimed)
-
-
-def _match_by_size(
-    account: Account, blocks: BlockMap, places: Iterable[int], claimed: Set[tuple[str, int]]
-) -> Iterator[tuple[int, Block | None, int]]:
-    """Yield unclaimed blocks of the same size, for storages whose address is not told.
-
-    Only if there are as many blocks as storages, so that none can be another's.
-    """
-    storages = account.graph.storages
-    by_size: dict[tuple[str, int], list[int]] = {}
-    for place in places:
-        by_size.setdefault((storages[place].device, storages[place].n_bytes), []).append(place)
-    for (device, n_bytes), alike in by_size.items():
-        found = [
-            block
-            for block in blocks.list_of_size(device, n_bytes)
-            if (device, block.address) not in claimed
-        ]
-        if len(found) == len(alike):
-            yield from ((p, each, each.n_bytes) for p, each in zip(alike, found, strict=True))

@@ -114,7 +114,6 @@ _PLAIN = Role()
 
 #: The step to each part of an object, by the part's id, with the part's role.
 _Names = dict[int, tuple[PathStep, Role]]
-_BUCKET_STEP = PathStep(StepKind.PART, "'s gradient bucket")
 _SAME_STEP = PathStep(StepKind.SAME, "")
 
 
@@ -132,8 +131,7 @@ class Labels:
         """Return the step from an object, by its place and role, to a part, and the part's role."""
         graph = self._graph
         if graph.kinds[child] is Kind.STORAGE:
-            is_bucket = child in graph.unseen
-            return (_BUCKET_STEP if is_bucket else _SAME_STEP), _PLAIN
+            return _SAME_STEP, _PLAIN
         names = self._known.get((parent, role))
         if names is None:
             names = self._known[parent, role] = self._list_names(parent, role)

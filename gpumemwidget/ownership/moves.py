@@ -142,7 +142,7 @@ def find_outside(account: Account, places: Sequence[int]) -> Outside:
     outside = Outside(inner=_find_inner(graph))
     pairs = [(on, place) for place in places for on in graph.tensors_on.get(place, ())]
     if not (
-        any(_count_unmet(account, place) for place in places if place not in graph.unseen)
+        any(_count_unmet(account, place) for place in places)
         or any(_count_unseen(graph, tensor, place, outside) > 0 for tensor, place in pairs)
     ):
         return outside
@@ -164,8 +164,6 @@ def find_move(account: Account, place: int, *, dropped: int, outside: Outside) -
     A tensor that nothing but the ``dropped`` marks holds stays as it is and goes with them.
     """
     graph = account.graph
-    if place in graph.unseen:
-        return Move(place=place, tensors=[], obstacle=Reason(ReasonKind.UNSEEN))
     unmet = outside.tensors.get(place, [])
     kept = [each for each in graph.tensors_on.get(place, ()) if account.marks[each] & ~dropped]
     move = Move(place=place, tensors=[*(graph.objects[each] for each in kept), *unmet])

@@ -21,18 +21,18 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
 from types import FrameType, ModuleType
 from typing import Any
 
-from gpumemwidget.ownership.graph.hidden_holders import PARAMETER_REFS
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import (
     is_a,
     is_running,
     list_referrers,
     name_class,
+    read_attribute,
     read_locals,
     read_namespace,
 )
@@ -76,30 +76,32 @@ def list_held_elsewhere(
     places = list(compress(range(len(leads)), leads))
     if among is not None:
         places = [place for place in among if leads[place]]
-    if graph.unseen:
-        places = [place for place in places if place not in graph.unseen]
     # Exactly as many references of our own as a fresh object in a fresh list has.
     base = next(map(sys.getrefcount, [object()]))
     counts = map(sys.getrefcount, map(graph.objects.__getitem__, places))
     infos = graph.storages
     found = {place for place in places if place in infos and infos[place].is_borrowed}
     kinds, python_refs = graph.kinds, graph.python_refs
+    in_cpp: list[int] = []
     for place, count in zip(places, counts, strict=True):
         excess = count - base - python_refs[place]
         if excess and place in root_refs:
             excess -= root_refs[place]
         kind = kinds[place]
         if kind is Kind.TENSOR or kind is Kind.STORAGE:
-            excess = _count_users(graph, place, kind, excess)
+            excess, unseen = _count_users(graph, place, kind, excess)
+            if unseen > 0:
+                in_cpp.append(place)
         elif excess > 0 and kind is not Kind.PLAIN:
             excess = _allow_for_own(graph, place, kind, excess)
         if excess > 0:
             found.add(place)
+    found.update(set(in_cpp) - _list_uncounted(graph, in_cpp))
     return sorted(found)
 
 
-def _count_users(graph: Graph, place: int, kind: Kind, excess: int) -> int:
-    """Return the number of references to a tensor or storage that nothing known accounts for."""
+def _count_users(graph: Graph, place: int, kind: Kind, excess: int) -> tuple[int, int]:
+    """Return how many references to a tensor or storage are unaccounted for: Python's and C++'s."""
     reader = graph.reader
     if kind is Kind.TENSOR:
         users, holds = reader.count_tensor_users(graph.objects[place]), reader.cpp_holds_tensor
@@ -107,44 +109,38 @@ def _count_users(graph: Graph, place: int, kind: Kind, excess: int) -> int:
         users, holds = reader.count_storage_users(graph.objects[place]), reader.cpp_holds_storage
     if holds and users > 1:
         excess -= 1
-    unseen = users - 1 - graph.cpp_refs[place]
-    if unseen > 0:
-        unseen -= _count_view_refs(graph, place, kind)
-        if unseen in _list_reducers_refs(graph, place, kind):
-            unseen = 0
-    return max(excess, unseen)
+    return excess, users - 1 - graph.cpp_refs[place]
 
 
-def _list_reducers_refs(graph: Graph, place: int, kind: Kind) -> Set[int]:
-    """Return the numbers of references that a reducer may have to a tensor or storage."""
-    if kind is Kind.STORAGE:
-        on = graph.tensors_on.get(place, ())
-        n_views = sum(each in graph.bucket_views for each in on)
-        # By a second view for each gradient; by the whole bucket, where that was not met.
-        return {n_views + (len(on) == n_views)} if place in graph.buckets else set()
-    if place in graph.bucket_views:
-        return {1}
-    if (views := graph.views_of.get(place)) and graph.bucket_views.issuperset(views):
-        # The whole bucket: the second views have it too, and the reducer.
-        return {len(views) + 1, len(views) + 2}
-    if graph.reduced.get(place) != 1:
+def _list_uncounted(graph: Graph, places: Sequence[int]) -> set[int]:
+    """Return those of these tensors and storages whose known holders in C++ can't be counted.
+
+    These are what the reducers of ``DistributedDataParallel`` hold (parameters, gradients, and what
+    gradients are views of), and the bases of views that functions derive.
+    """
+    if not places:
         return set()
-    # The reducer holds the node that accumulates the gradient; a graph may lead there too.
-    has_node = bool(graph.saved_by.get(place))
-    return PARAMETER_REFS if has_node else {n_refs + 1 for n_refs in PARAMETER_REFS}
-
-
-def _count_view_refs(graph: Graph, place: int, kind: Kind) -> int:
-    """Count the references of known views to a tensor or storage, besides those as their base."""
-    reader, objects = graph.reader, graph.objects
-    bases = (place,) if kind is Kind.TENSOR else graph.tensors_on.get(place, ())
-    n_refs = 0
+    kinds, objects, reader = graph.kinds, graph.objects, graph.reader
+    uncounted: set[int] = set()
+    for wrapper in graph.opaque:
+        if kinds[wrapper] is Kind.WRAPPER:
+            listed = read_attribute(objects[wrapper], "_module_parameters")
+            found = map(graph.find, listed if type(listed) is list else ())
+            pending = [place for place in found if place is not None]
+            while pending:
+                place = pending.pop()
+                if place not in uncounted and kinds[place] in (Kind.TENSOR, Kind.STORAGE):
+                    uncounted.add(place)
+                    pending.extend(graph.edges[place])
     with reader.quiet():
-        for base in bases:
-            for view in graph.views_of.get(base, ()):
-                of_base, of_storage = reader.count_view_refs(objects[view], objects[base])
-                n_refs += of_base if kind is Kind.TENSOR else of_storage
-    return n_refs
+        for place in places:
+            bases = (place,) if kinds[place] is Kind.TENSOR else graph.tensors_on.get(place, ())
+            pairs = (
+                (objects[view], objects[b]) for b in bases for view in graph.views_of.get(b, ())
+            )
+            if any(reader.is_derived_by_functions(*pair) for pair in pairs):
+                uncounted.add(place)
+    return uncounted
 
 
 def _allow_for_own(graph: Graph, place: int, kind: Kind, excess: int) -> int:

@@ -181,11 +181,7 @@ def watch_storages(account: Account, places: Iterable[int]) -> list[WatchedStora
     """Return references to the storages at these places of the account's graph."""
     graph = account.graph
     refer = graph.reader.torch.multiprocessing.reductions.StorageWeakRef
-    return [
-        (refer(graph.objects[place]), graph.storages[place])
-        for place in dict.fromkeys(places)
-        if place not in graph.unseen
-    ]
+    return [(refer(graph.objects[place]), graph.storages[place]) for place in dict.fromkeys(places)]
 
 
 def list_remains(shell: Shell, watched: Sequence[WatchedStorage]) -> list[Remnant]:

@@ -3,20 +3,16 @@
 A column of a data frame may hold tensors, and gradient checkpointing keeps what it will need in
 ``SavedTensor`` objects. ``x.max(0)``, ``x.topk(5)`` and their like return a tuple made in C that
 the collector does not know. A scripted module has its parameters in C++, and a future its value.
-The reducer of ``DistributedDataParallel`` holds each parameter some times, and memory of its own:
-the buckets in which gradients are joined (https://docs.pytorch.org/docs/stable/notes/ddp.html).
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from gpumemwidget.ownership.graph.objects import is_a, is_one_of, read_attribute, read_attributes
+from gpumemwidget.ownership.graph.objects import is_one_of
 
 #: In a container of more than that nobody keeps such objects one by one.
 _MOST_PARTS = 64
@@ -142,77 +138,3 @@ def _list_results(torch: Any) -> tuple[type, ...]:
     """The classes in ``torch.return_types``."""
     found = vars(getattr(torch, "return_types", object)).values()
     return tuple(each for each in found if is_one_of(type(each), type) and is_one_of(each, tuple))
-
-
-#: How often a reducer has a parameter: in its list, in a bucket, and after the first backward in
-#: the list of those that are put into buckets anew. Its node of autograd is one more.
-PARAMETER_REFS = frozenset({2, 3})
-
-
-class Bucket:
-    """Stands for a bucket's memory, which no object of Python's leads to."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Reducer:
-    """The parameters and buckets of one reducer."""
-
-    parameters: tuple[object, ...]
-    #: The bytes of each bucket; ``None`` where they are not told.
-    bucket_bytes: tuple[int, ...] | None
-    #: True if gradients are views of the buckets, whose storage is the bucket's then.
-    has_views: bool
-
-
-def find_wrapper_class(torch: Any) -> type | None:
-    """The class of wrapped modules."""
-    parallel = vars(torch.nn).get("parallel")
-    found = None if parallel is None else vars(parallel).get("DistributedDataParallel")
-    return found if is_a(found, type) else None
-
-
-def read_reducer(wrapper: object) -> Reducer | None:
-    """The reducer of a wrapped module; ``None`` where it has none (yet)."""
-    c10d = sys.modules.get("torch._C._distributed_c10d")
-    attributes = read_attributes(wrapper) or {}
-    reducer, logger = dict.get(attributes, "reducer"), dict.get(attributes, "logger")
-    if c10d is None or type(reducer) is not vars(c10d).get("Reducer"):
-        return None
-    listed = dict.get(attributes, "_module_parameters")
-    parameters = tuple(listed) if type(listed) is list else ()
-    sizes: tuple[int, ...] | None = None
-    # The buckets' sizes are those of the parameters: unless gradients are sparse, are kept in
-    # another type, or it is noted on the device which parameters were used.
-    is_odd = (
-        dict.get(attributes, "mixed_precision") is not None
-        or dict.get(attributes, "find_unused_parameters") is True
-        or _has_sparse_gradients(wrapper)
-    )
-    if type(logger) is vars(c10d).get("Logger") and not is_odd:
-        told = vars(c10d)["Logger"]._get_ddp_logging_data(logger).strs_map  # noqa: SLF001 - the one that tells sizes
-        words = told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or ""
-        sizes = tuple(map(int, re.findall(r"\d+", words)))
-    return Reducer(
-        parameters=parameters,
-        bucket_bytes=sizes,
-        has_views=dict.get(attributes, "gradient_as_bucket_view") is True,
-    )
-
-
-def _has_sparse_gradients(wrapper: object) -> bool:
-    """Return whether a module within has gradients that are no part of a bucket."""
-    pending: list[object] = [wrapper]
-    met: set[int] = set()
-    while pending:
-        each = pending.pop()
-        if id(each) in met:
-            continue
-        met.add(id(each))
-        if read_attribute(each, "sparse") is True:
-            return True
-        children = read_attribute(each, "_modules")
-        if is_a(children, dict):
-            pending.extend(dict.values(children))
-    return False

@@ -19,7 +19,7 @@ from enum import Enum
 from itertools import compress
 from types import CodeType, FrameType, FunctionType, ModuleType
 
-from gpumemwidget.ownership.graph.hidden_holders import HiddenHolders, find_wrapper_class
+from gpumemwidget.ownership.graph.hidden_holders import HiddenHolders
 from gpumemwidget.ownership.graph.objects import (
     is_library_class,
     list_bases,
@@ -51,7 +51,7 @@ class Kind(Enum):
     NODE = "node"
     #: Holds others out of the collector's sight.
     HIDDEN = "hidden"
-    #: A module under ``DistributedDataParallel``.
+    #: A module under ``DistributedDataParallel``, whose reducer holds tensors in C++.
     WRAPPER = "wrapper"
 
 
@@ -78,8 +78,9 @@ class KindFinder:
     """Finds and remembers how objects of a class are treated."""
 
     def __init__(self, reader: TorchReader, hidden: HiddenHolders) -> None:
-        wrapper = find_wrapper_class(reader.torch)
         self._reader = reader
+        parallel = vars(reader.torch.nn).get("parallel")
+        wrapper = getattr(parallel, "DistributedDataParallel", None)
         self._kinds: tuple[tuple[type, Kind], ...] = (
             (reader.tensor_type, Kind.TENSOR),
             (reader.storage_type, Kind.STORAGE),

@@ -25,7 +25,6 @@ from gpumemwidget.ownership.graph.objects import (
     is_one_of,
     list_bases,
     name_class,
-    read_attributes,
     read_class_attribute,
     read_type_dict,
 )
@@ -151,9 +150,6 @@ class TorchReader:
         level = _read_module_variable("torch.autograd.forward_ad", "_current_level")
         #: True within a level of forward-mode AD: tensors may be dual numbers.
         self._has_dual_level = type(level) is int and level >= 0
-        self._jagged_type = _read_module_variable(
-            "torch.nested._internal.nested_tensor", "NestedTensor"
-        )
         #: By torch's own devices; ``None`` for those that have no memory.
         self._device_names: dict[Any, str | None] = {}
         self._disabled_dispatch = torch._C._disabled_torch_dispatch_impl
@@ -256,57 +252,14 @@ class TorchReader:
             return ()
         return () if tangent is None else (tangent,)
 
-    def list_view_arguments(self, tensor: Any, parts: TensorParts) -> list[tuple[object, int]]:
-        """Return the tensors that a jagged view's functions hold, each with its C++ references.
+    def is_derived_by_functions(self, view: Any, base: Any) -> bool:
+        """Return whether a view keeps functions that derive it from its base.
 
-        They derive it from its values and back: the values once, all its other parts both ways.
+        Strides alone don't describe it (conjugated, complex as real, nested), and the functions
+        hold tensors, how often is not told. Call within ``quiet()``.
         """
-        if type(tensor) is not self._jagged_type or parts.base is None:
-            return []
-        attributes = read_attributes(tensor) or {}
-        found: list[tuple[object, int]] = []
-        if dict.get(attributes, "_values") is parts.base:
-            found.append((parts.base, 1))
-        others = [dict.get(attributes, name) for name in ("_offsets", "_lengths")]
-        cache = dict.get(attributes, "_metadata_cache")
-        others.extend(dict.values(cache) if type(cache) is dict else ())
-        found.extend((each, 2) for each in others if is_one_of(type(each), self.tensor_type))
-        return found
-
-    def count_view_refs(self, view: Any, base: Any) -> tuple[int, int]:
-        """Count the references of a view's functions in C++ to its base, and to the base's storage.
-
-        A view that strides alone don't describe (conjugated, complex as real) keeps functions that
-        derive it again, and these keep tensors. The same functions, called on a base without
-        memory that nobody else has, make a view that keeps as many. Call within ``quiet()``.
-        """
-        base_type = self._base
-        if self.is_dispatched(type(view)) or self.is_dispatched(type(base)):
-            return 0, 0
-        if base_type.is_nested.__get__(base):
-            # One for each component that unbind() gave.
-            return int(not base_type.is_nested.__get__(view)), 0
-        may_be_odd = base_type.is_complex(view) or base_type.is_complex(base)
-        derive = getattr(base_type, "_view_func_unsafe", None)
-        if not may_be_odd or derive is None:
-            return 0, 0
-        try:
-            n_elements = self._read_nbytes(self._read_untyped(base)) // base_type.element_size(base)
-            dtype = base_type.dtype.__get__(base)
-            whole = self.torch.empty(n_elements, dtype=dtype, device="meta")
-            stand_in = whole.as_strided(
-                base_type.size(base), base_type.stride(base), base_type.storage_offset(base)
-            ).detach()
-            del whole
-            derived = derive(view, stand_in)
-            storage = stand_in.untyped_storage()
-        except RuntimeError:
-            return 0, 0
-        # The stand-in itself and the view's base; the same of the storage, and the view.
-        n_users = self.count_tensor_users(stand_in)
-        n_storage_users = self.count_storage_users(storage)
-        del derived
-        return n_users - 2, n_storage_users - 3
+        is_nested = self._base.is_nested.__get__
+        return any(self._base.is_complex(each) or is_nested(each) for each in (view, base))
 
     def read_storage(self, storage: Any) -> StorageInfo | None:
         """Return a storage's address and size; ``None`` if it has no memory of its own."""

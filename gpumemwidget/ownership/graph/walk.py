@@ -20,12 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-from gpumemwidget.ownership.graph.hidden_holders import (
-    Bucket,
-    HiddenHolders,
-    Reducer,
-    read_reducer,
-)
+from gpumemwidget.ownership.graph.hidden_holders import HiddenHolders
 from gpumemwidget.ownership.graph.kinds import AutogradNodeLimit, DeadEnds, Kind, KindFinder
 from gpumemwidget.ownership.graph.objects import (
     is_a,
@@ -116,13 +111,6 @@ class Graph:
         self.views_of: dict[int, list[int]] = {}
         #: Objects that may hold memory which Python can't see.
         self.opaque: set[int] = set()
-        #: The parameters that reducers hold in C++, with how many do, and the gradients that are
-        #: views of their buckets.
-        self.reduced: dict[int, int] = {}
-        self.bucket_views: set[int] = set()
-        #: The buckets that are the storages of gradients, and those that stand for themselves.
-        self.buckets: set[int] = set()
-        self.unseen: set[int] = set()
         #: Places that an object held which is not followed: a module's table, a running function.
         self.told: set[int] = set()
         self._index: dict[int, int] = {}
@@ -290,7 +278,7 @@ class Graph:
             self._urgent.append(place)
         elif kind is Kind.STORAGE:
             # A storage leads nowhere, so it needs no turn of its own.
-            info = None if type(target) is Bucket else self.reader.read_storage(target)
+            info = self.reader.read_storage(target)
             if info is not None:
                 self.storages[place] = info
         else:
@@ -306,62 +294,15 @@ class Graph:
             if is_running(target):
                 return
             stops = (target.f_globals, target.f_builtins)
+        elif kind is Kind.WRAPPER:
+            # The buckets in which its reducer joins gradients are not told.
+            self.opaque.add(place)
         referents = gc.get_referents(target)
-        if kind is Kind.WRAPPER:
-            self._follow_wrapper(place, target)
         if kind is Kind.HIDDEN and not self.hidden.is_result(type(target)):
             self._follow_hidden(place, target)
         elif self.hidden.are_among(referents):
             self._add_hidden(place, referents)
         self._add_python(place, iter(referents), stops)
-
-    def _follow_wrapper(self, place: int, wrapper: object) -> None:
-        """Enter what a wrapped module's reducer holds in C++."""
-        reducer = read_reducer(wrapper)
-        if reducer is None:
-            return
-        device: str | None = None
-        for each in reducer.parameters:
-            if self.kind_finder.find(type(each)) is Kind.TENSOR:
-                found = self._enter(each, Kind.TENSOR)
-                self._add_edges(place, [found])
-                self.reduced[found] = self.reduced.get(found, 0) + 1
-                info = self._read_storage_of(each)[1]
-                device = device if info is None else info.device
-        if reducer.bucket_bytes is None or device is None:
-            self.opaque.add(place)
-            return
-        sizes = list(reducer.bucket_bytes)
-        if reducer.has_views:
-            self._leave_out_met_buckets(place, reducer, sizes)
-        for n_bytes in sizes:
-            found = self._enter(Bucket(), Kind.STORAGE)
-            self._add_edges(place, [found])
-            # The address is not told: a made-up one that nothing else has.
-            self.storages[found] = StorageInfo(device, n_bytes, -found, is_borrowed=False)
-            self.unseen.add(found)
-
-    def _read_storage_of(self, tensor: object) -> tuple[object | None, StorageInfo | None]:
-        storage = self.reader.read_tensor(tensor).storage
-        return storage, None if storage is None else self.reader.read_storage(storage)
-
-    def _leave_out_met_buckets(self, place: int, reducer: Reducer, sizes: list[int]) -> None:
-        """Enter the buckets that gradients are views of, and take them out of the sizes."""
-        for each in reducer.parameters:
-            grad = self.reader.read_tensor(each).grad
-            if grad is None:
-                continue
-            self.bucket_views.add(self._enter(grad, Kind.TENSOR))
-            storage, info = self._read_storage_of(grad)
-            if (
-                info is not None
-                and self.find(storage) not in self.buckets
-                and info.n_bytes in sizes
-            ):
-                sizes.remove(info.n_bytes)
-                found = self._enter(storage, Kind.STORAGE)
-                self.buckets.add(found)
-                self._add_edges(place, [found])
 
     def _follow_plain(self, places: Sequence[int]) -> None:
         """Follow plain objects, whose parts are asked together whether they lead anywhere."""
@@ -481,8 +422,6 @@ class Graph:
             self.opaque.add(place)
         for storage in parts.inner_storages:
             self._add_storage(place, storage)
-        for other, n_refs in self.reader.list_view_arguments(tensor, parts):
-            self.cpp_refs[self._enter(other, Kind.TENSOR)] += n_refs
         for other in parts.tensors:
             found = self._add_cpp(place, other, Kind.TENSOR)
             if other is parts.grad:
