@@ -168,17 +168,7 @@ class MemMagics(Magics):
         "none opened)",
     )
     @argument("--device", metavar="D", help="one device only: cuda:0, host (default: all)")
-    @argument(
-        "--depth",
-        type=_count,
-        metavar="N",
-        help="how many levels to show, the rows being the first (default: 1, and 3 of a NAME)",
-    )
-    @argument(
-        "--all",
-        action="store_true",
-        help="all lines, however many, and all levels unless --depth says how many",
-    )
+    @argument("--all", action="store_true", help="all lines and all levels, however many")
     @line_magic
     def memvars(self, line: str) -> None:
         """Show which variables own the allocated memory, down to the last byte.
@@ -186,7 +176,7 @@ class MemMagics(Magics):
         For each device the rows (variables, Out, the last exception, modules, threads, what has no
         name), with bytes, share, what each frees if released alone, kinds, and who shares it.
 
-        Example: %memvars model --depth 3
+        Example: %memvars model --all
         """
         with _parsing(self.memvars, line) as args:
             names = _read_names(args.names)
@@ -194,11 +184,8 @@ class MemMagics(Magics):
             from gpumemwidget.report.account_tree import check_rows  # noqa: PLC0415 - when it is used
 
             account = self._session.owners()
-            check_rows(account, names, bound=self._session.shell.list_user_names())
-            options: dict[str, int | None] = {"most": None, "depth": None} if args.all else {}
-            if args.depth is not None:
-                options["depth"] = args.depth
-            display(report_account(account, names, device=args.device, **options))
+            check_rows(account, names, self._session.shell.list_user_names())
+            display(report_account(account, names, device=args.device, is_whole=args.all))
 
     @magic_arguments()
     @argument(

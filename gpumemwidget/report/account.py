@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from gpumemwidget.model.devices import HOST, check_device, rank_device
 from gpumemwidget.model.ownership import (
@@ -13,15 +14,7 @@ from gpumemwidget.model.ownership import (
     MemoryAccount,
     Variable,
 )
-from gpumemwidget.report.account_tree import (
-    ITSELF,
-    Group,
-    Line,
-    Node,
-    check_rows,
-    list_groups,
-    list_lines,
-)
+from gpumemwidget.report.account_tree import ITSELF, Line, Node, Row, list_lines, list_rows
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Table, Tone
 from gpumemwidget.report.render.cells import (
     AT_LEAST_MARK,
@@ -42,7 +35,7 @@ from gpumemwidget.report.render.wording import (
 from gpumemwidget.units import format_bytes, format_duration
 
 #: Maximum number of rows, and of parts of one row, unless all are asked for.
-MAX_PARTS = 20
+_MAX_PARTS = 20
 #: Number of levels that are shown of a row which was asked for.
 _LEVELS_OF_NAMES = 3
 #: Maximum number of names that are listed of those that share a row's memory.
@@ -89,8 +82,7 @@ def report_account(
     names: Sequence[str] = (),
     *,
     device: str | None = None,
-    depth: int | None = 0,
-    most: int | None = MAX_PARTS,
+    is_whole: bool = False,
 ) -> Report:
     """Report what is allocated on each device by owner; the rows add up to all of it.
 
@@ -98,27 +90,27 @@ def report_account(
         account: the owners.
         names: rows to open; all others become one row.
         device: the one device to show; ``None`` for all.
-        depth: how many levels are shown, the rows' own being the first; 0 for 1, and for 3 if
-            ``names`` are given; ``None`` for all.
-        most: maximum number of parts of one row, the rest being one line; ``None`` for all.
+        is_whole: show all rows and parts, and open them down to the last storage.
 
     Raises:
         BadInputError: the account has no such device.
-        UnknownNameError: a name is not a row of the account.
     """
-    check_rows(account, names)
-    devices = _choose_devices(account, device)
-    if depth == 0:
-        depth = _LEVELS_OF_NAMES if names else 1
+    devices = sorted(account.devices, key=lambda each: rank_device(each.device))
+    check_device(device, [each.device for each in devices])
+    devices = [each for each in devices if device in (None, each.device)]
     variables = {variable.name: variable for variable in account.variables}
+    levels = None if is_whole else _LEVELS_OF_NAMES if names else 1
     blocks: list[Block] = []
     for each in devices:
-        groups = list_groups(each)
-        chosen = [group for group in groups if not names or group.name in names]
-        others = [group for group in groups if group not in chosen]
-        if chosen:
-            table = _AccountTable(each, variables, not names, account.is_complete, depth, most)
-            blocks.extend(table.list_blocks(chosen, others))
+        table = _AccountTable(
+            account=each,
+            variables=variables,
+            has_frees=not names,
+            is_complete=account.is_complete,
+            levels=levels,
+            most=None if is_whole else _MAX_PARTS,
+        )
+        blocks.extend(table.list_blocks(names))
     if not account.devices:
         blocks.append(Note("No device was found."))
     if names:
@@ -138,12 +130,6 @@ def report_account(
     return Report(tuple(blocks))
 
 
-def _choose_devices(account: MemoryAccount, device: str | None) -> list[DeviceAccount]:
-    devices = sorted(account.devices, key=lambda each: rank_device(each.device))
-    check_device(device, [each.device for each in devices])
-    return [each for each in devices if device in (None, each.device)]
-
-
 @dataclass(frozen=True, slots=True)
 class _AccountTable:
     """The table of one device."""
@@ -154,83 +140,72 @@ class _AccountTable:
     #: The search met everything: if not, the bytes of a path are a lower bound.
     is_complete: bool
     levels: int | None
-    max_parts: int | None
-
-    @property
-    def sum_bytes(self) -> int:
-        """Bytes of all owners."""
-        return sum(owned.n_bytes for owned in self.account.owned)
+    most: int | None
 
     @property
     def total_bytes(self) -> int:
-        """Bytes that shares are a part of."""
-        return max(self.account.allocated_bytes or 0, self.sum_bytes)
+        """What is allocated; the sum of the owners where that can't be read."""
+        allocated = self.account.allocated_bytes
+        return sum(each.n_bytes for each in self.account.owned) if allocated is None else allocated
 
-    def list_blocks(self, groups: Sequence[Group], others: Sequence[Group]) -> list[Block]:
+    def list_blocks(self, names: Sequence[str]) -> list[Block]:
+        """Return the table, with a row for all but these names, and none if it has none of them."""
+        rows = list_rows(self.account.owned)
+        shown = [pair for pair in rows if not names or pair[0].name in names]
+        if not shown:
+            return []
+        left_out, words = [pair for pair in rows if pair not in shown], "everything else"
+        if not names and self.most is not None and len(rows) > self.most + 2:
+            # The last row is what is unattributed, and always shown.
+            shown, left_out = [*rows[: self.most], rows[-1]], rows[self.most : -1]
+            words = f"… {len(left_out)} more"
+        groups = [
+            tuple(self._list_line(line, row) for line in self._list_lines(row, node))
+            for row, node in shown
+        ]
+        if left_out:
+            n_bytes = sum(node.n_bytes for _, node in left_out)
+            groups.insert(
+                len(groups) if names else -1,
+                (self._list_cells(Cell(words, tone="muted"), n_bytes),),
+            )
         device, allocated = self.account.device, self.account.allocated_bytes
-        shown, rest = groups, groups[:0]
-        if self.max_parts is not None and len(groups) > self.max_parts + 2:
-            # The last group is what is unattributed, and always shown.
-            shown = [*groups[: self.max_parts], groups[-1]]
-            rest = groups[self.max_parts : -1]
-        rows = [self._list_rows(group) for group in shown]
-        if rest:
-            n_bytes = sum(group.n_bytes for group in rest)
-            rows.insert(-1, (self._list_rest(f"… {len(rest)} more", n_bytes),))
-        if others:
-            n_bytes = sum(group.n_bytes for group in others)
-            rows.append((self._list_rest("everything else", n_bytes),))
-        missing = (allocated or 0) - self.sum_bytes
-        sums = [self._list_rest("not accounted for", missing, tone="warn")] if missing > 0 else []
-        name = "total" if allocated is None or missing < 0 else "allocated"
-        rows.append((*sums, self._list_cells(Cell(name, tone="strong"), self.total_bytes)))
+        name = "total" if allocated is None else "allocated"
+        groups.append((self._list_cells(Cell(name, tone="strong"), self.total_bytes),))
         detail = " (malloc)" if device == HOST else ""
         total = "owners" if allocated is None else f"{format_bytes(allocated)} allocated{detail}"
         table = Table(
             caption=f"{device}: {total}",
             columns=_COLUMNS if self.has_frees else _COLUMNS_OF_NAMES,
-            groups=tuple(rows),
+            groups=tuple(groups),
             caption_is_seen=True,
         )
         if allocated is None:
             return [table, Note(f"How much is allocated on {device} can't be read.")]
-        if missing >= 0:
-            return [table]
-        words = (
-            f"The owners found on {device} have {format_bytes(-missing)} more than the allocator "
-            "counts: memory was freed meanwhile, or counted twice."
-        )
-        return [table, Note(words, tone="warn")]
+        return [table]
 
-    def _list_rows(self, group: Group) -> tuple[tuple[Cell, ...], ...]:
+    def _list_lines(self, row: Row, node: Node) -> Iterator[Line]:
         # Words that describe the whole row stand beside it.
-        levels = 1 if _find_words(group) else self.levels
-        root = Node(group.name, group.entries, 0)
-        lines = list_lines(root, levels=levels, most=self.max_parts)
-        return tuple(self._list_line(line, group) for line in lines)
+        levels = 1 if _find_words(row, node) else self.levels
+        return list_lines(node, levels=levels, most=self.most)
 
-    def _list_line(self, line: Line, group: Group) -> tuple[Cell, ...]:
+    def _list_line(self, line: Line, row: Row) -> tuple[Cell, ...]:
         node = line.node
         if node is None:
-            return self._list_rest(f"… {line.n_more} more", line.more_bytes, level=line.level)
+            cell = Cell(f"… {line.n_more} more", tone="muted", level=line.level)
+            return self._list_cells(cell, line.more_bytes)
         is_row = line.level == 0
         tone: Tone = "plain"
-        if node.label == ITSELF or (is_row and not group.is_path):
-            is_unknown = group.name == UNATTRIBUTED and node.n_bytes
+        if node.label == ITSELF or (is_row and not row.is_path):
+            is_unknown = row.name == UNATTRIBUTED and node.n_bytes
             tone = "bad" if is_row and is_unknown else "muted"
-        variable = self.variables.get(group.name) if is_row else None
         return self._list_cells(
             Cell(node.label.removeprefix(": "), tone=tone, level=line.level),
             node.n_bytes,
-            self._describe(node, group, above=line.above),
-            variable=variable,
-            mark=AT_LEAST_MARK if group.is_path and not self.is_complete else "",
+            self._describe(node, row, above=line.above),
+            variable=self.variables.get(row.name) if is_row else None,
+            mark=AT_LEAST_MARK if row.is_path and not self.is_complete else "",
         )
-
-    def _list_rest(
-        self, words: str, n_bytes: int, *, level: int = 0, tone: Tone = "muted"
-    ) -> tuple[Cell, ...]:
-        return self._list_cells(Cell(words, tone=tone, level=level), n_bytes)
 
     def _list_cells(
         self,
@@ -249,7 +224,7 @@ class _AccountTable:
             frees = device_bytes_cell(variable.frees_bytes, self.account.device)
         return (owner, *numbers, frees, Cell(what))
 
-    def _describe(self, node: Node, group: Group, *, above: Node | None) -> str:
+    def _describe(self, node: Node, row: Row, *, above: Node | None) -> str:
         """Return what a node is; a part repeats nothing that its whole says."""
         parts = []
         is_row = above is None
@@ -257,26 +232,26 @@ class _AccountTable:
             size = "" if node.each_bytes is None else f", {bind_bytes(node.each_bytes)} each"
             parts.append(f"{node.n_alike} similar{size}")
         if is_row:
-            parts.extend((group.remark, _find_words(group)))
-        variable = self.variables.get(group.name) if is_row and group.is_variable else None
+            parts.extend((row.remark, _find_words(row, node)))
+        variable = self.variables.get(row.name) if is_row and row.is_variable else None
         if variable is not None and variable.shape is not None and len(node.entries) == 1:
             parts.append(_describe_shape(variable))
         elif above is None or node.kinds.keys() != above.kinds.keys():
             kinds = _describe_kinds(node)
-            parts.append("" if kinds in (group.name, "other", "unknown") else kinds)
-        others = [name for name in node.rows if name != group.name]
+            parts.append("" if kinds in (row.name, "other", "unknown") else kinds)
+        others = [name for name in node.rows if name != row.name]
         if others and (above is None or node.rows.keys() != above.rows.keys()):
             parts.append(f"shared with {join_words(list_some(others, _MAX_SHARERS))}")
-        if is_row and group.is_variable and node.is_held_elsewhere:
+        if is_row and row.is_variable and node.is_held_elsewhere:
             parts.append("also held elsewhere")
         if len(node.places) == 1 and (above is None or len(above.places) > 1):
             parts.extend(f"from {place}" for place in node.places)
         return "; ".join(part for part in parts if part)
 
 
-def _find_words(group: Group) -> str:
+def _find_words(row: Row, node: Node) -> str:
     """Return the words that describe all of a row without a name, if they are the same."""
-    words = {"".join(steps) for steps, _ in group.entries} if not group.is_path else set()
+    words = {"".join(steps) for steps, _ in node.entries} if not row.is_path else set()
     return words.pop() if len(words) == 1 else ""
 
 
@@ -294,24 +269,15 @@ def _tell_of_names(
     notes = []
     variables = {variable.name: variable for variable in account.variables}
     for name in dict.fromkeys(names):
-        variable = variables.get(name)
-        if variable is not None:
-            frees = _format_shown(variable.frees_bytes, devices) or "nothing"
+        if name in variables:
+            frees = format_device_bytes(variables[name].frees_bytes) or "nothing"
             notes.append(Note(f"Releasing only {name} frees {frees}.", tone="plain"))
-        sums: dict[str, dict[str, int]] = {}
-        for each in devices:
-            for owned in each.owned:
-                if name in owned.rows[1:] and owned.rows[0] not in names:
-                    amounts = sums.setdefault(owned.rows[0], {})
-                    amounts[each.device] = amounts.get(each.device, 0) + owned.n_bytes
+        sums: dict[str, Counter[str]] = {}
+        for owned in (owned for each in devices for owned in each.owned):
+            if name in owned.rows[1:] and owned.rows[0] not in names:
+                sums.setdefault(owned.rows[0], Counter())[owned.device] += owned.n_bytes
         for row, amounts in sums.items():
             held = DeviceBytes(tuple(amounts.items()), is_at_least=not account.is_complete)
-            text = _format_shown(held, devices)
+            text = format_device_bytes(held)
             notes.append(Note(f"{name} also holds {text}, listed under {row}."))
     return notes
-
-
-def _format_shown(amounts: DeviceBytes, devices: Sequence[DeviceAccount]) -> str:
-    """Return the amounts on the devices that are shown, in their order."""
-    shown = tuple((each.device, amounts.on(each.device)) for each in devices)
-    return format_device_bytes(replace(amounts, by_device=shown))

@@ -10,14 +10,15 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from gpumemwidget.errors import BadInputError, UnknownNameError
-from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, MemoryKind, Owned
+from gpumemwidget.model.ownership import MemoryAccount, MemoryKind, Owned
 from gpumemwidget.report.render.wording import UNATTRIBUTED, name_one_kind, name_range
 
-#: A storage with the steps that lead to it from the root of its tree.
+#: A storage with the steps that lead to it from its node.
 Entry = tuple[tuple[str, ...], Owned]
 
 #: Label of what a node holds besides its named parts: a parameter's data besides its gradient.
@@ -26,31 +27,22 @@ ITSELF = "itself"
 _NUMBER = re.compile(r"\d+", re.ASCII)
 
 
+@dataclass
 class Node:
-    """All storages whose paths begin with the same steps.
+    """All storages whose paths begin with the same steps."""
 
-    Args:
-        label: the steps that distinguish it from its siblings, as one text.
-        entries: its storages.
-        n_steps: how many steps of each entry lead to here.
-        parts: the entries of the elements that were put together in it, one by one.
-    """
+    #: The steps that distinguish it from its siblings, as one text.
+    label: str
+    entries: Sequence[Entry]
+    #: Number of elements that were put together in it; 0 where there is but one.
+    n_alike: int = 0
+    #: Bytes of each of these elements, if all have as many.
+    each_bytes: int | None = None
 
-    def __init__(
-        self,
-        label: str,
-        entries: Sequence[Entry],
-        n_steps: int,
-        parts: Sequence[Sequence[Entry]] = (),
-    ) -> None:
-        self.label = label
-        self.entries = entries
-        self.n_bytes = _sum_bytes(entries)
-        self.n_alike = len(parts)
-        sizes = {_sum_bytes(part) for part in parts}
-        #: Bytes of each element that was put together here, if all have as many.
-        self.each_bytes = sizes.pop() if len(sizes) == 1 else None
-        self._n_steps = n_steps
+    @cached_property
+    def n_bytes(self) -> int:
+        """Bytes of all its storages."""
+        return _sum_bytes(self.entries)
 
     @cached_property
     def kinds(self) -> dict[MemoryKind, int]:
@@ -76,45 +68,20 @@ class Node:
         """True if anything but the rows holds any of the storages."""
         return any(owned.held_elsewhere for _, owned in self.entries)
 
+    @property
+    def has_parts(self) -> bool:
+        """True if a step leads from here to any of the storages."""
+        return any(steps for steps, _ in self.entries)
+
     def open(self) -> list[Node]:
-        """Return the node's parts, the largest first."""
-        parts = [_follow(part) for part in self._split()]
-        if len(parts) == 1:
-            only = parts[0]
-            # The node itself tells of a single step without parts.
-            if only.label == ITSELF:
-                return []
-            inner = only.open()
-            if inner and not (only.n_alike and any(part.n_alike for part in inner)):
-                return [part.put_below(only) for part in inner]
+        """Return the node's parts, the largest first; a list of alike elements is one with them."""
+        parts = []
+        for part in _split(self):
+            inner = [] if part.n_alike else _split(part)
+            if len(inner) == 1:
+                inner[0].label = part.label + inner[0].label
+            parts.append(inner[0] if len(inner) == 1 else part)
         return sorted(parts, key=lambda part: -part.n_bytes)
-
-    def put_below(self, above: Node) -> Node:
-        """Return this node, with the steps of the node above it in its label."""
-        self.label = above.label if self.label == ITSELF else above.label + self.label
-        self.n_alike = self.n_alike or above.n_alike
-        return self
-
-    def _split(self) -> list[Node]:
-        """Return the parts by the next step, those that are alike as one."""
-        here: list[Entry] = []
-        by_step: dict[str, list[Entry]] = {}
-        for entry in self.entries:
-            steps = entry[0]
-            if len(steps) == self._n_steps:
-                here.append(entry)
-            else:
-                by_step.setdefault(steps[self._n_steps], []).append(entry)
-        n_steps = self._n_steps + 1
-        parts = [Node(ITSELF, here, self._n_steps)] if here else []
-        for alike in _group_alike(by_step, n_steps):
-            elements = [by_step[step] for step in alike]
-            if len(alike) == 1:
-                parts.append(Node(alike[0], elements[0], n_steps))
-            else:
-                entries = [entry for element in elements for entry in element]
-                parts.append(Node(name_range(alike), entries, n_steps, elements))
-        return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,42 +124,56 @@ def list_lines(root: Node, *, levels: int | None, most: int | None) -> Iterator[
         pending.extend(Line(level, part, line.node) for part in reversed(parts[:n_shown]))
 
 
-def _follow(node: Node) -> Node:
-    """Return the node at the next fork below, labelled with all steps on the way."""
-    while node.label != ITSELF:
-        parts = node._split()  # noqa: SLF001 - its own kind
-        if len(parts) != 1 or parts[0].label == ITSELF or (parts[0].n_alike and node.n_alike):
-            break
-        only = parts[0]
-        only.label = node.label + only.label
-        if node.n_alike:
-            only.n_alike, only.each_bytes = node.n_alike, node.each_bytes
-        node = only
-    return node
+def _split(node: Node) -> list[Node]:
+    """Return the parts of a node up to the next fork, elements that are alike as one."""
+    if not node.has_parts:
+        return []
+    # Only of a row all paths may go on with the same steps.
+    shared, entries = _split_shared(node.entries)
+    here = [entry for entry in entries if not entry[0]]
+    parts = [Node(shared or ITSELF, here)] if here else []
+    by_step: dict[str, list[Entry]] = {}
+    for steps, owned in entries:
+        if steps:
+            by_step.setdefault(steps[0], []).append((steps[1:], owned))
+    for alike in _group_alike(by_step):
+        elements = [by_step[step] for step in alike]
+        chain, below = _split_shared([entry for element in elements for entry in element])
+        part = Node(shared + name_range(alike) + chain, below)
+        if len(alike) > 1:
+            sizes = set(map(_sum_bytes, elements))
+            part.n_alike, part.each_bytes = len(alike), sizes.pop() if len(sizes) == 1 else None
+        parts.append(part)
+    return parts
 
 
-def _group_alike(by_step: Mapping[str, list[Entry]], n_steps: int) -> Iterable[list[str]]:
+def _split_shared(entries: Sequence[Entry]) -> tuple[str, list[Entry]]:
+    """Return the steps with which all paths begin, as one text, and the entries behind them."""
+    paths = [steps for steps, _ in entries]
+    # What the first and the last in order share is shared by all between.
+    first, last = min(paths), max(paths)
+    pairs = enumerate(zip(first, last, strict=False))
+    n_shared = next((n for n, (one, other) in pairs if one != other), min(len(first), len(last)))
+    return "".join(first[:n_shared]), [(steps[n_shared:], owned) for steps, owned in entries]
+
+
+def _group_alike(by_step: Mapping[str, list[Entry]]) -> Iterable[list[str]]:
     """Return groups of steps that are alike but for numbers, as are the parts behind them.
 
     Elements of a list, keys such as ``["layers.3.weight"]``, the parameters of an optimizer's
     state: whatever stands in brackets. How big the parts are makes no difference.
     """
-    by_pattern: dict[str, list[str]] = {}
-    for step in by_step:
-        pattern = _NUMBER.sub("0", step) if step.startswith("[") else step
-        by_pattern.setdefault(pattern, []).append(step)
-    for steps in by_pattern.values():
-        if len(steps) == 1:
-            yield steps
-            continue
-        by_parts: dict[frozenset[object], list[str]] = {}
-        for step in steps:
+    groups: dict[object, list[str]] = {}
+    for step, entries in by_step.items():
+        if step.startswith("["):
             parts = frozenset(
-                (*(_NUMBER.sub("0", below) for below in path[n_steps:]), owned.kind)
-                for path, owned in by_step[step]
+                (*(_NUMBER.sub("0", below) for below in path), owned.kind)
+                for path, owned in entries
             )
-            by_parts.setdefault(parts, []).append(step)
-        yield from by_parts.values()
+            groups.setdefault((_NUMBER.sub("0", step), parts), []).append(step)
+        else:
+            groups[step] = [step]
+    return groups.values()
 
 
 def _sum_bytes(entries: Iterable[Entry]) -> int:
@@ -208,65 +189,53 @@ _TENSOR_KINDS = frozenset(
 )
 
 
-@dataclass(slots=True)
-class Group:
-    """A row of the account before it is opened."""
+class Row(NamedTuple):
+    """What a row of the account stands for; rows may have the same name."""
 
     name: str
     #: The name is the user's own text, to be typed as it is.
-    is_path: bool
+    is_path: bool = False
     #: The name is one of the account's ``variables``.
     is_variable: bool = False
     #: Stands before the kinds.
     remark: str = ""
-    entries: list[Entry] = field(default_factory=list)
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of all storages of the row."""
-        return _sum_bytes(self.entries)
 
 
-def list_groups(account: DeviceAccount) -> list[Group]:
+_UNKNOWN = Row(UNATTRIBUTED)
+
+
+def list_rows(lines: Iterable[Owned]) -> list[tuple[Row, Node]]:
     """Return the rows, the largest first; the last one is what is unattributed, also if empty."""
-    groups: dict[tuple[bool, str, str], Group] = {}
-    for owned in account.owned:
-        group, steps = _find_group(owned)
-        # A variable may be called "other": it is no row of what is nobody's.
-        found = groups.setdefault((group.is_path, group.name, group.remark), group)
-        found.entries.append((steps, owned))
-    unknown = groups.pop((False, UNATTRIBUTED, ""), None) or Group(UNATTRIBUTED, is_path=False)
-    return [*sorted(groups.values(), key=lambda group: -group.n_bytes), unknown]
+    entries: dict[Row, list[Entry]] = {}
+    for owned in lines:
+        row, steps = _find_row(owned)
+        entries.setdefault(row, []).append((steps, owned))
+    unknown = Node(UNATTRIBUTED, entries.pop(_UNKNOWN, []))
+    rows = [(row, Node(row.name, own)) for row, own in entries.items()]
+    return [*sorted(rows, key=lambda pair: -pair[1].n_bytes), (_UNKNOWN, unknown)]
 
 
-def _find_group(owned: Owned) -> tuple[Group, tuple[str, ...]]:
-    """Return a new row for a storage, and the steps of its path from there."""
-    first, rest = owned.steps[:1], owned.steps[1:]
-    begin = first[0] if first else ""
+def _find_row(owned: Owned) -> tuple[Row, tuple[str, ...]]:
+    """Return the row of a storage, and the steps of its path from there."""
+    begin, *rest = owned.steps or ("",)
     if owned.root == "module":
-        return Group(begin, is_path=True, remark="an imported module's own"), rest
+        return Row(begin, is_path=True, remark="an imported module's own"), tuple(rest)
     if owned.root == "thread":
         # ``thread loader: load() line 7: batch``, or a context variable.
         thread = owned.thread or begin
         where = begin[len(thread) :].removeprefix(": ")
-        rest = (where, *rest) if where else rest
-        return Group(thread, is_path=False, remark="in a running function"), rest
+        return Row(thread, remark="in a running function"), (*([where] if where else ()), *rest)
     if owned.root != "nowhere" and owned.rows:
         row = owned.rows[0]
-        if begin.startswith(row):
-            rest = (begin[len(row) :], *rest) if begin != row else rest
-        else:
-            rest = owned.steps
-        return Group(row, is_path=True, is_variable=True), rest
+        steps = tuple(rest) if begin == row else owned.steps
+        return Row(row, is_path=True, is_variable=True), steps
     if owned.kind in _TENSOR_KINDS:
-        return Group(_NO_VARIABLE, is_path=False), owned.steps
+        return Row(_NO_VARIABLE), owned.steps
     steps = () if owned.steps == (owned.kind,) else owned.steps
-    return Group(name_one_kind(owned.kind, owned.device), is_path=False), steps
+    return Row(name_one_kind(owned.kind, owned.device)), steps
 
 
-def check_rows(
-    account: MemoryAccount, names: Sequence[str], *, bound: Collection[str] = ()
-) -> None:
+def check_rows(account: MemoryAccount, names: Sequence[str], bound: Collection[str]) -> None:
     """Refuse names that are no rows of the account.
 
     Args:
@@ -279,7 +248,7 @@ def check_rows(
         UnknownNameError: there is no such name; close ones are told.
     """
     rows = [variable.name for variable in account.variables]
-    rows += [group.name for each in account.devices for group in list_groups(each)]
+    rows += [row.name for each in account.devices for row, _ in list_rows(each.owned)]
     for name in names:
         if name in rows:
             continue

@@ -83,7 +83,7 @@ def test_a_row_is_opened_part_by_part() -> None:
 
     fc, head = message["parts"]
     assert (fc["label"], fc["owns"]) == (".fc.weight", [["cuda:0", 16 * _MIB]])
-    assert fc["kinds"] == ["parameter", "gradient"]
+    assert fc["kinds"] == ["gradient", "parameter"]
     assert fc["shared_with"] == ["optimizer"]
     assert fc["allocated_at"] == ["In[3], line 2"]
     assert (head["label"], head["has_parts"], head["held_elsewhere"]) == (

@@ -66,7 +66,7 @@ def _make_tensor() -> torch.Tensor:
 def _list_owned(notebook: Notebook, n_bytes: int = _BYTES) -> list[Owned]:
     """The lines of the account that are as big as the test's tensors; its reports can be drawn."""
     account = take_memory_account(notebook.shell, notebook.hardware)
-    report_account(account, depth=None, most=None)
+    report_account(account, is_whole=True)
     (host,) = [each for each in account.devices if each.device == HOST]
     return [each for each in host.owned if each.n_bytes == n_bytes]
 

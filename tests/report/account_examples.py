@@ -143,13 +143,13 @@ def make_big_account() -> MemoryAccount:
     owned += [own((HOSTILE, f'["{HOSTILE}"]'), KIB), own(("x" * 100, ".y" * 200), KIB)]
     owned += [own((f"t{number}",), KIB) for number in range(8)]
     total = sum(each.n_bytes for each in owned)
-    device = DeviceAccount("cuda:0", total + 3 * MIB, tuple(owned))
+    device = DeviceAccount("cuda:0", total, tuple(owned))
     notes = (AccountNote("cuda:1", 4 * MIB), AccountNote("host", MIB, is_pinned=True))
     return MemoryAccount((device,), (), False, 2.0, notes)
 
 
 def make_odd_account() -> MemoryAccount:
-    """A thread's variables, a second name of a tensor, and 2 MiB of which no line tells."""
+    """A thread's variables, and a second name of a tensor."""
     more: dict[str, object] = {"root": "thread", "held_elsewhere": True, "thread": "thread loader"}
     loader = "thread loader: load() line 7: "
     owned = (
@@ -157,15 +157,14 @@ def make_odd_account() -> MemoryAccount:
         *(own((f"{loader}{name}",), rows=(), **more) for name in ("batch", "labels")),
     )
     second = Variable("y", "name", "tensor", "torch.Tensor", None, None, on_gpu(1), DeviceBytes())
-    devices = (DeviceAccount("cuda:0", 5 * MIB, owned),)
+    devices = (DeviceAccount("cuda:0", 3 * MIB, owned),)
     return MemoryAccount(devices, (second,), is_complete=True, duration_s=0.1)
 
 
 def make_unread_account() -> MemoryAccount:
-    """What is allocated can't be read on one device; on the other more was found than there is."""
+    """What is allocated can't be read."""
     owned = (own(("x",), MIB), own(("y",), 3 * MIB))
-    devices = (DeviceAccount("cuda:0", None, owned), DeviceAccount("cuda:1", MIB, owned))
-    return MemoryAccount(devices, (), True, 0.01)
+    return MemoryAccount((DeviceAccount("cuda:0", None, owned),), (), True, 0.01)
 
 
 def make_explanation() -> Explanation:

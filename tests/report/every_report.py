@@ -77,16 +77,16 @@ def make_every_report() -> dict[str, Report]:
             accounts.make_account(), ["model", "losses", "Out[7]", "no variable"]
         ),
         "account_deep": report_account(
-            accounts.make_account(), ["model", "optimizer"], device="cuda:0", depth=None, most=None
+            accounts.make_account(), ["model", "optimizer"], device="cuda:0", is_whole=True
         ),
-        "account_big": report_account(accounts.make_big_account(), depth=2, most=12),
+        "account_big": report_account(accounts.make_big_account()),
         "account_cut": report_account(
             accounts.make_account(
                 is_complete=False,
                 variables=tuple(map(examples.cut_short, accounts.make_account().variables)),
             )
         ),
-        "account_odd": report_account(accounts.make_odd_account(), ["y", "thread loader"], depth=2),
+        "account_odd": report_account(accounts.make_odd_account(), ["y", "thread loader"]),
         "account_unread": report_account(accounts.make_unread_account()),
         "breakdown": report_breakdown(
             [devices.make_busy_breakdown()], devices.make_children(), {"cuda:0": devices.make_map()}

@@ -161,11 +161,12 @@ def test_any_cell(record: CellRecord, samples: list[Sample]) -> None:
     assert "\n" not in line.text
 
 
-@given(_make(MemoryAccount), st.none() | st.integers(0, 4), st.none() | st.integers(1, 3))
-def test_any_account(account: MemoryAccount, levels: int | None, most: int | None) -> None:
+@given(_make(MemoryAccount), st.booleans())
+def test_any_account(account: MemoryAccount, is_whole: bool) -> None:
     """The account of owners, opened or not, and its kinds."""
-    _check(report_account(account, depth=levels, most=most))
-    _check(report_account(account, [each.name for each in account.variables], depth=levels))
+    _check(report_account(account, is_whole=is_whole))
+    names = [each.name for each in account.variables]
+    _check(report_account(account, names, is_whole=is_whole))
     _check(report_stat([], account=account))
 
 
