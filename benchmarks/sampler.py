@@ -1,9 +1,8 @@
 """What sampling at 10 Hz costs a busy cell: a loop of small torch operations, with and without.
 
 Blocks with and without the sampler take turns within one cell, in the order A B B A, so that a
-machine that grows slower or faster favours neither. The loop keeps allocating, since a sampler that
-sees no change slows down, and the samples are counted, so that a sampler that does not run can't
-pass for a cheap one.
+machine that grows slower or faster favours neither. The samples are counted, so that a sampler that
+does not run can't pass for a cheap one.
 """
 
 from __future__ import annotations

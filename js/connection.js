@@ -2,9 +2,9 @@
 
 import { Store } from "./store.js";
 
-/** Figures at the head of an update's binary part, in bytes: see feed.py. */
-const HEAD_BYTES = 32;
 const MOST_TROUBLE = 5;
+/** Between cells the kernel sends an update a second. */
+const LONG_SILENCE_S = 5;
 /** The wall's clock less the kernel's is read a little later each time: what is no more than that
  * would make a plot tremble that stands still. */
 const CLOCK_STEP_S = 0.02;
@@ -17,14 +17,11 @@ const CLOSED = "The dashboard was closed. Run %memdash to open it again.";
  * feed.py, messages.py and the panels. */
 const HANDLERS = {
   snapshot: ({ store }, message, [data]) => store.takeSnapshot(message, data),
-  rows({ store }, message, [buffer]) {
-    const [, runningSince, wallOffset, interval] = [0, 1, 2, 3].map((k) => buffer.getFloat64(8 * k, true));
-    if (Math.abs(wallOffset - store.wallOffset) > CLOCK_STEP_S) store.wallOffset = wallOffset;
-    store.intervalS = interval;
-    const rows = new DataView(buffer.buffer, buffer.byteOffset + HEAD_BYTES, buffer.byteLength - HEAD_BYTES);
-    store.addRows(message.devices, rows, message.peaks_are);
+  rows({ store }, message, [rows]) {
+    if (Math.abs(message.wall_offset_s - store.wallOffset) > CLOCK_STEP_S) store.wallOffset = message.wall_offset_s;
+    store.addRows(message.devices, rows);
     // A cell that was given up ends without a word.
-    if (store.running && runningSince !== store.running.start_s) store.running = null;
+    if (store.running && message.running_s !== store.running.start_s) store.running = null;
   },
   devices: ({ store }, { devices }) => store.setDevices(devices),
   started: ({ store }, { cell }) => store.startCell(cell),
@@ -101,7 +98,7 @@ export class Connection {
     this.heardAt = performance.now();
     const handle = HANDLERS[message.kind];
     if (!handle) return;
-    const seq = message.kind === "rows" ? buffers[0].getFloat64(0, true) : message.seq;
+    const { seq } = message;
     if (message.kind === "snapshot") {
       this.asking = false;
       this.seq = Math.max(this.seq, seq);
@@ -159,9 +156,9 @@ export class Connection {
     this.tell("read");
   }
 
-  /** Seconds since the last word of the kernel, where that is too long; a sampler that sees no change slows down. */
+  /** Seconds since the last word of the kernel, where that is too long. */
   get silentS() {
     const silent = (performance.now() - this.heardAt) / 1000;
-    return silent > Math.max(5, 2.5 * this.store.intervalS) ? silent : null;
+    return silent > LONG_SILENCE_S ? silent : null;
   }
 }

@@ -15,14 +15,11 @@ export class Store {
     // Readings: a column of times, and for each device one for each counter; NaN is unknown.
     this.times = [];
     this.columns = new Map();
-    // For each device whether its peaks are exact, sampled or lower bounds.
-    this.peaksAre = new Map();
     this.devices = new Map();
     this.cells = [];
     this.running = null;
     // The wall's clock less the kernel's.
     this.wallOffset = 0;
-    this.intervalS = 0.1;
     // The variables; the account of owners that was taken last, and how far a new one is.
     this.variables = null;
     this.account = null;
@@ -65,12 +62,11 @@ export class Store {
       this.cells = [];
     }
     this.wallOffset = snapshot.wall_offset_s;
-    this.intervalS = snapshot.interval_s;
     this.setDevices(snapshot.devices);
     this.running = snapshot.running;
     for (const cell of snapshot.cells) this.addCell(cell);
     if (snapshot.use) this.setUses(snapshot.use);
-    if (data) this.addRows(snapshot.columns, data, snapshot.peaks_are);
+    if (data) this.addRows(snapshot.columns, data);
   }
 
   setDevices(devices) {
@@ -99,11 +95,10 @@ export class Store {
   // -- Readings --------------------------------------------------------------------------------------
 
   /** Rows of float64: time, then the counters of each device; NaN is unknown. */
-  addRows(devices, view, peaksAre = []) {
+  addRows(devices, view) {
     const width = 1 + COUNTERS.length * devices.length;
     const n = Math.floor(view.byteLength / 8 / width);
-    devices.forEach((device, k) => {
-      this.peaksAre.set(device, peaksAre[k] ?? null);
+    devices.forEach((device) => {
       if (this.columns.has(device)) return;
       const blank = () => new Array(this.times.length).fill(NaN);
       this.columns.set(device, Object.fromEntries(COUNTERS.map((counter) => [counter, blank()])));

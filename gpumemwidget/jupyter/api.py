@@ -391,9 +391,9 @@ def dashboard() -> Dashboard:
         True
     """
     session = current_session()
-    from gpumemwidget.widgets.dashboard import open_dashboard  # noqa: PLC0415 - brings ipywidgets
+    from gpumemwidget.widgets.dashboard import Dashboard  # noqa: PLC0415 - brings ipywidgets
 
-    return open_dashboard(session)
+    return session.attach(Dashboard)
 
 
 def trace(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -101,16 +100,6 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0.01 <= seconds <= 60:
-        raise argparse.ArgumentTypeError(f"{text!r} is no interval: give 0.01 to 60 seconds")
-    return seconds
 
 
 # -- The magics ------------------------------------------------------------------------------------
@@ -415,22 +404,16 @@ class MemMagics(Magics):
             display(report_help(list(_describe_magics(self))))
 
     @magic_arguments()
-    @argument(
-        "--interval",
-        type=_seconds,
-        metavar="S",
-        help="seconds between samples, 0.01 to 60 (default: 0.1, or as last set)",
-    )
     @line_magic
     def memdash(self, line: str) -> None:
         """Show the dashboard: the live plot, the cells, the variables, whole devices.
 
         Example: %memdash
         """
-        with _parsing(self.memdash, line) as args:
-            from gpumemwidget.widgets.dashboard import open_dashboard  # noqa: PLC0415 - brings ipywidgets
+        with _parsing(self.memdash, line):
+            from gpumemwidget.widgets.dashboard import Dashboard  # noqa: PLC0415 - brings ipywidgets
 
-            display(open_dashboard(self._session, interval_s=args.interval))
+            display(self._session.attach(Dashboard))
 
     @magic_arguments()
     @argument(

@@ -12,13 +12,12 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from gpumemwidget.errors import Notes, describe_exception
 from gpumemwidget.model.cells import CellRecord, Status
 from gpumemwidget.model.devices import Reading, Sample
 from gpumemwidget.recording.budgets import Budgets
-from gpumemwidget.recording.callbacks import Callbacks, IdleQueue
 from gpumemwidget.recording.cells import (
     RunningCell,
     build_record,
@@ -41,6 +40,47 @@ _ROUNDING_S = 1e-6
 
 _log = logging.getLogger("gpumemwidget")
 
+_T = TypeVar("_T")
+
+
+class Callbacks(Generic[_T]):
+    """Functions to call when one kind of event happens, in the order in which they were added.
+
+    Args:
+        on_error: called with the name and the exception of a function that raised; the functions
+            after it are still called.
+    """
+
+    def __init__(self, on_error: Callable[[str, Exception], None]) -> None:
+        self._on_error = on_error
+        self._functions: tuple[Callable[[_T], object], ...] = ()
+
+    def add(self, function: Callable[[_T], object]) -> Callable[[], None]:
+        """Call ``function`` at each event from now on.
+
+        Returns:
+            A function that ends this; calling it again changes nothing.
+        """
+        self._functions = (*self._functions, function)
+
+        def remove() -> None:
+            self._functions = tuple(known for known in self._functions if known is not function)
+
+        return remove
+
+    def call(self, value: _T) -> None:
+        """Call all functions with ``value``."""
+        for function in self._functions:
+            try:
+                function(value)
+            except Exception as exc:  # noqa: BLE001 - reported; the other functions are called
+                name = getattr(function, "__qualname__", repr(function))
+                self._on_error(name.removesuffix(".<locals>.<lambda>"), exc)
+
+    def clear(self) -> None:
+        """Call none of the functions any more."""
+        self._functions = ()
+
 
 class Monitor:
     """Records every cell that it is told of, and samples the memory for those who want it.
@@ -58,6 +98,7 @@ class Monitor:
         hardware: the machine's memory.
         on_failure: shows one sentence to the user; it gets each failure once.
         clock: the session's clock; the system's unless told otherwise.
+        interval_s: seconds between samples while a cell runs.
     """
 
     def __init__(
@@ -66,6 +107,7 @@ class Monitor:
         *,
         on_failure: Callable[[str], None],
         clock: Clock | None = None,
+        interval_s: float = 0.1,
     ) -> None:
         self.hardware = hardware
         self.clock = Clock() if clock is None else clock
@@ -79,12 +121,15 @@ class Monitor:
         self.cell_started: Callbacks[RunningCell] = Callbacks(self._report)
         self.cell_ended: Callbacks[CellRecord] = Callbacks(self._report)
         self.sampled: Callbacks[Sequence[Sample]] = Callbacks(self._report)
-        self._idle = IdleQueue(lambda exc: self._report("An action after the cell's end", exc))
+        #: Actions that wait for the cell's end.
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._cell_runs = self._is_acting = False
         self._sampler = Sampler(
             hardware.read,
             clock=self.clock,
             on_sample=self._take_sample,
             on_error=self._fail_sample,
+            interval_s=interval_s,
         )
         self._wanted_by: weakref.WeakSet[object] = weakref.WeakSet()
         self._wants_lock = threading.RLock()
@@ -118,7 +163,7 @@ class Monitor:
             source: the cell as it was typed; its first line goes into the record.
             partial: it began before we were there, so its peaks are lower bounds.
         """
-        self._idle.start_cell()
+        self._cell_runs = True
         self._sampler.start_cell()
         self._known_devices = self.history.devices()
         self._inner_ends = ()
@@ -216,8 +261,9 @@ class Monitor:
             self._leave_cell()
 
     def _leave_cell(self) -> None:
+        self._cell_runs = False
         self._sampler.end_cell()
-        self._idle.end_cell()
+        self._run_waiting()
 
     def _read_cell_end(
         self, read: Callable[[], tuple[Reading, ...]], which: str
@@ -273,25 +319,12 @@ class Monitor:
         """Return whether the sampler's thread runs."""
         return self._sampler.is_running
 
-    @property
-    def interval_s(self) -> float:
-        """Seconds between samples while something happens; may be set.
-
-        Raises:
-            BadInputError: set to what is no positive number of seconds.
-        """
-        return self._sampler.interval_s
-
-    @interval_s.setter
-    def interval_s(self, interval_s: float) -> None:
-        self._sampler.interval_s = interval_s
-
     def _stop_if_unwanted(self) -> bool:
         """Stop sampling if nobody wants samples any more; return whether that is so."""
         with self._wants_lock:
             is_unwanted = len(self._wanted_by) == 0
             if is_unwanted:
-                self._sampler.stop(timeout_s=0)
+                self._sampler.stop()
             return is_unwanted
 
     def _take_sample(self, sample: Sample) -> None:
@@ -320,11 +353,24 @@ class Monitor:
     def when_idle(self, action: Callable[[], None]) -> None:
         """Run ``action`` when no cell runs: now, or at the cell's end after its callbacks.
 
-        Actions run one at a time and in order: now on this thread, else on the thread of the cell
-        that ends (or that of the action before, if that one outlasts a cell). A cell's start does
-        not wait for an action that is under way.
+        Actions run one at a time and in order, on the thread that runs the cells. Call this on that
+        thread, too.
         """
-        self._idle.add(action)
+        self._waiting.append(action)
+        self._run_waiting()
+
+    def _run_waiting(self) -> None:
+        if self._is_acting or self._cell_runs:
+            return
+        self._is_acting = True
+        try:
+            while self._waiting and not self._cell_runs:
+                try:
+                    self._waiting.popleft()()
+                except Exception as exc:  # noqa: BLE001 - one action's failure is not the next one's
+                    self._report("An action after the cell's end", exc)
+        finally:
+            self._is_acting = False
 
     def report_failure(self, message: str) -> None:
         """Show a failure of ours to the user, each message once."""
@@ -340,10 +386,11 @@ class Monitor:
         with self._wants_lock:
             self._closed = True
             self._wanted_by.clear()
-        self._sampler.stop()
+            self._sampler.stop()
+        self._sampler.join()
         for callbacks in (self.cell_started, self.cell_ended, self.sampled):
             callbacks.clear()
-        self._idle.clear()
+        self._waiting.clear()
         try:
             self.hardware.close()
         except Exception as exc:  # noqa: BLE001 - reported; all else is closed by now

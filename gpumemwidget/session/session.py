@@ -17,14 +17,13 @@ from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.errors import BadInputError, BusyError, NotLoadedError, describe_exception
 from gpumemwidget.model.devices import Budget, HardwareNote, HardwareNoteKind
 from gpumemwidget.recording.budgets import change_budgets
-from gpumemwidget.recording.callbacks import Callbacks
 from gpumemwidget.recording.limits import (
     parse_limit,
     read_limits,
     reset_peaks,
     set_limits,
 )
-from gpumemwidget.recording.monitor import Monitor
+from gpumemwidget.recording.monitor import Callbacks, Monitor
 
 if TYPE_CHECKING:
     from gpumemwidget.model.devices import DeviceState, Limit

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from gpumemwidget.model.traces import Layer, Origin, Timeline
-from gpumemwidget.recording.thinning import find_extremes
+from gpumemwidget.recording.history import find_extremes
 from gpumemwidget.tracing.attribution import SiteTotals
 from gpumemwidget.tracing.replay import Replay
 from gpumemwidget.tracing.source_lines import AllocatingSource

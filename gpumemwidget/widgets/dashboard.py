@@ -59,13 +59,6 @@ _COPY_STYLE = Template(
 )
 
 
-def open_dashboard(session: Session, *, interval_s: float | None = None) -> Dashboard:
-    """Return the dashboard of a session, made at the first call; set the samples' interval."""
-    if interval_s is not None:
-        session.monitor.interval_s = interval_s
-    return session.attach(Dashboard)
-
-
 def _snapshot_to_json(_value: object, widget: Dashboard) -> Message | None:
     return widget.take_snapshot()
 

@@ -6,9 +6,8 @@ sampled and nothing is sent.
 
 Samples travel as rows: the time, then of each device allocated, reserved and the peaks of both, all
 as little-endian float64 (exact for bytes up to 2**53), NaN for an unknown figure. A row of one GPU
-and the host is 72 bytes. An update begins with four more figures: the message's running number, the
-start of the running cell on the monitor's clock (NaN if none runs), the wall's clock less the
-monitor's, which jumps when the wall's is set or the machine slept, and the seconds between updates.
+and the host is 72 bytes. With them go the start of the running cell on the monitor's clock, and the
+wall's clock less the monitor's, which jumps when the wall's is set or the machine slept.
 
 ipykernel 6 hears nothing until the cell has ended, other releases may. So a view that says nothing
 while a cell runs is not counted as lost.
@@ -24,10 +23,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from gpumemwidget.model.cells import CellRecord
-from gpumemwidget.model.devices import PeakIs, Reading, Sample
+from gpumemwidget.model.devices import Reading, Sample
 from gpumemwidget.recording.cells import RunningCell
+from gpumemwidget.recording.history import thin_samples
 from gpumemwidget.recording.monitor import Monitor
-from gpumemwidget.recording.thinning import thin_samples
 from gpumemwidget.widgets.messages import (
     Message,
     describe_cell,
@@ -108,18 +107,15 @@ class Feed:
                 self._columns = columns
                 self._limits_may_be_new = False
                 self._tell_devices()
-            self._seq += 1
             running = monitor.running
-            head = (
-                self._seq,
-                math.nan if running is None else running.start_s,
-                clock.wall() - clock.now(),
-                monitor.interval_s,
-            )
-            peaks_are = _list_peak_kinds(samples, columns)
-            self._send(
-                {"kind": "rows", "devices": columns, "peaks_are": peaks_are},
-                [pack_rows(samples, columns, head=head)],
+            self._tell(
+                {
+                    "kind": "rows",
+                    "devices": columns,
+                    "running_s": None if running is None else running.start_s,
+                    "wall_offset_s": clock.wall() - clock.now(),
+                },
+                pack_rows(samples, columns),
             )
             self._drop_lost()
 
@@ -139,11 +135,11 @@ class Feed:
             for info in hardware.list_all_devices()
         ]
 
-    def _tell(self, message: Message) -> None:
+    def _tell(self, message: Message, *buffers: bytes) -> None:
         with self._lock:
             if self._is_wanted:
                 self._seq += 1
-                self._send({**message, "seq": self._seq}, [])
+                self._send({**message, "seq": self._seq}, [*buffers])
 
     # -- Snapshots ---------------------------------------------------------------------------------
 
@@ -159,7 +155,8 @@ class Feed:
         monitor, clock = self._monitor, self._monitor.clock
         with self._lock:
             columns = monitor.history.devices()
-            max_rows = count_rows(_MAX_ROWS_BYTES, len(columns)) if columns else 0
+            row_bytes = _FIGURE_BYTES * (1 + _N_COUNTERS * len(columns))
+            max_rows = _MAX_ROWS_BYTES // row_bytes
             samples = thin_samples(monitor.history.samples(since_s), max_rows)
             running = monitor.running
             records = monitor.ledger.records[-_MAX_CELLS:]
@@ -167,12 +164,10 @@ class Feed:
                 "seq": self._seq,
                 "since_s": since_s,
                 "wall_offset_s": clock.wall() - clock.now(),
-                "interval_s": monitor.interval_s,
                 "devices": self._describe_devices(),
                 "cells": [describe_cell(record) for record in records],
                 "running": None if running is None else describe_running(running),
                 "columns": columns,
-                "peaks_are": _list_peak_kinds(samples, columns),
                 "data": pack_rows(samples, columns),
             }
 
@@ -280,11 +275,9 @@ class Feed:
 # -- Rows ------------------------------------------------------------------------------------------
 
 
-def pack_rows(
-    samples: Iterable[Sample], devices: Sequence[str], *, head: Sequence[float] = ()
-) -> bytes:
-    """Return samples as rows, with columns for these devices, behind the figures of the head."""
-    figures = [*head]
+def pack_rows(samples: Iterable[Sample], devices: Sequence[str]) -> bytes:
+    """Return samples as rows, with columns for these devices."""
+    figures: list[float] = []
     for sample in samples:
         figures.append(sample.time_s)
         readings = {reading.device: reading for reading in sample.readings}
@@ -292,11 +285,6 @@ def pack_rows(
             reading = readings.get(device)
             figures += _UNKNOWN if reading is None else _list_counters(reading)
     return struct.pack(f"<{len(figures)}d", *figures)
-
-
-def count_rows(n_bytes: int, n_devices: int) -> int:
-    """Return how many rows of ``n_devices`` devices fit into ``n_bytes``."""
-    return n_bytes // (_FIGURE_BYTES * (1 + _N_COUNTERS * n_devices))
 
 
 def _list_counters(reading: Reading) -> list[float]:
@@ -307,11 +295,3 @@ def _list_counters(reading: Reading) -> list[float]:
         reading.reserved_peak_bytes,
     )
     return [math.nan if n_bytes is None else n_bytes for n_bytes in counters]
-
-
-def _list_peak_kinds(samples: Sequence[Sample], devices: Sequence[str]) -> list[PeakIs | None]:
-    """Return whether each device's peaks are exact, as of the newest sample."""
-    newest = (
-        {reading.device: reading.peak_is for reading in samples[-1].readings} if samples else {}
-    )
-    return [newest.get(device) for device in devices]

@@ -10,8 +10,8 @@ function connect(more = {}) {
   const connection = new Connection(model);
   const told = [];
   connection.listen((kind) => told.push(kind));
-  const sendRow = (seq, time, runningSince = NaN, offset = 1000) => model.tell(
-    { kind: "rows", devices: ["cuda:0"], peaks_are: ["exact"] }, pack(seq, runningSince, offset, 0.1, time, 20, 20, 20, 20));
+  const sendRow = (seq, time, runningSince = null, offset = 1000) => model.tell(
+    { kind: "rows", seq, devices: ["cuda:0"], running_s: runningSince, wall_offset_s: offset }, pack(time, 20, 20, 20, 20));
   return { model, connection, store: connection.store, told, sendRow };
 }
 
@@ -54,17 +54,17 @@ test("a cell that was given up ends without a word", () => {
   sendRow(3, 1.6, 1.5);
   assert.equal(store.running.start_s, 1.5);
 
-  sendRow(4, 1.7, NaN);
+  sendRow(4, 1.7, null);
   assert.equal(store.running, null);
 });
 
 test("the clock's jitter moves nothing, and a clock that was set does", () => {
   const { store, sendRow } = connect();
 
-  sendRow(2, 1.1, NaN, 1000.0001);
+  sendRow(2, 1.1, null, 1000.0001);
   assert.equal(store.wallOffset, 1000);
 
-  sendRow(3, 1.2, NaN, 1003600);
+  sendRow(3, 1.2, null, 1003600);
   assert.equal(store.wallOffset, 1003600);
 });
 

@@ -38,8 +38,8 @@ export function pack(...figures) {
 /** A snapshot with rows of one device: [time, allocated, reserved, allocated peak, reserved peak]. */
 export function makeSnapshot(rows = [], more = {}) {
   return {
-    seq: 1, since_s: null, wall_offset_s: 1000, interval_s: 0.1, running: null, cells: [],
+    seq: 1, since_s: null, wall_offset_s: 1000, running: null, cells: [],
     devices: [{ device: "cuda:0", is_touched: true, name: "GPU" }],
-    columns: ["cuda:0"], peaks_are: ["exact"], data: pack(...rows.flat()), ...more,
+    columns: ["cuda:0"], data: pack(...rows.flat()), ...more,
   };
 }

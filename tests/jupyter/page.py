@@ -9,9 +9,9 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpumemwidget.session.session import Session, current_session
-from gpumemwidget.widgets.dashboard import Dashboard, open_dashboard
+from gpumemwidget.widgets.dashboard import Dashboard
 
-__all__ = ["Message", "Page", "unpack_rows", "unpack_update"]
+__all__ = ["Message", "Page", "unpack_rows"]
 
 Message = dict[str, Any]
 Figures = tuple[float, ...]
@@ -24,7 +24,7 @@ class Page:
         self.shell = shell
         self.session: Session = current_session()
         self.monitor = self.session.monitor
-        self.dashboard: Dashboard = open_dashboard(self.session)
+        self.dashboard: Dashboard = self.session.attach(Dashboard)
         self.sent: list[Message] = []
         self.dashboard.send = self._keep
 
@@ -50,14 +50,6 @@ class Page:
     def _keep(self, content: Message, buffers: object = None) -> None:
         json.dumps(content)
         self.sent.append({**content, "buffers": buffers})
-
-
-def unpack_update(
-    data: bytes, n_devices: int
-) -> tuple[float, float, list[tuple[float, list[Figures]]]]:
-    """An update's number, when the running cell began, and its rows."""
-    number, running_s, _, _ = struct.unpack_from("<4d", data)
-    return number, running_s, unpack_rows(data[32:], n_devices)
 
 
 def unpack_rows(data: bytes, n_devices: int) -> list[tuple[float, list[Figures]]]:

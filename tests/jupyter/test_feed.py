@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from gpumemwidget.widgets.feed import _MAX_ROWS_BYTES, Feed, pack_rows
 from tests.clock import ManualClock
-from tests.jupyter.page import unpack_rows, unpack_update
+from tests.jupyter.page import unpack_rows
 
 _MIB = 1024**2
 
@@ -86,11 +85,10 @@ def test_sample_is_one_row_in_a_binary_message(session: _Session) -> None:
     devices, first, second = session.take_sent()
     assert devices["devices"][0]["device"] == "cuda:0"
     assert first["devices"] == ("cuda:0",)
-    number, running_s, rows = unpack_update(first["buffers"][0], 1)
-    assert number == devices["seq"] + 1
-    assert math.isnan(running_s)
-    assert rows == [(10.5, [(100 * _MIB,) * 4])]
-    assert unpack_update(second["buffers"][0], 1)[0] == number + 1
+    assert first["seq"] == devices["seq"] + 1
+    assert first["running_s"] is None
+    assert unpack_rows(first["buffers"][0], 1) == [(10.5, [(100 * _MIB,) * 4])]
+    assert second["seq"] == first["seq"] + 1
 
 
 def test_samples_of_one_tick_are_one_message(session: _Session) -> None:
@@ -106,10 +104,9 @@ def test_samples_of_one_tick_are_one_message(session: _Session) -> None:
     session.feed.send_samples(session.monitor.history.samples()[-201:])
 
     (message,) = session.take_sent()
-    number, running_s, rows = unpack_update(message["buffers"][0], 1)
-    assert number == started["seq"] + 1
-    assert running_s == session.clock.now()
-    assert len(rows) == 201
+    assert message["seq"] == started["seq"] + 1
+    assert message["running_s"] == session.clock.now()
+    assert len(unpack_rows(message["buffers"][0], 1)) == 201
 
 
 def test_new_device_is_told_before_its_first_row(session: _Session) -> None:
@@ -124,7 +121,7 @@ def test_new_device_is_told_before_its_first_row(session: _Session) -> None:
     devices, rows = session.take_sent()
     assert [each["device"] for each in devices["devices"]] == ["cuda:0", "cuda:1"]
     assert rows["devices"] == ("cuda:0", "cuda:1")
-    assert len(unpack_update(rows["buffers"][0], 2)[2][0][1]) == 2
+    assert len(unpack_rows(rows["buffers"][0], 2)[0][1]) == 2
 
 
 def test_cell_is_told_at_both_ends(session: _Session) -> None:
@@ -278,21 +275,16 @@ def test_page_left_in_mid_cell_may_come_back(session: _Session) -> None:
     assert not session.feed.is_seen
 
 
-def test_update_tells_the_interval_and_the_clock(
-    session: _Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A page knows how long to wait for the next one, and what time it is after a sleep."""
+def test_update_tells_the_clock(session: _Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page knows what time it is after a sleep."""
     session.see()
-    session.monitor.interval_s = 30.0
     session.sample()
     monkeypatch.setattr(session.clock, "wall", lambda: 9030.0)
 
     session.sample(30.0)
 
-    before, after = (message["buffers"][0] for message in session.take_sent()[-2:])
-    assert struct.unpack_from("<4d", before)[2:] == (4990.0, 30.0)
-    assert struct.unpack_from("<4d", after)[2:] == (9030.0 - session.clock.now(), 30.0)
-    assert session.feed.take_snapshot()["interval_s"] == 30.0
+    before, after = (message["wall_offset_s"] for message in session.take_sent()[-2:])
+    assert (before, after) == (4990.0, 9030.0 - session.clock.now())
 
 
 def test_limit_that_a_cell_set_is_told(session: _Session, monkeypatch: pytest.MonkeyPatch) -> None:

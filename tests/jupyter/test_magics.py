@@ -56,11 +56,6 @@ def _get_text(output: RichOutput) -> str:
             "%memrelease whole; nothing was changed",
         ),
         ("memrelease 'open", "%memrelease: No closing quotation; %memrelease? shows what it takes"),
-        (
-            "memdash --interval fast",
-            "%memdash: argument --interval: 'fast' is no interval: give 0.01 to 60 seconds; "
-            "%memdash? shows what it takes",
-        ),
         ("memvars --device cuda:77", "no device 'cuda:77' here: choose from host"),
         ("memstat --device cuda:77", "no device 'cuda:77' here: choose from host"),
         (

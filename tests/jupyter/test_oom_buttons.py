@@ -17,7 +17,7 @@ from gpumemwidget.jupyter.oom import show_card
 from gpumemwidget.model.ooms import OomCard, Remedy
 from gpumemwidget.progress import Stage, report_progress
 from gpumemwidget.session.session import Session, current_session
-from gpumemwidget.widgets.dashboard import open_dashboard
+from gpumemwidget.widgets.dashboard import Dashboard
 from gpumemwidget.widgets.oom_buttons import CardButtons
 from tests.jupyter.machine import Machine
 from tests.report.oom_examples import make_card, make_host_card
@@ -287,7 +287,7 @@ def test_later_failure_ends_the_exception(page: _Page) -> None:
 def test_dashboard_is_told_of_a_release(page: _Page) -> None:
     """Its list of variables would show what is gone, for no cell has run."""
     page.run("big = torch.ones(16, 1024, 1024)")
-    dashboard = open_dashboard(page.session)
+    dashboard = page.session.attach(Dashboard)
     sent: list[dict[str, Any]] = []
     dashboard.send = lambda content, _buffers=None: sent.append(content)
     view = {"kind": "view", "view": "a", "visible": True, "variables": True, "snapshot": False}

@@ -43,10 +43,6 @@ def test_a_child_does_not_hang_on_what_other_threads_held() -> None:
         with (
             monitor._wants_lock,
             monitor._history_lock,
-            monitor.history._lock,
-            monitor._idle._lock,
-            monitor._sampler._lock,
-            monitor._sampler._stop_asked._cond,
         ):
             held.set()
             release.wait(PATIENCE_S)
@@ -65,8 +61,7 @@ def test_a_child_does_not_hang_on_what_other_threads_held() -> None:
 
 def test_a_child_of_a_sampling_session_does_not_sample_until_it_wants_to() -> None:
     """The thread is the parent's; the child can have its own."""
-    monitor = Monitor(ScriptedHardware(gpu(1), host(2)), on_failure=pytest.fail)
-    monitor.interval_s = 0.001
+    monitor = Monitor(ScriptedHardware(gpu(1), host(2)), on_failure=pytest.fail, interval_s=0.001)
     monitor.want_samples(monitor)
 
     def work() -> str:

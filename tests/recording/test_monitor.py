@@ -355,6 +355,38 @@ class TestWhenIdle:
         assert done == ["action"]
         assert session.failures == ["An action after the cell's end failed: KeyError: 'model'"]
 
+    def test_one_may_add_another(self, session: Session) -> None:
+        """It runs after those that wait already, in the same go."""
+        done: list[str] = []
+        when_idle = session.monitor.when_idle
+
+        def act() -> None:
+            when_idle(lambda: done.append("added"))
+            done.append("first")
+
+        session.start()
+        when_idle(act)
+        when_idle(lambda: done.append("second"))
+        session.end()
+
+        assert done == ["first", "second", "added"]
+
+    def test_an_interrupt_gets_through_and_loses_none(self, session: Session) -> None:
+        """Ctrl-C in an action is the user's; those behind it run with the next one."""
+        done: list[str] = []
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        session.start()
+        session.monitor.when_idle(interrupt)
+        session.monitor.when_idle(lambda: done.append("behind"))
+        with pytest.raises(KeyboardInterrupt):
+            session.end()
+        session.monitor.when_idle(lambda: done.append("later"))
+
+        assert done == ["behind", "later"]
+
     def test_nothing_waits_once_closed(self, session: Session) -> None:
         """Unloaded in mid-cell: what was clicked is forgotten."""
         done: list[str] = []
@@ -374,8 +406,7 @@ class TestSampling:
     def live(self) -> Iterator[tuple[Monitor, ScriptedHardware, Diary]]:
         """A monitor on the real clock, a millisecond a sample."""
         hardware = ScriptedHardware(gpu(10), host(20))
-        monitor = Monitor(hardware, on_failure=pytest.fail)
-        monitor.interval_s = 0.001
+        monitor = Monitor(hardware, on_failure=pytest.fail, interval_s=0.001)
         diary = Diary()
         diary.listen(monitor)
         # In a cell the interval stays as it is.

@@ -21,7 +21,7 @@ from typing import ClassVar
 from gpumemwidget.model.cells import CellDevice, CellRecord
 from gpumemwidget.model.devices import Sample
 from gpumemwidget.model.traces import DeviceTrace, Origin, Timeline
-from gpumemwidget.recording.thinning import find_extremes
+from gpumemwidget.recording.history import find_extremes
 from gpumemwidget.report.render.blocks import Picture
 from gpumemwidget.report.render.markup import Html, h, join_html
 from gpumemwidget.report.render.palette import N_LINE_BANDS
