@@ -73,7 +73,7 @@ def build_breakdown(
         return None
     doubts: list[BreakdownDoubt] = []
     if not state.is_at_one_moment:
-        doubts.append(BreakdownDoubt.MOVED_MEANWHILE)
+        doubts.append(BreakdownDoubt.FIGURES_DIFFER)
     on_host = info.device == HOST
     if not has_driver and not on_host:
         doubts.append(BreakdownDoubt.NO_DRIVER)
@@ -94,8 +94,8 @@ def build_breakdown(
         ),
         has_expandable=any(segment.page_bytes is not None for segment in state.segments),
         pinned=state.pinned,
-        failures=state.notes,
-        doubts=tuple(doubts),
+        driver_failure="" if use is None else use.failure,
+        doubts=tuple(dict.fromkeys(doubts)),
     )
 
 
@@ -160,7 +160,7 @@ def _divide_device(
     if parts is not None:
         return parts
     others, unknown_ends = _list_unknown_groups(device), _forget_all(ends)
-    doubts.append(BreakdownDoubt.FIGURES_EXCEED_TOTAL)
+    doubts.append(BreakdownDoubt.FIGURES_DIFFER)
     attempts = (
         [*own, *others, *ends],
         [*own, *others, *unknown_ends],
@@ -197,7 +197,7 @@ def _list_own_groups(
         if unallocated is not None:
             groups[1] = _PartGroup(cached_keys, _divide_unallocated(unallocated))
     elif allocated is not None and device == HOST:
-        doubts.append(BreakdownDoubt.NOT_RESIDENT)
+        doubts.append(BreakdownDoubt.FIGURES_DIFFER)
     if reserved is None:
         return groups
     keys = tuple(key for group in groups for key in group.keys)
@@ -246,10 +246,6 @@ def _divide_allocated(
     if found != allocated:
         doubts.append(BreakdownDoubt.OWNERS_DIFFER)
         return ()
-    roundings = [line.rounding_bytes for line in owned if line.rounding_bytes is not None]
-    is_known = len(roundings) == len(owned)
-    if not is_known and account.device != HOST:
-        doubts.append(BreakdownDoubt.ROUNDING_UNKNOWN)
     if not is_complete:
         doubts.append(BreakdownDoubt.OWNERS_INCOMPLETE)
     sums: dict[MemoryKind | None, int] = {}
@@ -258,11 +254,11 @@ def _divide_allocated(
             line.root == "nowhere" and line.kind not in _KNOWN_WITHOUT_NAME
         )
         kind = None if is_unnamed else line.kind
-        rounding = (line.rounding_bytes or 0) if is_known else 0
-        sums[kind] = sums.get(kind, 0) + line.n_bytes - rounding
+        sums[kind] = sums.get(kind, 0) + line.n_bytes - (line.rounding_bytes or 0)
     parts = [BreakdownPart("kind", sums.get(kind, 0), kind=kind) for kind in _KINDS]
     parts.append(BreakdownPart("unnamed", sums.get(None, 0)))
-    parts.append(BreakdownPart("rounding", sum(roundings) if is_known else 0))
+    rounding_bytes = sum(line.rounding_bytes or 0 for line in owned)
+    parts.append(BreakdownPart("rounding", rounding_bytes))
     return tuple(part for part in parts if part.n_bytes)
 
 
@@ -291,6 +287,8 @@ def _list_process_groups(
     device, processes = state.info.device, state.processes
     unknown = [*own, *_list_unknown_groups(device)]
     if processes is None:
+        if device != HOST and state.use is not None and state.use.used_bytes is not None:
+            doubts.append(BreakdownDoubt.NOT_LISTED)
         return unknown
     if device == HOST:
         # Pages that a child shares with this process are resident in both.
@@ -304,19 +302,18 @@ def _list_process_groups(
         doubts.append(BreakdownDoubt.NOT_LISTED)
         return unknown
     if _sum_processes(processes) is None:
-        doubts.append(BreakdownDoubt.BYTES_UNKNOWN)
+        doubts.append(BreakdownDoubt.NOT_LISTED)
     children = _group_processes(
         "children", [process for process in processes if process.relation == "child"]
     )
     others = _group_processes(
         "others", [process for process in processes if process.relation == "other"]
     )
-    outer = [children, others] if state.are_children_told else [_join_processes(children, others)]
     inner = [*own, _PartGroup(("outside",))]
     if own_bytes is not None:
         keys = tuple(key for group in inner for key in group.keys)
         inner = [_PartGroup(keys, _divide_total(own_bytes, inner))]
-    return [*inner, *outer, _PartGroup(("unlisted",))]
+    return [*inner, children, others, _PartGroup(("unlisted",))]
 
 
 def _sum_processes(processes: Iterable[ProcessUse]) -> int | None:
@@ -337,20 +334,6 @@ def _group_processes(key: PartKey, processes: Sequence[ProcessUse]) -> _PartGrou
     ]
     parts.sort(key=lambda part: -part.n_bytes)
     return _PartGroup((key,), (BreakdownPart(key, n_bytes, parts=tuple(parts)),))
-
-
-def _join_processes(children: _PartGroup, others: _PartGroup) -> _PartGroup:
-    """Return both as one part made of all processes, as any of the others may be a child."""
-    keys = (*children.keys, *others.keys)
-    if children.parts is None or others.parts is None:
-        return _PartGroup(keys)
-    processes = [
-        part for group in (children, others) for whole in group.parts or () for part in whole.parts
-    ]
-    processes.sort(key=lambda part: -part.n_bytes)
-    n_bytes = sum(part.n_bytes for part in processes)
-    whole = BreakdownPart("rest", n_bytes, merged=keys, parts=tuple(processes))
-    return _PartGroup(keys, (whole,))
 
 
 # -- Known and unknown parts -----------------------------------------------------------------------

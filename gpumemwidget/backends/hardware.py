@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
 from gpumemwidget.backends.accelerators import AcceleratorBackend
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
-from gpumemwidget.backends.device_states import (
-    DriverAnswer,
-    Moment,
-    build_states,
-    group_by_device,
-    index_by_device,
-    join_children,
-)
+from gpumemwidget.backends.device_states import DeviceLook, build_states, join_children
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.driver.processes import ProcessTree
 from gpumemwidget.backends.host.backend import HostBackend
-from gpumemwidget.backends.protocol import DeviceMonitor, MemoryBackend, ProcessSource
+from gpumemwidget.backends.protocol import (
+    DeviceMonitor,
+    MemoryBackend,
+    ProcessesByBytes,
+    ProcessSource,
+)
 from gpumemwidget.errors import BackendError, Notes, describe_exception
 from gpumemwidget.model.devices import (
     HOST,
@@ -47,10 +45,8 @@ from gpumemwidget.model.devices import (
 )
 from gpumemwidget.model.traces import AllocatorTrace
 
-#: Maximum number of times that the counters are read until they stand still.
-_MAX_COUNTER_READS = 3
-#: Maximum number of times that the driver is read until its figures stand still.
-_MAX_DRIVER_READS = 5
+#: Maximum number of times that all devices are read until nothing moves meanwhile.
+_MAX_READS = 3
 
 
 class Hardware:
@@ -240,84 +236,6 @@ class Hardware:
 
         The totals of GPUs are the driver's, where there is one.
         """
-        return tuple(self._list_infos().values())
-
-    def read_devices(self) -> tuple[DeviceState, ...]:
-        """Return the counters and the whole use of every device that can be seen, touched or not.
-
-        The peaks are those that the user's own calls tell.
-        """
-        readings = index_by_device(self.read_as_user())
-        return tuple(
-            DeviceState(
-                info=info,
-                reading=readings.get(info.device),
-                use=self.read_use(info),
-                notes=self._list_failures(info.device),
-            )
-            for info in self.list_all_devices()
-        )
-
-    def read_use(self, info: DeviceInfo) -> DeviceUse | None:
-        """Return the whole device's use now, other processes included; ``None``: not told."""
-        use = None if self._monitor is None else self._monitor.read_use(info.device)
-        return use or self._read_use_without_monitor(info)
-
-    def read_own_use(self, device: str) -> int | None:
-        """Return the bytes that this process takes on a device, its CUDA context included.
-
-        ``None`` where nobody tells: there is no driver, or it knows this process by another pid, as
-        in a container.
-        """
-        listed = None if self._monitor is None else self._monitor.list_processes(device)
-        return dict(listed or ()).get(self._processes.own_pid)
-
-    def take_device_states(self, *, with_segments: bool = True) -> tuple[DeviceState, ...]:
-        """Return all that can be told of every device at one moment: GPUs, touched or not, host.
-
-        This takes some 0.2 ms a GPU, and as long as ``read_segments``, if blocks are read too. The
-        peaks are those that the user's own calls tell.
-        """
-        infos = self._list_infos()
-        after = index_by_device(self.read_as_user())
-        # malloc's count is not told twice in a row where it is slow.
-        host = {device: reading for device, reading in after.items() if device == HOST}
-        for _ in range(_MAX_COUNTER_READS):
-            before = after
-            segments = group_by_device(self.read_segments() if with_segments else ())
-            answers = {device: self._ask_driver(info) for device, info in infos.items()}
-            after = index_by_device(self.read_as_user())
-            moment = Moment(before | host, after, segments, answers)
-            if all(moment.is_consistent(device) for device in infos if device != HOST):
-                break
-        return build_states(
-            infos,
-            moment,
-            self._processes,
-            pinned=self.read_pinned(),
-            failures={device: self._list_failures(device) for device in infos},
-        )
-
-    def list_children(self) -> tuple[ChildProcess, ...]:
-        """Return the processes below this one, with what they take of each device and of the host.
-
-        Cheap enough for once a second: a millisecond on a machine of some hundred processes.
-        """
-        children, monitor = self._processes.list_children(), self._monitor
-        if monitor is None or not children:
-            return children
-        # Counters show whose pids these are, where that is not certain.
-        is_certain = self._processes.are_pids_certain
-        before = {} if is_certain else index_by_device(self.read_as_user())
-        answers = {
-            info.device: DriverAnswer(processes=monitor.list_processes(info.device))
-            for info in monitor.list_infos()
-        }
-        after = {} if is_certain else index_by_device(self.read_as_user())
-        return join_children(children, Moment(before, after, answers=answers), self._processes)
-
-    def _list_infos(self) -> dict[str, DeviceInfo]:
-        """Return every device that can be seen, in the order in which they are shown."""
         infos = {info.device: info for info in self.list_devices()}
         if self._monitor is not None:
             uuids = {info.device: info.uuid for info in infos.values() if info.uuid is not None}
@@ -330,45 +248,107 @@ class Hardware:
                     total_bytes=seen.total_bytes or counted.total_bytes,
                     uuid=counted.uuid or seen.uuid,
                 )
-            # Infos of devices in use have their limits; those of others may have one that waits.
+            # Infos of devices in use have their limits; those of others may have one too.
             for limit in self.read_limits():
                 untouched = infos.get(limit.device)
                 if untouched is not None and limit.limit_bytes is not None:
                     infos[limit.device] = dataclasses.replace(
                         untouched, limit_bytes=limit.limit_bytes
                     )
-        return {device: infos[device] for device in sorted(infos, key=rank_device)}
+        return tuple(infos[device] for device in sorted(infos, key=rank_device))
 
-    def _ask_driver(self, info: DeviceInfo) -> DriverAnswer:
-        """Return a device's use and processes, read again until the use stands still."""
-        monitor, device = self._monitor, info.device
-        if monitor is None:
-            return DriverAnswer(self._read_use_without_monitor(info))
-        use, listed, is_steady = monitor.read_use(device), None, False
-        for _ in range(_MAX_DRIVER_READS):
-            before, listed = use, monitor.list_processes(device)
-            use = before if listed is None else monitor.read_use(device)
-            is_steady = (before and before.used_bytes) == (use and use.used_bytes)
-            if is_steady:
-                break
-        return DriverAnswer(use or self._read_use_without_monitor(info), listed, is_steady)
+    def read_devices(self) -> tuple[DeviceState, ...]:
+        """Return the counters and the whole use of every device that can be seen, touched or not.
 
-    def _read_use_without_monitor(self, info: DeviceInfo) -> DeviceUse | None:
-        """Return the use of a device that the monitor does not know.
-
-        The host's is the machine's memory, or that of its control group: what can't be had is in
-        use. PyTorch asks the driver itself without NVML: on ROCm, on XPU, and in containers without
-        the driver's capability "utility".
+        The peaks are those that the user's own calls tell.
         """
-        is_failing = self._monitor is None or self._list_failures(info.device)
-        memory = None if is_failing and info.device != HOST else self._read_memory(info.device)
-        if memory is None:
-            return None
-        free_bytes, total_bytes = memory
-        return DeviceUse(info.device, total_bytes - free_bytes, free_bytes, total_bytes)
+        readings = _index(self.read_as_user())
+        return tuple(
+            DeviceState(
+                info=info,
+                reading=readings.get(info.device),
+                use=self.read_use(info),
+            )
+            for info in self.list_all_devices()
+        )
 
-    def _list_failures(self, device: str) -> tuple[str, ...]:
-        return () if self._monitor is None else self._monitor.list_failures(device)
+    def read_use(self, info: DeviceInfo) -> DeviceUse | None:
+        """Return the whole device's use now, other processes included; ``None``: not told.
+
+        Of the host all that can't be had is in use. PyTorch asks the driver itself where NVML does
+        not know a device: on ROCm, on XPU, and in containers without the driver's capability
+        "utility".
+        """
+        device = info.device
+        use = None if self._monitor is None else self._monitor.read_use(device)
+        memory = self._read_memory(device) if use is None else None
+        if memory is None:
+            return use
+        free_bytes, total_bytes = memory
+        return DeviceUse(device, total_bytes - free_bytes, free_bytes, total_bytes)
+
+    def read_own_use(self, device: str) -> int | None:
+        """Return the bytes that this process takes on a device, its CUDA context included.
+
+        ``None`` where nobody tells: there is no driver, or it knows this process by another pid, as
+        in a container.
+        """
+        return dict(self._list_processes(device) or ()).get(self._processes.own_pid)
+
+    def take_device_states(self, *, with_segments: bool = True) -> tuple[DeviceState, ...]:
+        """Return all that can be told of every device at one moment: GPUs, touched or not, host.
+
+        This takes some 0.2 ms a GPU, and as long as ``read_segments``, if blocks are read too. The
+        peaks are those that the user's own calls tell.
+        """
+        infos = self.list_all_devices()
+        first = _index(self.read_as_user())
+        looks = self._look(first, infos, with_segments=with_segments)
+        for _ in range(_MAX_READS - 1):
+            if all(look.is_at_one_moment for look in looks):
+                break
+            # malloc's count is not told twice in a row where it is slow.
+            before = {look.info.device: look.after for look in looks if look.after is not None}
+            host = {HOST: first[HOST]} if HOST in first else {}
+            looks = self._look(before | host, infos, with_segments=with_segments)
+        return build_states(looks, self._processes, pinned=self.read_pinned())
+
+    def list_children(self) -> tuple[ChildProcess, ...]:
+        """Return the processes below this one, with what they take of each device and of the host.
+
+        Cheap enough for once a second: a millisecond on a machine of some hundred processes.
+        """
+        children, monitor = self._processes.list_children(), self._monitor
+        if monitor is None or not children:
+            return children
+        readings = _index(self.read_as_user())
+        listed = {info.device: monitor.list_processes(info.device) for info in monitor.list_infos()}
+        return join_children(children, listed, readings, self._processes)
+
+    def _look(
+        self, before: Mapping[str, Reading], infos: Sequence[DeviceInfo], *, with_segments: bool
+    ) -> list[DeviceLook]:
+        """Return what is read of each device now, after the readings ``before``."""
+        segments: dict[str, list[Segment]] = {}
+        for segment in self.read_segments() if with_segments else ():
+            segments.setdefault(segment.device, []).append(segment)
+        asked = [
+            (self.read_use(i), self._list_processes(i.device), self.read_use(i)) for i in infos
+        ]
+        after = _index(self.read_as_user())
+        return [
+            DeviceLook(
+                info,
+                before.get(info.device),
+                tuple(segments.get(info.device, ())),
+                *answers,
+                after.get(info.device),
+            )
+            for info, answers in zip(infos, asked, strict=True)
+        ]
+
+    def _list_processes(self, device: str) -> ProcessesByBytes | None:
+        return None if self._monitor is None else self._monitor.list_processes(device)
 
     # -- Notes and the end -------------------------------------------------------------------------
 
@@ -430,6 +410,10 @@ class Hardware:
         if n_events is not None:
             for note in backend.start_trace(n_events=n_events):
                 self._notes.add(note)
+
+
+def _index(readings: Iterable[Reading]) -> dict[str, Reading]:
+    return {reading.device: reading for reading in readings}
 
 
 #: Makes the hardware that is found in place of this machine's: see ``use_hardware``.

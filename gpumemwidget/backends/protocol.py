@@ -226,7 +226,10 @@ class DeviceMonitor(Protocol):
         """
 
     def read_use(self, device: str) -> DeviceUse | None:
-        """Return the use of the whole device now; ``None`` where it can't be read."""
+        """Return the use of the whole device now, or the driver's reason why it tells none.
+
+        ``None`` for a device that is not the driver's.
+        """
 
     def list_processes(self, device: str) -> ProcessesByBytes | None:
         """Return the processes that compute or draw on the device, each once.
@@ -234,9 +237,6 @@ class DeviceMonitor(Protocol):
         The pids are the driver's: within a container they may be the machine's own, which mean
         nothing there. ``None`` where the driver does not list the processes at all.
         """
-
-    def list_failures(self, device: str) -> tuple[str, ...]:
-        """Return a sentence for each thing of the device that can't be read now."""
 
     def take_notes(self) -> tuple[HardwareNote, ...]:
         """Return notes on what failed since the last call, each failure once."""
@@ -253,11 +253,11 @@ class ProcessSource(Protocol):
     def own_pid(self) -> int:
         """The pid of the process whose memory is shown."""
 
-    @property
-    def are_pids_certain(self) -> bool:
-        """True if a pid that the driver tells is certain to be the same process's here.
+    def are_pids_certain(self, pids: Collection[int]) -> bool:
+        """Return whether the driver's pids are certain to be the same processes' here.
 
-        It is not within a container, where the driver may count as the machine does.
+        Within a container, where the driver may count as the machine does, they are if one is that
+        of a child which has a CUDA context.
         """
 
     def list_children(self) -> tuple[ChildProcess, ...]:
@@ -266,12 +266,9 @@ class ProcessSource(Protocol):
         One that was below it once stays so, whoever is above it now.
         """
 
-    def describe(
-        self, pids: Collection[int], *, are_ours: bool | None
-    ) -> Mapping[int, tuple[Relation, str | None]]:
+    def describe(self, pids: Collection[int]) -> Mapping[int, tuple[Relation, str | None]]:
         """Return each process's relation to this one, and its name; ``None``: that can't be seen.
 
         Args:
-            pids: from the driver.
-            are_ours: whether these are the pids that processes have here; ``None``: unknown.
+            pids: those that processes have here.
         """

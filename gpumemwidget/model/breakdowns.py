@@ -69,26 +69,19 @@ class BreakdownPart:
 class BreakdownDoubt(Enum):
     """Why parts of a breakdown are merged, or may not be exact."""
 
-    #: Memory was taken or freed while the device was read.
-    MOVED_MEANWHILE = auto()
+    #: Figures do not fit together: memory was taken or freed while the device was read, or they
+    #: count some memory twice, or some that is not resident.
+    FIGURES_DIFFER = auto()
     #: The driver tells nothing of the whole device; the total of one in use is PyTorch's.
     NO_DRIVER = auto()
-    #: The figures exceed the total: they overlap, or were not read at one moment.
-    FIGURES_EXCEED_TOTAL = auto()
-    #: malloc has handed out more than is resident.
-    NOT_RESIDENT = auto()
     #: The allocator does not tell its segments, or not those that the counters count.
     SEGMENTS_UNKNOWN = auto()
     #: The owners that were found do not add up to what is allocated.
     OWNERS_DIFFER = auto()
-    #: The requested bytes of some blocks are not known.
-    ROUNDING_UNKNOWN = auto()
     #: The account ran out of time.
     OWNERS_INCOMPLETE = auto()
-    #: The driver does not list this process, or with fewer bytes than PyTorch has there.
+    #: The driver does not list all processes with their bytes, or under other pids than here.
     NOT_LISTED = auto()
-    #: The driver does not tell the bytes of some processes.
-    BYTES_UNKNOWN = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +107,8 @@ class Breakdown:
     #: True if segments grow there (``expandable_segments``).
     has_expandable: bool = False
     pinned: PinnedUse | None = None
-    #: Sentences on figures that the driver could not tell.
-    failures: tuple[str, ...] = ()
+    #: The driver's words on why it tells nothing; ``""`` where it does.
+    driver_failure: str = ""
     doubts: tuple[BreakdownDoubt, ...] = ()
 
 

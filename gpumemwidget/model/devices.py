@@ -19,6 +19,9 @@ HOST = "host"
 #: The name that stands for each GPU by itself, as in budgets.
 EVERY_GPU = "every GPU"
 
+#: The figure of the driver's that a note names where it can't be read.
+MEMORY_IN_USE = "memory in use"
+
 #: Pairs of a device's name and bytes.
 BytesByDevice: TypeAlias = tuple[tuple[str, int], ...]
 
@@ -88,6 +91,8 @@ class DeviceUse:
     #: Bytes that the driver keeps for itself, which are not in ``used_bytes``; ``None``: they
     #: are not told, and are in ``used_bytes``.
     driver_bytes: int | None = None
+    #: The driver's words on why it tells no bytes; ``""`` where it tells them.
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +192,8 @@ class DeviceState:
     #: ``None`` where no driver tells.
     use: DeviceUse | None
     #: The processes on the device: this process first, then its children, then the others; each
-    #: biggest first. ``None`` where the driver does not list them, or was not asked.
+    #: biggest first. ``None`` where the driver does not list them, or under other pids than here
+    #: (as in a container), or was not asked.
     processes: tuple[ProcessUse, ...] | None = None
     #: ``()`` where the allocator does not tell, or was not asked.
     segments: tuple[Segment, ...] = ()
@@ -195,10 +201,6 @@ class DeviceState:
     pinned: PinnedUse | None = None
     #: False if the counters changed while the rest was read: then the figures may not fit.
     is_at_one_moment: bool = True
-    #: False if a child can't be told from other processes: then any of these may be one.
-    are_children_told: bool = True
-    #: Sentences on what could not be read, and why.
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,10 +276,14 @@ def rank_device(device: str) -> tuple[bool, str, int, str]:
 class HardwareNoteKind(Enum):
     """The subject of a note of the hardware's, with the figures that it has."""
 
-    #: A sentence made elsewhere, in ``text``: the driver's, a file error's, a recording's.
+    #: A sentence made elsewhere, in ``text``: a file error's, a recording's.
     MESSAGE = auto()
     #: The figure named by ``what`` can't be read on ``device``, for the error in ``text``.
     UNREAD = auto()
+    #: Nothing is read of whole devices, as the driver's library fails with ``text``; or not yet, as
+    #: only CUDA knows the order of GPUs of different models.
+    NO_DRIVER = auto()
+    GPUS_UNNUMBERED = auto()
     #: The allocator's blocks are not read, as the PyTorch in ``text`` would fetch all events.
     BLOCKS_COSTLY = auto()
     #: Devices of this PyTorch are not recorded, for the error in ``text``.

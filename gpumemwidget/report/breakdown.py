@@ -39,6 +39,7 @@ from gpumemwidget.report.render.wording import (
     list_merged,
     name_library,
     name_part,
+    word_driver_failure,
 )
 from gpumemwidget.units import UNKNOWN, format_bytes
 
@@ -287,14 +288,9 @@ def _tell_fragmented(breakdown: Breakdown) -> str:
 
 def _tell_merged(keys: tuple[PartKey, ...], device: str) -> str:
     if keys == ("children", "others"):
-        if device == HOST:
-            return (
-                "The rest, including this notebook's children: pages that they share with it are "
-                f"resident in both, so the children have a table of their own. {_MAPPED}"
-            )
         return (
-            "Other programs on this device, and perhaps processes started by this notebook: the "
-            "driver's process numbers differ from those here."
+            "The rest, including this notebook's children: pages that they share with it are "
+            f"resident in both, so the children have a table of their own. {_MAPPED}"
         )
     if set(keys) == UNALLOCATED:
         return (
@@ -322,21 +318,13 @@ def _tell_pinned(pinned: PinnedUse) -> str:
 # -- Doubts ----------------------------------------------------------------------------------------
 
 _DOUBTS = {
-    BreakdownDoubt.MOVED_MEANWHILE: (
-        "{device}: memory was allocated or freed during the reading, so its figures are not all of "
-        "one moment."
+    BreakdownDoubt.FIGURES_DIFFER: (
+        "{device}: some figures do not fit together. Memory was allocated or freed during the "
+        "reading, or some of it is counted twice or is not resident."
     ),
     BreakdownDoubt.NO_DRIVER: (
         "{device}: the driver reports no figures; without them the total of a device in use is "
         "PyTorch's, which leaves out what the driver reserves."
-    ),
-    BreakdownDoubt.FIGURES_EXCEED_TOTAL: (
-        "{device}: the figures add up to more than the total, as they overlap or were not read at "
-        "one moment, so some parts are not told apart."
-    ),
-    BreakdownDoubt.NOT_RESIDENT: (
-        "malloc has handed out more than is resident: pages that were never written to, or are "
-        "swapped out, take no memory."
     ),
     BreakdownDoubt.SEGMENTS_UNKNOWN: (
         "{device}: the allocator reports no segments (cudaMallocAsync does not), or those of "
@@ -346,24 +334,19 @@ _DOUBTS = {
         "{device}: the owners that were found do not add up to what is allocated, so it is not "
         "divided by kind."
     ),
-    BreakdownDoubt.ROUNDING_UNKNOWN: (
-        "{device}: the requested size is not known of all blocks, so each kind includes its "
-        "rounding."
-    ),
     BreakdownDoubt.OWNERS_INCOMPLETE: (
         "{device}: there were too many objects to look at, so less may be without a variable."
     ),
     BreakdownDoubt.NOT_LISTED: (
-        "{device}: the driver does not list this process with all that it has there, as in a "
-        "container or without permission, so processes are not told apart."
-    ),
-    BreakdownDoubt.BYTES_UNKNOWN: (
-        "{device}: the driver does not report how much some of the processes have."
+        "{device}: the driver does not list each process with its bytes and the pid that it has "
+        "here, as in a container or without permission, so processes are not told apart."
     ),
 }
 
 
-def _list_notes(breakdown: Breakdown) -> tuple[str, ...]:
-    """Return the sentences that go with a breakdown, those of the driver first."""
-    words = (_DOUBTS[doubt].format(device=breakdown.device) for doubt in breakdown.doubts)
-    return (*breakdown.failures, *words)
+def _list_notes(breakdown: Breakdown) -> list[str]:
+    """Return the sentences that go with a breakdown, the driver's first."""
+    words = [_DOUBTS[doubt].format(device=breakdown.device) for doubt in breakdown.doubts]
+    if breakdown.driver_failure:
+        words.insert(0, word_driver_failure(breakdown.device, breakdown.driver_failure))
+    return words

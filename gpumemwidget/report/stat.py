@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 from gpumemwidget.model.devices import DeviceState, DeviceUse, HardwareNote, rank_device
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount
@@ -14,6 +13,7 @@ from gpumemwidget.report.render.wording import (
     UNATTRIBUTED,
     name_kind,
     name_reserved,
+    word_driver_failure,
     word_hardware_note,
 )
 from gpumemwidget.units import UNKNOWN
@@ -71,7 +71,12 @@ def report_stat(
     ]
     blocks.extend(explain_marks(blocks))
     blocks.append(Note(_MORE))
-    sentences = dict.fromkeys([*chain(*(device.notes for device in ordered)), *words])
+    failures = [
+        word_driver_failure(device.info.device, device.use.failure)
+        for device in ordered
+        if device.use is not None and device.use.failure
+    ]
+    sentences = dict.fromkeys([*failures, *words])
     blocks.extend(Note(sentence, tone="warn") for sentence in sentences)
     return Report(tuple(blocks))
 

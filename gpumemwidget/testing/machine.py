@@ -25,12 +25,6 @@ if TYPE_CHECKING:
 
 #: One part in so many of a GPU's memory is what a CUDA context takes.
 _CONTEXT_DIVISOR = 160
-_LOST = (
-    "{device}: memory in use can't be read: the GPU is lost and does not answer any more "
-    "(nvidia-smi tells more).",
-    "{device}: processes can't be read: the GPU is lost and does not answer any more "
-    "(nvidia-smi tells more).",
-)
 
 
 class StandInDriver:
@@ -43,18 +37,20 @@ class StandInDriver:
         """Do nothing: the devices have PyTorch's names."""
 
     def take_notes(self) -> tuple[HardwareNote, ...]:
-        """Return nothing: what fails is listed with its device."""
+        """Return nothing: what fails is told with the device's use."""
         return ()
 
     def close(self) -> None:
         """Tell of no device any more."""
         self.is_closed = True
 
-    def describe(
-        self, pids: Collection[int], *, are_ours: bool | None
-    ) -> Mapping[int, tuple[Relation, str | None]]:
+    def are_pids_certain(self, pids: Collection[int]) -> bool:  # noqa: ARG002 - the protocol's
+        """Return that the pids are believed; where they were not, none are recorded."""
+        return True
+
+    def describe(self, pids: Collection[int]) -> Mapping[int, tuple[Relation, str | None]]:
         """Return what processes are to the program, and their names."""
-        known = {} if are_ours is False else self.list_known()
+        known = self.list_known()
         return {pid: known.get(pid, ("other", None)) for pid in pids}
 
     def list_known(self) -> Mapping[int, tuple[Relation, str | None]]:
@@ -67,13 +63,10 @@ class SimulatedDriver(StandInDriver):
 
     Attributes:
         own_pid: the pid of the simulated program, which is this process's.
-        are_pids_certain: that its pids are the ones that processes have here.
 
     Args:
         gpus: the GPUs.
     """
-
-    are_pids_certain = True
 
     def __init__(self, gpus: SimulatedGpus) -> None:
         super().__init__()
@@ -135,7 +128,9 @@ class SimulatedDriver(StandInDriver):
         )
 
     def read_use(self, device: str) -> DeviceUse | None:
-        """Return the use of a whole GPU; ``None`` for one that is lost or not there."""
+        """Return the use of a whole GPU, or that it is lost; ``None`` for one that is not there."""
+        if self._find_index(device) in self._lost:
+            return DeviceUse(device, None, None, None, failure="GPU is lost")
         index, listed = self._find_index(device), self.list_processes(device)
         if index is None or listed is None:
             return None
@@ -154,11 +149,6 @@ class SimulatedDriver(StandInDriver):
             reserved_bytes = self._gpus.allocators[index].reserved_bytes
             listed[self.own_pid] = self._count_context(index) + reserved_bytes
         return tuple(sorted(listed.items()))
-
-    def list_failures(self, device: str) -> tuple[str, ...]:
-        """Return why something of a GPU can't be read."""
-        reasons = _LOST if self._find_index(device) in self._lost else ()
-        return tuple(reason.format(device=device) for reason in reasons)
 
     def list_children(self) -> tuple[ChildProcess, ...]:
         """Return the program's children on GPUs, by their pids; their host memory is not known."""
@@ -207,19 +197,10 @@ class ReplayMonitor(StandInDriver):
             return None
         return tuple((use.pid, use.n_bytes) for use in sorted(listed, key=lambda use: use.pid))
 
-    def list_failures(self, device: str) -> tuple[str, ...]:
-        """Return what could not be read at this position."""
-        return () if self.is_closed else self._player.surroundings.failures.get(device, ())
-
     @property
     def own_pid(self) -> int:
         """The recorded process's number; 0 where the driver did not list it."""
         return next((pid for pid, told in self.list_known().items() if told[0] == "own"), 0)
-
-    @property
-    def are_pids_certain(self) -> bool:
-        """Return whether the driver listed the recorded process."""
-        return self.own_pid != 0
 
     def list_children(self) -> tuple[ChildProcess, ...]:
         """Return the children at this position."""

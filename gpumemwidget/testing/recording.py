@@ -55,12 +55,10 @@ class AllocatorEvent:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Processes, failures, pinned memory and limits at one moment; mappings are by device."""
+    """Processes, pinned memory and limits at one moment; mappings are by device."""
 
     #: The processes on a device; ``None`` where the driver does not tell.
     processes: Mapping[str, tuple[ProcessUse, ...] | None] = field(default_factory=dict)
-    #: Why something of a device can't be read.
-    failures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     #: The processes below the recorded one, without their devices: ``processes`` has those.
     children: tuple[ChildProcess, ...] = ()
     #: Pinned host memory. PyTorch counts it from its first use on.
@@ -310,7 +308,6 @@ class Recorder:
         children, limits = self._hardware.list_children(), self._hardware.read_limits()
         return Surroundings(
             processes={state.info.device: state.processes for state in states},
-            failures={state.info.device: state.notes for state in states},
             children=tuple(dataclasses.replace(child, devices=()) for child in children),
             pinned=self._hardware.read_pinned(),
             limits=tuple(dataclasses.replace(limit, reserved_bytes=None) for limit in limits),

@@ -18,6 +18,7 @@ from gpumemwidget.model.breakdowns import Breakdown, SegmentMap
 from gpumemwidget.model.devices import HOST, MOST_CHILDREN, ChildProcess, DeviceState
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.report.breakdown import report_breakdown
+from gpumemwidget.report.render.wording import word_driver_failure
 from gpumemwidget.widgets.messages import Message, describe_failure
 from gpumemwidget.widgets.page import CELL_PAUSE_S, Page
 
@@ -173,14 +174,14 @@ def describe_use(report: DeviceState) -> Message:
     return {
         "device": report.info.device,
         "name": report.info.name,
-        "total": report.info.total_bytes if use is None else use.total_bytes,
+        "total": (use and use.total_bytes) or report.info.total_bytes,
         "is_touched": report.reading is not None,
         "used": None if use is None else use.used_bytes,
         "free": None if use is None else use.free_bytes,
         "busy": None if use is None else use.utilization_percent,
         # Read at the moment of the driver's figures, which this process's counters outrun.
         "reserved": None if report.reading is None else report.reading.reserved_bytes,
-        "note": next(iter(report.notes), ""),
+        "note": word_driver_failure(use.device, use.failure) if use and use.failure else "",
     }
 
 

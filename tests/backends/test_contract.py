@@ -820,7 +820,14 @@ def test_every_device_has_a_use(monitor: DeviceMonitor) -> None:
         driver_bytes = use.driver_bytes or 0
         assert driver_bytes + use.used_bytes + use.free_bytes == use.total_bytes == info.total_bytes
         assert use.utilization_percent is None or 0 <= use.utilization_percent <= 100
-        assert monitor.list_failures(info.device) == ()
+        assert use.failure == ""
+
+
+def test_what_is_not_told_has_a_reason(any_monitor: DeviceMonitor) -> None:
+    """Where a listed device's use is not told, the driver's words say why."""
+    for info in any_monitor.list_infos():
+        use = any_monitor.read_use(info.device)
+        assert bool(use.failure) is (use.used_bytes is None)
 
 
 def test_processes_are_listed_once_and_by_their_numbers(any_monitor: DeviceMonitor) -> None:
@@ -834,25 +841,11 @@ def test_processes_are_listed_once_and_by_their_numbers(any_monitor: DeviceMonit
             assert sum(n_bytes or 0 for _, n_bytes in listed or ()) <= use.used_bytes
 
 
-def test_what_is_not_told_has_a_reason(any_monitor: DeviceMonitor) -> None:
-    """A sentence with the device, for as long as it is so; nothing is said of what is told."""
-    for info in any_monitor.list_infos():
-        told = any_monitor.read_use(info.device), any_monitor.list_processes(info.device)
-        failures = any_monitor.list_failures(info.device)
-        was_recorded = not isinstance(any_monitor, ReplayMonitor) or any(
-            any_monitor._player.surroundings.failures.values()
-        )
-        assert bool(failures) is (None in told and was_recorded)
-        assert failures == any_monitor.list_failures(info.device)
-        assert all(each.startswith(f"{info.device}: ") and "\n" not in each for each in failures)
-
-
 @pytest.mark.parametrize("device", ["cuda:99", "host", "cuda", ""])
 def test_unknown_devices_have_no_use(monitor: DeviceMonitor, device: str) -> None:
     """A device that is not listed is unknown, which is no failure."""
     assert monitor.read_use(device) is None
     assert monitor.list_processes(device) is None
-    assert monitor.list_failures(device) == ()
     assert monitor.take_notes() == ()
 
 
@@ -867,7 +860,6 @@ def test_a_closed_monitor_lists_nothing(monitor: DeviceMonitor) -> None:
     assert monitor.read_use("cuda:0") is None
     assert monitor.take_notes() == ()
     assert monitor.list_processes("cuda:0") is None
-    assert monitor.list_failures("cuda:0") == ()
 
 
 # -- Processes ---------------------------------------------------------------------------------
@@ -893,7 +885,7 @@ def test_it_is_a_process_source(source: ProcessSource) -> None:
     assert isinstance(source, ProcessSource)
     assert type(source.own_pid) is int
     assert source.own_pid > 0
-    assert type(source.are_pids_certain) is bool
+    assert type(source.are_pids_certain([source.own_pid])) is bool
 
 
 def test_children_are_told_by_their_numbers(source: ProcessSource) -> None:
@@ -914,19 +906,10 @@ def test_children_are_told_by_their_numbers(source: ProcessSource) -> None:
 
 def test_processes_are_this_one_its_children_and_others(source: ProcessSource) -> None:
     """This one has a name, and a number that nobody has is somebody else's without one."""
-    told = source.describe([source.own_pid, 2**30], are_ours=True)
+    told = source.describe([source.own_pid, 2**30])
 
     relation, name = told[source.own_pid]
     assert relation == "own"
     assert name.startswith("python")
     assert told[2**30] == ("other", None)
-    assert source.describe([], are_ours=None) == {}
-
-
-def test_numbers_that_mean_nothing_here_tell_nobody(source: ProcessSource) -> None:
-    """Whoever has them here."""
-    pids = [source.own_pid, *(child.pid for child in source.list_children())]
-
-    told = source.describe(pids, are_ours=False)
-
-    assert told == dict.fromkeys(pids, ("other", None))
+    assert source.describe([]) == {}

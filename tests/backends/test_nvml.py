@@ -8,7 +8,8 @@ import pynvml
 import pytest
 
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
-from gpumemwidget.model.devices import DeviceInfo, DeviceUse, HardwareNote, HardwareNoteKind
+from gpumemwidget.model.devices import DeviceInfo, DeviceUse
+from gpumemwidget.report.render.wording import word_hardware_note
 from tests.backends.fake_nvml import GIB, FakeGpu, FakeNvml
 
 A, B, C = "GPU-aaaa-1", "GPU-bbbb-2", "GPU-cccc-3"
@@ -102,7 +103,7 @@ def test_different_models_are_not_guessed_at() -> None:
 
     assert infos == ()
     assert len(notes) == 1
-    assert notes[0].text.startswith("This machine has GPUs of different models")
+    assert word_hardware_note(notes[0]).startswith("this machine has GPUs of different models")
     assert monitor.read_use("cuda:0") is None
     assert monitor.take_notes() == ()
 
@@ -177,26 +178,22 @@ def test_who_computes_and_draws_is_there_once() -> None:
     monitor = monitor_of(gpu)
 
     assert monitor.list_processes("cuda:0") == ((3, 30), (5, None), (7, 70), (9, 90))
-    assert monitor.list_failures("cuda:0") == ()
 
 
 def test_processes_that_are_not_told_are_unknown() -> None:
-    """Not none; with the reason for as long as it is so, and one note."""
+    """Not none; and there is one note."""
     gpu = FakeGpu(processes={7: 70})
     gpu.failures["nvmlDeviceGetComputeRunningProcesses"] = pynvml.NVML_ERROR_NO_PERMISSION
     monitor = monitor_of(gpu)
-    sentence = "cuda:0: processes can't be read: this user has no permission for it."
 
     told = [monitor.list_processes("cuda:0") for _ in range(2)]
-    failures = monitor.list_failures("cuda:0")
     gpu.failures.clear()
     later = monitor.list_processes("cuda:0")
 
-    assert told == [None, None]
-    assert failures == (sentence,)
-    assert later == ((7, 70),)
-    assert monitor.list_failures("cuda:0") == ()
-    assert monitor.take_notes() == (HardwareNote(HardwareNoteKind.MESSAGE, sentence),)
+    assert (told, later) == ([None, None], ((7, 70),))
+    assert tuple(map(word_hardware_note, monitor.take_notes())) == (
+        "cuda:0: processes can't be read: Insufficient Permissions",
+    )
 
 
 def test_the_real_binding_has_what_we_ask_for() -> None:
@@ -222,8 +219,7 @@ def test_an_instances_missing_utilisation_is_no_failure_of_its_memory() -> None:
 
     use = monitor.read_use("cuda:0")
 
-    assert (use.used_bytes, use.utilization_percent) == (3 * GIB, None)
-    assert monitor.list_failures("cuda:0") == ()
+    assert (use.used_bytes, use.utilization_percent, use.failure) == (3 * GIB, None, "")
     assert len(monitor.take_notes()) == 1
 
 
@@ -240,28 +236,19 @@ def test_an_instance_that_cuda_names_by_its_gpu() -> None:
 # -- Failures ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (pynvml.NVML_ERROR_NOT_SUPPORTED, "the device does not support it"),
-        (pynvml.NVML_ERROR_UNKNOWN, "the driver gives no reason"),
-        (pynvml.NVML_ERROR_IRQ_ISSUE, "NVML says 'Interrupt Request Issue'"),
-        # Before driver 510.
-        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "the driver is too old for it"),
-    ],
-)
-def test_a_failed_question_is_told_once(error: int, reason: str) -> None:
-    """What can't be read is ``None``, with one plain sentence however often it is asked."""
+def test_a_failed_question_is_told_once() -> None:
+    """What can't be read is ``None`` with NVML's reason, and one note however often it is asked."""
     gpu = FakeGpu(uuid=A)
     monitor = monitor_of(gpu)
     monitor.list_infos()
-    gpu.failures["nvmlDeviceGetMemoryInfo"] = error
+    gpu.failures["nvmlDeviceGetMemoryInfo"] = pynvml.NVML_ERROR_GPU_IS_LOST
 
     uses = [monitor.read_use("cuda:0") for _ in range(3)]
 
-    assert uses == [DeviceUse("cuda:0", None, None, 140 * GIB, 17)] * 3
-    sentence = f"cuda:0: memory in use can't be read: {reason}."
-    assert monitor.take_notes() == (HardwareNote(HardwareNoteKind.MESSAGE, sentence),)
+    assert uses == [DeviceUse("cuda:0", None, None, None, 17, failure="GPU is lost")] * 3
+    assert tuple(map(word_hardware_note, monitor.take_notes())) == (
+        "cuda:0: memory in use can't be read: GPU is lost",
+    )
     assert monitor.take_notes() == ()
 
 
@@ -302,8 +289,12 @@ def test_shut_down_by_somebody_else_begins_again() -> None:
 @pytest.mark.parametrize(
     ("error", "has_driver", "told"),
     [
-        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, False, "the NVIDIA driver is not loaded"),
-        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, True, "the driver capability 'utility'"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, False, "missing: Driver Not Loaded (nvidia-smi"),
+        (
+            pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+            True,
+            "a container needs the driver capability 'utility'",
+        ),
         # A laptop without a GPU.
         (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, False, None),
     ],
@@ -320,9 +311,9 @@ def test_a_library_that_does_not_start_is_told_once(
 
     assert monitor.list_infos() == ()
     assert monitor.read_use("cuda:0") is None
-    notes = monitor.take_notes()
+    notes = [word_hardware_note(note) for note in monitor.take_notes()]
     assert len(notes) == (told is not None)
-    assert all(str(told) in note.text for note in notes)
+    assert all(str(told) in note for note in notes)
     library.init_error = None
     assert monitor.list_infos() == ()
 

@@ -107,7 +107,7 @@ def test_a_zombie_is_not_running(proc: FakeProc, machine: Machine) -> None:
     machine.list_pids()
     proc.write_process(600, OWN, state="Z", thread_name="rank")
 
-    told = machine.tree.describe([600], are_ours=True)
+    told = machine.tree.describe([600])
 
     assert machine.list_pids() == []
     assert told == {600: ("child", "rank")}
@@ -146,7 +146,7 @@ def test_after_a_fork_the_parents_children_are_not_its_own(
     proc.write_process(701, 700, "python", "below.py")
     machine.pid = 700
 
-    told = machine.tree.describe([OWN, 600, 700, 701], are_ours=True)
+    told = machine.tree.describe([OWN, 600, 700, 701])
 
     assert before == [600]
     assert machine.list_pids() == [701]
@@ -156,21 +156,15 @@ def test_after_a_fork_the_parents_children_are_not_its_own(
 # -- Whose the numbers are ---------------------------------------------------------------------
 
 
-def test_where_that_is_not_known_a_gpu_must_be_open(proc: FakeProc, machine: Machine) -> None:
+def test_a_child_that_has_a_gpu_open_shows_whose_they_are(proc: FakeProc, machine: Machine) -> None:
     """Who has not opened what CUDA opens can't be the one that the driver means."""
     uvm = ("/dev/null", "/dev/nvidia-uvm")
     proc.write_process(600, OWN, "python", "rank.py", files=uvm)
     proc.write_process(601, OWN, "python", "loader.py", files=("/dev/nvidiactl",))
     proc.write_process(602, 1, "python", "other.py", "--x", files=uvm)
 
-    told = machine.tree.describe([600, 601, 602, 603], are_ours=None)
-
-    assert told == {
-        600: ("child", "python rank.py"),
-        601: ("other", None),
-        602: ("other", "python other.py"),
-        603: ("other", None),
-    }
+    assert machine.tree.are_pids_certain([600, 603])
+    assert not machine.tree.are_pids_certain([601, 602, 603])
 
 
 @pytest.mark.parametrize(("name", "is_certain"), [("4026531836", True), ("4026532700", False)])
@@ -178,11 +172,11 @@ def test_outside_of_containers_numbers_are_the_machines(
     proc: FakeProc, machine: Machine, name: str, is_certain: bool
 ) -> None:
     """Linux gives the first namespace the same number on every machine."""
-    assert machine.tree.are_pids_certain is False
+    assert machine.tree.are_pids_certain([OWN]) is False
 
     proc.write_namespace(f"pid:[{name}]")
 
-    assert machine.tree.are_pids_certain is is_certain
+    assert machine.tree.are_pids_certain([OWN]) is is_certain
 
 
 # -- What can't be read ------------------------------------------------------------------------

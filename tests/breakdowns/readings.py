@@ -168,7 +168,6 @@ def states(draw: st.DrawFn) -> DeviceState:
         processes=processes,
         segments=found,
         is_at_one_moment=draw(st.booleans()),
-        are_children_told=draw(st.booleans()),
     )
 
 

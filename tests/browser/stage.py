@@ -164,12 +164,11 @@ class Stage:
 class _Processes(ProcessTree):
     """The machine's own, and somebody else's."""
 
-    are_pids_certain = True
+    def are_pids_certain(self, _pids: Collection[int]) -> bool:
+        return True
 
-    def describe(
-        self, pids: Collection[int], *, are_ours: bool | None
-    ) -> Mapping[int, tuple[Relation, str | None]]:
-        known = dict(super().describe(pids, are_ours=are_ours))
+    def describe(self, pids: Collection[int]) -> Mapping[int, tuple[Relation, str | None]]:
+        known = dict(super().describe(pids))
         if NEIGHBOUR in known:
             known[NEIGHBOUR] = ("other", "python serve.py --port 8000")
         return known
@@ -189,7 +188,9 @@ class _Driver(StandInDriver):
         )
 
     def read_use(self, device: str) -> DeviceUse | None:
-        if device in self._stage.lost or device == "host":
+        if device in self._stage.lost:
+            return DeviceUse(device, None, None, None, failure="GPU is lost")
+        if device == "host":
             return None
         used = sum(n_bytes or 0 for _, n_bytes in self.list_processes(device) or ())
         used += _UNLISTED_BYTES if used else 0
@@ -207,11 +208,3 @@ class _Driver(StandInDriver):
         own = self._stage.processes.items()
         listed += [(pid, n_bytes) for (where, pid), n_bytes in own if where == device]
         return tuple(listed)
-
-    def list_failures(self, device: str) -> tuple[str, ...]:
-        if device not in self._stage.lost:
-            return ()
-        return (
-            f"{device}: the driver has lost it (it fell off the bus): the machine has to be "
-            "restarted.",
-        )

@@ -221,6 +221,6 @@ def test_eight_devices_are_readable(lab: Lab, width: int) -> None:
         assert "has not used it" in _text(notebook, ".gmd-parts-part")
         _device(notebook, "cuda:7").click()
         notebook.wait_until(
-            lambda: "fell off the bus" in _text(notebook, ".gmd-parts-part"), "it is said"
+            lambda: "GPU is lost" in _text(notebook, ".gmd-parts-part"), "it is said"
         )
         assert notebook.ask("stage.gpu.list_touched()") == str(tuple(range(6)))

@@ -196,5 +196,5 @@ def test_lost_device_is_told_and_leaves_no_moment(use: _Use) -> None:
 
     lost = use.sent[0]["devices"][1]
     assert (lost["used"], lost["busy"]) == (None, None)
-    assert "fell off the bus" in lost["note"]
+    assert "GPU is lost" in lost["note"]
     assert list(use.history.describe()["moments"][-1][1]) == ["cuda:0"]

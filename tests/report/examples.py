@@ -155,8 +155,7 @@ def make_stat() -> list[DeviceState]:
         DeviceState(
             DeviceInfo("cuda:2", "NVIDIA H200", None),
             None,
-            None,
-            notes=("cuda:2 is lost: the driver no longer answers for it.",),
+            DeviceUse("cuda:2", None, None, None, failure="GPU is lost"),
         ),
     ]
 

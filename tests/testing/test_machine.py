@@ -55,7 +55,7 @@ def test_the_documented_notebook(
     assert "700.00 MiB" in report  # The peak of cuda:0,
     assert "300.00 MiB" in report  # and that of cuda:1.
     assert "activations = gpus.allocate(200 << 20)" in report
-    assert "the GPU is lost" in stat
+    assert "GPU is lost" in stat
 
 
 def test_the_documented_test(shell: InteractiveShell) -> None:

@@ -58,7 +58,6 @@ def make_recording() -> Recording:
             ),
             "cuda:1": None,
         },
-        failures={"cuda:1": ("cuda:1: processes can't be read: it is lost.",)},
         children=(ChildProcess(7, 5, "python b.py", None),),
         pinned=PinnedUse(None, 2, None, 4),
         limits=(Limit("cuda:0", 50, 100, None), Limit("cuda:1", None, None, None, share=0.5)),
@@ -223,7 +222,7 @@ def test_a_full_recorder_keeps_no_more() -> None:
 def describe(hardware: Hardware) -> list[object]:
     """What a recorder writes down of whole devices."""
     states = hardware.take_device_states()
-    told = [(each.info, each.use, each.processes, each.notes) for each in states]
+    told = [(each.info, each.use, each.processes) for each in states]
     return [told, hardware.list_children(), hardware.read_limits(), hardware.read_pinned()]
 
 

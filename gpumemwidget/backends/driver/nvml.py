@@ -16,14 +16,20 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gpumemwidget.backends.protocol import ProcessesByBytes
 from gpumemwidget.errors import Notes
-from gpumemwidget.model.devices import DeviceInfo, DeviceUse, HardwareNote, HardwareNoteKind
+from gpumemwidget.model.devices import (
+    MEMORY_IN_USE,
+    DeviceInfo,
+    DeviceUse,
+    HardwareNote,
+    HardwareNoteKind,
+)
 
 _T = TypeVar("_T")
 
@@ -31,32 +37,12 @@ _T = TypeVar("_T")
 _UNINITIALIZED = 1
 _NO_PERMISSION = 4
 _LIBRARY_NOT_FOUND = 12
-_NOT_FOUND = 13
-_CAUSES = {
-    _UNINITIALIZED: "something else in this process has shut the driver's library down",
-    3: "the device does not support it",
-    _NO_PERMISSION: "this user has no permission for it",
-    9: "the NVIDIA driver is not loaded",
-    10: "the driver did not answer in time",
-    _NOT_FOUND: "the driver is too old for it",
-    15: "the GPU is lost and does not answer any more (nvidia-smi tells more)",
-    16: "the GPU has to be reset first",
-    18: "the driver and its library are of different versions (a reboot mends that)",
-    999: "the driver gives no reason",
-}
 #: NVML's value for bytes that are not told.
 _NO_BYTES = 0xFFFFFFFFFFFFFFFF
 #: Functions that list the processes which draw, or compute by NVIDIA's multi-process service.
 _OTHER_LISTS = (
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
     "nvmlDeviceGetMPSComputeRunningProcesses_v3",
-)
-
-#: The question of how busy a device is, which MIG instances don't answer; its memory is known then.
-_BUSY = "utilisation"
-_NO_LIBRARY = (
-    "Whole-device figures are missing: the NVIDIA driver is loaded, but its library libnvidia-ml"
-    " is not found (a container needs the driver capability 'utility')."
 )
 
 
@@ -70,8 +56,8 @@ class _Gpu:
     total_bytes: int | None
     #: The GPU of an instance.
     parent: _Gpu | None = None
-    #: Reasons why figures could not be read the last time, by the figures' names.
-    failures: dict[str, str] = field(default_factory=dict)
+    #: NVML's words for the last question that failed.
+    failure: str = ""
 
 
 class NvmlMonitor:
@@ -104,7 +90,7 @@ class NvmlMonitor:
         self._uuids: dict[str, str] = {}
         self._mapped_for: object = None
         self._mapped: dict[str, _Gpu] = {}
-        self._notes: Notes[str] = Notes()
+        self._notes: Notes[HardwareNote] = Notes()
 
     def list_infos(self) -> tuple[DeviceInfo, ...]:
         """Return the GPUs that CUDA shows to this process, under PyTorch's names."""
@@ -120,12 +106,13 @@ class NvmlMonitor:
             gpu = self._map().get(device)
             if gpu is None:
                 return None
-            memory = self._ask(gpu, device, "memory in use", self._read_memory)
-            rates = self._ask(gpu, device, _BUSY, self._library.nvmlDeviceGetUtilizationRates)
+            # MIG instances don't tell how busy they are.
+            nvml = self._library
+            rates = self._ask(gpu, device, "utilisation", nvml.nvmlDeviceGetUtilizationRates)
             percent = None if rates is None else int(rates.gpu)
+            memory = self._ask(gpu, device, MEMORY_IN_USE, self._read_memory)
             if memory is None:
-                use = DeviceUse(device, None, None, gpu.total_bytes, percent)
-                return None if rates is None else use
+                return DeviceUse(device, None, None, None, percent, failure=gpu.failure)
             return DeviceUse(
                 device=device,
                 used_bytes=int(memory.used),
@@ -141,14 +128,6 @@ class NvmlMonitor:
             gpu = self._map().get(device)
             return None if gpu is None else self._read_processes(gpu, device)
 
-    def list_failures(self, device: str) -> tuple[str, ...]:
-        """Return a sentence for each figure of memory that could not be read the last time."""
-        with self._lock:
-            gpu = self._map().get(device)
-            if gpu is None:
-                return ()
-            return tuple(why for what, why in gpu.failures.items() if what != _BUSY)
-
     def match(self, uuids: Mapping[str, str]) -> None:
         """Correct the numbering by what CUDA itself says of the devices that are in use."""
         with self._lock:
@@ -161,8 +140,7 @@ class NvmlMonitor:
 
     def take_notes(self) -> tuple[HardwareNote, ...]:
         """Return notes on what failed since the last call, each failure once in a session."""
-        sentences = self._notes.take()
-        return tuple(HardwareNote(HardwareNoteKind.MESSAGE, text) for text in sentences)
+        return self._notes.take()
 
     def close(self) -> None:
         """Let go of the library, after which there are no devices. May be called twice."""
@@ -187,10 +165,8 @@ class NvmlMonitor:
             self._state = "open"
             n_gpus = int(self._library.nvmlDeviceGetCount())
         except self._library.NVMLError as error:
-            if error.value != _LIBRARY_NOT_FOUND:
-                self._notes.add(f"Whole-device figures are missing: {_explain(error)}.")
-            elif self._driver.exists():
-                self._notes.add(_NO_LIBRARY)
+            if error.value != _LIBRARY_NOT_FOUND or self._driver.exists():
+                self._notes.add(HardwareNote(HardwareNoteKind.NO_DRIVER, str(error)))
             return
         self._gpus = tuple(self._list_gpus(n_gpus))
         self._instances = tuple(self._list_instances())
@@ -203,10 +179,10 @@ class NvmlMonitor:
             except nvml.NVMLError as error:
                 # CUDA does not count GPUs that this user may not open either.
                 if error.value != _NO_PERMISSION:
-                    self._notes.add(f"The machine's GPU {index} can't be read: {_explain(error)}.")
+                    self._note_unread(f"the machine's GPU {index}", "whole-device figures", error)
                     yield None
                 continue
-            yield self._describe(handle, f"The machine's GPU {index}")
+            yield self._describe(handle, f"the machine's GPU {index}")
 
     def _list_instances(self) -> Iterator[_Gpu]:
         """Yield the MIG instances of all GPUs; to CUDA an instance is a device of its own."""
@@ -225,7 +201,7 @@ class NvmlMonitor:
                     handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, place)
                 except nvml.NVMLError:
                     continue  # an empty place
-                instance = self._describe(handle, f"An instance of the machine's GPU {index}")
+                instance = self._describe(handle, f"an instance of the machine's GPU {index}")
                 instance.parent = gpu
                 yield instance
 
@@ -243,11 +219,7 @@ class NvmlMonitor:
             self._mapped_for = (visible, by_bus)
             numbered = _number_gpus(self._gpus, self._instances, visible, by_bus=by_bus)
             if numbered is None and not self._uuids:
-                self._notes.add(
-                    "This machine has GPUs of different models, and CUDA numbers the fastest first:"
-                    " their whole-device figures appear once CUDA is in use (CUDA_DEVICE_ORDER="
-                    "PCI_BUS_ID makes the numbers certain from the start)."
-                )
+                self._notes.add(HardwareNote(HardwareNoteKind.GPUS_UNNUMBERED))
             known = [gpu for gpu in (*self._gpus, *self._instances) if gpu is not None]
             self._mapped = _correct_numbers(numbered or {}, known, self._uuids)
         return self._mapped
@@ -262,8 +234,6 @@ class NvmlMonitor:
         gpu.uuid = self._ask(gpu, where, "UUID", nvml.nvmlDeviceGetUUID)
         memory = self._ask(gpu, where, "total memory", self._read_memory)
         gpu.total_bytes = None if memory is None else int(memory.total)
-        # Only later answers count as failures.
-        gpu.failures.clear()
         return gpu
 
     def _read_memory(self, handle: Any) -> Any:
@@ -305,11 +275,13 @@ class NvmlMonitor:
                 gpu.handle = self._library.nvmlDeviceGetHandleByUUID(gpu.uuid)
                 answer = question(gpu.handle)
         except error_type as error:
-            gpu.failures[what] = f"{where}: {what} can't be read: {_explain(error)}."
-            self._notes.add(gpu.failures[what])
+            gpu.failure = str(error)
+            self._note_unread(where, what, error)
             return None
-        gpu.failures.pop(what, None)
         return answer
+
+    def _note_unread(self, where: str, what: str, error: Any) -> None:
+        self._notes.add(HardwareNote(HardwareNoteKind.UNREAD, str(error), where, what))
 
 
 def _import_library() -> Any:
@@ -318,10 +290,6 @@ def _import_library() -> Any:
         warnings.simplefilter("ignore", FutureWarning)
         import pynvml  # noqa: PLC0415 - not before it is needed
     return pynvml
-
-
-def _explain(error: Any) -> str:
-    return _CAUSES.get(error.value, f"NVML says {str(error)!r}")
 
 
 # -- What CUDA shows, and in which order -----------------------------------------------------------

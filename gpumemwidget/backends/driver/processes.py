@@ -57,18 +57,16 @@ class ProcessTree:
         """The pid of this process."""
         return self._get_own_pid()
 
-    @property
-    def are_pids_certain(self) -> bool:
-        """True if a pid means the same process here and to the driver, as outside of containers."""
+    def are_pids_certain(self, pids: Collection[int]) -> bool:
+        """Return whether pids mean the same processes here and to the driver."""
         if not psutil.LINUX:
             return True
-        try:
-            return (
-                str((Path(psutil.PROCFS_PATH) / "self/ns/pid").readlink())
-                == _OUTERMOST_PID_NAMESPACE
-            )
-        except OSError:
-            return False
+        namespace = _read(lambda: Path(psutil.PROCFS_PATH).joinpath("self/ns/pid").readlink(), None)
+        if str(namespace) == _OUTERMOST_PID_NAMESPACE:
+            return True
+        with self._lock_of_this_process():
+            self._update()
+            return any(pid in self._children and _has_cuda_context(pid) for pid in pids)
 
     def list_children(self) -> tuple[ChildProcess, ...]:
         """Return the running processes below this one: ``MOST_CHILDREN`` with most host memory."""
@@ -82,22 +80,11 @@ class ProcessTree:
         found.sort(key=lambda child: -(child.resident_bytes or 0))
         return tuple(sorted(found[:MOST_CHILDREN], key=lambda child: child.pid))
 
-    def describe(
-        self, pids: Collection[int], *, are_ours: bool | None
-    ) -> Mapping[int, tuple[Relation, str | None]]:
-        """Return the relation and the name of each pid; see ``ProcessSource``.
-
-        With ``are_ours=None`` a pid is taken for the process that has it here only if that process
-        has opened a file of CUDA's.
-        """
-        if are_ours is False:
-            return dict.fromkeys(pids, ("other", None))
+    def describe(self, pids: Collection[int]) -> Mapping[int, tuple[Relation, str | None]]:
+        """Return the relation and the name of each pid; see ``ProcessSource``."""
         with self._lock_of_this_process():
             self._update()
-            return {
-                pid: self._describe(pid) if are_ours or _has_cuda_context(pid) else ("other", None)
-                for pid in pids
-            }
+            return {pid: self._describe(pid) for pid in pids}
 
     def _describe(self, pid: int) -> tuple[Relation, str | None]:
         if pid in self._children:
@@ -171,24 +158,11 @@ def _name_child(process: psutil.Process) -> str | None:
 
 
 def _has_cuda_context(pid: int) -> bool:
-    """Return whether a process has one of CUDA's files open.
-
-    psutil lists regular files only, so the links below ``/proc`` are read here. Only processes of
-    the same user show theirs; ``False`` for all others, and on systems without procfs.
-    """
-    if not psutil.LINUX:
-        return False
-    try:
-        links = list((Path(psutil.PROCFS_PATH) / str(pid) / "fd").iterdir())
-    except OSError:
-        return False
-    for link in links:
-        try:
-            if str(link.readlink()) in _CUDA_CONTEXT_FILES:
-                return True
-        except OSError:
-            continue  # closed since the folder was listed
-    return False
+    """Return whether a process has one of CUDA's files open; psutil lists regular files only."""
+    links: list[Path] = _read(
+        lambda: list(Path(psutil.PROCFS_PATH).joinpath(str(pid), "fd").iterdir()), []
+    )
+    return any(str(_read(link.readlink, None)) in _CUDA_CONTEXT_FILES for link in links)
 
 
 # -- Names ----------------------------------------------------------------------------------------

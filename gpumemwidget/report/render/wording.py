@@ -7,7 +7,14 @@ from collections.abc import Sequence
 
 from gpumemwidget.model.breakdowns import BreakdownPart, PartKey
 from gpumemwidget.model.cells import CellRecord
-from gpumemwidget.model.devices import HOST, HardwareNote, HardwareNoteKind, PeakIs, ProcessUse
+from gpumemwidget.model.devices import (
+    HOST,
+    MEMORY_IN_USE,
+    HardwareNote,
+    HardwareNoteKind,
+    PeakIs,
+    ProcessUse,
+)
 from gpumemwidget.model.ownership import DeviceBytes, MemoryKind
 from gpumemwidget.model.traces import Origin
 from gpumemwidget.progress import Progress, Stage
@@ -249,6 +256,11 @@ def name_origin(origin: Origin, line: int | None) -> str:
 _HARDWARE_NOTES = {
     HardwareNoteKind.MESSAGE: "{text}",
     HardwareNoteKind.UNREAD: "{device}: {what} can't be read: {text}",
+    HardwareNoteKind.NO_DRIVER: "whole-device figures are missing: {text} (nvidia-smi may tell "
+    "more; a container needs the driver capability 'utility')",
+    HardwareNoteKind.GPUS_UNNUMBERED: "this machine has GPUs of different models, and CUDA numbers "
+    "the fastest first: whole-device figures appear once CUDA is in use, or from the start with "
+    "CUDA_DEVICE_ORDER=PCI_BUS_ID",
     HardwareNoteKind.BLOCKS_COSTLY: "the allocator's blocks are not read while a memory history is "
     "recorded: PyTorch {text} would fetch all of its events with them",
     HardwareNoteKind.NOT_RECORDED: "GPU memory is not recorded: {text}",
@@ -271,6 +283,12 @@ _HARDWARE_NOTES = {
 def word_hardware_note(note: HardwareNote) -> str:
     """Return a note of the hardware's in words."""
     return _HARDWARE_NOTES[note.kind].format(text=note.text, device=note.device, what=note.what)
+
+
+def word_driver_failure(device: str, failure: str) -> str:
+    """Return why the driver tells nothing of a device: the words of the note on it, once more."""
+    kind = HardwareNoteKind.UNREAD
+    return word_hardware_note(HardwareNote(kind, failure, device, MEMORY_IN_USE))
 
 
 # -- Progress ----------------------------------------
