@@ -14,8 +14,8 @@ from time import perf_counter
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from benchmarks.rows import Row, emit
-from benchmarks.shell import run, start_shell
+from benchmarks.rows import Row, format_seconds, judge
+from benchmarks.shell import run, start_shell, time_empty_cells
 from gpumemwidget.ownership.account import take_memory_account
 from gpumemwidget.ownership.variables import list_variables
 from gpumemwidget.session.session import current_session
@@ -27,7 +27,6 @@ MOST_CELL_RATIO = 1.05
 
 _N_OBJECTS = 500_000
 _N_TENSORS = 10_000
-_BLOCK = 25
 
 _ORDINARY = """
 import torch
@@ -48,7 +47,7 @@ config = {"lr": 1e-3, "layers": list(range(12)), "names": [f"layer {n}" for n in
 """
 
 #: A run's records, as a person keeps them: so many tensors, and so many objects beside them.
-HEAP = """
+_HEAP = """
 import torch
 records = []
 def grow(n_tensors, n_objects):
@@ -64,8 +63,6 @@ def grow(n_tensors, n_objects):
 
 def measure(quick: bool) -> list[Row]:
     """The cost of each, as medians."""
-    n_objects = 250_000 if quick else _N_OBJECTS
-    n_tensors = 500 if quick else _N_TENSORS
     n_runs = 2 if quick else 9
     shell = start_shell()
     run(shell, "%load_ext gpumemwidget")
@@ -75,41 +72,32 @@ def measure(quick: bool) -> list[Row]:
     refresh_s = _time(lambda: list_variables(session.shell), n_runs)
     n_rows = len(list_variables(session.shell))
 
-    run(shell, HEAP)
-    run(shell, f"grow({n_tensors}, 0)")
-    missing = n_objects - len(gc.get_objects())
-    run(shell, f"grow(0, {missing})")
-    gc.collect()
-    n_objects = len(gc.get_objects())
+    n_objects, n_tensors = fill_heap(shell, quick=quick)
     hardware = session.monitor.hardware
     account = take_memory_account(session.shell, hardware)
     if not account.is_complete:
         raise RuntimeError("the account stopped at its budget of time")
     account_s = _time(lambda: take_memory_account(session.shell, hardware), n_runs)
     ratio = _compare_cells(shell, n_runs)
+    full = f"the full account of {n_objects:,} objects with {n_tensors:,} tensors"
+    refresh = f"the refresh after a cell: a 12-layer transformer in training, {n_rows} names"
+    cell = "a recorded cell beside names that hold all that, to one without them"
     return [
-        Row(
-            f"the full account of {n_objects:,} objects with {n_tensors:,} tensors",
-            f"{account_s * 1e3:.0f} ms",
-            value=account_s,
-            limit=MOST_ACCOUNT_S,
-            target="≤ 0.5 s",
-        ),
-        Row(
-            f"the refresh after a cell: a 12-layer transformer in training, {n_rows} names",
-            f"{refresh_s * 1e3:.1f} ms",
-            value=refresh_s,
-            limit=MOST_REFRESH_S,
-            target="≤ 20 ms",
-        ),
-        Row(
-            "a recorded cell beside names that hold all that, to one without them",
-            f"{ratio:.3f}",
-            value=ratio,
-            limit=MOST_CELL_RATIO,
-            target="1 (≤ 1.05)",
-        ),
+        judge(full, account_s, MOST_ACCOUNT_S, format_seconds),
+        judge(refresh, refresh_s, MOST_REFRESH_S, format_seconds),
+        judge(cell, ratio, MOST_CELL_RATIO, "{:.3f}".format),
     ]
+
+
+def fill_heap(shell: InteractiveShell, *, quick: bool) -> tuple[int, int]:
+    """Bind names to many objects; return how many the collector knows, and how many tensors."""
+    n_tensors = 500 if quick else _N_TENSORS
+    run(shell, _HEAP)
+    run(shell, f"grow({n_tensors}, 0)")
+    missing = (250_000 if quick else _N_OBJECTS) - len(gc.get_objects())
+    run(shell, f"grow(0, {missing})")
+    gc.collect()
+    return len(gc.get_objects()), n_tensors
 
 
 def _time(call: Callable[[], object], n_runs: int) -> float:
@@ -135,20 +123,7 @@ def _compare_cells(shell: InteractiveShell, n_runs: int) -> float:
     for _ in range(n_runs):
         for name in values:
             del shell.user_ns[name]
-        without_s += _time_block(shell)
+        without_s += time_empty_cells(shell)
         shell.user_ns.update(values)
-        with_s += _time_block(shell)
+        with_s += time_empty_cells(shell)
     return median(with_s) / median(without_s)
-
-
-def _time_block(shell: InteractiveShell) -> list[float]:
-    seconds = []
-    for _ in range(_BLOCK):
-        start_s = perf_counter()
-        run(shell, "pass")
-        seconds.append(perf_counter() - start_s)
-    return seconds
-
-
-if __name__ == "__main__":
-    emit(measure)

@@ -6,28 +6,18 @@ in the same two events, so that whatever else the machine does falls on all thre
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import importlib.metadata
-import importlib.util
-import io
 import os
-import subprocess
-import sys
 from statistics import median
-from time import perf_counter
 
 import torch
-from IPython.core.interactiveshell import InteractiveShell
 
 from benchmarks.machine import list_devices
-from benchmarks.rows import Row, emit
-from benchmarks.shell import run, start_shell
+from benchmarks.rows import Row, judge
+from benchmarks.shell import run, start_shell, time_empty_cells
 
 #: Beyond this many times the bare reads, recording is not "at a cost that nobody notices".
 MOST_TIMES_THE_READS = 3.0
-_EMPTY_CELL = "pass"
-_BLOCK = 25
 
 
 class _MallInfo2(ctypes.Structure):
@@ -86,14 +76,14 @@ def measure(quick: bool) -> list[Row]:
     read_s: list[float] = []
     recorded_s: list[float] = []
     for _ in range(2 if quick else 40):
-        plain_s += _time_block(shell)
+        plain_s += time_empty_cells(shell)
         shell.events.register("pre_run_cell", reads.read_start)
         shell.events.register("post_run_cell", reads.read_end)
-        read_s += _time_block(shell)
+        read_s += time_empty_cells(shell)
         shell.events.unregister("pre_run_cell", reads.read_start)
         shell.events.unregister("post_run_cell", reads.read_end)
         run(shell, "%load_ext gpumemwidget")
-        recorded_s += _time_block(shell)
+        recorded_s += time_empty_cells(shell)
         run(shell, "%unload_ext gpumemwidget")
     reads_cost_s = median(read_s) - median(plain_s)
     cost_s = median(recorded_s) - median(plain_s)
@@ -101,57 +91,10 @@ def measure(quick: bool) -> list[Row]:
     return [
         Row("empty cell in plain IPython", f"{median(plain_s) * 1e6:.0f} µs"),
         Row("the bare counter reads of a cell", f"{reads_cost_s * 1e6:.0f} µs"),
-        Row(
-            "what a recorded cell costs beyond plain IPython",
-            f"{cost_s * 1e6:.0f} µs = {times:.2f} × the reads",
-            value=times,
-            limit=MOST_TIMES_THE_READS,
-            target="≤ 3 × the reads",
+        judge(
+            f"what a recorded cell costs beyond plain IPython ({cost_s * 1e6:.0f} µs)",
+            times,
+            MOST_TIMES_THE_READS,
+            "{:.3g} × the reads".format,
         ),
-        _measure_ipyexperiments(),
     ]
-
-
-def _time_block(shell: InteractiveShell) -> list[float]:
-    """Seconds of each cell but the first, which finds cold caches after the change of sides."""
-    seconds = []
-    for _ in range(_BLOCK + 1):
-        start_s = perf_counter()
-        run(shell, _EMPTY_CELL)
-        seconds.append(perf_counter() - start_s)
-    return seconds[1:]
-
-
-def _measure_ipyexperiments() -> Row:
-    """The same cell under ipyexperiments, in a process of its own."""
-    what = "the same beside ipyexperiments"
-    if importlib.util.find_spec("ipyexperiments") is None:
-        return Row(what, "not installed here")
-    answer = subprocess.run(
-        [sys.executable, "-m", "benchmarks.cell", "--ipyexperiments"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    version = importlib.metadata.version("ipyexperiments")
-    return Row(f"{what} {version}", f"{float(answer.stdout.splitlines()[-1]) * 1e3:.0f} ms")
-
-
-def _run_ipyexperiments() -> None:
-    """Print what an empty cell costs beyond plain IPython there, in seconds."""
-    shell = start_shell()
-    kind = "Pytorch" if list_devices() else "CPU"
-    with contextlib.redirect_stdout(io.StringIO()):
-        plain_s = median(_time_block(shell))
-        run(shell, f"from ipyexperiments import IPyExperiments{kind} as Experiment")
-        run(shell, "experiment = Experiment()")
-        observed_s = median(_time_block(shell))
-        run(shell, "del experiment")
-    print(observed_s - plain_s)
-
-
-if __name__ == "__main__":
-    if "--ipyexperiments" in sys.argv[1:]:
-        _run_ipyexperiments()
-    else:
-        emit(measure)

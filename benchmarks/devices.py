@@ -8,14 +8,13 @@ differ in is the watching.
 from __future__ import annotations
 
 import importlib.util
-import json
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.rows import Row, emit
+from benchmarks.rows import Row, judge
 
 if TYPE_CHECKING:
-    from benchmarks.kernel import CountedKernel, Message
+    from benchmarks.kernel import CountedKernel
 
 N_DEVICES = 8
 MOST_SHARE = 0.02
@@ -86,25 +85,21 @@ def _measure_share(
     cell = f"print(json.dumps(measure({seconds})))"
     for _ in range(pairs):
         kernel.set_visible(False)
-        hidden_s = json.loads(_read_text(kernel.run(cell)))
+        hidden_s = kernel.read_printed(kernel.run(cell))
         kernel.set_visible(True, device=device)
         messages = kernel.run(cell)
-        n_updates += sum(_is_update(message) for message in messages)
-        shares.append((json.loads(_read_text(messages)) - hidden_s) / seconds)
+        n_updates += sum(message.is_update for message in messages)
+        shares.append((kernel.read_printed(messages) - hidden_s) / seconds)
     share = median(shares)
-    return Row(
-        f"kernel's processor time with {N_DEVICES} simulated devices, {what} open",
-        f"{share:.1%} of a core at {n_updates / (pairs * seconds):.1f} updates a second",
-        value=share,
-        limit=MOST_SHARE,
-        target="≤ 2% of a core at 10 Hz",
-    )
+    what = f"kernel's processor time with {N_DEVICES} simulated devices, {what} open"
+    rate = f" at {n_updates / (pairs * seconds):.1f} updates a second"
+    return judge(what, share, MOST_SHARE, "{:.1%} of a core".format, rate)
 
 
 def _measure_breakdowns(kernel: CountedKernel, *, n_runs: int) -> Row:
     kernel.set_visible(False)
-    all_s, account_s, states_s = json.loads(
-        _read_text(kernel.run(_TIME_BREAKDOWNS.format(n_runs=n_runs)))
+    all_s, account_s, states_s = kernel.read_printed(
+        kernel.run(_TIME_BREAKDOWNS.format(n_runs=n_runs))
     )
     return Row(
         f"the breakdowns and maps of {N_DEVICES} simulated devices, when they are asked for",
@@ -112,17 +107,3 @@ def _measure_breakdowns(kernel: CountedKernel, *, n_runs: int) -> Row:
         f"{states_s * 1e3:.0f} ms to read the devices",
         value=all_s,
     )
-
-
-def _is_update(message: Message) -> bool:
-    if message.kind != "comm_msg":
-        return False
-    return bool(message.content["data"].get("content", {}).get("kind") == "rows")
-
-
-def _read_text(messages: list[Message]) -> str:
-    return "".join(message.content["text"] for message in messages if message.kind == "stream")
-
-
-if __name__ == "__main__":
-    emit(measure)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Iterator
 
-from benchmarks.rows import Row, emit
+from benchmarks.rows import Row, format_bytes, judge
 from gpumemwidget.model.devices import HOST, Reading, Sample
 from gpumemwidget.recording.history import History
 
@@ -26,16 +26,9 @@ def measure(quick: bool) -> list[Row]:
         history.append(sample)
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    taken = after - before
-    return [
-        Row(
-            f"history of {hours:g} h at {_RATE_HZ} Hz, {len(_DEVICES) - 1} GPUs and the host",
-            f"{taken / 1e6:.1f} MB, {len(history)} samples kept",
-            value=taken,
-            limit=MOST_BYTES,
-            target="≤ 50 MB",
-        )
-    ]
+    what = f"history of {hours:g} h at {_RATE_HZ} Hz, {len(_DEVICES) - 1} GPUs and the host"
+    kept = f", {len(history)} samples kept"
+    return [judge(what, after - before, MOST_BYTES, format_bytes, kept)]
 
 
 def _make_samples(count: int) -> Iterator[Sample]:
@@ -64,7 +57,3 @@ def _make_reading(device: str, allocated: int) -> Reading:
         num_alloc_retries=allocated >> 20,
         num_ooms=allocated >> 21,
     )
-
-
-if __name__ == "__main__":
-    emit(measure)

@@ -6,6 +6,7 @@ can be told apart from a browser's, which may share its cores.
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
@@ -30,6 +31,12 @@ class Message:
     kind: str
     content: dict[str, Any]
     n_bytes: int
+
+    @property
+    def is_update(self) -> bool:
+        """Whether it brings the dashboard a new sample, and not the start or end of a cell."""
+        data = self.content.get("data", {}) if self.kind == "comm_msg" else {}
+        return data.get("content", {}).get("kind") == "rows"
 
 
 class CountedKernel:
@@ -77,6 +84,12 @@ class CountedKernel:
         )
         self._client.shell_channel.send(message)
         return self._read_until_idle(message["header"]["msg_id"])
+
+    @staticmethod
+    def read_printed(messages: list[Message]) -> Any:
+        """Return what a cell printed as JSON."""
+        printed = (each.content["text"] for each in messages if each.kind == "stream")
+        return json.loads("".join(printed))
 
     def _read_until_idle(self, request: str) -> list[Message]:
         messages: list[Message] = []

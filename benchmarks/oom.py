@@ -6,7 +6,6 @@ itself once the traceback is shown. On the host, which has no such moment, the s
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter
@@ -16,15 +15,13 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import RichOutput, capture_output
 
-from benchmarks.account import HEAP
-from benchmarks.rows import Row, emit
+from benchmarks.account import fill_heap
+from benchmarks.rows import Row, format_seconds, judge
 from benchmarks.shell import run, start_shell
 from gpumemwidget.jupyter.oom import OomCards
 
 MOST_CARD_S = 1.0
 
-_N_OBJECTS = 500_000
-_N_TENSORS = 10_000
 #: A training step that runs out of memory with activations at hand. On a GPU these are some hundred
 #: MiB: a card leaves out what is next to nothing there.
 _STEP = """
@@ -44,15 +41,9 @@ def train():
 
 def measure(quick: bool) -> list[Row]:
     """The cost of a card on each of the devices here, as medians."""
-    n_objects = 250_000 if quick else _N_OBJECTS
-    n_tensors = 500 if quick else _N_TENSORS
     shell = start_shell()
     run(shell, "%load_ext gpumemwidget")
-    run(shell, HEAP)
-    run(shell, f"grow({n_tensors}, 0)")
-    missing = n_objects - len(gc.get_objects())
-    run(shell, f"grow(0, {missing})")
-    gc.collect()
+    n_objects, _ = fill_heap(shell, quick=quick)
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     return [
         _measure_card(shell, device, n_objects=n_objects, n_runs=2 if quick else 7)
@@ -66,13 +57,8 @@ def _measure_card(shell: InteractiveShell, device: str, *, n_objects: int, n_run
     # The first one finds cold caches.
     card_s = median(seconds[1:])
     words = "the host" if device == "cpu" else "the GPU"
-    return Row(
-        f"the card of an OOM on {words} beside {n_objects:,} objects",
-        f"{card_s * 1e3:.0f} ms",
-        value=card_s,
-        limit=MOST_CARD_S,
-        target="≤ 1 s",
-    )
+    what = f"the card of an OOM on {words} beside {n_objects:,} objects"
+    return judge(what, card_s, MOST_CARD_S, format_seconds)
 
 
 def _time_card(shell: InteractiveShell) -> float:
@@ -105,7 +91,3 @@ def _time_card(shell: InteractiveShell) -> float:
 def _read_text(output: RichOutput) -> str:
     text: str = output.data.get("text/plain", "")
     return text
-
-
-if __name__ == "__main__":
-    emit(measure)

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.rows import Row, emit
+from benchmarks.rows import Row, format_seconds, judge
 from benchmarks.sampler import measure_pairs
 from tools.chromium import find_chromium
 
@@ -88,28 +88,14 @@ def measure(quick: bool) -> list[Row]:
     ):
         first_s = median(_time_first_paint(lab) for _ in range(1 if quick else 5))
         latency_s, slowdown = _measure_busy(lab, quick=quick)
+    paint = "from running `%memdash` to the plot's first paint"
+    latency = "from a reading to its paint, in mid-cell (median)"
     return [
-        Row(
-            "from running `%memdash` to the plot's first paint",
-            f"{first_s * 1e3:.0f} ms",
-            value=first_s,
-            limit=MOST_FIRST_PAINT_S,
-            target="≤ 800 ms",
-        ),
-        Row(
-            "from a reading to its paint, in mid-cell (median)",
-            f"{latency_s * 1e3:.0f} ms",
-            value=latency_s,
-            limit=MOST_LATENCY_S,
-            target="≤ 100 ms",
-        ),
-        Row(
-            # No target: how much a browser draws with the processor, and on whose cores, is not the
-            # kernel's to say. Headless, without a GPU, it is the most that it can be.
-            "the same with Chromium drawing on the kernel's own cores",
-            f"{slowdown:+.1%}",
-            value=slowdown,
-        ),
+        judge(paint, first_s, MOST_FIRST_PAINT_S, format_seconds),
+        judge(latency, latency_s, MOST_LATENCY_S, format_seconds),
+        # No target: how much a browser draws with the processor, and on whose cores, is not the
+        # kernel's to say. Headless, without a GPU, it is the most that it can be.
+        Row("the same with Chromium drawing on the kernel's own cores", f"{slowdown:+.1%}"),
     ]
 
 
@@ -158,7 +144,3 @@ def _time_block(notebook: Notebook, *, is_open: bool) -> float:
     # Opening and closing are work for the page too, and not what is asked here.
     notebook.page.wait_for_timeout(1000)
     return float(notebook.run(_BLOCK))
-
-
-if __name__ == "__main__":
-    emit(measure)

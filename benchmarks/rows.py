@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-__all__ = ["Row", "emit", "format_table", "parse_rows"]
+__all__ = ["Row", "emit", "format_bytes", "format_seconds", "format_table", "judge", "parse_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,23 @@ class Row:
         if self.value is None or self.limit is None:
             return None
         return self.value <= self.limit
+
+
+def judge(
+    what: str, value: float, limit: float, show: Callable[[float], str], more: str = ""
+) -> Row:
+    """Return a figure beside its target, both as ``show`` writes them; ``more`` follows it."""
+    return Row(what, f"{show(value)}{more}", value, limit, f"≤ {show(limit)}")
+
+
+def format_seconds(value_s: float) -> str:
+    """Return ``1.73 s``, ``336 ms``."""
+    return f"{value_s:.3g} s" if value_s >= 1 else f"{value_s * 1e3:.3g} ms"
+
+
+def format_bytes(n_bytes: float) -> str:
+    """Return ``0.72 kB``, ``50 MB``, in powers of ten."""
+    return f"{n_bytes / 1e6:.4g} MB" if n_bytes >= 1e5 else f"{n_bytes / 1e3:.3g} kB"
 
 
 def format_table(rows: Sequence[Row]) -> str:

@@ -15,7 +15,7 @@ import torch
 
 import gpumemwidget
 from benchmarks.machine import list_devices
-from benchmarks.rows import Row, emit
+from benchmarks.rows import Row, judge
 from benchmarks.shell import run, start_shell
 
 __all__ = ["SmallOperations", "measure_pairs"]
@@ -80,13 +80,9 @@ def _measure_in_cell(work: SmallOperations, *, quick: bool) -> Row:
         return took_s
 
     slowdown = measure_pairs(work.time_block, time_sampled, pairs=2 if quick else 60)
-    return Row(
-        "slow-down of a busy cell by the sampler alone",
-        f"{slowdown:+.1%} at {sampled / sampling_s:.1f} Hz",
-        value=slowdown,
-        limit=MOST_SLOWDOWN,
-        target="≤ 1% at 10 Hz",
-    )
+    rate = f" at {sampled / sampling_s:.1f} Hz"
+    what = "slow-down of a busy cell by the sampler alone"
+    return judge(what, slowdown, MOST_SLOWDOWN, "{:+.1%}".format, rate)
 
 
 def measure_pairs(
@@ -101,7 +97,3 @@ def measure_pairs(
             plain_s, observed_s = plain(), observed()
         ratios.append(observed_s / plain_s)
     return median(ratios) - 1
-
-
-if __name__ == "__main__":
-    emit(measure)

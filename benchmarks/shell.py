@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from types import SimpleNamespace
+from time import perf_counter
 
 from IPython.core.interactiveshell import InteractiveShell
 
-__all__ = ["run", "start_shell"]
+__all__ = ["run", "start_shell", "time_empty_cells"]
+
+_BLOCK = 25
 
 
 def start_shell() -> InteractiveShell:
@@ -18,11 +20,22 @@ def start_shell() -> InteractiveShell:
     # IPython writes its history from another thread, and whoever makes a system call next gives it
     # the interpreter for up to a millisecond: that would be counted as a cost of the call.
     shell.history_manager.db_cache_size = 1_000_000
-    # ipyexperiments asks the shell for its kernel, and the kernel for its shell.
-    shell.kernel = SimpleNamespace(shell=shell)
     return shell
 
 
 def run(shell: InteractiveShell, cell: str) -> None:
     """Run a cell as a person would, and fail if it fails."""
     shell.run_cell(cell, store_history=True).raise_error()
+
+
+def time_empty_cells(shell: InteractiveShell) -> list[float]:
+    """Return the seconds of each of some cells that do nothing.
+
+    The first one is left out: it finds cold caches after a change of sides.
+    """
+    seconds = []
+    for _ in range(_BLOCK + 1):
+        start_s = perf_counter()
+        run(shell, "pass")
+        seconds.append(perf_counter() - start_s)
+    return seconds[1:]

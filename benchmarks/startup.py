@@ -6,7 +6,7 @@ import subprocess
 import sys
 from statistics import median
 
-from benchmarks.rows import Row, emit
+from benchmarks.rows import Row, format_seconds, judge
 
 #: Seconds until the extension is loaded, where torch is imported already.
 MOST_S = 0.3
@@ -32,21 +32,10 @@ def measure(quick: bool) -> list[Row]:
     runs = 1 if quick else 7
     with_torch_s = median(_time_load(with_torch=True) for _ in range(runs))
     without_s = median(_time_load(with_torch=False) for _ in range(runs))
+    without = "`%load_ext`, torch not in the process (and not imported by it)"
     return [
-        Row(
-            "`%load_ext`, torch imported before",
-            f"{with_torch_s * 1e3:.0f} ms",
-            value=with_torch_s,
-            limit=MOST_S,
-            target="≤ 300 ms",
-        ),
-        Row(
-            "`%load_ext`, torch not in the process (and not imported by it)",
-            f"{without_s * 1e3:.0f} ms",
-            value=without_s,
-            limit=MOST_S,
-            target="≤ 300 ms",
-        ),
+        judge("`%load_ext`, torch imported before", with_torch_s, MOST_S, format_seconds),
+        judge(without, without_s, MOST_S, format_seconds),
     ]
 
 
@@ -58,7 +47,3 @@ def _time_load(*, with_torch: bool) -> float:
         check=True,
     )
     return float(answer.stdout.splitlines()[-1])
-
-
-if __name__ == "__main__":
-    emit(measure)

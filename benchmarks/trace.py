@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.rows import Row, emit
+from benchmarks.rows import Row, format_bytes, format_seconds, judge
 from gpumemwidget.backends.cuda.snapshot import parse_segments, parse_traces
 from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.sources import Source, Sources
@@ -42,20 +42,10 @@ def measure(quick: bool) -> list[Row]:
         n_played = n_events // 100 if quick else n_events
         taken_s = _tell(n_played)
         what = f"the report's record of a trace of {n_played:,} events"
-        rows.append(
-            Row(what, f"{taken_s:.2f} s", value=taken_s, limit=most_s, target=f"≤ {most_s:g} s")
-        )
+        rows.append(judge(what, taken_s, most_s, format_seconds))
     taken_bytes = _read_peak_bytes() - start_bytes
-    rows.append(
-        Row(
-            f"memory for it at most, torch's {n_played:,} dictionaries included",
-            f"{taken_bytes / 1e6:.0f} MB",
-            value=taken_bytes,
-            limit=MOST_BYTES,
-            target="≤ 1 GB",
-        )
-    )
-    return rows
+    what = f"memory for it at most, torch's {n_played:,} dictionaries included"
+    return [*rows, judge(what, taken_bytes, MOST_BYTES, format_bytes)]
 
 
 def _tell(n_events: int) -> float:
@@ -193,7 +183,3 @@ def _round_up(size: int) -> int:
 
 def _read_peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-if __name__ == "__main__":
-    emit(measure)

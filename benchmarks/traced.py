@@ -1,8 +1,7 @@
 """What tracing costs the cell that is traced: its own time beside the same cell's without it.
 
 Cells time their own bodies, traced and untraced in turns, so that whatever else the machine does
-falls on both. Where pytorch_memlab is installed, its line profiler takes the same step in the same
-run.
+falls on both.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
-from benchmarks.rows import Row, emit
+from benchmarks.rows import Row, judge
 from benchmarks.shell import run, start_shell
 
 MOST_LINES = 1.25
@@ -85,16 +84,6 @@ def step():
     loss.backward()
     opt.step()
 """
-_MEMLAB = """
-from pytorch_memlab import LineProfiler
-profiler = LineProfiler(step)
-profiler.enable()
-begin = perf_counter()
-step()
-sync()
-spent = perf_counter() - begin
-profiler.disable()
-"""
 
 
 def measure(quick: bool) -> list[Row]:
@@ -133,15 +122,7 @@ def _measure_gpu(shell: InteractiveShell, n_runs: int) -> list[Row]:
         return rows
     run(shell, _GPT2)
     what = "a training step of GPT-2, 8×512"
-    rows.append(_compare(shell, what, "step()", n_runs=n_runs, most=MOST_STEP))
-    if importlib.util.find_spec("pytorch_memlab") is not None:
-        plain_s = median(_list_times(shell, ["step()"], n_runs)[0])
-        memlab_s = median(_time(shell, _MEMLAB) for _ in range(n_runs))
-        ratio = memlab_s / plain_s
-        rows.append(
-            Row(f"{what}, with pytorch_memlab's line profiler", f"{ratio:.2f} ×", value=ratio)
-        )
-    return rows
+    return [*rows, _compare(shell, what, "step()", n_runs=n_runs, most=MOST_STEP)]
 
 
 def _compare(
@@ -149,13 +130,9 @@ def _compare(
 ) -> Row:
     plain, traced = _list_times(shell, [body, body], n_runs)
     ratio = median(traced) / median(plain)
-    return Row(
-        f"a traced cell beside an untraced one: {what}",
-        f"{ratio:.2f} ×",
-        value=ratio,
-        limit=most,
-        target="" if most is None else f"≤ {most} ×",
-    )
+    what = f"a traced cell beside an untraced one: {what}"
+    show = "{:.2f} ×".format
+    return Row(what, show(ratio)) if most is None else judge(what, ratio, most, show)
 
 
 def _list_times(shell: InteractiveShell, bodies: list[str], n_runs: int) -> list[list[float]]:
@@ -176,7 +153,3 @@ def _time(shell: InteractiveShell, source: str) -> float:
         run(shell, source)
     spent_s: float = shell.user_ns["spent"]
     return spent_s
-
-
-if __name__ == "__main__":
-    emit(measure)

@@ -7,15 +7,14 @@ and hidden take turns; they do the same, so what differs between them is the wat
 from __future__ import annotations
 
 import importlib.util
-import json
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.rows import Row, emit
+from benchmarks.rows import Row, format_bytes, format_seconds, judge
 from benchmarks.sampler import MOST_SLOWDOWN, measure_pairs
 
 if TYPE_CHECKING:
-    from benchmarks.kernel import CountedKernel, Message
+    from benchmarks.kernel import CountedKernel
 
 MOST_CPU_S = 0.5e-3
 MOST_UPDATE_BYTES = 2_000
@@ -71,13 +70,7 @@ def measure(quick: bool) -> list[Row]:
         kernel.run("%load_ext gpumemwidget")
         opening = sum(message.n_bytes for message in kernel.open_dashboard())
         return [
-            Row(
-                "messages that open the dashboard",
-                f"{opening / 1e6:.3f} MB",
-                value=opening,
-                limit=MOST_OPENING_BYTES,
-                target="≤ 1.3 MB",
-            ),
+            judge("messages that open the dashboard", opening, MOST_OPENING_BYTES, format_bytes),
             *_measure_updates(kernel, pairs=1 if quick else 5, seconds=1 if quick else 4),
             _measure_slowdown(kernel, pairs=1 if quick else 20),
         ]
@@ -89,33 +82,33 @@ def _measure_updates(kernel: CountedKernel, *, pairs: int, seconds: int) -> list
     weights: list[int] = []
     for _ in range(pairs):
         kernel.set_visible(False)
-        hidden_s = _read_number(kernel.run(f"print(json.dumps(measure_idle({seconds})))"))
+        hidden_s = kernel.read_printed(kernel.run(f"print(json.dumps(measure_idle({seconds})))"))
         messages = kernel.run(f"print(json.dumps(measure_bare({seconds})))")
-        bare_s.append((_read_number(messages) - hidden_s) / sum(map(_is_update, messages)))
+        n_updates = sum(message.is_update for message in messages)
+        bare_s.append((kernel.read_printed(messages) - hidden_s) / n_updates)
         kernel.set_visible(True)
         messages = kernel.run(f"print(json.dumps(measure_idle({seconds})))")
-        updates = [message.n_bytes for message in messages if _is_update(message)]
+        updates = [message.n_bytes for message in messages if message.is_update]
         weights += updates
-        cpu_s.append((_read_number(messages) - hidden_s) / len(updates))
+        cpu_s.append((kernel.read_printed(messages) - hidden_s) / len(updates))
     rate_hz = len(weights) / (pairs * seconds)
     return [
-        Row(
+        judge(
             "kernel's processor time an update, sampling included",
-            f"{median(cpu_s) * 1e3:.2f} ms",
-            value=median(cpu_s),
-            limit=MOST_CPU_S,
-            target="≤ 0.5 ms",
+            median(cpu_s),
+            MOST_CPU_S,
+            format_seconds,
         ),
         Row(
             "beside it: a bare message of that size through ipykernel's comm",
             f"{median(bare_s) * 1e3:.2f} ms",
         ),
-        Row(
+        judge(
             "bytes an update, headers included",
-            f"{median(weights) / 1e3:.2f} kB at {rate_hz:.1f} Hz",
-            value=median(weights),
-            limit=MOST_UPDATE_BYTES,
-            target="≤ 2 kB",
+            median(weights),
+            MOST_UPDATE_BYTES,
+            format_bytes,
+            f" at {rate_hz:.1f} Hz",
         ),
     ]
 
@@ -126,38 +119,18 @@ def _measure_slowdown(kernel: CountedKernel, *, pairs: int) -> Row:
 
     def time_hidden() -> float:
         kernel.set_visible(False)
-        return _read_number(kernel.run(_BUSY))
+        return kernel.read_printed(kernel.run(_BUSY))
 
     def time_visible() -> float:
         nonlocal updates, visible_s
         kernel.set_visible(True)
         messages = kernel.run(_BUSY)
-        took_s = _read_number(messages)
-        updates += sum(_is_update(message) for message in messages)
+        took_s = kernel.read_printed(messages)
+        updates += sum(message.is_update for message in messages)
         visible_s += took_s
         return took_s
 
     slowdown = measure_pairs(time_hidden, time_visible, pairs=pairs)
-    return Row(
-        "slow-down of a busy cell by an open dashboard",
-        f"{slowdown:+.1%} at {updates / visible_s:.1f} updates a second",
-        value=slowdown,
-        limit=MOST_SLOWDOWN,
-        target="≤ 1% at 10 Hz",
-    )
-
-
-def _is_update(message: Message) -> bool:
-    """Whether it brings a new sample, and not the start or end of a cell."""
-    if message.kind != "comm_msg":
-        return False
-    return message.content["data"].get("content", {}).get("kind") == "rows"
-
-
-def _read_number(messages: list[Message]) -> float:
-    text = "".join(message.content["text"] for message in messages if message.kind == "stream")
-    return float(json.loads(text))
-
-
-if __name__ == "__main__":
-    emit(measure)
+    rate = f" at {updates / visible_s:.1f} updates a second"
+    what = "slow-down of a busy cell by an open dashboard"
+    return judge(what, slowdown, MOST_SLOWDOWN, "{:+.1%}".format, rate)

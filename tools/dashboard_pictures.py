@@ -46,16 +46,6 @@ def train(model, loader, seconds=4):
 model, loader = [allocate(700) for _ in range(8)], None
 %load_ext gpumemwidget
 """
-_SHARED = """
-import time
-from gpumemwidget.testing import simulate_gpus
-gpus = simulate_gpus(2)
-for index in range(2):
-    gpus.allocate(30 << 30, index)
-gpus.driver.set_process(2**30, 5 << 30, name="python serve.py")
-gpus.driver.set_process(2**30 + 1, 2 << 30, 1, name="python rank.py", relation="child")
-%load_ext gpumemwidget
-"""
 _FILL = "for n in range({n}): stage.train(n, scale=1 - n / 10)"
 _LAUNCH = """
 sleep = [sys.executable, "-c", "import time; time.sleep(60)", "--rank"]
@@ -107,14 +97,6 @@ def _empty(notebook: Notebook) -> None:
     _open(notebook)
 
 
-def _busy(notebook: Notebook) -> None:
-    _open(notebook)
-    notebook.run(2)
-    notebook.run(3, timeout_s=90)
-    notebook.start(3)
-    notebook.page.wait_for_timeout(3000)
-
-
 def _variables(notebook: Notebook) -> None:
     _open(notebook)
     for cell in (2, 3, 4, 5):
@@ -137,24 +119,11 @@ def _account(notebook: Notebook) -> None:
     page.wait_for_timeout(700)
 
 
-def _filtered(notebook: Notebook) -> None:
-    _account(notebook)
-    notebook.page.locator(".gmd-search").fill("weight")
-    notebook.page.wait_for_timeout(900)
-
-
 def _released(notebook: Notebook) -> None:
     _variables(notebook)
     notebook.page.locator(".gmd-release").click()
     notebook.page.locator(".gmd-answer[data-state=done]").wait_for()
     notebook.page.wait_for_timeout(700)
-
-
-def _restarted(notebook: Notebook) -> None:
-    _open(notebook)
-    notebook.run(2)
-    notebook.restart_kernel()
-    notebook.page.locator(".gmd[data-over]").wait_for()
 
 
 def _gpus(notebook: Notebook) -> None:
@@ -171,12 +140,6 @@ def _one_gpu(notebook: Notebook) -> None:
     notebook.page.wait_for_timeout(300)
 
 
-def _tip(notebook: Notebook) -> None:
-    _one_gpu(notebook)
-    notebook.page.locator(".gmd-band").nth(-2).hover()
-    notebook.page.wait_for_timeout(200)
-
-
 def _hover(notebook: Notebook) -> None:
     _gpus(notebook)
     box = notebook.page.locator(".gmd-canvas").bounding_box()
@@ -185,17 +148,11 @@ def _hover(notebook: Notebook) -> None:
     notebook.page.wait_for_timeout(300)
 
 
-def _device(notebook: Notebook, *, wait_ms: int = 2000) -> None:
+def _device(notebook: Notebook) -> None:
     _open(notebook)
     notebook.run(2)
     notebook.page.locator("[data-tab=device]").click()
-    notebook.page.wait_for_timeout(wait_ms)
-
-
-def _device_empty(notebook: Notebook) -> None:
-    _open(notebook)
-    notebook.page.locator("[data-tab=device]").click()
-    notebook.page.wait_for_timeout(1500)
+    notebook.page.wait_for_timeout(2000)
 
 
 def _device_busy(notebook: Notebook) -> None:
@@ -204,27 +161,6 @@ def _device_busy(notebook: Notebook) -> None:
     notebook.page.wait_for_timeout(3500)
     notebook.page.locator(".gmd-report summary", has_text="Map of segments").click()
     notebook.page.wait_for_timeout(300)
-
-
-def _device_untouched(notebook: Notebook) -> None:
-    _device(notebook)
-    notebook.page.locator('[data-pick="cuda:1"]').click()
-    notebook.page.wait_for_timeout(700)
-
-
-def _device_host(notebook: Notebook) -> None:
-    _device(notebook)
-    notebook.page.locator('[data-pick="host"]').click()
-    notebook.page.wait_for_timeout(700)
-
-
-def _device_lost(notebook: Notebook) -> None:
-    _device(notebook)
-    page = notebook.page
-    page.locator('[data-pick="cuda:1"]', has_text="can't be read").wait_for(timeout=60_000)
-    page.locator('[data-pick="cuda:1"]').click()
-    page.locator(".gmd-look-again").click()
-    page.wait_for_timeout(1500)
 
 
 def _bounds(notebook: Notebook) -> None:
@@ -263,25 +199,16 @@ _GPU_CELLS = (
 )
 SCENES: dict[str, Scene] = {
     "empty": Scene(_HOST_CELLS, _empty),
-    "busy": Scene(_HOST_CELLS, _busy),
     "variables": Scene(_HOST_CELLS, _variables),
     "account": Scene(_HOST_CELLS, _account),
-    "filtered": Scene(_HOST_CELLS, _filtered),
     "released": Scene(_HOST_CELLS, _released),
-    "restarted": Scene(_HOST_CELLS, _restarted),
     "one-gpu": Scene((_GPUS.format(n_devices=1), *_GPU_CELLS), _one_gpu),
-    "tip": Scene((_GPUS.format(n_devices=1), *_GPU_CELLS), _tip),
     "two-gpus": Scene((_GPUS.format(n_devices=2), *_GPU_CELLS), _hover),
     "eight-gpus": Scene((_GPUS.format(n_devices=8), *_GPU_CELLS), _gpus),
     "bounds": Scene(_stage(1, 1, _BOUNDS, _FILL.format(n=1), _CROSS, "1 / 0"), _bounds),
-    "bounds-two": Scene(_stage(2, 2, _BOUNDS, _FILL.format(n=2), _CROSS, "1 / 0"), _bounds),
-    "device-empty": Scene(_stage(1, 0), _device_empty),
     "device": Scene(_stage(1, 1, _FILL.format(n=1)), _device),
     "device-busy": Scene(_stage(1, 1, _FILL.format(n=1), _LAUNCH), _device_busy),
-    "device-host": Scene((_SHARED, "%memdash", "time.sleep(5)"), _device_host),
-    "device-untouched": Scene(_stage(2, 1, _FILL.format(n=1)), _device_untouched),
     "device-eight": Scene(_stage(8, 6, f"{_FILL.format(n=6)}\nstage.lost.add('cuda:6')"), _device),
-    "lost": Scene((_SHARED, "%memdash", "gpus.driver.lose(1)\ntime.sleep(5)"), _device_lost),
     "traced": Scene((_LOAD, _MODEL, _TRACED), _traced, ".jp-OutputArea:has(.gmw)"),
 }
 

@@ -14,7 +14,8 @@ from playwright.sync_api import Locator
 
 from tests.browser.lab import Lab, Notebook
 from tools.notebooks import execute
-from tools.oom_card_picture import HOST_CARD, LOAD
+from tools.pictures import HOST_CARD
+from tools.pictures import LOAD_CARDS as LOAD
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 

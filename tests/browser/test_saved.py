@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.lab import BUSY, Lab, Notebook
-from tools.oom_card_picture import HOST_CARD
-from tools.oom_card_picture import LOAD as LOAD_CARDS
+from tools.pictures import HOST_CARD, LOAD_CARDS
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
