@@ -153,7 +153,7 @@ class MemMagics(Magics):
         "names",
         nargs="*",
         metavar="NAME",
-        help='a row to open: a variable, Out[7], "last exception", "no name" (default: all rows, '
+        help='a row to open: a variable, Out[7], "last exception", "no variable" (default: all, '
         "none opened)",
     )
     @argument("--device", metavar="D", help="one device only: cuda:0, host (default: all)")

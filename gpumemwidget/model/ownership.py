@@ -136,9 +136,7 @@ class FixKind(Enum):
     RELEASE_EXCEPTIONS = auto()
     RELEASE_CUBLAS = auto()
     RESET_COMPILER = auto()
-    RELEASE_OPTIMIZER = auto()  #: release the optimizer ``path`` too
     DELETE = auto()  #: delete ``path``
-    DELETE_FUNCTION = auto()  #: delete the function ``path``
     DELETE_CUDA_GRAPH = auto()
     DELETE_LENDER = auto()  #: delete what lent its memory to torch
     CLEAR_GRADIENT = auto()  #: set the gradient ``path`` to ``None``
@@ -179,7 +177,8 @@ class Holder:
 class Explanation:
     """Why some memory is still there."""
 
-    #: The expression that was asked about: ``x``, ``model.layers[0].weight``, ``no name``.
+    #: The expression that was asked about: ``x``, ``model.layers[0].weight``; ``""`` for all
+    #: memory that no variable leads to.
     name: str
     #: ``tensor``, ``module``, …; the class's qualified name.
     kind: str
@@ -194,8 +193,6 @@ class Explanation:
     n_more: int = 0
     #: False where the search ran out of time: other paths may hold it too.
     is_complete: bool = True
-    #: True for all memory that no variable leads to; ``name`` is ``no name`` then.
-    is_unnamed: bool = False
     #: Rows to release together, where the name alone frees next to nothing.
     joint: JointRelease | None = None
 

@@ -30,6 +30,7 @@ from gpumemwidget.ownership.graph.objects import (
     ClassParts,
     describe_class,
     is_a,
+    is_fixed,
     is_one_of,
     name_class,
     read_attributes,
@@ -70,13 +71,13 @@ class StepKind(Enum):
     RUBBISH = auto()  #: where the path begins: in a cycle that waits for the collector
     LENDER = auto()  #: where the path begins: at what lent its memory to torch
     PART = auto()  #: an attribute, an element, a variable of a function
+    FIXED = auto()  #: a part that its whole can't let go of: of a tuple, a frozen instance
     SAME = auto()  #: no step to a person: a view's base, an instance's dictionary
     UNNAMED = auto()  #: ``[…]``: somewhere within
     CLASS = auto()  #: ``.__class__``
     GRADIENT = auto()  #: ``.grad``
     GRAPH = auto()  #: the autograd graph of a tensor
-    OPTIMIZER_TABLE = auto()  #: ``.param_groups`` and ``.state`` of an optimizer
-    FUNCTION = auto()  #: a variable in a function's closure, or a default argument
+    WITHIN = auto()  #: into what goes with the whole alone: a closure, an optimizer's tables
     CACHE = auto()  #: the entries of ``functools.lru_cache``
     FRAME = auto()  #: a suspended function: ``: train() line 3``
     TRACEBACK = auto()  #: a function that failed, in an exception's traceback
@@ -106,7 +107,7 @@ class Role(NamedTuple):
     name: str = ""
     #: The names of variables and defaults, by their place.
     names: tuple[str, ...] = ()
-    #: Whose it is: ``module``, ``module dict``, ``optimizer``, ``context``.
+    #: Whose it is: ``module``, ``module dict``, ``optimizer``, ``context``, ``fixed``.
     of: str = ""
 
 
@@ -171,6 +172,10 @@ class Labels:
         else:
             self._name_plain_parts(target, role, names)
         self._name_attributes(target, role, names)
+        if is_fixed(target):
+            for key, (step, part_role) in names.items():
+                if step.kind is StepKind.PART:
+                    names[key] = PathStep(StepKind.FIXED, step.text), part_role
         return names
 
     def _name_plain_parts(self, target: Any, role: Role, names: _Names) -> None:
@@ -248,7 +253,7 @@ class Labels:
             ("'s default: ", defaults, Role("defaults", optional)),
             ("'s default: ", target.__kwdefaults__, Role("defaults")),
         ):
-            _add(names, [(word, part)], role, StepKind.FUNCTION)
+            _add(names, [(word, part)], role, StepKind.WITHIN)
 
     def _name_items(self, target: Any, role: Role, names: _Names) -> None:
         for key, value in self._graph.list_met_items(target):
@@ -292,9 +297,10 @@ class Labels:
         elif of.startswith("module") and key in _MODULE_TABLES:
             _add(names, [("", value)], Role("table", of=of))
         elif of == "optimizer" and key in _OPTIMIZER_TABLES:
-            _add(names, [(f".{key}", value)], kind=StepKind.OPTIMIZER_TABLE)
+            _add(names, [(f".{key}", value)], kind=StepKind.WITHIN)
         else:
-            _add(names, [(f": ctx.{key}" if of == "context" else f".{key}", value)])
+            kind = StepKind.FIXED if of == "fixed" else StepKind.PART
+            _add(names, [(f": ctx.{key}" if of == "context" else f".{key}", value)], kind=kind)
 
     def _name_attributes(self, target: object, role: Role, names: _Names) -> None:
         """Name the values in an instance's dictionary and slots."""
@@ -307,7 +313,7 @@ class Labels:
             attributes = read_type_dict(target)  # type: ignore[arg-type]  # a class, by its type
         elif parts.read_dict is not None:
             attributes = parts.read_dict.__get__(target)
-        of = self._find_owner_word(cls)
+        of = self._find_owner_word(cls) or ("fixed" if is_fixed(target) else "")
         if is_a(attributes, dict):
             # An instance refers to its dictionary if it has one of its own; if its
             # values lie in the instance itself (Python 3.11), it refers to these.

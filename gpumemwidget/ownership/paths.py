@@ -15,7 +15,7 @@ from types import TracebackType
 
 from gpumemwidget.model.ownership import Fix, FixKind, MemoryKind, RootKind
 from gpumemwidget.ownership.graph.kinds import Kind
-from gpumemwidget.ownership.graph.objects import is_a, is_fixed, read_attribute
+from gpumemwidget.ownership.graph.objects import is_a, read_attribute
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.labels import Labels, PathStep, Role, StepKind, spell_steps
 
@@ -117,22 +117,6 @@ class Paths:
         steps, role = self._read_steps(parent)
         step, _ = self._labels.name_edge(parent, role, child)
         return _join(steps, step)
-
-    def list_cut_steps(self, parent: int, steps: Steps) -> Steps:
-        """Return the path to a part of ``parent``, or to the nearest whole that can be taken away.
-
-        Neither a tuple nor a frozen instance lets go of what it holds.
-        """
-        objects = self._graph.objects
-        while parent != _NO_PARENT:
-            own, above = self.list_steps(parent), self._parents[parent]
-            if type(objects[parent]) is dict and above != _NO_PARENT:
-                # An instance's attributes.
-                parent = above if self.list_steps(above) == own else parent
-            if not is_fixed(objects[parent]):
-                break
-            steps, parent = own, self._parents[parent]
-        return steps
 
     def find_part(self, start: int, word: str, text: str) -> tuple[int, int] | None:
         """Return the places of the object to which a spelled path leads, and of its holder.
@@ -322,10 +306,8 @@ _BY_UNNAMED = {
 #: Steps whose holder decides, not what it leads to.
 _BY_STEP: dict[StepKind, FixKind] = {
     StepKind.GRAPH: FixKind.DROP_GRAPH,
-    StepKind.FUNCTION: FixKind.DELETE_FUNCTION,
     StepKind.CACHE: FixKind.CLEAR_CACHE,
     StepKind.FRAME: FixKind.CLOSE_GENERATOR,
-    StepKind.OPTIMIZER_TABLE: FixKind.RELEASE_OPTIMIZER,
 }
 
 
@@ -350,16 +332,15 @@ def _find_on_way(steps: tuple[PathStep, ...], module: str) -> Fix:
     for number, step in enumerate(steps):
         if step.kind in _BY_STEP:
             return Fix(_BY_STEP[step.kind], spell_steps(steps[:number]), module)
-        if step.kind is StepKind.TRACEBACK:
+        if step.kind in (StepKind.WITHIN, StepKind.TRACEBACK):
             # A frame keeps its variables as long as the exception is kept.
             steps = steps[:number]
             break
+    # A part that its whole can't let go of, or that has no name, goes with the whole.
+    while steps[-1].kind in (StepKind.FIXED, StepKind.UNNAMED, StepKind.CLASS) and len(steps) > 1:
+        steps = steps[:-1]
     if len(steps) == 1 and not module:
         return Fix(FixKind.RELEASE_ROW, steps[0].text)
-    last = steps[-1].kind
-    if last is StepKind.GRADIENT:
-        return Fix(FixKind.CLEAR_GRADIENT, spell_steps(steps), module)
-    if last in (StepKind.CLASS, StepKind.UNNAMED) and len(steps) > 1:
-        # An instance keeps its class; a place that has no name goes with the whole.
-        steps = steps[:-1]
-    return Fix(FixKind.DELETE, spell_steps(steps), module)
+    is_gradient = steps[-1].kind is StepKind.GRADIENT
+    kind = FixKind.CLEAR_GRADIENT if is_gradient else FixKind.DELETE
+    return Fix(kind, spell_steps(steps), module)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, UnknownNameError, forgets_frames
@@ -27,35 +28,34 @@ from gpumemwidget.ownership.labels import (
     PathStep,
     StepKind,
     find_kind_name,
-    spell_steps,
 )
 from gpumemwidget.ownership.partition import ReleasePartition, find_joint
 from gpumemwidget.ownership.paths import Steps, find_fix
 from gpumemwidget.ownership.shell import Shell
 
+#: Maximum number of holders that are listed.
 _MOST_HOLDERS = 20
-_INDEX = re.compile(r"\[(\d+|[^\[\]\"]*\.[^\[\]]*)\]")
-#: Keys that have a number in them, and all keys.
-_NUMBERED = re.compile(r"\[(\d+|[^\[\]\"]*\.[^\[\]]*|\"[^\"]*\d[^\"]*\")\]")
-_KEY = re.compile(r"\[([^\[\]]*)\]")
+_NUMBER = re.compile(r"\d")
 _QUOTED = re.compile(r"\['([^'\"\]]*)'\]")
 _UNSEEN = PathStep(StepKind.ROOT, UNSEEN)
 _LENDER = PathStep(StepKind.LENDER, LENDER)
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
+#: A path's steps as text.
+_Path = tuple[str, ...]
+
+
+class _Way(NamedTuple):
     """One way into the memory from outside, which it enters at the place ``part``."""
 
     steps: Steps
     root: RootKind
     part: int
-    #: The path to what can be taken away: no tuple lets go of an element.
-    cut_steps: Steps = ()
 
     @property
-    def path(self) -> str:
-        return spell_steps(self.steps)
+    def path(self) -> _Path:
+        """The steps as text."""
+        return tuple(step.text for step in self.steps)
 
 
 @forgets_frames
@@ -98,30 +98,34 @@ def explain_unnamed(shell: Shell, hardware: Hardware) -> Explanation:
         for each in device.owned
         if each.root in UNNAMED_ROOTS and not (each.device == HOST and each.kind == "other")
     ]
-    groups: dict[tuple[str, RootKind], list[Owned]] = {}
-    for each in lines:
-        groups.setdefault((_fold(each.owner), each.root), []).append(each)
     holders = [
         Holder(
-            path=_tell_count(owned[0].owner if len(owned) == 1 else path, len(owned)),
-            root=root,
-            fix=owned[0].fix or find_fix(root, (_UNSEEN,), kind=owned[0].kind),
+            path=_spell_together([each.steps for each in owned]),
+            root=owned[0].root,
+            fix=owned[0].fix or find_fix(owned[0].root, (_UNSEEN,), kind=owned[0].kind),
             held_bytes=_sum_lines(owned),
         )
-        for (path, root), owned in groups.items()
+        for owned in _group(lines, lambda each: each.steps)
     ]
-    holders.sort(key=lambda each: -each.held_bytes.total_bytes)
-    return Explanation(
-        name="no name",
-        is_unnamed=True,
-        kind="memory",
-        type_name="",
-        held_bytes=_sum_lines(lines),
-        frees_bytes=DeviceBytes(),
-        holders=tuple(holders[:_MOST_HOLDERS]),
-        n_more=max(0, len(holders) - _MOST_HOLDERS),
-        is_complete=account.is_complete,
+    return _cut_list(
+        holders,
+        Explanation(
+            name="",
+            kind="memory",
+            type_name="",
+            held_bytes=_sum_lines(lines),
+            frees_bytes=DeviceBytes(),
+            holders=(),
+            is_complete=account.is_complete,
+        ),
     )
+
+
+def _cut_list(holders: Sequence[Holder], explanation: Explanation) -> Explanation:
+    """Return the explanation with these holders, as many as are listed."""
+    ordered = sorted(holders, key=lambda each: (-each.held_bytes.total_bytes, each.path))
+    n_more = max(0, len(holders) - _MOST_HOLDERS)
+    return replace(explanation, holders=tuple(ordered[:_MOST_HOLDERS]), n_more=n_more)
 
 
 class _Inquiry:
@@ -147,30 +151,28 @@ class _Inquiry:
         self._add_roots()
         self._add_holders()
         self._add_unseen()
-        holders = [self._describe(*group) for group in _group(self._ways)]
-        holders.sort(key=lambda each: (-each.held_bytes.total_bytes, each.path))
         frees_bytes = self._sum_frees()
         is_row = self._expression in account.rows
-        return Explanation(
-            name=self._expression,
-            kind=find_kind_name(graph, self._place),
-            type_name=name_class(type(graph.objects[self._place])),
-            held_bytes=account.sum_places(self._storages, rounded=False),
-            frees_bytes=frees_bytes,
-            holders=tuple(holders[:_MOST_HOLDERS]),
-            n_more=max(0, len(holders) - _MOST_HOLDERS),
-            is_complete=graph.is_complete,
-            joint=find_joint(account, [self._expression], frees_bytes) if is_row else None,
+        return _cut_list(
+            [self._describe(ways) for ways in _group(self._ways, lambda each: each.path)],
+            Explanation(
+                name=self._expression,
+                kind=find_kind_name(graph, self._place),
+                type_name=name_class(type(graph.objects[self._place])),
+                held_bytes=account.sum_places(self._storages, rounded=False),
+                frees_bytes=frees_bytes,
+                holders=(),
+                is_complete=graph.is_complete,
+                joint=find_joint(account, [self._expression], frees_bytes) if is_row else None,
+            ),
         )
 
-    def _describe(self, pattern: re.Pattern[str], ways: list[_Way]) -> Holder:
-        first = ways[0]
+    def _describe(self, ways: list[_Way]) -> Holder:
         storages = set().union(*(self._find_below(way.part) for way in ways))
-        paths = list({way.path: None for way in ways})
         return Holder(
-            path=_tell_count(_merge(paths, pattern), len(paths)),
-            root=first.root,
-            fix=find_fix(first.root, first.cut_steps or first.steps),
+            path=_spell_together([way.path for way in ways]),
+            root=ways[0].root,
+            fix=find_fix(ways[0].root, ways[0].steps),
             held_bytes=self._account.sum_places(storages, rounded=False),
         )
 
@@ -265,9 +267,7 @@ class _Inquiry:
                 continue
             for part in dict.fromkeys(parts):
                 if part in within:
-                    steps = paths.name_part(place, part)
-                    cut = paths.list_cut_steps(place, steps)
-                    self._ways.append(_Way(steps, root.kind, part, cut))
+                    self._ways.append(_Way(paths.name_part(place, part), root.kind, part))
 
     def _add_unseen(self) -> None:
         """Add the holders that reference counts show and no walk has met."""
@@ -326,33 +326,40 @@ def _describe_unknown(shell: Shell, text: str, words: list[str]) -> UnknownNameE
     return UnknownNameError(f"{text!r} is not a variable: {hint}")
 
 
-def _group(ways: Iterable[_Way]) -> list[tuple[re.Pattern[str], list[_Way]]]:
-    """Group similar ways: by their indices, and if that leaves many, by their keys."""
-    pattern = _INDEX
-    groups: dict[tuple[str, RootKind], list[_Way]] = {}
-    for pattern in (_INDEX, _NUMBERED, _KEY):
+_T = TypeVar("_T", _Way, Owned)
+
+
+def _group(found: Sequence[_T], read_path: Callable[[_T], _Path]) -> list[list[_T]]:
+    """Group what has similar paths: but for numbers, and if that leaves many, but for all keys."""
+    groups: dict[tuple[_Path, RootKind], list[_T]] = {}
+    for opens_all in (False, True):
         groups = {}
-        for way in ways:
-            groups.setdefault((_fold(way.path, pattern), way.root), []).append(way)
+        for each in found:
+            path = _open_keys(read_path(each), opens_all=opens_all)
+            groups.setdefault((path, each.root), []).append(each)
         if len(groups) <= _MOST_HOLDERS:
             break
-    return [(pattern, group) for group in groups.values()]
+    return list(groups.values())
 
 
-def _merge(paths: Sequence[str], pattern: re.Pattern[str]) -> str:
-    """Return one path for many that differ in some indices, with just these left open."""
-    columns = zip(*(pattern.findall(path) for path in paths), strict=True)
-    keys = iter([column[0] if len(set(column)) == 1 else "…" for column in columns])
-    return pattern.sub(lambda _: f"[{next(keys)}]", paths[0])
+def _open_keys(path: _Path, *, opens_all: bool) -> _Path:
+    """Return a path with its indices open, and keys with a number or a parameter in them."""
+    return tuple(
+        "[…]"
+        if step.startswith("[") and (opens_all or step[1] != '"' or _NUMBER.search(step))
+        else step
+        for step in path
+    )
 
 
-def _fold(path: str, pattern: re.Pattern[str] = _INDEX) -> str:
-    """Return a path with its indices, and the parameters that are keys, left open."""
-    return pattern.sub("[…]", path)
-
-
-def _tell_count(path: str, n_paths: int) -> str:
-    return path if n_paths == 1 or "[…]" not in path else f"{path} ({n_paths} of them)"
+def _spell_together(paths: Sequence[_Path]) -> str:
+    """Return one path for many that differ in some keys alone, with just these left open."""
+    paths = list(dict.fromkeys(paths))
+    if len(paths) == 1:
+        return "".join(paths[0])
+    columns = zip(*paths, strict=True)
+    path = "".join(column[0] if len(set(column)) == 1 else "[…]" for column in columns)
+    return f"{path} ({len(paths)} of them)"
 
 
 def _sum_lines(lines: Iterable[Owned]) -> DeviceBytes:

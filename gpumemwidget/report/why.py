@@ -6,7 +6,7 @@ from gpumemwidget.model.ownership import Explanation, Fix, FixKind, Holder
 from gpumemwidget.report.release import describe_joint
 from gpumemwidget.report.render.blocks import Block, Heading, Note, Run, Step, Steps, Tone
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.render.wording import format_device_bytes
+from gpumemwidget.report.render.wording import count, format_device_bytes
 
 #: Code to type for each fix; ``{}`` is its path.
 _COMMANDS = {
@@ -23,8 +23,6 @@ _COMMANDS = {
 }
 #: Sentences for the fixes that are no single line of code.
 _SENTENCES = {
-    FixKind.RELEASE_OPTIMIZER: "also release {}: an optimizer references its parameters",
-    FixKind.DELETE_FUNCTION: "delete the function {}",
     FixKind.DELETE_CUDA_GRAPH: "delete the graph, or call its reset()",
     FixKind.DELETE_LENDER: "delete the array or file whose memory it shares",
     FixKind.DROP_GRAPH: "call backward(), or drop {0} (keep {0}.detach() or .item())",
@@ -40,69 +38,47 @@ def report_explanation(explanation: Explanation) -> Report:
     """Report what holds some memory: its size, its other holders, and a fix for each."""
     blocks: list[Block] = [Heading(_list_title(explanation))]
     holders = [each for each in explanation.holders if each.path != explanation.name]
-    amounts = _tell_amounts(explanation, is_alone=not holders)
-    blocks.append(Note(amounts, tone="plain"))
+    blocks.append(Note(_tell_amounts(explanation, is_alone=not holders), tone="plain"))
     if holders:
         blocks.append(Steps(tuple(_describe_holder(holder) for holder in holders)))
         if explanation.n_more:
-            paths = "path" if explanation.n_more == 1 else "paths"
-            blocks.append(Note(f"and {explanation.n_more} more {paths}"))
+            blocks.append(Note(f"and {count(explanation.n_more, 'more path')}"))
     elif explanation.held_bytes.total_bytes:
-        blocks.append(Note(_tell_alone(explanation), tone="plain"))
+        blocks.append(Note("Nothing else was found that holds it.", tone="plain"))
     own = next((each for each in explanation.holders if each.path == explanation.name), None)
     joint = describe_joint(explanation.joint)
     if joint:
         blocks.extend(joint)
     elif own is not None:
-        words = "To release it"
-        if holders:
-            frees = explanation.frees_bytes.total_bytes
-            words = "To release this one" if frees else "When nothing else holds it"
-        blocks.append(Note(f"{words}: {word_fix(own.fix).text}", tone="plain"))
+        blocks.append(Note(f"To release it: {word_fix(own.fix).text}", tone="plain"))
     if not explanation.is_complete:
-        blocks.append(
-            Note(
-                "There were too many objects to look at in time: there may be more holders.",
-                tone="warn",
-            )
-        )
+        words = "There were too many objects to look at in time: there may be more holders."
+        blocks.append(Note(words, tone="warn"))
     return Report(tuple(blocks))
 
 
 def _list_title(explanation: Explanation) -> tuple[Run, ...]:
-    if explanation.is_unnamed:
+    if not explanation.name:
         return (Run("Memory without a variable", "strong"),)
-    kind = explanation.kind
-    if explanation.type_name and explanation.type_name != kind:
-        kind = f"{kind}, {explanation.type_name}" if kind else explanation.type_name
-    return (Run(explanation.name, "code"), Run(kind, "muted"))
+    kinds = dict.fromkeys((explanation.kind, explanation.type_name))
+    return (Run(explanation.name, "code"), Run(", ".join(filter(None, kinds)), "muted"))
 
 
 def _tell_amounts(explanation: Explanation, *, is_alone: bool) -> str:
     held = format_device_bytes(explanation.held_bytes)
-    if explanation.is_unnamed:
+    if not explanation.name:
         # More time might find a variable that leads to some of it.
         about = "" if explanation.is_complete else "about "
         return f"It is {about}{held}." if held else "None: all memory is reachable from variables."
     if not held:
         return "It holds no tensor memory."
     frees = format_device_bytes(explanation.frees_bytes)
-    if is_alone and not explanation.frees_bytes.total_bytes:
-        # The account does not know what releasing a part of something frees.
-        return f"Holds {held}."
     if explanation.frees_bytes == explanation.held_bytes:
         return f"Holds {held}. Releasing it frees all of that."
-    if not frees:
-        return f"Holds {held}. Releasing only this frees nothing: it is shared."
-    return f"Holds {held}. Releasing only this frees {frees}."
-
-
-def _tell_alone(explanation: Explanation) -> str:
-    if explanation.is_unnamed:
-        return "Nothing was found that holds it."
-    if not explanation.is_complete:
-        return "Nothing else was found that holds it."
-    return "Nothing else holds it."
+    if is_alone and not explanation.frees_bytes.total_bytes:
+        # What a running function or a module has alone is no row, whose release could be planned.
+        return f"Holds {held}."
+    return f"Holds {held}. Releasing only this frees {frees or 'nothing: it is shared'}."
 
 
 def word_fix(fix: Fix) -> Run:

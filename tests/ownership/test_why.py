@@ -36,7 +36,7 @@ def test_every_other_holder_is_named(notebook: Notebook) -> None:
         "alias": "%memrelease alias",
         'box["k"][0]': 'del box["k"][0]',
         "view": "%memrelease view",
-        "step's closure: t": "delete the function step",
+        "step's closure: t": "%memrelease step",
         "a.b": "del a.b",
     }
     assert {holder.held_bytes for holder in explanation.holders} == {DeviceBytes(((HOST, 4036),))}

@@ -183,7 +183,7 @@ def make_explanation() -> Explanation:
             Holder(
                 "optimizer.param_groups[0]['params'][39]",
                 "name",
-                Fix(FixKind.RELEASE_OPTIMIZER, "optimizer"),
+                Fix(FixKind.RELEASE_ROW, "optimizer"),
                 on_gpu(18),
             ),
             Holder(frame + weight, "exception", Fix(FixKind.RELEASE_EXCEPTIONS), on_gpu(18)),
@@ -212,8 +212,7 @@ def make_unnamed_explanation(**changes: object) -> Explanation:
     """What no name reaches: a table in a library's C++, and workspaces."""
     cache = "a tuple of 2 held by a closure of functools.lru_cache"
     explanation = Explanation(
-        name="no name",
-        is_unnamed=True,
+        name="",
         kind="",
         type_name="",
         held_bytes=on_gpu(38),
