@@ -537,8 +537,8 @@ class MemMagics(Magics):
         from gpumemwidget.report.trace import report_trace  # noqa: PLC0415 - when it is used
         from gpumemwidget.session.trace_block import load_trace  # noqa: PLC0415
 
-        trace = load_trace(args.load).trace
-        display(report_trace(trace, (), n_lines=args.lines, depth=args.depth))
+        trace = load_trace(args.load, depth=args.depth).trace
+        display(report_trace(trace, (), n_lines=args.lines))
 
 
 # -- What the magics share -------------------------------------------------------------------------

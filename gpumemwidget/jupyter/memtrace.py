@@ -316,10 +316,10 @@ class _CellTrace:
         if trace is None:
             return [report_cell(record, samples)]
         trace = dataclasses.replace(trace, record=record)
-        n_lines, depth = self.request.n_lines, self.request.depth
+        n_lines = self.request.n_lines
         if self._live is not None:
-            return list_displays(trace, samples, n_lines=n_lines, depth=depth)
-        return [report_trace(trace, samples, n_lines=n_lines, depth=depth)]
+            return list_displays(trace, samples, n_lines=n_lines)
+        return [report_trace(trace, samples, n_lines=n_lines)]
 
     def _trace_lines(self, record: CellRecord) -> CellTrace | None:
         if self._tracer is None:

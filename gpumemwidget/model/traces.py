@@ -152,15 +152,26 @@ class LineUse:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function below a line, with the memory that it and its callees allocated for that line."""
+    """Functions below a line, with the memory that they and their callees allocated for that line.
 
-    function: str
+    Attributes:
+        functions: the outermost first; each does nothing but call the next. ``()`` for smaller
+            calls, taken together.
+        filename: the user's innermost file, or the library's; ``""`` for smaller calls.
+        line: the line in that file.
+        use: what was allocated there.
+        modules: the running modules of the model, where they are known: ``transformer.h.3.mlp``.
+            There are several where calls of modules that differ in a number alone are added up.
+        n_calls: number of calls that are added up here.
+        calls: the calls that these make, biggest first.
+    """
+
+    functions: tuple[str, ...]
     filename: str
     line: int
     use: LineUse
-    #: The running module of the model, where it is known: ``transformer.h.3.mlp``.
-    module: str | None = None
-    #: Biggest first.
+    modules: tuple[str, ...] = ()
+    n_calls: int = 1
     calls: tuple[Call, ...] = ()
 
 

@@ -1,17 +1,10 @@
-"""The listing of a traced cell: which lines and which calls are shown, with what they allocated.
-
-A line that runs a model has hundreds of calls below it, of which the biggest are rows. A call that
-does nothing but call another is one row with it, and so are modules that differ in a number alone:
-the layers of a model.
-"""
+"""The listing of a traced cell: its lines, and the calls below them, with what they allocated."""
 
 from __future__ import annotations
 
-import heapq
 import itertools
-import re
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 
 from gpumemwidget.model.traces import Call, DeviceTrace, HostLines, LineUse, SourceLine, SourceUnit
@@ -36,21 +29,12 @@ _OTHER_LINES = (30, 12)
 #: Maximum number of characters of a source line.
 _MAX_SOURCE_WIDTH = 180
 _TAB_SIZE = 4
-#: Maximum number of calls below one line, and the number if a depth was asked for.
-_MAX_CALLS, _MAX_CALLS_ASKED = 8, 60
-#: Minimum share of a line's bytes that a call is shown for, unless a depth was asked for.
-_MIN_CALL_SHARE = 0.02
 #: Maximum number of line numbers that are named in one row.
 _MAX_NUMBERS = 5
 #: Maximum number of functions that are named of a chain of calls.
 _MAX_FUNCTIONS = 3
 
-#: Functions of PyTorch's between every module and its ``forward``.
-_PLUMBING = frozenset({"_wrapped_call_impl", "_call_impl", "_fn", "decorate_context"})
-#: The function of a call that stands for several which were not kept apart.
-_OTHER = "other"
 _FOLDERS = ("site-packages", "dist-packages")
-_NUMBER = re.compile(r"\d+", re.ASCII)
 
 
 def _add_up(uses: Iterable[LineUse]) -> LineUse:
@@ -78,7 +62,6 @@ def list_unit(
     *,
     bands: Mapping[int, str],
     n_lines: int | None,
-    depth: int | None,
 ) -> Table:
     """Return a unit's lines with what they did, and for the traced cell the rows of a sum.
 
@@ -87,13 +70,9 @@ def list_unit(
         unit: one of its units.
         bands: keys of the lines' colours.
         n_lines: maximum number of lines, those that matter most; ``None`` for a usual number.
-        depth: how many levels of calls are shown below a line; ``None`` for a usual number, and
-            for none in other units than the cell, which show them as lines of their own.
     """
     total = sum_uses(device)
     is_cell = bool(device.units) and unit is device.units[0]
-    if depth is None and not is_cell:
-        depth = 0
     files = {each.filename: name_file(each.name) for each in device.units}
     lines = {line.line: line for line in unit.lines}
     weights = {line.line: _weigh_line(line.use) for line in unit.lines if line.use is not None}
@@ -103,7 +82,7 @@ def list_unit(
         if is_shown:
             line = lines[numbers[0]]
             band = bands.get(line.line, "") if is_cell else ""
-            groups.append(_list_line(line, total, files, band=band, depth=depth))
+            groups.append(_list_line(line, total, files, band=band))
         elif is_cell:
             uses = [use for number in numbers if (use := lines[number].use) is not None]
             words = _count_hidden(len(numbers), "allocated", has_any=bool(uses))
@@ -226,13 +205,12 @@ def _list_line(
     files: Mapping[str, str],
     *,
     band: str,
-    depth: int | None,
 ) -> tuple[_Row, ...]:
     """Return a line with the calls below it, all levels in one."""
     if line.use is None:
         return (_make_line(line.text, line.line, band=band),)
     row = _make_line(line.text, line.line, _list_amounts(line.use, total), band=band)
-    return (row, *_list_calls(line.calls, line.use, depth, files))
+    return (row, *_list_calls(line.calls, line.use, files))
 
 
 def _list_sums(device: DeviceTrace, total: LineUse) -> Iterator[_Row]:
@@ -269,139 +247,41 @@ def _show_amount(n_bytes: int, total_bytes: int = 0) -> Cell:
 # -- Calls below a line ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Node:
-    """A call, or a chain of calls of which each makes only the next."""
-
-    chain: tuple[Call, ...]
-    #: The biggest first.
-    parts: tuple[_Node, ...]
-
-    @property
-    def use(self) -> LineUse:
-        return self.chain[0].use
-
-
 def _list_calls(
-    calls: Sequence[Call], use: LineUse, depth: int | None, files: Mapping[str, str]
+    calls: Iterable[Call], line_use: LineUse, files: Mapping[str, str], level: int = 1
 ) -> Iterator[_Row]:
     """Return the rows below a line, each followed by those below it."""
-    min_bytes, max_rows = 0, _MAX_CALLS_ASKED
-    if depth is None:
-        min_bytes, max_rows = int(_MIN_CALL_SHARE * use.allocated_bytes), _MAX_CALLS
-    nodes = tuple(map(_make_node, _merge_alike(calls)))
-    found = [node for node in _iter_nodes(nodes, depth) if _weigh_call(node.use) >= min_bytes]
-    # No call weighs more than the one that made it.
-    shown = heapq.nlargest(max_rows, found, key=lambda node: _weigh_call(node.use))
-    yield from _iter_calls(nodes, set(shown), 1, use, files)
-
-
-def _merge_alike(calls: Iterable[Call]) -> tuple[Call, ...]:
-    """Return the calls, with those whose modules differ in a number alone as one, biggest first."""
-    alike: dict[object, list[Call]] = {}
     for call in calls:
-        # The module of a layer is often known only one or two calls further down.
-        module = _find_module(_follow(call))
-        key = id(call) if module is None else _NUMBER.sub("#", module)
-        alike.setdefault((key, call.function, call.filename), []).append(call)
-    return tuple(sorted(map(_join_calls, alike.values()), key=lambda call: -_weigh_call(call.use)))
-
-
-def _join_calls(calls: Sequence[Call]) -> Call:
-    below = _merge_alike(each for call in calls for each in call.calls)
-    if len(calls) == 1:
-        return replace(calls[0], calls=below)
-    modules = [call.module for call in calls if call.module is not None]
-    module = name_range(modules) if len(modules) == len(calls) else None
-    return replace(calls[0], use=_add_up(call.use for call in calls), module=module, calls=below)
-
-
-def _make_node(call: Call) -> _Node:
-    chain = _follow(call)
-    return _Node(chain, tuple(map(_make_node, chain[-1].calls)))
-
-
-def _follow(call: Call) -> tuple[Call, ...]:
-    """Return the chain that a call begins."""
-    chain = [call]
-    while len(call.calls) == 1:
-        only = call.calls[0]
-        if (call.use.allocated_bytes, call.use.n_allocs) != (
-            only.use.allocated_bytes,
-            only.use.n_allocs,
-        ):
-            break
-        call = only
-        chain.append(call)
-    return tuple(chain)
-
-
-def _find_module(chain: Sequence[Call]) -> str | None:
-    return next((call.module for call in reversed(chain) if call.module), None)
-
-
-def _weigh_call(use: LineUse) -> int:
-    return max(use.allocated_bytes, use.at_peak_bytes, abs(use.net_bytes))
-
-
-def _iter_nodes(nodes: Iterable[_Node], depth: int | None) -> Iterator[_Node]:
-    """Return nodes and what is below them, each before its parts, down to some level."""
-    if depth != 0:
-        for node in nodes:
-            yield node
-            yield from _iter_nodes(node.parts, None if depth is None else depth - 1)
-
-
-def _iter_calls(
-    nodes: Sequence[_Node],
-    chosen: Container[_Node],
-    level: int,
-    line_use: LineUse,
-    files: Mapping[str, str],
-) -> Iterator[_Row]:
-    shown = [node for node in nodes if node in chosen]
-    for node in shown:
-        name, detail = _describe_call(node, files)
+        name, detail = _describe_call(call, files)
         # The only call of a line adds where it allocated, and nothing new of how much.
-        amounts = () if node.use == line_use else _list_amounts(node.use)
-        yield _make_row(name, amounts, tone="code", detail=detail, level=level)
-        yield from _iter_calls(node.parts, chosen, level + 1, line_use, files)
-    n_more = len(nodes) - len(shown)
-    if shown and n_more:
-        rest = _add_up(node.use for node in nodes if node not in chosen)
-        amounts = _list_amounts(rest)
-        yield _make_row(count(n_more, "more call"), amounts, level=level)
+        amounts = () if call.use == line_use else _list_amounts(call.use)
+        tone: Tone = "code" if call.functions else "muted"
+        yield _make_row(name, amounts, tone=tone, detail=detail, level=level)
+        yield from _list_calls(call.calls, line_use, files, level + 1)
 
 
-def _describe_call(node: _Node, files: Mapping[str, str]) -> tuple[str, str]:
+def _describe_call(call: Call, files: Mapping[str, str]) -> tuple[str, str]:
     """Return a call's name, and what is said of it more quietly."""
-    last = node.chain[-1]
-    if last.function == _OTHER and not last.filename:
-        return "other calls", ""
-    module = _find_module(node.chain)
-    names = [call.function for call in node.chain if call.function not in _PLUMBING]
-    names = list(dict.fromkeys(names))
-    if not names:
-        return module or last.function, ""
+    if not call.functions:
+        return count(call.n_calls, "more call"), ""
+    names = call.functions
     if len(names) > _MAX_FUNCTIONS:
-        names = [names[0], "…", names[-1]]
+        names = (names[0], "…", names[-1])
     functions = " › ".join(names)
-    place = _name_place(node.chain, files)
-    if module is None:
+    place = _name_place(call, files)
+    if not call.modules:
         return functions, place
-    return module, f"{functions}, {place}" if place else functions
+    return name_range(call.modules), f"{functions}, {place}" if place else functions
 
 
-def _name_place(chain: Sequence[Call], files: Mapping[str, str]) -> str:
+def _name_place(call: Call, files: Mapping[str, str]) -> str:
     """Return the user's own innermost line, or ``torch/nn/functional.py:134``."""
-    for call in reversed(chain):
-        if call.filename in files:
-            return f"{files[call.filename]}, line {call.line}"
-    last = chain[-1]
-    name = name_file(last.filename)
+    if call.filename in files:
+        return f"{files[call.filename]}, line {call.line}"
+    name = name_file(call.filename)
     # ``torch.nn.functional.linear`` says as much.
-    is_told = name.startswith(last.function.rpartition(".")[0].replace(".", "/") or "/")
-    return "" if is_told or not name else f"{name}:{last.line}"
+    is_told = name.startswith(call.functions[-1].rpartition(".")[0].replace(".", "/") or "/")
+    return "" if is_told or not name else f"{name}:{call.line}"
 
 
 def name_file(filename: str) -> str:

@@ -98,7 +98,6 @@ def report_trace(
     samples: Sequence[Sample],
     *,
     n_lines: int | None = None,
-    depth: int | None = None,
 ) -> Report:
     """Report a traced cell: its table, its timelines, its lines, and what made the peak.
 
@@ -106,9 +105,8 @@ def report_trace(
         trace: the traced cell.
         samples: readings taken while it ran, for the devices that were not traced.
         n_lines: maximum number of lines of a unit, those that matter most.
-        depth: how many levels of calls are shown below a line; 0 for none.
     """
-    pieces = _list_pieces(trace, samples, n_lines=n_lines, depth=depth)
+    pieces = _list_pieces(trace, samples, n_lines=n_lines)
     return Report(tuple(block for piece in pieces for block in piece))
 
 
@@ -117,7 +115,6 @@ def list_displays(
     samples: Sequence[Sample],
     *,
     n_lines: int | None = None,
-    depth: int | None = None,
 ) -> tuple[Report, ...]:
     """Return the report in pieces, one display each: the head, the timelines, the lines.
 
@@ -126,14 +123,14 @@ def list_displays(
     moved = tuple(_list_moved(trace))
     figure = plot_trace(replace(trace, devices=moved))
     if figure is None:
-        return (report_trace(trace, samples, n_lines=n_lines, depth=depth),)
-    head, timelines, lines = _list_pieces(trace, samples, n_lines=n_lines, depth=depth)
+        return (report_trace(trace, samples, n_lines=n_lines),)
+    head, timelines, lines = _list_pieces(trace, samples, n_lines=n_lines)
     figures = FigureReport(tuple(timelines), figure=figure)
     return Report(tuple(head)), figures, Report(tuple(lines))
 
 
 def _list_pieces(
-    trace: CellTrace, samples: Sequence[Sample], *, n_lines: int | None, depth: int | None
+    trace: CellTrace, samples: Sequence[Sample], *, n_lines: int | None
 ) -> tuple[list[Block], list[Block], list[Block]]:
     """Return the head, the timelines, and the lines with the notes."""
     moved = _list_moved(trace)
@@ -144,7 +141,7 @@ def _list_pieces(
     for device in moved:
         if len(trace.devices) > 1:
             lines.append(Heading((Run(device.device, "strong"),)))
-        lines.extend(_list_lines(device, n_lines=n_lines, depth=depth))
+        lines.extend(_list_lines(device, n_lines=n_lines))
     if trace.host is not None and not _is_host_still(trace.host):
         lines.append(list_host(trace.host, n_lines=n_lines))
     lines.extend(_list_still(trace))
@@ -168,11 +165,11 @@ def _list_timeline(trace: CellTrace, device: DeviceTrace) -> list[Block]:
     return [Heading(tuple(runs)), chart]
 
 
-def _list_lines(device: DeviceTrace, *, n_lines: int | None, depth: int | None) -> list[Block]:
+def _list_lines(device: DeviceTrace, *, n_lines: int | None) -> list[Block]:
     bands = map_bands(device.timeline)
     blocks: list[Block] = []
     for place, unit in enumerate(device.units[: _MAX_UNITS + 1]):
-        listing = list_unit(device, unit, bands=bands, n_lines=n_lines, depth=depth)
+        listing = list_unit(device, unit, bands=bands, n_lines=n_lines)
         if place == 0:
             blocks.append(listing)
         else:

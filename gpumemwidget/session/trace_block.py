@@ -142,17 +142,18 @@ class Trace:
         return "a trace that has not ended" if self._trace is None else self.to_text()
 
 
-def load_trace(path: str | os.PathLike[str]) -> Trace:
-    """Load a memory snapshot of PyTorch's as a trace.
+def load_trace(path: str | os.PathLike[str], *, depth: int | None = None) -> Trace:
+    """Load a memory snapshot of PyTorch's as a trace, whose lines open ``depth`` calls deep.
 
     Raises:
         FileError: it can't be read, or is no such file.
     """
+    request = TraceRequest(depth=depth)
     source = find_target(path)
     if source.exists() and not source.is_file():
         raise FileError(f"{source} is no regular file: choose another one")
     try:
-        trace = describe_snapshot(load_snapshot(source), source.name)
+        trace = describe_snapshot(load_snapshot(source), source.name, depth=depth)
     except FileError:
         raise
     except OSError as exc:
@@ -165,7 +166,7 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
             f"{source} is damaged, or no memory snapshot of PyTorch's ({why}): make one with "
             "torch.cuda.memory._dump_snapshot() or %%memtrace --snapshot"
         ) from None
-    return Trace(TraceRequest(), trace)
+    return Trace(request, trace)
 
 
 class _RunningBlock:

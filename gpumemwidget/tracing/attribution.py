@@ -2,6 +2,10 @@
 
 Thousands of allocations share one site. The figures of a line, a call or a module are the sums over
 its sites.
+
+A stack of one of autograd's own threads begins with what autograd called (a hook, a custom
+function, the recomputation of a checkpoint), or is empty. Stacks of Python's threads and of the
+main program begin with Python's own outermost function.
 """
 
 from __future__ import annotations
@@ -11,13 +15,13 @@ import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import CallMark, LineUse, NoteKind, TraceNote
 from gpumemwidget.progress import Stage, follow
 from gpumemwidget.tracing.replay import ALLOC, SEGMENT_ALLOC, SEGMENT_MAP, Replay
 from gpumemwidget.tracing.sources import Sources, is_library
-from gpumemwidget.tracing.stacks import THREAD, Stack, read_stack
 
 #: Actions whose stack is the one that was running. The stack of a free may be the allocation's.
 _TAKING = frozenset((ALLOC, SEGMENT_ALLOC, SEGMENT_MAP))
@@ -25,6 +29,32 @@ _TAKING = frozenset((ALLOC, SEGMENT_ALLOC, SEGMENT_MAP))
 BEFORE, LOST = 0, 1
 #: Number of backwards to search back: as deep as threads run one at the same time, mostly one.
 _MAX_NESTED = 16
+#: The function by which PyTorch calls a module's forward.
+_MODULE_CALL = ("_call_impl", "torch/nn/modules/module.py")
+#: Outermost functions of a main program, however it was started.
+_MAIN = frozenset(("<module>", "_run_module_as_main"))
+#: Outermost function of a thread of Python's.
+_THREAD = "_bootstrap"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stack:
+    """A recorded stack.
+
+    Attributes:
+        frames: innermost first.
+        kind: ``cell``: the traced cell's code, on the thread that runs it. ``autograd``: one of
+            autograd's threads. ``other``: another thread, or the main program outside of the cell.
+        line: the innermost line of the cell; ``None`` if no frame is the cell's.
+        n_inside: number of frames up to the cell's outermost one, the innermost first.
+        n_module_calls: number of calls of modules.
+    """
+
+    frames: tuple[Frame, ...]
+    kind: Literal["cell", "autograd", "other"]
+    line: int | None
+    n_inside: int
+    n_module_calls: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,18 +91,18 @@ def attribute_events(
 
     ``marks`` are calls that were seen to begin and end while the events were recorded.
     """
-    stacks = [read_stack(frames, sources) for frames in replay.events.stack_table]
+    stacks = [_read_stack(frames, sources) for frames in replay.events.stack_table]
     event_stacks, inferred_bytes = _join_autograd(replay, sources, stacks, marks)
     modules = _RunningModules(marks)
 
-    nowhere = read_stack((), sources)
+    nowhere = _read_stack((), sources)
     sites = [Site(nowhere), Site(nowhere)]
     block_sites = array("i", [BEFORE]) * len(replay.blocks.sizes)
     lost_sites: dict[tuple[Frame, ...], int] = {(): LOST}
     for block, frames in replay.lost.items():
         site = block_sites[block] = lost_sites.setdefault(frames, len(sites))
         if site == len(sites):
-            sites.append(Site(read_stack(frames, sources)))
+            sites.append(Site(_read_stack(frames, sources)))
 
     known: dict[tuple[int, tuple[str, ...]], int] = {}
     times_us, event_blocks = replay.events.times_us, replay.event_blocks
@@ -91,6 +121,30 @@ def attribute_events(
     if ALLOC in replay.events.actions and not any(replay.events.stack_table):
         notes.append(TraceNote(NoteKind.NO_STACKS))
     return Attribution(tuple(sites), block_sites, tuple(notes))
+
+
+def is_module_call(frame: Frame) -> bool:
+    """Return whether PyTorch calls a module's forward at a frame."""
+    function, file = _MODULE_CALL
+    return frame.function == function and frame.filename.replace("\\", "/").endswith(file)
+
+
+def _read_stack(frames: tuple[Frame, ...], sources: Sources) -> Stack:
+    places = [place for place, frame in enumerate(frames) if sources.find_line(frame) is not None]
+    outermost = frames[-1].function if frames else ""
+    kind: Literal["cell", "autograd", "other"] = "autograd"
+    if outermost == _THREAD or (outermost in _MAIN and not places):
+        kind = "other"
+    elif places:
+        kind = "cell"
+    return Stack(
+        frames=frames,
+        kind=kind,
+        line=sources.find_line(frames[places[0]]) if places else None,
+        # The main program outside of the cell is not the cell's doing; threads may be.
+        n_inside=places[-1] + 1 if places else 0 if outermost in _MAIN else len(frames),
+        n_module_calls=len([frame for frame in frames if is_module_call(frame)]),
+    )
 
 
 def list_blocks(
@@ -168,7 +222,7 @@ def _join_autograd(
         key = stack, caller
         if key not in joined:
             joined[key] = len(stacks)
-            stacks.append(read_stack(events.stack_table[stack] + caller, sources))
+            stacks.append(_read_stack(events.stack_table[stack] + caller, sources))
         event_stacks[place] = joined[key]
     return event_stacks, inferred_bytes
 
@@ -186,7 +240,7 @@ def _cut_to_users_line(frames: tuple[Frame, ...], sources: Sources) -> tuple[Fra
 def _is_users(mark: CallMark, sources: Sources) -> bool:
     return bool(mark.frames) and (
         any(sources.find_line(frame) is not None for frame in mark.frames)
-        or mark.frames[-1].function == THREAD
+        or mark.frames[-1].function == _THREAD
     )
 
 
@@ -286,6 +340,12 @@ class SiteTotals:
         """Return the bytes that some sites allocated."""
         allocated = self.allocated_bytes
         return sum([allocated[site] for site in sites])
+
+    def weigh(self, sites: Sequence[int]) -> int:
+        """Return what some sites allocated, had at the peak, or have kept, whichever is most."""
+        at_peak = sum([self.at_peak_bytes[site] for site in sites])
+        net = sum([self.net_bytes[site] for site in sites])
+        return max(self.sum_allocated(sites), at_peak, net)
 
     def follow(
         self,

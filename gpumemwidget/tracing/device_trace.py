@@ -254,7 +254,9 @@ def _list_peak_parts(
 # -- Snapshots of PyTorch's memory viewer ----------------------------------------------------------
 
 
-def describe_snapshot(traces: Sequence[AllocatorTrace], name: str) -> CellTrace:
+def describe_snapshot(
+    traces: Sequence[AllocatorTrace], name: str, *, depth: int | None = None
+) -> CellTrace:
     """Describe what the lines did that a snapshot file has the history of.
 
     The file does not say which cell or block it is of: the lines are those of the user's file that
@@ -263,13 +265,16 @@ def describe_snapshot(traces: Sequence[AllocatorTrace], name: str) -> CellTrace:
     Args:
         traces: a trace of each device in the file.
         name: the file's name, which stands for a cell's first line.
+        depth: how many calls deep a line opens at most.
     """
     filename = _find_main(traces)
     text = "".join(read_source(filename)) if filename else ""
     sources = Sources(Source(PurePath(filename).name or name, filename, "file", text))
     start_us = min((trace.start_us for trace in traces), default=0)
     end_us = max((trace.end_us for trace in traces), default=0)
-    devices = tuple([describe_device(each, sources=sources, start_us=start_us) for each in traces])
+    devices = tuple(
+        [describe_device(each, sources=sources, start_us=start_us, depth=depth) for each in traces]
+    )
     record = CellRecord(
         execution_count=None,
         cell_id=None,

@@ -1,66 +1,137 @@
-"""List the lines that allocated, each with a tree of the calls below it."""
+"""List the lines that allocated, each with the biggest calls below it.
+
+A line that runs a model has hundreds of calls below it. A call that does nothing but call another
+is one with it, and so are calls of modules that differ in a number alone: the layers of a model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import heapq
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TypeAlias
 
-from gpumemwidget.model.traces import Call, LineUse, SourceLine, SourceUnit
-from gpumemwidget.tracing.attribution import BEFORE, Attribution, Site, SiteTotals
-from gpumemwidget.tracing.sources import Source, Sources
-from gpumemwidget.tracing.stacks import Step, fold_frames, name_step
+from gpumemwidget.model.devices import Frame
+from gpumemwidget.model.traces import Call, SourceLine, SourceUnit
+from gpumemwidget.tracing.attribution import (
+    BEFORE,
+    Attribution,
+    Site,
+    SiteTotals,
+    is_module_call,
+)
+from gpumemwidget.tracing.sources import Source, Sources, is_library, name_module
 
 #: Maximum number of earlier cells and files.
 _MAX_SOURCES = 20
-#: How many calls deep a line opens by default, and at most.
-_DEPTH = 10
-_MAX_DEPTH = 50
-#: Maximum number of calls below one call, and below all lines of a source.
-_MAX_CHILDREN = 64
-_MAX_NODES = 1500
-#: Name of the smallest calls below a call, taken together.
-_OTHER = "other"
+#: Maximum number of calls below one line, and the number if a depth was asked for.
+_MAX_CALLS, _MAX_CALLS_ASKED = 8, 60
+#: Minimum share of a line's bytes that a call is told for, unless a depth was asked for.
+_MIN_CALL_SHARE = 0.02
+
+#: Files that only pass calls on.
+_PLUMBING = re.compile(
+    r"[/\\](torch[/\\](nn[/\\]modules[/\\]module|_dynamo[/\\].*|_compile|_ops|overrides|_classes"
+    r"|utils[/\\](_contextlib|_device)|autograd[/\\](function|graph)|optim[/\\]optimizer"
+    r"|_functorch[/\\].*|_higher_order_ops[/\\].*)|contextlib|functools)\.py$"
+)
+#: The package that users import a class from, in place of the module that defines it.
+_EXPORTED = re.compile(r"^(?:(torch\.nn)\.modules|(torch\.optim)|(torch))\.\w+(?=\.[A-Z])")
+_NUMBER = re.compile(r"\d+", re.ASCII)
+
+#: A call, and the module's path if it is a module's forward (``""``: not known).
+Step: TypeAlias = "tuple[Frame, str | None]"
 
 
 @dataclass(slots=True, eq=False)
-class _CallNode:
-    """A line, or a call below one.
-
-    Attributes:
-        step: the call; ``None`` for a line, and for the smallest calls taken together.
-        sites: sites below the node.
-        children: all calls below the node.
-        shown: those to show, biggest first.
-    """
+class _Node:
+    """A line, or a call below one; ``sites`` are all below it."""
 
     step: Step | None = None
     sites: list[int] = field(default_factory=list)
-    children: dict[Step, _CallNode] = field(default_factory=dict)
-    shown: list[_CallNode] = field(default_factory=list)
+    children: dict[Step, _Node] = field(default_factory=dict)
 
     def add(self, site: int, steps: Iterable[Step]) -> None:
         """Add a site below a path of calls."""
         node = self
         node.sites.append(site)
         for step in steps:
-            node = node.children.setdefault(step, _CallNode(step))
+            node = node.children.setdefault(step, _Node(step))
             node.sites.append(site)
 
-    def walk(self) -> Iterator[_CallNode]:
-        """Yield this node and all that are shown below it."""
-        yield self
-        for child in self.shown:
-            yield from child.walk()
+    def find_module(self) -> str | None:
+        """Return the innermost known module of the calls of which each makes only the next."""
+        node, found = self, None
+        while True:
+            found = (node.step and node.step[1]) or found
+            if len(node.children) != 1:
+                return found
+            [only] = node.children.values()
+            if len(only.sites) != len(node.sites):
+                return found
+            node = only
 
-    def describe(self, describe_use: Callable[[Sequence[int]], LineUse], sources: Sources) -> Call:
+
+#: Calls that are alike: their modules differ in a number alone.
+_Group: TypeAlias = "list[_Node]"
+
+
+@dataclass(slots=True, eq=False)
+class _ToldCall:
+    """A line, or a call that is told below it.
+
+    Attributes:
+        sites: all sites below it.
+        chain: the calls, of which each makes only the next; ``()`` for a line.
+        calls: the calls to tell, biggest first.
+        others: the sites of each call that is not told by itself.
+    """
+
+    sites: list[int]
+    chain: Sequence[_Group] = ()
+    calls: list[_ToldCall] = field(default_factory=list)
+    others: list[list[int]] = field(default_factory=list)
+
+    def list_groups(self) -> Iterator[list[int]]:
+        """Yield the sites of each call, of the others together, and of all calls below."""
+        yield self.sites
+        if self.others:
+            yield self.list_other_sites()
+        for call in self.calls:
+            yield from call.list_groups()
+
+    def list_other_sites(self) -> list[int]:
+        """Return the sites of the calls that are not told by themselves."""
+        return [site for sites in self.others for site in sites]
+
+    def describe_calls(self, totals: SiteTotals, sources: Sources) -> tuple[Call, ...]:
+        """Return the records of the calls below."""
+        calls = [call.describe(totals, sources) for call in self.calls]
+        if self.others:
+            use = totals.describe(self.list_other_sites())
+            calls.append(Call((), "", 0, use, n_calls=len(self.others)))
+        return tuple(calls)
+
+    def describe(self, totals: SiteTotals, sources: Sources) -> Call:
         """Return the record of a call."""
-        calls = tuple([child.describe(describe_use, sources) for child in self.shown])
-        if self.step is None:
-            return Call(_OTHER, "", 0, describe_use(self.sites), calls=calls)
-        frame, module = self.step
-        function = name_step(self.step, sources)
-        use = describe_use(self.sites)
-        return Call(function, frame.filename, frame.line, use, module or None, calls)
+        steps = [group[0].step for group in self.chain if group[0].step is not None]
+        frames = [frame for frame, _ in steps]
+        users = [frame for frame in frames if sources.find(frame.filename) is not None]
+        place = (users or frames)[-1]
+        known = [[node.find_module() or "" for node in group] for group in self.chain]
+        modules = next((names for names in reversed(known) if all(names)), [])
+        return Call(
+            functions=tuple(dict.fromkeys(_name_step(step, sources) for step in steps)),
+            filename=place.filename,
+            line=place.line,
+            use=totals.describe(self.sites),
+            modules=tuple(modules),
+            n_calls=len(self.chain[0]),
+            calls=self.describe_calls(totals, sources),
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -68,32 +139,40 @@ class AllocatingSource:
     """A cell or file with the lines that allocated."""
 
     source: Source
-    lines: dict[int, _CallNode] = field(default_factory=dict)
+    lines: dict[int, _Node] = field(default_factory=dict)
+    told: dict[int, _ToldCall] = field(default_factory=dict)
 
     def list_groups(self) -> Iterator[Sequence[int]]:
-        """Yield the sites of each line, and of each call that is shown below it."""
-        for line in self.lines.values():
-            for node in line.walk():
-                yield node.sites
+        """Yield the sites of each line, and of each call that is told below it."""
+        for line in self.told.values():
+            yield from line.list_groups()
 
     def describe(self, totals: SiteTotals, sources: Sources) -> SourceUnit:
         """Return the record; ``totals`` must have followed the groups."""
         source = self.source
         lines = []
-        for number, text in source.list_shown(self.lines):
-            node = self.lines.get(number)
-            if node is None:
+        for number, text in source.list_shown(self.told):
+            told = self.told.get(number)
+            if told is None:
                 lines.append(SourceLine(number, text))
-                continue
-            calls = tuple([child.describe(totals.describe, sources) for child in node.shown])
-            lines.append(SourceLine(number, text, totals.describe(node.sites), calls))
+            else:
+                calls = told.describe_calls(totals, sources)
+                lines.append(SourceLine(number, text, totals.describe(told.sites), calls))
         return SourceUnit(source.name, source.filename, source.kind, tuple(lines))
 
 
 def list_sources(
     attribution: Attribution, sources: Sources, totals: SiteTotals, depth: int | None
 ) -> list[AllocatingSource]:
-    """Return the traced cell, then the other sources, the one that allocated most first."""
+    """Return the traced cell, then the other sources, the one that allocated most first.
+
+    Args:
+        attribution: the sites.
+        sources: which frames are of which source.
+        totals: the sites' totals.
+        depth: how many calls deep a line opens; ``None`` for all calls that are big enough, and
+            for none in other sources than the cell, which tell them as lines of their own.
+    """
     traced = AllocatingSource(sources.traced)
     found = {sources.traced.filename: traced}
     for index, site in enumerate(attribution.sites):
@@ -106,7 +185,10 @@ def list_sources(
     )
     chosen = [traced, *ordered[:_MAX_SOURCES]]
     for source in chosen:
-        _choose_calls(source.lines.values(), totals.sum_allocated, depth)
+        own_depth = depth if source is traced else depth or 0
+        source.told = {
+            number: _choose_calls(line, totals, own_depth) for number, line in source.lines.items()
+        }
     return chosen
 
 
@@ -120,37 +202,118 @@ def _add_site(index: int, site: Site, sources: Sources, found: dict[str, Allocat
             continue
         seen.add(source.filename)
         lines = found.setdefault(source.filename, AllocatingSource(source)).lines
-        line = lines.setdefault(sources.find_line(frame) or frame.line, _CallNode())
-        line.add(index, fold_frames(frames[:place], site.modules))
+        line = lines.setdefault(sources.find_line(frame) or frame.line, _Node())
+        line.add(index, _fold_frames(frames[:place], site.modules))
 
 
-def _choose_calls(
-    lines: Iterable[_CallNode], weigh: Callable[[Sequence[int]], int], depth: int | None
-) -> None:
-    """Set which calls are shown below a source's lines: the biggest, and outer ones before inner.
+# -- The calls below a line ------------------------------------------------------------------------
 
-    ``weigh`` returns the bytes of some sites.
+
+def _choose_calls(line: _Node, totals: SiteTotals, depth: int | None) -> _ToldCall:
+    """Return a line with the biggest calls below it, of which none is bigger than its caller."""
+    told = _ToldCall(line.sites)
+    if depth == 0:
+        return told
+    min_bytes, n_left = 0, _MAX_CALLS_ASKED
+    if depth is None:
+        min_bytes, n_left = int(_MIN_CALL_SHARE * totals.sum_allocated(line.sites)), _MAX_CALLS
+    tie = itertools.count()
+    #: The calls of those that are told, by their bytes: the biggest first.
+    waiting: list[tuple[int, int, int, _ToldCall, _Group, list[int]]] = []
+
+    def open_call(caller: _ToldCall, groups: Iterable[_Group], level: int) -> None:
+        for group in groups:
+            sites = [site for node in group for site in node.sites]
+            entry = (-totals.weigh(sites), next(tie), level, caller, group, sites)
+            heapq.heappush(waiting, entry)
+
+    open_call(told, _list_alike([line]), 1)
+    while waiting and n_left and -waiting[0][0] >= min_bytes:
+        _, _, level, caller, group, sites = heapq.heappop(waiting)
+        chain = [group]
+        below = _list_alike(group)
+        while len(below) == 1 and sum(len(node.sites) for node in below[0]) == len(sites):
+            chain += below
+            below = _list_alike(below[0])
+        call = _ToldCall(sites, chain)
+        caller.calls.append(call)
+        n_left -= 1
+        if level != depth:
+            open_call(call, below, level + 1)
+    for _, _, _, caller, _, sites in waiting:
+        if caller.calls:
+            caller.others.append(sites)
+    return told
+
+
+def _list_alike(nodes: Iterable[_Node]) -> list[_Group]:
+    """Return the calls below some nodes, with those that are alike as one group."""
+    alike: dict[object, _Group] = {}
+    for node in nodes:
+        for step, child in node.children.items():
+            # The module of a layer is often known only one or two calls further down.
+            module = child.find_module()
+            frame, _ = step
+            key: object = step
+            if module is not None:
+                key = (_NUMBER.sub("#", module), frame.function, frame.filename)
+            alike.setdefault(key, []).append(child)
+    return list(alike.values())
+
+
+def _fold_frames(frames: Sequence[Frame], modules: Sequence[str]) -> tuple[Step, ...]:
+    """Return the calls that a person would name, outermost first.
+
+    Of a library's frames there remain: the forward of each module, the function that was called,
+    and the last one that the library offers to its users.
+
+    Args:
+        frames: innermost first.
+        modules: the modules of the calls that the frames pass through, outermost first; there may
+            be others before them.
     """
-    n_left = _MAX_NODES
-    level = list(lines)
-    for _ in range(_DEPTH if depth is None else min(depth, _MAX_DEPTH)):
-        callers = sorted(
-            (node for node in level if node.children), key=lambda node: -weigh(node.sites)
-        )
-        level = []
-        for node in callers:
-            if n_left <= 0:
-                return
-            node.shown = _list_biggest(node, weigh)
-            n_left -= len(node.shown)
-            level += node.shown
+    n_calls = len([frame for frame in frames if is_module_call(frame)])
+    names = iter(modules[len(modules) - n_calls :] if n_calls else ())
+    steps: list[Step] = []
+    library_steps: list[Step] = []
+    module: str | None = None
+    for frame in reversed(frames):
+        if is_module_call(frame):
+            steps += _shorten(library_steps)
+            library_steps = []
+            module = next(names, "")
+        elif not is_library(frame.filename):
+            steps += _shorten(library_steps)
+            library_steps = []
+            steps.append((frame, module))
+            module = None
+        elif not _is_plumbing(frame.filename):
+            library_steps.append((frame, module))
+            module = None
+    return (*steps, *_shorten(library_steps))
 
 
-def _list_biggest(node: _CallNode, weigh: Callable[[Sequence[int]], int]) -> list[_CallNode]:
-    children = sorted(node.children.values(), key=lambda child: -weigh(child.sites))
-    if len(children) <= _MAX_CHILDREN:
-        return children
-    other = _CallNode()
-    for child in children[_MAX_CHILDREN - 1 :]:
-        other.sites += child.sites
-    return [*children[: _MAX_CHILDREN - 1], other]
+def _shorten(steps: Sequence[Step]) -> list[Step]:
+    """Return the first and the last of a library's calls that it offers to its users."""
+    if not steps:
+        return []
+    offered = [step for step in steps if not step[0].function.startswith(("_", "<"))]
+    first = steps[0] if steps[0][1] is not None or not offered else offered[0]
+    last = offered[-1] if offered else first
+    return [first] if last is first else [first, last]
+
+
+@lru_cache(maxsize=4096)
+def _is_plumbing(filename: str) -> bool:
+    return _PLUMBING.search(filename) is not None
+
+
+def _name_step(step: Step, sources: Sources) -> str:
+    """Return ``step``, ``Net.forward``, or ``torch.nn.functional.linear`` for a library's."""
+    frame, module = step
+    name = sources.qualify(frame)
+    package = name_module(frame.filename) if is_library(frame.filename) else None
+    # Users know a module by its class.
+    if package is None or (module is not None and "." in name):
+        return name
+    return _EXPORTED.sub(lambda match: match[match.lastindex or 0], f"{package}.{name}")

@@ -102,11 +102,12 @@ def _make_calls() -> st.SearchStrategy[tuple[Call, ...]]:
     def nest(inner: st.SearchStrategy[tuple[Call, ...]]) -> st.SearchStrategy[tuple[Call, ...]]:
         call = st.builds(
             Call,
-            _LEAVES[str],
+            st.lists(_LEAVES[str], max_size=5).map(tuple),
             _LEAVES[str],
             st.integers(0, 99),
             _make(LineUse),
-            st.none() | _HOSTILE | st.sampled_from(["h.0.mlp", "h.12.mlp", "h.007"]),
+            st.sampled_from([(), ("h.0.mlp", "h.12.mlp"), ("h.007",)]) | st.tuples(_HOSTILE),
+            st.integers(1, 99),
             inner,
         )
         return st.lists(call, max_size=3).map(tuple)
@@ -138,13 +139,13 @@ _LEAVES[tuple[Call, ...]] = _make_calls()
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(_make(CellTrace), st.none() | st.integers(0, 9), st.none() | st.integers(0, 9))
-def test_any_trace(trace: CellTrace, n_lines: int | None, depth: int | None) -> None:
+@given(_make(CellTrace), st.none() | st.integers(0, 9))
+def test_any_trace(trace: CellTrace, n_lines: int | None) -> None:
     """A traced cell, whole and as plotly's figure."""
-    report = report_trace(trace, [], n_lines=n_lines, depth=depth)
+    report = report_trace(trace, [], n_lines=n_lines)
 
     _check(report)
-    for piece in list_displays(trace, [], n_lines=n_lines, depth=depth):
+    for piece in list_displays(trace, [], n_lines=n_lines):
         _check(piece)
     assert "<script" not in json.dumps(plot_trace(trace))
 

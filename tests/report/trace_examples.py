@@ -41,9 +41,9 @@ def use(n_mib: float, n_allocs: int = 1) -> LineUse:
 
 
 @functools.cache
-def make_training_device() -> DeviceTrace:
+def make_training_device(depth: int | None = None) -> DeviceTrace:
     """The training loop that was recorded, with owners, a file, and memory outside of its lines."""
-    device, _ = describe("training")
+    device, _ = describe("training", depth=depth)
     kinds = ("optimizer state", "parameter", "gradient", "freed since", "tensor")
     owners = ("optimizer", "model", "model", None, "inputs")
     told = [
@@ -117,6 +117,11 @@ def make_lines_device(
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
+def make_deep_trace() -> CellTrace:
+    """The training loop, opened four calls deep."""
+    return make_trace(make_training_device(4))
+
+
 def make_still_trace() -> CellTrace:
     """A cell that allocated nothing."""
     device = make_lines_device([("print(1)", None), ("", None), ("y = 2", None)])
@@ -188,7 +193,7 @@ def make_hostile_trace() -> CellTrace:
     ]
     device = make_lines_device(sources, notes=(TraceNote(NoteKind.FAILED, HOSTILE),))
     [cell] = device.units
-    call = Call(HOSTILE, f"/x/{HOSTILE}.py", 1, use(64), HOSTILE)
+    call = Call((HOSTILE,), f"/x/{HOSTILE}.py", 1, use(64), (HOSTILE,))
     first = replace(cell.lines[0], calls=(call,))
     part = PeakPart(Origin.LINE, 1, "tensor", HOSTILE * 3, 64 * MIB, 1)
     units = (
@@ -211,11 +216,12 @@ def make_long_trace(n_lines: int = 200) -> CellTrace:
 
 def make_odd_trace() -> CellTrace:
     """A sum that the counters do not say, calls that are alike, ten files, and still GPUs."""
-    layers = [Call("forward", "/x/a.py", 3, use(4), f"model.h.{n}.mlp") for n in range(12)]
+    modules = tuple(f"model.h.{n}.mlp" for n in range(12))
+    layers = Call(("forward",), "/x/a.py", 3, use(48), modules, 12)
     calls = (
-        Call("forward", "/x/a.py", 9, use(52), "model", tuple(layers)),
-        Call("outer", "/x/a.py", 2, use(12), None, (Call("inner", "/x/a.py", 3, use(12)),)),
-        Call("tiny", "/x/a.py", 9, use(1)),
+        Call(("forward",), "/x/a.py", 9, use(52), ("model",), calls=(layers,)),
+        Call(("outer", "inner"), "/x/a.py", 3, use(12)),
+        Call((), "", 0, use(1)),
     )
     lines = (SourceLine(1, "x = 1", use(1)),)
     files = (SourceUnit(f"/a/m{n}.py", f"/a/m{n}.py", "file", lines) for n in range(9))

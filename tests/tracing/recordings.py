@@ -40,7 +40,7 @@ def _pick(readings: tuple[Reading, ...]) -> list[Reading]:
     return [each for each in readings if each.device == "cuda:0"]
 
 
-def describe(name: str) -> tuple[DeviceTrace, CellDevice]:
+def describe(name: str, depth: int | None = None) -> tuple[DeviceTrace, CellDevice]:
     """What is told of a recording."""
     about = CELLS[name]
     texts = {about["before_filename"]: about["before"], about["filename"]: about["source"]}
@@ -50,4 +50,5 @@ def describe(name: str) -> tuple[DeviceTrace, CellDevice]:
         read=lambda filename: texts.get(filename, "").splitlines(keepends=True),
     )
     trace, cell = play(name)
-    return describe_device(trace, sources=sources, start_us=trace.start_us, cell=cell), cell
+    found = describe_device(trace, sources=sources, start_us=trace.start_us, cell=cell, depth=depth)
+    return found, cell

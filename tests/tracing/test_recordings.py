@@ -69,5 +69,5 @@ def test_training_is_told_by_its_lines() -> None:
     assert "y.backward(g)" not in uses
     assert steps["opt.step()"].net_bytes >= 2 * parameters
     calls = next(line.calls for line in cell.lines if line.text.strip() == "step(data, target)")
-    assert {call.function for call in calls} == {"step"}
+    assert {call.functions[0] for call in calls} == {"step"}
     assert [note.kind for note in found.notes] == [NoteKind.BACKWARD_INFERRED]

@@ -93,7 +93,7 @@ def play(device: Device, steps: list[tuple[Any, ...]], held: list[SimulatedBlock
 
 def describe(device: Device, **options: Any) -> DeviceTrace:
     """The record of what happened since the device's start."""
-    return describe_device(device.end(**options), sources=SOURCES, start_us=START_US)
+    return describe_device(device.end(**options), sources=SOURCES, start_us=START_US, depth=9)
 
 
 def find_use(device: Device, owners: list[str]) -> LineUse | None:
@@ -201,14 +201,17 @@ def check_functions(found: DeviceTrace, device: Device) -> None:
     told = {line.line: line.use for unit in found.units[1:] for line in unit.lines}
     for line, owners in _EARLIER_LINES.items():
         assert told.get(line) == find_use(device, owners)
-    calls = found.units[0].lines[4].calls
-    assert [(call.function, call.line, call.use) for call in calls] == (
-        [("f", 2, find_use(device, ["4", "5"]))] if calls else []
-    )
-    for call in calls:
-        assert [(each.function, each.line, each.use) for each in call.calls] == (
-            [("g", 6, find_use(device, ["4"]))] if "4" in device.allocated else []
-        )
+    told_calls = [
+        (call.functions, call.line, call.use)
+        for outer in found.units[0].lines[4].calls
+        for call in (outer, *outer.calls)
+    ]
+    whole = find_use(device, ["4", "5"])
+    if "5" not in device.allocated:
+        assert told_calls == ([(("f", "g"), 6, whole)] if whole else [])
+    else:
+        inner = [(("g",), 6, find_use(device, ["4"]))] if "4" in device.allocated else []
+        assert told_calls == [(("f",), 2, whole), *inner]
 
 
 def check_timeline(found: DeviceTrace, device: Device) -> None:
