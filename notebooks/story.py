@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumemwidget.backends.hardware import Hardware, use_hardware
-from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.model.devices import HOST, Limit, LimitRequest
 from gpumemwidget.model.ownership import (
     BlockNames,

@@ -10,7 +10,7 @@ import pytest
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.devices import HardwareNoteKind
 from gpumemwidget.testing import SimulatedGpus, simulate_torch

@@ -17,7 +17,7 @@ from typing import Any
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.driver.processes import ProcessTree
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.protocol import Relation
 from gpumemwidget.jupyter import extension
 from gpumemwidget.model.devices import DeviceInfo, DeviceUse

@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import gpumemwidget
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.model.devices import LimitRequest
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.recording.limits import read_limits, set_limits

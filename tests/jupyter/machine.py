@@ -11,7 +11,7 @@ import gpumemwidget
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.jupyter import extension
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.session.session import current_session

@@ -20,7 +20,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from gpumemwidget.backends.cuda import oom_observer as ooms
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.jupyter import oom
 from gpumemwidget.model.breakdowns import BreakdownPart
 from gpumemwidget.model.devices import HOST

@@ -17,7 +17,7 @@ import pytest
 import gpumemwidget
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.errors import BadInputError, BusyError
 from gpumemwidget.model.traces import NoteKind, TraceNote
 from gpumemwidget.session import session, tracer

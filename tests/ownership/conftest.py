@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.jupyter.references import IPythonShell
 from tests.ownership.hostile import nothing_is_called
 from tests.ownership.notebook import Notebook, Tracker

@@ -9,7 +9,7 @@ import pytest
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.devices import Limit, LimitRequest
 from gpumemwidget.recording.limits import (

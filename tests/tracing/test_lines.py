@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpumemwidget.backends.host.backend import find_malloc
+from gpumemwidget.backends.host import find_malloc
 from gpumemwidget.model.traces import HostLines, NoteKind, TraceNote
 from gpumemwidget.tracing.line_watch import LineReadings, describe_lines, watch_lines
 from gpumemwidget.tracing.sources import Source, Sources

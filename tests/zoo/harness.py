@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from traitlets.config import Config
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host.backend import HostBackend
+from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.jupyter.references import IPythonShell
 from gpumemwidget.model.ownership import Explanation
 from gpumemwidget.model.releases import ReleaseReport

@@ -6,30 +6,37 @@ high-water mark gives an exact peak.
 
 glibc keeps the count and tells it through ``mallinfo2`` (2.33 and later). Other allocators keep
 none that can be asked for the same way, so with these *allocated* is unknown.
+
+``/proc/self/status`` has the resident size and its mark, and writing 5 to ``/proc/self/clear_refs``
+sets the mark back to the present (proc(5), Linux 4.0). Where there are no such files, psutil tells
+the resident size. The same mark is ``ru_maxrss`` of ``resource.getrusage``, so the marks that were
+wiped are remembered, and an overlay of that function returns the highest.
+
+In a container the machine's total is not the process's: the kernel kills it at its cgroup's limit.
+Groups nest and each has its own limit, so every level counts. Version 1 and version 2 are read, and
+a hybrid of both. https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from gpumemwidget.backends.host.kernel import (
-    LimitedGroup,
-    MaxrssOverlay,
-    Resident,
-    ResidentFiles,
-    list_limited_groups,
-    read_machine_bytes,
-    read_resident_elsewhere,
-)
+import psutil  # type: ignore[import-untyped]  # no types are published with it
+
+from gpumemwidget.backends.patching import Patch
 from gpumemwidget.backends.protocol import MemoryBackend
 from gpumemwidget.model.devices import HOST, BytesByDevice, DeviceInfo, PeakIs, Reading
+
+#: Resident size and its high-water mark, in KiB; the mark is ``None`` where there is none.
+Resident = tuple[int, "int | None"]
 
 _KIB = 1024
 #: Minimum difference, in KiB, from which on a wiped peak is told: that of an idle process is less.
@@ -44,6 +51,12 @@ _MAX_SHARE = 0.01
 _PROBE_BYTES = 64 * 1024
 #: Maximum number of probes: threads outside Python may free memory in the middle of one.
 _PROBE_ATTEMPTS = 5
+#: More than a status file has: its longest line lists the user's groups.
+_STATUS_BYTES = 16 * 1024
+#: The two lines, which every kernel writes one below the other; some sandboxes leave the mark out.
+_MARK_AND_SIZE = re.compile(rb"\n(?:VmHWM:\s*(\d+) kB\n)?VmRSS:\s*(\d+) kB")
+#: Limits from here on stand for none: version 1 has no word for that.
+_NO_LIMIT_BYTES = 1 << 62
 
 
 # -- malloc ----------------------------------------------------------------------------------------
@@ -137,6 +150,133 @@ def find_malloc() -> Glibc | None:
     return glibc if glibc.counts() else None
 
 
+# -- resource.getrusage ----------------------------------------------------------------------------
+
+
+class MaxrssOverlay:
+    """An overlay of ``resource.getrusage`` that keeps ``ru_maxrss`` at the marks that we wiped."""
+
+    #: The place of ``ru_maxrss`` in ``struct_rusage``.
+    _PLACE = 2
+
+    def __init__(self) -> None:
+        self._patch = Patch()
+        #: The highest mark that was wiped, in KiB as Linux counts ``ru_maxrss``, and the pid of its
+        #: process: a forked child begins with marks of its own.
+        self._wiped = (0, 0)
+
+    def remember(self, mark_kib: int) -> None:
+        """Note a high-water mark, in KiB, that is about to be wiped, and lay the overlay."""
+        import resource  # noqa: PLC0415 - Windows has no such module
+
+        pid = os.getpid()
+        if pid != self._wiped[0] or mark_kib > self._wiped[1]:
+            self._wiped = (pid, mark_kib)
+        if not self._patch.is_applied:
+            self._patch.replace(resource, "getrusage", self._wrap)
+
+    def read_wiped_kib(self) -> int:
+        """Return the highest mark of this process that was wiped, in KiB; 0 where none was."""
+        pid, mark_kib = self._wiped
+        return mark_kib if pid == os.getpid() else 0
+
+    def take_away(self) -> None:
+        """Give ``resource.getrusage`` back, and forget the marks. May be called twice."""
+        self._patch.undo()
+        self._wiped = (0, 0)
+
+    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        import resource  # noqa: PLC0415 - Windows has no such module
+
+        def getrusage(who: int, /) -> resource.struct_rusage:
+            usage: resource.struct_rusage = original(who)
+            mark_kib = self.read_wiped_kib()
+            # A thread's ru_maxrss is the whole process's too; only the children's is another.
+            if who == resource.RUSAGE_CHILDREN or mark_kib <= usage.ru_maxrss:
+                return usage
+            values = list(usage)
+            values[self._PLACE] = mark_kib
+            return resource.struct_rusage(values)
+
+        getrusage.__module__ = original.__module__
+        return getrusage
+
+
+# -- Control groups --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedGroup:
+    """A control group with a limit, which is read once: it seldom changes while a process lives."""
+
+    limit_bytes: int
+    usage_file: Path
+    stat_file: Path
+    #: The line of the statistics with the page cache that is given up first, subgroups included.
+    cache_key: str
+
+    def read_room_bytes(self) -> int | None:
+        """Return how much more fits under the limit now; ``None`` where that can't be read.
+
+        Page cache that the kernel drops before it kills counts as free, as in ``kubectl top``.
+        """
+        usage_bytes = _parse_number(_read_text(self.usage_file).strip())
+        if usage_bytes is None:
+            return None
+        for line in _read_text(self.stat_file).splitlines():
+            name, _, value = line.partition(" ")
+            if name == self.cache_key:
+                usage_bytes = max(0, usage_bytes - (_parse_number(value) or 0))
+        return max(0, self.limit_bytes - usage_bytes)
+
+
+def list_limited_groups(proc: Path, cgroup: Path) -> Iterator[LimitedGroup]:
+    """Yield the groups with a limit, from the process's own up to the one that is mounted.
+
+    Args:
+        proc: where procfs is mounted.
+        cgroup: where the control groups are mounted.
+    """
+    for line in _read_text(proc / "self" / "cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, separator, path = rest.partition(":")
+        if not separator:
+            continue
+        base = cgroup
+        limit_file, usage_file, cache_key = "memory.max", "memory.current", "inactive_file"
+        if "memory" in controllers.split(","):
+            base = cgroup / "memory"
+            limit_file, usage_file = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cache_key = "total_inactive_file"
+        elif number != "0" or controllers:
+            continue
+        # Without a cgroup namespace a container reads the host's path here, which its own mount
+        # does not have; with ".." the group is outside the mount. Both times the mount itself is
+        # the innermost group that can be read, and files that aren't there are passed over.
+        parts = [part for part in PurePosixPath(path).parts if part != "/"]
+        if ".." in parts:
+            parts = []
+        for depth in range(len(parts), -1, -1):
+            folder = base.joinpath(*parts[:depth])
+            limit_bytes = _parse_number(_read_text(folder / limit_file).strip())
+            if limit_bytes is not None and limit_bytes < _NO_LIMIT_BYTES:
+                stat_file = folder / "memory.stat"
+                yield LimitedGroup(limit_bytes, folder / usage_file, stat_file, cache_key)
+
+
+def _read_text(path: Path) -> str:
+    """Return the file's text; ``""`` where it can't be read, as kernels differ in these files."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _parse_number(text: str) -> int | None:
+    """Return the number in a text; ``None`` for "max", and for rubbish."""
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
 # -- The backend -----------------------------------------------------------------------------------
 
 
@@ -147,7 +287,7 @@ class HostBackend(MemoryBackend):
       objects, which live in arenas that Python maps itself. ``None`` with another malloc.
     * *reserved* is the resident size. Its peak is the kernel's own mark ("exact", to the few pages
       for each CPU by which the kernel lets it trail) where Linux lets us reset that, else the
-      highest that was seen ("sampled").
+      highest that was seen ("sampled"). Once somebody else has reset it, peaks are "at least".
     * The peak of *allocated* is unknown: glibc keeps no mark of it.
 
     Args:
@@ -170,6 +310,8 @@ class HostBackend(MemoryBackend):
         cpu_timer: Callable[[], float] = time.thread_time,
     ) -> None:
         self._proc = proc
+        self._status = str(proc / "self" / "status")
+        self._clear_refs = str(proc / "self" / "clear_refs")
         self._cgroup = cgroup
         self._timer = timer
         self._cpu_timer = cpu_timer
@@ -181,21 +323,35 @@ class HostBackend(MemoryBackend):
         self._info: DeviceInfo | None = None
         self._groups: tuple[LimitedGroup, ...] = ()
         self._is_in_span = False
-        #: The highest known resident size of this process, over all spans.
-        self._highest_kib = 0
+        self._begin_process()
+
+    def _begin_process(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        #: The highest known resident size, within the span and over all spans.
+        self._seen_kib = self._highest_kib = 0
+        #: True if the kernel's mark counts from the span's start.
+        self._has_mark = True
+        #: True if somebody else has reset the mark, within the span or ever.
+        self._is_cut = self._is_in_span
         self._was_ever_cut = False
-        #: The mark at the span's start, if it could not be reset: a mark above that is the span's.
-        self._base_kib: int | None = None
-        self._files: ResidentFiles | None = None
-        self._begin_span(None)
-        self._open()
+
+    def _lock_of_this_process(self) -> threading.Lock:
+        """Return the lock; a forked child starts anew, as its copy of the lock may be held.
+
+        The marks of a running span were the parent's; the child's own are cut short.
+        """
+        if os.getpid() != self._pid:
+            self._begin_process()
+        return self._lock
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Return the host; its total is the machine's memory, or its control group's limit."""
         if self._info is None:
-            self._groups = list_limited_groups(self._proc, self._cgroup)
-            totals = [read_machine_bytes()[0], *(group.limit_bytes for group in self._groups)]
-            self._info = DeviceInfo(HOST, "host memory", min(totals))
+            self._groups = tuple(list_limited_groups(self._proc, self._cgroup))
+            total_bytes = int(psutil.virtual_memory().total)
+            limits = (group.limit_bytes for group in self._groups)
+            self._info = DeviceInfo(HOST, "host memory", min([total_bytes, *limits]))
         return (self._info,)
 
     def read(self) -> tuple[Reading, ...]:
@@ -209,17 +365,14 @@ class HostBackend(MemoryBackend):
     def start_span(self) -> tuple[Reading, ...]:
         """Reset the kernel's mark, which ``resource.getrusage`` doesn't show; return a reading."""
         with self._lock_of_this_process():
-            resident = self._read_resident()
+            resident_kib, mark_kib = self._read_resident()
             in_use_bytes = self._count()
             self._is_in_span = True
-            self._begin_span(resident)
-            if resident[1] is not None:
-                if self._reset(resident[1]):
-                    # The mark is the resident size now; another read would tell no more.
-                    resident = (resident[0], resident[0])
-                else:
-                    self._base_kib = resident[1]
-            return (self._measure(resident, in_use_bytes),)
+            self._is_cut = False
+            self._seen_kib = resident_kib
+            self._has_mark = mark_kib is not None and self._reset_mark(mark_kib)
+            # The mark is the resident size now; another read would tell no more.
+            return (self._measure((resident_kib, resident_kib), in_use_bytes),)
 
     def end_span(self) -> tuple[Reading, ...]:
         """Return the memory now, with the peak since the span began."""
@@ -264,7 +417,8 @@ class HostBackend(MemoryBackend):
             return None
         rooms = [group.read_room_bytes() for group in self._groups]
         known = [room for room in rooms if room is not None]
-        return min(info.total_bytes, read_machine_bytes()[1], *known), info.total_bytes
+        available_bytes = int(psutil.virtual_memory().available)
+        return min(info.total_bytes, available_bytes, *known), info.total_bytes
 
     def list_lost_peaks(self) -> BytesByDevice:
         """Return the peak, in bytes, that ``resource.getrusage`` does not tell after ``close``."""
@@ -275,61 +429,57 @@ class HostBackend(MemoryBackend):
         return ((HOST, wiped_kib * _KIB),)
 
     def close(self) -> None:
-        """Close the files and give ``resource.getrusage`` back; readings go on, less exactly."""
+        """Give ``resource.getrusage`` back; readings go on, less exactly."""
         with self._lock_of_this_process():
             self._is_closed = True
-            if self._files is not None:
-                self._files.close()
-                self._files = None
             self._maxrss.take_away()
 
-    # -- The process --------------------------------------------------------------------------
-
-    def _open(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._files = None
-        if self._is_closed:
-            return
-        try:
-            self._files = ResidentFiles(self._proc)
-        except (OSError, ValueError):
-            return  # Without procfs, psutil tells the resident size.
-
-    def _lock_of_this_process(self) -> threading.Lock:
-        """Return the lock; a forked child starts anew.
-
-        The open files still tell of the parent, and another thread of the parent may have held the
-        lock. The old descriptors are left alone: a child that closed everything may have given
-        their numbers to files of its own.
-        """
-        if os.getpid() != self._pid:
-            self._begin_span(None)
-            self._highest_kib = 0
-            self._was_ever_cut = False
-            # The marks of a running span were the parent's; those of a fresh process are its own.
-            self._is_cut = self._is_in_span
-            self._open()
-        return self._lock
+    # -- The kernel's figures ----------------------------------------------------------------------
 
     def _read_resident(self) -> Resident:
-        if self._files is not None:
+        try:
+            descriptor = os.open(self._status, os.O_RDONLY)
             try:
-                return self._files.read()
-            except (OSError, ValueError):
-                # Somebody closed our descriptors, perhaps all there were, and the numbers may be
-                # another's by now: don't touch them again.
-                self._files = None
-        return read_resident_elsewhere()
+                status = os.read(descriptor, _STATUS_BYTES)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            status = b""
+        found = _MARK_AND_SIZE.search(status)
+        if found is None:
+            return psutil.Process().memory_info().rss // _KIB, None
+        return int(found[2]), None if found[1] is None else int(found[1])
 
-    def _reset(self, mark_kib: int) -> bool:
-        if self._files is None or not self._files.resets:
+    def _reset_mark(self, mark_kib: int) -> bool:
+        """Set the mark back to the present resident size; return whether that was done."""
+        if self._is_closed:
             return False
-        # The mark is remembered before it is wiped, so that nobody sees it missing.
-        self._maxrss.remember(mark_kib)
-        return self._files.reset()
+        try:
+            descriptor = os.open(self._clear_refs, os.O_WRONLY)
+            try:
+                # The mark is remembered before it is wiped, so that nobody sees it missing.
+                self._maxrss.remember(mark_kib)
+                os.write(descriptor, b"5")
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return False  # Before Linux 4.0, or a container that mounts it read-only.
+        return True
 
-    # -- malloc's count -----------------------------------------------------------------------
+    def _measure(self, resident: Resident, in_use_bytes: int | None) -> Reading:
+        resident_kib, mark_kib = resident
+        self._seen_kib = max(self._seen_kib, resident_kib)
+        peak_is: PeakIs = "sampled"
+        if mark_kib is not None and self._has_mark:
+            if mark_kib + self._tolerance_kib < self._seen_kib:
+                self._is_cut = self._was_ever_cut = True
+            peak_is = "at least" if self._is_cut else "exact"
+            self._seen_kib = max(self._seen_kib, mark_kib)
+        self._highest_kib = max(self._highest_kib, self._seen_kib)
+        peak_bytes = self._seen_kib * _KIB
+        return Reading(HOST, in_use_bytes, resident_kib * _KIB, None, peak_bytes, peak_is)
+
+    # -- malloc's count ----------------------------------------------------------------------------
 
     def _count(self) -> int | None:
         return None if self._malloc is None else self._malloc.read_in_use()
@@ -344,38 +494,6 @@ class HostBackend(MemoryBackend):
         if cost_s > _CHEAP_S:
             self._count_again_at_s = self._timer() + cost_s / _MAX_SHARE
         return in_use_bytes
-
-    # -- The span's peak ----------------------------------------------------------------------
-
-    def _begin_span(self, resident: Resident | None) -> None:
-        #: The highest known resident size within the span.
-        self._seen_kib = resident[0] if resident is not None else 0
-        self._base_kib = None
-        #: True if somebody else has reset the mark.
-        self._is_cut = False
-
-    def _measure(self, resident: Resident, in_use_bytes: int | None) -> Reading:
-        resident_kib, mark_kib = resident
-        seen_kib = max(self._seen_kib, resident_kib)
-        peak_is: PeakIs = "sampled"
-        if mark_kib is not None:
-            known_kib = mark_kib + self._tolerance_kib
-            if known_kib < seen_kib or known_kib < (self._base_kib or 0):
-                self._is_cut = self._was_ever_cut = True
-                self._base_kib = None
-            if self._base_kib is None or mark_kib > self._base_kib:
-                peak_is = "at least" if self._is_cut else "exact"
-                seen_kib = max(seen_kib, mark_kib)
-        self._seen_kib = seen_kib
-        self._highest_kib = max(self._highest_kib, seen_kib)
-        return Reading(
-            HOST,
-            in_use_bytes,
-            resident_kib * _KIB,
-            None,
-            seen_kib * _KIB,
-            peak_is,
-        )
 
 
 def _mark_tolerance_kib() -> int:

@@ -1,1 +1,0 @@
-"""The memory of this process: resident size, malloc, control groups."""
