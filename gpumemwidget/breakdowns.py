@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-from gpumemwidget.backends.cuda.releasable import Unallocated, divide_unallocated
 from gpumemwidget.model.breakdowns import (
     Breakdown,
     BreakdownDoubt,
@@ -78,7 +78,9 @@ def build_breakdown(
     if not has_driver and not on_host:
         doubts.append(BreakdownDoubt.NO_DRIVER)
     unallocated = None if on_host else _match_segments(state, doubts)
-    own = _list_own_groups(state, account, unallocated, doubts, is_complete=is_complete)
+    own = _list_own_groups(state, account, unallocated, doubts)
+    if not is_complete:
+        doubts.append(BreakdownDoubt.OWNERS_INCOMPLETE)
     return Breakdown(
         device=info.device,
         name=info.name,
@@ -170,6 +172,91 @@ def _divide_device(
     return next((parts for parts in divided if parts is not None), ())
 
 
+# -- Reserved memory by its state ------------------------------------------------------------------
+
+# ``empty_cache`` first waits for what other streams may still use: such blocks hold nothing back.
+# Then it gives back each segment without a block in use; of a segment that grows (expandable
+# segments) it gives back the whole pages between blocks in use, counted from the segment's start:
+# https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDACachingAllocator.cpp
+
+
+@dataclass(frozen=True, slots=True)
+class Unallocated:
+    """Reserved memory of a device, summed up by its state."""
+
+    reserved_bytes: int
+    allocated_bytes: int
+    #: Freed, but another stream may still use it; pools included.
+    pending_bytes: int
+    #: Given back by ``empty_cache``, and not.
+    releasable_bytes: int
+    fragmented_bytes: int
+    #: Unallocated in the pools of CUDA graphs and of ``MemPool``.
+    pools_bytes: int
+    #: Outside of the pools; 0 where no block is free.
+    largest_free_block_bytes: int
+
+
+def divide_unallocated(segments: Iterable[Segment]) -> Unallocated:
+    """Return one device's reserved memory by its state.
+
+    Args:
+        segments: all segments of the device.
+    """
+    reserved = allocated = pending = pools = free = releasable = largest = 0
+    for segment in segments:
+        reserved += segment.n_bytes
+        for block in segment.blocks:
+            if block.state == "active_allocated":
+                allocated += block.n_bytes
+            elif block.state == "active_pending_free":
+                pending += block.n_bytes
+            elif segment.is_private:
+                pools += block.n_bytes
+            else:
+                free += block.n_bytes
+                largest = max(largest, block.n_bytes)
+        releasable += sum(end - start for start, end in list_releasable_ranges(segment))
+    return Unallocated(
+        reserved_bytes=reserved,
+        allocated_bytes=allocated,
+        pending_bytes=pending,
+        releasable_bytes=releasable,
+        fragmented_bytes=free - releasable,
+        pools_bytes=pools,
+        largest_free_block_bytes=largest,
+    )
+
+
+def list_releasable_ranges(segment: Segment) -> list[tuple[int, int]]:
+    """Return the ranges of a segment that ``empty_cache`` gives back; none of a private pool's.
+
+    Returns:
+        Start and end of each range, in bytes from the segment's start.
+    """
+    if segment.is_private:
+        return []
+    page = segment.page_bytes
+    if page is None and any(block.state == "active_allocated" for block in segment.blocks):
+        return []
+    given = []
+    for is_in_use, blocks in groupby(
+        segment.blocks, key=lambda block: block.state == "active_allocated"
+    ):
+        if is_in_use:
+            continue
+        run = [(block.address - segment.address, block) for block in blocks]
+        first, last = run[0][0], run[-1][0] + run[-1][1].n_bytes
+        if page is not None:
+            # The blocks of a run are one block as soon as all of them are free.
+            first, last = -(-first // page) * page, last // page * page
+        for at, block in run:
+            start, end = max(at, first), min(at + block.n_bytes, last)
+            if block.state == "inactive" and start < end:
+                given.append((start, end))
+    return given
+
+
 # -- The memory that this process's allocator counts -----------------------------------------------
 
 
@@ -178,8 +265,6 @@ def _list_own_groups(
     account: DeviceAccount | None,
     unallocated: Unallocated | None,
     doubts: list[BreakdownDoubt],
-    *,
-    is_complete: bool,
 ) -> list[_PartGroup]:
     """Return this process's memory as PyTorch's allocator counts it, or malloc on the host."""
     reading, device = state.reading, state.info.device
@@ -190,12 +275,18 @@ def _list_own_groups(
         return groups if device == HOST else []
     allocated, reserved = reading.allocated_bytes, reading.reserved_bytes
     if allocated is not None and (reserved is None or allocated <= reserved):
-        kinds = _divide_allocated(account, allocated, doubts, is_complete=is_complete)
+        kinds = _divide_allocated(account, allocated, doubts)
         groups[0] = _PartGroup(
             ("allocated",), (BreakdownPart("allocated", allocated, parts=kinds),)
         )
         if unallocated is not None:
-            groups[1] = _PartGroup(cached_keys, _divide_unallocated(unallocated))
+            amounts = (
+                unallocated.pending_bytes,
+                unallocated.releasable_bytes,
+                unallocated.fragmented_bytes,
+                unallocated.pools_bytes,
+            )
+            groups[1] = _PartGroup(cached_keys, tuple(map(BreakdownPart, cached_keys, amounts)))
     elif allocated is not None and device == HOST:
         doubts.append(BreakdownDoubt.FIGURES_DIFFER)
     if reserved is None:
@@ -221,22 +312,8 @@ def _match_segments(state: DeviceState, doubts: list[BreakdownDoubt]) -> Unalloc
     return found
 
 
-def _divide_unallocated(found: Unallocated) -> tuple[BreakdownPart, ...]:
-    """Return the memory that is reserved but unallocated, in parts."""
-    return (
-        BreakdownPart("pending", found.pending_bytes),
-        BreakdownPart("releasable", found.releasable_bytes),
-        BreakdownPart("fragmented", found.fragmented_bytes),
-        BreakdownPart("pools", found.pools_bytes),
-    )
-
-
 def _divide_allocated(
-    account: DeviceAccount | None,
-    allocated: int,
-    doubts: list[BreakdownDoubt],
-    *,
-    is_complete: bool,
+    account: DeviceAccount | None, allocated: int, doubts: list[BreakdownDoubt]
 ) -> tuple[BreakdownPart, ...]:
     """Return the allocated memory by kind; ``()`` where that is not known."""
     if account is None or not allocated:
@@ -246,8 +323,6 @@ def _divide_allocated(
     if found != allocated:
         doubts.append(BreakdownDoubt.OWNERS_DIFFER)
         return ()
-    if not is_complete:
-        doubts.append(BreakdownDoubt.OWNERS_INCOMPLETE)
     sums: dict[MemoryKind | None, int] = {}
     for line in owned:
         is_unnamed = line.kind == "unknown" or (

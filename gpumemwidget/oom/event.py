@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpumemwidget.backends.cuda.oom_observer import OomMoment
-from gpumemwidget.backends.cuda.releasable import divide_unallocated
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.breakdowns import build_breakdown
+from gpumemwidget.breakdowns import build_breakdown, divide_unallocated
 from gpumemwidget.model.breakdowns import Breakdown
 from gpumemwidget.model.devices import DeviceInfo, DeviceState, DeviceUse, Frame
 from gpumemwidget.model.ooms import OomEvent

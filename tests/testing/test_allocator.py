@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.cuda.releasable import divide_unallocated
 from gpumemwidget.backends.cuda.snapshot import parse_segments
+from gpumemwidget.breakdowns import divide_unallocated
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.traces import ACTIONS
 from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
