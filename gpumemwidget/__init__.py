@@ -1,23 +1,7 @@
 """GPU memory in the notebook: exact figures for every cell, a live plot, a release with proof.
 
-``%load_ext gpumemwidget`` begins. Every magic has a function here:
-
-- ``monitor()``: the recorded cells and the samples (``%memledger``)
-- ``stat()``: the memory of every device now (``%memstat``)
-- ``breakdown()``: whole devices in parts that add up (``%memstat --device``)
-- ``owners()``: who owns what is allocated (``%memvars``)
-- ``why()``: what holds something, and how to cut it (``%memwhy``)
-- ``variables()``, ``plan_release()``, ``release()``: who holds what, and its release
-  (``%memrelease``)
-- ``plan_restore()``, ``restore()``: what a release moved to the CPU, brought back (``%memrestore``)
-- ``trace()``, ``load_trace()``: which line took it, of a ``with`` block or from a file
-  (``%%memtrace``)
-- ``limit()``, ``reset_peaks()``: what PyTorch may reserve (``%memlimit``), its peaks begun anew
-  (``%memreset``)
-- ``budget()``: what a cell may have allocated (``%membudget``)
-- ``dashboard()``: the dashboard (``%memdash``)
-
-Nothing heavy is imported before it is used.
+``%load_ext gpumemwidget`` begins, and ``%memhelp`` lists the magics. Each has a function here that
+does the same in code. Nothing heavy is imported before it is used.
 """
 
 from __future__ import annotations
@@ -28,25 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from gpumemwidget.jupyter.api import (
-        breakdown,
-        budget,
-        dashboard,
-        last_failure,
-        limit,
-        load_trace,
-        monitor,
-        owners,
-        plan_release,
-        plan_restore,
-        release,
-        reset_peaks,
-        restore,
-        stat,
-        trace,
-        variables,
-        why,
-    )
+    from gpumemwidget.jupyter.api import *
 
 __version__ = "0.1.0"
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -27,15 +26,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 
-#: Options of ``%%memtrace`` that have no meaning on a line of its own, by argument.
-_CELL_OPTIONS = ("device", "events", "snapshot", "force")
-
-
 # -- Reading a line --------------------------------------------------------------------------------
-
-
-class _ParseError(BadInputError):
-    """A line that is not what the magic takes."""
 
 
 @contextmanager
@@ -47,8 +38,6 @@ def _refusing(name: str) -> Iterator[None]:
     try:
         with show_progress(f"%{name}"):
             yield
-    except _ParseError as exc:
-        raise UsageError(f"%{name}: {exc}; %{name}? shows what it takes") from None
     except GpuMemError as exc:
         raise UsageError(str(exc)) from None
 
@@ -62,18 +51,12 @@ def _parsing(magic: Any, line: str) -> Iterator[argparse.Namespace]:
 
 def _parse_line(magic: Any, line: str) -> argparse.Namespace:
     """Return the arguments of a magic, its method, from what was typed behind its name."""
-    parser: argparse.ArgumentParser = magic.parser
     try:
-        args, unknown = parser.parse_known_args(arg_split(line))
+        args: argparse.Namespace = magic.parser.parse_args(arg_split(line))
     except (UsageError, ValueError) as exc:
         # ValueError: a quote that is not closed.
-        raise _ParseError(str(exc)) from None
-    if unknown:
-        # In argparse's words, with the option that was meant.
-        known = [option for option in parser._option_string_actions if option.startswith("--")]  # noqa: SLF001 - has no public name
-        close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
-        hint = f": did you mean {close[0]}?" if close else ""
-        raise _ParseError(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        name = magic.__name__
+        raise BadInputError(f"%{name}: {exc}; %{name}? shows what it takes") from None
     for key, value in vars(args).items():
         if isinstance(value, str):
             setattr(args, key, _unquote(value))
@@ -198,7 +181,6 @@ class MemMagics(Magics):
             display(report_explanation(self._session.why(expression, unnamed=args.unnamed)))
 
     @magic_arguments()
-    @argument("--last", type=_count, metavar="N", help="only the last N cells (default: all)")
     @argument(
         "--export",
         metavar="FILE",
@@ -206,7 +188,11 @@ class MemMagics(Magics):
         "them, a row for each cell and device, in bytes and seconds",
     )
     @argument("--force", action="store_true", help="let --export take the place of a file")
-    @argument("--all", action="store_true", help="also cells with nothing but %%mem… magics")
+    @argument(
+        "--all",
+        action="store_true",
+        help="all cells, also those with nothing but %%mem… magics (default: the last 50 others)",
+    )
     @line_magic
     def memledger(self, line: str) -> None:
         """Show the recorded cells: duration, status, change and peak on each device.
@@ -216,28 +202,13 @@ class MemMagics(Magics):
         with _parsing(self.memledger, line) as args:
             ledger = self._session.monitor.ledger
             if args.export is not None:
-                if args.last is not None:
-                    raise BadInputError(
-                        "--export writes all cells: leave --last out (or slice "
-                        "gpumemwidget.monitor().ledger.to_dataframe())"
-                    )
-                if not args.export:
-                    raise BadInputError("--export needs a file's name: --export cells.csv")
                 path = ledger.export(args.export, force=args.force)
                 print(f"{len(ledger)} cell{'' if len(ledger) == 1 else 's'} written to {path}")
                 return
-            if args.force:
-                raise BadInputError("--force goes with --export FILE: name the file")
-            from gpumemwidget.report.cell import report_ledger  # noqa: PLC0415 - when it is used
+            from gpumemwidget.report.cell import N_SHOWN, report_ledger  # noqa: PLC0415 - when used
 
-            display(
-                report_ledger(
-                    ledger.records,
-                    dropped=ledger.dropped,
-                    last=args.last,
-                    shows_own_magics=args.all,
-                )
-            )
+            n_shown = None if args.all else N_SHOWN
+            display(report_ledger(ledger.records, dropped=ledger.dropped, n_shown=n_shown))
 
     @magic_arguments()
     @argument(
@@ -505,40 +476,27 @@ class MemMagics(Magics):
         )
 
     def _set_line(self, args: argparse.Namespace) -> None:
-        for key in _CELL_OPTIONS:
-            if getattr(args, key) not in (None, False):
-                raise BadInputError(f"--{key} goes above a cell, with %%memtrace")
-        state = " ".join(args.state)
-        if args.load is not None:
-            self._load(args, state)
-            return
-        if args.lines is not None or args.depth is not None:
-            raise BadInputError("--lines and --depth go above a cell, or with --load FILE")
         session = self._session
-        if state == "":
-            print(f"memtrace is {'on' if session.shows_line else 'off'}")
-        elif state == "on":
-            session.shows_line = True
-            print("memtrace is on: one summary line after every cell, starting with the next.")
-        elif state == "off":
-            session.shows_line = False
-            print("memtrace is off")
-        elif state == "sites":
-            print(f"memtrace sites: {word_hardware_note(session.site_state)}")
-        elif state in ("sites on", "sites off"):
+        state = " ".join(args.state)
+        given = {key for key, value in vars(args).items() if value not in (None, False, [])}
+        if args.load is not None and given <= {"load", "lines", "depth"}:
+            from gpumemwidget.report.trace import report_trace  # noqa: PLC0415 - when it is used
+            from gpumemwidget.session.trace_block import load_trace  # noqa: PLC0415
+
+            trace = load_trace(args.load, depth=args.depth).trace
+            display(report_trace(trace, (), n_lines=args.lines))
+        elif given <= {"state"} and state in ("", "on", "off"):
+            session.shows_line = session.shows_line if state == "" else state == "on"
+            more = ": one summary line after every cell, starting with the next." * (state == "on")
+            print(f"memtrace is {'on' if session.shows_line else 'off'}{more}")
+        elif given <= {"state"} and state in ("sites on", "sites off"):
             note = session.keep_sites(is_on=state == "sites on")
             print(f"memtrace sites: {word_hardware_note(note)}")
         else:
-            raise BadInputError(f"{state!r} is none of: on, off, sites, sites on, sites off")
-
-    def _load(self, args: argparse.Namespace, state: str) -> None:
-        if state:
-            raise BadInputError(f"--load takes a file alone, without {state!r}")
-        from gpumemwidget.report.trace import report_trace  # noqa: PLC0415 - when it is used
-        from gpumemwidget.session.trace_block import load_trace  # noqa: PLC0415
-
-        trace = load_trace(args.load, depth=args.depth).trace
-        display(report_trace(trace, (), n_lines=args.lines))
+            raise BadInputError(
+                "%memtrace takes on, off, sites on, sites off, or --load FILE with --lines and "
+                "--depth; other options go above a cell, with %%memtrace"
+            )
 
 
 # -- What the magics share -------------------------------------------------------------------------

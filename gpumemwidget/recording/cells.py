@@ -65,7 +65,10 @@ def find_first_line(source: str) -> str:
     line = next(lines, "")
     if line.split(maxsplit=1)[:1] == [_TRACE_MAGIC]:
         line = next(lines, line)
-    return line if len(line) <= FIRST_LINE_LIMIT else f"{line[: FIRST_LINE_LIMIT - 1].rstrip()}…"
+    if len(line) > FIRST_LINE_LIMIT:
+        line = f"{line[: FIRST_LINE_LIMIT - 1].rstrip()}…"
+    # Half of a surrogate pair can't be written to a file or sent to a page.
+    return line.encode(errors="replace").decode()
 
 
 def has_only_own_magics(source: str) -> bool:

@@ -44,47 +44,29 @@ def refuse_target(target: Path, *, force: bool) -> None:
     if not stat.S_ISREG(mode):
         raise FileError(f"{target} is there and is no file: give a file's name")
     if not force:
-        raise _already_there(target)
+        raise FileError(
+            f"{target} is there already: choose another name, or overwrite it with --force "
+            "(force=True in Python)"
+        )
 
 
-def _already_there(target: Path) -> FileError:
-    return FileError(
-        f"{target} is there already: choose another name, or overwrite it with --force "
-        "(force=True in Python)"
-    )
-
-
-def write_whole(target: Path, content: bytes, *, force: bool) -> None:
-    """Write a file, which appears whole or not at all.
+def write_whole(target: Path, content: bytes) -> None:
+    """Write a file, or replace it; it appears whole or not at all.
 
     Raises:
-        FileError: the system refuses, or the file has appeared meanwhile; nothing was written.
+        FileError: the system refuses; nothing was written.
     """
     # In the same folder, as a rename is one step only there; with a short name, as the target's may
     # be as long as names can be.
     draft = target.with_name(f".gpumemwidget-{secrets.token_hex(8)}.tmp")
-    is_taken = False
     try:
-        # open() applies the user's umask.
-        with draft.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if not force:
-            # Take the name, or fail where a file has it by now.
-            target.open("xb").close()
-            is_taken = True
-        elif target.exists():
+        draft.write_bytes(content)
+        if target.exists():
             draft.chmod(stat.S_IMODE(target.stat().st_mode))
         draft.replace(target)
-        is_taken = False
-    except FileExistsError:
-        raise _already_there(target) from None
     except OSError as exc:
         raise FileError(
             f"can't write {target}: {exc.strerror or exc}; choose another place"
         ) from exc
     finally:
-        if is_taken:
-            target.unlink(missing_ok=True)
         draft.unlink(missing_ok=True)

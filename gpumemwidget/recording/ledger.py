@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 from gpumemwidget.errors import FileError, GpuMemError
 from gpumemwidget.model.cells import CellDevice, CellRecord
@@ -76,12 +76,8 @@ class Ledger:
     def __iter__(self) -> Iterator[CellRecord]:
         return iter(self.records)
 
-    @overload
-    def __getitem__(self, index: int) -> CellRecord: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[CellRecord, ...]: ...
-    def __getitem__(self, index: int | slice) -> CellRecord | tuple[CellRecord, ...]:
-        return self.records[index]
+    def __getitem__(self, index: int) -> CellRecord:
+        return self._records[index]
 
     def __repr__(self) -> str:
         dropped = f", {self.dropped} older ones dropped" if self.dropped else ""
@@ -137,8 +133,7 @@ class Ledger:
                 f"{last}"
             )
         refuse_target(target, force=force)
-        content = encode([_replace_surrogates(row) for row in self.to_rows()])
-        write_whole(target, content, force=force)
+        write_whole(target, encode(self.to_rows()))
         return target
 
 
@@ -195,14 +190,6 @@ def _build_table(rows: Sequence[Row]) -> pd.DataFrame:
     )
 
 
-def _replace_surrogates(row: Row) -> Row:
-    """Replace surrogates that belong to no pair: they can't be written as UTF-8."""
-    return {
-        name: value.encode(errors="replace").decode() if isinstance(value, str) else value
-        for name, value in row.items()
-    }
-
-
 # -- File formats ----------------------------------------------------------------------------------
 
 
@@ -215,8 +202,8 @@ def _encode_csv(rows: Sequence[Row]) -> bytes:
 
 
 def _encode_json(rows: Sequence[Row]) -> bytes:
-    lines = [json.dumps(_format_time(row), ensure_ascii=False) for row in rows]
-    return ("[\n" + ",\n".join(lines) + "\n]\n").encode() if lines else b"[]\n"
+    text = json.dumps([_format_time(row) for row in rows], ensure_ascii=False, indent=1)
+    return text.encode()
 
 
 def _encode_parquet(rows: Sequence[Row]) -> bytes:

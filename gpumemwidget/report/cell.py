@@ -221,20 +221,21 @@ def report_ledger(
     records: Sequence[CellRecord],
     *,
     dropped: int = 0,
-    last: int | None = None,
-    shows_own_magics: bool = True,
+    n_shown: int | None = N_SHOWN,
 ) -> Report:
     """Report the cells with what each did to each device, the most recent last.
 
     Args:
         records: in the order in which the cells ran.
         dropped: how many older records the ledger has let go.
-        last: maximum number of cells; ``N_SHOWN`` if it is not given.
-        shows_own_magics: show cells that have nothing but gpumemwidget's own magics as well.
+        n_shown: maximum number of cells, the last of those that have more than gpumemwidget's own
+            magics; ``None`` for all cells.
     """
-    listed = [each for each in records if shows_own_magics or not each.is_only_own_magics]
+    listed = list(records)
+    if n_shown is not None:
+        listed = [record for record in records if not record.is_only_own_magics]
     n_hidden = len(records) - len(listed)
-    shown = listed[-(N_SHOWN if last is None else last) :]
+    shown = listed if n_shown is None else listed[-n_shown:]
     n_before = len(listed) - len(shown) + dropped
     title = Run(f"{count(len(records) + dropped, 'cell')} recorded", "strong")
     what = Run("change and peak of allocated memory, per cell", "muted")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.errors import BadInputError, BusyError, NotLoadedError, describe_exception
-from gpumemwidget.model.devices import Budget, HardwareNote, HardwareNoteKind
+from gpumemwidget.model.devices import Budget, HardwareNote
 from gpumemwidget.recording.budgets import change_budgets
 from gpumemwidget.recording.limits import (
     parse_limit,
@@ -70,7 +70,6 @@ class Session:
         last_failure: the traceback of the last failure of ours, for a bug report.
         limited: devices whose limit was set through this session.
         shows_line: whether every cell gets a summary line, from the next cell on.
-        site_state: whether the lines of blocks on GPUs are kept between traces.
 
     Args:
         shell: the running IPython.
@@ -87,7 +86,6 @@ class Session:
         self.last_failure: str | None = None
         self.limited: set[str] = set()
         self.shows_line = False
-        self.site_state = HardwareNote(HardwareNoteKind.SITES_NOT_KEPT)
         self._attached: dict[type, _Attachable] = {}
         self._has_released = False
 
@@ -227,8 +225,7 @@ class Session:
 
     def keep_sites(self, *, is_on: bool) -> HardwareNote:
         """Keep the line of each block on a GPU from now on, or no longer; return what holds."""
-        self.site_state = self.hardware.keep_sites(is_on=is_on)
-        return self.site_state
+        return self.hardware.keep_sites(is_on=is_on)
 
     # -- Its own life ------------------------------------------------------------------------------
 

@@ -173,9 +173,7 @@ class Dashboard(anywidget.AnyWidget):
     def _report_static(self) -> Report:
         now = report_stat(self._monitor.hardware.read_devices())
         ledger = self._monitor.ledger
-        cells = report_ledger(
-            ledger.records, dropped=ledger.dropped, last=_N_STATIC_CELLS, shows_own_magics=False
-        )
+        cells = report_ledger(ledger.records, dropped=ledger.dropped, n_shown=_N_STATIC_CELLS)
         taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._monitor.clock.wall()))
         title = f"Snapshot of the dashboard, {taken}. Run %memdash for the live view."
         return Report((Note(title), *now.blocks, *cells.blocks))

@@ -126,7 +126,7 @@ def test_the_ledger_and_the_line_show_the_mark(cells: Machine) -> None:
     cells.run("%memtrace on")
 
     line = cells.run("b = gpu.allocate(120 << 20)")
-    ledger = cells.run("%memledger --last 2")
+    ledger = cells.run("%memledger")
 
     assert "! above its budget of 100.00 MiB" in line.splitlines()[0]
     assert line.splitlines()[1].startswith("cuda:0 exceeded its budget: 120.00 MiB")

@@ -88,7 +88,7 @@ def test_a_terminal_shows_the_reports_as_text(tmp_path: Path) -> None:
 
     assert "Out[2]: 42\nIn [2] · ok · " in answer.stdout
     assert "host    allocated" in answer.stdout
-    assert "UsageError: --force goes above a cell" in answer.stdout + answer.stderr
+    assert "other options go above a cell" in answer.stdout + answer.stderr
 
 
 def test_the_dashboard_is_one_and_is_static_after_unload(notebook: Notebook) -> None:

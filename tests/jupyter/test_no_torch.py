@@ -10,12 +10,12 @@ import pytest
 
 _MAGICS = (
     *("memstat", "memstat --device", "memstat --device host", "memvars", "memvars x --all"),
-    *("memwhy x", "memwhy --unnamed", "memwhy Out[1]", "memledger", "memledger --last 2"),
+    *("memwhy x", "memwhy --unnamed", "memwhy Out[1]", "memledger", "memledger --all"),
     *("memrelease --dry-run x", "memrelease x", "memrelease --out --exceptions", "memrestore x"),
     *("memrelease --cublas", "memrestore"),
     *("memlimit", "memlimit 0.5", "memlimit 12GiB", "memlimit off", "memreset", "memdash"),
     *("membudget", "membudget 1TiB", "membudget 10MiB --device host", "membudget off"),
-    *("memtrace", "memtrace on", "memtrace off", "memtrace sites", "memtrace sites on"),
+    *("memtrace", "memtrace on", "memtrace off", "memtrace sites on"),
     *("memtrace sites off",),
 )
 _FUNCTIONS = (

@@ -355,10 +355,7 @@ def test_bad_options_are_refused_before_the_cell(
 
 
 def test_sites_are_kept_on_request(gpu_cells: Cells, gpu: Machine) -> None:
-    """And no longer, when told so; ``sites`` alone tells."""
-    gpu_cells.run("%memtrace sites")
-    assert gpu_cells.text.strip() == "memtrace sites: the line of each block is not kept"
-
+    """And no longer, when told so."""
     gpu_cells.run("%memtrace sites on")
     assert gpu_cells.text.strip() == "memtrace sites: the line of each block is kept"
     assert gpu.allocator.is_history_on

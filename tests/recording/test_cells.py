@@ -54,6 +54,7 @@ class TestFirstLine:
             ("a" * 120, "a" * 120),
             ("a" * 121, "a" * 119 + "…"),
             ("é" * 500 + "\nx", "é" * 119 + "…"),
+            ("x = '\ud83d'", "x = '?'"),
         ],
     )
     def test_says_what_the_cell_does(self, source: str, expected: str) -> None:
@@ -69,7 +70,7 @@ class TestOwnMagics:
         [
             ("%memdash", True),
             ("%load_ext gpumemwidget", True),
-            ("\n# the state now\n  %memvars\n%memledger --last 3\n", True),
+            ("\n# the state now\n  %memvars\n%memledger --all\n", True),
             ("%memtrace on", True),
             # What changes the user's memory is part of its story.
             ("%memrelease x", False),

@@ -49,7 +49,6 @@ class TestSequence:
         assert list(ledger) == records
         assert ledger.records == tuple(records)
         assert (ledger[0], ledger[-1]) == (records[0], records[4])
-        assert ledger[1:3] == tuple(records[1:3])
         with pytest.raises(IndexError):
             ledger[5]
         assert repr(ledger) == "<Ledger of 5 cells>"

@@ -64,8 +64,7 @@ def make_every_report() -> dict[str, Report]:
             [replace(many, execution_count=number) for number in range(1, 61)], dropped=4
         ),
         "ledger_hidden": report_ledger(
-            [gpu, replace(host, first_line="%memstat", is_only_own_magics=True)],
-            shows_own_magics=False,
+            [gpu, replace(host, first_line="%memstat", is_only_own_magics=True)]
         ),
         "budget": _take(report_crossings(over)),
         "stat": report_stat(
