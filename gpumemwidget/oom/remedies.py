@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
 
@@ -66,25 +65,17 @@ def find_remedies(
         of ``Remedy.rank``.
     """
     with paused_collector():
-        started_s = time.perf_counter()
         is_at_end = at_oom is None
         account = take_account(
             shell,
             budget_s=budget_s * _WALK_SHARE,
-            with_running=is_at_end,
+            depth="holders" if is_at_end else "process",
             reads_graphs=may_read_graphs(hardware),
             with_host=event.device == HOST,
         )
         taken = None
         if at_oom is None:
-            taken, _ = describe_memory(
-                account,
-                shell,
-                hardware,
-                started_s=started_s,
-                device=event.device,
-                budget_s=budget_s,
-            )
+            taken, _ = describe_memory(account, shell, hardware, event.device)
             at_oom = next((each for each in taken.devices if each.device == event.device), None)
         remedies: list[Remedy] = []
         if account is not None:

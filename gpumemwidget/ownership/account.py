@@ -8,7 +8,6 @@ tensor's is one line.
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 import threading
@@ -34,13 +33,11 @@ from gpumemwidget.ownership.blocks import (
     BlockMap,
     add_known,
     find_rounding,
-    group_storages,
     match_storages_to_blocks,
     name_pools,
 )
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import is_a, paused_collector, read_attribute
-from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, take_account
 from gpumemwidget.ownership.labels import PathStep, StepKind
 from gpumemwidget.ownership.paths import Paths, find_fix
@@ -63,9 +60,6 @@ _COMPILER = re.compile(r"torch\._(inductor|dynamo|functorch)\b")
 
 _OTHER = "Python's own objects and libraries"
 
-#: Bytes that may have been missed before a brief account searches for other holders.
-_MOST_UNMET_BYTES = 1024**2
-
 #: Maximum number of storages that have a path of their own in a brief account, the biggest.
 _MOST_ALONE = 128
 
@@ -86,7 +80,7 @@ def take_memory_account(
     with paused_collector():
         started_s = time.perf_counter()
         account = take_account(shell, budget_s=budget_s, depth="holders")
-        taken, _ = describe_memory(account, shell, hardware, started_s=started_s)
+        taken, _ = describe_memory(account, shell, hardware)
         if account is None:
             return taken
         variables = describe_rows(account, deadline_s=started_s + budget_s)
@@ -105,9 +99,8 @@ def take_block_account(
     block. After ``budget_s`` seconds the walk stops.
     """
     with paused_collector():
-        started_s = time.perf_counter()
         account = take_account(shell, budget_s=budget_s, depth="holders")
-        return describe_memory(account, shell, hardware, started_s=started_s)
+        return describe_memory(account, shell, hardware)
 
 
 @forgets_frames
@@ -121,28 +114,21 @@ def take_running_account(
     is allocated on a device, and nothing is collected. What neither a name nor a running function
     leads to is told by its kind alone; so is what a graph holds whose backward runs beside this.
 
-    Half of the ``budget_s`` seconds are for the walk; what was not met by then has no name. The
-    biggest are told by their paths, as long as there is time; the others by their rows, and what
-    has the same row and kind is one line.
+    The walk ends after ``budget_s`` seconds; what was not met by then has no name. The biggest are
+    told by their paths; the others by their rows, and what has the same row and kind is one line.
 
     Returns:
         Lines of that device that add up to what its allocator says is allocated, and no variables.
     """
     with paused_collector():
-        started_s = time.perf_counter()
         account = take_account(
             shell,
-            budget_s=budget_s / 2,
-            depth="rows",
-            with_running=True,
+            budget_s=budget_s,
+            depth="running",
             reads_graphs=may_read_graphs(hardware),
             with_host=device == HOST,
-            is_enough=lambda graph: _has_met_all(graph, hardware, device),
         )
-        taken, _ = describe_memory(
-            account, shell, hardware, started_s=started_s, device=device, budget_s=budget_s
-        )
-        return taken
+        return describe_memory(account, shell, hardware, device)[0]
 
 
 def may_read_graphs(hardware: Hardware) -> bool:
@@ -154,10 +140,7 @@ def describe_memory(
     account: Account | None,
     shell: Shell,
     hardware: Hardware,
-    *,
-    started_s: float,
     device: str | None = None,
-    budget_s: float = math.inf,
 ) -> tuple[MemoryAccount, dict[str, BlockNames]]:
     """Return the lines of each device, without variables, and the kind and path of each block.
 
@@ -165,9 +148,7 @@ def describe_memory(
         account: the walk's result; ``None`` where torch is not imported.
         shell: the running IPython.
         hardware: the allocators' figures and blocks.
-        started_s: when the walk began, on ``time.perf_counter``.
         device: the only device to describe, as ``take_running_account`` does; ``None`` for all.
-        budget_s: so many seconds later the lines of one device are told by their rows.
     """
     segments = [each for each in hardware.read_segments() if device in (None, each.device)]
     readings = [each for each in hardware.read() if device in (None, each.device)]
@@ -186,12 +167,9 @@ def describe_memory(
         alike: list[Owned] = []
         no_name = _NO_NAME if device is None else _NO_NAME_OF_YOURS
         describer = _Describer(account, paths, cells, no_name=no_name)
-        groups = group_storages(account, device)
-        claims = match_storages_to_blocks(account, paths, blocks, groups, outside)
+        claims = match_storages_to_blocks(account, paths, blocks, device, outside)
         for number, (place, block, n_bytes) in enumerate(claims):
-            is_short = device is not None and (
-                number >= _MOST_ALONE or time.perf_counter() > started_s + budget_s
-            )
+            is_short = device is not None and number >= _MOST_ALONE
             line = describer.describe(place, block, n_bytes, is_short=is_short)
             (alike if is_short else owned).append(line)
             if block is not None:
@@ -215,24 +193,10 @@ def describe_memory(
         devices=devices,
         variables=(),
         is_complete=account is None or account.graph.is_complete,
-        duration_s=time.perf_counter() - started_s,
+        duration_s=0.0 if account is None else time.perf_counter() - account.started_s,
         notes=tuple(notes),
     )
     return taken, dict(names)
-
-
-def _has_met_all(graph: Graph, hardware: Hardware, device: str) -> bool:
-    """Return whether the walk has met nearly all tensors of a device, judged by its blocks."""
-    blocks = BlockMap(each for each in hardware.read_segments() if each.device == device)
-    infos = [info for info in graph.storages.values() if info.device == device]
-    found = (blocks.find(device, info.address) for info in infos)
-    met = {block.address for block in found if block is not None}
-    unmet = sum(
-        block.n_bytes
-        for block, kind in blocks.list_kinds(device)
-        if kind == "unknown" and block.address not in met
-    )
-    return device in blocks.devices and unmet < _MOST_UNMET_BYTES
 
 
 def _join_alike(lines: Iterable[Owned]) -> Iterator[Owned]:

@@ -258,35 +258,27 @@ def _getenv(*names: str) -> str | None:
 PINNED = "pinned"
 
 
-def group_storages(account: Account, device: str | None = None) -> list[list[int]]:
-    """Group storages over the same memory (DLPack); of one device alone the biggest first."""
+def match_storages_to_blocks(
+    account: Account, paths: Paths, blocks: BlockMap, device: str | None, outside: dict[str, int]
+) -> Iterator[tuple[int, Block | None, int]]:
+    """Yield the storages that are a line each, with their blocks and bytes.
+
+    Of several over the same memory (DLPack) only one is. Of one ``device`` alone the biggest come
+    first. What lies in no block of torch's is added to ``outside``, in bytes for each device.
+    """
     storages = account.graph.storages
     groups: dict[tuple[str, int], list[int]] = {}
     for place, info in storages.items():
         if device is None or info.device == device:
             groups.setdefault((info.device, info.address), []).append(place)
-    found = list(groups.values())
+    found = [
+        min(places, key=paths.rank) if len(places) > 1 else places[0] for places in groups.values()
+    ]
     if device is not None:
-        found.sort(key=lambda places: -max(storages[each].n_bytes for each in places))
-    return found
-
-
-def match_storages_to_blocks(
-    account: Account,
-    paths: Paths,
-    blocks: BlockMap,
-    groups: Iterable[list[int]],
-    outside: dict[str, int],
-) -> Iterator[tuple[int, Block | None, int]]:
-    """Yield the storages that are a line each, with their blocks and bytes.
-
-    What lies in no block of torch's is added to ``outside``, in bytes for each device.
-    """
-    graph = account.graph
+        found.sort(key=lambda place: -storages[place].n_bytes)
     claimed: set[tuple[str, int]] = set()
-    for places in groups:
-        place = places[0] if len(places) == 1 else min(places, key=paths.rank)
-        info = graph.storages[place]
+    for place in found:
+        info = storages[place]
         # Without a snapshot sizes are rounded as the allocator rounds them, which is nearly right.
         if info.device in blocks.devices:
             block = blocks.find(info.device, info.address)

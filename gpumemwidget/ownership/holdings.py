@@ -13,7 +13,7 @@ import itertools
 import operator
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -36,9 +36,10 @@ from gpumemwidget.ownership.shell import Shell, ShellReference
 
 #: How thoroughly holders beside the rows are searched for. ``rows``: as far as the rows lead; it is
 #: not noticed that something else holds an autograd graph too, for that takes a look at every
-#: object of the process. ``process``: with that look. ``holders``: it is also found out what holds
-#: what no row reaches.
-Depth = Literal["rows", "process", "holders"]
+#: object of the process. ``process``: with that look. ``running``: what running functions hold is
+#: entered, and tensors that nothing leads to, and no other holder is searched for. ``holders``:
+#: both, and it is found out what holds what no row reaches.
+Depth = Literal["rows", "process", "running", "holders"]
 
 #: Maximum number of places whose other holders are searched for.
 _MOST_HOLDERS = 8
@@ -86,6 +87,8 @@ class Account:
     elsewhere: list[int] = field(default_factory=list)
     #: Places in ``elsewhere`` whose holder was not met: it may be in C++, and go with a row.
     untold: list[int] = field(default_factory=list)
+    #: When the walk began, on ``time.perf_counter``.
+    started_s: float = 0.0
     _named: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     def find_paths(self) -> Paths:
@@ -174,10 +177,8 @@ def take_account(
     *,
     budget_s: float,
     depth: Depth = "process",
-    with_running: bool = False,
     reads_graphs: bool = True,
     with_host: bool = True,
-    is_enough: Callable[[Graph], bool] | None = None,
 ) -> Account | None:
     """Walk from all of the user's names; return ``None`` if torch is not imported.
 
@@ -185,14 +186,10 @@ def take_account(
         shell: the running IPython.
         budget_s: seconds after which the walk stops; what it then knows is "at least".
         depth: how thoroughly holders beside the rows are searched for.
-        with_running: whether to enter what running functions hold, and tensors that nothing leads
-            to; with the depth ``rows`` no other holder is searched for then. Always so with the
-            depth ``holders``.
         reads_graphs: whether autograd's nodes are asked what they hold.
         with_host: whether host memory is looked at too, which may have most of the tensors.
-        is_enough: tells of a walk from rows and running functions whether it has met all; where it
-            has, what nobody leads to is not looked for, which may take half a second.
     """
+    started_s = time.perf_counter()
     torch = find_torch()
     if torch is None:
         return None
@@ -208,25 +205,23 @@ def take_account(
     graph.walk()
     outer: list[Root] = []
     outside: list[object] | None = None
-    searches_s = budget_s / 4
-    if with_running or depth == "holders":
+    if depth in ("running", "holders"):
         outer.extend(enter_running(graph))
-        searches_s = 0.0 if depth == "rows" else searches_s
-        if is_enough is None or not is_enough(graph):
-            # To look at all of the process takes a moment, that is not there when the time is up.
-            outside = [] if depth != "holders" and graph.is_late() else list_outside(graph)
-            outer.extend(
-                enter_surroundings(graph, outside, budget_s=budget_s / 2, climbs=depth == "holders")
-            )
-            # Objects that have been met meanwhile would be held by this list.
-            outside = [each for each in outside if graph.find(each) is None]
+        # To look at all of the process takes a moment, that is not there when the time is up.
+        outside = [] if depth == "running" and graph.is_late() else list_outside(graph)
+        outer.extend(
+            enter_surroundings(graph, outside, budget_s=budget_s / 2, climbs=depth == "holders")
+        )
+        # Objects that have been met meanwhile would be held by this list.
+        outside = [each for each in outside if graph.find(each) is None]
+    searches_s = 0.0 if depth == "running" else budget_s / 4
     held = _find_elsewhere(graph, root_refs, budget_s=searches_s)
     if depth == "holders":
         met = {root.place for root in outer}
         unmet = [each for each in held if each not in met and graph.kinds[each] not in _UNTOLD]
         outer.extend(find_module_roots(graph, unmet[:_MOST_HOLDERS]))
     elsewhere = [*held, *(root.place for root in outer if root.kind != "nowhere")]
-    if depth != "rows":
+    if depth in ("process", "holders"):
         elsewhere.extend(list_seen_from_outside(graph, outside))
     del outside
     roots = [(place, row.mark) for row in rows.values() for place in row.places]
@@ -238,6 +233,7 @@ def take_account(
         outer=outer,
         elsewhere=elsewhere,
         untold=[place for place in held if place not in graph.told],
+        started_s=started_s,
     )
 
 

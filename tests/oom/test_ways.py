@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -82,8 +81,6 @@ def test_both_at_the_end_in_one_walk(notebook: Notebook) -> None:
         "def step():\n    h = model(torch.ones(1024, 1024))\n    h.exp().sum().backward()\n"
         "    y = model(h)\n    raise ValueError\nstep()"
     )
-    library = ModuleType("library")
-    vars(library)["kept"] = torch.ones(3 * N)
     words = frozenset({"model", "step"})
 
     taken, ways = find_remedies(

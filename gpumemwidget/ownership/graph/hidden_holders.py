@@ -8,14 +8,11 @@ the collector does not know. A scripted module has its parameters in C++, and a 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
 from gpumemwidget.ownership.graph.objects import is_one_of
-
-#: In a container of more than that nobody keeps such objects one by one.
-_MOST_PARTS = 64
 
 
 class HiddenHolders:
@@ -53,15 +50,6 @@ class HiddenHolders:
         """Return whether a class is that of several tensors that an operation returns."""
         return id(cls) in self._result_ids
 
-    def are_among(self, targets: Sequence[object]) -> bool:
-        """Return whether a small object's parts include a hidden holder."""
-        return 0 < len(targets) <= _MOST_PARTS and self.are_any(targets)
-
-    def are_within(self, lots: Iterable[Sequence[object]]) -> bool:
-        """Return whether the parts of many small objects include a hidden holder."""
-        small = [each for each in lots if len(each) <= _MOST_PARTS]
-        return self.are_any(chain.from_iterable(small))
-
     def are_any(self, targets: Iterable[object]) -> bool:
         """Return whether any of these objects is a hidden holder."""
         # By the ids of classes, at the speed of C: this is asked for every object of a walk.
@@ -75,15 +63,24 @@ class HiddenHolders:
         if cls is self._saved:
             held = (getattr(target, "data", None), getattr(target, "unpack_hook", None))
             return [each for each in held if each is not None]
-        if _is_of(cls, self._script_module):
+        if self.is_script(cls):
             # A submodule is an object of its own, which has a wrapper of its own in Python.
             tables = (self._torch._C.ParameterDict, self._torch._C.BufferDict)  # noqa: SLF001
             return [each for table in tables for _, each in table(target).items()]
         if _is_of(cls, self._future):
             return self._list_value(target)
-        if not _is_of(cls, self._array) or not self._array.dtype.__get__(target).hasobject:
+        is_of_objects = _is_of(cls, self._array) and self._array.dtype.__get__(target).hasobject
+        return list(self._array.flat.__get__(target)) if is_of_objects else []
+
+    def _list_value(self, future: Any) -> list[object]:
+        try:
+            return [self._future.value(future)] if self._future.done(future) else []
+        except Exception:  # noqa: BLE001 - the error that it holds, of whatever class
             return []
-        return list(self._array.flat.__get__(target))
+
+    def holds_in_cpp(self, cls: type) -> bool:
+        """Return whether objects of a class hold tensors by references of C++ alone."""
+        return cls is self._saved or self.is_script(cls)
 
     def list_lent(self, target: Any) -> list[object]:
         """Return the constants of a scripted module's code, which TorchScript keeps too.
@@ -108,21 +105,6 @@ class HiddenHolders:
     def is_script(self, cls: type) -> bool:
         """Return whether a class is that of TorchScript's modules, which their methods hold."""
         return _is_of(cls, self._script_module)
-
-    def holds_objects(self, target: Any) -> bool:
-        """Return whether an object holds Python objects: a future that was made in Python."""
-        return _is_of(type(target), self._future) and type(target) is not self._future
-
-    def _list_value(self, future: Any) -> list[object]:
-        """Return the value of a future that is done; nothing for one that failed."""
-        if not self._future.done(future):
-            return []
-        try:
-            value = self._future.value(future)
-        except Exception:  # noqa: BLE001 - the error that it holds, of whatever class
-            return []
-        is_made_anew = type(value) in {list, tuple} and not self.holds_objects(future)
-        return list(value) if is_made_anew else [value]
 
 
 def _is_of(cls: type, known: Any) -> bool:

@@ -212,10 +212,6 @@ _LOT = 32
 
 _MOST_LEVELS, _MOST_ON_LEVEL = 6, 1024
 
-#: When so many of a lot were found to lead on, one after the other, the rest is entered unasked: as
-#: of a list of records that have a tensor each.
-_ENOUGH = 3
-
 #: Classes in which most containers end.
 _SIMPLE = (int, str, float, bool, bytes, type(None))
 
@@ -237,21 +233,13 @@ class DeadEnds:
             if self._lead_nowhere(lot):
                 found.update(map(id, lot))
             elif len(lot) > 1:
-                self._find_alone(lot, found)
+                # Most of what a module has is empty: its tables of hooks.
+                found.update(
+                    id(each)
+                    for each in lot
+                    if not gc.get_referents(each) or self._lead_nowhere((each,))
+                )
         return found
-
-    def _find_alone(self, lot: Sequence[object], found: set[int]) -> None:
-        n_leading = 0
-        for each in lot:
-            # Most of what a module has is empty: its tables of hooks.
-            if not gc.get_referents(each):
-                found.add(id(each))
-            elif n_leading < _ENOUGH:
-                if self._lead_nowhere((each,)):
-                    found.add(id(each))
-                    n_leading = 0
-                else:
-                    n_leading += 1
 
     def _lead_nowhere(self, level: Sequence[object]) -> bool:
         """Return whether containers within containers end in numbers and text."""

@@ -39,6 +39,9 @@ _CHECK_EVERY = 512
 #: Number of elements of one container that are followed before others get their turn.
 _MOST_AT_ONCE = 4096
 
+#: In a container of more parts nobody keeps hidden holders one by one.
+_MOST_HIDING = 64
+
 _NO_EDGES: list[int] = []
 
 #: Maximum number of objects that are followed together.
@@ -300,17 +303,17 @@ class Graph:
         referents = gc.get_referents(target)
         if kind is Kind.HIDDEN and not self.hidden.is_result(type(target)):
             self._follow_hidden(place, target)
-        elif self.hidden.are_among(referents):
+        else:
             self._add_hidden(place, referents)
         self._add_python(place, iter(referents), stops)
 
     def _follow_plain(self, places: Sequence[int]) -> None:
         """Follow plain objects, whose parts are asked together whether they lead anywhere."""
         lots = list(map(gc.get_referents, map(self.objects.__getitem__, places)))
-        if self.hidden.are_within(lots):
+        small = (lot for lot in lots if len(lot) <= _MOST_HIDING)
+        if self.hidden.are_any(itertools.chain.from_iterable(small)):
             for place, lot in zip(places, lots, strict=True):
-                if self.hidden.are_among(lot):
-                    self._add_hidden(place, lot)
+                self._add_hidden(place, lot)
         tracked: list[list[object]] = []
         for place, lot in zip(places, lots, strict=True):
             if len(lot) < _MOST_AT_ONCE:
@@ -329,18 +332,20 @@ class Graph:
         self._add_edges(place, [self._enter(each, Kind.TENSOR) for each in lent])
         if self.hidden.is_opaque(target):
             self.opaque.add(place)
-        if self.hidden.is_array(type(target)) or self.hidden.holds_objects(target):
+        if not self.hidden.holds_in_cpp(type(target)):
             # A column of text has millions.
             self._add_python(place, iter(held))
             return
         for each in held:
             if self.kind_finder.find(type(each)) is Kind.TENSOR:
-                # A saved tensor holds it in C++.
                 self._add_cpp(place, each, Kind.TENSOR)
             else:
                 self._add_python(place, iter((each,)))
 
     def _add_hidden(self, place: int, referents: Sequence[object]) -> None:
+        """Enter the hidden holders among an object's parts, which the collector does not track."""
+        if len(referents) > _MOST_HIDING or not self.hidden.are_any(referents):
+            return
         find = self.kind_finder.find
         hidden = [each for each in referents if find(type(each)) is Kind.HIDDEN]
         found = [self._enter(each, Kind.HIDDEN) for each in hidden]
