@@ -8,7 +8,7 @@ Releases of PyTorch differ in what they tell; what they don't tell is ``None``:
 - Extensions have what they hand to ``torch.accelerator``, whose functions came with 2.9.
 
 Peaks are exact where the marks can be reset unseen by the user, as on XPU and MPS (see
-``peak_overlay.py``). Elsewhere nothing is reset, and a peak is the highest that was seen.
+``peak_overlay.py``). Elsewhere nothing is reset, and the peaks of cells are unknown.
 
 Nothing here brings a device into use: whether one is, is always asked first. Much of what is asked
 is an extension's own code, which may fail with whatever it likes: then a figure is unknown, a note
@@ -20,7 +20,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from gpumemwidget.backends.counters import SeenPeaks, TouchedCounters
+from gpumemwidget.backends.counters import TouchedCounters
 from gpumemwidget.backends.cuda.snapshot import parse_segments
 from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay, find_extension
 from gpumemwidget.errors import BackendError
@@ -52,8 +52,7 @@ class AcceleratorBackend(TouchedCounters):
         bindings = torch._C  # noqa: SLF001 - the public functions may start the device
         self._stats_binding = _find_stats_binding(bindings, kind)
         has_overlay = kind in _COVERED and self._stats_binding is not None
-        overlay = PeakOverlay(bindings, kind=kind) if has_overlay else None
-        super().__init__(torch, kind, overlay or SeenPeaks(self._read_stats))
+        super().__init__(torch, kind, PeakOverlay(bindings, kind=kind) if has_overlay else None)
 
     # -- Blocks, whole devices ---------------------------------------------------------------------
 
@@ -79,14 +78,9 @@ class AcceleratorBackend(TouchedCounters):
         if ask_driver is None or index is None:
             return None
 
-        def read() -> tuple[int, int] | None:
-            try:
-                free_bytes, total_bytes = ask_driver(index)
-            except RuntimeError:
-                return None  # Not every driver lets everybody ask.
-            return int(free_bytes), int(total_bytes)
-
-        return self._ask(read, device, "free memory", None)
+        told: tuple[int, int] | None
+        told = self._ask(partial(ask_driver, index), device, "free memory", None)
+        return told
 
     # -- One device --------------------------------------------------------------------------------
 
@@ -133,19 +127,13 @@ class AcceleratorBackend(TouchedCounters):
         return self._ask(self._find_touched, self.kind, "devices in use", [])
 
     def _find_touched(self) -> list[int]:
-        # Once an accelerator is in use, all of its devices can be asked at no cost. A device is
-        # touched once its allocator has had memory.
+        # Once an accelerator is in use, all of its devices are, and can be asked at no cost.
         if not self._is_in_use():
             return []
         if self.kind == "mps":
-            count = 1
-        else:
-            owner = self._module if hasattr(self._module, "device_count") else None
-            count = int((owner or self._torch.accelerator).device_count())
-        if len(self._touched) < count:
-            fresh = (index for index in range(count) if index not in self._touched)
-            self._touched = sorted([*self._touched, *filter(self._has_had_memory, fresh)])
-        return self._touched
+            return [0]
+        owner = self._module if hasattr(self._module, "device_count") else self._torch.accelerator
+        return list(range(int(owner.device_count())))
 
     def _is_in_use(self) -> bool:
         is_bad_fork = getattr(self._module, "_is_in_bad_fork", None)
@@ -157,18 +145,6 @@ class AcceleratorBackend(TouchedCounters):
         if self._stats_binding is None:
             return False
         return bool(self._bindings._accelerator_isAllocatorInitialized())  # noqa: SLF001 - has no public name
-
-    def _has_had_memory(self, index: int) -> bool:
-        if self._stats_binding is None:
-            return True
-        try:
-            stats = self._read_stats(index)
-        except RuntimeError:
-            return False
-        figures = [
-            stats.get(key, {}).get("all", {}) for key in ("reserved_bytes", "allocated_bytes")
-        ]
-        return any(each.get(name) for each in figures for name in ("current", "peak", "allocated"))
 
 
 def _find_kind(torch: Any) -> str | None:

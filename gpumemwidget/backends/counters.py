@@ -21,60 +21,32 @@ from gpumemwidget.model.devices import (
 _T = TypeVar("_T")
 
 
-class SeenPeaks:
-    """The highest values that were seen in a span, where nothing may be reset.
-
-    Args:
-        read_stats: returns a device's statistics, new ones each time.
-    """
-
-    def __init__(self, read_stats: Callable[[int], NestedStats]) -> None:
-        self._read_stats = read_stats
-        self._highest: dict[int, dict[str, int]] = {}
-
-    def start_span(self, device: int) -> NestedStats:
-        """Forget what was seen, and return the statistics."""
-        self._highest.pop(device, None)
-        return self.read(device)[0]
-
-    def read(self, device: int) -> tuple[NestedStats, PeakIs]:
-        """Return statistics with the highest values in place of the peaks."""
-        stats = self._read_stats(device)
-        highest = self._highest.setdefault(device, {})
-        for name in ("allocated_bytes", "reserved_bytes"):
-            if name in stats:
-                figures = stats[name]["all"]
-                highest[name] = max(figures["current"], highest.get(name, 0))
-                figures["peak"] = highest[name]
-        return stats, "sampled"
-
-    def read_as_user(self, device: int) -> NestedStats:
-        """Return the statistics, with PyTorch's own peaks."""
-        return self._read_stats(device)
-
-
 class TouchedCounters(MemoryBackend):
     """Counters of the touched devices of one kind.
 
     Args:
         torch: the imported module ``torch``.
         kind: ``"cuda"``, ``"xpu"``, ``"mps"``: the beginning of the devices' names.
-        peaks: reads the statistics.
+        overlay: resets peaks unseen by the user; ``None`` where nothing may be reset, so that spans
+            have no peaks.
     """
 
-    def __init__(self, torch: Any, kind: str, peaks: PeakOverlay | SeenPeaks) -> None:
+    def __init__(self, torch: Any, kind: str, overlay: PeakOverlay | None) -> None:
         self.kind = kind
         self._torch = torch
         self._bindings = torch._C  # noqa: SLF001 - the public functions may start the device
         self._module: Any = getattr(torch, kind, None)
-        self._peaks = peaks
+        self._overlay = overlay
         self._notes: Notes[HardwareNote] = Notes()
-        self._touched: list[int] = []
         self._infos: dict[int, DeviceInfo] = {}
 
     @abstractmethod
     def _list_touched(self) -> list[int]:
         """Return the indices of the devices that the user has used."""
+
+    def _read_stats(self, index: int) -> NestedStats:  # noqa: ARG002 - an overlay reads them
+        """Return a device's statistics with PyTorch's own peaks, where there is no overlay."""
+        return {}
 
     @abstractmethod
     def _is_in_use(self) -> bool: ...
@@ -90,22 +62,28 @@ class TouchedCounters(MemoryBackend):
         """Return a reading of each touched device, with the peaks of the running span."""
 
         def read(index: int) -> Reading:
-            stats, peak_is = self._peaks.read(index)
+            if self._overlay is None:
+                return self._to_reading(index, self._read_stats(index), "", None)
+            stats, peak_is = self._overlay.read(index)
             return self._to_reading(index, stats, "peak", peak_is)
 
         return self._read_touched(read)
 
     def start_span(self) -> tuple[Reading, ...]:
         """Reset the peaks of the touched devices, where the user does not see it."""
+        overlay = self._overlay
+        if overlay is None:
+            return self.read()
         return self._read_touched(
             # After the reset a peak is the current value.
-            lambda index: self._to_reading(index, self._peaks.start_span(index), "current", "exact")
+            lambda index: self._to_reading(index, overlay.start_span(index), "current", "exact")
         )
 
     def read_as_user(self) -> tuple[Reading, ...]:
         """Return readings whose peaks are those of PyTorch's own functions."""
+        read = self._read_stats if self._overlay is None else self._overlay.read_as_user
         return self._read_touched(
-            lambda index: self._to_reading(index, self._peaks.read_as_user(index), "peak", "exact")
+            lambda index: self._to_reading(index, read(index), "peak", "exact")
         )
 
     def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
@@ -153,10 +131,10 @@ class TouchedCounters(MemoryBackend):
 
     def list_lost_peaks(self) -> BytesByDevice:
         """Return devices and the peaks, in bytes, that ``close`` takes from the user's view."""
-        if not isinstance(self._peaks, PeakOverlay) or not self._list_touched():
+        if self._overlay is None or not self._list_touched():
             return ()
         marks: tuple[tuple[int, int], ...] = self._ask(
-            self._peaks.list_lost_marks, self.kind, "peaks", ()
+            self._overlay.list_lost_marks, self.kind, "peaks", ()
         )
         return tuple((self._name(index), peak) for index, peak in marks)
 
@@ -166,8 +144,8 @@ class TouchedCounters(MemoryBackend):
 
     def close(self) -> None:
         """Take away what hides our resets. May be called twice."""
-        if isinstance(self._peaks, PeakOverlay):
-            self._peaks.uninstall()
+        if self._overlay is not None:
+            self._overlay.uninstall()
 
     def _name(self, index: int) -> str:
         return f"{self.kind}:{index}"
@@ -191,10 +169,13 @@ class TouchedCounters(MemoryBackend):
                 readings.append(Reading(self._name(index), None, None))
         return tuple(readings)
 
-    def _to_reading(self, index: int, stats: NestedStats, peak: str, peak_is: PeakIs) -> Reading:
+    def _to_reading(
+        self, index: int, stats: NestedStats, peak: str, peak_is: PeakIs | None
+    ) -> Reading:
         """Return statistics as a reading; what this release of PyTorch does not tell is ``None``.
 
-        The figure ``peak`` of each statistic is its peak: "peak", or "current" after a reset.
+        The figure ``peak`` of each statistic is its peak: "peak", or "current" after a reset; ""
+        where there is none.
         """
         allocated: dict[str, int] = stats.get("allocated_bytes", {}).get("all", {})
         reserved: dict[str, int] = stats.get("reserved_bytes", {}).get("all", {})

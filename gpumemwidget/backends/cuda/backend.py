@@ -52,6 +52,7 @@ class CudaBackend(TouchedCounters):
                 "install a CUDA build to record it"
             )
         super().__init__(torch, "cuda", PeakOverlay(torch._C))  # noqa: SLF001 - see the overlay
+        self._touched: list[int] = []
         self._history = HistoryControl(torch)
         self._tracer = CudaTracer(torch, self._history)
         self._limits = CudaLimits(torch, self._notes.add)
