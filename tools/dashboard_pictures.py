@@ -48,12 +48,10 @@ model, loader = [allocate(700) for _ in range(8)], None
 """
 _FILL = "for n in range({n}): stage.train(n, scale=1 - n / 10)"
 _LAUNCH = """
-sleep = [sys.executable, "-c", "import time; time.sleep(60)", "--rank"]
-children = [subprocess.Popen([*sleep, str(n)]) for n in range(2)]
-for n, child in enumerate(children):
-    stage.processes["cuda:0", child.pid] = (2000 + 500 * n) * MIB
+for n in range(2):
+    n_bytes = (2000 + 500 * n) * MIB
+    stage.driver.set_process(2**30 + n, n_bytes, name=f"python rank.py {n}", relation="child")
 time.sleep(8)
-for child in children: child.kill()
 """
 _BOUNDS = "%memlimit 48GiB\n%membudget 30GiB"
 _CROSS = """
@@ -208,7 +206,7 @@ SCENES: dict[str, Scene] = {
     "bounds": Scene(_stage(1, 1, _BOUNDS, _FILL.format(n=1), _CROSS, "1 / 0"), _bounds),
     "device": Scene(_stage(1, 1, _FILL.format(n=1)), _device),
     "device-busy": Scene(_stage(1, 1, _FILL.format(n=1), _LAUNCH), _device_busy),
-    "device-eight": Scene(_stage(8, 6, f"{_FILL.format(n=6)}\nstage.lost.add('cuda:6')"), _device),
+    "device-eight": Scene(_stage(8, 6, f"{_FILL.format(n=6)}\nstage.driver.lose(6)"), _device),
     "traced": Scene((_LOAD, _MODEL, _TRACED), _traced, ".jp-OutputArea:has(.gmw)"),
 }
 

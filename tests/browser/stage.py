@@ -1,38 +1,30 @@
 """A stage for pictures and browser tests: simulated GPUs on which a notebook's cells allocate.
 
 The allocator is the simulated one, with the CUDA backend upon it as on a real GPU: limits hold,
-segments are cut, peaks are exact. What no CPU machine has is told by the stage: the driver, who is
-on each device, and to whom each block belongs.
+segments are cut, peaks are exact. What no CPU machine has is told by the stage: to whom each block
+belongs.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.driver.processes import ProcessTree
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
-from gpumemwidget.backends.protocol import Relation
 from gpumemwidget.jupyter import extension
-from gpumemwidget.model.devices import DeviceInfo, DeviceUse
+from gpumemwidget.model.devices import DeviceUse
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned
 from gpumemwidget.ownership import account as entries
-from gpumemwidget.testing import SimulatedGpus, simulate_torch
-from gpumemwidget.testing.machine import StandInDriver
+from gpumemwidget.testing import SimulatedDriver, SimulatedGpus, simulate_torch
 
 __all__ = ["MIB", "Stage", "write_load"]
 
 MIB = 1 << 20
-_DRIVER_BYTES = 480 * MIB
-_CONTEXT_BYTES = 543 * MIB
-_UNLISTED_BYTES = 9 * MIB
-_TOTAL_BYTES = 80 * 1024 * MIB
 #: Somebody else's process: no system numbers its own so high.
 NEIGHBOUR = 2**31 - 7
 
@@ -40,7 +32,7 @@ NEIGHBOUR = 2**31 - 7
 def write_load(n_devices: int, n_used: int) -> str:
     """A cell that sets a stage in a kernel, and loads the extension."""
     return (
-        "import os, subprocess, sys, time\n"
+        "import sys, time\n"
         f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
         "from tests.browser.stage import MIB, Stage\n"
         f"stage = Stage({n_devices}, n_used={n_used})\n"
@@ -67,17 +59,14 @@ class Stage:
     """
 
     def __init__(self, n_devices: int, *, n_used: int | None = None) -> None:
-        self.gpu = SimulatedGpus(n_devices, total_bytes=_TOTAL_BYTES - _DRIVER_BYTES)
+        self.gpu = SimulatedGpus(n_devices)
         for index in range(n_devices if n_used is None else n_used):
             self.gpu.touch(index)
-        self.torch = simulate_torch(self.gpu)
         self._blocks: list[_Block] = []
-        #: Bytes by device and process.
-        self.processes: dict[tuple[str, int], int] = {("cuda:0", NEIGHBOUR): 3000 * MIB}
-        #: Devices that have fallen off the bus.
-        self.lost: set[str] = set()
-        backends = [CudaBackend(self.torch), HostBackend()]
-        self.hardware = Hardware(backends, _Driver(self), processes=_Processes())
+        self.driver = _Driver(self.gpu)
+        self.driver.set_process(NEIGHBOUR, 3000 * MIB, name="python serve.py --port 8000")
+        backends = [CudaBackend(simulate_torch(self.gpu)), HostBackend()]
+        self.hardware = Hardware(backends, self.driver)
 
     def set(self, put: Callable[[ModuleType, str, object], None] = setattr) -> None:
         """From now on this is the machine.
@@ -161,50 +150,9 @@ class Stage:
         return names
 
 
-class _Processes(ProcessTree):
-    """The machine's own, and somebody else's."""
-
-    def are_pids_certain(self, _pids: Collection[int]) -> bool:
-        return True
-
-    def describe(self, pids: Collection[int]) -> Mapping[int, tuple[Relation, str | None]]:
-        known = dict(super().describe(pids))
-        if NEIGHBOUR in known:
-            known[NEIGHBOUR] = ("other", "python serve.py --port 8000")
-        return known
-
-
-class _Driver(StandInDriver):
-    """What the driver would tell of the stage."""
-
-    def __init__(self, stage: Stage) -> None:
-        super().__init__()
-        self._stage = stage
-
-    def list_infos(self) -> tuple[DeviceInfo, ...]:
-        return tuple(
-            DeviceInfo(f"cuda:{n}", "Simulated GPU", _TOTAL_BYTES, uuid=f"GPU-{n}")
-            for n in range(len(self._stage.gpu.allocators))
-        )
+class _Driver(SimulatedDriver):
+    """GPUs that are always as busy."""
 
     def read_use(self, device: str) -> DeviceUse | None:
-        if device in self._stage.lost:
-            return DeviceUse(device, None, None, None, failure="GPU is lost")
-        if device == "host":
-            return None
-        used = sum(n_bytes or 0 for _, n_bytes in self.list_processes(device) or ())
-        used += _UNLISTED_BYTES if used else 0
-        free = _TOTAL_BYTES - _DRIVER_BYTES - used
-        return DeviceUse(device, used, free, _TOTAL_BYTES, 37, _DRIVER_BYTES)
-
-    def list_processes(self, device: str) -> tuple[tuple[int, int | None], ...] | None:
-        if device in self._stage.lost or device == "host":
-            return None
-        gpu, index = self._stage.gpu, int(device.removeprefix("cuda:"))
-        listed: list[tuple[int, int | None]] = []
-        if index in gpu.list_touched():
-            reserved = gpu.stats(index)["reserved_bytes"]["all"]["current"]
-            listed.append((os.getpid(), _CONTEXT_BYTES + reserved))
-        own = self._stage.processes.items()
-        listed += [(pid, n_bytes) for (where, pid), n_bytes in own if where == device]
-        return tuple(listed)
+        use = super().read_use(device)
+        return use if use is None or use.failure else replace(use, utilization_percent=37)

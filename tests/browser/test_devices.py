@@ -17,12 +17,9 @@ _TRAIN = "stage.train(0)"
 _CHILD = """
 import pathlib
 enough = pathlib.Path("enough")
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-stage.processes["cuda:0", child.pid] = 700 * MIB
+stage.driver.set_process(2**30, 700 * MIB, name="python rank.py", relation="child")
 while not enough.exists(): sum(range(100_000))
-child.kill()
-child.wait()
-del stage.processes["cuda:0", child.pid]
+stage.driver.set_process(2**30, 0)
 while enough.exists(): sum(range(100_000))
 """
 
@@ -106,7 +103,7 @@ def test_children_come_and_go_while_a_cell_runs(lab: Lab) -> None:
         notebook.wait_until(lambda: children.count() == 0, "the child is gone")
 
         assert notebook.is_running(3)
-        assert "time.sleep(60)" in words
+        assert "python rank.py" in words
         assert "cuda:0" in words
         (lab.folder / "enough").unlink()
         notebook.wait_for_end(3)
@@ -175,7 +172,7 @@ def test_parts_say_that_somebody_has_taken_memory_since(lab: Lab) -> None:
         notebook.wait_until(lambda: _text(notebook, ".gmd-as-of").startswith("As of"), "as of")
         assert "changed since" not in _text(notebook, ".gmd-as-of")
 
-        notebook.ask(f"stage.processes.update({{('cuda:1', {2**31 - 8}): {3 << 30}}})")
+        notebook.ask(f"stage.driver.set_process({2**30}, {3 << 30}, 1)")
         notebook.wait_until(
             lambda: "changed since" in _text(notebook, ".gmd-as-of"), "the change is told"
         )
@@ -200,7 +197,7 @@ def _check_inside(notebook: Notebook, parts: str) -> None:
 @pytest.mark.parametrize("width", [1280, 400])
 def test_eight_devices_are_readable(lab: Lab, width: int) -> None:
     """Each has its plot and its bar, untouched and lost ones too, and nothing stands out."""
-    fill = "for n in range(6): stage.train(n, n_layers=4)\nstage.lost.add('cuda:7')"
+    fill = "for n in range(6): stage.train(n, n_layers=4)\nstage.driver.lose(7)"
     with _open(lab, fill, n_devices=8, n_used=6, width=width) as notebook:
         notebook.run(2)
         page = notebook.page

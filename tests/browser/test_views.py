@@ -37,7 +37,7 @@ def _wait_for_chip(notebook: Notebook, device: str, pattern: str) -> None:
 
 def test_first_view_tells_how_full_each_device_is(lab: Lab) -> None:
     """One total everywhere, that of the driver; GPUs that are lost or not used have a card too."""
-    fill = "stage.train(0)\nstage.lost.add('cuda:2')"
+    fill = "stage.train(0)\nstage.driver.lose(2)"
     with _open(lab, 3, 1, fill) as notebook:
         _wait_for_chip(notebook, "cuda:0", r"26\.4 GiB here · 36\.3 of 80 GiB in use")
         _wait_for_chip(notebook, "cuda:0", "37% busy")
@@ -47,15 +47,14 @@ def test_first_view_tells_how_full_each_device_is(lab: Lab) -> None:
         page = notebook.page
         title = page.locator('.gmd-chip[data-device="cuda:0"]').get_attribute("title") or ""
         assert "cached by PyTorch: 6.43 GiB" in title
-        assert "others: 2.94 GiB" in title
-        assert "reserved by the driver: 480.00 MiB" in title
+        assert "others: 2.93 GiB" in title
         # This process has used one GPU, so the plot is of that one.
         assert page.locator(".gmd-busy").get_by_role("img").get_attribute("aria-label") == (
             "How busy: cuda:0 37%"
         )
 
         page.locator("[data-tab=device]").click()
-        page.locator('[data-pick="cuda:0"]', has_text="36.33 GiB of 80.00 GiB in use").wait_for()
+        page.locator('[data-pick="cuda:0"]', has_text="36.29 GiB of 80.00 GiB in use").wait_for()
         page.locator(".gmd-report", has_text="80.00 GiB").wait_for()
         assert "total 80.00 GiB" in page.locator(".gmd-canvas").inner_text()
 
@@ -63,11 +62,11 @@ def test_first_view_tells_how_full_each_device_is(lab: Lab) -> None:
 def test_what_was_freed_is_not_said_to_be_others_until_the_driver_is_asked(lab: Lab) -> None:
     """PyTorch's counters outrun the driver: what this process gave back is free at once."""
     with _open(lab, 1, 1, "stage.train(0)", _FREE_ALL) as notebook:
-        # Somebody else's 2.94 GiB, this process's context, and what no process is listed for.
-        _wait_for_chip(notebook, "cuda:0", r"0 B here · 3\.47 of 80 GiB in use")
+        # Somebody else's 2.93 GiB, and this process's context.
+        _wait_for_chip(notebook, "cuda:0", r"0 B here · 3\.43 of 80 GiB in use")
         title = notebook.page.locator('.gmd-chip[data-device="cuda:0"]').get_attribute("title")
-        assert "others: 2.94 GiB" in (title or "")
-        assert "free: 76.06 GiB" in (title or "")
+        assert "others: 2.93 GiB" in (title or "")
+        assert "free: 76.57 GiB" in (title or "")
 
 
 def test_choices_are_remembered_by_the_next_page(lab: Lab) -> None:

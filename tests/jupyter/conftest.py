@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,33 +11,23 @@ from typing import TYPE_CHECKING
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
-from traitlets.config import Config
 
 from gpumemwidget.jupyter import oom
 from gpumemwidget.model.ooms import OomCard
 from tests.jupyter.machine import Machine
+from tests.shell import open_shell
 
 if TYPE_CHECKING:
     from tests.jupyter.notebook import Notebook
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
+def shell(tmp_path: Path) -> Iterator[InteractiveShell]:
     """The process's shell, new for each test, without a history file."""
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    # IPython puts its own module there, with which no process can be spawned.
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    config = Config()
-    config.HistoryManager.enabled = False
-    shell = InteractiveShell.instance(config=config)
-
-    yield shell
-
-    if "gpumemwidget" in shell.extension_manager.loaded:
-        shell.extension_manager.unload_extension("gpumemwidget")
-    atexit.unregister(shell.atexit_operations)
-    shell.atexit_operations()
-    InteractiveShell.clear_instance()
+    with open_shell(tmp_path / "ipython") as shell:
+        yield shell
+        if "gpumemwidget" in shell.extension_manager.loaded:
+            shell.extension_manager.unload_extension("gpumemwidget")
     gc.collect()
 
 

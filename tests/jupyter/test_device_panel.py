@@ -56,12 +56,12 @@ def test_untouched_device_has_the_drivers_figures_and_stays_untouched(
     page: Page, stage: Stage
 ) -> None:
     """What stands there is the driver's, and looking does not use it."""
-    stage.processes["cuda:1", 2**31 - 7] = 100 * MIB
+    stage.driver.set_process(2**30, 100 * MIB, 1)
 
     page.see(device="cuda:1", look=True)
 
     breakdown = page.list("device")[-1]["breakdowns"][1]
-    assert (breakdown["device"], breakdown["used"]) == ("cuda:1", 109 * MIB)
+    assert (breakdown["device"], breakdown["used"]) == ("cuda:1", 100 * MIB)
     assert stage.gpu.list_touched() == (0,)
 
 
@@ -156,9 +156,9 @@ def test_devices_are_told_with_the_drivers_total(use: _Use) -> None:
 
     first, second, host = use.sent[0]["devices"]
     assert (first["device"], first["total"], first["is_touched"]) == ("cuda:0", _TOTAL_BYTES, True)
-    # The neighbour's, this process's context and tensor, and what no process is listed for.
-    assert first["used"] == (3000 + 543 + 1024 + 9) * MIB
-    assert (first["own"], first["reserved"]) == ((543 + 1024) * MIB, 1024 * MIB)
+    # The neighbour's, this process's context and tensor.
+    assert first["used"] == (3000 + 512 + 1024) * MIB
+    assert (first["own"], first["reserved"]) == ((512 + 1024) * MIB, 1024 * MIB)
     assert first["busy"] == 37
     assert (second["used"], second["own"], second["is_touched"]) == (0, None, False)
     assert second["reserved"] is None
@@ -184,13 +184,13 @@ def test_page_that_joins_gets_a_bounded_past(use: _Use) -> None:
     assert len(joined["moments"]) == 900
     time_s, devices = joined["moments"][-1]
     assert time_s == use.clock.now()
-    assert devices["cuda:0"] == [(3000 + 543 + 9) * MIB, 37]
+    assert devices["cuda:0"] == [(3000 + 512) * MIB, 37]
     assert "host" not in devices
 
 
 def test_lost_device_is_told_and_leaves_no_moment(use: _Use) -> None:
     """What can't be read is not drawn as nothing."""
-    use.stage.lost.add("cuda:1")
+    use.stage.driver.lose(1)
 
     use.tick(1, 1.0)
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
-import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 import torch.distributed
-from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.jupyter.references import IPythonShell
 from tests.ownership.hostile import nothing_is_called
 from tests.ownership.notebook import Notebook, Tracker
+from tests.shell import open_shell
 
 __all__ = [
     "hardware",
@@ -27,8 +24,6 @@ __all__ = [
     "process_group",
     "tracker",
 ]
-
-_SYS_NAMES = ("last_type", "last_value", "last_traceback", "last_exc")
 
 
 @pytest.fixture
@@ -44,28 +39,13 @@ def notebook(
     hardware: Hardware, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Notebook]:
     """Cells that run in a fresh IPython, and the shell as the owners see it."""
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
     # What is exact in a test may take longer on a busy machine: only this process's time counts.
     monkeypatch.setattr("gpumemwidget.ownership.variables.LIST_BUDGET_S", 60.0)
     if not torch.cuda.is_available():
         monkeypatch.setattr(time, "perf_counter", time.process_time)
-    main = sys.modules["__main__"]
-    displayhook, excepthook = sys.displayhook, sys.excepthook
-    config = Config()
-    config.HistoryManager.enabled = False
-    ip = InteractiveShell.instance(config=config, colors="nocolor")
-    ip.user_ns["__name__"] = "__main__"
-
-    yield Notebook(ip=ip, shell=IPythonShell(ip), hardware=hardware)
-
-    ip.reset(new_session=False)
-    atexit.unregister(ip.atexit_operations)
-    ip.atexit_operations()
-    InteractiveShell.clear_instance()
-    for name in _SYS_NAMES:
-        vars(sys).pop(name, None)
-    sys.modules["__main__"] = main
-    sys.displayhook, sys.excepthook = displayhook, excepthook
+    with open_shell(tmp_path_factory.mktemp("ipython")) as ip:
+        yield Notebook(ip=ip, shell=IPythonShell(ip), hardware=hardware)
+        ip.reset(new_session=False)
     gc.collect()
 
 

@@ -6,9 +6,7 @@ nothing, and a storage that nobody names is counted all the same. The figures ar
 
 from __future__ import annotations
 
-import atexit
 import gc
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
@@ -19,12 +17,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from traitlets.config import Config
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
@@ -34,11 +30,10 @@ from gpumemwidget.model.releases import ReleaseReport
 from gpumemwidget.ownership.account import take_memory_account
 from gpumemwidget.ownership.why import explain, explain_unnamed
 from tests.ownership.notebook import Notebook
+from tests.shell import open_shell
 from tests.zoo.pattern import NO_NAME, Pattern
 
 __all__ = ["Scene", "Watch", "play"]
-
-_SYS_NAMES = ("last_type", "last_value", "last_traceback", "last_exc")
 
 # The first optimizer of a process imports modules, which with torch 2.4 leaves it to the collector.
 torch.optim.Adam([nn.Parameter(torch.zeros(1))])
@@ -145,7 +140,7 @@ def play(pattern: Pattern, *, device: str, hardware: Hardware | None = None) -> 
         torch._C._cuda_clearCublasWorkspaces()
     gc.disable()
     try:
-        with _modules_of(pattern), _shell() as ip:
+        with _modules_of(pattern), TemporaryDirectory() as folder, open_shell(Path(folder)) as ip:
             ip.user_ns.update(torch=torch, nn=nn, device=device)
             notebook = Notebook(ip=ip, shell=IPythonShell(ip), hardware=hardware or own)
             scene = Scene(
@@ -185,36 +180,3 @@ def _modules_of(pattern: Pattern) -> Iterator[None]:
             sys.path.remove(folder)
             for name, _ in pattern.modules:
                 sys.modules.pop(name, None)
-
-
-@contextmanager
-def _shell() -> Iterator[InteractiveShell]:
-    """A fresh IPython; everything that it changes in the process is put back."""
-    main = sys.modules["__main__"]
-    displayhook, excepthook = sys.displayhook, sys.excepthook
-    folder = os.environ.get("IPYTHONDIR")
-    config = Config()
-    config.HistoryManager.enabled = False
-    with TemporaryDirectory() as ipython_dir:
-        os.environ["IPYTHONDIR"] = ipython_dir
-        ip = InteractiveShell.instance(config=config, colors="nocolor")
-        ip.user_ns["__name__"] = "__main__"
-        try:
-            yield ip
-        finally:
-            # Not ``ip.reset()`` nor ``ip.atexit_operations()``, which collect on the way.
-            for namespace in (ip.user_ns, ip.user_ns_hidden):
-                namespace.clear()
-            for name in ("_", "__", "___"):
-                setattr(ip.displayhook, name, None)
-            ip.history_manager.output_hist.clear()
-            ip.last_execution_result = ip.InteractiveTB.tb = None
-            atexit.unregister(ip.atexit_operations)
-            InteractiveShell.clear_instance()
-            for name in _SYS_NAMES:
-                vars(sys).pop(name, None)
-            sys.modules["__main__"] = main
-            sys.displayhook, sys.excepthook = displayhook, excepthook
-            os.environ.pop("IPYTHONDIR")
-            if folder is not None:
-                os.environ["IPYTHONDIR"] = folder

@@ -7,13 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.zoo.measure import (
-    HAS_ACCELERATE,
-    Outcome,
-    is_named,
-    measure_accelerate,
-    measure_del,
-)
+from tests.zoo.measure import Outcome, is_named, measure_del
 from tests.zoo.pattern import Pattern
 
 __all__ = [
@@ -34,9 +28,9 @@ _ON_GPU = Path(__file__).with_name("on_gpu.json")
 _MOST_OWNERS = 2
 _SUMMARY_HEAD = (
     "| measured on | patterns | freed entirely | holder named | freed entirely by `del`, "
-    "`gc.collect()`, `empty_cache()` | freed entirely by accelerate's `release_memory` |"
+    "`gc.collect()`, `empty_cache()` |"
 )
-_HEAD = "| what keeps memory | freed | named | by `del` | by accelerate |"
+_HEAD = "| what keeps memory | freed | named | by `del` |"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +43,20 @@ class Row:
     owners: tuple[str, ...]
     is_explained: bool
     deletion: int
-    #: ``None`` where accelerate is not installed.
-    accelerate: int | None
 
 
 def measure_row(pattern: Pattern, ours: Outcome, *, device: str) -> Row:
-    """Measure the others beside what we came to."""
+    """Measure ``del`` beside what we came to."""
     named = [owner for owner in pattern.owners if is_named(owner, ours.paths)]
     keeps, freed = pattern.keeps_on(device), ours.freed_bytes
     if pattern.is_counted_by_allocator:
         keeps, freed = ours.allocator_freed_bytes + ours.left_bytes, ours.allocator_freed_bytes
-    accelerate = None
-    if HAS_ACCELERATE:
-        accelerate = _percent(measure_accelerate(pattern, device=device), keeps)
     return Row(
         id=pattern.id,
         ours=_percent(freed, keeps),
         owners=tuple(named),
         is_explained=len(named) == len(pattern.owners),
         deletion=_percent(measure_del(pattern, device=device), keeps),
-        accelerate=accelerate,
     )
 
 
@@ -77,8 +65,8 @@ def format_table(patterns: Sequence[Pattern], rows: Mapping[str, Row]) -> str:
 
     Args:
         patterns: in the order of the table.
-        rows: by the pattern's id. Where there is none, or no figure of accelerate's in it, that of
-            the page is kept: not every machine can run everything. What was never run is left out.
+        rows: by the pattern's id. Where there is none, that of the page is kept: not every machine
+            can run everything. What was never run is left out.
     """
     kept = _read_rows()
     known = [each for each in patterns if each.id in rows or _format_title(each) in kept]
@@ -90,13 +78,12 @@ def format_table(patterns: Sequence[Pattern], rows: Mapping[str, Row]) -> str:
         sum(row[1] == "all" for row in here),
         sum(bool(row[2]) for row in here),
         sum(row[3] == "all" for row in here),
-        sum(row[4] == "all" for row in here),
     )
-    summary = [_SUMMARY_HEAD, "|---|---|---|---|---|---|", _format_sums("the host", on_host)]
+    summary = [_SUMMARY_HEAD, "|---|---|---|---|---|", _format_sums("the host", on_host)]
     gpu, on_gpu = _read_on_gpu()
     if on_gpu:
         summary.append(_format_sums(gpu, _sum_rows(on_gpu)))
-    opening = ["## Each pattern", "", _HEAD, "|---|---|---|---|---|"]
+    opening = ["## Each pattern", "", _HEAD, "|---|---|---|---|"]
     return "\n".join([*summary, "", *opening, *lines])
 
 
@@ -143,7 +130,6 @@ def _sum_rows(rows: Sequence[Row]) -> tuple[int, ...]:
         sum(row.ours == 100 for row in rows),
         sum(row.is_explained for row in rows),
         sum(row.deletion == 100 for row in rows),
-        sum(row.accelerate == 100 for row in rows),
     )
 
 
@@ -172,15 +158,11 @@ def _format_row(pattern: Pattern, row: Row | None, kept: tuple[str, ...] | None)
         return kept
     owners = [owner.replace("*", "…") for owner in row.owners[:_MOST_OWNERS]]
     shown = ", ".join(f"`{owner}`" for owner in owners)
-    accelerate = "?" if kept is None else kept[4]
-    if row.accelerate is not None:
-        accelerate = _format_percent(row.accelerate)
     return (
         _format_title(pattern),
         _format_percent(row.ours),
         shown if row.is_explained else "",
         _format_percent(row.deletion),
-        accelerate,
     )
 
 
