@@ -31,7 +31,6 @@ class Cards {
   constructor(model) {
     this.model = model;
     this.states = {}; // For each card, by its class, its buttons.
-    this.verdicts = {}; // For each card on which a button was used, its first line as of now.
     this.asking = null; // The button whose question stands open: what it does can't be undone.
     this.rows = new Map(); // For each card in the page its rows, by their place.
     this.asked = new Set(); // Clicks that the kernel has not answered.
@@ -41,7 +40,6 @@ class Cards {
     this.take = (message) => {
       if (!message.cards) return;
       this.states = message.cards;
-      this.verdicts = message.verdicts;
       this.draw();
     };
     model.on("msg:custom", this.take);
@@ -72,8 +70,6 @@ class Cards {
       for (const card of document.getElementsByClassName(name)) {
         if (!this.rows.has(card)) this.build(card);
         ways.forEach((way, place) => this.drawWay(card, name, way, place));
-        const { verdict } = this.rows.get(card);
-        if (verdict && this.verdicts[name]) setText(verdict.element, this.verdicts[name]);
       }
     }
   }
@@ -81,8 +77,7 @@ class Cards {
   build(card) {
     const style = h("style", {}, STYLE);
     card.append(style);
-    const element = card.querySelector("p strong");
-    this.rows.set(card, { style, ways: new Map(), verdict: element && { element, text: element.textContent } });
+    this.rows.set(card, { style, ways: new Map() });
   }
 
   drawWay(card, name, way, place) {
@@ -147,9 +142,8 @@ class Cards {
   }
 
   forget(card) {
-    const { style, ways, verdict } = this.rows.get(card);
+    const { style, ways } = this.rows.get(card);
     style.remove();
-    if (verdict) setText(verdict.element, verdict.text);
     for (const { added } of ways.values()) for (const element of added) element.remove();
     this.rows.delete(card);
   }

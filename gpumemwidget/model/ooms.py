@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpumemwidget.model.breakdowns import Breakdown
-from gpumemwidget.model.devices import HOST, DeviceState, Frame, ProcessUse
+from gpumemwidget.model.devices import HOST, DeviceState, Frame
 from gpumemwidget.model.ownership import Owned
 
 
@@ -58,30 +58,6 @@ class OomEvent:
         return self.state.info.limit_bytes
 
     @property
-    def others(self) -> tuple[ProcessUse, ...]:
-        """The other processes, biggest first; ``()`` where the driver does not tell who is who."""
-        processes = self.state.processes or ()
-        others = [each for each in processes if each.relation != "own"]
-        if len(others) == len(processes):
-            return ()
-        return tuple(sorted(others, key=lambda each: -(each.n_bytes or 0)))
-
-    @property
-    def others_bytes(self) -> int | None:
-        """Bytes of other processes, at most; ``None`` where that is not known."""
-        own_bytes = [each.n_bytes for each in self.state.processes or () if each.relation == "own"]
-        known_bytes = [each.n_bytes for each in self.others if each.n_bytes is not None]
-        if own_bytes and len(known_bytes) == len(self.others):
-            return sum(known_bytes)
-        taken = self.reserved_bytes if self.device == HOST else next(iter(own_bytes), None)
-        free, total = self.device_free_bytes, self.device_total_bytes
-        if taken is None or free is None or total is None:
-            return None
-        # A process whose bytes are not told may have all that no other process has.
-        driver = 0 if self.state.use is None else self.state.use.driver_bytes or 0
-        return max(total - driver - free - taken, 0)
-
-    @property
     def unallocated_bytes(self) -> int | None:
         """Bytes that are reserved but unallocated."""
         if self.allocated_bytes is None or self.reserved_bytes is None:
@@ -123,7 +99,6 @@ RemedyKind = Literal[
     "smaller batch",
     "no_grad",
     "checkpointing",
-    "lower precision",
 ]
 #: Remedies that a button can carry out.
 _DOABLE: tuple[RemedyKind, ...] = ("last exception", "out", "names", "cached blocks")
@@ -142,10 +117,6 @@ class Remedy:
     names: tuple[str, ...] = ()
     #: For ``names``: true if a module or an optimizer is released with them.
     loses_training_state: bool = False
-    #: For ``last exception``: true if what is left of an earlier one is freed with it.
-    has_earlier: bool = False
-    #: For ``expandable segments``: the environment variable as it has to be set, ``NAME=value``.
-    setting: str = ""
 
     @property
     def can_do(self) -> bool:

@@ -23,8 +23,6 @@ class ReleaseRequest:
         out: drop all displayed values too.
         exceptions: drop all that IPython holds of the last exception too.
         cublas: free cuBLAS's workspaces too.
-        may_move: whether tensors that something else holds too may be moved to the CPU in place;
-            ``False`` refuses a release that would have to.
 
     Raises:
         BadInputError: nothing is named, or a name is not text.
@@ -35,7 +33,6 @@ class ReleaseRequest:
     out: bool = False
     exceptions: bool = False
     cublas: bool = False
-    may_move: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", check_names(self.names))

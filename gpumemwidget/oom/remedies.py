@@ -7,11 +7,11 @@ is promised here.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
 
 from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.breakdowns import build_breakdown
 from gpumemwidget.errors import forgets_frames
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomEvent, Remedy, RemedyKind
@@ -19,8 +19,7 @@ from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned
 from gpumemwidget.ownership.account import describe_memory, may_read_graphs
 from gpumemwidget.ownership.blocks import BlockMap
 from gpumemwidget.ownership.graph.objects import paused_collector
-from gpumemwidget.ownership.graph.torch_reader import find_torch
-from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, take_account
+from gpumemwidget.ownership.holdings import Account, join_marks, take_account
 from gpumemwidget.ownership.partition import ReleasePartition, join_overlapping
 from gpumemwidget.ownership.shell import LAST_EXCEPTION, Shell
 
@@ -33,6 +32,10 @@ _ALWAYS_LISTED_BYTES = 64 * 1024**2
 _MAX_NAME_REMEDIES = 4
 #: Share of the time budget for the walk; its evaluation takes the rest.
 _WALK_SHARE = 0.8
+#: Environment variables of the allocator's settings; the first one's name is new in PyTorch 2.9.
+_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+#: Parts of a device that no other process has.
+_OWN_OR_FREE = frozenset({"allocated", "outside", "free"})
 #: Whoever mentions one of these may be training, in a way that can't be seen from here.
 _TRAINING = frozenset({"backward", "fit", "grad", "train", "training_step"})
 
@@ -80,25 +83,15 @@ def find_remedies(
         remedies: list[Remedy] = []
         if account is not None:
             releases = _Releases(account, hardware, event.device)
-            remedies += releases.release_exception(at_oom, is_at_end=is_at_end)
+            remedies += releases.release_exception(None if is_at_end else at_oom)
             remedies += releases.list_releases(mentions)
         remedies += _list_settings(event)
         if at_oom is not None:
-            n_float32 = 0 if account is None else _sum_float32(account, event.device)
-            remedies += _list_savings(at_oom, mentions, n_float32, is_at_end=is_at_end)
+            remedies += _list_savings(at_oom, mentions, is_at_end=is_at_end)
     # 1 % of the request, within bounds.
     least = max(_MIN_BYTES, min((event.requested_bytes or 0) // 100, _ALWAYS_LISTED_BYTES))
     given = [each for each in remedies if each.gives_bytes is None or each.gives_bytes >= least]
     return taken, tuple(sorted(given, key=lambda remedy: remedy.rank))
-
-
-def _sum_alone(at_oom: DeviceAccount | None, root: Literal["exception", "thread"]) -> int:
-    """Return the bytes that exceptions, or running functions, held and no variable did."""
-    return sum(
-        each.n_bytes
-        for each in ([] if at_oom is None else at_oom.owned)
-        if each.root == root and set(each.rows) <= {LAST_EXCEPTION}
-    )
 
 
 class _Releases:
@@ -107,8 +100,6 @@ class _Releases:
     def __init__(self, account: Account, hardware: Hardware, device: str) -> None:
         self._account = account
         self._device = device
-        reading = next((each for each in hardware.read() if each.device == device), None)
-        self._allocated = 0 if reading is None else reading.allocated_bytes or 0
         segments = [each for each in hardware.read_segments() if each.device == device]
         self._blocks = BlockMap(segments) if segments else None
         #: Without the blocks, sizes are rounded as the allocator rounds them at least.
@@ -116,40 +107,30 @@ class _Releases:
         if not account.graph.is_complete:
             self._is = "about"
 
-    def release_exception(
-        self, at_oom: DeviceAccount | None, *, is_at_end: bool
-    ) -> Iterator[Remedy]:
+    def release_exception(self, at_oom: DeviceAccount | None) -> Iterator[Remedy]:
         """Yield the release of the last exception, which often frees the whole failed step.
 
         Args:
-            at_oom: who owned what.
-            is_at_end: whether that was read after the cell's end. The last exception in it is the
-                OOM itself then, and that of an earlier cell otherwise.
+            at_oom: who owned what when an earlier exception still was the last, if that is known.
+                What that one held may be left in cycles, and goes too.
         """
         row = self._account.rows.get(LAST_EXCEPTION)
         if row is None:
             return
-        gives = self._sum_dying(row.mark)
-        is_cut = not self._account.graph.is_complete
-        if is_cut:
-            gives = max(gives, _sum_alone(at_oom, "exception" if is_at_end else "thread"))
-        left = 0
-        if not is_at_end and (earlier := _sum_alone(at_oom, "exception")):
-            # The OOM's exception has taken the place of an earlier cell's, and left that in cycles
-            # for the collector. One that is in the chain of the last is counted with it already.
-            left = min(earlier, self._allocated - self._sum_held())
-            left = 0 if left < _MIN_BYTES else left
-        yield Remedy(
-            kind="last exception",
+        gives, gives_is = self._sum_dying(row.mark), self._judge(row.mark)
+        if not self._account.graph.is_complete and gives < _MIN_BYTES:
             # Whatever it may be, it is often most of all.
-            gives_bytes=None if is_cut and gives + left < _MIN_BYTES else gives + left,
-            gives_is="about" if left else self._judge(row.mark),
-            has_earlier=bool(left),
+            yield Remedy("last exception", None, gives_is)
+            return
+        had_earlier = at_oom is not None and any(
+            each.root == "exception" and set(each.rows) <= {LAST_EXCEPTION} for each in at_oom.owned
         )
+        is_exact = gives_is == "exact"
+        yield Remedy("last exception", gives, "at least" if had_earlier and is_exact else gives_is)
 
     def list_releases(self, mentions: Collection[str]) -> Iterator[Remedy]:
         """Yield the releases of displayed values, and of names not mentioned."""
-        out = _join_marks(row for row in self._account.rows.values() if row.root == "out")
+        out = join_marks(row.mark for row in self._account.rows.values() if row.root == "out")
         if out:
             yield Remedy("out", self._sum_dying(out), self._judge(out))
         names = sorted(self._list_names(mentions), key=lambda remedy: remedy.rank)
@@ -168,7 +149,7 @@ class _Releases:
             for row in account.rows.values()
             if row.root == "name" and row.name not in mentions
         }
-        marks = _join_marks(unused.values())
+        marks = join_marks(row.mark for row in unused.values())
         places = [
             place
             for place in account.list_storages(marks)
@@ -207,10 +188,6 @@ class _Releases:
             place for place in account.list_storages(marks) if not account.marks[place] & ~marks
         )
 
-    def _sum_held(self) -> int:
-        account = self._account
-        return self._sum(place for place in account.graph.storages if account.marks[place])
-
     def _sum(self, places: Iterable[int]) -> int:
         """Bytes of these storages on the device, as its allocator counts them."""
         places = list(places)
@@ -225,47 +202,34 @@ class _Releases:
         return sum(sizes.values())
 
 
-def _join_marks(rows: Iterable[Row]) -> int:
-    marks = 0
-    for row in rows:
-        marks |= row.mark
-    return marks
-
-
 def _list_settings(event: OomEvent) -> Iterator[Remedy]:
     """Yield changes to the settings of the allocator, the process or the machine."""
     if event.cached_bytes:
         yield Remedy("cached blocks", event.cached_bytes, "exact")
-    name, settings = _read_settings()
+    settings = "".join(os.environ.get(name, "") for name in _SETTINGS)
     if (
         event.is_fragmented
         and event.device.startswith("cuda:")
-        and event.unallocated_bytes
         and "expandable_segments:True" not in settings
     ):
-        wanted = ",".join([*([settings] if settings else []), "expandable_segments:True"])
-        setting = f"{name}={wanted}"
-        yield Remedy("expandable segments", event.unallocated_bytes, "at most", setting=setting)
+        yield Remedy("expandable segments", event.unallocated_bytes, "at most")
     if event.limit_bytes is not None:
         free, room = event.device_free_bytes, event.room_bytes
         beyond = None if free is None or room is None else free - room
         yield Remedy("limit", beyond, "at most")
-    if event.others_bytes:
-        yield Remedy("other processes", event.others_bytes, "at most")
-
-
-def _read_settings() -> tuple[str, str]:
-    """Return the environment variable of the allocator's settings, and its value."""
-    torch = find_torch()
-    # Since 2.9 there is one name for all accelerators, and the older one makes torch warn.
-    version = re.match(r"(\d+)\.(\d+)", str(getattr(torch, "__version__", "")))
-    is_new = version is not None and (int(version[1]), int(version[2])) >= (2, 9)
-    name = "PYTORCH_ALLOC_CONF" if is_new else "PYTORCH_CUDA_ALLOC_CONF"
-    return name, os.environ.get(name) or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    breakdown = build_breakdown(event.state)
+    others_bytes = sum(
+        part.n_bytes
+        for part in (() if breakdown is None else breakdown.parts)
+        if part.key in ("children", "others")
+        or ("others" in part.merged and not _OWN_OR_FREE.intersection(part.merged))
+    )
+    if others_bytes:
+        yield Remedy("other processes", others_bytes, "at most")
 
 
 def _list_savings(
-    at_oom: DeviceAccount, mentions: Collection[str], n_float32: int, *, is_at_end: bool
+    at_oom: DeviceAccount, mentions: Collection[str], *, is_at_end: bool
 ) -> Iterator[Remedy]:
     """Yield changes to the cell by which the same work needs less memory."""
     # The roots under which the account has the functions that ran out of memory.
@@ -289,8 +253,6 @@ def _list_savings(
     if saved:
         kind: RemedyKind = "no_grad" if _TRAINING.isdisjoint(mentions) else "checkpointing"
         yield Remedy(kind, saved, "at most")
-    if n_float32:
-        yield Remedy("lower precision", n_float32 // 2, "at most")
 
 
 def _is_this_cells(owned: Owned, mentions: Collection[str]) -> bool:
@@ -298,21 +260,3 @@ def _is_this_cells(owned: Owned, mentions: Collection[str]) -> bool:
     if owned.root == "name":
         return any(each in mentions for each in (*owned.rows, *owned.steps[:1]))
     return owned.root != "out"
-
-
-def _sum_float32(account: Account, device: str) -> int:
-    """Return the bytes on the device that float32 tensors look at."""
-    graph = account.graph
-    reader = graph.reader
-    n_bytes = 0
-    with reader.quiet():
-        for place, tensors in graph.tensors_on.items():
-            info = graph.storages.get(place)
-            # For memory that no row reaches nobody could choose the precision.
-            is_yours = account.marks[place] & ~ELSEWHERE
-            if info is None or info.device != device or not is_yours:
-                continue
-            tensor = graph.objects[tensors[0]]
-            if not reader.is_dispatched(type(tensor)) and reader.read_shape(tensor)[1] == "float32":
-                n_bytes += info.n_bytes
-    return n_bytes

@@ -132,10 +132,6 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
         frees = account.sum_places([*draft.dying, *moved], dropped=partition.dropped)
         needed = _sum_host_needed(account, moved)
     available = hardware.available_host_bytes()
-    if moves and not request.may_move:
-        refusal = refusal or (
-            f"{moves[0].path} would have to be moved to the CPU; nothing was changed"
-        )
     plan = ReleasePlan(
         request=request,
         moves=moves,

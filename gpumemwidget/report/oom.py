@@ -72,7 +72,7 @@ _REMEDIES: dict[RemedyKind, tuple[str, str, str]] = {
         "Letting segments grow",
         "Let segments grow, so that free memory does not lie in pieces: restart the kernel and "
         "set this before torch is imported",
-        "",
+        "%env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     ),
     "limit": ("A higher limit", "Take away or raise the limit of this process", ""),
     "other processes": ("Ending other processes", "End other processes that take memory", ""),
@@ -89,11 +89,6 @@ _REMEDIES: dict[RemedyKind, tuple[str, str, str]] = {
     "checkpointing": (
         "Checkpointing",
         "Recompute activations in backward (torch.utils.checkpoint) instead of keeping them",
-        "",
-    ),
-    "lower precision": (
-        "Lower precision",
-        "Compute in bfloat16 (torch.autocast, or .to(torch.bfloat16)): half of what is in float32",
         "",
     ),
 }
@@ -272,20 +267,15 @@ def word_remedy(way: Remedy, event: OomEvent) -> tuple[str, str]:
         kind = event.device.partition(":")[0]
         module = kind if kind in ("cuda", "xpu", "mps") else "accelerator"
         command = f"torch.{module}.empty_cache()"
-    elif way.kind == "expandable segments":
-        command = f"%env {way.setting}"
     elif way.kind == "limit":
         command = f"%memlimit off --device {event.device}"
     elif way.kind == "other processes":
         command = "!ps aux --sort=-rss | head" if event.device == HOST else "!nvidia-smi"
-        if event.others:
-            names = list_some(list(map(name_process, event.others)), _MAX_PROCESSES)
+        others = [each for each in event.state.processes or () if each.relation != "own"]
+        if others:
+            others.sort(key=lambda each: -(each.n_bytes or 0))
+            names = list_some(list(map(name_process, others)), _MAX_PROCESSES)
             text = f"End what else is on the device: {', '.join(names)}"
-    elif way.kind == "last exception" and way.has_earlier:
-        text = (
-            "Release the last exception and what is left of the one before it, with all that "
-            "their frames hold"
-        )
     return text, command
 
 
@@ -303,14 +293,12 @@ def _word_names(names: Sequence[str]) -> tuple[str, str]:
 # -- After a remedy was used -----------------------------------------------------------------------
 
 
-def describe_released(
-    way: Remedy, report: ReleaseReport, device: str
-) -> tuple[str, tuple[str, ...]]:
-    """Return what a release on the card did in one line, and sentences on what remains."""
+def describe_released(way: Remedy, report: ReleaseReport, device: str) -> tuple[str, ...]:
+    """Return what a release on the card did in one line, then sentences on what remains."""
     stays = describe_stays(report.plan.stays, is_done=True)
     remains = (*stays, *map(word_remnant, report.remains))
     if report.stopped is not None:
-        return f"Stopped: {report.stopped}", remains
+        return (f"Stopped: {report.stopped}", *remains)
     promised = _word_amount(way)
     if not promised:
         plan = report.plan.frees_bytes
@@ -321,14 +309,14 @@ def describe_released(
     if after is not None and after.allocated_bytes is not None:
         line += f" Now {format_bytes(after.allocated_bytes)} allocated"
         line += f", {format_bytes(after.reserved_bytes)} {name_reserved(device)}."
-    return line, remains
+    return (line, *remains)
 
 
 def judge_now(event: OomEvent) -> str:
-    """Return the card's first line after something was released; the event is as of now."""
+    """Return whether there is enough now that something was released, as the event tells."""
     room, asked = event.room_bytes, event.requested_bytes
     if room is None or asked is None:
-        return "Released. How much is available now is unknown."
+        return "How much is available now is unknown."
     # The cache is free for the next request.
     room += (event.unallocated_bytes or 0) if event.device != HOST else 0
     if room < asked:
@@ -339,12 +327,10 @@ def judge_now(event: OomEvent) -> str:
     )
 
 
-def describe_cached(device: str, before_bytes: int | None, after_bytes: int | None) -> str:
+def describe_cached(before: OomEvent, now: OomEvent) -> str:
     """Return what emptying the cache did to the reserved memory."""
-    name = name_reserved(device)
-    if before_bytes is None or after_bytes is None:
-        return f"Cached blocks were given back; what is {name} on {device} can't be read."
+    given = (before.reserved_bytes or 0) - (now.reserved_bytes or 0)
     return (
-        f"Gave back {format_bytes(before_bytes - after_bytes)} on {device}. "
-        f"Now {format_bytes(after_bytes)} {name}."
+        f"Gave back {format_bytes(given)} on {now.device}. "
+        f"Now {format_bytes(now.reserved_bytes)} {name_reserved(now.device)}."
     )

@@ -152,7 +152,7 @@ def _describe_variable(variable: Variable) -> Message:
 def describe_failure(exc: BaseException) -> str:
     """Return a line on a failure: our own message, or the kind and message of another error."""
     if isinstance(exc, KeyboardInterrupt):
-        return "interrupted"
+        return "interrupted; nothing was changed"
     return str(exc) if isinstance(exc, GpuMemError) else describe_exception(exc)
 
 

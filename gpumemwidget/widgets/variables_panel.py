@@ -142,10 +142,8 @@ class VariablesPanel:
                 asked = ReleaseRequest(tuple(request["names"]), keep=request["keep"])
                 report = self._session.release(asked)
             answer.update(state="done", html=report_release(report).html)
-        except KeyboardInterrupt:
-            # A Ctrl-C that comes later is told in the report.
-            answer.update(state="failed", message="Interrupted: nothing was changed.")
-        except Exception as exc:  # noqa: BLE001 - shown where the click was
+        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown where the click was
+            # A Ctrl-C that comes after the first change is told in the report.
             answer.update(state="failed", message=describe_failure(exc))
         # The plot shows what the release did, also if nothing else is sampled just now.
         self._guard(self._monitor.read_now)

@@ -6,7 +6,6 @@ The same on a real one: ``tests/gpu/test_oom.py``.
 from __future__ import annotations
 
 import _thread
-import dataclasses
 import gc
 import importlib
 import sys
@@ -15,7 +14,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,9 +21,8 @@ from gpumemwidget.backends.cuda import oom_observer as ooms
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.oom_observer import OomMoment, OomObserver
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.model.devices import DeviceUse, ProcessUse
 from gpumemwidget.model.ooms import OomEvent
-from gpumemwidget.oom.event import describe_moment, describe_oom, divide_device
+from gpumemwidget.oom.event import describe_moment
 from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
 
 MIB = 1 << 20
@@ -115,45 +112,12 @@ def test_what_stood(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> 
     assert event.device_free_bytes == 200 * MIB - (event.reserved_bytes or 0)
     assert event.largest_free_block_bytes == 30 * MIB
     assert event.limit_bytes is None
-    assert event.others_bytes is None
     here = [(Path(frame.filename).name, frame.function) for frame in event.frames[:2]]
     functions = ["allocate", "run_out"]
     if sys.version_info >= (3, 11):
         functions[0] = "FakeCuda.allocate"
     assert here == [("test_oom_observer.py", function) for function in functions]
     assert watcher.failures == []
-
-
-@pytest.mark.parametrize(
-    ("sizes", "others_bytes"),
-    [
-        ([3 * MIB, 4 * MIB], 7 * MIB),
-        ([], 0),
-        # The unknown may be all that is left.
-        ([3 * MIB, None], 15 * MIB),
-    ],
-)
-def test_who_the_others_are(cuda: FakeCuda, sizes: list[int | None], others_bytes: int) -> None:
-    """As the driver lists them; what is of no process is apart, and nothing is counted twice."""
-    cuda.initialise()
-    cuda.allocate(150 * MIB)
-    hardware: Any = Hardware([CudaBackend(cuda.torch)])
-    others = [ProcessUse(8 + n, f"python {n}", "other", size) for n, size in enumerate(sizes)]
-    (state,) = (s for s in hardware.take_device_states() if s.info.device == "cuda:0")
-    state = dataclasses.replace(
-        state,
-        processes=(ProcessUse(7, "python", "own", 155 * MIB), *others),
-        use=DeviceUse("cuda:0", None, 30 * MIB, 200 * MIB),
-    )
-    hardware.take_device_states = lambda: (state,)
-
-    event = describe_oom(hardware, "cuda:0")
-
-    assert event.others_bytes == others_bytes
-    assert [each.n_bytes for each in event.others] == sorted(sizes, key=lambda n: -(n or 0))
-    breakdown = divide_device(event, None)
-    assert breakdown is not None
-    assert sum(part.n_bytes for part in breakdown.parts) == event.device_total_bytes
 
 
 def test_it_waits_for_cuda(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> None:

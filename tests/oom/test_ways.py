@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from gpumemwidget.model.devices import HOST, Block, DeviceInfo, DeviceState, Segment
+from gpumemwidget.model.devices import HOST, Block, DeviceInfo, DeviceState, ProcessUse, Segment
 from gpumemwidget.model.ooms import OomEvent, Remedy
 from gpumemwidget.model.ownership import DeviceAccount, DeviceBytes, MemoryKind, Owned
 from gpumemwidget.oom.remedies import find_remedies
-from gpumemwidget.ownership.account import take_memory_account, take_running_account
+from gpumemwidget.ownership.account import take_running_account
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo, TorchReader
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.report.oom import word_remedy
@@ -227,17 +227,25 @@ def test_little_beside_what_was_asked_for(notebook: Notebook) -> None:
 def test_too_little_time_for_the_last_exception(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the walk did not come to it, the account of the OOM says what its functions had."""
+    """Where the walk did not come to it, nobody knows what it gives."""
     notebook.run("raise ValueError")
     monkeypatch.setattr(Graph, "is_complete", False)
-    running = Owned(HOST, 2 * MIB, "tensor", ("running: fail(): h",), "thread")
-    named = Owned(HOST, 3 * MIB, "tensor", ("running: fail(): x",), "thread", rows=("x",))
-    at_oom = DeviceAccount(HOST, 5 * MIB, (named, running))
 
-    way = find(notebook, at_oom=at_oom)["last exception"]
+    way = find(notebook)["last exception"]
 
-    assert (way.gives_bytes, way.gives_is) == (2 * MIB, "about")
-    assert find(notebook)["last exception"].gives_bytes is None
+    assert (way.gives_bytes, way.gives_is) == (None, "about")
+
+
+def test_an_earlier_exception(notebook: Notebook) -> None:
+    """What it held when the OOM came may be left in cycles, and goes too."""
+    notebook.run(
+        "import torch\ndef fail():\n    h = torch.ones(2 * 262144)\n    raise ValueError\nfail()"
+    )
+    earlier = Owned(HOST, 3 * MIB, "tensor", ("last exception: fail(): h",), "exception")
+
+    way = find(notebook, at_oom=DeviceAccount(HOST, 3 * MIB, (earlier,)))["last exception"]
+
+    assert (way.gives_bytes, way.gives_is) == (2 * MIB, "at least")
 
 
 # -- Settings --------------------------------------------------------------------------------------
@@ -263,22 +271,47 @@ FRAGMENTED = make_event(
 
 
 def test_fragments(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where enough lies in pieces: with the setting that this torch reads, beside the user's."""
+    """Where enough lies in pieces, unless segments may grow already."""
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
 
-    monkeypatch.setattr(torch, "__version__", "2.13.0")
-    plain = find(notebook, FRAGMENTED)["expandable segments"]
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
-    beside = find(notebook, FRAGMENTED)["expandable segments"]
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
-    monkeypatch.setattr(torch, "__version__", "2.4.1+cu121")
-    older = find(notebook, FRAGMENTED)["expandable segments"]
+    way = find(notebook, FRAGMENTED)["expandable segments"]
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
-    assert (plain.gives_bytes, plain.gives_is, plain.can_do) == (10 * MIB, "at most", False)
-    assert plain.setting == "PYTORCH_ALLOC_CONF=expandable_segments:True"
-    assert beside.setting == "PYTORCH_ALLOC_CONF=max_split_size_mb:64,expandable_segments:True"
-    assert older.setting == "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert (way.gives_bytes, way.gives_is, way.can_do) == (10 * MIB, "at most", False)
+    assert "expandable segments" not in find(notebook, FRAGMENTED)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "gives_bytes"),
+    [
+        ([3 * MIB, 4 * MIB], 7 * MIB),
+        ([], None),
+        # The unknown may be all that is left.
+        ([3 * MIB, None], 15 * MIB),
+    ],
+)
+def test_other_processes(
+    notebook: Notebook, sizes: list[int | None], gives_bytes: int | None
+) -> None:
+    """What the driver lists of them, or what may be theirs."""
+    others = [ProcessUse(8 + n, f"python {n}", "other", size) for n, size in enumerate(sizes)]
+    event = make_event(
+        processes=(ProcessUse(7, "python", "own", 155 * MIB), *others),
+        requested_bytes=8 * MIB,
+        allocated_bytes=150 * MIB,
+        reserved_bytes=150 * MIB,
+        device_free_bytes=30 * MIB,
+        device_total_bytes=200 * MIB,
+    )
+
+    way = find(notebook, event).get("other processes")
+    unknown = find(
+        notebook, dataclasses.replace(event, state=dataclasses.replace(event.state, processes=None))
+    )
+
+    assert (way and way.gives_bytes) == gives_bytes
+    assert "other processes" not in unknown
 
 
 def test_a_limit(notebook: Notebook) -> None:
@@ -338,18 +371,3 @@ def test_what_no_backward_needs(notebook: Notebook) -> None:
 
     assert ways.keys() == {"no_grad", "smaller batch"}
     assert ways["no_grad"].gives_bytes == 6 * MIB
-
-
-def test_lower_precision(notebook: Notebook) -> None:
-    """Half of what is in float32 on that device."""
-    notebook.put(
-        x=torch.ones(4 * N),
-        y=torch.ones(4 * N, dtype=torch.float64),
-        z=torch.ones(4 * N, dtype=torch.bfloat16),
-    )
-    account = take_memory_account(notebook.shell, notebook.hardware)
-    (at_oom,) = account.devices
-
-    way = find(notebook, at_oom=at_oom, mentions={"x", "y", "z"})["lower precision"]
-
-    assert (way.gives_bytes, way.gives_is) == (2 * MIB, "at most")

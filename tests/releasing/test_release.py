@@ -305,21 +305,6 @@ def test_a_number_is_dropped_from_nowhere_else(notebook: Notebook) -> None:
     assert notebook.ip.user_ns["Out"][2] == 5
 
 
-@pytest.mark.usefixtures("movable")
-def test_a_release_that_may_not_move_is_refused(notebook: Notebook, tracker: Tracker) -> None:
-    """Nothing is changed where something else holds the memory too."""
-    notebook.run("x = make(10)\nkept = [x]")
-
-    report = notebook.release("x", may_move=False)
-
-    assert [move.path for move in report.plan.moves] == ["x"]
-    assert report.stopped == report.plan.refusal
-    assert report.stopped is not None
-    assert report.stopped.startswith("x would have to be moved to the CPU")
-    assert tracker.count_bytes() == 40
-    assert notebook.ip.user_ns["x"] is notebook.ip.user_ns["kept"][0]
-
-
 class _Refusing(dict[str, Any]):
     """A namespace in which one name can't be set."""
 

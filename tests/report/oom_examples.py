@@ -36,12 +36,7 @@ _WAYS = (
     Remedy("gradients", 6 * GIB, "exact"),
     Remedy("out", 64 * MIB, "exact"),
     Remedy("cached blocks", 2 * GIB, "at most"),
-    Remedy(
-        "expandable segments",
-        None,
-        "at most",
-        setting="PYTORCH_ALLOC_CONF=expandable_segments:True",
-    ),
+    Remedy("expandable segments", None, "at most"),
     Remedy("no_grad", None, "about"),
 )
 
@@ -135,7 +130,7 @@ def make_host_card(**changes: object) -> OomCard:
         owned_bytes=900 * MIB,
         ways=(
             Remedy("names", 200 * MIB, "exact", names=("dataset",)),
-            Remedy("lower precision", 4096 * GIB, "about"),
+            Remedy("smaller batch", 4096 * GIB, "about"),
         ),
     )
     return _divide(replace(card, **changes))  # type: ignore[arg-type]

@@ -161,7 +161,7 @@ def test_the_verdict_is_told_anew_when_a_remedy_was_used() -> None:
     )
     assert judge_now(full) == ("You are still about 1.00 GiB short.")
     assert judge_now(make_event(device_free_bytes=None)) == (
-        "Released. How much is available now is unknown."
+        "How much is available now is unknown."
     )
 
 
@@ -170,7 +170,7 @@ def test_release_is_told_with_its_promise() -> None:
     way = Remedy("names", 3 * GIB, "at least")
     report = make_release(remains=(Remnant(RemnantKind.HELD, GIB, "cuda:0", ("y.grad", "x")),))
 
-    line, remains = describe_released(way, report, "cuda:0")
+    line, *remains = describe_released(way, report, "cuda:0")
 
     assert line == (
         "Freed 1.40 GiB on cuda:0 (predicted: at least 3.00 GiB). "
