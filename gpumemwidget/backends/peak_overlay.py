@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -58,9 +59,6 @@ class _Marks:
         self.span_peaks: Peaks = {}
         #: The last raw statistics, which are lower bounds of the peaks until the next reset.
         self.last_stats: NestedStats = {}
-        #: The raw statistics from just before the span's reset: their current values are lower
-        #: bounds too, until there is something better.
-        self.stats_before_span: NestedStats = {}
         #: True if somebody reset the peaks within the span without our seeing it.
         self.at_least = False
 
@@ -71,16 +69,11 @@ class _Marks:
         that we did not see: the known value is then all that is left of the earlier marks, and the
         user's view starts anew, as it would have without us.
         """
-        if _is_below(stats, self.last_stats, "peak"):
+        if _is_below(stats, self.last_stats):
             self.at_least = True
             _raise_marks(self.span_peaks, self.last_stats)
             self.user_peaks = {}
-        elif _is_below(stats, self.stats_before_span, "current"):
-            # The user's view stays: a thread that freed memory just before our own reset would
-            # look the same.
-            self.at_least = True
         self.last_stats = stats
-        self.stats_before_span = {}
 
     def prepare_span(self, stats: NestedStats) -> None:
         """Prepare for our own reset: the span's view starts anew, the user's does not."""
@@ -88,7 +81,6 @@ class _Marks:
         _raise_marks(self.user_peaks, stats)
         self.span_peaks = {}
         self.last_stats = {}
-        self.stats_before_span = stats
         self.at_least = False
 
     def prepare_user_reset(self, stats: NestedStats) -> None:
@@ -100,7 +92,6 @@ class _Marks:
         """Start the user's view anew after their reset."""
         self.user_peaks = {}
         self.last_stats = stats
-        self.stats_before_span = {}
 
 
 class PeakOverlay:
@@ -116,7 +107,7 @@ class PeakOverlay:
         self._bindings = bindings
         self._kind = kind
         self._lock = threading.RLock()
-        self._marks: dict[int, _Marks] = {}
+        self._marks: defaultdict[int, _Marks] = defaultdict(_Marks)
         self._patch = Patch()
         # PyTorch has no public seam below its own functions.
         self._read_stats: Callable[[int], NestedStats] = self._list_bindings(_READERS)[0][1]
@@ -162,7 +153,7 @@ class PeakOverlay:
     def start_span(self, device: int) -> NestedStats:
         """Reset a device's peaks unseen by the user, and return the raw statistics from before."""
         with self._lock:
-            marks = self._marks_of(device)
+            marks = self._marks[device]
             stats = self._read_stats(device)
             # Remembered before the reset, so that an interrupt in between loses nothing.
             marks.prepare_span(stats)
@@ -173,7 +164,7 @@ class PeakOverlay:
         """Return statistics with the span's peaks, and what these are."""
         with self._lock:
             stats = self._read_stats(device)
-            marks = self._marks_of(device)
+            marks = self._marks[device]
             marks.update(stats)
             if marks.span_peaks:
                 stats = copy.deepcopy(stats)
@@ -189,12 +180,6 @@ class PeakOverlay:
             if marks is not None:
                 _raise_peaks(stats, marks.user_peaks)
         return stats
-
-    def _marks_of(self, device: int) -> _Marks:
-        marks = self._marks.get(device)
-        if marks is None:
-            marks = self._marks[device] = _Marks()
-        return marks
 
     # -- in the place of torch._C's own ------------------------------------------------------------
 
@@ -216,7 +201,7 @@ class PeakOverlay:
                 if device < 0:
                     original(*args)  # The binding refuses its arguments in its own words.
                     return
-                marks = self._marks_of(device)
+                marks = self._marks[device]
                 marks.prepare_user_reset(self._read_stats(device))
                 original(*args)
                 marks.finish_user_reset(self._read_stats(device))
@@ -232,14 +217,14 @@ def _device_of(args: tuple[Any, ...]) -> int:
 # The functions below run over some 30 statistics in every cell, and are written for speed.
 
 
-def _is_below(stats: NestedStats, seen: NestedStats, figure: str) -> bool:
-    """Return whether the peak of any statistic is below a figure that was seen before.
+def _is_below(stats: NestedStats, seen: NestedStats) -> bool:
+    """Return whether the peak of any statistic is below the one that was seen before.
 
     Only figures of all pools together count, as a reset resets them all; private pools come and go
     with their marks.
     """
     for key, was in seen.items():
-        if type(was) is dict and "all" in was and stats[key]["all"]["peak"] < was["all"][figure]:
+        if type(was) is dict and "all" in was and stats[key]["all"]["peak"] < was["all"]["peak"]:
             return True
     return False
 

@@ -145,19 +145,6 @@ def test_reset_behind_our_back_is_noticed() -> None:
     assert overlay.read(0)[1] == "exact"
 
 
-def test_reset_below_the_start_is_noticed() -> None:
-    """A mark below what stood at the span's start was reset, though nobody read in between."""
-    allocator = SimulatedGpus()
-    overlay = PeakOverlay(bind(allocator))
-    handle = allocator.allocate(64 * MIB)
-    overlay.start_span(0)
-    allocator.free(handle)
-
-    allocator.reset_peak(0)
-
-    assert overlay.read(0)[1] == "at least"
-
-
 def test_private_pool_that_goes_away_is_no_reset() -> None:
     """Statistics of a CUDA graph's pool vanish with it; that must not make a peak "at least"."""
     allocator = SimulatedGpus()
