@@ -11,7 +11,10 @@ import pytest
 
 from gpumemwidget.report.render import palette
 from gpumemwidget.report.render.html import read_sheet
-from gpumemwidget.report.render.palette import BAND_COLORS, BLOCK_STATES, N_LINE_BANDS, PART_COLORS
+from gpumemwidget.report.render.palette import BAND_COLORS, N_LINE_BANDS, PART_COLORS
+
+#: The states of a block that is not allocated.
+BLOCK_STATES = ("pending", "releasable", "fragmented", "pools")
 
 #: JupyterLab light, JupyterLab dark, VS Code dark.
 _PAGES = ("#ffffff", "#111111", "#1e1e1e")

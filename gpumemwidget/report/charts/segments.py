@@ -1,8 +1,8 @@
 """A map of a device's segments as SVG: each block where it lies, in the colour of what it is.
 
 The segments stand one after the other, the largest first, and flow over rows of the same number of
-bytes, as text over lines. Blocks that are too small to be seen are drawn together: what is in use
-at the bottom, what is free above it. So each area is as large as its bytes are.
+bytes, as text over lines. Blocks that are too small to be seen are drawn together, in the colour of
+the most of their bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpumemwidget.model.breakdowns import SegmentMap
 from gpumemwidget.model.devices import Block
 from gpumemwidget.report.render.blocks import Picture
 from gpumemwidget.report.render.markup import Html, h, join_html
-from gpumemwidget.report.render.palette import BLOCK_STATES, PART_COLORS, name_class
+from gpumemwidget.report.render.palette import PART_COLORS, name_class
 from gpumemwidget.report.render.text import fill_text
 from gpumemwidget.report.render.wording import cut_words, name_look
 from gpumemwidget.units import format_bytes
@@ -37,52 +37,31 @@ _MAX_OWNER_WIDTH = 48
 
 
 @dataclass(frozen=True, slots=True)
-class MapPiece:
-    """A block, a part of one, or neighbouring blocks that are too small to be drawn alone."""
+class _Area:
+    """A block where it lies, or the part of a free one that is given back, or is not."""
 
     #: Counted from the first byte of the first segment.
     start: int
     end: int
-    #: The bytes of each look in the piece, the most first.
-    sums: tuple[tuple[str, int], ...]
-    #: ``None`` for several.
-    block: Block | None
+    look: str
+    block: Block
     #: The path that a person would type for the block, and the line that allocated it.
-    owner: str = ""
-    line: str = ""
-    n_blocks: int = 1
+    owner: str
+    line: str
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the piece."""
         return self.end - self.start
 
-    @property
-    def looks(self) -> tuple[tuple[str, int], ...]:
-        """The parts in use, then the free ones, each with its bytes in its largest part's look."""
-        used = [each for each in self.sums if each[0] not in BLOCK_STATES]
-        free = [each for each in self.sums if each[0] in BLOCK_STATES]
-        return tuple((each[0][0], sum(n for _, n in each)) for each in (used, free) if each)
 
-    @property
-    def told(self) -> str:
-        """The tooltip."""
-        if self.block is None:
-            sums = ", ".join(f"{name_look(look)} {format_bytes(n)}" for look, n in self.sums[:3])
-            return f"{self.n_blocks} blocks, {format_bytes(self.n_bytes)}: {sums}"
-        [(look, n_bytes)] = self.sums
-        words = [format_bytes(n_bytes), name_look(look)]
-        if self.block.state == "active_allocated":
-            requested = self.block.requested_bytes
-            if self.owner:
-                words.append(cut_words(self.owner, _MAX_OWNER_WIDTH))
-            elif look not in ("allocated", "unnamed"):
-                words.append(name_look("unnamed"))
-            if requested is not None and requested < self.block.n_bytes:
-                words.append(f"{format_bytes(requested)} requested")
-        if self.line:
-            words.append(cut_words(self.line, _MAX_OWNER_WIDTH))
-        return " · ".join(words)
+@dataclass(frozen=True, slots=True)
+class MapPiece:
+    """A piece of the map, with the look of most of its bytes and its tooltip."""
+
+    start: int
+    end: int
+    look: str
+    told: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +85,13 @@ class SegmentChart(Picture):
     def to_html(self) -> Html:
         """Return the rows, how to read them, and what the colours mean."""
         # The text between two pieces is not drawn; it is read where SVG is stripped.
-        drawn = join_html(map(self._draw_piece, self.pieces), "; ")
+        drawn = join_html(
+            (
+                h(f"path.{name_class(piece.look)}", h("title", piece.told), d=self._draw(piece))
+                for piece in self.pieces
+            ),
+            "; ",
+        )
         sums = [f"{name_look(look)} {format_bytes(n_bytes)}" for look, n_bytes in self.looks]
         keys = [
             h("li", h(f"i.gmw-sq.{name_class(look)}"), words)
@@ -139,30 +124,12 @@ class SegmentChart(Picture):
             "map marks the start of a segment. Point at a block for its size, owner and line."
         )
         if self.min_bytes:
-            words += (
-                f" Blocks smaller than {format_bytes(self.min_bytes)} are drawn together: used "
-                "memory below, free memory above."
-            )
+            words += f" Blocks smaller than {format_bytes(self.min_bytes)} are drawn together."
         return words
 
-    def _draw_piece(self, piece: MapPiece) -> Html:
-        """Return the piece: what is in use stands at the foot of its rows, what is free above."""
-        paths = []
-        low = 0.0
-        for look, n_bytes in piece.looks:
-            high = low + n_bytes / piece.n_bytes
-            paths.append((look, self._draw_rows(piece, low, high)))
-            low = high
-        title = h("title", piece.told)
-        if len(paths) == 1:
-            [(look, path)] = paths
-            return h(f"path.{name_class(look)}", title, d=path)
-        return h("g", title, *(h(f"path.{name_class(look)}", d=path) for look, path in paths))
-
-    def _draw_rows(self, piece: MapPiece, low: float, high: float) -> str:
-        """Return a path over the piece's rows, from one share of their height to another."""
+    def _draw(self, piece: MapPiece) -> str:
+        """Return the path of a piece, which may go over several rows."""
         height = _HEIGHT / self.n_rows
-        full = height * (1 - _GAP)
         parts = []
         at = piece.start
         while at < piece.end:
@@ -170,7 +137,7 @@ class SegmentChart(Picture):
             end = min(piece.end, (row + 1) * self.row_bytes)
             x, y = _WIDTH * offset / self.row_bytes, height * row
             left, right = _round(x), _round(x + _WIDTH * (end - at) / self.row_bytes)
-            top, foot = _round(y + full * (1 - high)), _round(y + full * (1 - low))
+            top, foot = _round(y), _round(y + height * (1 - _GAP))
             parts.append(f"M{left} {top}H{right}V{foot}H{left}z")
             at = end
         return "".join(parts)
@@ -198,14 +165,14 @@ def plot_segments(segment_map: SegmentMap) -> SegmentChart:
     row_bytes = _MIN_ROW_BYTES
     while row_bytes * _MAX_ROWS < total:
         row_bytes *= 2
-    blocks = list(_iter_blocks(segment_map))
+    areas = list(_iter_areas(segment_map))
     # Two of a thousand steps can be seen.
     min_bytes = row_bytes * 2 // _WIDTH
-    pieces = _join_small(blocks, min_bytes)
-    while sum(len(piece.looks) for piece in pieces) > _MAX_PIECES:
+    groups = _group_small(areas, min_bytes)
+    while len(groups) > _MAX_PIECES:
         min_bytes = min_bytes * 3 // 2
-        pieces = _join_small(blocks, min_bytes)
-    sums = _sum_looks(blocks)
+        groups = _group_small(areas, min_bytes)
+    sums = _sum_looks(areas)
     line_bytes = max(min_bytes, row_bytes * _LINE_STEPS // _WIDTH)
     ends = accumulate(segment.n_bytes for segment in segment_map.segments)
     starts = [
@@ -218,14 +185,14 @@ def plot_segments(segment_map: SegmentMap) -> SegmentChart:
         row_bytes=row_bytes,
         n_rows=max(-(-total // row_bytes), 1),
         total_bytes=total,
-        pieces=tuple(pieces),
+        pieces=tuple(map(_make_piece, groups)),
         starts=tuple(starts),
-        min_bytes=min_bytes if len(pieces) < len(blocks) else 0,
+        min_bytes=min_bytes if len(groups) < len(areas) else 0,
         looks=tuple((look, sums[look]) for look in PART_COLORS if look in sums),
     )
 
 
-def _iter_blocks(segment_map: SegmentMap) -> Iterator[MapPiece]:
+def _iter_areas(segment_map: SegmentMap) -> Iterator[_Area]:
     """Return each block where it lies; a free one of which some is given back is several."""
     at = 0
     for segment in segment_map.segments:
@@ -245,7 +212,7 @@ def _iter_blocks(segment_map: SegmentMap) -> Iterator[MapPiece]:
             if look == "fragmented":
                 pieces = _divide_free(start, start + block.n_bytes, releasable)
             for first, last, look in pieces:
-                yield MapPiece(at + first, at + last, ((look, last - first),), block, owner, line)
+                yield _Area(at + first, at + last, look, block, owner, line)
         at += segment.n_bytes
 
 
@@ -261,28 +228,48 @@ def _divide_free(
     return [piece for piece in pieces if piece[0] < piece[1]]
 
 
-def _sum_looks(pieces: Iterable[MapPiece]) -> dict[str, int]:
+def _sum_looks(areas: Iterable[_Area]) -> dict[str, int]:
     sums: dict[str, int] = {}
-    for piece in pieces:
-        for look, n_bytes in piece.sums:
-            sums[look] = sums.get(look, 0) + n_bytes
+    for area in areas:
+        sums[area.look] = sums.get(area.look, 0) + area.n_bytes
     return sums
 
 
-def _join_small(blocks: Sequence[MapPiece], min_bytes: int) -> list[MapPiece]:
-    """Return the pieces of the map: neighbours smaller than ``min_bytes`` are one."""
-    groups: list[list[MapPiece]] = []
-    # The blocks before this one take no more.
+def _group_small(areas: Sequence[_Area], min_bytes: int) -> list[list[_Area]]:
+    """Return the areas of each piece: neighbours smaller than ``min_bytes`` are one."""
+    groups: list[list[_Area]] = []
+    # The areas before this one take no more.
     is_full = True
-    for block in blocks:
-        is_small = block.n_bytes < min_bytes
+    for area in areas:
+        is_small = area.n_bytes < min_bytes
         if is_full or not is_small:
             groups.append([])
-        groups[-1].append(block)
-        is_full = not is_small or block.end - groups[-1][0].start >= min_bytes
-    return [group[0] if len(group) == 1 else _join(group) for group in groups]
+        groups[-1].append(area)
+        is_full = not is_small or area.end - groups[-1][0].start >= min_bytes
+    return groups
 
 
-def _join(group: Sequence[MapPiece]) -> MapPiece:
+def _make_piece(group: Sequence[_Area]) -> MapPiece:
+    start, end = group[0].start, group[-1].end
+    if len(group) == 1:
+        return MapPiece(start, end, group[0].look, _tell_area(group[0]))
     sums = sorted(_sum_looks(group).items(), key=lambda item: (-item[1], item[0]))
-    return MapPiece(group[0].start, group[-1].end, tuple(sums), None, n_blocks=len(group))
+    words = ", ".join(f"{name_look(look)} {format_bytes(n)}" for look, n in sums[:3])
+    told = f"{len(group)} blocks, {format_bytes(end - start)}: {words}"
+    return MapPiece(start, end, sums[0][0], told)
+
+
+def _tell_area(area: _Area) -> str:
+    """Return the tooltip of a single block: its size, purpose, owner and line."""
+    words = [format_bytes(area.n_bytes), name_look(area.look)]
+    if area.block.state == "active_allocated":
+        requested = area.block.requested_bytes
+        if area.owner:
+            words.append(cut_words(area.owner, _MAX_OWNER_WIDTH))
+        elif area.look not in ("allocated", "unnamed"):
+            words.append(name_look("unnamed"))
+        if requested is not None and requested < area.block.n_bytes:
+            words.append(f"{format_bytes(requested)} requested")
+    if area.line:
+        words.append(cut_words(area.line, _MAX_OWNER_WIDTH))
+    return " · ".join(words)

@@ -47,9 +47,6 @@ PART_COLORS = {
     "rest": f"{NEUTRAL_COLOR}40",
 }
 
-#: The states of a block of the allocator's that is not allocated.
-BLOCK_STATES = ("pending", "releasable", "fragmented", "pools")
-
 #: The bands of a traced cell's timeline: its lines from the bottom up, in turns of light and dark
 #: tones, then what stood before the cell (``b``), other lines (``o``), and no line (``n``).
 BAND_COLORS = {
