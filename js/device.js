@@ -209,7 +209,7 @@ class ChildrenTable {
       h("td", { class: "gmd-number" }, formatBytes(child.resident)))));
     this.table.hidden = !live.children.length;
     const more = live.n_more_children;
-    setText(this.note, more ? `${live.are_all_counted ? "" : "At least "}${more} more processes with less memory.` : live.children.length ? ""
+    setText(this.note, more ? `${more} more processes with less memory.` : live.children.length ? ""
       : "No process runs below this notebook. Workers of a DataLoader, launched ranks and the like appear here as they come.");
     this.note.hidden = !this.note.textContent;
   }

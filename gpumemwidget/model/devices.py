@@ -25,9 +25,6 @@ MEMORY_IN_USE = "memory in use"
 #: Pairs of a device's name and bytes.
 BytesByDevice: TypeAlias = tuple[tuple[str, int], ...]
 
-#: Maximum number of children that are listed: those with the most host memory.
-MOST_CHILDREN = 256
-
 #: How exact a peak is. ``exact``: the high-water mark itself. ``at least``: the mark was cut short
 #: (somebody else reset it, or the span began before the recording). ``sampled``: the highest of the
 #: values that were read at intervals.

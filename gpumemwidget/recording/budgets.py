@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpumemwidget.errors import BadInputError, name_type
-from gpumemwidget.model.devices import EVERY_GPU, HOST, Budget, DeviceState, check_device
+from gpumemwidget.model.devices import EVERY_GPU, HOST, Budget, check_device
 from gpumemwidget.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ class Budgets:
 
     Attributes:
         bytes_by_device: the budget of each device, and of each GPU without an own one under
-            ``EVERY_GPU``; ``None`` for a GPU that has none although every GPU has one.
+            ``EVERY_GPU``.
     """
 
-    bytes_by_device: Mapping[str, int | None] = field(default_factory=dict)
+    bytes_by_device: Mapping[str, int] = field(default_factory=dict)
 
     def find(self, device: str) -> int | None:
         """Return the budget of a device in bytes; ``None`` if it has none."""
@@ -39,11 +39,7 @@ class Budgets:
 
     def list(self) -> tuple[Budget, ...]:
         """Return the budgets that were set; the first may be every GPU's (``EVERY_GPU``)."""
-        found = (
-            Budget(device, n_bytes)
-            for device, n_bytes in self.bytes_by_device.items()
-            if n_bytes is not None
-        )
+        found = (Budget(device, n_bytes) for device, n_bytes in self.bytes_by_device.items())
         return tuple(sorted(found, key=lambda budget: budget.device != EVERY_GPU))
 
     def add(self, n_bytes: int, *, device: str | None = None) -> Budgets:
@@ -69,13 +65,11 @@ class Budgets:
         """Return the budgets without some, also for the cell that runs.
 
         Args:
-            device: remove only this device's, also if every GPU has one; ``None`` for all.
+            device: remove only this device's own; ``None`` for all.
         """
         if device is None:
             return Budgets()
         kept = {name: own for name, own in self.bytes_by_device.items() if name != device}
-        if EVERY_GPU in kept and device != HOST:
-            kept[device] = None
         return Budgets(kept)
 
 
@@ -97,11 +91,20 @@ def change_budgets(
     Raises:
         BadInputError: not an amount, more than the device has, or there is no such device.
     """
-    reports = hardware.read_devices()
-    check_device(device, [report.info.device for report in reports])
+    infos = hardware.list_all_devices()
+    check_device(device, [info.device for info in infos])
     n_bytes = _parse_amount(amount)
     if n_bytes is not None:
-        _check_room(n_bytes, device, reports)
+        totals = [
+            info.total_bytes or n_bytes
+            for info in infos
+            if (info.device != HOST if device is None else info.device == device)
+        ]
+        if totals and n_bytes > max(totals):
+            raise BadInputError(
+                f"{device or 'the largest GPU'} has {format_bytes(max(totals))}, and "
+                f"{format_bytes(n_bytes)} is more: give less, or off for no budget"
+            )
         return budgets.add(n_bytes, device=device)
     return budgets if amount is None else budgets.remove(device)
 
@@ -123,24 +126,3 @@ def _parse_amount(amount: int | str | None) -> int | None:
     if text and text.replace(".", "").isdecimal():
         raise BadInputError(f"{text!r} has no unit: give an amount, as in 10GiB or 500MB, or off")
     return parse_bytes(text)
-
-
-def _check_room(n_bytes: int, device: str | None, reports: tuple[DeviceState, ...]) -> None:
-    """Refuse a budget that no cell can exceed: most likely its unit is a mistake.
-
-    Raises:
-        BadInputError: the device has less memory, or every GPU has.
-    """
-    infos = [
-        report.info
-        for report in reports
-        if (report.info.device != HOST if device is None else report.info.device == device)
-    ]
-    # A device whose total is not known may have as much.
-    totals = {info.device: info.total_bytes or n_bytes for info in infos}
-    largest = max(totals, key=totals.__getitem__, default=None)
-    if largest is not None and n_bytes > totals[largest]:
-        raise BadInputError(
-            f"{largest} has {format_bytes(totals[largest])}, and {format_bytes(n_bytes)} is "
-            "more: give less, or off for no budget"
-        )

@@ -11,7 +11,7 @@ from gpumemwidget.model.breakdowns import (
     PartKey,
     SegmentMap,
 )
-from gpumemwidget.model.devices import HOST, MOST_CHILDREN, ChildProcess, PinnedUse, rank_device
+from gpumemwidget.model.devices import HOST, ChildProcess, PinnedUse, rank_device
 from gpumemwidget.model.ownership import MemoryKind
 from gpumemwidget.report.charts.bar import DeviceBar
 from gpumemwidget.report.charts.segments import plot_segments
@@ -164,8 +164,7 @@ def _list_children(children: Sequence[ChildProcess]) -> Iterator[Block]:
     )
     n_more = len(ordered) - _MAX_CHILDREN
     if n_more > 0:
-        least = "At least " if len(ordered) >= MOST_CHILDREN else ""
-        yield Note(f"{least}{n_more} more are not shown.")
+        yield Note(f"{n_more} more are not shown.")
 
 
 def _weigh_child(child: ChildProcess) -> tuple[int, int, int]:

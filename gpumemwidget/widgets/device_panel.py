@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gpumemwidget.model.breakdowns import Breakdown, SegmentMap
-from gpumemwidget.model.devices import HOST, MOST_CHILDREN, ChildProcess, DeviceState
+from gpumemwidget.model.devices import HOST, ChildProcess, DeviceState
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.report.breakdown import report_breakdown
 from gpumemwidget.report.render.wording import word_driver_failure
@@ -219,7 +219,6 @@ def describe_children(children: Sequence[ChildProcess]) -> Message:
             for child in ordered[:_MAX_CHILDREN]
         ],
         "n_more_children": max(0, len(ordered) - _MAX_CHILDREN),
-        "are_all_counted": len(children) < MOST_CHILDREN,
     }
 
 

@@ -128,14 +128,6 @@ def test_a_child_that_becomes_another_program_has_its_name(
     assert after.name == "python rank.py"
 
 
-def test_no_more_than_256_are_told(proc: FakeProc, machine: Machine) -> None:
-    """However many a cell has started: those with most memory."""
-    for pid in range(1000, 1300):
-        proc.write_process(pid, OWN, "python", "rank.py", resident_pages=pid)
-
-    assert machine.list_pids() == list(range(1044, 1300))
-
-
 def test_after_a_fork_the_parents_children_are_not_its_own(
     proc: FakeProc, machine: Machine
 ) -> None:

@@ -55,7 +55,7 @@ def test_a_budget_is_set_shown_and_taken_away(cells: Machine) -> None:
         ("10 B", "a budget is from 1MiB to a million TiB"),
         ("much", "'much' is not an amount of memory"),
         ("10GiB --device cuda:9", "no device 'cuda:9' here: choose from cuda:0, host"),
-        ("9999GiB", "cuda:0 has 80.00 GiB, and 9.76 TiB is more: give less, or off"),
+        ("9999GiB", "the largest GPU has 80.00 GiB, and 9.76 TiB is more: give less, or off"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(cells: Machine, line: str, refusal: str) -> None:

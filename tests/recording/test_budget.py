@@ -40,11 +40,11 @@ def test_one_for_every_gpu_takes_the_place_of_single_ones() -> None:
 
 
 def test_budgets_are_removed_one_by_one_or_together() -> None:
-    """One GPU may be left out of every GPU's."""
-    budgets = Budgets().add(10 * MIB).add(7 * MIB, device=HOST)
+    """What every GPU has is left to a GPU whose own is removed."""
+    budgets = Budgets().add(10 * MIB).add(5 * MIB, device="cuda:1").add(7 * MIB, device=HOST)
 
-    assert budgets.remove("cuda:1").find("cuda:1") is None
-    assert budgets.remove("cuda:1").find("cuda:0") == 10 * MIB
+    assert budgets.remove("cuda:1").find("cuda:1") == 10 * MIB
+    budgets = budgets.remove("cuda:1")
     assert budgets.remove(HOST).list() == (Budget(EVERY_GPU, 10 * MIB),)
     assert budgets.remove() == Budgets()
 
@@ -133,7 +133,7 @@ def test_a_budget_that_a_cell_sets_is_for_the_cells_after_it() -> None:
     ("change", "held_to"),
     [
         (lambda budgets: budgets.remove(), None),
-        (lambda budgets: budgets.remove("cuda:0"), None),
+        (lambda budgets: budgets.remove("cuda:0"), 10 * MIB),
         (lambda budgets: budgets.add(20 * MIB), 20 * MIB),
         (lambda budgets: budgets.add(5 * MIB), 10 * MIB),
     ],

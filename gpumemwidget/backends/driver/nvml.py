@@ -384,7 +384,7 @@ def _strip_uuid(uuid: str) -> str:
 
 
 def _agree(numbered: _Gpu | None, told: _Gpu | None) -> bool:
-    """Return whether two GPUs are the same; CUDA before 11.4 tells an instance's GPU instead."""
+    """Return whether two GPUs are the same; CUDA may tell an instance's GPU instead."""
     return numbered is told or (
         told is not None and numbered is not None and numbered.parent is told
     )

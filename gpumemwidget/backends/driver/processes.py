@@ -22,7 +22,7 @@ from typing import TypeVar
 import psutil  # type: ignore[import-untyped]  # no types are published with it
 
 from gpumemwidget.backends.protocol import Relation
-from gpumemwidget.model.devices import MOST_CHILDREN, ChildProcess
+from gpumemwidget.model.devices import ChildProcess
 
 _T = TypeVar("_T")
 
@@ -69,16 +69,11 @@ class ProcessTree:
             return any(pid in self._children and _has_cuda_context(pid) for pid in pids)
 
     def list_children(self) -> tuple[ChildProcess, ...]:
-        """Return the running processes below this one: ``MOST_CHILDREN`` with most host memory."""
+        """Return the running processes below this one."""
         with self._lock_of_this_process():
             self._update()
-            found = [
-                child
-                for process in self._children.values()
-                if (child := _read_child(process)) is not None
-            ]
-        found.sort(key=lambda child: -(child.resident_bytes or 0))
-        return tuple(sorted(found[:MOST_CHILDREN], key=lambda child: child.pid))
+            found = filter(None, map(_read_child, self._children.values()))
+            return tuple(sorted(found, key=lambda child: child.pid))
 
     def describe(self, pids: Collection[int]) -> Mapping[int, tuple[Relation, str | None]]:
         """Return the relation and the name of each pid; see ``ProcessSource``."""
