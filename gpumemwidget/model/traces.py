@@ -242,8 +242,7 @@ class Timeline:
     #: Seconds since the cell's start, ascending.
     times_s: tuple[float, ...]
     allocated_bytes: tuple[int, ...]
-    #: ``None`` where they are not known.
-    reserved_bytes: tuple[int | None, ...]
+    reserved_bytes: tuple[int, ...]
     layers: tuple[Layer, ...]
     #: The index of the moment with the most allocated.
     peak: int
@@ -329,7 +328,7 @@ class DeviceTrace:
     reserved: Span
     #: How exact the peaks are, which come from the counters where events are missing.
     peak_is: PeakIs | None
-    timeline: Timeline | None
+    timeline: Timeline
     #: The traced cell first, then earlier cells and files, biggest first.
     units: tuple[SourceUnit, ...]
     #: Memory from before the cell; its ``allocated_bytes`` are all of that.

@@ -7,7 +7,6 @@ own table; the timeline, which front ends with plotly draw as a figure; and the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gpumemwidget.model.devices import HOST, HardwareNote, Sample, rank_device
 from gpumemwidget.model.traces import (
@@ -19,8 +18,8 @@ from gpumemwidget.model.traces import (
     TraceNote,
 )
 from gpumemwidget.report.cell import explain_host, list_cell_blocks
-from gpumemwidget.report.charts.figures import plot_trace
-from gpumemwidget.report.charts.timeline import describe_device, map_bands, plot_timeline
+from gpumemwidget.report.charts.figures import plot_devices
+from gpumemwidget.report.charts.timeline import TimelineChart, describe_device, map_bands
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Fold, Heading, Note, Run, Table
 from gpumemwidget.report.render.cells import bytes_cell, explain_marks, share_cell
 from gpumemwidget.report.render.output import FigureReport, Report
@@ -120,13 +119,12 @@ def list_displays(
 
     Without a timeline, there is only one piece.
     """
-    moved = tuple(_list_moved(trace))
-    figure = plot_trace(replace(trace, devices=moved))
-    if figure is None:
+    moved = _list_moved(trace)
+    if not moved:
         return (report_trace(trace, samples, n_lines=n_lines),)
     head, timelines, lines = _list_pieces(trace, samples, n_lines=n_lines)
-    figures = FigureReport(tuple(timelines), figure=figure)
-    return Report(tuple(head)), figures, Report(tuple(lines))
+    figure = FigureReport(tuple(timelines), figure=plot_devices(moved, trace.record.duration_s))
+    return Report(tuple(head)), figure, Report(tuple(lines))
 
 
 def _list_pieces(
@@ -134,8 +132,7 @@ def _list_pieces(
 ) -> tuple[list[Block], list[Block], list[Block]]:
     """Return the head, the timelines, and the lines with the notes."""
     moved = _list_moved(trace)
-    drawn = [device.device for device in moved if device.timeline is not None]
-    head = list_cell_blocks(trace.record, samples, without=drawn)
+    head = list_cell_blocks(trace.record, samples, without=[device.device for device in moved])
     timelines = [block for device in moved for block in _list_timeline(trace, device)]
     lines: list[Block] = []
     for device in moved:
@@ -157,12 +154,10 @@ def _sort(devices: Sequence[DeviceTrace]) -> list[DeviceTrace]:
 
 
 def _list_timeline(trace: CellTrace, device: DeviceTrace) -> list[Block]:
-    chart = plot_timeline(device, trace.record.duration_s)
-    if chart is None:
-        return []
-    peak, *rest, events = describe_device(device, trace.record.duration_s)
-    runs = [Run(device.device, "strong"), *map(Run, (peak, *rest)), Run(events, "muted")]
-    return [Heading(tuple(runs)), chart]
+    duration_s = trace.record.duration_s
+    peak, events = describe_device(device, duration_s)
+    heading = Heading((Run(device.device, "strong"), Run(peak), Run(events, "muted")))
+    return [heading, TimelineChart(device, duration_s)]
 
 
 def _list_lines(device: DeviceTrace, *, n_lines: int | None) -> list[Block]:

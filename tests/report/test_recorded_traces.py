@@ -15,7 +15,6 @@ from tests.tracing.recordings import CELLS, describe
 
 def _trace(name: str) -> CellTrace:
     device, cell = describe(name)
-    assert device.timeline is not None
     record = make_gpu_cell(
         execution_count=2,
         duration_s=device.timeline.times_s[-1],

@@ -10,12 +10,11 @@ import re
 import pytest
 
 from gpumemwidget.model.traces import Layer, Origin, Timeline
-from gpumemwidget.report.charts.figures import figure_trace, plot_trace
+from gpumemwidget.report.charts.figures import figure_trace, plot_devices
 from gpumemwidget.report.charts.timeline import (
     TimelineChart,
     choose_scale,
     choose_ticks,
-    plot_timeline,
     thin_timeline,
 )
 from gpumemwidget.report.render.palette import RESERVED_COLOR
@@ -25,7 +24,6 @@ from tests.report.trace_examples import (
     make_lines_device,
     make_trace,
     make_two_gpu_trace,
-    make_untraced,
 )
 
 
@@ -41,15 +39,12 @@ def _make_timeline(
     n = len(allocated)
     times_s = tuple(times or map(float, range(n)))
     peak = max(range(n), key=allocated.__getitem__)
-    timeline = Timeline(times_s, allocated, (None,) * n, tuple(drawn), peak)
+    timeline = Timeline(times_s, allocated, allocated, tuple(drawn), peak)
     return dataclasses.replace(timeline, **changes)  # type: ignore[arg-type]
 
 
 def _plot(timeline: Timeline, duration_s: float) -> TimelineChart:
-    device = make_lines_device([("x", None)], timeline=timeline)
-    chart = plot_timeline(device, duration_s)
-    assert chart is not None
-    return chart
+    return TimelineChart(make_lines_device([("x", None)], timeline=timeline), duration_s)
 
 
 def _list_paths(html: str) -> list[str]:
@@ -63,16 +58,16 @@ def test_bands_are_steps_on_top_of_each_other() -> None:
 
     html = _plot(timeline, 4.0).to_html()
 
-    assert _list_paths(html) == ["M0 400V300h243v-300h242v200h515V400", "M0 400V300h1000V400"]
-    assert "line 2 · at the peak 300 B · highest 300 B" in html
+    assert _list_paths(html) == ["M0 400V300H243V0H485V200H1000V400", "M0 400V300H1000V400"]
+    assert "<title>line 2</title>" in html
     assert '<path class="gmw-p" d="M243 0V400"/>' in html
 
 
-def test_reserved_is_a_line_with_gaps_where_it_is_unknown() -> None:
-    """It is not drawn on as if it had stayed."""
-    timeline = _make_timeline({"line 1": [100, 200, 400]}, reserved_bytes=(400, None, 800))
+def test_reserved_is_a_line() -> None:
+    """In steps, too."""
+    timeline = _make_timeline({"line 1": [100, 200, 400]}, reserved_bytes=(400, 400, 800))
 
-    assert 'class="gmw-v" d="M0 200h243M485 0h515"' in _plot(timeline, 4.0).to_html()
+    assert 'class="gmw-v" d="M0 200H485V0H1000"' in _plot(timeline, 4.0).to_html()
 
 
 def test_reserved_far_above_is_off_the_scale_and_says_so() -> None:
@@ -108,7 +103,7 @@ def test_time_is_drawn_from_the_start_to_a_little_beyond_the_end() -> None:
     html = _plot(timeline, 4.0).to_html()
     figure = figure_trace(trace)
 
-    assert _list_paths(html)[0] == "M0 400V200h971v-200h29V400"
+    assert _list_paths(html)[0] == "M0 400V200H971V0H1000V400"
     assert "<span>0 s</span> <span>4.00 s</span></div>" in html
     assert figure.layout.xaxis.range[0] == 0
     assert figure.data[1].x[-1] == pytest.approx(figure.layout.xaxis.range[1])
@@ -141,7 +136,7 @@ def test_a_colour_has_its_line_in_the_legend_and_under_the_pointer() -> None:
 
     html = _plot(dataclasses.replace(timeline, layers=layers), 4.0).to_html()
 
-    assert "<title>line 7: x = 1 · at the peak 2.00 MiB · highest 2.00 MiB</title>" in html
+    assert "<title>line 7 x = 1</title>" in html
     without = re.sub(r"<svg.*?</svg>", "", html)
     assert "line 7 <code>x = 1</code></span> <strong>2.00 MiB" in without
     assert re.findall(r"gmw-sq gmw-k(\w)", without) == ["1", "0", "n", "o", "b"]
@@ -155,7 +150,6 @@ def test_figure_stacks_the_lines_and_marks_the_peak() -> None:
     """In steps, with what the pointer tells; reserved is a line, the peak a point with its size."""
     trace = make_trace()
     timeline = trace.devices[0].timeline
-    assert timeline is not None
 
     figure = figure_trace(trace)
 
@@ -193,10 +187,8 @@ def test_pointer_tells_what_stood_and_not_what_came() -> None:
 
 
 def test_figure_has_a_chart_for_each_device() -> None:
-    """Or for the one that is asked for."""
-    trace = make_two_gpu_trace()
-
-    both, one = figure_trace(trace), figure_trace(trace, "cuda:1")
+    """With its peak above."""
+    both = figure_trace(make_two_gpu_trace())
 
     titles = [each.text for each in both.layout.annotations]
     assert titles == [
@@ -205,8 +197,6 @@ def test_figure_has_a_chart_for_each_device() -> None:
     ]
     assert {each.stackgroup for each in both.data} == {"cuda:0", "cuda:1", None}
     assert {each.yaxis for each in both.data} == {"y", "y2"}
-    assert {each.stackgroup for each in one.data} == {"cuda:1", None}
-    assert len(figure_trace(make_untraced()).data) == 0
 
 
 def test_figure_is_small_and_shows_the_page() -> None:
@@ -216,7 +206,7 @@ def test_figure_is_small_and_shows_the_page() -> None:
     )
     trace = make_trace(make_lines_device([("x", None)], timeline=busy))
 
-    json_text = json.dumps(plot_trace(trace))
+    json_text = json.dumps(plot_devices(trace.devices, 1.0))
     figure = figure_trace(make_trace())
 
     assert len(json_text) < 150_000
@@ -231,7 +221,7 @@ def test_figure_takes_no_markup_from_a_line() -> None:
     layer = dataclasses.replace(timeline.layers[0], text="'%{y}' " + text)
     timeline = dataclasses.replace(timeline, layers=(layer,))
 
-    drawn = json.dumps(plot_trace(make_trace(make_lines_device([("x", None)], timeline=timeline))))
+    drawn = json.dumps(plot_devices([make_lines_device([("x", None)], timeline=timeline)], 1.0))
 
     assert "<script" not in drawn
     assert "\\u001b" not in drawn

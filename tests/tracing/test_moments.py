@@ -43,7 +43,6 @@ def test_thinning_keeps_every_extreme(seed: int) -> None:
     found = describe(device)
 
     timeline = found.timeline
-    assert timeline is not None
     assert len(device.moments) > MAX_MOMENTS
     assert 100 < len(timeline.times_s) <= MAX_MOMENTS + 1
     allocated = [each.allocated_bytes for each in device.moments]
@@ -66,7 +65,6 @@ def test_a_cell_that_allocates_nothing_has_a_timeline() -> None:
     found = describe(device)
 
     timeline = found.timeline
-    assert timeline is not None
     assert timeline.times_s == (0.0, 1e-6)
     assert timeline.allocated_bytes == (3 * MIB, 3 * MIB)
     assert timeline.reserved_bytes == (20 * MIB, 20 * MIB)

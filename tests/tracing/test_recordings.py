@@ -26,7 +26,6 @@ def test_events_come_to_the_counters(name: str) -> None:
         "exact",
     )
     timeline = found.timeline
-    assert timeline is not None
     assert cell.allocated == Span(
         timeline.allocated_bytes[0], timeline.allocated_bytes[-1], max(timeline.allocated_bytes)
     )

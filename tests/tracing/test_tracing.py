@@ -124,7 +124,6 @@ def find_peak(device: Device) -> Moment:
 def check_sums(found: DeviceTrace) -> None:
     """What has to add up in every record."""
     timeline = found.timeline
-    assert timeline is not None
     for place, allocated in enumerate(timeline.allocated_bytes):
         assert allocated == sum(layer.held_bytes[place] for layer in timeline.layers)
     assert list(timeline.times_s) == sorted(timeline.times_s)
@@ -217,7 +216,6 @@ def check_functions(found: DeviceTrace, device: Device) -> None:
 def check_timeline(found: DeviceTrace, device: Device) -> None:
     """Every moment is there, with what each layer held."""
     timeline = found.timeline
-    assert timeline is not None
     truth = {moment.place: moment for moment in device.moments}
     places = [round(time_s * 1e6) - 1 for time_s in timeline.times_s]
     last = truth.pop(-1)
@@ -263,7 +261,6 @@ def test_what_is_left_of_a_ring_is_told_as_it_ran(
         assert (uses[line].net_bytes if line in uses else 0) == net_bytes
     check_sums(found)
     timeline = found.timeline
-    assert timeline is not None
     truth = {moment.place: moment for moment in device.moments}
     last = max(
         (each for each in device.moments if each.place < n_lost), key=lambda each: each.place
@@ -314,7 +311,6 @@ def test_events_that_cannot_have_been_so_give_notes(
     )
     assert found.n_events == len(events)
     assert found.allocated.after_bytes == stands
-    assert found.timeline is not None
     is_told = found.timeline.allocated_bytes[-1] == stands
     assert is_told or found.notes
     if is_told:

@@ -13,14 +13,14 @@ in the file. The peak is a dashed line at its moment.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import ClassVar
 
 from gpumemwidget.model.cells import CellDevice, CellRecord
 from gpumemwidget.model.devices import Sample
-from gpumemwidget.model.traces import DeviceTrace, Origin, Timeline
+from gpumemwidget.model.traces import DeviceTrace, Layer, Origin, Timeline
 from gpumemwidget.recording.history import find_extremes
 from gpumemwidget.report.render.blocks import Picture
 from gpumemwidget.report.render.markup import Html, h, join_html
@@ -38,7 +38,7 @@ from gpumemwidget.units import format_bytes, format_duration
 _COUNTERS_WIDTH, _COUNTERS_HEIGHT = 600, 100
 _WIDTH, _HEIGHT = 1000, 400
 #: Number of stretches of time, of each of which a few moments are drawn.
-_N_COUNTERS_STRETCHES, _N_STRETCHES = 40, 200
+_N_COUNTERS_STRETCHES, _N_STRETCHES = 30, 200
 #: Maximum numbers of characters of a line's text.
 _LEGEND_WIDTH, _TOOLTIP_WIDTH = 60, 200
 #: Maximum number of ticks of a scale.
@@ -94,17 +94,18 @@ def choose_scale(timeline: Timeline) -> tuple[int, int]:
     would be too thin to see.
     """
     low, high = choose_range(timeline.allocated_bytes)
-    top = max([high, *_list_reserved(timeline)])
+    top = max(high, *timeline.reserved_bytes)
     return low, min(top, low + _MAX_RESERVED_HEIGHT * (high - low))
-
-
-def _list_reserved(timeline: Timeline) -> list[int]:
-    return [value for value in timeline.reserved_bytes if value is not None]
 
 
 def find_end(timeline: Timeline, duration_s: float) -> float:
     """Return the seconds at the right edge of a chart, whose left edge is the cell's start."""
-    return max([duration_s, *timeline.times_s[-1:], _MIN_SPAN_S]) * (1 + _END_SHARE)
+    return max(duration_s, timeline.times_s[-1], _MIN_SPAN_S) * (1 + _END_SHARE)
+
+
+def _place(value: float, low: float, high: float) -> float:
+    """Return the share of a scale at which a value stands; one beyond it stands at its end."""
+    return min(max((value - low) / (high - low), 0.0), 1.0)
 
 
 def thin_moments(
@@ -134,55 +135,37 @@ def thin_timeline(timeline: Timeline, n_stretches: int) -> list[int]:
     return sorted({timeline.peak, *thin_moments(timeline.times_s, columns, n_stretches)})
 
 
-def _draw_curve(
-    xs: Sequence[int],
-    ys: Sequence[int | None],
-    *,
-    base: int | None = None,
-    end_x: int | None = None,
-) -> str:
-    """Return a curve as an SVG path, with a gap where a value is unknown.
+def _draw_line(points: Iterable[tuple[int, int | None]], base: int | None = None) -> str:
+    """Return straight lines between points as an SVG path, with a gap where a height is unknown.
 
-    Args:
-        xs: ascending places.
-        ys: heights; ``None`` is unknown.
-        base: the bottom of an area, to which each piece is closed; ``None`` draws a line.
-        end_x: draws steps, each value holding until the next one, and the last until here.
-            ``None`` draws straight lines between the values.
+    With ``base``, the bottom of an area, each piece is closed to it.
     """
-    pieces: list[str] = []
-    run: list[tuple[int, int]] = []
-    for x, y in (*zip(xs, ys, strict=True), (end_x, None)):
-        if run and end_x is not None and x is not None:
-            run.append((x, run[-1][1]))
-        if y is not None and x is not None:
-            run.append((x, y))
-        elif run:
-            pieces.append(_draw_run(run, base))
-            run = []
-    return "".join(pieces)
+    path = ""
+    for is_known, run in groupby(points, key=lambda point: point[1] is not None):
+        if is_known:
+            (x, y), *others = run
+            path += f"M{x} {y}" if base is None else f"M{x} {base}V{y}"
+            for x, next_y in others:
+                path += f"H{x}" if next_y == y else f"L{x} {next_y}"
+                y = next_y
+            # A point alone would not be seen: a short dash.
+            path += "" if others else "h2"
+            path += "" if base is None else f"V{base}"
+    return path
 
 
-def _draw_run(run: Sequence[tuple[int, int]], base: int | None) -> str:
-    # A point on a level line, or on an upright one, changes nothing.
-    corners = [run[0]]
-    for corner, following in pairwise((*run[1:], (None, None))):
-        x, y = corner
-        if not (corners[-1][1] == y == following[1] or corners[-1][0] == x == following[0]):
-            corners.append((x, y))  # type: ignore[arg-type]  # only the last pair has none
-    if len(corners) == 1 or corners[0] == corners[-1]:
-        # A point alone would not be seen: a short dash.
-        corners = [corners[0], (corners[0][0] + 2, corners[0][1])]
-    x, y = corners[0]
+def _draw_steps(points: Sequence[tuple[int, int]], base: int | None = None) -> str:
+    """Return steps as an SVG path: each height holds until the next point, and the last on.
+
+    With ``base``, the bottom of an area, they are closed to it.
+    """
+    x, y = points[0]
     path = f"M{x} {y}" if base is None else f"M{x} {base}V{y}"
-    for (x, y), (next_x, next_y) in pairwise(corners):
-        if y == next_y:
-            path += f"h{next_x - x}"
-        elif x == next_x:
-            path += f"v{next_y - y}"
-        else:
-            path += f"l{next_x - x} {next_y - y}".replace(" -", "-")
-    return path if base is None else f"{path}V{base}"
+    for x, next_y in points[1:]:
+        if next_y != y:
+            path += f"H{x}V{next_y}"
+            y = next_y
+    return f"{path}H{_WIDTH}" if base is None else f"{path}H{_WIDTH}V{base}"
 
 
 # -- Counters --------------------------------------------------------------------------------------
@@ -249,12 +232,10 @@ class CounterChart:
         def place(n_bytes: int | None) -> int | None:
             if n_bytes is None:
                 return None
-            return round(
-                (1 - min(max((n_bytes - low) / (high - low), 0.0), 1.0)) * _COUNTERS_HEIGHT
-            )
+            return round((1 - _place(n_bytes, low, high)) * _COUNTERS_HEIGHT)
 
         def draw(values: Sequence[int | None], base: int | None = None) -> str:
-            return _draw_curve(xs, [place(values[i]) for i in kept], base=base)
+            return _draw_line(zip(xs, [place(values[i]) for i in kept], strict=True), base)
 
         peak_y = place(peak_bytes)
         drawn = [
@@ -300,79 +281,58 @@ class CounterChart:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The look of one layer."""
+    """A layer of a timeline, and its look."""
 
     #: Key of ``BAND_COLORS``; the band's class is ``gmw-k`` and this.
     key: str
-    label: str
-    text: str
+    layer: Layer
+    #: What the layer held at the peak.
+    at_peak_bytes: int
+
+    @property
+    def label(self) -> str:
+        """Return ``line 3``, or words for memory that is no line's."""
+        return name_origin(self.layer.origin, self.layer.line)
 
 
 def list_bands(timeline: Timeline) -> tuple[Band, ...]:
-    """Return the look of each layer, from the bottom up: colours for lines, greys for the rest."""
-    bands = []
-    n_lines = 0
-    for layer in timeline.layers:
-        if layer.line is None:
-            key = {Origin.BEFORE_CELL: "b", Origin.OTHER_LINES: "o"}.get(layer.origin, "n")
-        else:
-            key = str(n_lines % N_LINE_BANDS)
-            n_lines += 1
-        bands.append(Band(key, name_origin(layer.origin, layer.line), layer.text.strip()))
-    return tuple(bands)
+    """Return the bands from the bottom up: colours for lines, greys for the rest."""
+    keys = iter(range(len(timeline.layers)))
+    greys = {Origin.BEFORE_CELL: "b", Origin.OTHER_LINES: "o"}
+    return tuple(
+        Band(
+            greys.get(layer.origin, "n") if layer.line is None else str(next(keys) % N_LINE_BANDS),
+            layer,
+            layer.held_bytes[timeline.peak],
+        )
+        for layer in timeline.layers
+    )
 
 
-def map_bands(timeline: Timeline | None) -> dict[int, str]:
+def map_bands(timeline: Timeline) -> dict[int, str]:
     """Return the key of the colour of each line of the cell, by its number."""
-    if timeline is None:
-        return {}
     return {
-        layer.line: band.key
-        for layer, band in zip(timeline.layers, list_bands(timeline), strict=True)
-        if layer.line is not None
+        band.layer.line: band.key for band in list_bands(timeline) if band.layer.line is not None
     }
 
 
-def describe_device(device: DeviceTrace, duration_s: float) -> tuple[str, ...]:
+def describe_device(device: DeviceTrace, duration_s: float) -> tuple[str, str]:
     """Return the words above a device's timeline: its peak with its time, the number of events."""
     timeline = device.timeline
-    words = []
-    if timeline is not None:
-        drawn_bytes = timeline.allocated_bytes[timeline.peak]
-        peak_bytes, peak_is = device.allocated.peak_bytes, device.peak_is
-        if peak_bytes is None:
-            peak_bytes, peak_is = drawn_bytes, "sampled"
-        words.append(f"peak {say_peak(peak_bytes, peak_is)} allocated")
-        if peak_bytes == drawn_bytes:
-            after_s = timeline.times_s[timeline.peak]
-            words[-1] += f", at {format_duration(after_s)} of {format_duration(duration_s)}"
-    return (*words, count(device.n_events, "event"))
-
-
-# -- The chart -------------------------------------------------------------------------------------
-
-
-def plot_timeline(device: DeviceTrace, duration_s: float) -> TimelineChart | None:
-    """Return the chart of one device; ``None`` if it has no timeline."""
-    timeline = device.timeline
-    if timeline is None or not timeline.times_s or not timeline.layers:
-        return None
-    end_s = find_end(timeline, duration_s)
-    return TimelineChart(device, timeline, duration_s or end_s, end_s, *choose_scale(timeline))
+    peak_bytes = device.allocated.peak_bytes
+    words = f"peak {say_peak(peak_bytes, device.peak_is)} allocated"
+    if peak_bytes == timeline.allocated_bytes[timeline.peak]:
+        after_s = timeline.times_s[timeline.peak]
+        words += f", at {format_duration(after_s)} of {format_duration(duration_s)}"
+    return words, count(device.n_events, "event")
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineChart(Picture):
-    """The chart of one device."""
+    """The chart of one device over a cell of some duration."""
 
     device: DeviceTrace
-    timeline: Timeline
     duration_s: float
-    #: Seconds at the right edge.
-    end_s: float
-    #: Bytes at the bottom and at the top.
-    low_bytes: int
-    high_bytes: int
 
     sheet: ClassVar[str] = "timeline"
 
@@ -381,108 +341,85 @@ class TimelineChart(Picture):
 
         Where SVG is stripped, the names of the bands and what they held at the peak remain.
         """
+        timeline = self.device.timeline
+        low, high = choose_scale(timeline)
+        ticks = [
+            (1 - _place(tick, low, high), format_tick(tick)) for tick in choose_ticks(high, low)
+        ]
+        end_s = find_end(timeline, self.duration_s)
+        peak_x = _place(timeline.times_s[timeline.peak], 0.0, end_s)
+        peak = f"peak {format_bytes(timeline.allocated_bytes[timeline.peak])}"
         end = h("span", format_duration(self.duration_s))
         return h(
             "figure.gmw-tl",
-            h("div.gmw-tp.gmw-pic", self._draw_peak()),
-            h("div.gmw-ty.gmw-pic", self._draw_ticks()),
-            h("div.gmw-tv.gmw-pic", self._draw_bands()),
+            h("div.gmw-tp.gmw-pic", _write_peak(peak, peak_x)),
+            h("div.gmw-ty.gmw-pic", _write_ticks(ticks)),
+            h(
+                "div.gmw-tv.gmw-pic",
+                h(
+                    "svg",
+                    *(h("path.gmw-ti", d=f"M0 {round(_HEIGHT * y)}H{_WIDTH}") for y, _ in ticks),
+                    *self._draw_bands(low, high, end_s),
+                    h("path.gmw-p", d=f"M{round(_WIDTH * peak_x)} 0V{_HEIGHT}"),
+                    role="img",
+                    aria_label=f"{self.device.device} over the cell: {peak}",
+                    viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
+                    preserveAspectRatio="none",
+                ),
+            ),
             h("div.gmw-tx.gmw-pic", h("span", "0 s"), " ", end),
-            self._render_legend(),
+            self._render_legend(high),
         )
 
-    def _place_time(self, time_s: float) -> float:
-        """Return the share of the width at which a moment stands."""
-        return min(max(time_s / self.end_s, 0.0), 1.0)
-
-    def _place_bytes(self, n_bytes: int) -> float:
-        """Return the share of the height, from above, at which an amount stands."""
-        height = self.high_bytes - self.low_bytes
-        return 1 - min(max((n_bytes - self.low_bytes) / height, 0.0), 1.0)
-
-    def _list_ticks(self) -> list[tuple[float, str]]:
-        ticks = choose_ticks(self.high_bytes, self.low_bytes)
-        return [(self._place_bytes(tick), format_tick(tick)) for tick in ticks]
-
-    def _list_shown(self) -> list[tuple[Band, int]]:
-        """Return the bands that ever held something and their bytes at the peak, from the top."""
-        timeline = self.timeline
-        shown = [
-            (band, layer.held_bytes[timeline.peak])
-            for layer, band in zip(timeline.layers, list_bands(timeline), strict=True)
-            if any(layer.held_bytes)
-        ]
-        return shown[::-1]
-
-    def _draw_bands(self) -> Html:
-        timeline = self.timeline
+    def _draw_bands(self, low: int, high: int, end_s: float) -> Iterator[Html]:
+        timeline = self.device.timeline
         kept = thin_timeline(timeline, _N_STRETCHES)
-        xs = [round(_WIDTH * self._place_time(timeline.times_s[place])) for place in kept]
+        xs = [round(_WIDTH * _place(timeline.times_s[place], 0.0, end_s)) for place in kept]
 
-        def draw(values: Sequence[int | None], base: int | None = None) -> str:
-            ys = [None if n is None else round(_HEIGHT * self._place_bytes(n)) for n in values]
-            return _draw_curve(xs, ys, base=base, end_x=_WIDTH)
+        def draw(values: Iterable[int], base: int | None = None) -> str:
+            ys = [round(_HEIGHT * (1 - _place(n_bytes, low, high))) for n_bytes in values]
+            return _draw_steps(list(zip(xs, ys, strict=True)), base)
 
         paths = []
         tops = [0] * len(kept)
-        for layer, band in zip(timeline.layers, list_bands(timeline), strict=True):
-            held = layer.held_bytes
-            if any(held):
-                tops = [top + held[place] for top, place in zip(tops, kept, strict=True)]
-                title = h("title", _describe_band(band, held[timeline.peak], max(held)))
-                paths.append(h(f"path.gmw-k{band.key}", title, d=draw(tops, _HEIGHT)))
-        reserved = draw([timeline.reserved_bytes[place] for place in kept])
-        ticks = [round(_HEIGHT * y) for y, _ in self._list_ticks() if y < 1]
-        peak_x = round(_WIDTH * self._place_time(timeline.times_s[timeline.peak]))
-        names = ", ".join(f"{band.label} {format_bytes(n)}" for band, n in self._list_shown())
-        peak = format_bytes(timeline.allocated_bytes[timeline.peak])
-        return h(
-            "svg",
-            *(h("path.gmw-ti", d=f"M0 {y}H{_WIDTH}") for y in ticks),
-            # Some pages strip SVG and keep its text: the words stand apart.
-            h("g", join_html(reversed(paths), " ")),
-            h("path.gmw-p", d=f"M{peak_x} 0V{_HEIGHT}"),
-            h("path.gmw-v", d=reserved) if reserved else None,
-            role="img",
-            aria_label=f"{self.device.device} over the cell: peak {peak}; at the peak {names}",
-            viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
-            preserveAspectRatio="none",
-        )
+        for band in list_bands(timeline):
+            held = band.layer.held_bytes
+            tops = [top + held[place] for top, place in zip(tops, kept, strict=True)]
+            text = f"{band.label} {cut_words(band.layer.text, _TOOLTIP_WIDTH)}".rstrip()
+            paths.append(h(f"path.gmw-k{band.key}", h("title", text), d=draw(tops, _HEIGHT)))
+        # Some pages strip SVG and keep its text: the words stand apart.
+        yield h("g", join_html(reversed(paths), " "))
+        yield h("path.gmw-v", d=draw(timeline.reserved_bytes[place] for place in kept))
 
-    def _draw_peak(self) -> Html:
-        """Return the peak's figure above its moment; near an edge it stands to the other side."""
-        x = self._place_time(self.timeline.times_s[self.timeline.peak])
-        anchor = "start" if x < 0.15 else "end" if x > 0.85 else "middle"
-        peak = f"peak {format_bytes(self.timeline.allocated_bytes[self.timeline.peak])}"
-        text = h("text", peak, x=f"{100 * x:.3g}%", y=12, text_anchor=anchor)
-        return h("svg", text, width="100%", height=16, aria_hidden="true")
-
-    def _draw_ticks(self) -> Html:
-        texts = []
-        for y, label in self._list_ticks():
-            # No label may be cut at the chart's ends.
-            shift = ".75em" if y < 0.04 else "0" if y > 0.97 else ".33em"
-            place = f"{100 * y:.3g}%"
-            texts.append(h("text", label, x="100%", y=place, dy=shift, text_anchor="end"))
-        return h("svg", join_html(texts, " "), width="100%", height="100%", aria_hidden="true")
-
-    def _render_legend(self) -> Html:
-        items = []
-        reserved = _list_reserved(self.timeline)
-        if reserved:
-            remark = h("em", "above the scale") if max(reserved) > self.high_bytes else None
-            name = name_reserved(self.device.device)
-            items.append(_render_key("gmw-sv", name, remark, max(reserved)))
-        for band, n_bytes in self._list_shown():
-            code = h("code", cut_words(band.text, _LEGEND_WIDTH)) if band.text else None
-            items.append(_render_key(f"gmw-sq.gmw-k{band.key}", band.label, code, n_bytes))
+    def _render_legend(self, high: int) -> Html:
+        reserved_bytes = max(self.device.timeline.reserved_bytes)
+        remark = h("em", "above the scale") if reserved_bytes > high else None
+        name = name_reserved(self.device.device)
+        items = [_render_key("gmw-sv", name, remark, reserved_bytes)]
+        for band in reversed(list_bands(self.device.timeline)):
+            text = cut_words(band.layer.text, _LEGEND_WIDTH)
+            code = h("code", text) if text else None
+            items.append(
+                _render_key(f"gmw-sq.gmw-k{band.key}", band.label, code, band.at_peak_bytes)
+            )
         return h("ul.gmw-ul", *items)
 
 
-def _describe_band(band: Band, at_peak_bytes: int, highest_bytes: int) -> str:
-    text = f": {cut_words(band.text, _TOOLTIP_WIDTH)}" if band.text else ""
-    at_peak, highest = format_bytes(at_peak_bytes), format_bytes(highest_bytes)
-    return f"{band.label}{text} · at the peak {at_peak} · highest {highest}"
+def _write_peak(text: str, x: float) -> Html:
+    """Return the peak's figure above its moment; near an edge it stands to the other side."""
+    anchor = "start" if x < 0.15 else "end" if x > 0.85 else "middle"
+    words = h("text", text, x=f"{100 * x:.3g}%", y=12, text_anchor=anchor)
+    return h("svg", words, width="100%", height=16, aria_hidden="true")
+
+
+def _write_ticks(ticks: Iterable[tuple[float, str]]) -> Html:
+    texts = []
+    for y, label in ticks:
+        # No label may be cut at the chart's ends.
+        shift = ".75em" if y < 0.04 else "0" if y > 0.97 else ".33em"
+        place = f"{100 * y:.3g}%"
+        texts.append(h("text", label, x="100%", y=place, dy=shift, text_anchor="end"))
+    return h("svg", join_html(texts, " "), width="100%", height="100%", aria_hidden="true")
 
 
 def _render_key(key: str, label: str, remark: Html | None, n_bytes: int) -> Html:
