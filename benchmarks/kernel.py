@@ -74,7 +74,7 @@ class CountedKernel:
             device: the device whose parts it shows; ``None``: not those of any.
         """
         view = {"kind": "view", "view": "counted", "visible": visible, "snapshot": visible}
-        view |= {"device": device, "look": device is not None}
+        view |= {"device": device, "look": device is not None, "since_s": None, "list": False}
         message = self._client.session.msg(
             "comm_msg",
             {

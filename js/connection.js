@@ -14,7 +14,7 @@ const RESTARTED = "The kernel was restarted. Run %load_ext gpumemwidget and %mem
 const CLOSED = "The dashboard was closed. Run %memdash to open it again.";
 
 /** Handlers by kind of message: most write its facts into the store. Python writes the messages in
- * feed.py, messages.py and the panels. */
+ * feed.py and the panels. */
 const HANDLERS = {
   snapshot: ({ store }, message, [data]) => store.takeSnapshot(message, data),
   rows({ store }, message, [rows]) {

@@ -13,5 +13,5 @@ export function jointText(joint, ticks, row = null) {
   const words = others.length > 3 ? `${others.length} others` : others.join(", ");
   return [h("button", {
     class: "gmd-link gmd-joint", type: "button", title: others.join(", "), onclick: () => ticks.set(joint.names, true),
-  }, row ? `Tick with ${words}` : `Tick ${words} too`), ` to free ${formatAmounts(joint.frees)}`];
+  }, row ? `Tick with ${words}` : `Tick ${words} too`), ` to free ${formatAmounts(joint.frees_bytes)}`];
 }

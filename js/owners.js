@@ -99,8 +99,8 @@ export class OwnersTable {
     const { down } = this.sort;
     const weigh = {
       owns: (item) => this.weigh(item.owns || []),
-      bytes: (item) => this.weigh(item.variable.held.by_device),
-      frees: (item) => this.weigh(item.variable.frees.by_device),
+      bytes: (item) => this.weigh(item.variable.held_bytes.by_device),
+      frees: (item) => this.weigh(item.variable.frees_bytes.by_device),
     }[by];
     const compare = by === "name"
       ? (a, b) => NATURAL.compare(a.label, b.label)
@@ -207,7 +207,7 @@ export class OwnersTable {
       const items = this.list();
       this.listed = items.filter((item) => item.variable).map((item) => item.variable.name);
       this.harmless = items.filter((item) => item.variable && !item.variable.holds_training_state).map((item) => item.variable.name);
-      const devices = new Set(this.store.rows.flatMap((row) => row.held.by_device.map(([device]) => device)));
+      const devices = new Set(this.store.rows.flatMap((row) => row.held_bytes.by_device.map(([device]) => device)));
       for (const each of account ? account.devices : []) devices.add(each.device);
       this.hasTags = devices.size > 1;
       const focused = this.element.contains(document.activeElement) && document.activeElement.dataset.focus;
@@ -280,8 +280,8 @@ export class OwnersTable {
     h("td", { class: "gmd-detail", title: variable ? variable.type_name : kind }, kind),
     h("td", { class: "gmd-detail gmd-shape" }, shape),
     h("td", { class: "gmd-number gmd-owns" }, owns),
-    h("td", { class: "gmd-number gmd-holds" }, variable ? this.figures(variable.held.by_device, markOf(variable.held), !this.account) : ""),
-    h("td", { class: "gmd-number gmd-frees" }, variable ? this.figures(variable.frees.by_device, markOf(variable.frees)) : ""));
+    h("td", { class: "gmd-number gmd-holds" }, variable ? this.figures(variable.held_bytes.by_device, markOf(variable.held_bytes), !this.account) : ""),
+    h("td", { class: "gmd-number gmd-frees" }, variable ? this.figures(variable.frees_bytes.by_device, markOf(variable.frees_bytes)) : ""));
   }
 
   idOf(variable) {

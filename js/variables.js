@@ -282,7 +282,7 @@ export class VariablesPanel {
     if (this.sum && this.sum.error) setText(this.summary, `${count}: ${this.sum.error}`);
     else {
       const joint = jointText(this.sum && this.sum.joint, this.ticks);
-      const frees = this.sum ? this.sum.frees : this.lowerBound();
+      const frees = this.sum ? this.sum.frees_bytes : this.lowerBound();
       this.summary.replaceChildren(`${count}: releases `, h("strong", {}, formatAmounts(frees) || "nothing by itself"),
         this.sum ? "" : " (still counting…)",
         ...(joint.length ? [". ", ...joint] : []));
@@ -293,7 +293,7 @@ export class VariablesPanel {
   lowerBound() {
     const most = new Map();
     for (const row of this.store.rows.filter((each) => this.ticks.has(each.name))) {
-      for (const [device, bytes] of row.frees.by_device) most.set(device, Math.max(bytes, most.get(device) || 0));
+      for (const [device, bytes] of row.frees_bytes.by_device) most.set(device, Math.max(bytes, most.get(device) || 0));
     }
     return { by_device: [...most], is_at_least: true };
   }

@@ -16,7 +16,7 @@ from gpumemwidget.model.ownership import MemoryAccount
 from gpumemwidget.report.account import word_account_note
 from gpumemwidget.report.account_tree import Node, Row, list_rows
 from gpumemwidget.report.render.wording import name_one_kind
-from gpumemwidget.widgets.messages import MOST_VARIABLES, Message, describe_variables
+from gpumemwidget.widgets.page import MOST_VARIABLES, Message, describe_variables
 
 #: Rows and parts in one message, but for the user's names; for more parts the page asks.
 _MOST_ROWS = 500

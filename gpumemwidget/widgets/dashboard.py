@@ -33,13 +33,15 @@ from gpumemwidget.report.stat import report_stat
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.device_panel import DevicePanel, DeviceUseHistory
 from gpumemwidget.widgets.feed import Feed
-from gpumemwidget.widgets.messages import (
-    DASHBOARD_REQUESTS,
+from gpumemwidget.widgets.page import (
+    CELL_PAUSE_S,
     Message,
-    check_request,
+    Page,
     describe_failure,
+    read_css,
+    read_esm,
+    read_plotly,
 )
-from gpumemwidget.widgets.page import CELL_PAUSE_S, Page, read_css, read_esm, read_plotly
 from gpumemwidget.widgets.progress_line import NOTHING
 from gpumemwidget.widgets.variables_panel import VariablesPanel
 
@@ -100,7 +102,7 @@ class Dashboard(anywidget.AnyWidget):
             session.monitor.sampled.add(lambda _: self._send_use()),
         ):
             self._listening.callback(stop)
-        #: The answer to each kind of request from a page; ``DASHBOARD_REQUESTS`` has their fields.
+        #: The answer to each kind of request from a page.
         self._answers: dict[str, Callable[[Message], None]] = {
             "view": self._hear_view,
             "gone": lambda request: self._feed.lose(request["view"]),
@@ -211,12 +213,8 @@ class Dashboard(anywidget.AnyWidget):
 
     # -- Messages ----------------------------------------------------------------------------------
 
-    def _handle_message(self, _widget: object, content: object, _buffers: object) -> None:
-        self._guard(lambda: self._answer(content))
-
-    def _answer(self, content: object) -> None:
-        request = check_request(content, DASHBOARD_REQUESTS)
-        self._answers[request["kind"]](request)
+    def _handle_message(self, _widget: object, content: Any, _buffers: object) -> None:
+        self._guard(lambda: self._answers[content["kind"]](content))
 
     def _hear_view(self, request: Message) -> None:
         self._feed.hear(

@@ -19,8 +19,7 @@ from gpumemwidget.model.devices import HOST, ChildProcess, DeviceState
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.report.breakdown import report_breakdown
 from gpumemwidget.report.render.wording import word_driver_failure
-from gpumemwidget.widgets.messages import Message, describe_failure
-from gpumemwidget.widgets.page import CELL_PAUSE_S, Page
+from gpumemwidget.widgets.page import CELL_PAUSE_S, Message, Page, describe_failure
 
 #: Minimum number of seconds between two questions to the drivers; a sampler's tick may be early.
 _ASK_EVERY_S = 0.95

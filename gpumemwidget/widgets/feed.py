@@ -9,6 +9,9 @@ as little-endian float64 (exact for bytes up to 2**53), NaN for an unknown figur
 and the host is 72 bytes. With them go the start of the running cell on the monitor's clock, and the
 wall's clock less the monitor's, which jumps when the wall's is set or the machine slept.
 
+``js/store.js`` reads the dictionaries that records are described by: a field that is renamed here
+is renamed there.
+
 ipykernel 6 hears nothing until the cell has ended, other releases may. So a view that says nothing
 while a cell runs is not counted as lost.
 """
@@ -22,17 +25,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from gpumemwidget.model.cells import CellRecord
-from gpumemwidget.model.devices import Reading, Sample
+from gpumemwidget.model.cells import CellDevice, CellRecord
+from gpumemwidget.model.devices import DeviceInfo, Reading, Sample
 from gpumemwidget.recording.cells import RunningCell
 from gpumemwidget.recording.history import thin_samples
 from gpumemwidget.recording.monitor import Monitor
-from gpumemwidget.widgets.messages import (
-    Message,
-    describe_cell,
-    describe_device,
-    describe_running,
-)
+from gpumemwidget.widgets.page import Message
 
 #: Seconds of silence after which a view that could be heard is gone: views speak up every 10, and a
 #: notebook that is closed cuts its line to the kernel before its views can say a word.
@@ -89,12 +87,12 @@ class Feed:
     # -- What the monitor says ---------------------------------------------------------------------
 
     def _send_started(self, cell: RunningCell) -> None:
-        self._tell({"kind": "started", "cell": describe_running(cell)})
+        self._tell({"kind": "started", "cell": _describe_running(cell)})
 
     def _send_ended(self, record: CellRecord) -> None:
         self._idle_since_s = self._monitor.clock.now()
         self._limits_may_be_new = True
-        self._tell({"kind": "ended", "record": describe_cell(record)})
+        self._tell({"kind": "ended", "record": _describe_cell(record)})
 
     def send_samples(self, samples: Sequence[Sample]) -> None:
         """Send samples as rows, in one message whatever their number."""
@@ -131,7 +129,7 @@ class Feed:
         hardware = self._monitor.hardware
         touched = {info.device for info in hardware.list_devices()}
         return [
-            describe_device(info, find_budget(info.device), is_touched=info.device in touched)
+            _describe_device(info, find_budget(info.device), is_touched=info.device in touched)
             for info in hardware.list_all_devices()
         ]
 
@@ -165,8 +163,8 @@ class Feed:
                 "since_s": since_s,
                 "wall_offset_s": clock.wall() - clock.now(),
                 "devices": self._describe_devices(),
-                "cells": [describe_cell(record) for record in records],
-                "running": None if running is None else describe_running(running),
+                "cells": [_describe_cell(record) for record in records],
+                "running": None if running is None else _describe_running(running),
                 "columns": columns,
                 "data": pack_rows(samples, columns),
             }
@@ -199,7 +197,9 @@ class Feed:
             if view != _EXPECTED:
                 self._views.pop(_EXPECTED, None)
             self._views.pop(view, None)
-            self._views[view] = _Sight(visible, variables, device, self._monitor.clock.now())
+            # A page may send anything, which must not fail later in the middle of a cell.
+            shown = device if isinstance(device, str) else None
+            self._views[view] = _Sight(visible, variables, shown, self._monitor.clock.now())
             while len(self._views) > _MAX_VIEWS:
                 del self._views[next(iter(self._views))]
             self._update_sampling()
@@ -270,6 +270,59 @@ class Feed:
         elif not wanted and self._is_wanted:
             self._is_wanted = False
             self._monitor.unwant_samples(self)
+
+
+# -- Records ---------------------------------------------------------------------------------------
+
+
+def _describe_device(info: DeviceInfo, budget_bytes: int | None, *, is_touched: bool) -> Message:
+    """Describe a device, what may be taken of it, and whether this process uses it."""
+    return {
+        "device": info.device,
+        "is_touched": is_touched,
+        "name": info.name,
+        "total_bytes": info.total_bytes,
+        "limit_bytes": info.limit_bytes,
+        "budget_bytes": budget_bytes,
+    }
+
+
+def _describe_running(cell: RunningCell) -> Message:
+    """Describe a cell that has begun."""
+    return {
+        "execution_count": cell.execution_count,
+        "first_line": cell.first_line,
+        "start_s": cell.start_s,
+        "own": cell.is_only_own_magics,
+    }
+
+
+def _describe_cell(record: CellRecord) -> Message:
+    """Describe a cell that has ended, with its change and peak on each device."""
+    return {
+        "execution_count": record.execution_count,
+        "first_line": record.first_line,
+        "start_s": record.start_s,
+        "duration_s": record.duration_s,
+        "status": record.status,
+        "own": record.is_only_own_magics,
+        "devices": [_describe_cell_device(device) for device in record.devices],
+    }
+
+
+def _describe_cell_device(device: CellDevice) -> Message:
+    allocated = device.allocated.peak_bytes
+    return {
+        "device": device.device,
+        "change": device.allocated.change_bytes,
+        # The host has no high-water mark of what is allocated, only one of its resident size.
+        "peak": device.reserved.peak_bytes if allocated is None else allocated,
+        "rise": (device.reserved if allocated is None else device.allocated).rise_bytes,
+        "peak_of": "reserved" if allocated is None else "allocated",
+        "peak_is": device.peak_is,
+        # The budget that the cell's peak went beyond.
+        "crossed": device.budget_bytes if device.is_over_budget else None,
+    }
 
 
 # -- Rows ------------------------------------------------------------------------------------------

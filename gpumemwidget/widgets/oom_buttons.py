@@ -15,12 +15,11 @@ from __future__ import annotations
 import sys
 import threading
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import anywidget
 import traitlets
 
-from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy
 from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.oom.event import describe_oom
@@ -28,8 +27,7 @@ from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.report.oom import describe_cached, describe_released, judge_now
 from gpumemwidget.report.render.wording import join_words
 from gpumemwidget.session.session import Session
-from gpumemwidget.widgets.messages import CARD_REQUESTS, Message, check_request, describe_failure
-from gpumemwidget.widgets.page import read_esm, schedule_on_main
+from gpumemwidget.widgets.page import Message, describe_failure, read_esm, schedule_on_main
 from gpumemwidget.widgets.progress_line import tell_progress
 
 #: Maximum number of cards with buttons, the newest.
@@ -125,17 +123,12 @@ class CardButtons(anywidget.AnyWidget):
 
     # -- Clicks ------------------------------------------------------------------------------------
 
-    def _handle_message(self, _widget: object, content: object, _buffers: object) -> None:
-        try:
-            request = check_request(content, CARD_REQUESTS)
-        except BadInputError:
-            # There is no place on the cards for it: the page sees that nothing was done.
+    def _handle_message(self, _widget: object, content: Any, _buffers: object) -> None:
+        name = content.get("card") if isinstance(content, dict) else None
+        if isinstance(name, str) and isinstance(content.get("way"), int):
+            self._click(name, content["way"])
+        else:  # A page that joins.
             self._send_cards()
-            return
-        if request["kind"] == "hello":
-            self._send_cards()
-        else:
-            self._click(request["card"], request["way"])
 
     def _click(self, name: str, place: int) -> None:
         with self._lock:

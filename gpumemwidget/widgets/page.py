@@ -10,17 +10,23 @@ from __future__ import annotations
 import functools
 import gzip
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from IPython.core.getipython import get_ipython
 
+from gpumemwidget.errors import GpuMemError, describe_exception
+from gpumemwidget.model.ownership import Variable
 from gpumemwidget.report.render.palette import PART_COLORS, list_properties, name_class
 from gpumemwidget.session.session import Session
-from gpumemwidget.widgets.messages import Message
 
+#: A message's content: JSON.
+Message = dict[str, Any]
+
+#: Maximum number of variables in a message: a page takes seconds to lay out more.
+MOST_VARIABLES = 500
 #: Seconds to wait after a cell, as cells often come in a row (Run All).
 CELL_PAUSE_S = 0.3
 _STATIC = Path(__file__).parent / "static"
@@ -100,3 +106,21 @@ class Page:
         """Run ``action`` on the main thread once no cell runs, and show its failure."""
         monitor = self.session.monitor
         schedule_on_main(lambda: monitor.when_idle(lambda: self.guard(action)), delay_s)
+
+
+# -- Messages --------------------------------------------------------------------------------------
+
+
+def describe_failure(exc: BaseException) -> str:
+    """Return a line on a failure: our own message, or the kind and message of another error."""
+    if isinstance(exc, KeyboardInterrupt):
+        return "interrupted; nothing was changed"
+    return str(exc) if isinstance(exc, GpuMemError) else describe_exception(exc)
+
+
+def describe_variables(variables: Sequence[Variable]) -> Message:
+    """Describe the biggest rows of the variables tab, and how many more there are."""
+    return {
+        "variables": [asdict(variable) for variable in variables[:MOST_VARIABLES]],
+        "n_more_variables": max(0, len(variables) - MOST_VARIABLES),
+    }

@@ -11,17 +11,17 @@ What is needed for that is imported when it is first used, so that the dashboard
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from gpumemwidget.model.releases import ReleaseRequest
-from gpumemwidget.widgets.messages import (
+from gpumemwidget.widgets.page import (
+    CELL_PAUSE_S,
     Message,
-    describe_bytes,
+    Page,
     describe_failure,
-    describe_joint,
     describe_variables,
 )
-from gpumemwidget.widgets.page import CELL_PAUSE_S, Page
 from gpumemwidget.widgets.progress_line import tell_progress
 
 if TYPE_CHECKING:
@@ -123,8 +123,7 @@ class VariablesPanel:
             # The view says meanwhile that it is counted.
             with tell_progress(lambda _words: None):
                 found = self._session.sum_frees(request["names"], budget_s=_SUM_BUDGET_S)
-            answer["frees"] = describe_bytes(found.frees_bytes)
-            answer["joint"] = describe_joint(found.joint)
+            answer.update(asdict(found))
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - a view waits for an answer
             # Most often a name is gone since the list was made; the next list will not have it.
             answer["error"] = describe_failure(exc)

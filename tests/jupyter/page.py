@@ -36,8 +36,9 @@ class Page:
 
     def see(self, *, visible: bool = True, variables: bool = False, **more: object) -> None:
         """Come into view, or go out of it."""
-        view = {"view": "a", "visible": visible, "variables": variables, "snapshot": False}
-        self.say("view", **view, **more)
+        view = {"view": "a", "visible": visible, "variables": variables, "device": None}
+        asks = {"snapshot": False, "since_s": None, "list": False, "look": False}
+        self.say("view", **{**view, **asks, **more})
 
     def run(self, source: str) -> None:
         """Run a cell that must not fail."""

@@ -89,12 +89,12 @@ def test_variables_are_listed_and_summed_on_demand(page: Page) -> None:
     both = page.say("sum", id="1", names=["big", "part"])
 
     big, part = _find(answer, "variables")["variables"]
-    assert (big["name"], big["shape"], big["dtype"]) == ("big", [64, 1024, 1024], "float32")
-    assert big["held"] == {"by_device": [["host", 256 * _MIB]], "is_at_least": False}
-    assert sum(n_bytes for _, n_bytes in big["frees"]["by_device"]) == 0
+    assert (big["name"], big["shape"], big["dtype"]) == ("big", (64, 1024, 1024), "float32")
+    assert big["held_bytes"] == {"by_device": (("host", 256 * _MIB),), "is_at_least": False}
+    assert sum(n_bytes for _, n_bytes in big["frees_bytes"]["by_device"]) == 0
     assert part["kind"] == "view"
-    assert part["shared_with"] == ["big"]
-    assert _find(both, "sum")["frees"] == big["held"]
+    assert part["shared_with"] == ("big",)
+    assert _find(both, "sum")["frees_bytes"] == big["held_bytes"]
 
 
 def test_a_ctrl_c_ends_the_counting_where_sigint_is_ignored(page: Page) -> None:

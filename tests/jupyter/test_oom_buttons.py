@@ -245,8 +245,7 @@ def test_dashboard_is_told_of_a_release(page: _Page) -> None:
     dashboard = page.session.attach(Dashboard)
     sent: list[dict[str, Any]] = []
     dashboard.send = lambda content, _buffers=None: sent.append(content)
-    view = {"kind": "view", "view": "a", "visible": True, "variables": True, "snapshot": False}
-    dashboard._handle_custom_msg(view, [])
+    dashboard._feed.hear("a", visible=True, variables=True)
     page.buttons.add("one", _make_card(_make_way("names", "big")))
     sent.clear()
 
