@@ -95,7 +95,7 @@ def build_breakdown(
             None if unallocated is None else unallocated.largest_free_block_bytes
         ),
         has_expandable=any(segment.page_bytes is not None for segment in state.segments),
-        pinned=state.pinned,
+        pinned_bytes=state.pinned_bytes,
         driver_failure="" if use is None else use.failure,
         doubts=tuple(dict.fromkeys(doubts)),
     )

@@ -17,7 +17,6 @@ from gpumemwidget.model.devices import (
     DeviceInfo,
     DeviceState,
     DeviceUse,
-    PinnedUse,
     ProcessUse,
     Reading,
     Segment,
@@ -64,14 +63,14 @@ def _sum_segments(segments: Iterable[Segment]) -> tuple[int, int]:
 
 
 def build_states(
-    looks: Sequence[DeviceLook], source: ProcessSource, *, pinned: PinnedUse | None
+    looks: Sequence[DeviceLook], source: ProcessSource, *, pinned_bytes: int | None
 ) -> tuple[DeviceState, ...]:
     """Return the state of each device.
 
     Args:
         looks: what was read of the devices, in the order of the states.
         source: describes the processes that the driver lists.
-        pinned: pinned host memory.
+        pinned_bytes: pinned host memory.
     """
     listed = {look.info.device: look.processes for look in looks}
     readings = {look.info.device: look.after for look in looks}
@@ -84,7 +83,7 @@ def build_states(
             use=look.use,
             processes=None if known is None else _sort_processes(look.processes, known),
             segments=look.segments,
-            pinned=pinned if look.info.device == HOST else None,
+            pinned_bytes=pinned_bytes if look.info.device == HOST else None,
             is_at_one_moment=look.is_at_one_moment,
         )
         for look in looks

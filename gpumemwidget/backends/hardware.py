@@ -38,7 +38,6 @@ from gpumemwidget.model.devices import (
     HardwareNoteKind,
     Limit,
     LimitRequest,
-    PinnedUse,
     Reading,
     Segment,
     rank_device,
@@ -150,10 +149,10 @@ class Hardware:
         """Return the segments and blocks of the devices whose allocator tells them."""
         return tuple(segment for backend in self._backends for segment in backend.read_segments())
 
-    def read_pinned(self) -> PinnedUse | None:
-        """Return pinned host memory from the first backend that tells; ``None`` if none does."""
+    def read_pinned(self) -> int | None:
+        """Return the bytes of pinned host memory; ``None`` if no backend tells."""
         told = (backend.read_pinned() for backend in self._backends)
-        return next((use for use in told if use is not None), None)
+        return next((n_bytes for n_bytes in told if n_bytes is not None), None)
 
     def release_workspaces(self) -> bool:
         """Free cuBLAS's workspaces, and return whether there were any.
@@ -311,7 +310,7 @@ class Hardware:
             before = {look.info.device: look.after for look in looks if look.after is not None}
             host = {HOST: first[HOST]} if HOST in first else {}
             looks = self._look(before | host, infos, with_segments=with_segments)
-        return build_states(looks, self._processes, pinned=self.read_pinned())
+        return build_states(looks, self._processes, pinned_bytes=self.read_pinned())
 
     def list_children(self) -> tuple[ChildProcess, ...]:
         """Return the processes below this one, with what they take of each device and of the host.

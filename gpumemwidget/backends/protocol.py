@@ -23,7 +23,6 @@ from gpumemwidget.model.devices import (
     HardwareNoteKind,
     Limit,
     LimitRequest,
-    PinnedUse,
     Reading,
     Segment,
 )
@@ -118,8 +117,8 @@ class MemoryBackend(ABC):
         """
         return None
 
-    def read_pinned(self) -> PinnedUse | None:
-        """Return PyTorch's own count of pinned host memory, which is never begun by us.
+    def read_pinned(self) -> int | None:
+        """Return the bytes of pinned host memory that PyTorch's allocator has from the system.
 
         ``None`` where it does not tell, or nobody has pinned memory yet.
         """

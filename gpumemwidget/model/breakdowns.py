@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
 
-from gpumemwidget.model.devices import PinnedUse, ProcessUse, Segment
+from gpumemwidget.model.devices import ProcessUse, Segment
 from gpumemwidget.model.ownership import BlockNames, MemoryKind
 
 #: Kinds of parts of a device's memory:
@@ -106,7 +106,8 @@ class Breakdown:
     largest_free_block_bytes: int | None = None
     #: True if segments grow there (``expandable_segments``).
     has_expandable: bool = False
-    pinned: PinnedUse | None = None
+    #: Bytes of pinned host memory; ``None`` where there is none.
+    pinned_bytes: int | None = None
     #: The driver's words on why it tells nothing; ``""`` where it does.
     driver_failure: str = ""
     doubts: tuple[BreakdownDoubt, ...] = ()

@@ -121,20 +121,6 @@ class ChildProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class PinnedUse:
-    """Pinned host memory, as PyTorch's own allocator for it counts it."""
-
-    #: Bytes of blocks that tensors hold, or that a running copy still uses. ``None`` where PyTorch
-    #: does not count freed blocks (before 2.13).
-    allocated_bytes: int | None
-    #: Bytes that the allocator has from the system, its cache included.
-    reserved_bytes: int
-    #: Peaks since the user's last reset.
-    allocated_peak_bytes: int | None = None
-    reserved_peak_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Frame:
     """A line of Python that was running when a block was allocated."""
 
@@ -194,8 +180,9 @@ class DeviceState:
     processes: tuple[ProcessUse, ...] | None = None
     #: ``()`` where the allocator does not tell, or was not asked.
     segments: tuple[Segment, ...] = ()
-    #: Pinned memory of the host; ``None`` where nobody has pinned any.
-    pinned: PinnedUse | None = None
+    #: Bytes of pinned host memory that PyTorch's allocator has from the system, its cache included;
+    #: ``None`` for GPUs, and where nobody has pinned any.
+    pinned_bytes: int | None = None
     #: False if the counters changed while the rest was read: then the figures may not fit.
     is_at_one_moment: bool = True
 

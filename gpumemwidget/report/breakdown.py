@@ -11,7 +11,7 @@ from gpumemwidget.model.breakdowns import (
     PartKey,
     SegmentMap,
 )
-from gpumemwidget.model.devices import HOST, ChildProcess, PinnedUse, rank_device
+from gpumemwidget.model.devices import HOST, ChildProcess, rank_device
 from gpumemwidget.model.ownership import MemoryKind
 from gpumemwidget.report.charts.bar import DeviceBar
 from gpumemwidget.report.charts.segments import plot_segments
@@ -114,10 +114,9 @@ def _list_groups(breakdown: Breakdown) -> Iterator[tuple[tuple[Cell, ...], ...]]
             rows.append((more, bytes_cell(n_bytes), _share(n_bytes, breakdown), Cell("")))
     if rows:
         yield tuple(rows)
-    pinned = breakdown.pinned
-    if pinned is not None:
-        name, sentence = Cell("pinned", tone="strong"), Cell(_tell_pinned(pinned))
-        yield ((name, bytes_cell(pinned.reserved_bytes), Cell(""), sentence),)
+    if breakdown.pinned_bytes is not None:
+        amount = bytes_cell(breakdown.pinned_bytes)
+        yield ((Cell("pinned", tone="strong"), amount, Cell(""), Cell(_PINNED)),)
 
 
 def _list_cells(part: BreakdownPart, breakdown: Breakdown, level: int = 0) -> tuple[Cell, ...]:
@@ -234,6 +233,11 @@ _MAPPED = (
     "They may have more: files that this process has mapped, such as libraries, may also count as "
     "available."
 )
+_PINNED = (
+    "In addition to malloc's: pages that stay in place for fast copies to a GPU, each request "
+    "rounded up to a power of two. %memvars shows which tensors are pinned; from PyTorch 2.13 on "
+    "torch.accelerator.empty_host_cache() gives back what no tensor holds."
+)
 _HOST_SENTENCES: dict[PartKey, str] = {
     "allocated": "Handed out by malloc to tensors on the CPU, arrays and Python's objects.",
     "others": f"The rest: other processes and the system. {_MAPPED}",
@@ -297,21 +301,6 @@ def _tell_merged(keys: tuple[PartKey, ...], device: str) -> str:
             "is not known here."
         )
     return f"Only the sum is known here: {join_words(list_merged(keys, device))}."
-
-
-def _tell_pinned(pinned: PinnedUse) -> str:
-    """Return what pinned memory is, and how much of it is in use where that is known."""
-    words = (
-        "In addition to malloc's: pages that stay in place for fast copies to a GPU, each request "
-        "rounded up to a power of two. %memvars shows which tensors are pinned."
-    )
-    held, peak = pinned.allocated_bytes, pinned.allocated_peak_bytes
-    if held is None:
-        return f"{words} This release of PyTorch does not count how much of it is in use."
-    if peak is not None:
-        words += f" In use: {bind_bytes(held)}, at most {bind_bytes(peak)}."
-    # Releases that count what is in use have this call too.
-    return f"{words} torch.accelerator.empty_host_cache() gives back the rest."
 
 
 # -- Doubts ----------------------------------------------------------------------------------------

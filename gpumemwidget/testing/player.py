@@ -25,7 +25,6 @@ from gpumemwidget.model.devices import (
     HardwareNoteKind,
     Limit,
     LimitRequest,
-    PinnedUse,
     Reading,
     Segment,
 )
@@ -182,9 +181,9 @@ class ReplayBackend(MemoryBackend):
         """Return the snapshot of this position; ``()`` where none was taken."""
         return self.player.event.segments or ()
 
-    def read_pinned(self) -> PinnedUse | None:
+    def read_pinned(self) -> int | None:
         """Return what was pinned at this position."""
-        return self.player.surroundings.pinned
+        return self.player.surroundings.pinned_bytes
 
     def read_limits(self) -> tuple[Limit, ...]:
         """Return the limits of the devices in use at this position, and those that waited."""

@@ -29,7 +29,6 @@ from gpumemwidget.model.devices import (
     Frame,
     HardwareNote,
     Limit,
-    PinnedUse,
     ProcessUse,
     Reading,
     Segment,
@@ -62,7 +61,7 @@ class Surroundings:
     #: The processes below the recorded one, without their devices: ``processes`` has those.
     children: tuple[ChildProcess, ...] = ()
     #: Pinned host memory. PyTorch counts it from its first use on.
-    pinned: PinnedUse | None = None
+    pinned_bytes: int | None = None
     #: The limits of the devices, without what is reserved: the readings have that.
     limits: tuple[Limit, ...] = ()
 
@@ -309,7 +308,7 @@ class Recorder:
         return Surroundings(
             processes={state.info.device: state.processes for state in states},
             children=tuple(dataclasses.replace(child, devices=()) for child in children),
-            pinned=self._hardware.read_pinned(),
+            pinned_bytes=self._hardware.read_pinned(),
             limits=tuple(dataclasses.replace(limit, reserved_bytes=None) for limit in limits),
         )
 

@@ -701,12 +701,12 @@ def test_peaks_of_other_devices_stay(subject: Subject) -> None:
 
 
 def test_pinned_memory_is_known_or_not(subject: Subject) -> None:
-    """No more is held than the allocator has; nobody begins it by asking."""
+    """Nobody begins it by asking."""
     told = [subject.backend.read_pinned() for _ in range(2)]
 
     assert told[0] == told[1]
     for pinned in told:
-        assert pinned is None or 0 <= (pinned.allocated_bytes or 0) <= pinned.reserved_bytes
+        assert pinned is None or pinned >= 0
 
 
 # -- Device monitors --------------------------------------------------------------------------

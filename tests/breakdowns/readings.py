@@ -12,7 +12,6 @@ from gpumemwidget.model.devices import (
     DeviceInfo,
     DeviceState,
     DeviceUse,
-    PinnedUse,
     ProcessUse,
     Reading,
     Segment,
@@ -107,7 +106,7 @@ def make_host_state(**changes: Any) -> DeviceState:
         "reading": Reading(HOST, 5 * GIB, 6 * GIB),
         "use": DeviceUse(HOST, 24 * GIB, 40 * GIB, 64 * GIB),
         "processes": (),
-        "pinned": PinnedUse(GIB, 2 * GIB),
+        "pinned_bytes": 2 * GIB,
     }
     return DeviceState(**{**values, **changes})
 

@@ -364,7 +364,7 @@ class TestHost:
             ("others", 18 * GIB),
             ("free", 40 * GIB),
         ]
-        assert breakdown.pinned is not None
+        assert breakdown.pinned_bytes == 2 * GIB
         assert breakdown.doubts == ()
 
     def test_what_is_not_resident_takes_no_memory(self) -> None:

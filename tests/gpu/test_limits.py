@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -346,28 +345,16 @@ def test_the_limit_stands_in_the_plot_and_the_tables(
 
 
 def test_pinned_memory(hardware: Hardware) -> None:
-    """What PyTorch has of it; what tensors hold where the release counts that, in powers of two."""
-    before: Any = hardware.read_pinned()
+    """What PyTorch has of it from the system, in powers of two, with what it caches."""
+    before_bytes = hardware.read_pinned() or 0
     tensor = torch.empty(100 * MIB, dtype=torch.uint8).pin_memory()
-    during: Any = hardware.read_pinned()
+    during_bytes = hardware.read_pinned()
     del tensor
-    gc.collect()
-    torch.cuda.synchronize()
-    # What a copy has used is counted until the next request looks whether the copy has ended.
-    small = torch.empty(1, dtype=torch.uint8, pin_memory=True)
-    after: Any = hardware.read_pinned()
-    del small
 
-    if during is None:
+    if during_bytes is None:
         pytest.skip(f"PyTorch {torch.__version__} does not tell")
-    taken = 0 if before is None else before.reserved_bytes
-    assert 128 * MIB >= during.reserved_bytes - taken >= 0
-    assert after is not None
-    assert MIB > after.reserved_bytes - during.reserved_bytes >= 0
-    if during.allocated_bytes is not None:
-        held = 0 if before is None else before.allocated_bytes
-        assert during.allocated_bytes - held == 128 * MIB
-        assert MIB > after.allocated_bytes - held >= 0
+    assert 128 * MIB >= during_bytes - before_bytes >= 0
+    assert hardware.read_pinned() == during_bytes
 
 
 def test_limits_without_the_extension(hardware: Hardware) -> None:

@@ -13,7 +13,6 @@ from gpumemwidget.model.devices import (
     DeviceInfo,
     DeviceState,
     DeviceUse,
-    PinnedUse,
     ProcessUse,
     Reading,
     Segment,
@@ -143,7 +142,7 @@ def make_host_breakdown() -> Breakdown:
             ProcessUse(4242, "ipykernel_launcher", "own", 6 * GIB + 200 * MIB),
             ProcessUse(4711, "python worker.py --rank 1", "child", 2 * GIB),
         ),
-        pinned=PinnedUse(GIB, GIB + 512 * MIB, 2 * GIB, 2 * GIB),
+        pinned_bytes=GIB + 512 * MIB,
     )
     account = DeviceAccount(
         HOST,
@@ -164,13 +163,8 @@ def make_host_breakdown() -> Breakdown:
     return _build(state, account)
 
 
-def make_uncounted_breakdown() -> Breakdown:
-    """That, where PyTorch does not count what is in use of pinned memory."""
-    return replace(make_host_breakdown(), pinned=PinnedUse(None, GIB, None, 2 * GIB))
-
-
 def make_many_children() -> list[ChildProcess]:
-    """As many as are read, of which one is on a GPU: there may be more."""
+    """Many, of which one is on a GPU."""
     children = [ChildProcess(pid, 1, f"rank {pid}", pid * MIB) for pid in range(1, 257)]
     children[0] = replace(children[0], devices=(("cuda:0", GIB),))
     return children

@@ -91,7 +91,7 @@ def make_every_report() -> dict[str, Report]:
             [devices.make_busy_breakdown()], devices.make_children(), {"cuda:0": devices.make_map()}
         ),
         "breakdown_children": report_breakdown(
-            [devices.make_uncounted_breakdown()], devices.make_many_children()
+            [devices.make_host_breakdown()], devices.make_many_children()
         ),
         "breakdown_container": report_breakdown(
             [devices.make_container_breakdown()], devices.make_many_children()[:22]

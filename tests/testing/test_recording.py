@@ -23,7 +23,6 @@ from gpumemwidget.model.devices import (
     DeviceUse,
     Limit,
     LimitRequest,
-    PinnedUse,
     ProcessUse,
 )
 from gpumemwidget.model.traces import AllocatorRules, AllocatorTrace
@@ -59,7 +58,7 @@ def make_recording() -> Recording:
             "cuda:1": None,
         },
         children=(ChildProcess(7, 5, "python b.py", None),),
-        pinned=PinnedUse(None, 2, None, 4),
+        pinned_bytes=2,
         limits=(Limit("cuda:0", 50, 100, None), Limit("cuda:1", None, None, None, share=0.5)),
     )
     first, second, *others = recording.events

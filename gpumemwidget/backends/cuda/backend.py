@@ -15,7 +15,7 @@ from types import ModuleType
 
 from gpumemwidget.backends.counters import TouchedCounters
 from gpumemwidget.backends.cuda.history_control import HistoryControl
-from gpumemwidget.backends.cuda.limits import CudaLimits, read_release
+from gpumemwidget.backends.cuda.limits import CudaLimits
 from gpumemwidget.backends.cuda.tracer import CudaTracer
 from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay
 from gpumemwidget.errors import BackendError, read_first_line
@@ -26,13 +26,9 @@ from gpumemwidget.model.devices import (
     HardwareNoteKind,
     Limit,
     LimitRequest,
-    PinnedUse,
     Segment,
 )
 from gpumemwidget.model.traces import AllocatorTrace
-
-#: The first release of PyTorch whose count of pinned memory in use falls when it is freed.
-_COUNTS_FREED_PINS = (2, 13)
 
 
 class CudaBackend(TouchedCounters):
@@ -97,26 +93,18 @@ class CudaBackend(TouchedCounters):
         told = self._ask(ask, device, "free memory", None)
         return told
 
-    def read_pinned(self) -> PinnedUse | None:
-        """Return the counts of PyTorch's allocator of pinned host memory: 10 µs.
+    def read_pinned(self) -> int | None:
+        """Return the bytes that PyTorch's allocator of pinned memory has from the system: 10 µs.
 
-        ``None`` before its first use, and before PyTorch 2.7, which does not tell. The bytes that
-        tensors hold are known from 2.13 on: before, that counter seldom fell when tensors were
-        freed (https://github.com/pytorch/pytorch/pull/171662).
+        ``None`` before its first use, and before PyTorch 2.7, which does not tell.
         """
         read_stats = getattr(self._torch._C, "_cuda_hostMemoryStats", None)  # noqa: SLF001 - the public call flattens
         if read_stats is None or not self._is_in_use():
             return None
         stats: NestedStats = self._ask(read_stats, HOST, "pinned memory", {})
-        # Before 2.9 the bytes that the allocator has from the system had another name.
-        is_old = "reserved_bytes" in stats
-        held = stats.get("allocated_bytes" if is_old else "active_bytes")
-        taken = stats.get("reserved_bytes" if is_old else "allocated_bytes")
-        if held is None or taken is None or not any(taken.values()):
-            return None
-        if read_release(self._torch) < _COUNTS_FREED_PINS:
-            return PinnedUse(None, taken["current"], None, taken["peak"])
-        return PinnedUse(held["current"], taken["current"], held["peak"], taken["peak"])
+        # Before 2.9 it had another name.
+        taken: dict[str, int] = stats.get("reserved_bytes") or stats.get("allocated_bytes", {})
+        return taken["current"] if any(taken.values()) else None
 
     def set_limit(self, device: str, request: LimitRequest) -> None:
         """Set ``torch.cuda.set_per_process_memory_fraction``, to the byte; see ``CudaLimits``."""
