@@ -1,4 +1,4 @@
-"""Whole devices to report: a busy one, an idle one, one seen from a container, the host."""
+"""Whole devices to report: a busy one, one seen from a container, the host, their children."""
 
 from __future__ import annotations
 
@@ -7,34 +7,19 @@ from dataclasses import replace
 
 from gpumemwidget.breakdowns import build_breakdown
 from gpumemwidget.model.breakdowns import Breakdown, SegmentMap
-from gpumemwidget.model.devices import (
-    HOST,
-    ChildProcess,
-    DeviceInfo,
-    DeviceState,
-    DeviceUse,
-    ProcessUse,
-    Reading,
-    Segment,
-)
+from gpumemwidget.model.devices import HOST, ChildProcess, DeviceState
 from gpumemwidget.model.ownership import DeviceAccount, MemoryKind
-from tests.breakdowns.readings import make_segment
+from tests.breakdowns.readings import (
+    make_account,
+    make_host_state,
+    make_owned,
+    make_process,
+    make_segment,
+    make_state,
+)
 from tests.report.examples import HOSTILE, MIB, own
 
 GIB = 1024 * MIB
-_TOTAL = 85_520_809_984
-_DRIVER = 503_316_480
-
-
-def _make_segment(number: int, blocks: str, unit: int, pool: tuple[int, int] = (0, 0)) -> Segment:
-    """One block a letter: ``a`` allocated, ``p`` pending, ``i`` inactive."""
-    sizes = [(letter, unit) for letter in blocks]
-    return make_segment(*sizes, address=(number + 1) << 40, pool_id=pool)
-
-
-def _make_use(used_bytes: int) -> DeviceUse:
-    free = _TOTAL - _DRIVER - used_bytes
-    return DeviceUse("cuda:0", used_bytes, free, _TOTAL, 87, driver_bytes=_DRIVER)
 
 
 def _build(state: DeviceState, account: DeviceAccount | None = None) -> Breakdown:
@@ -45,126 +30,55 @@ def _build(state: DeviceState, account: DeviceAccount | None = None) -> Breakdow
 
 def make_busy_breakdown(**changes: object) -> Breakdown:
     """A training run on an H100, with children, other processes, a limit and a budget."""
-    segments = (
-        _make_segment(0, "a" * 30 + "i" * 3 + "a" * 2 + "ip", GIB),
-        _make_segment(1, "i" * 5, 512 * MIB),
-        _make_segment(2, "ai" * 40, 10 * MIB),
-        _make_segment(3, "aaai", 256 * MIB, (1, 0)),
+    account = make_account(
+        make_owned(2 * GIB, "parameter", rounding=3 * MIB),
+        make_owned(2 * GIB, "gradient", rounding=2 * MIB),
+        make_owned(4 * GIB, "optimizer state", rounding=31 * MIB),
+        make_owned(3 * GIB, "saved for backward", rounding=12 * MIB),
+        make_owned(GIB, "tensor"),
+        make_owned(223 * MIB, "unknown", "nowhere", rounding=512),
+        make_owned(33 * MIB, "cuBLAS workspace", "nowhere"),
+        make_owned(768 * MIB, "CUDA-graph pool", "nowhere"),
     )
-    allocated = 32 * GIB + 400 * MIB + 768 * MIB
-    reserved = sum(each.n_bytes for each in segments)
-    own_bytes = reserved + 691 * MIB
-    others = (9 * GIB + 111 * MIB, 540 * MIB)
-    used = own_bytes + 3 * GIB + sum(others) + 9_240_576
-    state = DeviceState(
-        info=DeviceInfo(
-            "cuda:0", "NVIDIA H100 80GB HBM3", 85_017_493_504, limit_bytes=60 * GIB, uuid="GPU-1"
-        ),
-        reading=Reading("cuda:0", allocated, reserved),
-        use=_make_use(used),
-        processes=(
-            ProcessUse(4242, "ipykernel_launcher", "own", own_bytes),
-            ProcessUse(4711, "python worker.py --rank 1", "child", 3 * GIB),
-            ProcessUse(900, "python serve.py --model llama-3-8b --port 8000", "other", others[0]),
-            ProcessUse(7, None, "other", others[1]),
-        ),
-        segments=segments,
-    )
-    account = DeviceAccount(
-        "cuda:0",
-        allocated,
-        (
-            own(("x",), 7 * GIB, "parameter", rounding_bytes=3 * MIB),
-            own(("x",), 7 * GIB, "gradient", rounding_bytes=2 * MIB),
-            own(("x",), 14 * GIB, "optimizer state", rounding_bytes=31 * MIB),
-            own(("x",), 2 * GIB, "saved for backward", rounding_bytes=12 * MIB),
-            own(("x",), GIB, "tensor", rounding_bytes=0),
-            own(("x",), 400 * MIB, "unknown", root="nowhere", rounding_bytes=512),
-            own(("x",), 33 * MIB, "cuBLAS workspace", root="nowhere", rounding_bytes=0),
-            own(("x",), 768 * MIB, "CUDA-graph pool", root="nowhere", rounding_bytes=0),
-            own(("x",), 991 * MIB, "tensor", root="nowhere", rounding_bytes=0),
-        ),
-    )
-    changes = {"budget_bytes": 40 * GIB, **changes}
+    state = make_state()
+    state = replace(state, info=replace(state.info, limit_bytes=60 * GIB))
+    changes = {"budget_bytes": 10 * GIB, **changes}
     return replace(_build(state, account), **changes)  # type: ignore[arg-type]
-
-
-def make_idle_breakdown() -> Breakdown:
-    """One small tensor on an H100, as it was read."""
-    state = DeviceState(
-        info=DeviceInfo("cuda:0", "NVIDIA H100 80GB HBM3", 85_017_493_504),
-        reading=Reading("cuda:0", 4 * MIB, 20 * MIB),
-        use=_make_use(573_374_464),
-        processes=(ProcessUse(4242, "ipykernel_launcher", "own", 564_133_888),),
-        segments=(_make_segment(0, "aiiii", 4 * MIB),),
-    )
-    return _build(state)
 
 
 def make_container_breakdown() -> Breakdown:
     """The driver's numbers of processes are not those of this container; an old driver, too."""
-    use = _make_use(29 * GIB)
-    assert use.used_bytes is not None
-    state = DeviceState(
-        info=DeviceInfo("cuda:0", "NVIDIA A100-SXM4-40GB", 85_017_493_504),
-        reading=Reading("cuda:0", 12 * GIB, 16 * GIB),
-        use=replace(use, used_bytes=use.used_bytes + _DRIVER, driver_bytes=None),
-        processes=(
-            ProcessUse(31337, None, "other", 17 * GIB),
-            ProcessUse(31338, None, "other", 12 * GIB),
-        ),
-    )
-    return _build(state)
+    state = make_state(processes=(make_process(31337, "other", 29 * GIB, None),), segments=())
+    assert state.use is not None
+    assert state.use.used_bytes is not None
+    used_bytes = state.use.used_bytes + 480 * MIB
+    return _build(replace(state, use=replace(state.use, used_bytes=used_bytes, driver_bytes=None)))
 
 
 def make_untouched_breakdown() -> Breakdown:
     """A GPU that this process has not touched, with many processes on it."""
     names = [HOSTILE, None, *(f"python rank.py --rank {number}" for number in range(10))]
-    state = DeviceState(
-        info=DeviceInfo("cuda:1", "NVIDIA H100 80GB HBM3", None),
-        reading=None,
-        use=replace(_make_use(13 * GIB), device="cuda:1"),
-        processes=tuple(
-            ProcessUse(1000 + number, name, "other", GIB - number * MIB)
-            for number, name in enumerate(names)
-        ),
+    processes = (
+        make_process(1000 + number, "other", GIB - number * MIB, name)
+        for number, name in enumerate(names)
     )
-    return _build(state)
+    return _build(make_state(reading=None, segments=(), processes=tuple(processes)))
 
 
 def make_host_breakdown() -> Breakdown:
-    """A machine of 128 GiB with a child and pinned memory."""
-    state = DeviceState(
-        info=DeviceInfo(HOST, "host memory", 128 * GIB),
-        reading=Reading(HOST, 5 * GIB, 6 * GIB + 200 * MIB),
-        use=DeviceUse(HOST, 24 * GIB, 104 * GIB, 128 * GIB),
-        processes=(
-            ProcessUse(4242, "ipykernel_launcher", "own", 6 * GIB + 200 * MIB),
-            ProcessUse(4711, "python worker.py --rank 1", "child", 2 * GIB),
-        ),
-        pinned_bytes=GIB + 512 * MIB,
+    """A machine of 64 GiB with a child and pinned memory."""
+    processes = (make_process(10, "own", 6 * GIB), make_process(11, "child", 2 * GIB))
+    rest = "Python's own objects and libraries"
+    owned = (
+        own(("data",), 3 * GIB, device=HOST),
+        own(("no name",), GIB, device=HOST, root="nowhere"),
+        own((rest,), GIB, "other", device=HOST, root="nowhere"),
     )
-    account = DeviceAccount(
-        HOST,
-        5 * GIB,
-        (
-            own(("data",), 3 * GIB, "tensor", device=HOST, root="name", rows=()),
-            own(("no name",), GIB, "tensor", device=HOST, root="nowhere", rows=()),
-            own(
-                ("Python's own objects and libraries",),
-                GIB,
-                "other",
-                device=HOST,
-                root="nowhere",
-                rows=(),
-            ),
-        ),
-    )
-    return _build(state, account)
+    return _build(make_host_state(processes=processes), DeviceAccount(HOST, 5 * GIB, owned))
 
 
 def make_many_children() -> list[ChildProcess]:
-    """Many, of which one is on a GPU."""
+    """As many as are read, of which one is on a GPU: there may be more."""
     children = [ChildProcess(pid, 1, f"rank {pid}", pid * MIB) for pid in range(1, 257)]
     children[0] = replace(children[0], devices=(("cuda:0", GIB),))
     return children

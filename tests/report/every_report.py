@@ -100,7 +100,6 @@ def make_every_report() -> dict[str, Report]:
             [
                 devices.make_host_breakdown(),
                 devices.make_untouched_breakdown(),
-                devices.make_idle_breakdown(),
             ]
         ),
         "breakdown_nothing": report_breakdown([], notes=["The driver did not answer."]),
