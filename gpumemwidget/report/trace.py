@@ -66,7 +66,7 @@ _NOTES = {
     "coverage tool or the cell itself traces this thread.",
     NoteKind.MALLOC_UNREAD: "This process's malloc does not tell what is in use line by line.",
     NoteKind.FAILED: "Part of the trace is missing, as reading it failed ({text}).",
-    NoteKind.NO_SNAPSHOT: "No snapshot was written: no GPU's allocations were traced.",
+    NoteKind.NO_SNAPSHOT: "No snapshot was written: no GPU's allocations were traced here.",
     NoteKind.COUNTERS_DIFFER: "The allocator's counters and its history differ: {n_bytes} {text} "
     "by the counters, {history_bytes} by the history.",
     NoteKind.EVENTS_MISSING: "The history has lost its oldest events: lines are complete only from "

@@ -13,39 +13,19 @@ docs/testing.md has examples. Files of recordings need the extra ``testing``.
 
 from gpumemwidget.testing.allocator import DeviceFullError
 from gpumemwidget.testing.gpus import SimulatedGpus, simulate_torch
-from gpumemwidget.testing.machine import (
-    ReplayedMachine,
-    ReplayMonitor,
-    SimulatedDriver,
-    SimulatedMachine,
-    replay,
-    simulate_gpus,
-)
+from gpumemwidget.testing.machine import ReplayMonitor, SimulatedDriver, replay, simulate_gpus
 from gpumemwidget.testing.player import RecordingPlayer, ReplayBackend
-from gpumemwidget.testing.recording import (
-    AllocatorEvent,
-    Event,
-    Recorder,
-    Recording,
-    Surroundings,
-    load_recording,
-    save_recording,
-)
+from gpumemwidget.testing.recording import Recorder, Recording, load_recording, save_recording
 
 __all__ = [
-    "AllocatorEvent",
     "DeviceFullError",
-    "Event",
     "Recorder",
     "Recording",
     "RecordingPlayer",
     "ReplayBackend",
     "ReplayMonitor",
-    "ReplayedMachine",
     "SimulatedDriver",
     "SimulatedGpus",
-    "SimulatedMachine",
-    "Surroundings",
     "load_recording",
     "replay",
     "save_recording",

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -274,17 +273,13 @@ class SimulatedHistory:
 # -- The module torch ------------------------------------------------------------------------------
 
 
-def simulate_torch(
-    gpus: SimulatedGpus, *, version: str = "2.11.0", is_initialized: bool = True
-) -> ModuleType:
-    """Return a module with as much of ``torch`` as ``CudaBackend`` needs.
+def simulate_torch(gpus: SimulatedGpus, *, version: str = "2.11.0") -> ModuleType:
+    """Return a module with as much of ``torch`` as ``CudaBackend`` needs; CUDA is initialised.
 
     Args:
         gpus: the GPUs that it tells about.
         version: the release of PyTorch that it claims to be.
-        is_initialized: whether CUDA is in use from the start; else from ``torch.cuda.init()`` on.
     """
-    cuda = _CudaStart(is_initialized=is_initialized)
 
     def get_fraction(index: int) -> float:
         allocator = gpus.find_allocator(index)
@@ -325,10 +320,7 @@ def simulate_torch(
     torch.__version__ = version
     vars(torch)["_C"] = bindings
     torch.cuda = SimpleNamespace(
-        init=cuda.init,
-        is_initialized=lambda: cuda.is_initialized,
-        _queued_calls=cuda.queued,
-        _lazy_call=cuda.call,
+        is_initialized=lambda: True,
         device=lambda _: contextlib.nullcontext(),
         device_count=lambda: len(gpus.allocators),
         empty_cache=gpus.empty_cache,
@@ -355,25 +347,3 @@ def simulate_torch(
 def format_uuid(index: int) -> str:
     """Return the UUID of a simulated GPU, as PyTorch writes it: without ``GPU-``."""
     return f"simulated-{index}"
-
-
-class _CudaStart:
-    """The initialisation of CUDA, which makes the calls that were queued before."""
-
-    def __init__(self, *, is_initialized: bool) -> None:
-        self.is_initialized = is_initialized
-        self.queued: list[tuple[Callable[[], object], list[str]]] = []
-
-    def init(self) -> None:
-        """Do what ``torch.cuda.init()`` does; no GPU is in use afterwards."""
-        if not self.is_initialized:
-            for action, _ in tuple(self.queued):
-                action()
-            self.is_initialized = True
-
-    def call(self, action: Callable[[], object]) -> None:
-        """Do what ``torch.cuda._lazy_call`` does."""
-        if self.is_initialized:
-            action()
-        else:
-            self.queued.append((action, []))

@@ -7,11 +7,12 @@ player.advance()
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,13 @@ from gpumemwidget.model.devices import (
     Reading,
     Segment,
 )
-from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
+from gpumemwidget.model.traces import (
+    ACTIONS,
+    AllocatorTrace,
+    NoteKind,
+    TraceEvents,
+    TraceNote,
+)
 from gpumemwidget.recording.cells import lift_peaks
 from gpumemwidget.testing.recording import AllocatorEvent, Event, Recording, Surroundings
 
@@ -36,7 +43,6 @@ _NO_HISTORY = (
     "this recording holds no history of the allocator: record one with "
     "`python -m tools.record --trace`"
 )
-_NO_SNAPSHOT = "a recording has nothing for PyTorch's memory viewer: no snapshot is written"
 
 
 class RecordingPlayer:
@@ -127,7 +133,6 @@ class ReplayBackend(MemoryBackend):
         #: The readings of this position, with the peaks of the span, and the user's.
         self._span: tuple[Reading, ...] = ()
         self._user: tuple[Reading, ...] = ()
-        self._notes: list[HardwareNote] = []
         #: The position up to which readings were included.
         self._included = -1
         #: First position of the running trace, its time in microseconds since the epoch, and the
@@ -166,17 +171,6 @@ class ReplayBackend(MemoryBackend):
             self._follow()
             return self._user
 
-    def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
-        """Begin the user's peaks anew, as the user's own call would; return for which devices."""
-        with self._lock:
-            self._follow()
-            reset = [each.device for each in self._user if each.device != HOST]
-            reset = [each for each in reset if devices is None or each in devices]
-            self._user = tuple(
-                _begin_peaks(each) if each.device in reset else each for each in self._user
-            )
-            return tuple(reset)
-
     def read_segments(self) -> tuple[Segment, ...]:
         """Return the snapshot of this position; ``()`` where none was taken."""
         return self.player.event.segments or ()
@@ -206,11 +200,6 @@ class ReplayBackend(MemoryBackend):
         """Do nothing: a recording keeps the lines that it has."""
         return HardwareNote(HardwareNoteKind.SITES_NOT_KEPT) if self._has_gpu else None
 
-    def take_notes(self) -> tuple[HardwareNote, ...]:
-        """Return why files could not be written, each once."""
-        notes, self._notes = tuple(self._notes), []
-        return notes
-
     def close(self) -> None:
         """End the running trace."""
         self._trace_start = None
@@ -235,26 +224,32 @@ class ReplayBackend(MemoryBackend):
         devices = [info.device for info in self.list_devices() if info.device != HOST]
         events = self.player.recording.events[start : self.player.position + 1]
         n_kept = max(1, n_events // max(1, len(devices)))
-        traces = tuple(self._make_trace(device, events, start_us, n_kept) for device in devices)
-        if traces and snapshot_to is not None:
-            self._notes.append(HardwareNote(HardwareNoteKind.MESSAGE, _NO_SNAPSHOT))
-        return traces
+        traces = [self._make_trace(device, events, start_us, n_kept) for device in devices]
+        notes = () if snapshot_to is None else (TraceNote(NoteKind.NO_SNAPSHOT),)
+        return tuple(replace(trace, notes=notes) for trace in traces)
 
     def _make_trace(
         self, device: str, events: Sequence[Event], start_us: int, n_kept: int
     ) -> AllocatorTrace:
-        first, last = events[0], events[-1]
-        entries = [entry for event in events[1:] for entry in dict(event.traced).get(device, ())]
-        is_whole = self.player.recording.is_whole and first.segments is not None
+        recording, first, last = self.player.recording, events[0], events[-1]
+        first_us, last_us = round(first.time_s * 1e6), round(last.time_s * 1e6)
+        # What happened after the last moment was recorded with it.
+        end_us = math.inf if last is recording.events[-1] else last_us
+        entries = [
+            entry
+            for event in recording.events
+            for entry in dict(event.traced).get(device, ())
+            if first_us < entry.time_us <= end_us
+        ]
         return AllocatorTrace(
             device=device,
             before=tuple(each for each in first.segments or () if each.device == device),
-            events=_to_columns(entries[-n_kept:], start_us - round(first.time_s * 1e6)),
+            events=_to_columns(entries[-n_kept:], start_us - first_us),
             after=tuple(each for each in last.segments or () if each.device == device),
             start_us=start_us,
-            end_us=start_us + round((last.time_s - first.time_s) * 1e6),
-            rules=self.player.recording.rules,
-            is_whole=is_whole and len(entries) <= n_kept,
+            end_us=start_us + last_us - first_us,
+            rules=recording.rules,
+            is_whole=recording.is_whole and first.segments is not None and len(entries) <= n_kept,
         )
 
     # -- Following the player ----------------------------------------------------------------------

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import math
 import threading
 import time
 import zlib
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,7 +76,7 @@ class Event:
     uses: tuple[DeviceUse, ...] = ()
     #: The allocators' segments; ``None`` where no snapshot was taken.
     segments: tuple[Segment, ...] | None = None
-    #: Allocator events of each device since the event before, where a history was recorded.
+    #: Allocator events of each device, in the event with which a trace ends.
     traced: tuple[tuple[str, tuple[AllocatorEvent, ...]], ...] = ()
     #: ``None``: as at the event before.
     surroundings: Surroundings | None = None
@@ -254,8 +252,7 @@ class Recorder:
             traces = self._hardware.end_trace()
             # If it was full before, it lacks the moment at which the traces end.
             if traces and self.n_events > n_events:
-                start = self._trace_start
-                self._events[start:] = _add_traces(self._events[start:], traces, self._start_us)
+                self._add_traces(traces)
                 self._recording = dataclasses.replace(
                     self._recording,
                     rules=traces[0].rules,
@@ -272,6 +269,18 @@ class Recorder:
                 if info.device != HOST
             )
             return dataclasses.replace(self._recording, visible=visible, events=tuple(self._events))
+
+    def _add_traces(self, traces: Sequence[AllocatorTrace]) -> None:
+        """Add what the allocators did, and their segments at both ends, to the first and last."""
+        start, end = self._events[self._trace_start], self._events[-1]
+        before = tuple(segment for trace in traces for segment in trace.before)
+        after = tuple(segment for trace in traces for segment in trace.after)
+        traced = tuple(
+            (trace.device, tuple(list_allocator_events(trace.events, start_us=self._start_us)))
+            for trace in traces
+        )
+        self._events[self._trace_start] = dataclasses.replace(start, segments=before)
+        self._events[-1] = dataclasses.replace(end, segments=after, traced=traced)
 
     def _keep(self, readings: tuple[Reading, ...], segments: tuple[Segment, ...] | None) -> None:
         # Limits come and go, so they are recorded with the events.
@@ -315,52 +324,23 @@ class Recorder:
 
 def list_allocator_events(events: TraceEvents, *, start_us: int = 0) -> list[AllocatorEvent]:
     """Return the entries of a history, with their times counted from ``start_us``."""
-    columns = (
+    columns = zip(
         events.actions,
         events.addresses,
         events.sizes,
         events.times_us,
         events.streams,
         events.stacks,
+        strict=True,
     )
     return [
         AllocatorEvent(
-            action=ACTIONS[action],
-            address=address,
-            n_bytes=n_bytes,
-            time_us=max(0, time_us - start_us),
-            stream=stream,
-            frames=events.stack_table[stack],
+            ACTIONS[action],
+            address,
+            n_bytes,
+            max(0, time_us - start_us),
+            stream,
+            events.stack_table[stack],
         )
-        for action, address, n_bytes, time_us, stream, stack in zip(*columns, strict=True)
+        for action, address, n_bytes, time_us, stream, stack in columns
     ]
-
-
-def _add_traces(
-    events: Sequence[Event], traces: Sequence[AllocatorTrace], start_us: int
-) -> list[Event]:
-    """Return events with what the allocators did before each, and their segments at both ends.
-
-    The first event is where the traces start, the last where they end. ``start_us`` is when the
-    recording began, in microseconds since the epoch.
-    """
-    before = tuple(segment for trace in traces for segment in trace.before)
-    after = tuple(segment for trace in traces for segment in trace.after)
-    left = {
-        trace.device: deque(list_allocator_events(trace.events, start_us=start_us))
-        for trace in traces
-    }
-    completed = [dataclasses.replace(events[0], segments=before)]
-    for event in events[1:]:
-        is_last = event is events[-1]
-        until_us = math.inf if is_last else round(event.time_s * 1e6)
-        traced = []
-        for device, entries in left.items():
-            passed = []
-            while entries and entries[0].time_us <= until_us:
-                passed.append(entries.popleft())
-            if passed:
-                traced.append((device, tuple(passed)))
-        segments = after if is_last else event.segments
-        completed.append(dataclasses.replace(event, segments=segments, traced=tuple(traced)))
-    return completed

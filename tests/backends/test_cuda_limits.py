@@ -20,6 +20,7 @@ from gpumemwidget.model.devices import (
 )
 from gpumemwidget.report.render.wording import word_hardware_note
 from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
+from tests.backends.late_cuda import delay_cuda
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -33,9 +34,9 @@ class Gpu:
 
     def __init__(self, version: str = "2.11.0", *, is_initialized: bool = True) -> None:
         self.allocator = SimulatedGpus(3, total_bytes=TOTAL)
-        self.torch: Any = simulate_torch(
-            self.allocator, version=version, is_initialized=is_initialized
-        )
+        self.torch: Any = simulate_torch(self.allocator, version=version)
+        if not is_initialized:
+            delay_cuda(self.torch)
         if version == OLD:
             self.torch.cuda.set_per_process_memory_fraction = self._set_as_of_old
             del self.torch._C._cuda_getMemoryFraction

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.ooms import OomEvent
 from gpumemwidget.oom.event import describe_moment
 from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
+from tests.backends.late_cuda import delay_cuda
 
 MIB = 1 << 20
 
@@ -33,7 +35,8 @@ class FakeCuda:
 
     def __init__(self) -> None:
         self.allocator = SimulatedGpus(total_bytes=200 * MIB)
-        self.torch = simulate_torch(self.allocator, is_initialized=False)
+        self.torch: Any = simulate_torch(self.allocator)
+        delay_cuda(self.torch)
         self.observers: list[Callable[[int, int, int, int], None]] = []
         self.torch._C._cuda_attach_out_of_memory_observer = self.observers.append
         self.initialise = self.torch.cuda.init

@@ -16,6 +16,7 @@ from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, NoteKind, TraceNote
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from tests.backends.children import run_in_fork
+from tests.backends.late_cuda import delay_cuda
 
 MIB = 1 << 20
 IS_USERS = TraceNote(NoteKind.HISTORY_IS_USERS)
@@ -29,7 +30,9 @@ class Gpu:
 
     def __init__(self, n_devices: int = 1, *, is_initialized: bool = True) -> None:
         self.allocator = SimulatedGpus(n_devices)
-        self.torch: Any = simulate_torch(self.allocator, is_initialized=is_initialized)
+        self.torch: Any = simulate_torch(self.allocator)
+        if not is_initialized:
+            delay_cuda(self.torch)
         self.memory = self.torch.cuda.memory
         self.allocator.touch(0)
         self.backend = CudaBackend(self.torch)

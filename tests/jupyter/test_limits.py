@@ -10,6 +10,7 @@ import pytest
 from gpumemwidget.session.session import current_session
 from gpumemwidget.testing import DeviceFullError
 from gpumemwidget.widgets.feed import Feed
+from tests.backends.late_cuda import delay_cuda
 from tests.jupyter.machine import GIB, MIB, TOTAL, Machine
 
 Load = Callable[..., Machine]
@@ -20,7 +21,9 @@ def load(make_machine: Load) -> Load:
     """Loads the extension on two GPUs."""
 
     def start(*, is_initialized: bool = True, version: str = "2.11.0") -> Machine:
-        gpus = make_machine(n_gpus=2, is_initialized=is_initialized, version=version)
+        gpus = make_machine(n_gpus=2, version=version)
+        if not is_initialized:
+            delay_cuda(gpus.torch)
         gpus.run("%load_ext gpumemwidget")
         return gpus
 

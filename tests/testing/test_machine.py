@@ -16,11 +16,11 @@ from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.devices import DeviceInfo, Reading
 from gpumemwidget.testing import (
     DeviceFullError,
-    Event,
     Recording,
     replay,
     simulate_gpus,
 )
+from gpumemwidget.testing.recording import Event
 
 ROOT = Path(__file__).parents[2]
 MIB, GIB = 1 << 20, 1 << 30

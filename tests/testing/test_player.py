@@ -13,7 +13,6 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.devices import DeviceInfo, PeakIs, Reading
 from gpumemwidget.testing import (
-    Event,
     Recorder,
     Recording,
     RecordingPlayer,
@@ -21,6 +20,7 @@ from gpumemwidget.testing import (
     SimulatedGpus,
     simulate_torch,
 )
+from gpumemwidget.testing.recording import Event
 
 MIB = 1 << 20
 GPU = DeviceInfo("cuda:0", "GPU", None)

@@ -35,12 +35,11 @@ from gpumemwidget.testing import (
     ReplayMonitor,
     SimulatedDriver,
     SimulatedGpus,
-    Surroundings,
     load_recording,
     save_recording,
     simulate_torch,
 )
-from gpumemwidget.testing.recording import decode_recording, encode_recording
+from gpumemwidget.testing.recording import Surroundings, decode_recording, encode_recording
 
 DATA = Path(__file__).parents[1] / "data"
 MIB = 1 << 20
@@ -182,7 +181,7 @@ def test_no_rubbish_gets_through_or_breaks_out(rubbish: object, where: str) -> N
 
 
 def test_a_recorded_trace_is_played_as_it_was() -> None:
-    """Its events stand with the moments that they lead to, its blocks at both ends."""
+    """Its events stand with the moment at which it ends, its blocks at both ends."""
     recording, trace = trace_simulated_gpu()
     backend = ReplayBackend(RecordingPlayer(decode_recording(encode_recording(recording))))
     backend.start_trace(n_events=100)
@@ -192,7 +191,7 @@ def test_a_recorded_trace_is_played_as_it_was() -> None:
 
     counts = [[len(entries) for _, entries in event.traced] for event in recording.events]
     # With the first moment's own snapshot.
-    assert counts == [[], [3], [2], [4]]
+    assert counts == [[], [], [], [9]]
     for name in ("actions", "addresses", "sizes", "streams"):
         assert getattr(played.events, name) == getattr(trace.events, name), name
     assert [played.events.stack_table[place] for place in played.events.stacks] == [
