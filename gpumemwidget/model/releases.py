@@ -81,9 +81,9 @@ class ReasonKind(Enum):
     SAVED = auto()  #: a computation saved it for backward
     COMPUTED = auto()  #: it has a ``grad_fn``
     STORAGE_HELD = auto()  #: something refers to the storage itself
-    OTHER_CLASS = auto()  #: it is a tensor with ``__torch_dispatch__``, or a part of one
-    OTHER_LAYOUT = auto()  #: it is sparse, quantised, nested or named
-    OTHER_DEVICE = auto()  #: PyTorch can't exchange a tensor's memory between these devices
+    #: It is sparse, quantised, nested or named, has ``__torch_dispatch__`` or is a part of one that
+    #: has, or is on a device with which PyTorch can't exchange a tensor's memory.
+    IMMOVABLE = auto()
 
 
 @dataclass(frozen=True, slots=True)

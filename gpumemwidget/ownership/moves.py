@@ -12,8 +12,8 @@ trains; nor a released trainer the model that has a name of its own.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gpumemwidget.model.releases import Reason, ReasonKind
@@ -21,7 +21,6 @@ from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import is_a, is_one_of, read_attribute
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks
-from gpumemwidget.ownership.other_holders import list_outside
 
 #: Kinds that compute with memory, or have seen it, and do not own it.
 _NO_OWNERS = {Kind.NODE, Kind.FUNCTION, Kind.FRAME, Kind.CLASS}
@@ -120,55 +119,17 @@ class Move:
     obstacle: Reason | None = None
 
 
-@dataclass(slots=True)
-class Outside:
-    """Tensors and references that matter to a move and are no edges of the walk."""
-
-    #: For each storage, its tensors that the walk has not met.
-    tensors: dict[int, list[Any]] = field(default_factory=dict)
-    #: How often such tensors refer to others in C++ (as view of, as gradient), by the others' ids.
-    refs: dict[int, int] = field(default_factory=dict)
-    #: Tensors that are parts of tensors of another class, which knows their device.
-    inner: set[int] = field(default_factory=set)
-
-
-def find_outside(account: Account, places: Sequence[int]) -> Outside:
-    """Find the tensors and references beside the walk that matter to moves; within ``quiet()``.
-
-    The heap is searched only where torch's counts say that there is something.
-    """
-    graph = account.graph
-    reader = graph.reader
-    outside = Outside(inner=_find_inner(graph))
-    pairs = [(on, place) for place in places for on in graph.tensors_on.get(place, ())]
-    if not (
-        any(_count_unmet(account, place) for place in places)
-        or any(_count_unseen(graph, tensor, place, outside) > 0 for tensor, place in pairs)
-    ):
-        return outside
-    for tensor in list_outside(graph):
-        if graph.kind_finder.find(type(tensor)) is not Kind.TENSOR:
-            continue
-        parts = reader.read_tensor(tensor)
-        for other in parts.tensors:
-            outside.refs[id(other)] = outside.refs.get(id(other), 0) + 1
-        place = None if parts.storage is None else graph.find(parts.storage)
-        if place is not None:
-            outside.tensors.setdefault(place, []).append(tensor)
-    return outside
-
-
-def find_move(account: Account, place: int, *, dropped: int, outside: Outside) -> Move:
+def find_move(account: Account, place: int, *, dropped: int, inner: Container[int]) -> Move:
     """Return how a storage would be moved, or why it can't be; call within ``quiet()``.
 
-    A tensor that nothing but the ``dropped`` marks holds stays as it is and goes with them.
+    A tensor that nothing but the ``dropped`` marks holds stays as it is and goes with them. The
+    parts of tensors of other classes (``inner``, from ``find_inner``) can't be moved.
     """
     graph = account.graph
-    unmet = outside.tensors.get(place, [])
     kept = [each for each in graph.tensors_on.get(place, ()) if account.marks[each] & ~dropped]
-    move = Move(place=place, tensors=[*(graph.objects[each] for each in kept), *unmet])
-    obstacle = _find_holder_in_the_way(account, place, kept, dropped, outside)
-    if obstacle is None and _count_unmet(account, place) > len(unmet):
+    move = Move(place=place, tensors=[graph.objects[each] for each in kept])
+    obstacle = _find_holder_in_the_way(account, place, kept, dropped, inner)
+    if obstacle is None and _count_unmet(account, place):
         obstacle = ReasonKind.UNSEEN
     for tensor in move.tensors:
         obstacle = obstacle or _find_obstacle(account, tensor, move.device)
@@ -177,7 +138,7 @@ def find_move(account: Account, place: int, *, dropped: int, outside: Outside) -
 
 
 def _find_holder_in_the_way(
-    account: Account, place: int, kept: Sequence[int], dropped: int, outside: Outside
+    account: Account, place: int, kept: Sequence[int], dropped: int, inner: Container[int]
 ) -> ReasonKind | None:
     """Return why the holders of a storage's tensors do not let them move; ``None`` if they do."""
     graph = account.graph
@@ -187,14 +148,14 @@ def _find_holder_in_the_way(
     for each in kept:
         if any(account.marks[node] & ~dropped for node in graph.saved_by.get(each, ())):
             return ReasonKind.SAVED
-        if each in outside.inner:
-            return ReasonKind.OTHER_CLASS
-        if _count_unseen(graph, each, place, outside) > 0:
+        if each in inner:
+            return ReasonKind.IMMOVABLE
+        if _count_unseen(graph, each, place) > 0:
             return ReasonKind.UNSEEN
     return None
 
 
-def _find_inner(graph: Graph) -> set[int]:
+def find_inner(graph: Graph) -> set[int]:
     """Return the tensors inside of those with ``__torch_dispatch__``."""
     reader = graph.reader
     inner: set[int] = set()
@@ -218,17 +179,17 @@ def _find_inner(graph: Graph) -> set[int]:
 def _find_obstacle(account: Account, tensor: Any, device: str) -> ReasonKind | None:
     reader = account.graph.reader
     if reader.is_dispatched(type(tensor)):
-        return ReasonKind.OTHER_CLASS
+        return ReasonKind.IMMOVABLE
     parts = reader.read_tensor(tensor)
     if parts.storage is None or not reader.is_plain(tensor):
-        return ReasonKind.OTHER_LAYOUT
+        return ReasonKind.IMMOVABLE
     if parts.grad_fn is not None:
         return ReasonKind.COMPUTED
     torch = reader.torch
     # Torch knows its own kinds of devices there, and none that an extension brings.
     can_take = getattr(torch, "_has_compatible_shallow_copy_type", None)
     if can_take is not None and not can_take(tensor, torch.empty(0, device=device)):
-        return ReasonKind.OTHER_DEVICE
+        return ReasonKind.IMMOVABLE
     return None
 
 
@@ -238,15 +199,13 @@ def _count_unmet(account: Account, place: int) -> int:
     return graph.reader.count_storage_users(graph.objects[place]) - 1 - graph.cpp_refs[place]
 
 
-def _count_unseen(graph: Graph, each: int, place: int, outside: Outside) -> int:
+def _count_unseen(graph: Graph, each: int, place: int) -> int:
     """Return how many C++ references to a tensor nothing known accounts for."""
     tensor = graph.objects[each]
-    users = graph.reader.count_tensor_users(tensor)
-    unseen = users - 1 - graph.cpp_refs[each] - outside.refs.get(id(tensor), 0)
+    unseen = graph.reader.count_tensor_users(tensor) - 1 - graph.cpp_refs[each]
     if unseen > 0:
         # Some views (a conjugate's) refer to their base twice.
-        views = [graph.objects[one] for one in graph.tensors_on[place]]
-        views += outside.tensors.get(place, [])
+        views = (graph.objects[one] for one in graph.tensors_on[place])
         found = [graph.reader.read_tensor(view).tensors for view in views]
         unseen -= sum(other is tensor for parts in found for other in parts)
     return unseen

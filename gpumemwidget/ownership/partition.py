@@ -17,7 +17,7 @@ from gpumemwidget.model.releases import (
 )
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks
 from gpumemwidget.ownership.labels import LENDER, UNNAMED, find_kind_name
-from gpumemwidget.ownership.moves import Move, Outside, find_move, find_outside, list_owned
+from gpumemwidget.ownership.moves import Move, find_inner, find_move, list_owned
 
 _MOST_NAMED = 4
 
@@ -170,9 +170,9 @@ class ReleasePartition:
             owned = list_owned(account, names, keep=self._keep)
         movable = [p for p, _ in kept if p in owned and storages[p].device != HOST]
         with account.graph.reader.quiet():
-            outside = find_outside(account, movable) if movable else Outside()
+            inner = find_inner(account.graph) if movable else set()
             moves = {
-                place: find_move(account, place, dropped=self.dropped, outside=outside)
+                place: find_move(account, place, dropped=self.dropped, inner=inner)
                 for place in movable
             }
         chosen = join_marks(row.mark for row in names)

@@ -13,7 +13,7 @@ import gc
 import re
 import sys
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodType
 from typing import Any
 
@@ -21,7 +21,7 @@ from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import is_one_of, read_locals
 from gpumemwidget.ownership.graph.torch_reader import find_torch
-from gpumemwidget.ownership.holdings import Account, Row
+from gpumemwidget.ownership.holdings import Account, join_marks
 from gpumemwidget.ownership.shell import Shell
 
 #: A variable, and the begin of a way to a part of it.
@@ -86,35 +86,31 @@ def find_capture() -> str | None:
     that ``torch.cuda.graph`` takes for them.
     """
     torch: Any = find_torch()
-    if torch is None or not torch.cuda.is_initialized():
-        return None
-    where = _find_capturing(torch)
-    if where is None:
+    if torch is None or not torch.cuda.is_initialized() or not _is_capturing(torch):
         return None
     return (
-        f"a CUDA graph is being captured on {where} stream, and to free or copy memory would "
-        f"break it: release after the capture; {_UNCHANGED}"
+        "a CUDA graph is being captured, and to free or copy memory would break it: release after "
+        f"the capture; {_UNCHANGED}"
     )
 
 
-def _find_capturing(torch: Any) -> str | None:
+def _is_capturing(torch: Any) -> bool:
     cuda = torch.cuda
     # To ask for a device that is not in use, as the current one may be, would start it.
     has_context = torch._C._cuda_hasPrimaryContext(cuda.current_device())  # noqa: SLF001 - no public call asks without creating one
     if has_context and cuda.is_current_stream_capturing():
-        return "this thread's"
+        return True
     if threading.active_count() == 1:
-        return None
+        return False
     captures = [each for each in gc.get_objects() if type(each) is cuda.graph]
     streams = [vars(each).get("capture_stream") for each in captures]
     streams.append(vars(cuda.graph).get("default_capture_stream"))
     for stream in {id(each): each for each in streams if each is not None}.values():
         # The device first: else what was current before would be set anew, and so started.
         with cuda.device(stream.device), cuda.stream(stream):
-            is_busy = cuda.is_current_stream_capturing()
-        if is_busy:
-            return "another"
-    return None
+            if cuda.is_current_stream_capturing():
+                return True
+    return False
 
 
 def find_user(shell: Shell, account: Account, names: Sequence[str]) -> str | None:
@@ -123,8 +119,18 @@ def find_user(shell: Shell, account: Account, names: Sequence[str]) -> str | Non
     A thread uses it if one of its running functions has one of the tensors, modules or optimizers
     in a variable, or mentions one of the names.
     """
+    graph, reader = account.graph, account.graph.reader
     rows = [account.rows[name] for name in names if name in account.rows]
-    chosen = _list_chosen(account, rows)
+    marks = join_marks(row.mark for row in rows)
+    chosen = {
+        id(graph.objects[place])
+        for place, kind in enumerate(graph.kinds)
+        if account.marks[place] & marks
+        and (
+            kind is Kind.TENSOR
+            or is_one_of(type(graph.objects[place]), reader.module_type, reader.optimizer_type)
+        )
+    }
     words = {row.name for row in rows if row.root == "name"}
     threads = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
@@ -134,51 +140,15 @@ def find_user(shell: Shell, account: Account, names: Sequence[str]) -> str | Non
         while tops:
             ident, frame = tops.pop()
             while frame is not None:
-                is_notebooks = frame.f_globals is shell.user_ns
-                use = _find_use(frame, chosen, words if is_notebooks else set())
-                if use is not None:
+                code = frame.f_code
+                is_named = frame.f_globals is shell.user_ns and not words.isdisjoint(code.co_names)
+                if is_named or any(id(value) in chosen for value in read_locals(frame).values()):
                     return (
-                        f"thread {threads.get(ident, ident)!r} is in {frame.f_code.co_name}() line "
-                        f"{frame.f_lineno}, which {use}: wait for its end; {_UNCHANGED}"
+                        f"thread {threads.get(ident, ident)!r} is in {code.co_name}() line "
+                        f"{frame.f_lineno}, which uses it: wait for its end; {_UNCHANGED}"
                     )
                 frame = frame.f_back
         return None
     finally:
         # A frame that is kept keeps all that its callers have.
         del frame, tops
-
-
-def _list_chosen(account: Account, rows: Sequence[Row]) -> dict[int, str]:
-    """Return what a thread may have of these rows, by id, with a name for each."""
-    graph = account.graph
-    mark = 0
-    for row in rows:
-        mark |= row.mark
-    chosen: dict[int, str] = {}
-    for place, kind in enumerate(graph.kinds):
-        marks = account.marks[place] & mark
-        if not marks:
-            continue
-        cls = type(graph.objects[place])
-        if kind is Kind.TENSOR:
-            word = "tensor"
-        elif is_one_of(cls, graph.reader.module_type):
-            word = "module"
-        elif is_one_of(cls, graph.reader.optimizer_type):
-            word = "optimizer"
-        else:
-            continue
-        name = next(iter(account.name_holders(marks)))
-        chosen[id(graph.objects[place])] = f"{name} ({word})"
-    return chosen
-
-
-def _find_use(frame: FrameType, chosen: Mapping[int, str], words: Collection[str]) -> str | None:
-    """Return how a running function uses the chosen objects, to complete "which …"."""
-    for name in frame.f_code.co_names:
-        if name in words:
-            return f"mentions {name}"
-    for variable, value in read_locals(frame).items():
-        if id(value) in chosen:
-            return f"has {chosen[id(value)]} in {variable}"
-    return None

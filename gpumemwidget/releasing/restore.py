@@ -26,7 +26,7 @@ from gpumemwidget.model.releases import (
 from gpumemwidget.ownership.graph.torch_reader import round_up
 from gpumemwidget.ownership.holdings import Account, Row, take_account
 from gpumemwidget.ownership.labels import find_kind_name
-from gpumemwidget.ownership.moves import Move, find_move, find_outside, list_owned
+from gpumemwidget.ownership.moves import Move, find_inner, find_move, list_owned
 from gpumemwidget.ownership.partition import join_overlapping, keep_parts_together
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import RELEASE_BUDGET_S
@@ -78,17 +78,22 @@ def execute_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> R
     """
     before = hardware.end_span()
     plan, account, moves = _draw_up(shell, names)
-    stopped = plan.refusal
+    stopped, is_interrupted = plan.refusal, False
     result = StepResult()
     remains: tuple[Remnant, ...] = ()
-    is_interrupted = False
     watched: list[WatchedStorage] = []
     if stopped is None and account is not None:
         watched = watch_storages(account, [move.place for move in moves])
-        result, stopped, is_interrupted = _bring_back(account, moves)
+        n_tensors = sum(len(move.tensors) for move in moves)
+        result = StepResult(n_tensors=n_tensors, n_bytes=sum(move.n_bytes for move in plan.moves))
+        try:
+            carry_out(account, moves)
+        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
+            is_interrupted = isinstance(exc, KeyboardInterrupt)
+            stopped = f"{describe_error(exc)}; everything is where it was"
         if stopped is not None:
+            result = StepResult()
             # The copies that were made before it failed are gone; so is what was cached of it.
-            moves.clear()
             hardware.empty_cache()
     del account, moves
     after = hardware.end_span()
@@ -106,28 +111,6 @@ def execute_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> R
         remains=remains,
         is_interrupted=is_interrupted,
     )
-
-
-def _bring_back(account: Account, moves: Sequence[Move]) -> tuple[StepResult, str | None, bool]:
-    """Move; return what was done, why it stopped, and whether a Ctrl-C came."""
-    try:
-        carry_out(account, moves).clear()
-    except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
-        is_interrupted = isinstance(exc, KeyboardInterrupt)
-        return StepResult(), f"{describe_error(exc)}; everything is where it was", is_interrupted
-    is_interrupted = False
-    pending = [account.graph.objects[move.place] for move in moves]
-    while pending:
-        try:
-            while pending:
-                whereabouts.forget(pending[-1])
-                pending.pop()
-        except KeyboardInterrupt:
-            # All of it is back: what is remembered of it has to go as well.
-            is_interrupted = True
-    n_tensors = sum(len(move.tensors) for move in moves)
-    n_bytes = sum(account.graph.storages[move.place].n_bytes for move in moves)
-    return StepResult(n_tensors=n_tensors, n_bytes=n_bytes), None, is_interrupted
 
 
 # -- The plan --------------------------------------------------------------------------------------
@@ -183,8 +166,8 @@ def _find_moves(
     }
     owned = list_owned(account, rows, keep=True)
     with graph.reader.quiet():
-        outside = find_outside(account, list(targets))
-        found = {place: find_move(account, place, dropped=0, outside=outside) for place in targets}
+        inner = find_inner(graph)
+        found = {place: find_move(account, place, dropped=0, inner=inner) for place in targets}
     for place, move in found.items():
         move.device = "cpu" if targets[place] == HOST else targets[place]
     chosen = 0

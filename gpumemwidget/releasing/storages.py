@@ -161,10 +161,6 @@ class Whereabouts:
         """Return the device where a storage's memory was; ``None`` where that is not known."""
         return self._devices.get(storage._cdata, (None, None))[1]  # noqa: SLF001 - its name in torch
 
-    def forget(self, storage: Any) -> None:
-        """Remember this storage no more."""
-        self._devices.pop(storage._cdata, None)  # noqa: SLF001 - its name in torch
-
     def forget_all(self) -> None:
         """Remember nothing; the headers go."""
         self._devices.clear()

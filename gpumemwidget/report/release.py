@@ -68,9 +68,7 @@ _REASONS = {
     ReasonKind.SAVED: "a computation saved it for backward; run backward() or drop its output",
     ReasonKind.COMPUTED: "it is part of a computation (it has a grad_fn); keep x.detach() instead",
     ReasonKind.STORAGE_HELD: "its storage is held itself (x.untyped_storage()); drop that first",
-    ReasonKind.OTHER_CLASS: "a tensor of another class, or a part of one, can't be moved in place",
-    ReasonKind.OTHER_LAYOUT: "a sparse, quantised, nested or named tensor can't be moved in place",
-    ReasonKind.OTHER_DEVICE: "PyTorch can't move it in place between these devices; use .to()",
+    ReasonKind.IMMOVABLE: "PyTorch can't move a tensor of this kind in place; use .to()",
 }
 
 _STEP_COLUMNS = (

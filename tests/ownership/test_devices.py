@@ -142,7 +142,7 @@ def test_what_pytorch_can_not_move_in_place_is_said_before(spread: Any) -> None:
     moves, reasons = spread["kept"]
 
     assert moves == []
-    assert reasons == ["OTHER_DEVICE"] * 2
+    assert reasons == ["IMMOVABLE"] * 2
 
 
 def test_what_is_not_told_of_a_device_is_said() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from gpumemwidget.model.releases import Reason, ReasonKind
 from gpumemwidget.ownership.holdings import Account, take_account
-from gpumemwidget.ownership.moves import Move, find_move, find_outside
+from gpumemwidget.ownership.moves import Move, find_inner, find_move
 from gpumemwidget.releasing import storages
 from gpumemwidget.releasing.storages import carry_out
 from tests.ownership.notebook import Notebook, refuse_to_clone
@@ -25,8 +25,8 @@ def _find(notebook: Notebook, *, dropped: str = "") -> tuple[Account, list[Move]
     places = sorted(account.graph.storages)
     marks = account.rows[dropped].frees_marks if dropped else 0
     with account.graph.reader.quiet():
-        outside = find_outside(account, places)
-        moves = [find_move(account, each, dropped=marks, outside=outside) for each in places]
+        inner = find_inner(account.graph)
+        moves = [find_move(account, each, dropped=marks, inner=inner) for each in places]
     return account, moves
 
 
@@ -55,11 +55,11 @@ def test_lazily_conjugated_and_negated_tensors_keep_their_values(notebook: Noteb
     [
         ("x = torch.ones(5, requires_grad=True) * 2", ReasonKind.COMPUTED),
         ("x = torch.ones(5, requires_grad=True); y = x * x; del x", ReasonKind.SAVED),
-        ("x = torch.ones(5).to_sparse()", ReasonKind.OTHER_LAYOUT),
+        ("x = torch.ones(5).to_sparse()", ReasonKind.IMMOVABLE),
         (
             "from torch.testing._internal.two_tensor import TwoTensor\n"
             "x = TwoTensor(torch.ones(5), torch.ones(5)).view(5)",
-            ReasonKind.OTHER_CLASS,
+            ReasonKind.IMMOVABLE,
         ),
         ("x = torch.ones(5); s = x.untyped_storage()", ReasonKind.STORAGE_HELD),
         ("x = torch.ones(5); s = [x.storage()]", ReasonKind.STORAGE_HELD),

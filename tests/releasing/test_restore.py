@@ -84,7 +84,6 @@ def test_a_round_trip_changes_nothing_but_the_memory(notebook: Notebook) -> None
     with torch.no_grad():
         ns["model"][0].weight[1, 2] = 9.0
     assert ns["part"][0, 1].item() == 9.0
-    assert len(whereabouts) == 0
     assert ns["step"]() > 0
 
 
@@ -242,4 +241,3 @@ def test_any_tensors_make_the_round_trip(notebook: Notebook, seed: int) -> None:
     assert released.remains == ()
     assert before == between == _describe_all(tensors)
     assert [id(each.grad) for each in tensors] == grads
-    assert len(whereabouts) == 0
