@@ -223,7 +223,7 @@ class _LiveReport:
             known_devices=[reading.device for reading in cell.before],
         )
         samples = thin_samples(self._monitor.history.samples(cell.start_s), _MAX_LIVE_SAMPLES)
-        return report_unfinished(*_limit_to_device(record, samples, self._device))
+        return report_unfinished(_pick_device(record, self._device), samples)
 
 
 class _CellTrace:
@@ -310,9 +310,8 @@ class _CellTrace:
         trace = None
         with self._session.reporting("telling which lines took it"):
             trace = self._trace_lines(record)
-        record, samples = _limit_to_device(
-            record, self._monitor.samples_of(record), self.request.device
-        )
+        samples = self._monitor.samples_of(record)
+        record = _pick_device(record, self.request.device)
         if trace is None:
             return [report_cell(record, samples)]
         trace = dataclasses.replace(trace, record=record)
@@ -334,18 +333,12 @@ class _CellTrace:
         return self._tracer.describe(record, sources, self._session.name_blocks)
 
 
-def _limit_to_device(
-    record: CellRecord, samples: Sequence[Sample], device: str | None
-) -> tuple[CellRecord, Sequence[Sample]]:
-    """Return the record and samples of one device, or of all for ``None``."""
+def _pick_device(record: CellRecord, device: str | None) -> CellRecord:
+    """Return the record of one device, or of all for ``None``."""
     if device is None:
-        return record, samples
+        return record
     devices = tuple(part for part in record.devices if part.device == device)
-    readings = [tuple(one for one in sample.readings if one.device == device) for sample in samples]
-    return dataclasses.replace(record, devices=devices), [
-        dataclasses.replace(sample, readings=own)
-        for sample, own in zip(samples, readings, strict=True)
-    ]
+    return dataclasses.replace(record, devices=devices)
 
 
 def _can_show_live(shell: InteractiveShell) -> bool:

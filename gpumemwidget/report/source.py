@@ -14,7 +14,7 @@ from gpumemwidget.units import format_bytes, format_change
 
 #: Changes on the host below this are shown in grey: malloc keeps small pieces that were freed for
 #: their next use and counts them as in use, and Python's own tables come and go.
-RESOLUTION_BYTES = 4096
+_RESOLUTION_BYTES = 4096
 
 _LINE_COLUMNS = (Column("", "index"), Column("line", "source"))
 _COLUMNS = (*_LINE_COLUMNS, *map(Column, ("allocated", "net", "at peak", "highest")))
@@ -149,7 +149,7 @@ def _name_lines(numbers: Sequence[int]) -> str:
 
 
 def _show_change(n_bytes: int) -> Cell:
-    is_small = abs(n_bytes) < RESOLUTION_BYTES
+    is_small = abs(n_bytes) < _RESOLUTION_BYTES
     return Cell(format_change(n_bytes), tone="muted" if is_small else "plain")
 
 

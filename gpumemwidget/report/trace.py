@@ -12,7 +12,6 @@ from gpumemwidget.model.devices import HOST, HardwareNote, Sample, rank_device
 from gpumemwidget.model.traces import (
     CellTrace,
     DeviceTrace,
-    HostLines,
     NoteKind,
     SourceUnit,
     TraceNote,
@@ -29,13 +28,8 @@ from gpumemwidget.report.render.wording import (
     name_origin,
     word_hardware_note,
 )
-from gpumemwidget.report.source import RESOLUTION_BYTES, list_host, list_unit, name_file
+from gpumemwidget.report.source import list_host, list_unit, name_file
 from gpumemwidget.units import format_bytes, format_duration
-
-#: Maximum number of units that are shown besides the traced cell.
-_MAX_UNITS = 6
-#: Changes on the host outside of the lines below this may be Python's own: they get no table.
-_NOISE_BYTES = 65_536
 
 _COLUMNS_NOTE = (
     "allocated: everything the line allocated, however soon it was freed; net: still allocated "
@@ -139,9 +133,12 @@ def _list_pieces(
         if len(trace.devices) > 1:
             lines.append(Heading((Run(device.device, "strong"),)))
         lines.extend(_list_lines(device, n_lines=n_lines))
-    if trace.host is not None and not _is_host_still(trace.host):
+    if trace.host is not None:
         lines.append(list_host(trace.host, n_lines=n_lines))
-    lines.extend(_list_still(trace))
+    still = [device.device for device in _sort(trace.devices) if _is_still(device)]
+    if still:
+        words = f"{join_words(still)}: no line of the cell allocated anything."
+        lines.append(Note(words))
     lines.extend(_list_notes(trace, [*head, *lines]))
     return head, timelines, lines
 
@@ -163,32 +160,15 @@ def _list_timeline(trace: CellTrace, device: DeviceTrace) -> list[Block]:
 def _list_lines(device: DeviceTrace, *, n_lines: int | None) -> list[Block]:
     bands = map_bands(device.timeline)
     blocks: list[Block] = []
-    for place, unit in enumerate(device.units[: _MAX_UNITS + 1]):
+    for place, unit in enumerate(device.units):
         listing = list_unit(device, unit, bands=bands, n_lines=n_lines)
-        if place == 0:
-            blocks.append(listing)
-        else:
-            blocks.append(Fold(_describe_unit(unit), (listing,)))
-    n_more = len(device.units) - 1 - _MAX_UNITS
-    if n_more > 0:
-        blocks.append(Note(f"{count(n_more, 'more file')} allocated less."))
+        blocks.append(Fold(_describe_unit(unit), (listing,)) if place else listing)
     blocks.extend(_list_peak(device))
     return blocks
 
 
 def _list_moved(trace: CellTrace) -> list[DeviceTrace]:
     return [device for device in _sort(trace.devices) if not _is_still(device)]
-
-
-def _list_still(trace: CellTrace) -> list[Block]:
-    """Return a note on the devices that no line changed."""
-    names = [device.device for device in _sort(trace.devices) if _is_still(device)]
-    notes: list[Block] = []
-    if names:
-        notes.append(Note(f"{join_words(names)}: no line of the cell allocated anything."))
-    if trace.host is not None and _is_host_still(trace.host):
-        notes.append(Note("host: no line of the cell changed what is in use by 4 KiB or more."))
-    return notes
 
 
 def _is_still(device: DeviceTrace) -> bool:
@@ -198,12 +178,6 @@ def _is_still(device: DeviceTrace) -> bool:
         use.allocated_bytes or use.net_bytes or use.at_peak_bytes
         for use in (*uses, device.unplaced)
     )
-
-
-def _is_host_still(host: HostLines) -> bool:
-    changes = [*(line.net_bytes for line in host.lines), host.unread_bytes]
-    is_still = all(abs(n_bytes) < RESOLUTION_BYTES for n_bytes in changes)
-    return is_still and abs(host.outside_bytes) < _NOISE_BYTES
 
 
 def _describe_unit(unit: SourceUnit) -> tuple[Run, ...]:
@@ -223,7 +197,7 @@ def _list_notes(trace: CellTrace, blocks: Sequence[Block]) -> list[Block]:
     moved = _list_moved(trace)
     if moved:
         notes.append(Note(_COLUMNS_NOTE))
-    if trace.host is not None and not _is_host_still(trace.host):
+    if trace.host is not None:
         notes.append(Note(_HOST_NOTE))
         if trace.host.unread_bytes:
             notes.append(Note(_UNREAD_NOTE))

@@ -44,8 +44,6 @@ from gpumemwidget.tracing.timeline import (
     make_layers,
 )
 
-#: Maximum number of parts of the peak; smaller ones are added up by line and kind.
-_MAX_PEAK_PARTS = 200
 #: File names of IPython's cells, in a terminal and in a kernel.
 _CELL = re.compile(r"^<ipython-input-|[/\\]ipykernel_\d+[/\\]\d+\.py$")
 
@@ -239,14 +237,9 @@ def _list_peak_parts(
         origin, line, kind, owner = key
         return -sizes[key], origin.value, line or 0, kind, owner or ""
 
-    for key in sorted(sizes, key=rank)[_MAX_PEAK_PARTS:]:
-        n_bytes, number = sizes.pop(key), n_blocks.pop(key)
-        rest = (*key[:3], None)
-        sizes[rest] += n_bytes
-        n_blocks[rest] += number
     return tuple(
-        PeakPart(origin, line, kind, owner, sizes[key], number)
-        for key, number in sorted(n_blocks.items(), key=lambda item: rank(item[0]))
+        PeakPart(origin, line, kind, owner, sizes[key], n_blocks[key])
+        for key in sorted(sizes, key=rank)
         for origin, line, kind, owner in [key]
     )
 

@@ -225,6 +225,22 @@ class LineWatch(ABC):
 
     # -- Errors ------------------------------------------------------------------------------------
 
+    def _guard(self, callback: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a callback for the interpreter that lets no error of ours into the cell."""
+
+        def call(*arguments: Any) -> Any:
+            try:
+                return callback(*arguments)
+            except RecursionError:
+                # The cell is about to meet it itself, and there is no room for further calls.
+                return None
+            except BaseException as exc:
+                if not self._survive(exc):
+                    raise
+            return None
+
+        return call
+
     def _survive(self, exc: BaseException) -> bool:
         """Keep an error of our own code from the cell; return ``False`` if it is the cell's."""
         if isinstance(exc, KeyboardInterrupt):
@@ -256,15 +272,15 @@ class SettraceWatch(LineWatch):
     def _start(self, frame: FrameType | None) -> bool:
         if sys.gettrace() is not None:
             return False
-        # One object, so that it can be compared with ``is``.
-        self._ours = self._on_call
+        # One object each, so that they can be compared with ``is``.
+        self._ours, self._local = self._guard(self._on_call), self._guard(self._on_event)
         #: Frames that were running at the start, with the trace functions they had.
         self._entered: list[tuple[FrameType, Any]] = []
         self._readings.start()
         place = self._find_place(frame)
         while (frame := self._find_frame(frame)) is not None:
             self._entered.append((frame, frame.f_trace))
-            frame.f_trace = self._on_event
+            frame.f_trace = self._local
             frame = frame.f_back
         self._is_on = self._is_traced = True
         self._readings.advance(place)
@@ -286,38 +302,22 @@ class SettraceWatch(LineWatch):
 
     def _on_call(self, frame: FrameType, _event: str, _argument: object) -> Any:
         """Follow a function that begins, or a generator that goes on, if it is of the files."""
-        try:
-            if self._is_ours(frame):
-                self._move(self._find_place(frame))
-                return self._on_event if self._is_on else None
-            self._n_calls += 1
-            if self._n_calls == _N_CALLS:
-                self._n_calls = 0
-                if self._is_traced and self._readings.charge(_N_CALLS * _CALL_NS):
-                    self._stop_tracing()
-        except RecursionError:
-            # The cell is about to meet it itself, and there is no room for further calls.
-            return None
-        except BaseException as exc:
-            if not self._survive(exc):
-                raise
+        if self._is_ours(frame):
+            self._move(self._find_place(frame))
+            return self._local
+        self._n_calls += 1
+        if self._n_calls == _N_CALLS:
+            self._n_calls = 0
+            if self._is_traced and self._readings.charge(_N_CALLS * _CALL_NS):
+                self._stop_tracing()
         return None
 
-    def _on_event(self, frame: FrameType, event: str, _argument: object) -> Any:
+    def _on_event(self, frame: FrameType, event: str, _argument: object) -> None:
         """Read when a line of the files begins, or one of their functions is left."""
-        if not self._is_traced:
-            return None
-        try:
-            if event == "line":
-                self._move(self._find_place(frame))
-            elif event == "return":
-                self._move(self._find_place(frame.f_back))
-        except RecursionError:
-            return self._on_event
-        except BaseException as exc:
-            if not self._survive(exc):
-                raise
-        return self._on_event
+        if self._is_traced and event == "line":
+            self._move(self._find_place(frame))
+        elif self._is_traced and event == "return":
+            self._move(self._find_place(frame.f_back))
 
     def _move(self, place: Place) -> None:
         if self._readings.advance(place):
@@ -354,17 +354,17 @@ class MonitoringWatch(LineWatch):
         monitoring.use_tool_id(self._tool, "gpumemwidget")
         self._is_on = True
         events = monitoring.events
-        self._callbacks = {
+        self._callbacks: dict[int, Callable[..., Any]] = {
             events.PY_START: self._on_start,
             events.PY_UNWIND: self._on_unwind,
-            events.LINE: self._follow(lambda code, line, _: (code.co_filename, line)),
-            events.PY_RESUME: self._follow(_find_resumed),
-            events.PY_RETURN: self._follow(self._find_caller),
-            events.PY_YIELD: self._follow(self._find_caller),
+            events.LINE: self._on_line,
+            events.PY_RESUME: self._on_resume,
+            events.PY_RETURN: self._on_leave,
+            events.PY_YIELD: self._on_leave,
         }
         self._local = events.LINE | events.PY_RETURN | events.PY_YIELD | events.PY_RESUME
         for event, callback in self._callbacks.items():
-            monitoring.register_callback(self._tool, event, callback)
+            monitoring.register_callback(self._tool, event, self._guard(callback))
         self._readings.start()
         place = self._find_place(frame)
         while (frame := self._find_frame(frame)) is not None:
@@ -392,63 +392,36 @@ class MonitoringWatch(LineWatch):
 
     # -- Called by the interpreter ----------------------------------------------------------------
 
-    def _follow(
-        self, find_place: Callable[[CodeType, Any, FrameType], Place]
-    ) -> Callable[..., Any]:
-        """Return the callback of an event; ``find_place`` tells which line runs from then on."""
+    def _on_line(self, code: CodeType, line: int) -> Any:
+        return self._move((code.co_filename, line))
 
-        def on_event(code: CodeType, argument: Any, _value: object = None) -> Any:
-            if threading.get_ident() != self._thread_id:
-                return None
-            try:
-                frame = sys._getframe(1)  # noqa: SLF001 - public by its documentation
-                return self._move(find_place(code, argument, frame))
-            except RecursionError:
-                # The cell is about to meet it itself, and there is no room for further calls.
-                return None
-            except BaseException as exc:
-                if not self._survive(exc):
-                    raise
-            return None
+    def _on_resume(self, _code: CodeType, _offset: int) -> Any:
+        return self._move(self._find_place(_find_running()))
 
-        return on_event
-
-    def _find_caller(self, _code: CodeType, _offset: int, frame: FrameType) -> Place:
-        return self._find_place(frame.f_back)
+    def _on_leave(self, _code: CodeType, _offset: int, _value: object) -> Any:
+        return self._move(self._find_place(_find_running().f_back))
 
     def _on_start(self, code: CodeType, _offset: int) -> Any:
         """Follow a function's code if it is of the files; called at its first start."""
-        try:
-            if threading.get_ident() != self._thread_id:
-                return None if code.co_filename in self._files else self._monitoring.DISABLE
-            if self._is_ours(sys._getframe(1)):  # noqa: SLF001 - public by its documentation
-                self._readings.exclude(lambda: self._add(code))
-        except RecursionError:
-            return None
-        except BaseException as exc:
-            if not self._survive(exc):
-                raise
+        if threading.get_ident() != self._thread_id:
+            return None if code.co_filename in self._files else self._monitoring.DISABLE
+        if self._is_ours(_find_running()):
+            self._readings.exclude(lambda: self._add(code))
         return self._monitoring.DISABLE
 
     def _on_unwind(self, code: CodeType, _offset: int, error: BaseException) -> None:
         """Go on with the caller's line when an exception leaves a function of the files."""
         if code.co_filename not in self._files:
             return
-        try:
-            # Python can't switch this event off, so a pause is observed here.
-            if self._is_paused and isinstance(error, Exception):
-                return
-            _forget_us(error)
-            if threading.get_ident() == self._thread_id:
-                frame = sys._getframe(1)  # noqa: SLF001 - public by its documentation
-                self._move(self._find_place(frame.f_back))
-        except RecursionError:
+        # Python can't switch this event off, so a pause is observed here.
+        if self._is_paused and isinstance(error, Exception):
             return
-        except BaseException as exc:
-            if not self._survive(exc):
-                raise
+        _forget_us(error)
+        self._move(self._find_place(_find_running().f_back))
 
     def _move(self, place: Place) -> Any:
+        if threading.get_ident() != self._thread_id:
+            return None
         readings = self._readings
         if self._is_paused and not readings.charge(readings.call_ns):
             readings.exclude(self._end_pause)
@@ -467,8 +440,9 @@ class MonitoringWatch(LineWatch):
             self._monitoring.set_local_events(self._tool, code, self._local)
 
 
-def _find_resumed(code: CodeType, _offset: int, frame: FrameType) -> tuple[str, int]:
-    return code.co_filename, frame.f_lineno
+def _find_running() -> FrameType:
+    """Return the cell's frame, below our callback and the one that guards it."""
+    return sys._getframe(3)  # noqa: SLF001 - public by its documentation
 
 
 def _forget_us(error: BaseException) -> None:

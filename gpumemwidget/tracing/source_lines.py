@@ -26,7 +26,7 @@ from gpumemwidget.tracing.attribution import (
 from gpumemwidget.tracing.sources import Source, Sources, is_library, name_module
 
 #: Maximum number of earlier cells and files.
-_MAX_SOURCES = 20
+_MAX_SOURCES = 6
 #: Maximum number of calls below one line, and the number if a depth was asked for.
 _MAX_CALLS, _MAX_CALLS_ASKED = 8, 60
 #: Minimum share of a line's bytes that a call is told for, unless a depth was asked for.

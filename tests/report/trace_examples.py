@@ -224,7 +224,7 @@ def make_odd_trace() -> CellTrace:
         Call((), "", 0, use(1)),
     )
     lines = (SourceLine(1, "x = 1", use(1)),)
-    files = (SourceUnit(f"/a/m{n}.py", f"/a/m{n}.py", "file", lines) for n in range(9))
+    files = (SourceUnit(f"/a/m{n}.py", f"/a/m{n}.py", "file", lines) for n in range(3))
     device = make_lines_device([("run()", use(65))])
     [unit] = device.units
     cell = replace(unit, lines=(replace(unit.lines[0], calls=calls),))

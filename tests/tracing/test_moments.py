@@ -110,21 +110,6 @@ def test_the_peak_is_told_by_line_kind_and_name() -> None:
     )
 
 
-def test_many_names_are_bounded_and_no_byte_is_lost() -> None:
-    """The smallest ones are one part for each line and kind."""
-    device = Device()
-    device.start()
-    pieces = [device.allocate(512 * (1 + number), "", at(1)) for number in range(300)]
-    names = {piece.address: ("tensor", f"xs[{place}]") for place, piece in enumerate(pieces)}
-
-    found = describe(device, names=names)
-
-    assert len(found.peak) == 201
-    (rest,) = (part for part in found.peak if part.owner is None)
-    assert (rest.kind, rest.line, rest.n_blocks) == ("tensor", 1, 100)
-    assert sum(part.n_bytes for part in found.peak) == sum(piece.n_bytes for piece in pieces)
-
-
 def count(device: Device, **change: Span | str | None) -> CellDevice:
     """The cell as the counters have it."""
     allocated = [each.allocated_bytes for each in device.moments]

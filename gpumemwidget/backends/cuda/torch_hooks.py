@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
@@ -108,38 +108,20 @@ class TorchImportHook(MetaPathFinder):
             spec = find_spec(fullname)
         finally:
             self._searching = False
-        if spec is None or spec.loader is None:
+        if spec is None or not hasattr(spec.loader, "__dict__"):
             return None
-        spec.loader = _CallingLoader(spec, spec.loader, self._finish)
+        self._call_back_after(spec.loader)
         return spec
 
-    def _finish(self, torch: ModuleType) -> None:
-        if _is_torch(torch):
-            self.cancel()
-            self._on_import(torch)
+    def _call_back_after(self, loader: Any) -> None:
+        """Let a loader call back once it has run the module; nothing else of it changes."""
+        run = loader.exec_module
 
+        def exec_module(torch: ModuleType) -> None:
+            vars(loader).pop("exec_module", None)
+            run(torch)
+            if self.is_waiting and _is_torch(torch):
+                self.cancel()
+                self._on_import(torch)
 
-class _CallingLoader(Loader):
-    """A loader that runs the module's own loader, puts that back, and calls back."""
-
-    def __init__(
-        self, spec: ModuleSpec, loader: Loader, on_loaded: Callable[[ModuleType], None]
-    ) -> None:
-        self._spec = spec
-        self._loader = loader
-        self._on_loaded = on_loaded
-
-    def __getattr__(self, name: str) -> Any:
-        # pkgutil and runpy only look torch up, and find all that its own loader can do.
-        if name == "_loader":  # Not set yet, as in a copy that is being made.
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._spec.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._on_loaded(module)
+        loader.exec_module = exec_module
