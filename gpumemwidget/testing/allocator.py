@@ -33,7 +33,7 @@ RANGE_BYTES = 20 * MIB << 19
 
 _STATISTICS = (
     *("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes"),
-    *("requested_bytes", "allocation", "segment", "active", "inactive_split"),
+    *("requested_bytes", "allocation", "segment"),
 )
 
 
@@ -41,29 +41,18 @@ class DeviceFullError(BackendError):
     """The simulated GPU has no room for a request."""
 
 
-class Statistic:
+class Statistic(dict[str, int]):
     """One counter in the form of ``torch.cuda.memory_stats``: current, peak, and both totals."""
 
-    __slots__ = ("allocated", "current", "freed", "peak")
-
     def __init__(self) -> None:
-        self.current = self.peak = self.allocated = self.freed = 0
+        super().__init__(current=0, peak=0, allocated=0, freed=0)
 
     def add(self, amount: int) -> None:
         """Change the current value by a positive or negative amount."""
-        self.current += amount
-        self.peak = max(self.peak, self.current)
-        self.allocated += max(amount, 0)
-        self.freed += max(-amount, 0)
-
-    def to_dict(self) -> dict[str, int]:
-        """Return the four values by their names in PyTorch."""
-        return {
-            "current": self.current,
-            "peak": self.peak,
-            "allocated": self.allocated,
-            "freed": self.freed,
-        }
+        self["current"] += amount
+        self["peak"] = max(self["peak"], self["current"])
+        self["allocated"] += max(amount, 0)
+        self["freed"] += max(-amount, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +152,7 @@ class CachingAllocator:
     @property
     def reserved_bytes(self) -> int:
         """The bytes of all segments, which any thread may read."""
-        return self._statistics["reserved_bytes"]["all"].current
+        return self._statistics["reserved_bytes"]["all"]["current"]
 
     def allocate(self, n_bytes: int, *, stream: int = 0, pool_id: int = 0) -> SimulatedBlock:
         """Return a block of at least ``n_bytes``.
@@ -216,17 +205,11 @@ class CachingAllocator:
 
     def to_stats(self) -> dict[str, Any]:
         """Return the counters as ``torch.cuda.memory_stats_as_nested_dict`` does."""
-        return {
-            **{
-                name: {pool: each.to_dict() for pool, each in pools.items()}
-                for name, pools in self._statistics.items()
-            },
-            "oversize_allocations": Statistic().to_dict(),
-            "oversize_segments": Statistic().to_dict(),
-            **self._totals,
-            "num_sync_all_streams": 0,
-            "max_split_size": -1 if self._max_split_bytes is None else self._max_split_bytes,
+        nested = {
+            name: {pool: dict(each) for pool, each in pools.items()}
+            for name, pools in self._statistics.items()
         }
+        return {**nested, **self._totals}
 
     def to_snapshot(self, index: int) -> list[dict[str, Any]]:
         """Return the segments of device ``index`` as ``torch.cuda.memory_snapshot`` does."""
@@ -235,9 +218,6 @@ class CachingAllocator:
                 "device": index,
                 "address": segment.address,
                 "total_size": segment.n_bytes,
-                "allocated_size": sum(
-                    each.n_bytes for each in segment.blocks if each.state == "active_allocated"
-                ),
                 "segment_type": "small" if segment.pool.is_small else "large",
                 "segment_pool_id": (segment.pool.pool_id, 0),
                 "stream": segment.pool.stream,
@@ -260,7 +240,7 @@ class CachingAllocator:
         """Set every peak to the current value."""
         for pools in self._statistics.values():
             for each in pools.values():
-                each.peak = each.current
+                each["peak"] = each["current"]
 
     # -- Blocks ------------------------------------------------------------------------------------
 
@@ -425,14 +405,12 @@ class CachingAllocator:
                     counts["allocation"][pool] += 1
                 if not each.is_free:
                     counts["active_bytes"][pool] += each.n_bytes
-                    counts["active"][pool] += 1
                 elif len(segment.blocks) > 1:
                     counts["inactive_split_bytes"][pool] += each.n_bytes
-                    counts["inactive_split"][pool] += 1
         for name, pools in counts.items():
             for pool, count in (*pools.items(), ("all", sum(pools.values()))):
                 statistic = self._statistics[name][pool]
-                statistic.add(count - statistic.current)
+                statistic.add(count - statistic["current"])
         if self.on_event is not None:
             self.on_event(action, address, n_bytes, stream, block)
 

@@ -37,7 +37,7 @@ class SimulatedGpus:
 
     Attributes:
         allocators: the GPUs' allocators, by index.
-        pinned: the counters of the process's pinned host memory, by PyTorch's names.
+        pinned: what PyTorch's allocator of pinned host memory has from the system.
         name: what each GPU is called.
     """
 
@@ -53,7 +53,7 @@ class SimulatedGpus:
         self.allocators = tuple(
             CachingAllocator(total_bytes, is_expandable=expandable) for _ in range(n_devices)
         )
-        self.pinned = {"active_bytes": Statistic(), "allocated_bytes": Statistic()}
+        self.pinned = Statistic()
         self._is_expandable = expandable
         self._histories = [SimulatedHistory() for _ in self.allocators]
         self._touched: set[int] = set()
@@ -295,7 +295,7 @@ def simulate_torch(gpus: SimulatedGpus, *, version: str = "2.11.0") -> ModuleTyp
         _cuda_record_memory_history=gpus.record_history,
         _cuda_memorySnapshot=gpus.take_snapshot,
         _cuda_getMemoryFraction=get_fraction,
-        _cuda_hostMemoryStats=lambda: {key: each.to_dict() for key, each in gpus.pinned.items()},
+        _cuda_hostMemoryStats=lambda: {"allocated_bytes": dict(gpus.pinned)},
     )
 
     # Like torch's own, these look a binding up anew at each call: somebody may have replaced it.

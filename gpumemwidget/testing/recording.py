@@ -200,13 +200,7 @@ class Recorder:
         max_events: from this number on, nothing more is kept.
     """
 
-    def __init__(
-        self,
-        hardware: Hardware,
-        *,
-        about: str = "",
-        max_events: int = 100_000,
-    ) -> None:
+    def __init__(self, hardware: Hardware, *, about: str = "", max_events: int = 100_000) -> None:
         self._hardware = hardware
         self._max_events = max_events
         self._start_us = time.time_ns() // 1000

@@ -224,7 +224,7 @@ def test_pinned_memory(gpu: Gpu, early: Gpu) -> None:
     """What the allocator has of it from the system, from its first use on."""
     before = gpu.backend.read_pinned()
     for each in (gpu, early):
-        each.allocator.pinned["allocated_bytes"].add(128 * MIB)
+        each.allocator.pinned.add(128 * MIB)
 
     assert (before, gpu.backend.read_pinned()) == (None, 128 * MIB)
     assert early.backend.read_pinned() is None
@@ -252,7 +252,7 @@ def test_a_gpu_in_error_keeps_nothing_else_from_being_told(version: str) -> None
     """What it refuses is unknown, and it is said once why."""
     gpu = Gpu(version)
     gpu.allocator.touch(1)
-    gpu.allocator.pinned["allocated_bytes"].add(128 * MIB)
+    gpu.allocator.pinned.add(128 * MIB)
 
     def refuse(*_: object) -> Any:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nMore of it")

@@ -21,7 +21,7 @@ MIB = 1024 * 1024
 #: The counters that have a current value, a peak and totals in each pool.
 NESTED = (
     *("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes"),
-    *("requested_bytes", "allocation", "segment", "active", "inactive_split"),
+    *("requested_bytes", "allocation", "segment"),
 )
 SIZES = (1, 511, 512, 513, 100_000, MIB, MIB + 1, 5 * MIB, 10 * MIB, 20 * MIB, 70 * MIB)
 

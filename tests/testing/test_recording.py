@@ -236,7 +236,7 @@ def test_what_is_played_is_what_was_there() -> None:
         lambda: driver.set_process(2**30, 30 * MIB, name="python serve.py"),
         lambda: driver.set_process(2**30 + 1, 20 * MIB, 1, relation="child"),
         lambda: gpus.allocate(3 * MIB, 1),
-        lambda: gpus.pinned["allocated_bytes"].add(128),
+        lambda: gpus.pinned.add(128),
         lambda: hardware.set_limit("cuda:0", LimitRequest(64 * MIB)),
         lambda: driver.set_process(2**30, 0),
         lambda: driver.lose(1),
