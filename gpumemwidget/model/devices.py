@@ -112,7 +112,7 @@ class ChildProcess:
     pid: int
     #: The pid of the process above.
     parent_pid: int
-    #: The command in some 60 characters: ``python train.py --lr 0.1``.
+    #: The program and its script in 60 characters at most: ``python train.py``.
     name: str
     #: The resident size, shared pages included; ``None`` where it can't be read.
     resident_bytes: int | None

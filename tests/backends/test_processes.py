@@ -67,8 +67,8 @@ def test_children_and_theirs_are_told(proc: FakeProc, machine: Machine) -> None:
     proc.write_process(602, 400, "python", "others.py")
 
     assert machine.tree.list_children() == (
-        ChildProcess(600, OWN, "torchrun train.py", 7 * PAGE_BYTES),
-        ChildProcess(601, 600, "python train.py --lr 0.1", 1000 * PAGE_BYTES),
+        ChildProcess(600, OWN, "torchrun", 7 * PAGE_BYTES),
+        ChildProcess(601, 600, "python train.py", 1000 * PAGE_BYTES),
     )
     assert machine.tree.own_pid == OWN
 
@@ -124,7 +124,7 @@ def test_a_child_that_becomes_another_program_has_its_name(
     proc.write_process(600, OWN, "python", "rank.py")
     (after,) = machine.tree.list_children()
 
-    assert before.name == "python -m ipykernel_launcher (forked)"
+    assert before.name == "python -m ipykernel_launcher"
     assert after.name == "python rank.py"
 
 
@@ -221,27 +221,19 @@ def wait_long() -> None:
 
 
 @LINUX
-@pytest.mark.parametrize(
-    ("method", "name"),
-    [
-        ("fork", " (forked)"),
-        ("spawn", "python -c from multiprocessing.spawn import"),
-        ("forkserver", "python -c (forked)"),
-    ],
-)
-def test_processes_of_multiprocessing(method: str, name: str) -> None:
-    """However they are started, they are told, by what they are."""
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_processes_of_multiprocessing(method: str) -> None:
+    """However they are started, they are told."""
     tree = ProcessTree()
     process = multiprocessing.get_context(method).Process(target=wait_long)
     process.start()
     wait_for(lambda: any(child.pid == process.pid for child in tree.list_children()))
-    wait_for(lambda: any(name in child.name for child in tree.list_children()))
 
     (child,) = (child for child in tree.list_children() if child.pid == process.pid)
     process.kill()
     process.join()
 
-    assert name in child.name
+    assert child.name.startswith("python")
     assert child.resident_bytes > 1 << 20
     assert process.pid not in [child.pid for child in tree.list_children()]
 
@@ -297,79 +289,45 @@ def test_ranks_that_torchrun_has_started(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "short", "arguments"),
+    ("command", "name"),
     [
-        ("/usr/bin/python3.11 /home/me/train.py --lr 0.1", "python train.py", " --lr 0.1"),
-        ("python -u -m torch.distributed.run --n 2", "python -m torch.distributed.run", " --n 2"),
-        ("python -X dev -W error -Bs work.py x", "python work.py", " x"),
-        ("python3", "python", ""),
-        ("/x/bin/python /x/bin/torchrun --n 2 train.py", "python torchrun", " --n 2 train.py"),
-        ("/usr/bin/Xorg -core :0", "Xorg", " -core :0"),
-        (r"C:\Python\python.exe C:\work\train.py", "python train.py", ""),
+        ("/usr/bin/python3.11 /home/me/train.py --token abc", "python train.py"),
+        ("python -u -m torch.distributed.run --n 2", "python -m torch.distributed.run"),
+        ("python -X dev -W error -Bs work.py x", "python work.py"),
+        ("python3", "python"),
+        ("python -c login('abc')", "python -c"),
+        ("/x/bin/python /x/bin/torchrun --n 2 train.py", "python torchrun"),
+        ("/usr/bin/Xorg -core :0", "Xorg"),
+        (r"C:\Python\python.exe C:\work\train.py", "python train.py"),
     ],
 )
-def test_program_and_script_are_the_name(command: str, short: str, arguments: str) -> None:
-    """Folders and Python's own options are left out; arguments are shown of ours alone."""
-    words = command.split()
-
-    assert name_process(words, "python") == short
-    assert name_process(words, "python", with_arguments=True) == short + arguments
+def test_program_and_script_are_the_name(command: str, name: str) -> None:
+    """Folders, Python's own options and all arguments are left out: these may be secrets."""
+    assert name_process(command.split(), "python") == name
 
 
 @pytest.mark.parametrize(
-    ("arguments", "shown"),
-    [
-        (["--token=abc"], "train.py …"),
-        (["--api-key", "abc"], "train.py …"),
-        (["HF_TOKEN=abc"], "train.py …"),
-        (["--db", "postgres://me:pw@host/db", "--n", "1"], "train.py --db …"),
-        (["--n", "1", "--Password", "abc"], "train.py --n 1 …"),
-    ],
-)
-def test_secrets_are_left_out(arguments: list[str], shown: str) -> None:
-    """With all that comes behind them, for the value may be the next word."""
-    name = name_process(["python", "train.py", *arguments], with_arguments=True)
-
-    assert name == f"python {shown}"
-
-
-def test_code_on_the_command_line() -> None:
-    """Secrets within it are left out, and of others' code nothing is shown."""
-    command = ["/usr/bin/python3", "-c", "import time; time.sleep(1)", "-x"]
-    secret = ["python", "-c", "import hub; hub.login(token='abc'); hub.run()"]
-
-    assert name_process(command, with_arguments=True) == "python -c import time; time.sleep(1) -x"
-    assert name_process(command) == "python -c"
-    assert name_process(secret, with_arguments=True) == "python -c import hub; …"
-
-
-@pytest.mark.parametrize(
-    ("words", "thread_name", "is_forked", "name"),
+    ("words", "thread_name", "name"),
     [
         # PyTorch names the thread of a data loader's worker; others' main threads say nothing.
-        (["python", "-m", "ipykernel"], "pt_data_worker", True, "pt_data_worker"),
-        (["python", "-m", "ipykernel"], "pt_main_thread", False, "python -m ipykernel"),
-        (["python", "a.py"], "", True, "python a.py (forked)"),
-        (["y" * 80], "", True, "y" * 50 + "… (forked)"),
+        (["python", "-m", "ipykernel"], "pt_data_worker", "pt_data_worker"),
+        (["python", "-m", "ipykernel"], "pt_main_thread", "python -m ipykernel"),
+        (["y" * 80], "", "y" * 59 + "…"),
         # A title that a program gives itself is one text instead of words.
-        (["ray::train(step=3) --key abc"], "", False, "ray::train(step=3) …"),
+        (["ray::train(step=3) --key abc"], "", "ray::train(step=3)"),
         # A thread of the system has its name alone.
-        ([], "kworker/0:1", False, "kworker/0:1"),
-        ([], "", False, None),
+        ([], "kworker/0:1", "kworker/0:1"),
+        ([], "", None),
     ],
 )
-def test_threads_forks_and_titles(
-    words: list[str], thread_name: str, is_forked: bool, name: str | None
-) -> None:
-    """Workers by their thread, forks by what they were forked from, in 60 characters at most."""
-    assert name_process(words, thread_name, is_forked=is_forked) == name
+def test_threads_and_titles(words: list[str], thread_name: str, name: str | None) -> None:
+    """Workers by their thread, in 60 characters at most."""
+    assert name_process(words, thread_name) == name
 
 
-@given(st.lists(st.text(max_size=90), max_size=6), st.text(max_size=15), st.booleans())
-def test_any_command_gives_one_short_line(
-    command: list[str], thread_name: str, with_arguments: bool
-) -> None:
+@given(st.lists(st.text(max_size=90), max_size=6), st.text(max_size=15))
+def test_any_command_gives_one_short_line(command: list[str], thread_name: str) -> None:
     """Whatever stands there, also nothing: printable, one line, 60 characters at most."""
-    name = name_process(command, thread_name, with_arguments=with_arguments)
+    name = name_process(command, thread_name)
 
     assert name is None or (0 < len(name) <= 60 and name.isprintable())

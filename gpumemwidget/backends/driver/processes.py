@@ -4,9 +4,8 @@ Workers of a ``DataLoader`` and ranks that a cell has launched take memory of th
 read with psutil. A process that was once below this one counts as its child until it ends, also
 after its parent has ended and another process has adopted it.
 
-A process is named as a person would, by its command line. Command lines may hold passwords, and
-reports are saved with notebooks: other people's processes are named by the program and its script
-alone, and secrets are left out everywhere.
+A process is named by its program and its script. Arguments may hold passwords, and reports are
+saved with notebooks: they are left out.
 """
 
 from __future__ import annotations
@@ -83,11 +82,9 @@ class ProcessTree:
 
     def _describe(self, pid: int) -> tuple[Relation, str | None]:
         if pid in self._children:
-            return "child", _name_child(self._children[pid])
+            return "child", _name(self._children[pid])
         process = _find_process(pid)
-        # A command line may hold the secrets of others: only children are shown with arguments.
-        name = None if process is None else name_process(*_read_command(process))
-        return ("own" if pid == self._pid else "other"), name
+        return ("own" if pid == self._pid else "other"), None if process is None else _name(process)
 
     def _lock_of_this_process(self) -> threading.Lock:
         """Return the lock; a forked child starts anew, as its copy of the lock may be held."""
@@ -135,21 +132,13 @@ def _read_child(process: psutil.Process) -> ChildProcess | None:
     return ChildProcess(
         pid=process.pid,
         parent_pid=_read(process.ppid, 0),
-        name=_name_child(process) or f"process {process.pid}",
+        name=_name(process) or f"process {process.pid}",
         resident_bytes=None if memory is None else memory.rss,
     )
 
 
-def _read_command(process: psutil.Process) -> tuple[list[str], str]:
-    """Return a process's command line, and its main thread's name."""
-    return _read(process.cmdline, []), _read(process.name, "")
-
-
-def _name_child(process: psutil.Process) -> str | None:
-    command, thread_name = _read_command(process)
-    parent = _find_process(_read(process.ppid, 0)) if command else None
-    is_forked = parent is not None and _read(parent.cmdline, []) == command
-    return name_process(command, thread_name, with_arguments=not is_forked, is_forked=is_forked)
+def _name(process: psutil.Process) -> str | None:
+    return name_process(_read(process.cmdline, []), _read(process.name, ""))
 
 
 def _has_cuda_context(pid: int) -> bool:
@@ -167,80 +156,48 @@ _MAX_LENGTH = 60
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*(\.exe)?", re.IGNORECASE)
 #: Python's options that are followed by a value.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-_SECRET = re.compile(r"token|passw|passphrase|secret|key|credential|auth|://[^/]*@", re.IGNORECASE)
 #: The name that PyTorch gives the main thread of a data loader's worker.
 _DATA_WORKER = "pt_data_worker"
 
 
-def name_process(
-    command: Sequence[str],
-    thread_name: str = "",
-    *,
-    with_arguments: bool = False,
-    is_forked: bool = False,
-) -> str | None:
-    """Return a process's name in some 60 characters: ``python train.py --lr 0.1``.
+def name_process(command: Sequence[str], thread_name: str = "") -> str | None:
+    """Return a process's name in 60 characters at most: ``python train.py``.
 
     Args:
         command: the process's command line.
         thread_name: the main thread's name, which PyTorch's workers set.
-        with_arguments: name the arguments behind the script too.
-        is_forked: the process has its parent's command, for it was forked without ``exec``.
 
     Returns:
         ``None`` where there is nothing to name it by.
     """
-    if thread_name == _DATA_WORKER:
-        return thread_name
-    words = [_clean(word) for word in command]
-    if not any(words):
-        # A thread of the system's kernel, or a process that shows no more.
-        return _shorten(_clean(thread_name)) or None
-    if len(words) == 1 and " " in words[0].strip():
-        # The program has set its own title.
-        return _shorten(_leave_out_secrets(words[0]))
-    program = _strip_folders(words[0])
-    if _PYTHON.fullmatch(program):
-        started, arguments = _split_python(words[1:])
+    # A title that the program has set itself is one text.
+    words = list(command) if len(command) > 1 else " ".join(command).split()
+    if thread_name == _DATA_WORKER or not any(words):
+        # Also a thread of the system's kernel, or a process that shows no more.
+        words = [thread_name]
     else:
-        started, arguments = [program], words[1:]
-    shown = _leave_out_secrets(" ".join(arguments)) if with_arguments else ""
-    suffix = " (forked)" if is_forked else ""
-    name = _shorten(" ".join([*started, shown]), _MAX_LENGTH - len(suffix))
-    return f"{name}{suffix}" if name else None
+        program = _strip_folders(words[0])
+        is_python = _PYTHON.fullmatch(program) is not None
+        words = ["python", *_find_started(words[1:])] if is_python else [program]
+    text = "".join(each if each.isprintable() else " " for each in " ".join(words))
+    name = " ".join(text.split())
+    return (name if len(name) <= _MAX_LENGTH else f"{name[: _MAX_LENGTH - 1].rstrip()}…") or None
 
 
-def _split_python(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return what Python runs (a script, ``-m`` and a module, ``-c``), and what stands behind."""
-    place = 0
-    while words[place : place + 1] and words[place].startswith("-"):
-        if words[place] == "-c":
-            # The code counts as an argument: the user knows what they typed, and of others' code
-            # nothing is shown.
-            return ["python", "-c"], words[place + 1 :]
-        if words[place] == "-m":
-            return ["python", *words[place : place + 2]], words[place + 2 :]
-        place += 2 if words[place] in _WITH_VALUE else 1
-    return ["python", *map(_strip_folders, words[place : place + 1])], words[place + 1 :]
-
-
-def _leave_out_secrets(text: str) -> str:
-    """Return the words up to the first that may be, or announce, a secret."""
-    words = text.split()
-    place = next((place for place, word in enumerate(words) if _SECRET.search(word)), None)
-    return " ".join(words if place is None else [*words[:place], "…"])
+def _find_started(words: Sequence[str]) -> list[str]:
+    """Return what Python runs: a script, ``-m`` and a module, or ``-c``."""
+    before = ""
+    for place, word in enumerate(words):
+        if word == "-m":
+            return list(words[place : place + 2])
+        if word == "-c":
+            return [word]
+        if not word.startswith("-") and before not in _WITH_VALUE:
+            return [_strip_folders(word)]
+        before = word
+    return []
 
 
 def _strip_folders(path: str) -> str:
     name = PureWindowsPath(path).name if "\\" in path else PurePosixPath(path).name
     return name or path
-
-
-def _clean(word: str) -> str:
-    """Return a word with blanks for line breaks and other unprintable characters."""
-    return "".join(character if character.isprintable() else " " for character in word)
-
-
-def _shorten(text: str, longest: int = _MAX_LENGTH) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
